@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package matcher
+
+import (
+	"cmp"
+	"fmt"
+	"math/bits"
+	"slices"
+)
+
+// Sizes of a compiled index. Every rule with a mask belongs to exactly one
+// field, and r rules cut the value axis of their field in at most 2r+1
+// intervals. So a full table has at most MaxTableRules = 2048 fields, and
+// 2*2048 + 2048 = 6144 intervals, which MaxIntervals holds: Compile cannot
+// fail on a valid table for want of room.
+const (
+	MaxFields    = MaxTableRules
+	MaxIntervals = 8192
+	MaxWords     = MaxRulesets / 64 // uint64 words in the longest bit vector
+)
+
+// IndexField is a word under a mask that some rule compares. Its value axis is
+// cut in N intervals within which no rule changes its mind. Interval k covers
+// [Bounds[First+k], Bounds[First+k+1]), the last one reaches 2^32-1, and
+// Bounds[First] is 0.
+type IndexField struct {
+	Index int    // 32-bit word, counted from frame byte 0
+	Need  int    // bytes that a frame must have to carry the field
+	Mask  uint32 // never 0
+	First int    // position of the first boundary in Bounds
+	N     int    // intervals, at least 1
+}
+
+// Index is a table prepared for matching in the manner of Lakshman and
+// Stiliadis ("High-speed policy-based packet forwarding using efficient
+// multi-dimensional range matching", SIGCOMM 1998): one bit per ruleset, and
+// for each interval of each field the vector of the rulesets that are still
+// possible. The cost of a frame is the number of distinct fields, not of rules,
+// and a frame that nobody wants ends at the first fields.
+//
+// Bit b stands for the ruleset with the b-th lowest number, Slots[b]. Bit b of
+// a vector is word b/64, bit b%64. The arrays are flat, to be copied into the
+// maps of the XDP program. An Index is immutable, and safe for concurrent use.
+type Index struct {
+	Fields []IndexField
+	LastOr int      // the first LastOr fields, and no others, concern Or rulesets
+	Bounds []uint32 // starts of intervals, ascending within a field
+	Vec    []uint64 // interval i of Bounds has Vec[i*Words:][:Words]
+	Absent []uint64 // field i has Absent[i*Words:][:Words] for frames that are too short
+	Words  int      // uint64 words per vector, 1..MaxWords
+
+	Cand [MaxWords]uint64 // And rulesets, without those that never match
+	Hit  [MaxWords]uint64 // Or rulesets that match every frame
+	Or   [MaxWords]uint64 // Or rulesets
+	// Slots is the ruleset number behind each bit.
+	Slots []int
+}
+
+// Lookup returns the lowest-numbered ruleset that matches the frame.
+//
+// And rulesets start as candidates, and every field may take some away. Or
+// rulesets start with nothing, and every field may add some. Nothing can change
+// any more when no candidate is left and the fields of Or rulesets are done.
+func (x *Index) Lookup(frame []byte) (slot int, ok bool) {
+	cand, hit := x.Cand, x.Hit
+	for i := range x.Fields {
+		if i >= x.LastOr && cand == [MaxWords]uint64{} {
+			break
+		}
+		vec := x.vector(i, frame)
+		for w, v := range vec {
+			hit[w] |= v & x.Or[w]
+			cand[w] &= v
+		}
+	}
+	for w := range x.Words {
+		if v := cand[w] | hit[w]; v != 0 {
+			return x.Slots[64*w+bits.TrailingZeros64(v)], true
+		}
+	}
+	return 0, false
+}
+
+// vector returns what field i says about the frame.
+func (x *Index) vector(i int, frame []byte) []uint64 {
+	f := &x.Fields[i]
+	v, ok := masked(frame, f.Index, f.Mask)
+	if !ok {
+		return x.Absent[i*x.Words:][:x.Words]
+	}
+	k, found := slices.BinarySearch(x.Bounds[f.First:f.First+f.N], v)
+	if !found {
+		k-- // Bounds[First] is 0, so k was at least 1
+	}
+	return x.Vec[(f.First+k)*x.Words:][:x.Words]
+}
+
+// bitRule is a rule and the bit of its ruleset.
+type bitRule struct {
+	Rule
+	bit int
+}
+
+// draft is a field of which the intervals are not known yet.
+type draft struct {
+	index int
+	mask  uint32
+	rules []bitRule // in bit order
+	or    bool      // some Or ruleset uses the field
+	ands  int       // And rulesets that use it
+}
+
+// Compile builds the index of a table. It fails only if the table is not valid.
+func Compile(t *Table) (*Index, error) {
+	if err := t.Validate(); err != nil {
+		return nil, fmt.Errorf("compile: %w", err)
+	}
+	x := &Index{Slots: t.Slots()}
+	x.Words = max(1, (len(x.Slots)+63)/64)
+
+	var drafts []*draft
+	byField := make(map[Field]*draft)
+	for bit, slot := range x.Slots {
+		e := t.Entries[slot]
+		if x.start(bit, &e.Ruleset) {
+			continue // known without looking at the frame
+		}
+		for _, r := range e.Rules {
+			if r.Mask == 0 {
+				continue
+			}
+			key := Field{r.Index, r.Mask}
+			d := byField[key]
+			if d == nil {
+				d = &draft{index: r.Index, mask: r.Mask}
+				byField[key] = d
+				drafts = append(drafts, d)
+			}
+			if e.Mode == Or {
+				d.or = true
+			} else if n := len(d.rules); n == 0 || d.rules[n-1].bit != bit {
+				d.ands++
+			}
+			d.rules = append(d.rules, bitRule{r, bit})
+		}
+	}
+
+	// Fields of Or rulesets must all be looked at, so they come first. Then those
+	// that take most candidates away, so that frames nobody wants end early.
+	slices.SortFunc(drafts, func(a, b *draft) int {
+		if a.or != b.or {
+			if a.or {
+				return -1
+			}
+			return 1
+		}
+		return cmp.Or(-cmp.Compare(a.ands, b.ands), cmp.Compare(a.index, b.index), -cmp.Compare(a.mask, b.mask))
+	})
+	for _, d := range drafts {
+		if d.or {
+			x.LastOr++
+		}
+		x.add(d)
+	}
+	return x, nil
+}
+
+// start sets the start vectors for one ruleset, and reports whether its rules
+// with mask 0 alone decide it.
+func (x *Index) start(bit int, rs *Ruleset) (decided bool) {
+	w, b := bit/64, uint64(1)<<(bit%64)
+	for _, r := range rs.Rules {
+		if r.Mask == 0 && r.Match(nil) != (rs.Mode == And) {
+			decided = true
+		}
+	}
+	if rs.Mode == Or {
+		x.Or[w] |= b
+		if decided {
+			x.Hit[w] |= b
+		}
+	} else if !decided {
+		x.Cand[w] |= b
+	}
+	return decided
+}
+
+// add appends a field with its intervals and vectors.
+func (x *Index) add(d *draft) {
+	f := IndexField{Index: d.index, Need: need(d.index, d.mask), Mask: d.mask, First: len(x.Bounds)}
+
+	starts := []uint32{0}
+	for _, r := range d.rules {
+		starts = append(starts, r.Start)
+		if r.End+1 != 0 {
+			starts = append(starts, r.End+1)
+		}
+	}
+	slices.Sort(starts)
+	for _, s := range slices.Compact(starts) {
+		vec := x.evaluate(d, func(r Rule) bool { return r.Start <= s && s <= r.End })
+		last := len(x.Vec) - x.Words
+		if f.N > 0 && slices.Equal(vec, x.Vec[last:]) {
+			continue
+		}
+		x.Bounds = append(x.Bounds, s)
+		x.Vec = append(x.Vec, vec...)
+		f.N++
+	}
+	x.Absent = append(x.Absent, x.evaluate(d, func(Rule) bool { return false })...)
+	x.Fields = append(x.Fields, f)
+}
+
+// evaluate returns the vector of a field: And rulesets stay unless one of their
+// rules on the field fails, Or rulesets are hit if one of theirs holds.
+func (x *Index) evaluate(d *draft, holds func(Rule) bool) []uint64 {
+	vec := make([]uint64, x.Words)
+	for w := range vec {
+		vec[w] = x.Cand[w]
+	}
+	for _, r := range d.rules {
+		w, b := r.bit/64, uint64(1)<<(r.bit%64)
+		switch ok := holds(r.Rule); {
+		case x.Or[w]&b != 0 && ok:
+			vec[w] |= b
+		case x.Or[w]&b == 0 && !ok:
+			vec[w] &^= b
+		}
+	}
+	return vec
+}

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package matcher
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+)
+
+// Entry binds a ruleset to the context that gets its frames.
+type Entry struct {
+	Ruleset
+	Context uint16  // 0..MaxContexts-1; several rulesets may share a context
+	Format  *Format // how the context's frames are read. Required
+}
+
+// Table is what the matching engine decides by: rulesets by number. The lowest
+// number whose ruleset matches wins, so numbers are priorities; they need not
+// be dense.
+type Table struct {
+	Generation uint32        // travels with every delivered frame
+	Entries    map[int]Entry // by ruleset number, 0..MaxRulesets-1
+}
+
+// Slots returns the ruleset numbers in use, lowest first.
+func (t *Table) Slots() []int { return slices.Sorted(maps.Keys(t.Entries)) }
+
+// Validate returns an error wrapping ErrTable, and what is wrong with the entry
+// at fault.
+func (t *Table) Validate() error {
+	// Numbers are distinct, so this comes before the check of each: it is what
+	// somebody who filled the table needs to hear.
+	if n := len(t.Entries); n > MaxRulesets {
+		return fmt.Errorf("%w: %d rulesets, at most %d are possible", ErrTable, n, MaxRulesets)
+	}
+	for _, slot := range t.Slots() {
+		e := t.Entries[slot]
+		if slot < 0 || slot >= MaxRulesets {
+			return fmt.Errorf("%w: ruleset %s has number %d, possible are 0..%d", ErrTable, e.Name, slot, MaxRulesets-1)
+		}
+		if err := e.Ruleset.Validate(); err != nil {
+			return fmt.Errorf("%w: ruleset number %d: %w", ErrTable, slot, err)
+		}
+		if e.Context >= MaxContexts {
+			return fmt.Errorf("%w: ruleset %s (number %d) has context %d, possible are 0..%d", ErrTable, e.Name, slot, e.Context, MaxContexts-1)
+		}
+		if e.Format == nil {
+			return fmt.Errorf("%w: ruleset %s (number %d) has no message format, predefined are %v", ErrTable, e.Name, slot, FormatNames())
+		}
+		if err := e.Format.Validate(); err != nil {
+			return fmt.Errorf("%w: ruleset %s (number %d): %w", ErrTable, e.Name, slot, err)
+		}
+	}
+	return nil
+}
+
+// Action is what becomes of a frame.
+type Action uint8
+
+const (
+	Pass      Action = iota // no ruleset matches: to the Linux stack
+	Malformed               // matched, but not what its format says: counted, to the Linux stack
+	Deliver                 // to the context
+)
+
+// String returns "pass", "malformed" or "deliver".
+func (a Action) String() string {
+	switch a {
+	case Pass:
+		return "pass"
+	case Malformed:
+		return "malformed"
+	case Deliver:
+		return "deliver"
+	}
+	return fmt.Sprintf("action %d", uint8(a))
+}
+
+// Verdict is what the matching engine says about one frame. Verdicts compare
+// with ==: fields that mean nothing for the action are zero.
+type Verdict struct {
+	Action  Action
+	Ruleset int            // number of the ruleset; 0 for Pass
+	Context uint16         // 0 for Pass
+	EOM     bool           // Deliver only, as are the following
+	Key     [MaxKey]uint32 // key words under their masks, unshifted
+	NKey    int            // how many of them the format has
+	Offset  uint32         // byte offset of the payload in its message
+}
+
+// Match decides about one frame by trying one ruleset after the other. It is
+// the reference that the index and the XDP program are tested against. The
+// table must be valid.
+func (t *Table) Match(frame []byte) Verdict {
+	for _, slot := range t.Slots() {
+		if e := t.Entries[slot]; e.Ruleset.Match(frame) {
+			return e.verdict(slot, frame)
+		}
+	}
+	return Verdict{}
+}
+
+// verdict reads a frame that the entry's ruleset matches.
+func (e *Entry) verdict(slot int, frame []byte) Verdict {
+	v := Verdict{Action: Deliver, Ruleset: slot, Context: e.Context}
+	if !e.Format.read(frame, &v) {
+		return Verdict{Action: Malformed, Ruleset: slot, Context: e.Context}
+	}
+	eom := e.Ruleset.EOM
+	if eom == nil {
+		eom = e.Format.EOM
+	}
+	v.EOM = eom != nil && eom.Match(frame)
+	return v
+}
