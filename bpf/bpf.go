@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package bpf holds the compiled eBPF programs and the Go side of what they
+// share with user space, generated from the C in src. Package loader puts them
+// to work; nothing else should need them.
+package bpf
+
+// The objects are committed: building XsPIN takes no clang. `make generate`
+// rebuilds them with the pinned one, and CI fails when they differ.
+
+//go:generate go tool bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -cflags "-O2 -g -mcpu=v3 -Wall -Wextra -Werror -Wno-unused-parameter" -type xspin_meta -type xspin_table -type xspin_context -type xspin_field -type xspin_rule -type xspin_ruleset -type xspin_index_field -type xspin_limits -type xspin_policy -type xspin_context_flags -type xspin_meta_flags Ingress src/ingress.bpf.c
+//go:generate go tool bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -cflags "-O2 -g -mcpu=v3 -Wall -Wextra -Werror -Wno-unused-parameter" Bench src/bench.bpf.c
+
+// The shared types under their short names.
+type (
+	Meta       = IngressXspinMeta
+	Table      = IngressXspinTable
+	Context    = IngressXspinContext
+	Field      = IngressXspinField
+	Rule       = IngressXspinRule
+	Ruleset    = IngressXspinRuleset
+	IndexField = IngressXspinIndexField
+	Queue      = IngressXspinQueue
+	Share      = IngressXspinShare
+	Stats      = IngressXspinStats
+	Config     = IngressXspinConfig
+)
+
+// Capacities, versions and flags of the shared types (src/xspin.h).
+const (
+	MaxRulesets = int(IngressXspinLimitsXSPIN_MAX_RULESETS)
+	MaxContexts = int(IngressXspinLimitsXSPIN_MAX_CONTEXTS)
+	MaxHPUs     = int(IngressXspinLimitsXSPIN_MAX_HPUS)
+	MaxQueues   = int(IngressXspinLimitsXSPIN_MAX_QUEUES)
+	MaxKey      = int(IngressXspinLimitsXSPIN_MAX_KEY)
+	MaxFields   = int(IngressXspinLimitsXSPIN_MAX_FIELDS)
+	MaxBounds   = int(IngressXspinLimitsXSPIN_MAX_BOUNDS)
+	VecWords    = int(IngressXspinLimitsXSPIN_VEC_WORDS)
+	MaxBuckets  = int(IngressXspinLimitsXSPIN_MAX_BUCKETS)
+	MetaMagic   = uint16(IngressXspinLimitsXSPIN_META_MAGIC)
+	MetaSize    = 64
+
+	PolicyMessage    = uint8(IngressXspinPolicyXSPIN_POLICY_MESSAGE)
+	PolicyPacket     = uint8(IngressXspinPolicyXSPIN_POLICY_PACKET)
+	ContextTimestamp = uint8(IngressXspinContextFlagsXSPIN_CONTEXT_TIMESTAMP)
+	MetaEOM          = uint8(IngressXspinMetaFlagsXSPIN_META_EOM)
+)

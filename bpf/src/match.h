@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * The matching engine: bit vectors per field (Lakshman and Stiliadis, SIGCOMM
+ * 1998). A field is a distinct (word, mask) of the table; its value axis is cut
+ * into intervals, and each interval has one bit for each ruleset that can still
+ * match there. A frame costs one binary search for each field until no ruleset
+ * is left, however many rulesets share the fields; unmatched traffic ends after
+ * the first fields, which user space orders for that.
+ */
+#pragma once
+#include "kernel.h"
+#include "xspin.h"
+
+#define SEARCH_STEPS 13 /* 2*2048+1 intervals at most */
+
+struct frame {
+	struct xdp_md *ctx;
+	void *data;
+	void *data_end;
+	__u32 len; /* with fragments */
+};
+
+/* Words that reach beyond the linear part: a fragmented or a short frame. */
+static __noinline __u32 load_word_slow(struct xdp_md *ctx, __u32 off, __u32 len)
+{
+	__u32 word = 0;
+	__u32 n;
+
+	if (off >= len)
+		return 0;
+	n = len - off;
+	if (n >= 4)
+		n = 4;
+	/* Constant sizes: the verifier of older kernels loses n's lower bound. */
+	if (n == 4)
+		bpf_xdp_load_bytes(ctx, off, &word, 4);
+	else if (n == 3)
+		bpf_xdp_load_bytes(ctx, off, &word, 3);
+	else if (n == 2)
+		bpf_xdp_load_bytes(ctx, off, &word, 2);
+	else
+		bpf_xdp_load_bytes(ctx, off, &word, 1);
+	return bswap32(word);
+}
+
+/* The field's value; false when a byte its mask selects is not in the frame. */
+static __always_inline int load_field(const struct frame *f, const struct xspin_field *field,
+				      __u32 *value)
+{
+	__u32 off = field->off & (XSPIN_WINDOW - 4);
+	void *p = f->data + off;
+
+	if (likely(p + 4 <= f->data_end)) {
+		*value = bswap32(*(__u32 *)p) & field->mask;
+		return 1;
+	}
+	if (field->need > f->len)
+		return 0;
+	*value = load_word_slow(f->ctx, off, f->len) & field->mask;
+	return 1;
+}
+
+static __always_inline int rule_holds(const struct frame *f, const struct xspin_rule *rule)
+{
+	__u32 v = 0;
+
+	if (rule->field.mask && !load_field(f, &rule->field, &v))
+		return 0;
+	return rule->start <= v && v <= rule->end;
+}
+
+/* The interval of bounds[first .. first+count) that holds v. */
+static __always_inline __u32 search(const struct xspin_table *t, __u32 first, __u32 count, __u32 v)
+{
+	for (int i = 0; i < SEARCH_STEPS; i++) {
+		__u32 half = count >> 1;
+
+		if (!half)
+			break;
+		if (t->bounds[(first + half) & (XSPIN_MAX_BOUNDS - 1)] <= v)
+			first += half;
+		count -= half;
+	}
+	return first & (XSPIN_MAX_BOUNDS - 1);
+}
+
+/* Trailing zeros by de Bruijn multiplication: BPF has no instruction for it. */
+static const __u8 debruijn_position[64] = {
+	0,  1,	2,  53, 3,  7,	54, 27, 4,  38, 41, 8,	34, 55, 48, 28, 62, 5,	39, 46, 44, 42,
+	22, 9,	24, 35, 59, 56, 49, 18, 29, 11, 63, 52, 6,  26, 37, 40, 33, 47, 61, 45, 43, 21,
+	23, 58, 17, 10, 51, 25, 36, 32, 60, 20, 57, 16, 50, 31, 19, 15, 30, 14, 13, 12,
+};
+
+static __always_inline int lowest_bit(__u64 v)
+{
+	return debruijn_position[((v & -v) * 0x022fdd63cc95386dULL) >> 58];
+}
+
+struct search_state {
+	struct frame frame;
+	const struct xspin_table *table;
+	__u64 cand[XSPIN_VEC_WORDS];
+	__u64 hit[XSPIN_VEC_WORDS];
+	__u32 next;
+};
+
+/* One field, up to 64 rulesets. Returns 1 when the outcome is known. */
+static __always_inline int step_narrow(const struct frame *f, const struct xspin_table *t, __u32 i,
+				       __u64 *cand, __u64 *hit)
+{
+	const struct xspin_index_field *x = &t->fields[i & (XSPIN_MAX_FIELDS - 1)];
+	__u64 vec;
+	__u32 v;
+
+	if (load_field(f, &x->field, &v))
+		vec = t->vec[search(t, x->first, x->count, v)];
+	else
+		vec = x->absent[0];
+	*hit |= vec & t->or_[0];
+	*cand &= vec;
+	return !*cand && i + 1 >= t->last_or;
+}
+
+static __always_inline int step_wide(const struct frame *f, const struct xspin_table *t, __u32 i,
+				     __u64 *cand, __u64 *hit)
+{
+	const struct xspin_index_field *x = &t->fields[i & (XSPIN_MAX_FIELDS - 1)];
+	const __u64 *vec;
+	__u64 left = 0;
+	__u32 v;
+
+	if (load_field(f, &x->field, &v))
+		vec = &t->vec[search(t, x->first, x->count, v) * XSPIN_VEC_WORDS];
+	else
+		vec = x->absent;
+	for (int w = 0; w < XSPIN_VEC_WORDS; w++) {
+		hit[w] |= vec[w] & t->or_[w];
+		cand[w] &= vec[w];
+		left |= cand[w];
+	}
+	return !left && i + 1 >= t->last_or;
+}
+
+static long more_narrow(__u32 i, struct search_state *s)
+{
+	return step_narrow(&s->frame, s->table, s->next + i, &s->cand[0], &s->hit[0]);
+}
+
+static long more_wide(__u32 i, struct search_state *s)
+{
+	return step_wide(&s->frame, s->table, s->next + i, s->cand, s->hit);
+}
+
+/* The position of the lowest-numbered ruleset that matches, or -1. */
+static __always_inline int match(const struct frame *f, const struct xspin_table *t)
+{
+	struct search_state s = { .frame = *f, .table = t, .next = XSPIN_INLINE_FIELDS };
+	__u32 n = t->nfields;
+
+	if (likely(!t->wide)) {
+		__u64 cand = t->cand[0], hit = t->hit[0];
+		int known = 0;
+
+		for (__u32 i = 0; i < XSPIN_INLINE_FIELDS; i++) {
+			if (i >= n)
+				break;
+			if (step_narrow(f, t, i, &cand, &hit)) {
+				known = 1;
+				break;
+			}
+		}
+		if (unlikely(!known && n > XSPIN_INLINE_FIELDS)) {
+			s.cand[0] = cand;
+			s.hit[0] = hit;
+			bpf_loop(n - XSPIN_INLINE_FIELDS, more_narrow, &s, 0);
+			cand = s.cand[0];
+			hit = s.hit[0];
+		}
+		cand |= hit;
+		return cand ? lowest_bit(cand) : -1;
+	}
+
+	for (int w = 0; w < XSPIN_VEC_WORDS; w++) {
+		s.cand[w] = t->cand[w];
+		s.hit[w] = t->hit[w];
+	}
+	int known = 0;
+	for (__u32 i = 0; i < XSPIN_INLINE_FIELDS; i++) {
+		if (i >= n)
+			break;
+		if (step_wide(f, t, i, s.cand, s.hit)) {
+			known = 1;
+			break;
+		}
+	}
+	if (!known && n > XSPIN_INLINE_FIELDS)
+		bpf_loop(n - XSPIN_INLINE_FIELDS, more_wide, &s, 0);
+	for (int w = 0; w < XSPIN_VEC_WORDS; w++) {
+		__u64 m = s.cand[w] | s.hit[w];
+
+		if (m)
+			return w * 64 + lowest_bit(m);
+	}
+	return -1;
+}
