@@ -1,0 +1,660 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package netns builds labs: two network namespaces joined by a veth pair, in
+// which a NIC and its peer meet without any hardware.
+//
+// A lab is built where nobody sees it and gets its names under /run/netns in
+// the last step. What a crash can leave, or somebody's `ip netns delete`, is
+// found and removed by the next Up or Down. Devices of a lab carry the alias
+// "xspin lab"; a namespace with devices but none of ours is never touched.
+package netns
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// alias marks the devices that this package made.
+const alias = "xspin lab"
+
+var (
+	// ErrConfig is returned, wrapped, for a LabConfig that cannot work.
+	ErrConfig = errors.New("invalid lab")
+	// ErrForeign is returned, wrapped, when a name of the lab belongs to a
+	// namespace that somebody else made and uses.
+	ErrForeign = errors.New("not made by xspin")
+	// ErrNotUp is returned, wrapped, by Open when the lab is not there or
+	// is another one than asked for.
+	ErrNotUp = errors.New("the lab is not up")
+)
+
+// End is one end of the lab. Zero fields take the defaults of LabConfig.
+type End struct {
+	Namespace string           // name under /run/netns
+	Device    string           // at most 15 bytes
+	MAC       net.HardwareAddr // unicast
+	Addr      netip.Prefix     // IPv4, in the same subnet as the other end's
+}
+
+// LabConfig describes a lab. Zero fields take the defaults.
+type LabConfig struct {
+	// NIC defaults to namespace xspin-nic, device xs-nic, 10.0.0.1/24 and
+	// 02:00:00:00:00:01.
+	NIC End
+	// Host defaults to namespace xspin-host, device xs-host, 10.0.0.2/24
+	// and 02:00:00:00:00:02.
+	Host End
+	// MTU in bytes, 68 to 65535. Defaults to 1500; Open takes what it finds.
+	MTU int
+	// Queues is the number of receive and of transmit queues of each
+	// device, 1 to 256. Defaults to the number of CPUs that the process may
+	// use; Open takes what it finds.
+	Queues int
+	// Warn, if not nil, is told what a user should know although the call
+	// succeeds.
+	Warn func(msg string)
+}
+
+// Port is one end of a lab that is up.
+type Port struct {
+	End
+	NS    *Namespace
+	Index int // interface index inside NS
+}
+
+// Lab is a handle on a lab that is up. Safe for concurrent use.
+type Lab struct {
+	NIC, Host   Port
+	MTU, Queues int
+	cfg         LabConfig
+}
+
+func (c LabConfig) withDefaults() LabConfig {
+	for _, e := range []struct {
+		end  *End
+		side string
+		host byte
+	}{{&c.NIC, "nic", 1}, {&c.Host, "host", 2}} {
+		if e.end.Namespace == "" {
+			e.end.Namespace = "xspin-" + e.side
+		}
+		if e.end.Device == "" {
+			e.end.Device = "xs-" + e.side
+		}
+		if e.end.MAC == nil {
+			e.end.MAC = net.HardwareAddr{2, 0, 0, 0, 0, e.host}
+		}
+		if !e.end.Addr.IsValid() {
+			e.end.Addr = netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, 0, e.host}), 24)
+		}
+	}
+	if c.MTU == 0 {
+		c.MTU = 1500
+	}
+	if c.Queues == 0 {
+		c.Queues = min(runtime.NumCPU(), 256)
+	}
+	if c.Warn == nil {
+		c.Warn = func(string) {}
+	}
+	return c
+}
+
+// check judges a config with its defaults filled in.
+func (c LabConfig) check() error {
+	for _, e := range []End{c.NIC, c.Host} {
+		if err := checkName(e.Namespace); err != nil {
+			return fmt.Errorf("%w: %w", ErrConfig, err)
+		}
+		// dev_valid_name, and '%', which the kernel takes for a pattern.
+		if d := e.Device; len(d) >= unix.IFNAMSIZ || d == "." || d == ".." || d == "lo" || strings.ContainsAny(d, "/:% \t\n\v\f\r") {
+			return fmt.Errorf("%w: %q is no name for a device: 1 to %d bytes without '/', ':', '%%' and spaces", ErrConfig, d, unix.IFNAMSIZ-1)
+		}
+		if len(e.MAC) != 6 || e.MAC[0]&1 != 0 || bytes.Equal(e.MAC, make([]byte, 6)) {
+			return fmt.Errorf("%w: %q is no unicast Ethernet address for %s", ErrConfig, e.MAC, e.Device)
+		}
+		if a := e.Addr.Addr(); !a.Is4() || e.Addr.Bits() > 31 || e.Addr.Bits() < 1 || a.IsMulticast() || a.IsLoopback() || a.IsUnspecified() ||
+			e.Addr.Bits() < 31 && (a == e.Addr.Masked().Addr() || a == broadcast(e.Addr)) {
+			return fmt.Errorf("%w: %s is no IPv4 host address with prefix length 1 to 31 for %s", ErrConfig, e.Addr, e.Device)
+		}
+	}
+	switch n, h := c.NIC, c.Host; {
+	case n.Namespace == h.Namespace:
+		return fmt.Errorf("%w: both ends in namespace %q: they would meet over loopback", ErrConfig, n.Namespace)
+	case n.Device == h.Device:
+		return fmt.Errorf("%w: both devices named %q", ErrConfig, n.Device)
+	case bytes.Equal(n.MAC, h.MAC):
+		return fmt.Errorf("%w: both devices with MAC %s", ErrConfig, n.MAC)
+	case n.Addr.Addr() == h.Addr.Addr():
+		return fmt.Errorf("%w: both devices with address %s", ErrConfig, n.Addr.Addr())
+	case n.Addr.Masked() != h.Addr.Masked():
+		return fmt.Errorf("%w: %s and %s are not in one subnet", ErrConfig, n.Addr, h.Addr)
+	case c.MTU < 68 || c.MTU > 65535:
+		return fmt.Errorf("%w: MTU %d, want 68 to 65535", ErrConfig, c.MTU)
+	case c.Queues < 1 || c.Queues > 256:
+		return fmt.Errorf("%w: %d queues, want 1 to 256", ErrConfig, c.Queues)
+	}
+	return nil
+}
+
+func broadcast(p netip.Prefix) netip.Addr {
+	a := p.Addr().As4()
+	for i := p.Bits(); i < 32; i++ {
+		a[i/8] |= 0x80 >> (i % 8)
+	}
+	return netip.AddrFrom4(a)
+}
+
+func checkName(name string) error {
+	if name == "" || name == "." || name == ".." || len(name) > unix.NAME_MAX || strings.ContainsAny(name, "/\x00") {
+		return fmt.Errorf("%q is no name for a namespace: 1 to %d bytes without '/'", name, unix.NAME_MAX)
+	}
+	return nil
+}
+
+// Up brings the lab up. One that is there and as asked is kept; leftovers and
+// a lab of another shape are removed first. After an error there is no lab.
+func Up(cfg LabConfig) (*Lab, error) {
+	const op = "lab up"
+	cfg, unlock, err := begin(op, cfg)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+
+	l, diff, err := find(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", op, err)
+	}
+	if diff == "" {
+		return l, nil
+	}
+	if err := remove(cfg); err != nil {
+		return nil, fmt.Errorf("%s: %w", op, err)
+	}
+	l, err = build(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", op, err)
+	}
+	return l, nil
+}
+
+// Open attaches to a lab that is up. MTU and Queues of cfg may be zero, to
+// take what is there.
+func Open(cfg LabConfig) (*Lab, error) {
+	const op = "open lab"
+	anyMTU, anyQueues := cfg.MTU == 0, cfg.Queues == 0
+	cfg, unlock, err := begin(op, cfg)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	if anyMTU {
+		cfg.MTU = 0
+	}
+	if anyQueues {
+		cfg.Queues = 0
+	}
+	l, diff, err := find(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", op, err)
+	}
+	if diff != "" {
+		return nil, fmt.Errorf("%s: %w: %s: run `xspin lab up`", op, ErrNotUp, diff)
+	}
+	return l, nil
+}
+
+// Down removes the lab and whatever is left of one; none being there is no
+// error. Processes inside are not ended, cfg.Warn is told about them: they
+// keep their namespace, without its device.
+func Down(cfg LabConfig) error {
+	const op = "lab down"
+	cfg, unlock, err := begin(op, cfg)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := remove(cfg); err != nil {
+		return fmt.Errorf("%s: %w", op, err)
+	}
+	return nil
+}
+
+// Close gives up the handle; the lab stays up.
+func (l *Lab) Close() error {
+	if l == nil {
+		return nil
+	}
+	return errors.Join(l.NIC.NS.Close(), l.Host.NS.Close())
+}
+
+// Down removes the lab and closes the handle.
+func (l *Lab) Down() error {
+	return errors.Join(Down(l.cfg), l.Close())
+}
+
+// begin is the common start of the calls above: it decides whether they may go
+// on, and keeps others, in this and in other processes, out until unlock.
+func begin(op string, cfg LabConfig) (_ LabConfig, unlock func(), err error) {
+	cfg = cfg.withDefaults()
+	if err := cfg.check(); err != nil {
+		return cfg, nil, fmt.Errorf("%s: %w", op, err)
+	}
+	if err := checkPrivilege(op); err != nil {
+		return cfg, nil, err
+	}
+	if err := os.MkdirAll(runDir, 0o755); err != nil {
+		return cfg, nil, fmt.Errorf("%s: %w", op, err)
+	}
+	// `ip netns add` takes the same lock.
+	dir, err := os.Open(runDir)
+	if err != nil {
+		return cfg, nil, fmt.Errorf("%s: %w", op, err)
+	}
+	for {
+		err = unix.Flock(int(dir.Fd()), unix.LOCK_EX)
+		if err != unix.EINTR {
+			break
+		}
+	}
+	if err != nil {
+		dir.Close()
+		return cfg, nil, fmt.Errorf("%s: lock %s: %w", op, runDir, err)
+	}
+	return cfg, func() { dir.Close() }, nil
+}
+
+// site is what stands under one namespace name.
+type site struct {
+	ns    *Namespace // nil if no namespace does
+	file  bool       // there is a file, mounted upon or not
+	links []netlink.Link
+}
+
+func (s site) close() { s.ns.Close() }
+
+// fallbacks are devices that tunnel modules put into every new namespace.
+var fallbacks = map[string]bool{
+	"tunl0": true, "gre0": true, "gretap0": true, "erspan0": true, "ip_vti0": true,
+	"sit0": true, "ip6tnl0": true, "ip6gre0": true, "ip6_vti0": true,
+}
+
+// visit looks at a name without changing anything. It fails with ErrForeign if
+// that is not ours to change either.
+func visit(name string) (site, error) {
+	var s site
+	ns, err := OpenNamespace(name)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return s, nil
+	case errors.Is(err, errNoMount):
+		path := filepath.Join(runDir, name)
+		if info, err := os.Lstat(path); err != nil {
+			return s, err
+		} else if !info.Mode().IsRegular() || info.Size() != 0 {
+			return s, fmt.Errorf("%s: %w: neither a namespace nor the empty file that a crash leaves", path, ErrForeign)
+		}
+		return site{file: true}, nil
+	case err != nil:
+		return s, err
+	}
+	s = site{ns: ns, file: true}
+	err = ns.Do(func() (err error) {
+		s.links, err = netlink.LinkList()
+		for try := 0; errors.Is(err, netlink.ErrDumpInterrupted) && try < 10; try++ {
+			s.links, err = netlink.LinkList()
+		}
+		return err
+	})
+	if err != nil {
+		s.close()
+		return site{}, fmt.Errorf("list devices of namespace %q: %w", name, err)
+	}
+	var others []string
+	for _, l := range s.links {
+		a := l.Attrs()
+		if a.Alias == alias {
+			return s, nil
+		}
+		if a.Flags&net.FlagLoopback == 0 && !(fallbacks[a.Name] && a.Flags&net.FlagUp == 0) {
+			others = append(others, a.Name)
+		}
+	}
+	if others != nil {
+		s.close()
+		return site{}, fmt.Errorf("namespace %q with %s: %w: choose another name, or remove it with `ip netns delete %s`",
+			name, strings.Join(others, ", "), ErrForeign, name)
+	}
+	return s, nil
+}
+
+// find attaches to the lab if it is there and as cfg says; else diff tells what
+// is different. A zero MTU or number of queues fits any.
+func find(cfg LabConfig) (l *Lab, diff string, err error) {
+	nic, err := visit(cfg.NIC.Namespace)
+	if err != nil {
+		return nil, "", err
+	}
+	host, err := visit(cfg.Host.Namespace)
+	if err != nil {
+		nic.close()
+		return nil, "", err
+	}
+	l, diff, err = compare(cfg, nic.ns, host.ns)
+	if err != nil || diff != "" {
+		nic.close()
+		host.close()
+		return nil, diff, err
+	}
+	return l, "", nil
+}
+
+// compare holds two namespaces against cfg. The lab it returns owns them.
+func compare(cfg LabConfig, nic, host *Namespace) (l *Lab, diff string, err error) {
+	l = &Lab{MTU: cfg.MTU, Queues: cfg.Queues}
+	var attrs [2]*netlink.LinkAttrs
+	for i, e := range []struct {
+		port  *Port
+		end   End
+		ns    *Namespace
+		other *Namespace
+	}{{&l.NIC, cfg.NIC, nic, host}, {&l.Host, cfg.Host, host, nic}} {
+		if e.ns == nil || e.other == nil {
+			if e.ns == nil {
+				return nil, fmt.Sprintf("no namespace %q", e.end.Namespace), nil
+			}
+			continue // the other end says so
+		}
+		err := e.ns.Do(func() (err error) {
+			attrs[i], diff, err = compareEnd(l, e.end, e.other)
+			return err
+		})
+		if err != nil {
+			return nil, "", fmt.Errorf("inspect %s in namespace %q: %w", e.end.Device, e.end.Namespace, err)
+		}
+		if diff != "" {
+			return nil, diff, nil
+		}
+		*e.port = Port{End: e.end, NS: e.ns, Index: attrs[i].Index}
+	}
+	if attrs[0].ParentIndex != attrs[1].Index || attrs[1].ParentIndex != attrs[0].Index {
+		return nil, fmt.Sprintf("%s and %s are not a pair", cfg.NIC.Device, cfg.Host.Device), nil
+	}
+	l.cfg = cfg
+	l.cfg.MTU, l.cfg.Queues = l.MTU, l.Queues
+	return l, "", nil
+}
+
+// compareEnd compares the end whose namespace the thread is in. The first end
+// seen decides on an MTU and a number of queues that l leaves open.
+func compareEnd(l *Lab, e End, other *Namespace) (a *netlink.LinkAttrs, diff string, err error) {
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return nil, "", err
+	}
+	if lo.Attrs().Flags&net.FlagUp == 0 {
+		return nil, fmt.Sprintf("lo in %s is down", e.Namespace), nil
+	}
+	link, err := netlink.LinkByName(e.Device)
+	if errors.As(err, &netlink.LinkNotFoundError{}) {
+		return nil, fmt.Sprintf("no device %s in %s", e.Device, e.Namespace), nil
+	} else if err != nil {
+		return nil, "", err
+	}
+	a = link.Attrs()
+	if l.MTU == 0 {
+		l.MTU = a.MTU
+	}
+	if l.Queues == 0 {
+		l.Queues = a.NumRxQueues
+	}
+	// The peer's index means something only in the peer's namespace.
+	id, err := netlink.GetNetNsIdByFd(int(other.f.Fd()))
+	if err != nil {
+		return nil, "", fmt.Errorf("get id of namespace %q: %w", other.name, err)
+	}
+	addrs, err := netlink.AddrList(link, netlink.FAMILY_V4)
+	if err != nil {
+		return nil, "", fmt.Errorf("list addresses: %w", err)
+	}
+	switch {
+	case link.Type() != "veth" || a.Alias != alias:
+		return nil, fmt.Sprintf("%s is not ours", e.Device), nil
+	case a.NetNsID != id:
+		return nil, fmt.Sprintf("the peer of %s is not in %s", e.Device, other.name), nil
+	case a.Flags&net.FlagUp == 0:
+		return nil, fmt.Sprintf("%s is down", e.Device), nil
+	case a.MTU != l.MTU:
+		return nil, fmt.Sprintf("%s has MTU %d, not %d", e.Device, a.MTU, l.MTU), nil
+	case a.NumRxQueues != l.Queues || a.NumTxQueues != l.Queues:
+		return nil, fmt.Sprintf("%s has %d receive and %d transmit queues, not %d", e.Device, a.NumRxQueues, a.NumTxQueues, l.Queues), nil
+	case !bytes.Equal(a.HardwareAddr, e.MAC):
+		return nil, fmt.Sprintf("%s has MAC %s, not %s", e.Device, a.HardwareAddr, e.MAC), nil
+	case len(addrs) != 1 || addrs[0].IPNet.String() != e.Addr.String():
+		return nil, fmt.Sprintf("%s has addresses %v, not %s", e.Device, addrs, e.Addr), nil
+	}
+	return a, "", nil
+}
+
+// build makes the lab out of sight and then gives it its names.
+func build(cfg LabConfig) (l *Lab, err error) {
+	nic, err := create(cfg.NIC.Namespace)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			nic.Close()
+		}
+	}()
+	host, err := create(cfg.Host.Namespace)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			host.Close()
+		}
+	}()
+
+	err = nic.Do(func() error {
+		return netlink.LinkAdd(&netlink.Veth{
+			LinkAttrs: netlink.LinkAttrs{
+				Name: cfg.NIC.Device, HardwareAddr: cfg.NIC.MAC, MTU: cfg.MTU,
+				NumRxQueues: cfg.Queues, NumTxQueues: cfg.Queues, TxQLen: 1000, // of both
+			},
+			PeerName: cfg.Host.Device, PeerHardwareAddr: cfg.Host.MAC, PeerMTU: uint32(cfg.MTU),
+			PeerNumRxQueues: uint32(cfg.Queues), PeerNumTxQueues: uint32(cfg.Queues),
+			PeerNamespace: netlink.NsFd(host.f.Fd()),
+		})
+	})
+	if err != nil {
+		return nil, fmt.Errorf("create veth pair %s, %s with MTU %d and %d queues: %w", cfg.NIC.Device, cfg.Host.Device, cfg.MTU, cfg.Queues, err)
+	}
+	for _, e := range []struct {
+		ns  *Namespace
+		end End
+	}{{nic, cfg.NIC}, {host, cfg.Host}} {
+		if err := e.ns.Do(func() error { return configure(e.end) }); err != nil {
+			return nil, fmt.Errorf("configure %s in namespace %q: %w", e.end.Device, e.end.Namespace, err)
+		}
+	}
+	for _, e := range []struct {
+		ns  *Namespace
+		end End
+	}{{nic, cfg.NIC}, {host, cfg.Host}} {
+		if err := e.ns.Do(func() error { return awaitCarrier(e.end.Device) }); err != nil {
+			return nil, err
+		}
+	}
+	l, diff, err := compare(cfg, nic, host)
+	if err == nil && diff != "" {
+		err = fmt.Errorf("the kernel built another lab than asked for: %s", diff)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := publish(nic); err != nil {
+		return nil, err
+	}
+	if err := publish(host); err != nil {
+		return nil, errors.Join(err, unpublish(nic.name))
+	}
+	return l, nil
+}
+
+// configure finishes the end whose namespace the thread is in.
+func configure(e End) error {
+	// Without IPv6 an idle lab is silent. It works with IPv6 as well, so a
+	// kernel without it, or /proc/sys read-only in a container, is fine.
+	for _, conf := range []string{"all", "default"} {
+		_ = os.WriteFile("/proc/sys/net/ipv6/conf/"+conf+"/disable_ipv6", []byte("1"), 0)
+	}
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	if err := netlink.LinkSetUp(lo); err != nil {
+		return fmt.Errorf("set lo up: %w", err)
+	}
+	link, err := netlink.LinkByName(e.Device)
+	if err != nil {
+		return err
+	}
+	if err := netlink.LinkSetAlias(link, alias); err != nil {
+		return fmt.Errorf("set alias: %w", err)
+	}
+	addr := &netlink.Addr{IPNet: &net.IPNet{IP: e.Addr.Addr().AsSlice(), Mask: net.CIDRMask(e.Addr.Bits(), 32)}}
+	if err := netlink.AddrAdd(link, addr); err != nil {
+		return fmt.Errorf("add address %s: %w", e.Addr, err)
+	}
+	if err := netlink.LinkSetUp(link); err != nil {
+		return fmt.Errorf("set up: %w", err)
+	}
+	return nil
+}
+
+// awaitCarrier waits until the device in the thread's namespace takes frames:
+// the kernel activates its queues later than the peer comes up, from a work
+// item, and drops what is sent before.
+func awaitCarrier(device string) error {
+	for end := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
+		link, err := netlink.LinkByName(device)
+		if err != nil {
+			return err
+		}
+		state := link.Attrs().OperState
+		if state == netlink.OperUp {
+			return nil
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("%s is %s after 5 s, want up", device, state)
+		}
+	}
+}
+
+// publish gives the namespace its name.
+func publish(n *Namespace) error {
+	// As `ip netns add` does. Without it, that command would later copy our
+	// mount on top of itself and the name could not be removed any more.
+	err := unix.Mount("", runDir, "none", unix.MS_SHARED|unix.MS_REC, "")
+	if err == unix.EINVAL {
+		if err := unix.Mount(runDir, runDir, "none", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+			return fmt.Errorf("bind %s: %w", runDir, err)
+		}
+		err = unix.Mount("", runDir, "none", unix.MS_SHARED|unix.MS_REC, "")
+	}
+	if err != nil {
+		return fmt.Errorf("share mounts of %s: %w", runDir, err)
+	}
+	f, err := os.OpenFile(n.Path(), os.O_CREATE|os.O_EXCL|os.O_RDONLY, 0o444)
+	if err != nil {
+		return fmt.Errorf("name namespace: %w", err)
+	}
+	f.Close()
+	if err := unix.Mount(fmt.Sprintf("/proc/self/fd/%d", n.f.Fd()), n.Path(), "none", unix.MS_BIND, ""); err != nil {
+		return errors.Join(fmt.Errorf("name namespace: mount %s: %w", n.Path(), err), os.Remove(n.Path()))
+	}
+	return nil
+}
+
+// unpublish takes the name away; a namespace that nobody else holds ends.
+func unpublish(name string) error {
+	path := filepath.Join(runDir, name)
+	// EINVAL: only the file is there.
+	if err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && err != unix.EINVAL {
+		return fmt.Errorf("unmount %s: %w", path, err)
+	}
+	// Removing the file also drops copies of the mount in other mount
+	// namespaces.
+	if err := os.Remove(path); err != nil {
+		return fmt.Errorf("remove name of namespace: %w", err)
+	}
+	return nil
+}
+
+// remove takes down what is there of the lab. It looks at both names before it
+// changes anything.
+func remove(cfg LabConfig) error {
+	var sites []site
+	defer func() {
+		for _, s := range sites {
+			s.close()
+		}
+	}()
+	names := []string{cfg.NIC.Namespace, cfg.Host.Namespace}
+	for _, name := range names {
+		s, err := visit(name)
+		if err != nil {
+			return err
+		}
+		sites = append(sites, s)
+	}
+	for i, s := range sites {
+		if s.ns != nil {
+			pids, err := s.ns.Pids()
+			if err != nil {
+				return err
+			}
+			if pids != nil {
+				cfg.Warn(fmt.Sprintf("processes still inside %s lose its device: %s", names[i], strings.Trim(fmt.Sprint(pids), "[]")))
+			}
+			// The devices would end with the namespace, but later,
+			// and not at all while a process is inside.
+			if err := s.ns.Do(func() error { return removeDevices(s.links) }); err != nil {
+				return fmt.Errorf("namespace %q: %w", names[i], err)
+			}
+		}
+		if s.file {
+			if err := unpublish(names[i]); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func removeDevices(links []netlink.Link) error {
+	for _, l := range links {
+		if l.Attrs().Alias != alias {
+			continue
+		}
+		// Gone already if its peer was first.
+		if err := netlink.LinkDel(l); err != nil && !errors.Is(err, unix.ENODEV) && !errors.Is(err, unix.EINVAL) {
+			return fmt.Errorf("remove %s: %w", l.Attrs().Name, err)
+		}
+	}
+	return nil
+}
