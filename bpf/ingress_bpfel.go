@@ -108,13 +108,11 @@ const (
 )
 
 type IngressXspinQueue struct {
-	_        structs.HostLayout
-	Issued   [256]uint32
-	Enqueued [64]uint32
-	Seq      [64][256]uint32
-	Last     [256]uint8
-	Done     [256]uint32
-	Dequeued [64]uint32
+	_      structs.HostLayout
+	Issued [256]uint32
+	Seq    [64][256]uint32
+	Last   [256]uint8
+	Done   [256]uint32
 }
 
 type IngressXspinRule struct {
@@ -133,9 +131,11 @@ type IngressXspinRuleset struct {
 }
 
 type IngressXspinShare struct {
-	_       structs.HostLayout
-	Credit  [256]uint32
-	Quantum [256]uint32
+	_        structs.HostLayout
+	Credit   [256]uint32
+	Quantum  [256]uint32
+	Enqueued [64][64]uint32
+	Dequeued [64][64]uint32
 }
 
 type IngressXspinStats struct {

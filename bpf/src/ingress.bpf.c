@@ -110,17 +110,12 @@ static __always_inline __u32 count(__u32 *counter, __u32 n)
 }
 
 /* Buffers on their way to, or held by, an HPU, from all queues. */
-static __always_inline __u32 occupancy(__u32 hpu)
+static __always_inline __u32 occupancy(const struct xspin_share *share, __u32 hpu)
 {
 	__u32 n = 0;
 
-	for (__u32 i = 0; i < config.queues && i < XSPIN_MAX_QUEUES; i++) {
-		__u32 key = i;
-		struct xspin_queue *q = bpf_map_lookup_elem(&queues, &key);
-
-		if (q)
-			n += READ_ONCE(q->enqueued[hpu]) - READ_ONCE(q->dequeued[hpu]);
-	}
+	for (__u32 q = 0; q < config.queues && q < XSPIN_MAX_QUEUES; q++)
+		n += READ_ONCE(share->enqueued[q][hpu]) - READ_ONCE(share->dequeued[q][hpu]);
 	return n;
 }
 
@@ -130,11 +125,14 @@ static __always_inline __u32 occupancy(__u32 hpu)
  */
 __noinline __u32 least_occupied(__u64 mask, __u32 prefer)
 {
-	__u32 best = XSPIN_MAX_HPUS, least = ~0U;
+	__u32 best = XSPIN_MAX_HPUS, least = ~0U, zero = 0;
+	const struct xspin_share *share = bpf_map_lookup_elem(&shares, &zero);
 
+	if (!share)
+		return best;
 	if (prefer < config.hpus && prefer < XSPIN_MAX_HPUS && mask >> prefer & 1) {
 		best = prefer;
-		least = occupancy(prefer);
+		least = occupancy(share, prefer);
 		if (!least)
 			return best;
 	}
@@ -143,7 +141,7 @@ __noinline __u32 least_occupied(__u64 mask, __u32 prefer)
 
 		if (!(mask >> h & 1))
 			continue;
-		n = occupancy(h);
+		n = occupancy(share, h);
 		if (n < least) {
 			best = h;
 			least = n;
@@ -159,13 +157,14 @@ __noinline __u32 least_occupied(__u64 mask, __u32 prefer)
  * it in batches, then take the least occupied. The quantum follows the
  * context's handler time: slow handlers have one of 1.
  */
-static __always_inline __u32 pick_packet(struct xspin_queue *q, __u64 mask, __u32 context,
-					 __u32 quantum)
+static __always_inline __u32 pick_packet(struct xspin_queue *q, const struct xspin_share *share,
+					 __u32 queue, __u64 mask, __u32 context)
 {
 	__u32 hpu = q->last[context];
 
 	if (hpu < config.hpus && hpu < XSPIN_MAX_HPUS && mask >> hpu & 1 &&
-	    READ_ONCE(q->enqueued[hpu]) - READ_ONCE(q->dequeued[hpu]) < quantum)
+	    READ_ONCE(share->enqueued[queue][hpu]) - READ_ONCE(share->dequeued[queue][hpu]) <
+		    READ_ONCE(share->quantum[context]))
 		return hpu;
 	hpu = least_occupied(mask, XSPIN_MAX_HPUS);
 	q->last[context] = hpu;
@@ -294,7 +293,7 @@ static __always_inline struct frame whole_frame(struct xdp_md *ctx)
 /* Everything up to the redirect; `deliver` is constant at each use. */
 static __always_inline int ingress(struct xdp_md *ctx, int deliver)
 {
-	struct xspin_share *limits;
+	struct xspin_share *share;
 	struct xspin_queue *q;
 	struct xspin_stats *stats;
 	const struct xspin_table *t;
@@ -326,8 +325,8 @@ static __always_inline int ingress(struct xdp_md *ctx, int deliver)
 	}
 
 	q = bpf_map_lookup_elem(&queues, &queue);
-	limits = bpf_map_lookup_elem(&shares, &zero);
-	if (!q || !limits)
+	share = bpf_map_lookup_elem(&shares, &zero);
+	if (!q || !share || queue >= XSPIN_MAX_QUEUES)
 		goto failed;
 
 	/*
@@ -336,7 +335,7 @@ static __always_inline int ingress(struct xdp_md *ctx, int deliver)
 	 * the fill ring of the queue, so neither can overflow behind our back.
 	 */
 	context = d.meta.context & (XSPIN_MAX_CONTEXTS - 1);
-	credit = READ_ONCE(limits->credit[context]);
+	credit = READ_ONCE(share->credit[context]);
 	if (READ_ONCE(q->issued[context]) - READ_ONCE(q->done[context]) + d.buffers > credit) {
 		stats->refused[context]++;
 		return XDP_DROP;
@@ -349,7 +348,7 @@ static __always_inline int ingress(struct xdp_md *ctx, int deliver)
 
 		hpu = bucket ? pick_message(bucket, d.core_mask) : XSPIN_MAX_HPUS;
 	} else {
-		hpu = pick_packet(q, d.core_mask, context, READ_ONCE(limits->quantum[context]));
+		hpu = pick_packet(q, share, queue, d.core_mask, context);
 	}
 	meta = (void *)(long)ctx->data_meta;
 	data = (void *)(long)ctx->data;
@@ -361,7 +360,7 @@ static __always_inline int ingress(struct xdp_md *ctx, int deliver)
 	d.meta.seq = count(&q->seq[hpu][context], d.buffers);
 	*meta = d.meta;
 	count(&q->issued[context], d.buffers);
-	count(&q->enqueued[hpu], d.buffers);
+	count(&share->enqueued[queue][hpu], d.buffers);
 
 	/*
 	 * Counted before it is sent: whatever is lost from here on is missed by

@@ -120,26 +120,28 @@ struct xspin_table {
 /* --- scheduling: written all the time by both sides, mapped into user space --- */
 
 /*
- * One for each receive queue. The driver runs the program for a queue on one
- * CPU at a time, so the program's counters have one writer and need no atomics
- * (generic XDP gives no such promise: config.atomic). All count buffers
- * (AF_XDP descriptors) and wrap; only differences mean something.
+ * The driver runs the program for a receive queue on one CPU at a time, so what
+ * the program counts for a queue has one writer and needs no atomics (generic
+ * XDP gives no such promise: config.atomic). All count buffers (AF_XDP
+ * descriptors) and wrap; only differences mean something.
  */
 struct xspin_queue {
 	/* written by the program */
 	__u32 issued[XSPIN_MAX_CONTEXTS];
-	__u32 enqueued[XSPIN_MAX_HPUS];
 	__u32 seq[XSPIN_MAX_HPUS][XSPIN_MAX_CONTEXTS];
 	__u8 last[XSPIN_MAX_CONTEXTS]; /* HPU of the context's last packet */
 	/* written by the HPUs, after the buffers are back on the fill ring */
 	__u32 done[XSPIN_MAX_CONTEXTS];
-	__u32 dequeued[XSPIN_MAX_HPUS];
 };
 
-/* Written by user space at any time. */
 struct xspin_share {
+	/* written by user space at any time */
 	__u32 credit[XSPIN_MAX_CONTEXTS];  /* buffers in flight on each queue */
 	__u32 quantum[XSPIN_MAX_CONTEXTS]; /* backlog up to which packets stay on an HPU */
+	/* written by the program, one row a queue */
+	__u32 enqueued[XSPIN_MAX_QUEUES][XSPIN_MAX_HPUS];
+	/* written by the HPUs */
+	__u32 dequeued[XSPIN_MAX_QUEUES][XSPIN_MAX_HPUS];
 };
 
 struct xspin_stats {
