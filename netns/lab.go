@@ -473,9 +473,9 @@ func build(cfg LabConfig) (l *Lab, err error) {
 		return netlink.LinkAdd(&netlink.Veth{
 			LinkAttrs: netlink.LinkAttrs{
 				Name: cfg.NIC.Device, HardwareAddr: cfg.NIC.MAC, MTU: cfg.MTU,
-				NumRxQueues: cfg.Queues, NumTxQueues: cfg.Queues, TxQLen: 1000, // of both
+				NumRxQueues: cfg.Queues, NumTxQueues: cfg.Queues, TxQLen: -1,
 			},
-			PeerName: cfg.Host.Device, PeerHardwareAddr: cfg.Host.MAC, PeerMTU: uint32(cfg.MTU),
+			PeerName: cfg.Host.Device, PeerHardwareAddr: cfg.Host.MAC, PeerMTU: uint32(cfg.MTU), PeerTxQLen: -1,
 			PeerNumRxQueues: uint32(cfg.Queues), PeerNumTxQueues: uint32(cfg.Queues),
 			PeerNamespace: netlink.NsFd(host.f.Fd()),
 		})

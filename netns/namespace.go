@@ -108,6 +108,11 @@ func (n *Namespace) Do(fn func() error) error {
 		if err := c.Control(func(fd uintptr) { errno = unix.Setns(int(fd), unix.CLONE_NEWNET) }); err != nil {
 			return fmt.Errorf("enter namespace %q: %w", n.name, os.ErrClosed)
 		}
+		if errno == unix.EPERM {
+			if err := checkPrivilege(fmt.Sprintf("enter namespace %q", n.name)); err != nil {
+				return err
+			}
+		}
 		if errno != nil {
 			return fmt.Errorf("enter namespace %q: setns: %w", n.name, errno)
 		}

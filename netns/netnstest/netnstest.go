@@ -16,6 +16,7 @@ import (
 
 var (
 	probe = sync.OnceValue(netns.Probe)
+	swept sync.Once
 	count atomic.Int64
 )
 
@@ -23,7 +24,11 @@ var (
 // XSPIN_NO_SKIP=1 in the environment it fails instead.
 func NeedRoot(t testing.TB) {
 	t.Helper()
-	err := probe()
+	decide(t, probe())
+}
+
+func decide(t testing.TB, err error) {
+	t.Helper()
 	switch {
 	case err == nil:
 	case os.Getenv("XSPIN_NO_SKIP") == "1":
@@ -39,7 +44,7 @@ func NeedRoot(t testing.TB) {
 func Temp(t testing.TB, cfg netns.LabConfig) *netns.Lab {
 	t.Helper()
 	NeedRoot(t)
-	sweep(t)
+	swept.Do(func() { sweep(t) })
 	cfg = Unique(cfg)
 	cfg.Warn = func(msg string) { t.Log(msg) }
 	l, err := netns.Up(cfg)
@@ -63,27 +68,23 @@ func Unique(cfg netns.LabConfig) netns.LabConfig {
 	return cfg
 }
 
-// sweep removes, once per process, the labs of test processes that were killed.
+// sweep removes the labs of test processes that were killed.
 func sweep(t testing.TB) {
-	swept.Do(func() {
-		entries, err := os.ReadDir("/run/netns")
-		if err != nil {
-			return
+	entries, err := os.ReadDir("/run/netns")
+	if err != nil {
+		return // nobody made a lab yet
+	}
+	for _, e := range entries {
+		var pid, n int
+		var side string
+		if _, err := fmt.Sscanf(e.Name(), pattern+"%s", &pid, &n, &side); err != nil {
+			continue
 		}
-		for _, e := range entries {
-			var pid, n int
-			var side string
-			if _, err := fmt.Sscanf(e.Name(), pattern+"%s", &pid, &n, &side); err != nil {
-				continue
-			}
-			if _, err := os.Stat(fmt.Sprintf("/proc/%d", pid)); err == nil {
-				continue
-			}
-			base := strings.TrimSuffix(e.Name(), side)
-			err := netns.Down(netns.LabConfig{NIC: netns.End{Namespace: base + "nic"}, Host: netns.End{Namespace: base + "host"}})
-			t.Logf("leftover lab %s*: removed, error: %v", base, err)
+		if _, err := os.Stat(fmt.Sprintf("/proc/%d", pid)); err == nil {
+			continue
 		}
-	})
+		base := strings.TrimSuffix(e.Name(), side)
+		err := netns.Down(netns.LabConfig{NIC: netns.End{Namespace: base + "nic"}, Host: netns.End{Namespace: base + "host"}})
+		t.Logf("lab %s* of a killed test removed, error: %v", base, err)
+	}
 }
-
-var swept sync.Once
