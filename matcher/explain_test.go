@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package matcher_test
+
+import (
+	"testing"
+
+	"github.com/xspin/xspin/matcher"
+)
+
+func TestExplain(t *testing.T) {
+	const ip = "EtherType 0x0800 (IPv4), IPv4 version/header length 0x45 (20 bytes, no options), IPv4 fragment bits 0x0000 (not a fragment), "
+	const open = ". The context's message format decides which frame ends its message."
+	for _, tt := range []struct{ text, want string }{
+		{"x: all", "every frame" + open},
+		{"x: match-all", "every frame. Every frame ends its message."},
+		{"x: bypass", "no frame."},
+		{"x: udp(7000)", "frames of at least 42 bytes with " + ip + "IPv4 protocol 17 (UDP) and UDP destination port 7000" + open},
+		{"x: icmp-echo; eom false", "frames of at least 42 bytes with " + ip + "IPv4 protocol 1 (ICMP), ICMP type 8 (echo request) and ICMP code 0. No frame ends its message."},
+		{"x: slmp", "frames with " + ip + "IPv4 protocol 17 (UDP) and UDP destination port 9330 (SLMP). " +
+			"A frame with SLMP flag EOM set ends its message. Written for message format slmp."},
+		{"x: 3&0xffff0000=0x08060000; format flow", "frames with EtherType 0x0806 (ARP). The message format flow decides which frame ends its message."},
+		// Not IPv4 for certain, so bytes 36-37 are just bytes.
+		{"x: 5&0xff=17 && 9&0xffff0000=0x1b580000", "frames with byte 23 equal to 0x11 and bytes 36-37 equal to 0x1b58" + open},
+		// IPv4 with options moves them.
+		{"x: 3&0xffff0000=0x08000000 && 5&0xff=17 && 9&0xffff0000=0x1b580000",
+			"frames with EtherType 0x0800 (IPv4), IPv4 protocol 17 (UDP) and bytes 36-37 equal to 0x1b58" + open},
+		// In an Or ruleset no rule can count on another.
+		{"x: 3&0xffff0000=0x08000000 || 5&0xff=17", "frames with EtherType 0x0800 (IPv4) or byte 23 equal to 0x11" + open},
+		{"x: tcp(80); eom 11&0x11=0x10", "frames of at least 54 bytes with " + ip + "IPv4 protocol 6 (TCP) and TCP destination port 80. " +
+			"A frame with TCP flag ACK set and TCP flag FIN clear ends its message."},
+		{"x: 3&0xffffff00=0x08004500 && 5&0xff=17 && 9&0xffff0000=0x1b580000:0x1b59ffff",
+			"frames with EtherType 0x0800 (IPv4), IPv4 version/header length 0x45 (20 bytes, no options), IPv4 protocol 17 (UDP) and UDP destination port 7000 to 7001" + open},
+		{"x: 3&0xffff0000=0x08000000 && 6&0xffff=0x0a00 && 7&0xffff0000=0x00010000",
+			"frames with EtherType 0x0800 (IPv4), IPv4 source address 10.0.*.* and IPv4 source address *.*.0.1" + open},
+		{"x: 20&0x0ff0=0x0120", "frames with bytes 82-83 (masked with 0x0ff0) equal to 0x0120" + open},
+		{"x: 20&0xff00=0x0100:0xffffffff", "frames with byte 82 from 0x01 to 0xff" + open},
+		{"x: true || false", "frames with a condition that always holds or a condition that never holds" + open},
+	} {
+		t.Run(tt.text, func(t *testing.T) {
+			rs, err := matcher.ParseRuleset(tt.text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := matcher.Explain(&rs); got != tt.want {
+				t.Errorf("got  %s\nwant %s", got, tt.want)
+			}
+		})
+	}
+}

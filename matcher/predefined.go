@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package matcher
+
+import (
+	"fmt"
+	"strconv"
+)
+
+// SLMPPort is the UDP destination port of SLMP.
+const SLMPPort = 9330
+
+// The rules that the predefined rulesets are made of. FPsPIN checks only
+// EtherType and protocol, so that with IP options, or in any but the first
+// fragment, it takes other bytes for ports. Here such frames are refused: the
+// header is exactly 20 bytes long, and neither "more fragments" nor an offset
+// is set. "Don't fragment" and the reserved bit are free.
+func ipv4() Rule               { return Rule{3, 0xffffff00, 0x08004500, 0x08004500} }
+func whole(proto uint32) Rule  { return Rule{5, 0x3fff00ff, proto, proto} }
+func dstPort(port uint16) Rule { return Rule{9, 0xffff0000, uint32(port) << 16, uint32(port) << 16} }
+
+// A rule that every value satisfies still needs its bytes: these ask for the
+// whole of a header of 8 bytes (UDP, ICMP) and of 20 bytes (TCP) behind an IPv4
+// header of 20, so that handlers never see a truncated one.
+func header8() Rule  { return Rule{10, 0xffff0000, 0, 0xffff0000} }
+func header20() Rule { return Rule{13, 0xffff0000, 0, 0xffff0000} }
+
+const (
+	protoICMP = 1
+	protoTCP  = 6
+	protoUDP  = 17
+)
+
+// Bypass matches nothing, as FPsPIN's fpspin_ruleset_bypass.
+func Bypass() Ruleset { return Ruleset{Name: "bypass", Mode: Or} }
+
+// MatchAll matches every frame, and every one ends its message, as FPsPIN's
+// fpspin_ruleset_match. ARP is included: an interface that it is armed on no
+// longer talks to the Linux stack.
+func MatchAll() Ruleset {
+	eom := Empty
+	return Ruleset{Name: "match-all", EOM: &eom}
+}
+
+// UDP matches UDP on IPv4 to any port, with the whole UDP header present.
+// Unlike with FPsPIN's fpspin_ruleset_udp, where no packet is EOM, the message
+// format decides which is.
+func UDP() Ruleset {
+	return Ruleset{Name: "udp", Rules: []Rule{ipv4(), whole(protoUDP), header8()}}
+}
+
+// UDPPort matches UDP on IPv4 to one destination port, with the whole UDP
+// header present. FPsPIN has no such ruleset.
+func UDPPort(port uint16) Ruleset {
+	return Ruleset{
+		Name:  fmt.Sprintf("udp-%d", port),
+		Rules: []Rule{ipv4(), whole(protoUDP), dstPort(port), header8()},
+	}
+}
+
+// TCPPort matches TCP on IPv4 to one destination port, with the first 20 bytes
+// of the TCP header present. The one of FPsPIN's test bench takes the ACK flag
+// for EOM; here the message format decides.
+func TCPPort(port uint16) Ruleset {
+	return Ruleset{
+		Name:  fmt.Sprintf("tcp-%d", port),
+		Rules: []Rule{ipv4(), whole(protoTCP), dstPort(port), header20()},
+	}
+}
+
+// ICMPEcho matches ICMP echo requests on IPv4 with the whole ICMP header
+// present. FPsPIN's ping example compares the type only, this one also wants
+// code 0. The message format decides which packet is EOM, in FPsPIN none is.
+func ICMPEcho() Ruleset {
+	return Ruleset{
+		Name:  "icmp-echo",
+		Rules: []Rule{ipv4(), whole(protoICMP), {8, 0xffff, 0x0800, 0x0800}, header8()},
+	}
+}
+
+// SLMP matches UDP on IPv4 to port 9330, with EOM from the flags. As in FPsPIN
+// the flags are not looked at otherwise, so ACKs to this port match too: they
+// normally go to the sender's ephemeral port instead. A frame too short for
+// the SLMP header matches, and its format makes it malformed, so that it is
+// counted.
+func SLMP() Ruleset {
+	eom := *FormatByName("slmp").EOM
+	return Ruleset{
+		Name:   "slmp",
+		Rules:  []Rule{ipv4(), whole(protoUDP), dstPort(SLMPPort)},
+		EOM:    &eom,
+		Format: "slmp",
+	}
+}
+
+// predefined are the rulesets that the text form knows by name. Those with a
+// port take it in parentheses; of udp it is optional.
+var predefined = []struct {
+	name string
+	make func() Ruleset       // without argument, nil if it is required
+	port func(uint16) Ruleset // with a port, nil if it is not possible
+}{
+	{"bypass", Bypass, nil},
+	{"match-all", MatchAll, nil},
+	{"udp", UDP, UDPPort},
+	{"tcp", nil, TCPPort},
+	{"icmp-echo", ICMPEcho, nil},
+	{"slmp", SLMP, nil},
+}
+
+const predefinedUsage = "bypass, match-all, udp, udp(PORT), tcp(PORT), icmp-echo, slmp"
+
+// lookupPredefined finds a predefined ruleset. The argument is what stood in
+// parentheses, hasArg whether there were any.
+func lookupPredefined(name, arg string, hasArg bool) (rs Ruleset, msg string) {
+	for _, p := range predefined {
+		switch {
+		case p.name != name:
+			continue
+		case !hasArg && p.make == nil:
+			return rs, fmt.Sprintf("%s needs a port: %s(PORT)", name, name)
+		case !hasArg:
+			return p.make(), ""
+		case p.port == nil:
+			return rs, fmt.Sprintf("%s takes no argument", name)
+		}
+		port, err := strconv.ParseUint(arg, 10, 16)
+		if err != nil || arg != strconv.FormatUint(port, 10) {
+			return rs, fmt.Sprintf("port %q is not a decimal number 0..65535", arg)
+		}
+		return p.port(uint16(port)), ""
+	}
+	return rs, fmt.Sprintf("no predefined ruleset %q, there are %s", name, predefinedUsage)
+}

@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package matcher_test
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/xspin/xspin/matcher"
+)
+
+func TestParseRuleset(t *testing.T) {
+	eth := matcher.Rule{3, 0xffff0000, 0x08000000, 0x08000000}
+	port := matcher.Rule{9, 0xffff0000, 0x1b580000, 0x1b590000}
+	named := func(rs matcher.Ruleset) matcher.Ruleset { rs.Name = "x"; return rs }
+	for _, tt := range []struct {
+		text  string
+		want  matcher.Ruleset
+		print string // empty: the text itself
+	}{
+		{"x: 3&0xffff0000=0x08000000", matcher.Ruleset{Rules: []matcher.Rule{eth}}, ""},
+		{"x:3&4294901760=134217728", matcher.Ruleset{Rules: []matcher.Rule{eth}}, "x: 3&0xffff0000=0x08000000"},
+		{"\t x : 3 & 0XFFFF0000\t= 0x8000000 ", matcher.Ruleset{Rules: []matcher.Rule{eth}}, "x: 3&0xffff0000=0x08000000"},
+		{"x: 3&0xffff0000=0x08000000 && 9&0xffff0000=0x1b580000:0x1b590000", matcher.Ruleset{Rules: []matcher.Rule{eth, port}}, ""},
+		{"x: 3&0xffff0000=0x08000000||9&0xffff0000=0x1b580000:0x1b590000",
+			matcher.Ruleset{Mode: matcher.Or, Rules: []matcher.Rule{eth, port}},
+			"x: 3&0xffff0000=0x08000000 || 9&0xffff0000=0x1b580000:0x1b590000"},
+		{"x: || 3&0xffff0000=0x08000000", matcher.Ruleset{Mode: matcher.Or, Rules: []matcher.Rule{eth}}, ""},
+		{"x: && 3&0xffff0000=0x08000000", matcher.Ruleset{Rules: []matcher.Rule{eth}}, "x: 3&0xffff0000=0x08000000"},
+		{"x: 127=0x00000000:0xffffffff", matcher.Ruleset{Rules: []matcher.Rule{{127, 0xffffffff, 0, 0xffffffff}}}, ""},
+		{"x: true && false", matcher.Ruleset{Rules: []matcher.Rule{matcher.Empty, matcher.False}}, ""},
+		{"x: 0&0=1:0", matcher.Ruleset{Rules: []matcher.Rule{matcher.False}}, "x: false"},
+		{"x: all; eom true", matcher.Ruleset{EOM: &matcher.Empty}, ""},
+		{"x: none; eom false", matcher.Ruleset{Mode: matcher.Or, EOM: &matcher.False}, ""},
+		{"x: 3&0xffff0000=0x08000000; format flow; eom 9&0xffff0000=0x1b580000:0x1b590000",
+			matcher.Ruleset{Rules: []matcher.Rule{eth}, EOM: &port, Format: "flow"},
+			"x: 3&0xffff0000=0x08000000; eom 9&0xffff0000=0x1b580000:0x1b590000; format flow"},
+		{"x: bypass", named(matcher.Bypass()), "x: none"},
+		{"x: match-all", named(matcher.MatchAll()), "x: all; eom true"},
+		{"x: udp", named(matcher.UDP()), named(matcher.UDP()).String()},
+		{"x: udp(7000)", named(matcher.UDPPort(7000)), named(matcher.UDPPort(7000)).String()},
+		{"x: udp ( 0 )", named(matcher.UDPPort(0)), named(matcher.UDPPort(0)).String()},
+		{"x: tcp(65535)", named(matcher.TCPPort(65535)), named(matcher.TCPPort(65535)).String()},
+		{"x: icmp-echo", named(matcher.ICMPEcho()), named(matcher.ICMPEcho()).String()},
+		{"x: slmp", named(matcher.SLMP()), named(matcher.SLMP()).String()},
+		{"x: slmp; eom false", func() matcher.Ruleset { rs := named(matcher.SLMP()); rs.EOM = &matcher.False; return rs }(),
+			"x: 3&0xffffff00=0x08004500 && 5&0x3fff00ff=0x00000011 && 9&0xffff0000=0x24720000; eom false; format slmp"},
+	} {
+		t.Run(tt.text, func(t *testing.T) {
+			tt.want.Name = "x"
+			got, err := matcher.ParseRuleset(tt.text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !reflect.DeepEqual(got, tt.want) {
+				t.Fatalf("got  %#v\nwant %#v", got, tt.want)
+			}
+			if tt.print == "" {
+				tt.print = tt.text
+			}
+			if s := got.String(); s != tt.print {
+				t.Errorf("prints as %s\nwant      %s", s, tt.print)
+			}
+		})
+	}
+}
+
+// A caret under the text says where the error is, and the last line what it
+// says.
+func TestParseRulesetErrors(t *testing.T) {
+	for _, tt := range []string{`
+x: 3&0xffff0000=0x0800
+                ^
+value 0x00000800 has bits 0x00000800 outside mask 0xffff0000`, `
+x: 3&0xff00=1:2
+            ^
+no word under mask 0x0000ff00 lies in 0x00000001:0x00000002`, `
+x: 128=1
+   ^
+word 128 is out of range`, `
+x: 4294967295=1
+   ^
+out of range`, `
+x: 3=0x100000000
+     ^
+a value 0x100000000 does not fit in 32 bits`, `
+x: 3&4294967296=1
+     ^
+a mask 4294967296 does not fit in 32 bits`, `
+x: 3=2:99999999999999999999
+       ^
+does not fit in 32 bits`, `
+x: 3=2:1
+     ^
+start 0x00000002 is greater than end 0x00000001`, `
+x: 3=0xg
+     ^
+"0xg" is not a number`, `
+x: 3=0x
+     ^
+without leading zeros`, `
+x: 3=010
+     ^
+without leading zeros`, `
+x: 3=-1
+     ^
+"-1" is not a number`, `
+x: 3=
+     ^
+expected a value, found the end`, `
+x: 3&=1
+     ^
+expected a mask, found '='`, `
+x: 3&&4=1
+    ^
+expected "=", found '&'`, `
+x: 3=1 && 
+          ^
+expected a word index, found the end`, `
+x: 3=1 && 4=1 || 5=1
+              ^
+&& and || in one ruleset`, `
+x: || 3=1 && 4=1
+          ^
+|| and && in one ruleset`, `
+x: 1=1&&2=1&&3=1&&4=1&&5=1&&6=1&&7=1&&8=1&&9=1
+                                           ^
+this is rule 9, a ruleset has at most 8`, `
+x: 1=1 2=1
+       ^
+expected the end, found '2'`, `
+x: 1=1; eom 3=1; eom 4=1
+                 ^
+eom is given twice`, `
+x: 1=1; end 3=1
+        ^
+expected "eom RULE" or "format NAME", found 'e'`, `
+x: 1=1;
+       ^
+expected "eom RULE" or "format NAME", found the end`, `
+x: 1=1; eom 200=1
+            ^
+word 200 is out of range`, `
+x: 1=1; format slpm
+               ^
+no message format "slpm", there are packet, flow, slmp`, `
+x: udp(65536)
+   ^
+port "65536" is not a decimal number 0..65535`, `
+x: udp(
+       ^
+expected ")", found the end`, `
+x: tcp
+   ^
+tcp needs a port: tcp(PORT)`, `
+x: slmp(9330)
+   ^
+slmp takes no argument`, `
+x: sctp(1)
+   ^
+no predefined ruleset "sctp", there are bypass, match-all, udp`, `
+x: udp && 1=1
+       ^
+expected the end, found '&'`, `
+x: all && 1=1
+       ^
+expected the end, found '&'`, `
+x y: 1=1
+  ^
+expected ":" behind the name, found 'y'`, `
+: 1=1
+^
+the name is missing`, `
+x: é
+   ^
+expected a word index, found 'é'`,
+	} {
+		part := strings.SplitN(tt[1:], "\n", 3)
+		t.Run(part[0], func(t *testing.T) {
+			_, err := matcher.ParseRuleset(part[0])
+			var pe *matcher.ParseError
+			if !errors.As(err, &pe) {
+				t.Fatalf("error is %v", err)
+			}
+			if got := pe.Detail(); got != part[0]+"\n"+part[1] {
+				t.Errorf("points at\n%s\nwant\n%s", got, part[0]+"\n"+part[1])
+			}
+			if want := len(part[1]); pe.Column != want {
+				t.Errorf("column is %d, want %d", pe.Column, want)
+			}
+			if !strings.Contains(pe.Msg, part[2]) {
+				t.Errorf("says %q, want %q", pe.Msg, part[2])
+			}
+		})
+	}
+}
+
+func TestTheCaretStandsBelowTabsAndWideCharacters(t *testing.T) {
+	_, err := matcher.ParseFile("f", strings.NewReader("x:\t1=1\t?\n"))
+	var pe *matcher.ParseError
+	if !errors.As(err, &pe) || pe.Detail() != "x:\t1=1\t?\n  \t   \t^" {
+		t.Fatalf("detail is %q", pe.Detail())
+	}
+}
+
+func TestParseRule(t *testing.T) {
+	if r, err := matcher.ParseRule(" 3 & 0xff = 1 : 2 "); err != nil || r != (matcher.Rule{3, 0xff, 1, 2}) {
+		t.Errorf("%v %v", r, err)
+	}
+	if _, err := matcher.ParseRule("3=1 && 4=1"); err == nil || err.Error() != `1:5: expected the end, found '&'` {
+		t.Error(err)
+	}
+}
+
+const rulesFile = `# what this file is for
+
+web:   tcp(80); format flow   # a comment; eom nonsense
+ping:  icmp-echo
+ last: all
+`
+
+func TestParseFile(t *testing.T) {
+	for _, newline := range []string{"\n", "\r\n"} {
+		all, err := matcher.ParseFile("f", strings.NewReader(strings.ReplaceAll(rulesFile, "\n", newline)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var names []string
+		for _, rs := range all {
+			names = append(names, rs.Name)
+		}
+		if fmt.Sprint(names) != "[web ping last]" || all[0].Format != "flow" || all[0].EOM != nil {
+			t.Errorf("read %v", all)
+		}
+	}
+}
+
+func TestParseFileReportsEveryBadLine(t *testing.T) {
+	all, err := matcher.ParseFile("my.rules", strings.NewReader("a: 1=1\nb: 1=\n\nc: 2&1=2 # why not\n a: udp\nd: all\n"))
+	if err == nil || all != nil {
+		t.Fatalf("got %v, %v", all, err)
+	}
+	want := `my.rules:2:6: expected a value, found the end
+my.rules:4:8: value 0x00000002 has bits 0x00000002 outside mask 0x00000001, so it can never be equal
+my.rules:5:2: ruleset a is already defined on line 1`
+	if err.Error() != want {
+		t.Errorf("got\n%s\nwant\n%s", err, want)
+	}
+	var pe *matcher.ParseError
+	if !errors.As(errors.Join(err.(interface{ Unwrap() []error }).Unwrap()[1]), &pe) || pe.Text != "c: 2&1=2 # why not" {
+		t.Errorf("the line of the second error is %q", pe.Text)
+	}
+}
+
+func TestParseFileLimits(t *testing.T) {
+	var b strings.Builder
+	for i := range matcher.MaxRulesets {
+		fmt.Fprintf(&b, "r%d: udp\n", i)
+	}
+	if _, err := matcher.ParseFile("f", strings.NewReader(b.String())); err != nil {
+		t.Errorf("256 rulesets: %v", err)
+	}
+	b.WriteString("  r256: udp\n")
+	if _, err := matcher.ParseFile("f", strings.NewReader(b.String())); err == nil ||
+		err.Error() != "f:257:3: ruleset r256 is number 257 of the file, at most 256 fit in a table" {
+		t.Errorf("257 rulesets: %v", err)
+	}
+	long := "a: udp\n#" + strings.Repeat("x", 5000) + "\nb: udp\n"
+	if _, err := matcher.ParseFile("f", strings.NewReader(long)); err == nil || !strings.HasPrefix(err.Error(), "f:2:4096: the line is longer") {
+		t.Errorf("a long line: %v", err)
+	}
+	broken := errors.New("broken")
+	if _, err := matcher.ParseFile("f", failing{broken}); !errors.Is(err, broken) {
+		t.Errorf("a failing reader: %v", err)
+	}
+}
+
+type failing struct{ err error }
+
+func (f failing) Read([]byte) (int, error) { return 0, f.err }
+
+func FuzzParse(f *testing.F) {
+	for _, s := range []string{
+		"x: 3&0xffff0000=0x08000000 && 9&0xffff0000=0x1b580000:0x1b590000; eom 10&0x8000=0x8000; format slmp",
+		"a-b.c_9: || 127=0:4294967295", "x: true || false", "x: all; eom true", "x: none", "x: udp(7000)", "x: slmp",
+		"x: 0&0=1:0", "x: 3&0xff00=1:256", "x: 0&0=0:7", "x: 1=1 && 2=2 || 3=3", ": ; = & : 0x",
+	} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		rs, err := matcher.ParseRuleset(s)
+		if err != nil {
+			var pe *matcher.ParseError
+			if !errors.As(err, &pe) || pe.Line != 1 || pe.Column < 1 || pe.Column > len(s)+1 || pe.Msg == "" {
+				t.Fatalf("bad error %#v", err)
+			}
+			pe.Detail()
+			return
+		}
+		if err := rs.Validate(); err != nil {
+			t.Fatalf("parsed, but %v", err)
+		}
+		print := rs.String()
+		again, err := matcher.ParseRuleset(print)
+		if err != nil {
+			t.Fatalf("%q prints as %q: %v", s, print, err)
+		}
+		if !reflect.DeepEqual(again, rs) {
+			t.Fatalf("%q prints as %q, which reads as %#v, not %#v", s, print, again, rs)
+		}
+		if matcher.Explain(&rs) == "" {
+			t.Fatal("no explanation")
+		}
+		tab := matcher.Table{Entries: map[int]matcher.Entry{0: {Ruleset: rs, Format: matcher.FormatByName("packet")}}}
+		if _, err := matcher.Compile(&tab); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
