@@ -28,7 +28,6 @@ type IngressXspinContext struct {
 	Key         [8]IngressXspinField
 	Offset      IngressXspinField
 	Length      IngressXspinField
-	LengthShift uint32
 	LengthFrom  uint32
 	BucketBase  uint32
 	BucketMask  uint32
@@ -37,8 +36,10 @@ type IngressXspinContext struct {
 	Policy      uint8
 	Flags       uint8
 	HasOffset   uint8
+	OffsetShift uint8
 	HasLength   uint8
-	Pad         uint8
+	LengthShift uint8
+	Pad         [3]uint8
 }
 
 type IngressXspinContextFlags uint32

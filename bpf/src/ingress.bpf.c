@@ -239,7 +239,7 @@ static __always_inline enum verdict classify(const struct frame *f, const struct
 	if (c->has_offset) {
 		if (!load_field(f, &c->offset, &v))
 			return MALFORMED;
-		d->meta.offset = v;
+		d->meta.offset = v >> (c->offset_shift & 31);
 	}
 	if (c->has_length) {
 		__u64 end;

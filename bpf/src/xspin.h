@@ -89,7 +89,6 @@ struct xspin_context {
 	struct xspin_field key[XSPIN_MAX_KEY];
 	struct xspin_field offset;
 	struct xspin_field length;
-	__u32 length_shift;
 	__u32 length_from; /* the field counts bytes from here */
 	__u32 bucket_base;
 	__u32 bucket_mask;
@@ -98,8 +97,10 @@ struct xspin_context {
 	__u8 policy;
 	__u8 flags;
 	__u8 has_offset;
+	__u8 offset_shift; /* to the lowest bit of the mask */
 	__u8 has_length;
-	__u8 pad;
+	__u8 length_shift;
+	__u8 pad[3];
 };
 
 struct xspin_table {

@@ -1,0 +1,353 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package loader loads the ingress program, fills its maps, attaches it, and
+// reads back what the kernel granted. It changes nothing else: no ethtool
+// setting, no address, no other program.
+package loader
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/xspin/xspin/bpf"
+	"github.com/xspin/xspin/internal/capability"
+)
+
+// Errors that callers tell apart.
+var (
+	// ErrOccupied says that another XDP program is attached.
+	ErrOccupied = errors.New("another XDP program is attached")
+	// ErrKernel says that the kernel lacks something XsPIN cannot do without.
+	ErrKernel = errors.New("kernel too old")
+	// ErrNoNative says that the driver has no XDP of its own.
+	ErrNoNative = errors.New("no native XDP")
+)
+
+// Mode is how a program is attached.
+type Mode int
+
+// Attach modes. Auto tries Native first.
+const (
+	Auto Mode = iota
+	Native
+	Generic
+)
+
+func (m Mode) String() string {
+	return [...]string{"auto", "native", "generic"}[m]
+}
+
+// Config of an ingress program.
+type Config struct {
+	Interface  *net.Interface
+	Mode       Mode
+	HPUs       int // 1..64
+	Queues     int // receive queues, 1..64
+	BufferSize int // bytes of a frame that one AF_XDP buffer takes
+	MaxBuffers int // of one frame; 1 without multi-buffer support
+}
+
+// An Ingress is the ingress program on an interface. Its table starts empty, so
+// all frames pass. Safe for concurrent use, except for Close.
+type Ingress struct {
+	cfg     Config
+	mode    Mode
+	objs    bpf.IngressObjects
+	link    link.Link
+	queues  []byte // mapped
+	share   []byte // mapped
+	buckets []byte // mapped
+	publish sync.Mutex
+	table   *Table // in force
+}
+
+// Check tells, without changing anything, why an ingress program cannot be
+// attached here.
+func Check(iface *net.Interface) error {
+	op := "attach to " + iface.Name
+	if err := capability.Need(op, capability.NetAdmin, capability.NetRaw, capability.BPF, capability.Perfmon); err != nil {
+		return err
+	}
+	if err := checkKernel(); err != nil {
+		return fmt.Errorf("%s: %w", op, err)
+	}
+	l, err := netlink.LinkByIndex(iface.Index)
+	if err != nil {
+		return fmt.Errorf("%s: %w", op, err)
+	}
+	if l.Attrs().Flags&net.FlagUp == 0 {
+		return fmt.Errorf("%s: the interface is down: `ip link set %s up` first", op, iface.Name)
+	}
+	if x := l.Attrs().Xdp; x != nil && x.Attached {
+		return occupied(op, x)
+	}
+	return nil
+}
+
+// occupied names the program that is in the way.
+func occupied(op string, x *netlink.LinkXdp) error {
+	name := "unnamed"
+	if p, err := ebpf.NewProgramFromID(ebpf.ProgramID(x.ProgId)); err == nil {
+		if info, err := p.Info(); err == nil && info.Name != "" {
+			name = info.Name
+		}
+		p.Close()
+	}
+	mode := Native
+	if x.AttachMode == attachedSKB {
+		mode = Generic
+	}
+	return fmt.Errorf("%s: %w: %q (id %d, %s mode); XsPIN never evicts a program: stop its owner or detach it first", op, ErrOccupied, name, x.ProgId, mode)
+}
+
+const attachedSKB = 2 // XDP_ATTACHED_SKB of linux/if_link.h
+
+// The newest thing that the ingress program cannot do without.
+const (
+	minMajor, minMinor = 6, 9
+	minFeature         = "XDP metadata of more than 32 bytes"
+)
+
+func checkKernel() error {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return fmt.Errorf("uname: %w", err)
+	}
+	return checkRelease(unix.ByteSliceToString(u.Release[:]))
+}
+
+func checkRelease(release string) error {
+	var major, minor int
+	if n, _ := fmt.Sscanf(release, "%d.%d", &major, &minor); n != 2 {
+		return nil // not numbered like Linux: let loading tell
+	}
+	if major > minMajor || major == minMajor && minor >= minMinor {
+		return nil
+	}
+	return fmt.Errorf("%w: this is Linux %s, and %s needs %d.%d or later", ErrKernel, release, minFeature, minMajor, minMinor)
+}
+
+// Attach loads the program and attaches it to the interface. The link dies
+// with the process, whichever way that ends.
+func Attach(cfg Config) (*Ingress, error) {
+	if cfg.HPUs < 1 || cfg.HPUs > bpf.MaxHPUs {
+		return nil, fmt.Errorf("%d HPUs: possible are 1..%d", cfg.HPUs, bpf.MaxHPUs)
+	}
+	if cfg.Queues < 1 || cfg.Queues > bpf.MaxQueues {
+		return nil, fmt.Errorf("interface %s has %d receive queues: possible are 1..%d", cfg.Interface.Name, cfg.Queues, bpf.MaxQueues)
+	}
+	if cfg.BufferSize < 1 || cfg.MaxBuffers < 1 {
+		return nil, fmt.Errorf("buffers of %d bytes, %d for a frame: both must be at least 1", cfg.BufferSize, cfg.MaxBuffers)
+	}
+	if err := Check(cfg.Interface); err != nil {
+		return nil, err
+	}
+	mode := cfg.Mode
+	if mode == Auto {
+		mode = Native
+	}
+	in, err := attach(cfg, mode)
+	if errors.Is(err, ErrNoNative) && cfg.Mode == Auto {
+		in, err = attach(cfg, Generic)
+	}
+	return in, err
+}
+
+func attach(cfg Config, mode Mode) (_ *Ingress, err error) {
+	in := &Ingress{cfg: cfg, mode: mode}
+	defer func() {
+		if err != nil {
+			in.Close()
+		}
+	}()
+	if err := in.load("xspin_ingress"); err != nil {
+		return nil, err
+	}
+	flags := link.XDPDriverMode
+	if mode == Generic {
+		flags = link.XDPGenericMode
+	}
+	in.link, err = link.AttachXDP(link.XDPOptions{
+		Program:   in.objs.XspinIngress,
+		Interface: cfg.Interface.Index,
+		Flags:     flags,
+	})
+	op := fmt.Sprintf("attach to %s (%s mode)", cfg.Interface.Name, mode)
+	switch {
+	case err == nil:
+		return in, nil
+	case mode == Native && (errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, ebpf.ErrNotSupported)):
+		return nil, fmt.Errorf("%s: %w: the driver has none, generic mode works", op, ErrNoNative)
+	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EEXIST):
+		return nil, fmt.Errorf("%s: %w: %w", op, ErrOccupied, err)
+	case errors.Is(err, unix.ERANGE):
+		return nil, fmt.Errorf("%s: the MTU is too large for XDP on this driver, lower it: %w", op, err)
+	}
+	return nil, fmt.Errorf("%s: %w", op, err)
+}
+
+// load loads one program of the object and maps the shared memory.
+func (in *Ingress) load(program string) error {
+	spec, err := bpf.LoadIngress()
+	if err != nil {
+		return fmt.Errorf("read ingress object: %w", err)
+	}
+	for name := range spec.Programs {
+		if name != program {
+			delete(spec.Programs, name)
+		}
+	}
+	spec.Maps[bpf.IngressMapQueues].MaxEntries = uint32(in.cfg.Queues)
+	spec.Maps[bpf.IngressMapSockets].MaxEntries = uint32(in.cfg.Queues * in.cfg.HPUs)
+	config := bpf.Config{
+		Hpus:       uint32(in.cfg.HPUs),
+		Queues:     uint32(in.cfg.Queues),
+		BufferSize: uint32(in.cfg.BufferSize),
+		MaxBuffers: uint32(in.cfg.MaxBuffers),
+	}
+	if in.mode == Generic {
+		config.Atomic = 1
+	}
+	if err := spec.Variables[bpf.IngressVarConfig].Set(config); err != nil {
+		return fmt.Errorf("configure %s: %w", program, err)
+	}
+	coll, err := ebpf.NewCollection(spec)
+	if err != nil {
+		return fmt.Errorf("load %s: %w", program, loadError(err))
+	}
+	defer coll.Close()
+	in.objs.XspinIngress = coll.DetachProgram(program)
+	in.objs.Buckets = coll.DetachMap(bpf.IngressMapBuckets)
+	in.objs.Counters = coll.DetachMap(bpf.IngressMapCounters)
+	in.objs.Queues = coll.DetachMap(bpf.IngressMapQueues)
+	in.objs.Shares = coll.DetachMap(bpf.IngressMapShares)
+	in.objs.Sockets = coll.DetachMap(bpf.IngressMapSockets)
+	in.objs.Tables = coll.DetachMap(bpf.IngressMapTables)
+	for _, m := range []struct {
+		dst *[]byte
+		src *ebpf.Map
+	}{{&in.queues, in.objs.Queues}, {&in.share, in.objs.Shares}, {&in.buckets, in.objs.Buckets}} {
+		size := int(m.src.ValueSize() * m.src.MaxEntries())
+		*m.dst, err = unix.Mmap(m.src.FD(), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		if err != nil {
+			return fmt.Errorf("map %d bytes of %v: %w", size, m.src, err)
+		}
+	}
+	return in.Publish(&Table{})
+}
+
+func loadError(err error) error {
+	switch {
+	case errors.Is(err, unix.EPERM):
+		return fmt.Errorf("%w (is the unprivileged_bpf_disabled or a lockdown policy in force?)", err)
+	case errors.Is(err, ebpf.ErrNotSupported):
+		return fmt.Errorf("%w: %w", ErrKernel, err)
+	}
+	return err
+}
+
+// Mode returns how the program is attached: Native or Generic.
+func (in *Ingress) Mode() Mode { return in.mode }
+
+// Publish replaces the table. Every frame sees the old one or the new one, and
+// when Publish returns no frame is being matched or redirected by the old one
+// any more. It takes an RCU grace period, some 10 ms.
+func (in *Ingress) Publish(t *Table) error {
+	compiled, err := t.compile()
+	if err != nil {
+		return fmt.Errorf("publish table: %w", err)
+	}
+	m, err := ebpf.NewMap(&ebpf.MapSpec{
+		Name:       "xspin_table",
+		Type:       ebpf.Array,
+		KeySize:    4,
+		ValueSize:  uint32(unsafe.Sizeof(*compiled)),
+		MaxEntries: 1,
+	})
+	if err != nil {
+		return fmt.Errorf("publish table: %w", err)
+	}
+	defer m.Close() // the outer map holds it
+	if err := m.Put(uint32(0), compiled); err != nil {
+		return fmt.Errorf("publish table: %w", err)
+	}
+	in.publish.Lock()
+	defer in.publish.Unlock()
+	if err := in.objs.Tables.Put(uint32(0), m); err != nil {
+		return fmt.Errorf("publish table: %w", err)
+	}
+	in.table = t
+	return nil
+}
+
+// SetSocket tells the program where to send the frames for an HPU that arrive
+// on a queue.
+func (in *Ingress) SetSocket(queue, hpu, fd int) error {
+	if err := in.objs.Sockets.Put(uint32(queue*in.cfg.HPUs+hpu), uint32(fd)); err != nil {
+		return fmt.Errorf("socket %d for HPU %d on queue %d: %w", fd, hpu, queue, err)
+	}
+	return nil
+}
+
+// ClearSockets takes all sockets away: matched frames pass to the stack.
+func (in *Ingress) ClearSockets() error {
+	for i := range in.cfg.Queues * in.cfg.HPUs {
+		if err := in.objs.Sockets.Delete(uint32(i)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("socket %d: %w", i, err)
+		}
+	}
+	return nil
+}
+
+// Queue returns the memory that the program and the HPUs share for a queue.
+// Use it with atomic operations only, and not after Close.
+func (in *Ingress) Queue(i int) *bpf.Queue {
+	size := int(unsafe.Sizeof(bpf.Queue{}))
+	return (*bpf.Queue)(unsafe.Pointer(&in.queues[i*size : (i+1)*size][0]))
+}
+
+// Share returns credits, quanta and the HPUs' load, shared with the program.
+// Use it with atomic operations only, and not after Close.
+func (in *Ingress) Share() *bpf.Share {
+	return (*bpf.Share)(unsafe.Pointer(&in.share[0]))
+}
+
+// Buckets returns the buckets of messages, shared with the program: HPU+1 in
+// the low byte, users in the high word. Use them with atomic operations only,
+// and not after Close.
+func (in *Ingress) Buckets() []uint64 {
+	return unsafe.Slice((*uint64)(unsafe.Pointer(&in.buckets[0])), bpf.MaxBuckets)
+}
+
+// Close detaches the program and frees everything. Frames pass again as if
+// nothing had been there. Idempotent.
+func (in *Ingress) Close() error {
+	var errs []error
+	if in.link != nil {
+		errs = append(errs, in.link.Close())
+		in.link = nil
+	}
+	for _, b := range []*[]byte{&in.queues, &in.share, &in.buckets} {
+		if *b != nil {
+			errs = append(errs, unix.Munmap(*b))
+			*b = nil
+		}
+	}
+	for _, m := range []*ebpf.Map{in.objs.Buckets, in.objs.Counters, in.objs.Queues, in.objs.Shares, in.objs.Sockets, in.objs.Tables} {
+		errs = append(errs, m.Close())
+	}
+	errs = append(errs, in.objs.XspinIngress.Close())
+	in.objs = bpf.IngressObjects{}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("detach from %s: %w", in.cfg.Interface.Name, err)
+	}
+	return nil
+}

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package loader
+
+import (
+	"fmt"
+
+	"github.com/xspin/xspin/bpf"
+)
+
+// Stats are the program's counters, in frames, summed over CPUs since it was
+// attached: Seen is the sum of Passed, Redirected, Failed, Malformed, Oversize
+// and all of Refused.
+type Stats struct {
+	Seen       uint64
+	Passed     uint64                  // no ruleset matched
+	Redirected uint64                  // on their way to an HPU
+	Failed     uint64                  // matched, could not be redirected, passed on
+	Malformed  uint64                  // matched, against their message format, passed on
+	Oversize   uint64                  // matched, more buffers than AF_XDP takes here, passed on
+	Matched    [bpf.MaxRulesets]uint64 // by ruleset
+	Refused    [bpf.MaxContexts]uint64 // by context: dropped for lack of credit
+}
+
+// Stats reads the program's counters.
+func (in *Ingress) Stats() (Stats, error) {
+	var cpus []bpf.Stats
+	if err := in.objs.Counters.Lookup(uint32(0), &cpus); err != nil {
+		return Stats{}, fmt.Errorf("read the program's counters: %w", err)
+	}
+	var sum Stats
+	for i := range cpus {
+		c := &cpus[i]
+		sum.Seen += c.Seen
+		sum.Passed += c.Passed
+		sum.Redirected += c.Redirected
+		sum.Failed += c.Failed
+		sum.Malformed += c.Malformed
+		sum.Oversize += c.Oversize
+		for k, n := range c.Matched {
+			sum.Matched[k] += n
+		}
+		for k, n := range c.Refused {
+			sum.Refused[k] += n
+		}
+	}
+	return sum, nil
+}

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package loader
+
+import (
+	"fmt"
+	"math/bits"
+
+	"github.com/xspin/xspin/bpf"
+	"github.com/xspin/xspin/matcher"
+)
+
+// A Policy tells how the program picks the HPU of a packet.
+type Policy uint8
+
+// Scheduling policies (D4.7 section 4.4.4).
+const (
+	ByMessage Policy = Policy(bpf.PolicyMessage) // packets of a message stay on one HPU
+	ByPacket  Policy = Policy(bpf.PolicyPacket)  // packets go wherever there is room
+)
+
+// A Context is what the program knows of an execution context.
+type Context struct {
+	ID        uint16
+	Format    *matcher.Format
+	Policy    Policy
+	CoreMask  uint64 // HPUs it may use, bit h for HPU h
+	Buckets   Range  // of the bucket map, for ByMessage
+	Timestamp bool   // stamp frames with their arrival time
+}
+
+// A Range of buckets. Size is a power of two.
+type Range struct{ Base, Size int }
+
+// A Table is all that decides where a frame goes. Publish makes it law for
+// every frame at once.
+type Table struct {
+	Generation uint32
+	Rulesets   map[int]Binding // by number; the lowest that matches wins
+	Contexts   map[uint16]Context
+}
+
+// A Binding ties a ruleset to its context.
+type Binding struct {
+	matcher.Ruleset
+	Context uint16
+}
+
+// Reference returns the table as the Go reference matcher wants it.
+func (t *Table) Reference() (*matcher.Table, error) {
+	ref := &matcher.Table{Generation: t.Generation, Entries: make(map[int]matcher.Entry, len(t.Rulesets))}
+	for slot, b := range t.Rulesets {
+		c, ok := t.Contexts[b.Context]
+		if !ok {
+			return nil, fmt.Errorf("ruleset %d (%s): context %d is not in the table", slot, b.Name, b.Context)
+		}
+		ref.Entries[slot] = matcher.Entry{Ruleset: b.Ruleset, Context: b.Context, Format: c.Format}
+	}
+	if err := ref.Validate(); err != nil {
+		return nil, err
+	}
+	return ref, nil
+}
+
+// compile turns the table into the structure that the program reads.
+func (t *Table) compile() (*bpf.Table, error) {
+	ref, err := t.Reference()
+	if err != nil {
+		return nil, err
+	}
+	x, err := matcher.Compile(ref)
+	if err != nil {
+		return nil, err
+	}
+	out := &bpf.Table{
+		Generation: t.Generation,
+		Nfields:    uint32(len(x.Fields)),
+		LastOr:     uint32(x.LastOr),
+		Cand:       x.Cand,
+		Hit:        x.Hit,
+		Or:         x.Or,
+	}
+	// The program knows two shapes of vector: one word or four.
+	stride := 1
+	if x.Words > 1 {
+		out.Wide = 1
+		stride = bpf.VecWords
+	}
+	for i, f := range x.Fields {
+		k := bpf.IndexField{
+			Field: field(matcher.Field{Index: f.Index, Mask: f.Mask}),
+			First: uint32(f.First),
+			Count: uint32(f.N),
+		}
+		copy(k.Absent[:], x.Absent[i*x.Words:][:x.Words])
+		out.Fields[i] = k
+	}
+	copy(out.Bounds[:], x.Bounds)
+	for i := range x.Bounds {
+		copy(out.Vec[i*stride:][:stride], x.Vec[i*x.Words:][:x.Words])
+	}
+	for bit, slot := range x.Slots {
+		b := t.Rulesets[slot]
+		eom := b.EOM
+		if eom == nil {
+			eom = t.Contexts[b.Context].Format.EOM
+		}
+		if eom == nil {
+			eom = &matcher.False
+		}
+		out.Rulesets[bit] = bpf.Ruleset{
+			Slot:    uint8(slot),
+			Context: b.Context,
+			Eom: bpf.Rule{
+				Field: field(matcher.Field{Index: eom.Index, Mask: eom.Mask}),
+				Start: eom.Start,
+				End:   eom.End,
+			},
+		}
+	}
+	for id, c := range t.Contexts {
+		if err := c.fill(&out.Contexts[id]); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+func field(f matcher.Field) bpf.Field {
+	return bpf.Field{Off: uint16(4 * f.Index), Need: uint16(f.Need()), Mask: f.Mask}
+}
+
+func (c *Context) fill(out *bpf.Context) error {
+	if c.Policy == ByMessage {
+		if n := c.Buckets.Size; n <= 0 || n&(n-1) != 0 || c.Buckets.Base < 0 || c.Buckets.Base+n > bpf.MaxBuckets {
+			return fmt.Errorf("context %d: buckets %d+%d: need a power of two within 0..%d", c.ID, c.Buckets.Base, n, bpf.MaxBuckets)
+		}
+		out.BucketBase = uint32(c.Buckets.Base)
+		out.BucketMask = uint32(c.Buckets.Size - 1)
+	}
+	f := c.Format
+	out.CoreMask = c.CoreMask
+	out.Policy = uint8(c.Policy)
+	out.Header = uint16(f.Header)
+	out.Nkey = uint8(len(f.Key))
+	for i, k := range f.Key {
+		out.Key[i] = field(k)
+	}
+	if f.Offset != nil {
+		out.HasOffset = 1
+		out.Offset = field(*f.Offset)
+		out.OffsetShift = uint8(bits.TrailingZeros32(f.Offset.Mask))
+	}
+	if f.Length != nil {
+		out.HasLength = 1
+		out.Length = field(f.Length.Field)
+		out.LengthShift = uint8(bits.TrailingZeros32(f.Length.Mask))
+		out.LengthFrom = uint32(f.Length.From)
+	}
+	if c.Timestamp {
+		out.Flags |= bpf.ContextTimestamp
+	}
+	return nil
+}
