@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/xspin/xspin/netns"
+)
+
+// newLabCmd returns `xspin lab`.
+func newLabCmd() *cobra.Command {
+	lab := &cobra.Command{
+		Use:   "lab",
+		Short: "Two network namespaces joined by a veth pair, to try XsPIN in",
+		Long: `A lab is a NIC and its peer without any hardware: the namespace xspin-nic with
+the device xs-nic (10.0.0.1/24), and xspin-host with xs-host (10.0.0.2/24).
+The machine's own network is not touched.`,
+		Args: cobra.NoArgs,
+	}
+	lab.AddCommand(newLabUpCmd(), newLabDownCmd(), newLabExecCmd())
+	return lab
+}
+
+func newLabUpCmd() *cobra.Command {
+	var cfg netns.LabConfig
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "up",
+		Short: "Bring the lab up, or keep it if it is there as asked",
+		Long: `Bring the lab up. A lab that is there with this MTU and these queues is kept;
+another one, and what a crash left, is removed and built anew.`,
+		Example: `  sudo xspin lab up
+  sudo xspin lab up --mtu 9000 --queues 4`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			// A zero means the default to netns, not to the user.
+			for _, f := range []struct {
+				name  string
+				value int
+			}{{"mtu", cfg.MTU}, {"queues", cfg.Queues}} {
+				if cmd.Flags().Changed(f.name) && f.value == 0 {
+					return fmt.Errorf("lab up: %w: --%s 0", netns.ErrConfig, f.name)
+				}
+			}
+			cfg.Warn = warnTo(cmd.ErrOrStderr())
+			l, err := netns.Up(cfg)
+			if err != nil {
+				return err
+			}
+			defer l.Close()
+			if asJSON {
+				return writeLabJSON(cmd.OutOrStdout(), l)
+			}
+			_, err = io.WriteString(cmd.OutOrStdout(), drawLab(l))
+			return err
+		},
+	}
+	cmd.Flags().IntVar(&cfg.MTU, "mtu", 0, "bytes, 68 to 65535 (default 1500)")
+	cmd.Flags().IntVar(&cfg.Queues, "queues", 0, "receive and transmit queues of each device, 1 to 256 (default one per CPU)")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "describe the lab as JSON")
+	return cmd
+}
+
+func newLabDownCmd() *cobra.Command {
+	return &cobra.Command{
+		Use:   "down",
+		Short: "Remove the lab and whatever is left of one",
+		Long: `Remove the lab and whatever is left of one. Processes inside are named, not
+ended. Namespaces that xspin did not make are never removed.`,
+		Example: `  sudo xspin lab down`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return netns.Down(netns.LabConfig{Warn: warnTo(cmd.ErrOrStderr())})
+		},
+	}
+}
+
+func newLabExecCmd() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "exec [nic|host|NAMESPACE] [--] COMMAND [ARG...]",
+		Short: "Run a command inside the lab",
+		Long: `Run a command inside one of the lab's namespaces, or any other one under
+/run/netns. The command takes the place of xspin: terminal, signals and exit
+status are its own. With nothing in front of --, it runs in host.`,
+		Example: `  sudo xspin lab exec host ping -c 3 10.0.0.1
+  sudo xspin lab exec -- ping -c 3 10.0.0.1
+  sudo xspin lab exec nic tcpdump -ni xs-nic`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			name, argv, err := splitExec(args, cmd.ArgsLenAtDash() == 0)
+			if err != nil {
+				return err
+			}
+			return execIn(name, argv)
+		},
+	}
+	// The command's flags are not ours.
+	cmd.Flags().SetInterspersed(false)
+	return cmd
+}
+
+// splitExec tells the namespace from the command. dashed says that the command
+// line had its -- before the first of args.
+func splitExec(args []string, dashed bool) (name string, argv []string, err error) {
+	name, argv = "host", args
+	if !dashed && len(args) > 0 {
+		name, argv = args[0], args[1:]
+		if len(argv) > 0 && argv[0] == "--" {
+			argv = argv[1:]
+		}
+	}
+	if len(argv) == 0 {
+		return "", nil, fmt.Errorf("lab exec: no command for %s: try `xspin lab exec %s -- ping -c 3 10.0.0.1`", name, name)
+	}
+	switch name {
+	case "nic", "host":
+		name = "xspin-" + name
+	}
+	return name, argv, nil
+}
+
+func execIn(name string, argv []string) error {
+	ns, err := netns.OpenNamespace(name)
+	if errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("lab exec: %w: run `xspin lab up`, or name nic, host or a namespace under /run/netns before the command", err)
+	} else if err != nil {
+		return fmt.Errorf("lab exec: %w", err)
+	}
+	defer ns.Close()
+	return fmt.Errorf("lab exec: %w", ns.Exec(argv, os.Environ()))
+}
+
+func warnTo(w io.Writer) func(string) {
+	return func(msg string) { fmt.Fprintln(w, "warning:", msg) }
+}
+
+// drawLab draws the lab in three lines and says what to type next.
+func drawLab(l *netns.Lab) string {
+	left := []string{l.NIC.Namespace, l.NIC.Device + " " + l.NIC.Addr.String(), l.NIC.MAC.String()}
+	right := []string{l.Host.Namespace, l.Host.Device + " " + l.Host.Addr.String(), l.Host.MAC.String()}
+	mid := []string{fmt.Sprintf("MTU %d", l.MTU), "<---- veth ---->", fmt.Sprintf("queues %d", l.Queues)}
+	var b strings.Builder
+	for i := range mid {
+		pad := len(mid[1]) - len(mid[i])
+		fmt.Fprintf(&b, "  %-22s  %s%s%s  %s\n", left[i], strings.Repeat(" ", pad/2), mid[i], strings.Repeat(" ", pad-pad/2), right[i])
+	}
+	fmt.Fprintf(&b, "next: sudo xspin lab exec host -- ping -c 3 %s\n", l.NIC.Addr.Addr())
+	return b.String()
+}
+
+func writeLabJSON(w io.Writer, l *netns.Lab) error {
+	type port struct {
+		Namespace string `json:"namespace"`
+		Device    string `json:"device"`
+		Index     int    `json:"index"`
+		MAC       string `json:"mac"`
+		Addr      string `json:"addr"`
+	}
+	of := func(p netns.Port) port {
+		return port{p.Namespace, p.Device, p.Index, p.MAC.String(), p.Addr.String()}
+	}
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	return enc.Encode(struct {
+		Schema int  `json:"schema"`
+		NIC    port `json:"nic"`
+		Host   port `json:"host"`
+		MTU    int  `json:"mtu"`
+		Queues int  `json:"queues"`
+	}{1, of(l.NIC), of(l.Host), l.MTU, l.Queues})
+}
