@@ -130,7 +130,8 @@ func (q *Queue) Open(cfg SocketConfig) (*Socket, error) {
 // The frames recycle[:filled] are the kernel's then, and done[:completed] the
 // caller's. If the kernel waits for frames it is woken.
 //
-// Any address within a frame stands for the frame.
+// Any address within a frame stands for the frame; a completed one may
+// differ from the one sent, as Linux 6.18 in copy mode clears its lowest bit.
 func (q *Queue) Exchange(recycle, done []uint64) (filled, completed int) {
 	q.mu.Lock()
 	filled = q.post(recycle)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -21,7 +22,7 @@ type SocketConfig struct {
 type Stats struct {
 	RxDropped       uint64 // no frame to receive into, or too long for a frame
 	RxInvalidDescs  uint64 // refused addresses on the fill ring; the whole queue's
-	TxInvalidDescs  uint64 // refused descriptors; their frames never complete
+	TxInvalidDescs  uint64 // refused descriptors, see Send
 	RxRingFull      uint64 // frames lost because this socket was slow
 	RxFillRingEmpty uint64 // the fill ring was empty: the whole queue's, do not add up over sockets
 	TxRingEmpty     uint64 // the kernel looked for something to send in vain
@@ -171,30 +172,27 @@ func (s *Socket) bind(founder bool) error {
 		// Sharing the buffer pool of the queue takes a socket of that queue. The
 		// kernel refuses any other flag beside this one: all is inherited.
 		sa.Flags, sa.SharedUmemFD = unix.XDP_SHARED_UMEM, uint32(q.sockets[0].fd)
-		if err := unix.Bind(s.fd, &sa); err != nil {
-			return s.fail("bind", err)
-		}
-		return nil
+		return s.try(&sa)
 	}
 
 	if m := q.umem.member(); m != nil {
 		sa.Flags, sa.SharedUmemFD = unix.XDP_SHARED_UMEM, uint32(m.fd)
 		q.granted = m.queue.granted
-		if err := unix.Bind(s.fd, &sa); err != nil {
-			return s.fail("bind", err)
+		if err := s.try(&sa); err != nil {
+			return err
 		}
 	} else {
 		sa.Flags = q.cfg.flags()
 		q.granted = Granted{NeedWakeup: true, MultiBuffer: true}
-		err := unix.Bind(s.fd, &sa)
+		err := s.try(&sa)
 		if errors.Is(err, unix.EINVAL) {
 			// Before Linux 6.6 XDP_USE_SG was an unknown flag.
 			sa.Flags &^= unix.XDP_USE_SG
 			q.granted.MultiBuffer = false
-			err = unix.Bind(s.fd, &sa)
+			err = s.try(&sa)
 		}
 		if err != nil {
-			return s.fail("bind", err)
+			return err
 		}
 	}
 	var opts uint32
@@ -211,6 +209,22 @@ func (s *Socket) bind(founder bool) error {
 			q.cfg.Ifindex, q.cfg.Queue, want, got, ErrMode)
 	}
 	return nil
+}
+
+// try binds to sa. The kernel lets go of a queue some time after the last socket
+// was closed, in a work item that takes the RTNL lock, so that EBUSY means
+// something only if it lasts.
+func (s *Socket) try(sa *unix.SockaddrXDP) error {
+	const patience, pause = 500 * time.Millisecond, 2 * time.Millisecond
+	for start := time.Now(); ; time.Sleep(pause) {
+		err := unix.Bind(s.fd, sa)
+		if err == nil {
+			return nil
+		}
+		if err != unix.EBUSY || time.Since(start) > patience {
+			return s.fail("bind", err)
+		}
+	}
 }
 
 // FD returns the file descriptor, for the XSKMAP and for poll: readable means
@@ -250,7 +264,8 @@ func (s *Socket) RxAvailable() uint32 { return s.rx.available() }
 // at all, and an unfinished one at the end is left. Kick afterwards.
 //
 // The kernel drops a frame with a descriptor that is empty or leaves its frame
-// in the UMEM, counts it as Stats.TxInvalidDescs, and never completes it.
+// in the UMEM, counts it as Stats.TxInvalidDescs, and stops there until the next
+// Kick. Whether the descriptor ever completes depends on the kernel's version.
 func (s *Socket) Send(descs []Desc) int {
 	n := s.tx.room(len(descs))
 	for n > 0 && descs[n-1].Options&Continued != 0 {
