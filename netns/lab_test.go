@@ -15,6 +15,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -37,6 +38,14 @@ func TestMain(m *testing.M) {
 		}
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(99)
+	case "full": // a lab where there is room for one name, not for two
+		err := errors.Join(os.MkdirAll("/run/netns", 0o755), unix.Mount("none", "/run/netns", "tmpfs", 0, "nr_inodes=2"))
+		if err == nil {
+			_, err = netns.Up(netns.LabConfig{})
+		}
+		names, _ := os.ReadDir("/run/netns")
+		fmt.Print(len(names), " names, no space: ", errors.Is(err, unix.ENOSPC))
+		os.Exit(0)
 	case "updown": // the lab in namespaces argv[0] and argv[1], until killed
 		cfg := config(argv[0], argv[1])
 		for fmt.Println("ready"); ; {
@@ -419,6 +428,7 @@ func TestUpKeepsWhatIsAsAskedAndRebuildsTheRest(t *testing.T) {
 				return netlink.AddrDel(k, a)
 			})()
 		}, false},
+		{"the host device exchanged for one of another pair", exchange, false},
 		{"the pair removed", func(l *netns.Lab, c *netns.LabConfig) error { return link(l.NIC, netlink.LinkDel)() }, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -439,6 +449,43 @@ func TestUpKeepsWhatIsAsAskedAndRebuildsTheRest(t *testing.T) {
 			down(t, cfg)
 		})
 	}
+}
+
+// exchange puts, in place of the host's device, one that looks like it but
+// leads to another device of the NIC's namespace.
+func exchange(l *netns.Lab, _ *netns.LabConfig) error {
+	host, err := os.Open(l.Host.NS.Path())
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	err = l.NIC.NS.Do(func() error {
+		return netlink.LinkAdd(&netlink.Veth{
+			LinkAttrs: netlink.LinkAttrs{Name: "x", MTU: l.MTU, NumRxQueues: l.Queues, NumTxQueues: l.Queues},
+			PeerName:  "y", PeerHardwareAddr: l.Host.MAC, PeerNamespace: netlink.NsFd(host.Fd()),
+		})
+	})
+	if err != nil {
+		return err
+	}
+	return l.Host.NS.Do(func() error {
+		old, err := netlink.LinkByName(l.Host.Device)
+		if err != nil {
+			return err
+		}
+		y, err := netlink.LinkByName("y")
+		if err != nil {
+			return err
+		}
+		a, err := netlink.ParseAddr(l.Host.Addr.String())
+		if err != nil {
+			return err
+		}
+		return errors.Join(
+			netlink.LinkSetDown(old), netlink.LinkSetName(old, "old"),
+			netlink.LinkSetName(y, l.Host.Device), netlink.LinkSetAlias(y, "xspin lab"),
+			netlink.AddrAdd(y, a), netlink.LinkSetUp(y))
+	})
 }
 
 func TestLeftoversAreHealed(t *testing.T) {
@@ -560,15 +607,26 @@ func TestOpenAttachesOnlyToWhatIsAsked(t *testing.T) {
 	if b.MTU != 2000 || b.Queues != 2 || b.NIC.Index != a.NIC.Index || b.NIC.Device != "xs-nic" {
 		t.Errorf("got %+v, want what is there", b)
 	}
-	if asked.MTU++; true {
-		if _, err := netns.Open(asked); !errors.Is(err, netns.ErrNotUp) || !strings.Contains(err.Error(), "MTU 2000, not 2001") {
-			t.Errorf("other MTU: got %v, want %v", err, netns.ErrNotUp)
-		}
+	asked.MTU++
+	if _, err := netns.Open(asked); !errors.Is(err, netns.ErrNotUp) || !strings.Contains(err.Error(), "MTU 2000, not 2001") {
+		t.Errorf("other MTU: got %v, want %v", err, netns.ErrNotUp)
 	}
 	for range 2 {
 		if err := b.Down(); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+func TestEndsOfTwoLabsAreNoLab(t *testing.T) {
+	a, b := netnstest.Temp(t, netns.LabConfig{}), netnstest.Temp(t, netns.LabConfig{})
+	if a.NIC.Index != b.NIC.Index || a.Host.Index != b.Host.Index {
+		t.Errorf("the labs differ: %+v, %+v", a, b)
+	}
+	l, err := netns.Open(config(a.NIC.Namespace, b.Host.Namespace))
+	if !errors.Is(err, netns.ErrNotUp) || !strings.Contains(err.Error(), "the peer of xs-nic is not in "+b.Host.Namespace) {
+		l.Close()
+		t.Errorf("got %v, want %v", err, netns.ErrNotUp)
 	}
 }
 
@@ -581,9 +639,13 @@ func TestDownNamesProcessesInsideAndLetsThemLive(t *testing.T) {
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
 	}
-	pids, err := l.NIC.NS.Pids()
-	if err != nil || len(pids) != 1 || pids[0] != c.Process.Pid {
-		t.Errorf("Pids: %v, %v, want %d", pids, err, c.Process.Pid)
+	var pids []int
+	within(t, l.NIC.NS, func() (err error) { // the caller inside does not count
+		pids, err = l.NIC.NS.Pids()
+		return err
+	})
+	if len(pids) != 1 || pids[0] != c.Process.Pid {
+		t.Errorf("Pids: %v, want %d", pids, c.Process.Pid)
 	}
 	var warned []string
 	cfg.Warn = func(msg string) { warned = append(warned, msg) }
@@ -638,6 +700,17 @@ func TestConcurrentUpsAgree(t *testing.T) {
 		l.Close()
 	}
 	down(t, cfg)
+}
+
+func TestUpThatCannotNameBothNamespacesNamesNone(t *testing.T) {
+	netnstest.NeedRoot(t)
+	c := exec.Command("/proc/self/exe")
+	c.Env = append(os.Environ(), helperEnv+"=full")
+	c.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNS}
+	out, err := c.CombinedOutput()
+	if want := "0 names, no space: true"; string(out) != want || err != nil {
+		t.Errorf("got %q, %v, want %q", out, err, want)
+	}
 }
 
 // The process runs out of descriptors at one point after the other, until Up
