@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"io"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/xspin/xspin/demos/pingpong"
+	"github.com/xspin/xspin/demos/pingpong/rtt"
+)
+
+func TestPingpongFlags(t *testing.T) {
+	parse := func(line string) (pingpong.Config, error) {
+		var f pingpongFlags
+		fl := pflag.NewFlagSet("pingpong", pflag.ContinueOnError)
+		f.bind(fl)
+		if err := fl.Parse(strings.Fields(line)); err != nil {
+			return pingpong.Config{}, err
+		}
+		return f.config(fl.Changed("mode"))
+	}
+
+	t.Run("the defaults are those of make demo", func(t *testing.T) {
+		got, err := parse("")
+		both := []rtt.Proto{rtt.ICMP, rtt.UDP}
+		want := pingpong.Config{
+			Protos: both, Modes: []pingpong.Mode{pingpong.Host, pingpong.NIC}, Sizes: []int{16, 516, 1016, 1416},
+			Count: 10000, Warmup: 1000, Timeout: time.Second, ClientWait: rtt.Block, ClientCPU: -1,
+			Server: pingpong.ServerConfig{Protos: both, HPUs: 16, Wait: "adaptive"},
+		}
+		if err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("error %v\ngot  %+v\nwant %+v", err, got, want)
+		}
+	})
+	t.Run("--serve alone is about the NIC", func(t *testing.T) {
+		if got, err := parse("--serve"); err != nil || !reflect.DeepEqual(got.Modes, []pingpong.Mode{pingpong.NIC}) {
+			t.Errorf("modes %v, error %v", got.Modes, err)
+		}
+	})
+
+	for _, tc := range []struct{ good, bad, says string }{
+		{"--proto icmp", "--proto tcp", "--proto tcp: want icmp, udp or both"},
+		{"--mode nic", "--mode fpga", "--mode fpga: want host, nic"},
+		{"--mode nic,host", "--mode nic,nic", "--mode nic,nic: want each mode once"},
+		{"--mode nic --serve", "--mode host --serve", "--mode host: with --serve only nic"},
+		{"--size 8", "--size 7", "--size 7: want bytes of payload, 8 to 1472"},
+		{"--size 8,1472", "--size 8,1473", "--size 1473: want bytes of payload, 8 to 1472"},
+		{"--size 100", "--size 1e2", "--size 1e2: want bytes of payload, 8 to 1472"},
+		{"--size 8,9", "--size 8,8", "--size 8,8: 8 is there twice"},
+		{"--count 1", "--count 0", "--count 0: want 1 to 10000000"},
+		{"--count 10000000", "--count 10000001", "--count 10000001: want 1 to 10000000"},
+		{"--warmup 0", "--warmup -1", "--warmup -1: want 0 to 10000000"},
+		{"--interval 0", "--interval -1ms", "--interval -1ms: want 0 or more"},
+		{"--timeout 1ns", "--timeout 0", "--timeout 0s: want more than 0"},
+		{"--client-wait spin", "--client-wait adaptive", "--client-wait adaptive: want block or spin"},
+		{"--client-cpu -1", "--client-cpu -2", "--client-cpu -2: want a CPU number"},
+		{"--client-cpu -1", "--client-cpu 1023", "--client-cpu 1023: not one of the"},
+		{"--client-cpu -1", "--client-cpu 1024", "--client-cpu 1024: want a CPU number"},
+		{"--nic-cpu=", "--nic-cpu -1", "--nic-cpu -1: want a CPU number"},
+		{"--nic-cpu=", "--nic-cpu 1023", "--nic-cpu 1023: not one of the"},
+		{"--hpus 1", "--hpus 0", "--hpus 0: want 1 to 256"},
+		{"--hpus 256", "--hpus 257", "--hpus 257: want 1 to 256"},
+		{"--wait sleep", "--wait block", "--wait block: want adaptive, sleep or spin"},
+		{"--serve", "--serve --json", "--json true: not with --serve"},
+	} {
+		if _, err := parse(tc.good); err != nil {
+			t.Errorf("%s: %v", tc.good, err)
+		}
+		if _, err := parse(tc.bad); err == nil || !strings.Contains(err.Error(), tc.says) {
+			t.Errorf("%s: error %v, want %q", tc.bad, err, tc.says)
+		}
+	}
+
+	t.Run("a wrong flag is found before anything is set up", func(t *testing.T) {
+		cmd := newPingpongCmd()
+		cmd.SetArgs([]string{"--size", "7"})
+		cmd.SetOut(io.Discard)
+		cmd.SetErr(io.Discard)
+		// Without a lab and perhaps without root: the flag comes first.
+		if err := cmd.Execute(); err == nil || !strings.Contains(err.Error(), "demo pingpong: --size 7") {
+			t.Errorf("error %v", err)
+		}
+	})
+}
+
+func TestHelperCommandsAreHidden(t *testing.T) {
+	for _, cmd := range newHelperCmds() {
+		if !cmd.Hidden {
+			t.Errorf("%s is not hidden", cmd.Name())
+		}
+		cmd.SetArgs(nil)
+		cmd.SilenceErrors = true
+		if err := cmd.RunE(cmd, nil); err == nil || !strings.Contains(err.Error(), "own use") {
+			t.Errorf("%s without options: error %v", cmd.Name(), err)
+		}
+	}
+}

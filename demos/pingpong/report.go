@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pingpong
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/xspin/xspin/demos/pingpong/rtt"
+	"github.com/xspin/xspin/internal/quantile"
+	"github.com/xspin/xspin/netns"
+)
+
+// Report is what the demo prints: WriteJSON for programs, WriteText for people.
+type Report struct {
+	Schema  int      `json:"schema"` // 1
+	Env     Env      `json:"env"`
+	Results []Result `json:"results"`
+}
+
+// Env is what was on while it was measured.
+type Env struct {
+	Kernel     string `json:"kernel"`
+	CPU        string `json:"cpu"`
+	CPUs       int    `json:"cpus"` // that this process may use
+	Go         string `json:"go"`
+	GOMAXPROCS int    `json:"gomaxprocs"`
+
+	ClientWait rtt.Wait `json:"client_wait"`
+	ClientCPU  int      `json:"client_cpu"` // -1: any
+	IntervalUS float64  `json:"interval_us"`
+	Warmup     int      `json:"warmup"`
+	HostWait   rtt.Wait `json:"host_wait"` // of the UDP echo in mode host
+	HPUs       int      `json:"hpus"`
+	NICWait    string   `json:"nic_wait"`
+	NICCPUs    []int    `json:"nic_cpus"` // empty: any; the first is the UDP echo's in mode host
+	Queues     int      `json:"queues"`   // of each device
+
+	// Links is, by mode, the state of the NIC's end and of the host's.
+	Links map[Mode][]rtt.LinkState `json:"links"`
+}
+
+// Result is one protocol and size in one mode.
+type Result struct {
+	Proto rtt.Proto `json:"proto"`
+	Mode  Mode      `json:"mode"`
+	Tier  string    `json:"tier"` // of the handlers that mode nic compares: always user
+	Size  int       `json:"size"` // payload, bytes
+	Count int       `json:"count"`
+	Lost  int       `json:"lost"`
+	Bad   int       `json:"bad,omitempty"` // replies with wrong contents
+
+	RTT       *RTT    `json:"rtt_us"` // null if nothing came back
+	Breakdown *Micros `json:"breakdown_us,omitempty"`
+}
+
+// RTT is about the round trips of a Result, in microseconds.
+type RTT struct {
+	Min  float64           `json:"min"`
+	P50  float64           `json:"p50"`
+	P95  float64           `json:"p95"`
+	P99  float64           `json:"p99"`
+	CI95 quantile.Interval `json:"ci95"` // bootstrap interval of P50
+}
+
+// Micros says where a round trip through the NIC goes, in microseconds. The
+// parts inside the NIC are medians, the rest is the median round trip less those.
+type Micros struct {
+	WireAndClient    float64 `json:"wire_and_client"`
+	ArrivalToHandler float64 `json:"arrival_to_handler"`
+	Handler          float64 `json:"handler"`
+}
+
+func newResult(p rtt.Proto, m Mode, size int, pings rtt.Result) Result {
+	r := Result{Proto: p, Mode: m, Tier: "user", Size: size, Count: pings.Sent, Lost: pings.Lost, Bad: pings.Bad}
+	if len(pings.Samples) > 0 {
+		us := make([]float64, len(pings.Samples))
+		for i, ns := range pings.Samples {
+			us[i] = float64(ns) / 1e3
+		}
+		s := quantile.Summarize(us)
+		r.RTT = &RTT{s.Min, s.P50, s.P95, s.P99, s.CI95}
+	}
+	return r
+}
+
+func newMicros(b Breakdown, p50 float64) *Micros {
+	m := &Micros{ArrivalToHandler: float64(b.ArrivalToHandler) / 1e3, Handler: float64(b.Handler) / 1e3}
+	m.WireAndClient = max(0, p50-m.ArrivalToHandler-m.Handler)
+	return m
+}
+
+// verdict is an error if somebody gave no or a wrong answer.
+func (r *Report) verdict() error {
+	for _, res := range r.Results {
+		if res.Bad > 0 || res.RTT == nil {
+			return fmt.Errorf("%w: %s by %s, %d bytes: of %d pings %d lost, %d with a wrong reply",
+				ErrReplies, res.Proto, res.Mode, res.Size, res.Count, res.Lost, res.Bad)
+		}
+	}
+	return nil
+}
+
+func environment(lab *netns.Lab, c Config) Env {
+	return Env{
+		Kernel: kernel(), CPU: cpuModel(), CPUs: runtime.NumCPU(), Go: runtime.Version(), GOMAXPROCS: runtime.GOMAXPROCS(0),
+		ClientWait: c.ClientWait, ClientCPU: c.ClientCPU, IntervalUS: float64(c.Interval.Nanoseconds()) / 1e3, Warmup: c.Warmup,
+		HostWait: rtt.Block, HPUs: c.Server.HPUs, NICWait: c.Server.Wait, NICCPUs: append([]int{}, c.Server.CPUs...),
+		Queues: lab.Queues, Links: map[Mode][]rtt.LinkState{},
+	}
+}
+
+func kernel() string {
+	var u unix.Utsname
+	if unix.Uname(&u) != nil {
+		return "unknown"
+	}
+	return unix.ByteSliceToString(u.Sysname[:]) + " " + unix.ByteSliceToString(u.Release[:]) + " " + unix.ByteSliceToString(u.Machine[:])
+}
+
+func cpuModel() string {
+	f, err := os.Open("/proc/cpuinfo")
+	if err != nil {
+		return "unknown"
+	}
+	defer f.Close()
+	for s := bufio.NewScanner(f); s.Scan(); {
+		if key, value, ok := strings.Cut(s.Text(), ":"); ok && strings.TrimSpace(key) == "model name" {
+			return strings.TrimSpace(value)
+		}
+	}
+	return "unknown" // other architectures call it otherwise, or not at all
+}
+
+// WriteJSON writes the report as one JSON document.
+func (r *Report) WriteJSON(w io.Writer) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(r)
+}
+
+// WriteText writes the report as tables of at most 100 columns.
+func (r *Report) WriteText(w io.Writer) error {
+	var b strings.Builder
+	e := r.Env
+	fmt.Fprintf(&b, "%s, %s, %d CPUs, %s\n", e.Kernel, e.CPU, e.CPUs, e.Go)
+	fmt.Fprintf(&b, "client: waits by %s, %s, interval %g us, warm-up %d; link: %d queues\n", e.ClientWait, cpuList(e.ClientCPU), e.IntervalUS, e.Warmup, e.Queues)
+	modes := slices.Sorted(func(yield func(Mode) bool) { // only those that ran
+		for m := range e.Links {
+			if !yield(m) {
+				return
+			}
+		}
+	})
+	for _, m := range modes {
+		if m == Host {
+			fmt.Fprintf(&b, "host: Linux's ICMP responder; UDP socket, waits by %s, %s\n", e.HostWait, cpuList(append(e.NICCPUs, -1)[0]))
+		} else {
+			fmt.Fprintf(&b, "nic: %d HPUs, wait by %s, %s\n", e.HPUs, e.NICWait, cpuList(append(slices.Clone(e.NICCPUs), -1)[:max(1, len(e.NICCPUs))]...))
+		}
+		for _, l := range e.Links[m] {
+			fmt.Fprintf(&b, "  %s: XDP %s, TSO %s, GSO %s, GRO %s, transmit checksums %s\n", l.Device, l.XDP,
+				onOff(l.TSO), onOff(l.GSO), onOff(l.GRO), map[bool]string{true: "offloaded (partial)", false: "real"}[l.TxChecksum])
+		}
+	}
+	r.compare(&b)
+	r.list(&b)
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// compare is one row per protocol and size, with the modes side by side.
+func (r *Report) compare(w io.Writer) {
+	type key struct {
+		proto rtt.Proto
+		size  int
+	}
+	pairs := map[key][2]*Result{}
+	var order []key
+	for i, res := range r.Results {
+		k := key{res.Proto, res.Size}
+		p := pairs[k]
+		if p == [2]*Result{} {
+			order = append(order, k)
+		}
+		side := 0
+		if res.Mode == NIC {
+			side = 1
+		}
+		p[side] = &r.Results[i]
+		pairs[k] = p
+	}
+
+	fmt.Fprint(w, "\nMedian round trip [95 % interval], us\n\n")
+	t := newTable(w)
+	fmt.Fprint(t, "proto\tsize\thost\t\tlost\tnic\t\tlost\tnic/host\t\n")
+	for _, k := range order {
+		p := pairs[k]
+		fmt.Fprintf(t, "%s\t%d\t", k.proto, k.size)
+		for _, res := range p {
+			switch {
+			case res == nil:
+				fmt.Fprint(t, "-\t\t-\t")
+			case res.RTT == nil:
+				fmt.Fprintf(t, "none\t\t%d\t", res.Lost)
+			default:
+				fmt.Fprintf(t, "%.2f\t%s\t%d\t", res.RTT.P50, interval(res.RTT.CI95), res.Lost)
+			}
+		}
+		if p[0] != nil && p[1] != nil && p[0].RTT != nil && p[1].RTT != nil {
+			fmt.Fprintf(t, "%.2f\t\n", p[1].RTT.P50/p[0].RTT.P50)
+		} else {
+			fmt.Fprint(t, "-\t\n")
+		}
+	}
+	t.Flush()
+}
+
+// list is one row per result with everything but the interval.
+func (r *Report) list(w io.Writer) {
+	fmt.Fprint(w, "\nAll round trips, and medians of their parts in the NIC, us\n\n")
+	t := newTable(w)
+	fmt.Fprint(t, "proto\tmode\tsize\tcount\tlost\tbad\tmin\tp50\tp95\tp99\twire+client\tto handler\thandler\t\n")
+	for _, res := range r.Results {
+		fmt.Fprintf(t, "%s\t%s\t%d\t%d\t%d\t%d\t", res.Proto, res.Mode, res.Size, res.Count, res.Lost, res.Bad)
+		if v := res.RTT; v != nil {
+			fmt.Fprintf(t, "%.2f\t%.2f\t%.2f\t%.2f\t", v.Min, v.P50, v.P95, v.P99)
+		} else {
+			fmt.Fprint(t, "-\t-\t-\t-\t")
+		}
+		if b := res.Breakdown; b != nil {
+			fmt.Fprintf(t, "%.2f\t%.2f\t%.2f\t\n", b.WireAndClient, b.ArrivalToHandler, b.Handler)
+		} else {
+			fmt.Fprint(t, "-\t-\t-\t\n")
+		}
+	}
+	t.Flush()
+}
+
+func newTable(w io.Writer) *tabwriter.Writer {
+	return tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+}
+
+func interval(i quantile.Interval) string { return fmt.Sprintf("[%.2f,%.2f]", i[0], i[1]) }
+
+func onOff(on bool) string {
+	if on {
+		return "on"
+	}
+	return "off"
+}
+
+func cpuList(cpus ...int) string {
+	if cpus[0] < 0 {
+		return "on any CPU"
+	}
+	return "on CPU " + strings.Trim(fmt.Sprint(cpus), "[]")
+}

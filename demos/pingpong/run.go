@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package pingpong is the first demo: ICMP and UDP echo answered by handlers on
+// XsPIN's HPUs, next to the same pings answered by Linux.
+package pingpong
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/xspin/xspin/demos/pingpong/rtt"
+	"github.com/xspin/xspin/netns"
+)
+
+// Mode is who answers the pings.
+type Mode string
+
+const (
+	// Host is the baseline: Linux's ICMP responder, and for UDP a socket
+	// in a process of its own. No XDP program is on either end.
+	Host Mode = "host"
+	// NIC is handlers on the HPUs.
+	NIC Mode = "nic"
+)
+
+// Port is where UDP echo listens, in both modes; FPsPIN's udp_ping has the same.
+const Port = 15000
+
+var (
+	// ErrConfig is returned, wrapped, for a Config that cannot be meant.
+	ErrConfig = errors.New("invalid ping-pong")
+	// ErrBaseline is returned, wrapped, when an XDP program on one end of the
+	// lab would spoil the baseline.
+	ErrBaseline = errors.New("an XDP program is in the way of the baseline")
+	// ErrReplies is returned, wrapped, next to a complete Report, if somebody
+	// did not answer at all, or wrongly.
+	ErrReplies = errors.New("pings not answered as they should")
+)
+
+// Config says what to measure. There are no defaults: the command has them.
+type Config struct {
+	Protos  []rtt.Proto
+	Modes   []Mode
+	Sizes   []int // payload, bytes
+	Count   int   // pings per protocol, mode and size
+	Warmup  int   // pings before those
+	Timeout time.Duration
+	// Interval is the least time from ping to ping, 0 for back to back.
+	Interval   time.Duration
+	ClientWait rtt.Wait
+	ClientCPU  int // -1 for any
+	Server     ServerConfig
+}
+
+// ServerConfig says how mode NIC is set up. Of it, the UDP echo of mode Host
+// takes CPUs[0] only: it always blocks, as people run it.
+type ServerConfig struct {
+	Protos []rtt.Proto // answered on the NIC's address, UDP on Port
+	HPUs   int
+	Wait   string // of the HPUs: adaptive, sleep or spin
+	CPUs   []int  // for the threads that serve the HPUs, empty for any
+}
+
+// NICServer answers pings with handlers. Its methods are called by one
+// goroutine at a time.
+type NICServer interface {
+	// Breakdown returns how long the replies of one protocol took since the
+	// last call for it, and starts anew. Zero without replies.
+	Breakdown(rtt.Proto) Breakdown
+	// Close drains the handlers and leaves the interface as it was.
+	Close() error
+}
+
+// Breakdown is the part of a round trip inside the NIC, medians.
+type Breakdown struct {
+	ArrivalToHandler time.Duration // frame in the XDP program to handler start
+	Handler          time.Duration // start to return of the handler
+}
+
+// startNIC attaches a NIC to the NIC end of the lab and arms the echo handlers.
+// A variable, so that tests measure without handlers.
+var startNIC func(context.Context, *netns.Lab, ServerConfig) (NICServer, error)
+
+func (c Config) check(mtu int) error {
+	if len(c.Protos) == 0 || len(c.Modes) == 0 || len(c.Sizes) == 0 {
+		return fmt.Errorf("%w: %d protocols, %d modes, %d sizes: want at least one of each", ErrConfig, len(c.Protos), len(c.Modes), len(c.Sizes))
+	}
+	for _, m := range c.Modes {
+		if m != Host && m != NIC {
+			return fmt.Errorf("%w: mode %q: want host or nic", ErrConfig, m)
+		}
+	}
+	for _, s := range c.Sizes {
+		if top := mtu - 28; s < rtt.MinSize || s > top {
+			return fmt.Errorf("%w: size %d: want %d to %d bytes, so that it fits the MTU of %d", ErrConfig, s, rtt.MinSize, top, mtu)
+		}
+	}
+	return nil
+}
+
+// Run measures every protocol and size in one mode after the other; progress,
+// if not nil, is told before each. When ctx ends it returns the results it has,
+// with ctx's error.
+func Run(ctx context.Context, lab *netns.Lab, c Config, progress func(string)) (*Report, error) {
+	if err := c.check(lab.MTU); err != nil {
+		return nil, err
+	}
+	r := &Report{Schema: 1, Env: environment(lab, c), Results: []Result{}}
+	for _, m := range c.Modes {
+		if err := r.measure(ctx, lab, c, m, progress); err != nil {
+			return r, fmt.Errorf("mode %s: %w", m, err)
+		}
+	}
+	return r, r.verdict()
+}
+
+// measure adds the results of one mode.
+func (r *Report) measure(ctx context.Context, lab *netns.Lab, c Config, m Mode, progress func(string)) (err error) {
+	var nic NICServer
+	remote := netip.AddrPortFrom(lab.NIC.Addr.Addr(), Port)
+	if m == Host {
+		if err := noXDP(lab); err != nil {
+			return err
+		}
+	}
+	switch {
+	case m == NIC:
+		server := c.Server
+		server.Protos = c.Protos
+		if nic, err = startNIC(ctx, lab, server); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, nic.Close()) }()
+	case slices.Contains(c.Protos, rtt.UDP):
+		cpu := -1
+		if len(c.Server.CPUs) > 0 {
+			cpu = c.Server.CPUs[0]
+		}
+		echo, err2 := rtt.StartEcho(lab.NIC.NS, rtt.EchoOptions{Addr: remote, CPU: cpu})
+		if err2 != nil {
+			return err2
+		}
+		defer func() { err = errors.Join(err, echo.Close()) }()
+	}
+	if r.Env.Links[m], err = links(lab); err != nil {
+		return err
+	}
+
+	for _, p := range c.Protos {
+		for _, size := range c.Sizes {
+			if progress != nil {
+				progress(fmt.Sprintf("%s echo answered by %s, %d pings of %d bytes", p, m, c.Count, size))
+			}
+			if nic != nil {
+				nic.Breakdown(p)
+			}
+			pings, err := rtt.Ping(ctx, lab.Host.NS, rtt.Options{
+				Proto: p, Remote: remote, Size: size, Count: c.Count, Warmup: c.Warmup,
+				Timeout: c.Timeout, Interval: c.Interval, Wait: c.ClientWait, CPU: c.ClientCPU,
+			})
+			if err != nil {
+				return err
+			}
+			res := newResult(p, m, size, pings)
+			if nic != nil && res.RTT != nil {
+				res.Breakdown = newMicros(nic.Breakdown(p), res.RTT.P50)
+			}
+			r.Results = append(r.Results, res)
+		}
+	}
+	return nil
+}
+
+// Serve answers pings from the NIC until ctx ends. ready is called when it does.
+func Serve(ctx context.Context, lab *netns.Lab, c ServerConfig, ready func()) error {
+	nic, err := startNIC(ctx, lab, c)
+	if err != nil {
+		return err
+	}
+	ready()
+	<-ctx.Done()
+	return nic.Close()
+}
+
+// links reads both ends, the NIC's first.
+func links(lab *netns.Lab) ([]rtt.LinkState, error) {
+	var states []rtt.LinkState
+	for _, p := range []netns.Port{lab.NIC, lab.Host} {
+		if err := p.NS.Do(func() error {
+			s, err := rtt.ReadLink(p.Device)
+			states = append(states, s)
+			return err
+		}); err != nil {
+			return nil, err
+		}
+	}
+	return states, nil
+}
+
+// noXDP makes sure that both ends are as Linux has them.
+func noXDP(lab *netns.Lab) error {
+	states, err := links(lab)
+	if err != nil {
+		return err
+	}
+	for i, p := range []netns.Port{lab.NIC, lab.Host} {
+		if s := states[i]; s.XDP != "none" {
+			return fmt.Errorf("%w: %s in namespace %s has one (%s, id %d): stop what attached it",
+				ErrBaseline, p.Device, p.NS.Name(), s.XDP, s.XDPProgram)
+		}
+	}
+	return nil
+}
