@@ -14,13 +14,13 @@ func TestTheIndexAgreesWithTheReference(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	actions := map[matcher.Action]int{}
 	early := 0
-	for range 2000 {
+	for range 1000 {
 		tab := matchertest.Table(rnd)
 		x, err := matcher.Compile(tab)
 		if err != nil {
 			t.Fatal(err)
 		}
-		for range 100 {
+		for range 200 {
 			frame := matchertest.Frame(rnd, tab)
 			want := tab.Match(frame)
 			slot, ok := x.Lookup(frame)
