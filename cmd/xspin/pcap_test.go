@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+)
+
+type frameOf struct {
+	data   []byte
+	length int
+}
+
+// pcapFile makes a classic capture.
+func pcapFile(order binary.AppendByteOrder, magic uint32, link uint32, frames ...frameOf) []byte {
+	b := order.AppendUint32(nil, magic)
+	b = order.AppendUint16(b, 2)
+	b = order.AppendUint16(b, 4)
+	b = append(b, make([]byte, 8)...)
+	b = order.AppendUint32(b, 262144)
+	b = order.AppendUint32(b, link)
+	for _, f := range frames {
+		b = append(b, make([]byte, 8)...)
+		b = order.AppendUint32(b, uint32(len(f.data)))
+		b = order.AppendUint32(b, uint32(f.length))
+		b = append(b, f.data...)
+	}
+	return b
+}
+
+// block makes a pcapng block.
+func block(order binary.AppendByteOrder, kind uint32, body ...byte) []byte {
+	for len(body)%4 != 0 {
+		body = append(body, 0)
+	}
+	total := uint32(12 + len(body))
+	b := order.AppendUint32(nil, kind)
+	b = order.AppendUint32(b, total)
+	b = append(b, body...)
+	return order.AppendUint32(b, total)
+}
+
+// section makes a section header with one interface.
+func section(order binary.AppendByteOrder, link uint16, snap uint32) []byte {
+	h := order.AppendUint32(nil, 0x1a2b3c4d)
+	h = order.AppendUint16(h, 1)
+	h = order.AppendUint16(h, 0)
+	h = order.AppendUint64(h, 1<<64-1)
+	i := order.AppendUint16(nil, link)
+	i = order.AppendUint16(i, 0)
+	i = order.AppendUint32(i, snap)
+	return append(block(order, 0x0a0d0d0a, h...), block(order, 1, i...)...)
+}
+
+func enhanced(order binary.AppendByteOrder, iface uint32, f frameOf) []byte {
+	b := order.AppendUint32(nil, iface)
+	b = append(b, make([]byte, 8)...)
+	b = order.AppendUint32(b, uint32(len(f.data)))
+	b = order.AppendUint32(b, uint32(f.length))
+	return block(order, 6, append(b, f.data...)...)
+}
+
+func simple(order binary.AppendByteOrder, f frameOf) []byte {
+	return block(order, 3, append(order.AppendUint32(nil, uint32(f.length)), f.data...)...)
+}
+
+func obsolete(order binary.AppendByteOrder, f frameOf) []byte {
+	b := order.AppendUint16(nil, 0)
+	b = order.AppendUint16(b, 7) // drops
+	b = append(b, make([]byte, 8)...)
+	b = order.AppendUint32(b, uint32(len(f.data)))
+	b = order.AppendUint32(b, uint32(f.length))
+	return block(order, 2, append(b, f.data...)...)
+}
+
+func readAll(data []byte) (frames []frameOf, err error) {
+	c, err := newCapture(bytes.NewReader(data))
+	if err != nil {
+		return nil, err
+	}
+	for {
+		frame, length, err := c.Next()
+		if err == io.EOF {
+			return frames, nil
+		}
+		if err != nil {
+			return frames, err
+		}
+		frames = append(frames, frameOf{bytes.Clone(frame), length})
+	}
+}
+
+func cat(parts ...[]byte) []byte { return bytes.Join(parts, nil) }
+
+func TestCapture(t *testing.T) {
+	le, be := binary.LittleEndian, binary.BigEndian
+	a, b, cut := frameOf{[]byte("frame a"), 7}, frameOf{[]byte("frame bb"), 8}, frameOf{[]byte("cut"), 1514}
+	for _, tt := range []struct {
+		name string
+		data []byte
+		want []frameOf
+	}{
+		{"pcap, little-endian", pcapFile(le, 0xa1b2c3d4, 1, a, b, cut), []frameOf{a, b, cut}},
+		{"pcap, big-endian, nanoseconds", pcapFile(be, 0xa1b23c4d, 1, a, b), []frameOf{a, b}},
+		{"pcap, little-endian, nanoseconds, checksum bits beside the link type", pcapFile(le, 0xa1b23c4d, 0x24000001, a), []frameOf{a}},
+		{"pcap, big-endian, no frames", pcapFile(be, 0xa1b2c3d4, 1), nil},
+		{"pcapng, little-endian", cat(section(le, 1, 0), enhanced(le, 0, a), enhanced(le, 0, cut)), []frameOf{a, cut}},
+		{"pcapng, big-endian", cat(section(be, 1, 0), enhanced(be, 0, a), enhanced(be, 0, b)), []frameOf{a, b}},
+		{"pcapng, simple packets", cat(section(le, 1, 3), simple(le, cut)), []frameOf{cut}},
+		{"pcapng, a simple packet without snap length, padded", cat(section(le, 1, 0), simple(le, a)), []frameOf{a}},
+		{"pcapng, obsolete packets", cat(section(le, 1, 0), obsolete(le, a)), []frameOf{a}},
+		{"pcapng, unknown blocks between", cat(section(le, 1, 0), block(le, 5, 1, 2, 3, 4), enhanced(le, 0, a)), []frameOf{a}},
+		{"pcapng, two sections of different byte order", cat(section(le, 1, 0), enhanced(le, 0, a), section(be, 1, 0), enhanced(be, 0, b)), []frameOf{a, b}},
+		{"pcapng, an unused interface that is not Ethernet", cat(section(le, 113, 0), section(le, 1, 0)[28:], enhanced(le, 1, a)), []frameOf{a}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			got, err := readAll(tt.data)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(got) != len(tt.want) {
+				t.Fatalf("%d frames, want %d", len(got), len(tt.want))
+			}
+			for i := range got {
+				if !bytes.Equal(got[i].data, tt.want[i].data) || got[i].length != tt.want[i].length {
+					t.Errorf("frame %d is %q of %d, want %q of %d", i+1, got[i].data, got[i].length, tt.want[i].data, tt.want[i].length)
+				}
+			}
+		})
+	}
+}
+
+func TestDamagedCaptures(t *testing.T) {
+	le := binary.LittleEndian
+	a := frameOf{[]byte("frame a"), 7}
+	pcap := pcapFile(le, 0xa1b2c3d4, 1, a)
+	ng := cat(section(le, 1, 0), enhanced(le, 0, a))
+	at := func(b []byte, i int, v uint32) []byte {
+		b = bytes.Clone(b)
+		le.PutUint32(b[i:], v)
+		return b
+	}
+	idb, epb := 28, 28+20
+	for _, tt := range []struct {
+		name, want string
+		data       []byte
+	}{
+		{"an empty file", "too short", nil},
+		{"a text file", "begins with 23 20 61 20", []byte("# a rules file")},
+		{"a cut file header", "ends 4 bytes too early", pcap[:20]},
+		{"a cut frame header", "ends 1 byte too early", pcap[:39]},
+		{"a cut frame", "ends 2 bytes too early", pcap[:len(pcap)-2]},
+		{"a frame of 4 GiB", "block of 4294967295 bytes", at(pcap, 32, 0xffffffff)},
+		{"Linux cooked frames", "link type 113 (Linux cooked)", pcapFile(le, 0xa1b2c3d4, 113, a)},
+		{"frames of an unknown link type", "link type 999:", pcapFile(le, 0xa1b2c3d4, 999, a)},
+		{"pcapng: Linux cooked frames", "link type 276 (Linux cooked v2)", cat(section(le, 276, 0), enhanced(le, 0, a))},
+		{"pcapng: a cut block", "ends 4 bytes too early", ng[:len(ng)-4]},
+		{"pcapng: a block cut in its head", "within a block", ng[:epb+4]},
+		{"pcapng: a block of 8 bytes", "block of 8 bytes", at(ng, epb+4, 8)},
+		{"pcapng: a block of odd length", "block of 41 bytes", at(ng, epb+4, 41)},
+		{"pcapng: a block of 4 GiB", "at most", at(ng, epb+4, 0xfffffffc)},
+		{"pcapng: two lengths", "says 44 at its end", at(ng, len(ng)-4, 44)},
+		{"pcapng: no byte order", "byte order", at(ng, 8, 0)},
+		{"pcapng: an unknown interface", "interface 1, of which there are 1", cat(section(le, 1, 0), enhanced(le, 1, a))},
+		{"pcapng: more captured than there is", "9 captured bytes where 8 are left", at(ng, epb+20, 9)},
+		{"pcapng: a tiny interface block", "interface description of 4 bytes", cat(ng[:idb], block(le, 1, 0, 0, 0, 0))},
+		{"pcapng: a tiny enhanced packet", "enhanced packet block of 4 bytes", cat(ng[:epb], block(le, 6, 0, 0, 0, 0))},
+		{"pcapng: a tiny packet", "packet block of 4 bytes", cat(ng[:epb], block(le, 2, 0, 0, 0, 0))},
+		{"pcapng: an empty simple packet", "simple packet block of 0 bytes", cat(ng[:epb], block(le, 3))},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			_, err := readAll(tt.data)
+			if !errors.Is(err, errCapture) || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("error is %v, want %q", err, tt.want)
+			}
+		})
+	}
+}
+
+func FuzzCapture(f *testing.F) {
+	le, be := binary.LittleEndian, binary.BigEndian
+	a, cut := frameOf{[]byte("frame a"), 7}, frameOf{[]byte("cut"), 1514}
+	f.Add(pcapFile(be, 0xa1b23c4d, 1, a, cut))
+	f.Add(cat(section(le, 1, 2), enhanced(le, 0, a), simple(le, cut), obsolete(le, a), section(be, 1, 0), enhanced(be, 0, cut)))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		frames, err := readAll(data)
+		if err != nil && !errors.Is(err, errCapture) {
+			t.Fatal(err)
+		}
+		total := 0
+		for _, fr := range frames {
+			if total += len(fr.data); fr.length < len(fr.data) {
+				t.Fatalf("%d bytes captured of %d", len(fr.data), fr.length)
+			}
+		}
+		if total > len(data) {
+			t.Fatalf("%d bytes out of a file of %d", total, len(data))
+		}
+	})
+}

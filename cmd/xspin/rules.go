@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/xspin/xspin/loader"
+	"github.com/xspin/xspin/matcher"
+)
+
+// newRulesCmd returns `xspin rules`.
+func newRulesCmd() *cobra.Command {
+	rules := &cobra.Command{
+		Use:   "rules",
+		Short: "Check, explain and try rulesets",
+		Long: `A rules file has one ruleset on each line:
+
+  NAME: RULE && RULE ... [; eom RULE] [; format FORMAT]   all rules hold
+  NAME: RULE || RULE ... [; eom RULE] [; format FORMAT]   any rule holds
+  NAME: PREDEFINED       [; eom RULE] [; format FORMAT]
+
+A rule is INDEX&MASK=VALUE or INDEX&MASK=START:END: the 32-bit word number INDEX
+of the frame, counted from the Ethernet header and read big-endian, under the
+mask, is VALUE or lies in the range. A # starts a comment.
+Predefined are bypass, match-all, udp, udp(PORT), tcp(PORT), icmp-echo and slmp,
+formats are packet, flow and slmp. The first ruleset that matches a frame gets it.`,
+		Args: cobra.NoArgs,
+	}
+	rules.AddCommand(newRulesCheckCmd(), newRulesExplainCmd(), newRulesTestCmd())
+	return rules
+}
+
+func newRulesCheckCmd() *cobra.Command {
+	return &cobra.Command{
+		Use:     "check FILE...",
+		Short:   "Check rules files (- is standard input)",
+		Example: `  xspin rules check my.rules`,
+		Args:    cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			bad := 0
+			for _, path := range args {
+				rs, err := readRules(cmd, path)
+				if err != nil {
+					bad++
+					fmt.Fprintln(cmd.ErrOrStderr(), err)
+					continue
+				}
+				fmt.Fprintf(cmd.OutOrStdout(), "%s: %s\n", path, count(len(rs), "ruleset"))
+			}
+			if bad > 0 {
+				return fmt.Errorf("rules check: %d of %s not valid", bad, count(len(args), "file"))
+			}
+			return nil
+		},
+	}
+}
+
+func newRulesExplainCmd() *cobra.Command {
+	return &cobra.Command{
+		Use:     "explain FILE [NAME]",
+		Short:   "Say in words what rulesets match",
+		Example: `  xspin rules explain my.rules web`,
+		Args:    cobra.RangeArgs(1, 2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			all, err := readRules(cmd, args[0])
+			if err != nil {
+				return fmt.Errorf("rules explain: %w", err)
+			}
+			found := false
+			var names []string
+			for i, rs := range all {
+				names = append(names, rs.Name)
+				if len(args) == 2 && rs.Name != args[1] {
+					continue
+				}
+				if found {
+					fmt.Fprintln(cmd.OutOrStdout())
+				}
+				found = true
+				fmt.Fprintf(cmd.OutOrStdout(), "%d %s\n  %s\n", i, rs, matcher.Explain(&rs))
+			}
+			if len(args) == 2 && !found {
+				return fmt.Errorf("rules explain: no ruleset %q in %s, there are: %s", args[1], args[0], strings.Join(names, ", "))
+			}
+			return nil
+		},
+	}
+}
+
+// verdictEngine decides about frames one by one.
+type verdictEngine interface {
+	Verdict(frame []byte) (matcher.Verdict, error)
+	Close() error
+}
+
+// reference is the matcher in Go: slow, and for anybody.
+type reference struct{ table *matcher.Table }
+
+func (r reference) Verdict(frame []byte) (matcher.Verdict, error) { return r.table.Match(frame), nil }
+func (r reference) Close() error                                  { return nil }
+
+// newKernelEngine makes the engine that runs the XDP program itself. Tests put
+// another in its place.
+var newKernelEngine = func(t *matcher.Table) (verdictEngine, error) { return loader.NewTester(t) }
+
+// newEngine returns an engine and its name. "auto" is the kernel for root as
+// long as that works, and the reference for everybody else.
+func newEngine(name string, root bool, t *matcher.Table, warn io.Writer) (verdictEngine, string, error) {
+	switch name {
+	case "reference":
+	case "kernel":
+		e, err := newKernelEngine(t)
+		if err != nil {
+			return nil, "", fmt.Errorf("engine kernel: %w; try --engine reference", err)
+		}
+		return e, "kernel", nil
+	case "auto":
+		if !root {
+			break
+		}
+		e, err := newKernelEngine(t)
+		if err == nil {
+			return e, "kernel", nil
+		}
+		fmt.Fprintf(warn, "warning: using the reference matcher, because the in-kernel program cannot be used: %v\n", err)
+	default:
+		return nil, "", fmt.Errorf("no engine %q, there are reference, kernel and auto", name)
+	}
+	return reference{t}, "reference", nil
+}
+
+// frameVerdict is what `rules test` says about a frame. Fields that mean
+// nothing for the verdict are left out.
+type frameVerdict struct {
+	Number   int      `json:"number"`   // from 1, as Wireshark counts
+	Length   int      `json:"length"`   // bytes on the wire
+	Captured int      `json:"captured"` // bytes in the file; the verdict is about these
+	Verdict  string   `json:"verdict"`  // pass, malformed, deliver, error
+	Ruleset  *string  `json:"ruleset,omitempty"`
+	Context  *uint16  `json:"context,omitempty"`
+	EOM      *bool    `json:"eom,omitempty"`
+	Key      []uint32 `json:"key,omitempty"`
+	Offset   *uint32  `json:"offset,omitempty"`
+	Error    string   `json:"error,omitempty"`
+}
+
+func newRulesTestCmd() *cobra.Command {
+	var path, engine string
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "test --pcap CAPTURE FILE",
+		Short: "Say what would become of each frame of a capture",
+		Long: `Run the rulesets of a file over an Ethernet capture (pcap or pcapng), and print
+one verdict per frame: pass (to the Linux stack), malformed (matched, but not as
+its message format wants it: counted, to the Linux stack) or deliver. A ruleset
+without a format is tried with format packet, and its number is its context.
+
+The reference engine is the matcher in Go. The kernel engine is the XDP program
+itself, run frame by frame and attached to nothing; it needs root.`,
+		Example: `  xspin rules test --pcap trace.pcapng my.rules
+  sudo xspin rules test --engine kernel --json --pcap trace.pcap my.rules`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			all, err := readRules(cmd, args[0])
+			if err != nil {
+				return fmt.Errorf("rules test: %w", err)
+			}
+			f, err := os.Open(path)
+			if err != nil {
+				return fmt.Errorf("rules test: %w", err)
+			}
+			defer f.Close()
+			c, err := newCapture(f)
+			if err != nil {
+				return fmt.Errorf("rules test: %s: %w", path, err)
+			}
+			eng, name, err := newEngine(engine, os.Geteuid() == 0, rulesTable(all), cmd.ErrOrStderr())
+			if err != nil {
+				return fmt.Errorf("rules test: %w", err)
+			}
+			defer func() {
+				if cerr := eng.Close(); err == nil && cerr != nil {
+					err = fmt.Errorf("rules test: close engine %s: %w", name, cerr)
+				}
+			}()
+
+			out := bufio.NewWriter(cmd.OutOrStdout())
+			var report report
+			if asJSON {
+				report = newJSONReport(out, name)
+			} else {
+				report = newTextReport(out, all, name)
+			}
+			err = testFrames(c, eng, all, cmd.ErrOrStderr(), report.frame)
+			// What was read before an error is shown too.
+			if err = errors.Join(err, report.end(), out.Flush()); err != nil {
+				return fmt.Errorf("rules test: %s: %w", path, err)
+			}
+			return nil
+		},
+	}
+	cmd.Flags().StringVar(&path, "pcap", "", "capture to read, pcap or pcapng (required)")
+	cmd.Flags().StringVar(&engine, "engine", "auto", "reference, kernel, or auto: kernel for root")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON document")
+	cmd.MarkFlagRequired("pcap") // fails only for a flag that does not exist
+	return cmd
+}
+
+// testFrames gives each frame of the capture to the engine. A frame that the
+// engine cannot decide about is shown, and makes an error at the end.
+func testFrames(c *capture, eng verdictEngine, all []matcher.Ruleset, warn io.Writer, show func(frameVerdict)) error {
+	var failed, cut, n int
+	var first error
+	for {
+		frame, length, err := c.Next()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return fmt.Errorf("behind frame %d: %w", n, err)
+		}
+		n++
+		if len(frame) < length {
+			cut++
+		}
+		fv := frameVerdict{Number: n, Length: length, Captured: len(frame)}
+		v, err := eng.Verdict(frame)
+		if err != nil {
+			if failed++; first == nil {
+				first = fmt.Errorf("frame %d: %w", n, err)
+			}
+			fv.Verdict, fv.Error = "error", err.Error()
+			show(fv)
+			continue
+		}
+		fv.Verdict = v.Action.String()
+		if v.Action != matcher.Pass {
+			fv.Ruleset, fv.Context = &all[v.Ruleset].Name, &v.Context
+		}
+		if v.Action == matcher.Deliver {
+			fv.EOM, fv.Key, fv.Offset = &v.EOM, v.Key[:v.NKey], &v.Offset
+		}
+		show(fv)
+	}
+	if cut > 0 {
+		fmt.Fprintf(warn, "warning: %d of %s cut short by the capture: the verdicts are about the bytes in the file; capture with -s 0\n", cut, count(n, "frame"))
+	}
+	if failed > 0 {
+		return fmt.Errorf("%d of %s without a verdict, the first: %w", failed, count(n, "frame"), first)
+	}
+	return nil
+}
+
+// report prints verdicts.
+type report struct {
+	frame func(frameVerdict)
+	end   func() error
+}
+
+// newTextReport prints a line per frame as it comes. Write errors show when the
+// writer is flushed.
+func newTextReport(w *bufio.Writer, all []matcher.Ruleset, engine string) report {
+	width := len("RULESET")
+	for _, rs := range all {
+		width = max(width, len(rs.Name))
+	}
+	counts := make(map[string]int)
+	total := 0
+	line := func(a ...any) {
+		s := fmt.Sprintf("%7v %11v  %-9v  %-*v  %7v  %-3v  %10v  %v", a[0], a[1], a[2], width, a[3], a[4], a[5], a[6], a[7])
+		fmt.Fprintln(w, strings.TrimRight(s, " "))
+	}
+	line("FRAME", "LENGTH", "VERDICT", "RULESET", "CONTEXT", "EOM", "OFFSET", "KEY")
+	return report{
+		frame: func(f frameVerdict) {
+			total++
+			counts[f.Verdict]++
+			length, ruleset, context, eom, offset, last := fmt.Sprint(f.Length), "-", "-", "-", "-", f.Error
+			if f.Captured < f.Length {
+				length = fmt.Sprintf("%d/%d", f.Captured, f.Length)
+			}
+			if f.Ruleset != nil {
+				ruleset, context = *f.Ruleset, fmt.Sprint(*f.Context)
+			}
+			if f.EOM != nil {
+				eom, offset = map[bool]string{true: "yes", false: "no"}[*f.EOM], fmt.Sprint(*f.Offset)
+				var words []string
+				for _, k := range f.Key {
+					words = append(words, fmt.Sprintf("%08x", k))
+				}
+				last = strings.Join(words, " ")
+			}
+			line(f.Number, length, f.Verdict, ruleset, context, eom, offset, last)
+		},
+		end: func() error {
+			fmt.Fprintf(w, "%s, engine %s: %d deliver, %d malformed, %d pass", count(total, "frame"), engine, counts["deliver"], counts["malformed"], counts["pass"])
+			if n := counts["error"]; n > 0 {
+				fmt.Fprintf(w, ", %d error", n)
+			}
+			return w.WriteByte('\n')
+		},
+	}
+}
+
+// newJSONReport prints one document at the end.
+func newJSONReport(w io.Writer, engine string) report {
+	doc := struct {
+		Schema int            `json:"schema"`
+		Engine string         `json:"engine"`
+		Frames []frameVerdict `json:"frames"`
+	}{1, engine, []frameVerdict{}}
+	return report{
+		frame: func(f frameVerdict) { doc.Frames = append(doc.Frames, f) },
+		end: func() error {
+			enc := json.NewEncoder(w)
+			enc.SetIndent("", "  ")
+			return enc.Encode(doc)
+		},
+	}
+}
+
+// rulesTable numbers the rulesets of a file, and gives each a context of its
+// own.
+func rulesTable(all []matcher.Ruleset) *matcher.Table {
+	t := &matcher.Table{Entries: make(map[int]matcher.Entry, len(all))}
+	for i, rs := range all {
+		format := rs.Format
+		if format == "" {
+			format = "packet"
+		}
+		t.Entries[i] = matcher.Entry{Ruleset: rs, Context: uint16(i), Format: matcher.FormatByName(format)}
+	}
+	return t
+}
+
+// readRules reads a rules file. The bad lines of an invalid one are shown on
+// standard error, each with a caret; the error returned only counts them.
+func readRules(cmd *cobra.Command, path string) ([]matcher.Ruleset, error) {
+	name, in := path, cmd.InOrStdin()
+	if path == "-" {
+		name = "standard input"
+	} else {
+		f, err := os.Open(path)
+		if err != nil {
+			return nil, err
+		}
+		defer f.Close()
+		in = f
+	}
+	all, err := matcher.ParseFile(name, in)
+	if err == nil {
+		return all, nil
+	}
+	errs := []error{err}
+	if many, ok := err.(interface{ Unwrap() []error }); ok {
+		errs = many.Unwrap()
+	}
+	for _, err := range errs {
+		fmt.Fprintln(cmd.ErrOrStderr(), err)
+		if pe := (*matcher.ParseError)(nil); errors.As(err, &pe) && pe.Text != "" {
+			fmt.Fprintln(cmd.ErrOrStderr(), pe.Detail())
+		}
+	}
+	return nil, fmt.Errorf("%s: %s", name, count(len(errs), "error"))
+}
+
+// count returns "1 frame", "2 frames".
+func count(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
+}
