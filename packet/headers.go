@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package packet
+
+// Headers are the headers found in a frame. A layer that is absent is nil. At
+// most one of UDP, ICMP and TCP is there, and only above IPv4.
+//
+// The views lie in the frame's first buffer and show what the frame holds now.
+// Payload and PayloadLen are from the time of [Parse]: a handler that changes
+// a header's length parses again. Not safe for concurrent use.
+type Headers struct {
+	Ethernet Ethernet
+	IPv4     IPv4
+	UDP      UDP
+	ICMP     ICMP
+	TCP      TCP
+
+	// Transport is the offset in the frame of what IPv4 carries, behind its
+	// options, in bytes; 0 without IPv4.
+	Transport int
+	// Payload is the offset in the frame of the payload of the innermost
+	// layer that is there, in bytes. It may lie behind the first buffer.
+	Payload int
+	// PayloadLen is the length of that payload over all buffers, without
+	// Ethernet padding if there is IPv4, in bytes.
+	PayloadLen int
+
+	head int // length of the first buffer
+}
+
+// Parse finds the headers in a frame whose first buffer is head and whose
+// length over all its buffers is frameLen, in bytes. Bytes of head behind
+// frameLen are ignored. It accepts any input. A layer is absent, and so are
+// those above it, if
+//
+//   - its header, options included, is not wholly in head;
+//   - a length in it is impossible: IHL below 5, TotalLen below the header's
+//     length or beyond the frame, UDP Length below 8 or beyond TotalLen, a TCP
+//     data offset below 5 or beyond TotalLen;
+//   - it is not IPv4 although the EtherType says so;
+//   - the frame has a VLAN tag, whatever its kind: the EtherType is then that
+//     of the tag, and only Ethernet is there;
+//   - it belongs to a fragment, also the first one: then IPv4 is the last layer.
+//
+// Checksums are not verified.
+func Parse(head []byte, frameLen int) Headers {
+	frameLen = max(frameLen, 0)
+	head = between(head, 0, frameLen)
+	h := Headers{PayloadLen: frameLen, head: len(head)}
+
+	if len(head) < EthernetLen {
+		return h
+	}
+	h.Ethernet = Ethernet(head)
+	h.setPayload(EthernetLen, frameLen)
+	if h.Ethernet.EtherType() != EtherTypeIPv4 {
+		return h
+	}
+
+	p := IPv4(head[EthernetLen:])
+	if len(p) < IPv4Len || p.Version() != 4 {
+		return h
+	}
+	hlen, total := p.HeaderLen(), p.TotalLen()
+	if hlen < IPv4Len || hlen > len(p) || total < hlen || total > frameLen-EthernetLen {
+		return h
+	}
+	end := EthernetLen + total // of the packet; padding may follow
+	h.IPv4 = IPv4(between(p, 0, total))
+	h.Transport = EthernetLen + hlen
+	h.setPayload(h.Transport, end)
+	if p.IsFragment() {
+		return h
+	}
+
+	b := h.IPv4[hlen:]
+	switch p.Protocol() {
+	case ProtocolUDP:
+		if len(b) < UDPLen {
+			return h
+		}
+		n := UDP(b).Length()
+		if n < UDPLen || n > total-hlen {
+			return h
+		}
+		h.UDP = UDP(between(b, 0, n))
+		h.setPayload(h.Transport+UDPLen, h.Transport+n)
+	case ProtocolICMP:
+		if len(b) < ICMPLen {
+			return h
+		}
+		h.ICMP = ICMP(b)
+		h.setPayload(h.Transport+ICMPLen, end)
+	case ProtocolTCP:
+		if len(b) < TCPLen {
+			return h
+		}
+		n := TCP(b).HeaderLen()
+		if n < TCPLen || n > len(b) {
+			return h
+		}
+		h.TCP = TCP(b)
+		h.setPayload(h.Transport+n, end)
+	}
+	return h
+}
+
+func (h *Headers) setPayload(start, end int) {
+	h.Payload, h.PayloadLen = start, end-start
+}
+
+// Contiguous says whether the payload lies wholly in the first buffer.
+func (h *Headers) Contiguous() bool { return h.Payload+h.PayloadLen <= h.head }
+
+// UDPChecksum computes the UDP checksum as it has to be sent: 0xffff where the
+// sum yields 0. rest are the frame's buffers after the first one, in order;
+// they may have padding at their end. It reports false if there is no UDP or
+// if part of the datagram is missing from head and rest.
+func (h *Headers) UDPChecksum(rest ...[]byte) (uint16, bool) {
+	if h.UDP == nil {
+		return 0, false
+	}
+	c := h.pseudo()
+	c.Add(h.UDP[:6])
+	if !h.addPayload(&c, h.UDP[UDPLen:], rest) {
+		return 0, false
+	}
+	if v := c.Value(); v != 0 {
+		return v, true
+	}
+	return 0xffff, true
+}
+
+// UDPChecksumValid says whether the datagram has a right checksum or none.
+// rest is as for [Headers.UDPChecksum]. It is false for a partial checksum,
+// so it condemns good packets of local senders: ask
+// [Headers.UDPChecksumPartial] too.
+func (h *Headers) UDPChecksumValid(rest ...[]byte) bool {
+	if h.UDP == nil {
+		return false
+	}
+	have := h.UDP.Checksum()
+	if have == 0 {
+		return true
+	}
+	want, ok := h.UDPChecksum(rest...)
+	return ok && have == want
+}
+
+// UDPChecksumPartial says whether the checksum field holds the sum of the
+// pseudo-header, as Linux leaves it for transmit checksum offload. False is
+// certain. True is not: one complete checksum in 65535 has this value too. So
+// replace the field when it is true, which is right in either case, and do not
+// take it as proof that the sender is local or that the data is intact.
+func (h *Headers) UDPChecksumPartial() bool {
+	return h.UDP != nil && h.UDP.Checksum() == h.pseudo().Folded()
+}
+
+// ReplyUDP turns the frame into a reply with the same payload: it exchanges
+// the MAC addresses, IPv4 addresses and ports. The checksum is right
+// afterwards if it was before or was partial: a complete one stays, as does 0
+// for none; a partial one is completed if the datagram lies in head and rest,
+// else set to 0. rest is as for [Headers.UDPChecksum]. IPv4 options, ID and TTL
+// are kept.
+//
+// It reports false, and changes nothing, if there is no UDP or if an address
+// is one that cannot be answered or answered from: broadcast, multicast or, as
+// source, 0.0.0.0/8.
+func (h *Headers) ReplyUDP(rest ...[]byte) bool {
+	if h.UDP == nil || !h.answerable() {
+		return false
+	}
+	if h.UDPChecksumPartial() {
+		c, _ := h.UDPChecksum(rest...) // 0 if part of it is missing
+		h.UDP.SetChecksum(c)
+	}
+	h.Ethernet.Swap()
+	h.IPv4.SwapAddrs()
+	h.UDP.SwapPorts()
+	return true
+}
+
+// ReplyICMPEcho turns an echo request into its reply: it exchanges the MAC and
+// IPv4 addresses, sets the type and computes the checksum over the whole
+// message. rest is as for [Headers.UDPChecksum]. IPv4 options, ID and TTL are
+// kept.
+//
+// It reports false, and changes nothing, if this is no echo request, if part of
+// it is missing from head and rest, if its checksum is wrong (a reply would
+// vouch for damaged data; the same pass over the payload tells), or if an
+// address cannot be answered, as for [Headers.ReplyUDP].
+func (h *Headers) ReplyICMPEcho(rest ...[]byte) bool {
+	m := h.ICMP
+	if m == nil || m.Type() != ICMPEchoRequest || m.Code() != 0 || !h.answerable() {
+		return false
+	}
+	// Type and code of the reply are 0 and add nothing to its sum.
+	var reply, request Checksum
+	reply.Add(m[4:ICMPLen])
+	if !h.addPayload(&reply, m[ICMPLen:], rest) {
+		return false
+	}
+	request.Add(m[:4])
+	request.sum = add(request.sum, reply.sum)
+	if request.Value() != 0 {
+		return false
+	}
+	m.SetType(ICMPEchoReply)
+	m.SetChecksum(reply.Value())
+	h.Ethernet.Swap()
+	h.IPv4.SwapAddrs()
+	return true
+}
+
+// pseudo is the sum over the pseudo-header of the UDP datagram.
+func (h *Headers) pseudo() Checksum {
+	var c Checksum
+	c.AddPseudo(h.IPv4.Src(), h.IPv4.Dst(), ProtocolUDP, h.UDP.Length())
+	return c
+}
+
+// addPayload adds the payload to the sum: first what lies in the first buffer,
+// then as much of rest as belongs to it. It reports whether that was all of it.
+func (h *Headers) addPayload(c *Checksum, first []byte, rest [][]byte) bool {
+	c.Add(first)
+	n := h.PayloadLen - len(first)
+	for _, b := range rest {
+		if n == 0 {
+			break
+		}
+		b = between(b, 0, n)
+		c.Add(b)
+		n -= len(b)
+	}
+	return n == 0
+}
+
+// answerable says whether a reply with exchanged addresses may be sent at all
+// (RFC 1122, 3.2.1.3: no host sends from a broadcast or multicast address, and
+// nobody is reached at 0.0.0.0/8).
+func (h *Headers) answerable() bool {
+	esrc, edst := h.Ethernet.Src(), h.Ethernet.Dst()
+	src, dst := h.IPv4.Src(), h.IPv4.Dst()
+	return (esrc[0]|edst[0])&1 == 0 && src[0] != 0 && !group(src) && !group(dst)
+}
+
+// group says whether a is a multicast address or the limited broadcast.
+func group(a [4]byte) bool {
+	return a[0]>>4 == 0xe || a == [4]byte{255, 255, 255, 255}
+}
