@@ -195,6 +195,11 @@ func TestRingFullAndEmpty(t *testing.T) {
 		if n := p.room(4); n != 1 {
 			t.Errorf("start %d: room for %d where one was taken", start, n)
 		}
+		k.take()
+		k.take()
+		if n := p.room(2); n != 2 {
+			t.Errorf("start %d: room for %d of 2, the index known shows 1 of 3", start, n)
+		}
 	}
 }
 

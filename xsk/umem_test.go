@@ -79,6 +79,8 @@ func TestBytesNeverLeavesTheFrame(t *testing.T) {
 		{"an address that wraps", math.MaxUint64 - 3, 8, false, false},
 		{"metadata up to the start of the frame", 2048 + 64, 64, true, true},
 		{"metadata from the frame before", 2048 + 64, 65, true, false},
+		{"metadata that is all in the frame before", 2048 + 2, 8, true, false},
+		{"metadata of a frame's first byte", 2048, 8, true, false},
 		{"metadata before the UMEM", 4, 8, true, false},
 		{"metadata of a negative length", 2048 + 64, -8, true, false},
 		{"metadata behind the UMEM", 4*2048 + 64, 8, true, false},

@@ -400,6 +400,12 @@ func TestTwoQueuesOfOneUMEM(t *testing.T) {
 				t.Errorf("queue %d after reopening queue 0: %x", q.cfg.Queue, got)
 			}
 		}
+		// A further socket on the queue that is not the UMEM's first.
+		for _, q := range from.queues {
+			s, err := q.Open(SocketConfig{TxSize: 1})
+			must(t, err)
+			transmit(t, q, s, []Desc{{Addr: from.Addr(q.cfg.Queue * 16), Len: 60}})
+		}
 		// Everything anew on the same UMEMs.
 		for _, u := range []*UMEM{to, from} {
 			if err := u.Close(); !errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), "2 queues") {
@@ -575,7 +581,7 @@ func TestKernelErrorsCarryNumbers(t *testing.T) {
 	u := newUMEM(t, 9, 2048)
 	cfg := QueueConfig{Ifindex: l.rx, FillSize: 8, CompletionSize: 8, Initial: u.frames(0, 8)}
 	sc := SocketConfig{RxSize: 8, TxSize: 8}
-	before := countFDs(t)
+	before, maps := countFDs(t), countMaps(t)
 	try := func(name string, u *UMEM, change func(*QueueConfig), errno error, words ...string) {
 		t.Helper()
 		c := cfg
@@ -597,6 +603,9 @@ func TestKernelErrorsCarryNumbers(t *testing.T) {
 	try("zero-copy on veth", u, func(c *QueueConfig) { c.Mode = ZeroCopy }, unix.EOPNOTSUPP, "Copy or Auto")
 	if n := countFDs(t); n != before {
 		t.Errorf("%d descriptors before the failures, %d after", before, n)
+	}
+	if n := countMaps(t); n != maps {
+		t.Errorf("%d mappings before the failures, %d after", maps, n)
 	}
 
 	cfg.Mode, cfg.Generic = Auto, true
@@ -645,7 +654,7 @@ func countMaps(t *testing.T) int {
 	t.Helper()
 	b, err := os.ReadFile("/proc/self/maps")
 	must(t, err)
-	return bytes.Count(b, []byte("[AF_XDP]")) + bytes.Count(b, []byte("socket:["))
+	return bytes.Count(b, []byte("socket:["))
 }
 
 func TestCloseLeavesNothing(t *testing.T) {
@@ -672,8 +681,14 @@ func TestCloseLeavesNothing(t *testing.T) {
 		// that came with the first, and a third one can join.
 		l.plug(t, 0, 0, first)
 		must(t, l.xsks.Delete(uint32(0)))
+		if n := countMaps(t); n != maps+6 {
+			t.Errorf("%d mappings for two sockets of a queue, want 6", n-maps)
+		}
 		must(t, first.Close())
 		must(t, first.Close())
+		if q.wakeFD != second.FD() {
+			t.Errorf("the queue is woken by descriptor %d, want %d", q.wakeFD, second.FD())
+		}
 		third, err := q.Open(SocketConfig{RxSize: 16})
 		must(t, err)
 		l.plug(t, 0, 1, second)
