@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+
+GOLANGCI := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+CLANG    := 19.1.7
+
+# How often `make demo` pings per protocol, mode and size.
+COUNT := 2000
+# What `make bench` runs.
+BENCH := rx match rtt bystander
+
+# Commands that tests and benches run, and the Debian packages they are in.
+TEST_TOOLS  := git:git gcc:gcc,libc6-dev ping:iputils-ping iperf3:iperf3 clang-19:clang-19 llvm-strip-19:llvm-19
+BENCH_TOOLS := gcc:gcc,libc6-dev iperf3:iperf3
+
+# A tree that is no repository, or one git does not trust, builds without the
+# commit in the binary.
+VCS := $(if $(shell git rev-parse --verify -q HEAD 2>/dev/null),auto,false)
+
+.DEFAULT_GOAL := help
+.PHONY: help build demo test test-quick bench generate generate-check lint clean go root clang test-tools bench-tools
+# Targets share the CPUs with what they measure.
+.NOTPARALLEL:
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+build: go ## bin/xspin, one static binary
+	CGO_ENABLED=0 go build -trimpath -buildvcs=$(VCS) -o bin/xspin ./cmd/xspin
+
+demo: root build ## ping-pong, Linux next to XsPIN, as a table (root; COUNT=n)
+	bin/xspin demo pingpong --proto both --mode host,nic --size 16,516,1016,1416 --count $(COUNT)
+
+test: root go test-tools generate-check lint ## every test, none skipped; installs Debian packages they need (root)
+	XSPIN_NO_SKIP=1 CGO_ENABLED=1 go test -race -count=1 -p 1 -timeout 25m ./...
+
+test-quick: go ## the short tests, in a minute; those that need root skip without it
+	go test -short -count=1 -p 1 ./...
+
+bench: root bench-tools build ## the figures and their targets (root; BENCH="rx match rtt bystander")
+	@bad=; for b in $(BENCH); do \
+		echo "bin/xspin bench $$b"; bin/xspin bench $$b || bad="$$bad $$b"; \
+	done; [ -z "$$bad" ] || { echo "make bench: failed:$$bad" >&2; exit 1; }
+
+generate: go clang ## the eBPF objects and their Go bindings, from bpf/src
+	go generate ./bpf
+
+# Generated again elsewhere, so that the tree stays as it is and a path in the
+# output would show.
+generate-check: go clang ## fail unless the generated files are what bpf/src gives
+	@set -e; tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; \
+	cp -R go.mod go.sum bpf "$$tmp"; rm -f "$$tmp"/bpf/*_bpfel.*; (cd "$$tmp"; go generate ./bpf); \
+	diff -rq bpf "$$tmp/bpf" || { echo "make generate-check: bpf/ is not what bpf/src gives: run make generate and commit" >&2; exit 1; }
+
+lint: go ## gofmt, go vet and golangci-lint, which holds the dependency arrows
+	@out=$$(gofmt -l .) && [ -z "$$out" ] || { echo "gofmt would change:" $$out >&2; exit 1; }
+	go vet ./...
+	CGO_ENABLED=0 go run $(GOLANGCI) run ./...
+
+clean: ## remove what build made
+	rm -rf bin
+
+# Conditions. Each says what is missing and what to do about it.
+
+go:
+	@command -v go >/dev/null || { echo "make: needs Go 1.26 or later in PATH: https://go.dev/dl/" >&2; exit 1; }
+
+root:
+	@[ "$$(id -u)" = 0 ] || { echo 'make $(MAKECMDGOALS): needs root, for network namespaces and XDP. Run: sudo env "PATH=$$PATH" make $(MAKECMDGOALS)' >&2; exit 1; }
+
+# The committed objects are this compiler's, to the byte.
+clang:
+	@command -v clang-19 >/dev/null && command -v llvm-strip-19 >/dev/null || \
+		{ echo "make: eBPF is compiled by clang $(CLANG): apt-get install clang-19 llvm-19" >&2; exit 1; }
+	@clang-19 --version | grep -q 'version $(CLANG) ' || \
+		{ echo "make: eBPF is compiled by clang $(CLANG), the one of Debian 12; clang-19 here is:" >&2; clang-19 --version | head -n 1 >&2; exit 1; }
+
+test-tools: TOOLS = $(TEST_TOOLS)
+bench-tools: TOOLS = $(BENCH_TOOLS)
+test-tools bench-tools:
+	@missing=; for t in $(TOOLS); do \
+		command -v "$${t%%:*}" >/dev/null || missing="$$missing $$(echo "$${t#*:}" | tr , ' ')"; \
+	done; \
+	[ -n "$$missing" ] || exit 0; \
+	if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
+		echo "make: needs these Debian packages, or what your system calls them:$$missing" >&2; exit 1; \
+	fi; \
+	echo "apt-get install$$missing"; log=$$(mktemp); export DEBIAN_FRONTEND=noninteractive; \
+	{ apt-get update && apt-get install -y --no-install-recommends $$missing; } >"$$log" 2>&1 </dev/null || \
+		{ cat "$$log" >&2; rm -f "$$log"; echo "make: apt-get could not install$$missing" >&2; exit 1; }; \
+	rm -f "$$log"
