@@ -20,8 +20,10 @@
 //
 // The receive side of a Socket (Receive, RxAvailable) belongs to one goroutine,
 // the send side (Send, Kick, TxFree, TxOutstanding) to one goroutine, which may
-// be another one. [Queue.Exchange] may be called by any goroutine at any time.
-// No method of these allocates.
+// be another one. [Queue.Exchange] may be called by any goroutine at any time. A
+// goroutine that opens a socket must be locked to a thread in the network
+// namespace of the interface; using and closing it may happen anywhere.
+// None of these allocates, but for errors.
 //
 // # Closing
 //
