@@ -180,6 +180,24 @@ func TestAFormatWithoutAnEOMRuleHasNoEnd(t *testing.T) {
 	}
 }
 
+func TestOffsetsAndLengthsAreShiftedAndKeysAreNot(t *testing.T) {
+	frame := []byte{0x12, 0x34, 0x56, 0x78, 0xff}
+	f := &matcher.Format{
+		Name:   "odd",
+		Key:    []matcher.Field{{0, 0x00ff0000}},
+		Offset: &matcher.Field{0, 0x0000fff0},
+		Length: &matcher.Length{Field: matcher.Field{0, 0x0f000000}, From: 3}, // 3 + 2
+	}
+	tab := matcher.Table{Entries: map[int]matcher.Entry{0: {Ruleset: matcher.Ruleset{Name: "x"}, Format: f}}}
+	want := matcher.Verdict{Action: matcher.Deliver, NKey: 1, Key: [matcher.MaxKey]uint32{0x00340000}, Offset: 0x567}
+	if got := tab.Match(frame); got != want {
+		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+	if got := tab.Match(frame[:4]); got.Action != matcher.Malformed {
+		t.Errorf("one byte less gives %+v", got)
+	}
+}
+
 func TestTheLowestNumberWins(t *testing.T) {
 	tab := matcher.Table{Entries: map[int]matcher.Entry{
 		3:   entry(matcher.TCPPort(80), 1, "packet"),
