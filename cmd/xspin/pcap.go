@@ -17,6 +17,8 @@ var errCapture = errors.New("capture file")
 const (
 	linkEthernet = 1 // LINKTYPE_ETHERNET
 
+	sectionHeader = 0x0a0d0d0a // pcapng block type, the same in both byte orders
+
 	// No snap length in use is longer; it keeps a damaged length field from
 	// asking for gigabytes.
 	maxBlock = 16 << 20
@@ -45,7 +47,7 @@ func newCapture(r io.Reader) (*capture, error) {
 		return nil, fmt.Errorf("%w: neither pcap nor pcapng: too short", errCapture)
 	}
 	switch m := binary.LittleEndian.Uint32(magic); m {
-	case 0x0a0d0d0a:
+	case sectionHeader:
 		c.ng = true
 		return c, nil
 	case 0xa1b2c3d4, 0xa1b23c4d: // micro- and nanoseconds
@@ -135,7 +137,7 @@ func (c *capture) readBlock() (kind uint32, body []byte, err error) {
 	if err != nil {
 		return 0, nil, damaged("the file ends within a block")
 	}
-	if binary.LittleEndian.Uint32(head) == 0x0a0d0d0a { // the same in both orders
+	if binary.LittleEndian.Uint32(head) == sectionHeader {
 		switch binary.LittleEndian.Uint32(head[8:]) {
 		case 0x1a2b3c4d:
 			c.order = binary.LittleEndian
@@ -148,6 +150,9 @@ func (c *capture) readBlock() (kind uint32, body []byte, err error) {
 	}
 	kind = c.order.Uint32(head)
 	total := c.order.Uint32(head[4:])
+	if kind == sectionHeader && total < 28 {
+		return 0, nil, damaged("section header of %d bytes", total)
+	}
 	if total < 12 || total%4 != 0 {
 		return 0, nil, damaged("block of %d bytes", total)
 	}
@@ -157,6 +162,9 @@ func (c *capture) readBlock() (kind uint32, body []byte, err error) {
 	}
 	if again := c.order.Uint32(b[total-4:]); again != total {
 		return 0, nil, damaged("block of %d bytes says %d at its end", total, again)
+	}
+	if kind == sectionHeader && c.order.Uint16(b[12:]) != 1 {
+		return 0, nil, fmt.Errorf("%w: pcapng version %d.%d, only 1 is known", errCapture, c.order.Uint16(b[12:]), c.order.Uint16(b[14:]))
 	}
 	return kind, b[8 : total-4], nil
 }

@@ -165,6 +165,8 @@ func TestDamagedCaptures(t *testing.T) {
 		{"pcapng: a block of odd length", "block of 41 bytes", at(ng, epb+4, 41)},
 		{"pcapng: a block of 4 GiB", "at most", at(ng, epb+4, 0xfffffffc)},
 		{"pcapng: two lengths", "says 44 at its end", at(ng, len(ng)-4, 44)},
+		{"pcapng: version 2", "pcapng version 2.0, only 1 is known", at(ng, 12, 2)},
+		{"pcapng: a tiny section header", "section header of 12 bytes", at(ng, 4, 12)},
 		{"pcapng: no byte order", "byte order", at(ng, 8, 0)},
 		{"pcapng: an unknown interface", "interface 1, of which there are 1", cat(section(le, 1, 0), enhanced(le, 1, a))},
 		{"pcapng: more captured than there is", "9 captured bytes where 8 are left", at(ng, epb+20, 9)},
