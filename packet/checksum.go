@@ -102,9 +102,7 @@ func sum(s uint64, b []byte) uint64 {
 		s, c = bits.Add64(s, le.Uint64(b[40:48]), c)
 		s, c = bits.Add64(s, le.Uint64(b[48:56]), c)
 		s, c = bits.Add64(s, le.Uint64(b[56:64]), c)
-		// A carry into all ones carries once more.
-		s, c = bits.Add64(s, 0, c)
-		s += c
+		s += c // no overflow: with a carry out, only one in could make s all ones
 		b = b[64:]
 	}
 	for len(b) >= 8 {

@@ -43,10 +43,10 @@ type Headers struct {
 //   - it belongs to a fragment, also the first one: then IPv4 is the last layer.
 //
 // Checksums are not verified.
-func Parse(head []byte, frameLen int) Headers {
+func Parse(head []byte, frameLen int) (h Headers) {
 	frameLen = max(frameLen, 0)
 	head = between(head, 0, frameLen)
-	h := Headers{PayloadLen: frameLen, head: len(head)}
+	h.PayloadLen, h.head = frameLen, len(head)
 
 	if len(head) < EthernetLen {
 		return h
@@ -225,9 +225,6 @@ func (h *Headers) addPayload(c *Checksum, first []byte, rest [][]byte) bool {
 	c.Add(first)
 	n := h.PayloadLen - len(first)
 	for _, b := range rest {
-		if n == 0 {
-			break
-		}
 		b = between(b, 0, n)
 		c.Add(b)
 		n -= len(b)

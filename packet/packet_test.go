@@ -139,6 +139,7 @@ func TestParse(t *testing.T) {
 		{"41 bytes hold no UDP header", udp, 41, all, "E4", 34, 15},
 		{"42 bytes hold one, the payload is in the next buffer", udp, 42, all, "E4U", 42, 7},
 		{"whole UDP", udp, all, all, "E4U", 42, 7},
+		{"the last byte of the payload is in the next buffer", udp, len(udp) - 1, all, "E4U", 42, 7},
 		{"UDP without payload", empty, all, all, "E4U", 42, 0},
 		{"UDP with Ethernet padding", padded, all, all, "E4U", 42, 7},
 		{"frame longer than head says it is", padded, all, len(udp), "E4U", 42, 7},
@@ -213,7 +214,14 @@ func checkInvariants(t *testing.T, head []byte, frameLen int, h Headers) {
 			t.Errorf("%s: %d bytes (capacity %d) at %d do not lie in the head of %d", name, len(view), cap(view), off, len(avail))
 		}
 	}
+	// ends checks that view goes on to the end of its layer or of the head.
+	ends := func(name string, view []byte, off, length int) {
+		if view != nil && len(view) != min(length, len(avail)-off) {
+			t.Errorf("%s: view of %d bytes at %d, length %d, head %d", name, len(view), off, length, len(avail))
+		}
+	}
 	in("Ethernet", h.Ethernet, 0, EthernetLen)
+	ends("Ethernet", h.Ethernet, 0, frameLen)
 	in("IPv4", h.IPv4, EthernetLen, IPv4Len)
 	in("UDP", h.UDP, h.Transport, UDPLen)
 	in("ICMP", h.ICMP, h.Transport, ICMPLen)
@@ -230,6 +238,12 @@ func checkInvariants(t *testing.T, head []byte, frameLen int, h Headers) {
 		}
 		if h.Transport > len(avail) || EthernetLen+h.IPv4.TotalLen() > frameLen {
 			t.Error("IPv4 longer than the frame")
+		}
+		ends("IPv4", h.IPv4, EthernetLen, h.IPv4.TotalLen())
+		ends("ICMP", h.ICMP, h.Transport, h.IPv4.TotalLen()-h.IPv4.HeaderLen())
+		ends("TCP", h.TCP, h.Transport, h.IPv4.TotalLen()-h.IPv4.HeaderLen())
+		if h.UDP != nil {
+			ends("UDP", h.UDP, h.Transport, h.UDP.Length())
 		}
 		h.IPv4.ChecksumValid()
 		h.IPv4.HeaderChecksum()
