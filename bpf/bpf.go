@@ -45,3 +45,6 @@ const (
 	ContextTimestamp = uint8(IngressXspinContextFlagsXSPIN_CONTEXT_TIMESTAMP)
 	MetaEOM          = uint8(IngressXspinMetaFlagsXSPIN_META_EOM)
 )
+
+// A Range of buckets, see src/ingress.bpf.c. Size is a power of two, or 0.
+type Range struct{ Base, Size int }

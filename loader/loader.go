@@ -327,14 +327,24 @@ func (in *Ingress) Buckets() []uint64 {
 	return unsafe.Slice((*uint64)(unsafe.Pointer(&in.buckets[0])), bpf.MaxBuckets)
 }
 
+// Detach takes the program off the interface, and leaves its memory. Frames pass
+// again as if nothing had been there. Idempotent.
+func (in *Ingress) Detach() error {
+	if in.link == nil {
+		return nil
+	}
+	err := in.link.Close()
+	in.link = nil
+	if err != nil {
+		return fmt.Errorf("detach from %s: %w", in.cfg.Interface.Name, err)
+	}
+	return nil
+}
+
 // Close detaches the program and frees everything. Frames pass again as if
 // nothing had been there. Idempotent.
 func (in *Ingress) Close() error {
-	var errs []error
-	if in.link != nil {
-		errs = append(errs, in.link.Close())
-		in.link = nil
-	}
+	errs := []error{in.Detach()}
 	for _, b := range []*[]byte{&in.queues, &in.share, &in.buckets} {
 		if *b != nil {
 			errs = append(errs, unix.Munmap(*b))

@@ -24,13 +24,10 @@ type Context struct {
 	ID        uint16
 	Format    *matcher.Format
 	Policy    Policy
-	CoreMask  uint64 // HPUs it may use, bit h for HPU h
-	Buckets   Range  // of the bucket map, for ByMessage
-	Timestamp bool   // stamp frames with their arrival time
+	CoreMask  uint64    // HPUs it may use, bit h for HPU h
+	Buckets   bpf.Range // for ByMessage
+	Timestamp bool      // stamp frames with their arrival time
 }
-
-// A Range of buckets. Size is a power of two.
-type Range struct{ Base, Size int }
 
 // A Table is all that decides where a frame goes. Publish makes it law for
 // every frame at once.

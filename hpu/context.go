@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hpu
+
+import (
+	"fmt"
+	"math/bits"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/xspin/xspin/bpf"
+)
+
+// A Code is what a handler returns, see the table of return codes in
+// docs/architecture.md.
+type Code int
+
+// Return codes.
+const (
+	Success Code = iota
+	Drop         // the packet's bytes count as dropped
+	Fail         // an error of the handler's: nothing it asked for is sent
+	codes
+)
+
+// A Handler runs once for a packet. The HER and all bytes reached through it are
+// good until it returns.
+type Handler func(*HER) Code
+
+// Handlers of an execution context. A packet without a handler is dropped and
+// counted.
+type Handlers struct {
+	Payload Handler // runs for every packet
+}
+
+// UserCounters is how many counters the handlers of a context have.
+const UserCounters = 16
+
+// A UserCounter is FPsPIN's pair: how much, and how often.
+type UserCounter struct {
+	Sum   uint64 `json:"sum"`
+	Count uint64 `json:"count"`
+}
+
+// Mean returns Sum/Count, and 0 for nothing counted.
+func (c UserCounter) Mean() float64 {
+	if c.Count == 0 {
+		return 0
+	}
+	return float64(c.Sum) / float64(c.Count)
+}
+
+// HistogramBuckets is the number of buckets in a histogram of handler time.
+const HistogramBuckets = 32
+
+// A Histogram counts durations: bucket i those of less than 2^i ns, and not less
+// than 2^(i-1). The last takes all longer ones.
+type Histogram [HistogramBuckets]uint64
+
+func (h *Histogram) add(ns int64) { h[min(bits.Len64(uint64(ns)), HistogramBuckets-1)]++ }
+
+// ContextStats are what a context's handlers did.
+type ContextStats struct {
+	Handled  uint64 `json:"handled"`   // handlers that returned
+	Dropped  uint64 `json:"dropped"`   // of these: Drop
+	Failed   uint64 `json:"failed"`    // of these: Fail
+	Panics   uint64 `json:"panics"`    // handlers that did not return but panicked
+	Overruns uint64 `json:"overruns"`  // handlers that ran past their time limit
+	Unrun    uint64 `json:"unrun"`     // packets given back without a handler: stopped or removed
+	Lost     uint64 `json:"lost"`      // buffers that never reached the HPU, credit returned
+	Sent     uint64 `json:"sent"`      // frames given to the tx ring
+	SendFull uint64 `json:"send_full"` // sends refused because a ring or the spare frames ran out
+	ToStack  uint64 `json:"to_stack"`  // packets handed to the Linux stack
+
+	HandlerTime Histogram     `json:"handler_time_log2_ns"`
+	HandlerSum  time.Duration `json:"handler_time_ns"`
+
+	User [UserCounters]UserCounter `json:"user"`
+}
+
+func (s *ContextStats) merge(a *ContextStats) {
+	s.Handled += a.Handled
+	s.Dropped += a.Dropped
+	s.Failed += a.Failed
+	s.Panics += a.Panics
+	s.Overruns += a.Overruns
+	s.Unrun += a.Unrun
+	s.Lost += a.Lost
+	s.Sent += a.Sent
+	s.SendFull += a.SendFull
+	s.ToStack += a.ToStack
+	s.HandlerSum += a.HandlerSum
+	if a.Handled > 0 {
+		for i, n := range a.HandlerTime {
+			s.HandlerTime[i] += n
+		}
+	}
+	for i, c := range a.User {
+		s.User[i].Sum += c.Sum
+		s.User[i].Count += c.Count
+	}
+}
+
+// Context is an execution context as the HPUs know it. Create it with
+// [NewContext]; its methods are safe for concurrent use.
+type Context struct {
+	id       uint16
+	name     string
+	handlers Handlers
+	buckets  bpf.Range // of the program's bucket map; empty for policies without
+
+	stopped atomic.Bool
+	failed  atomic.Bool // a handler has, and the event was sent
+	leaky   atomic.Bool // its buckets may be held by packets that were lost
+
+	mu    sync.Mutex
+	stats ContextStats // merged once a batch, so that pairs are consistent
+}
+
+// NewContext returns a context for Pool.Install. buckets is its range of the
+// bucket map, empty for policies that need none.
+func NewContext(id uint16, name string, h Handlers, buckets bpf.Range) *Context {
+	return &Context{id: id, name: name, handlers: h, buckets: buckets}
+}
+
+// ID returns the context's number in the matching table.
+func (c *Context) ID() uint16 { return c.id }
+
+// Name returns what the context is called in events and statistics.
+func (c *Context) Name() string { return c.name }
+
+// Stopped tells whether the context runs no handlers any more because one of
+// them ran past its time limit.
+func (c *Context) Stopped() bool { return c.stopped.Load() }
+
+// Stats returns a consistent copy of the context's statistics.
+func (c *Context) Stats() ContextStats {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.stats
+}
+
+// ClearCounters zeroes the user counters and returns what they were.
+func (c *Context) ClearCounters() [UserCounters]UserCounter {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	old := c.stats.User
+	c.stats.User = [UserCounters]UserCounter{}
+	return old
+}
+
+// bucket returns the bucket of messages whose key hashes to hash.
+func (c *Context) bucket(hash uint32) int32 {
+	return int32(c.buckets.Base + int(hash&uint32(c.buckets.Size-1)))
+}
+
+func (c *Context) add(a *ContextStats) {
+	c.mu.Lock()
+	c.stats.merge(a)
+	c.mu.Unlock()
+}
+
+// An EventKind says what happened.
+type EventKind int
+
+// Kinds of events.
+const (
+	HandlerFailed  EventKind = iota // the context's first handler that returned Fail
+	HandlerPanic                    // contained: the packet is lost, the context goes on
+	HandlerOverrun                  // past its time limit: the context is stopped
+)
+
+func (k EventKind) String() string {
+	switch k {
+	case HandlerFailed:
+		return "handler failed"
+	case HandlerPanic:
+		return "handler panic"
+	case HandlerOverrun:
+		return "handler overrun"
+	}
+	return fmt.Sprintf("EventKind(%d)", int(k))
+}
+
+// An Event tells the application what went wrong in a handler.
+type Event struct {
+	Kind    EventKind
+	Context uint16
+	Name    string // of the context
+	HPU     int
+	Detail  string // panic value and stack, or the time
+}
+
+func (e Event) String() string {
+	return fmt.Sprintf("%s: context %d (%s) on HPU %d: %s", e.Kind, e.Context, e.Name, e.HPU, e.Detail)
+}

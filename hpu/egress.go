@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hpu
+
+import (
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/xspin/xspin/xsk"
+)
+
+// reserve takes room for n descriptors on the port's tx ring. Nobody else sends
+// there during the batch, so what is reserved can be sent.
+func (r *runner) reserve(p *port, n int) bool {
+	if r.room < 0 {
+		r.room = p.ring.TxFree()
+		if r.pool.cfg.Egress == RoundRobin && r.ownPort(p) && r.pool.hasWork.Load() {
+			r.room /= 2
+		}
+		r.room = min(r.room, cap(r.txq))
+	}
+	if r.room < n {
+		return false
+	}
+	r.room -= n
+	return true
+}
+
+// takeSpare takes a frame for a send of a handler's own.
+func (r *runner) takeSpare() (uint64, bool) {
+	if r.made == len(r.sends) {
+		return 0, false
+	}
+	if len(r.spare) == 0 {
+		r.pool.mu.Lock()
+		n := min(len(r.pool.spare), spareCache/2)
+		r.spare = append(r.spare, r.pool.spare[len(r.pool.spare)-n:]...)
+		r.pool.spare = r.pool.spare[:len(r.pool.spare)-n]
+		r.pool.mu.Unlock()
+	}
+	n := len(r.spare)
+	if n == 0 {
+		return 0, false
+	}
+	addr := r.spare[n-1]
+	r.spare = r.spare[:n-1]
+	return addr, true
+}
+
+// unsend takes back frames that a handler made before it failed.
+func (r *runner) unsend(mark int) {
+	for _, d := range r.sends[mark:r.made] {
+		r.spare = append(r.spare, d.Addr)
+		r.room++
+	}
+	r.made = mark
+}
+
+// transmit sends what is in txq.
+func (r *runner) transmit(p *port) {
+	if len(r.txq) == 0 {
+		return
+	}
+	n := p.ring.Send(r.txq)
+	r.pool.inTx[p.queue].Add(int64(n))
+	for _, d := range r.txq[n:] { // cannot be: see reserve
+		r.drop(d)
+	}
+	r.txq = r.txq[:0]
+	r.kick(p)
+}
+
+// drop recycles a frame that was to be sent.
+func (r *runner) drop(d xsk.Desc) {
+	rec := r.pool.records[r.pool.cfg.Memory.Frame(d.Addr)].Load()
+	if rec == spareRecord {
+		r.spare = append(r.spare, d.Addr)
+		return
+	}
+	r.back = append(r.back, d.Addr)
+	r.owe(unpack(rec))
+}
+
+// kick has the kernel send what is on the port's tx ring. If it cannot take all
+// of it now, tidy tries again.
+func (r *runner) kick(p *port) {
+	p.unsent = true
+	for range kicks {
+		pending, err := p.ring.Kick()
+		if err != nil {
+			return // link down: the frames stay on the ring until it is up
+		}
+		if !pending {
+			p.unsent = false
+			return
+		}
+		r.exchange(p.queue) // the completion ring may be what is full
+	}
+}
+
+// ownPort tells whether the NIC's own frames leave by this port.
+func (r *runner) ownPort(p *port) bool { return r.w.id == 0 && p == r.w.ports[0] }
+
+// takeOwn takes up to n of the NIC's own frames.
+func (r *runner) takeOwn(n int) []xsk.Desc {
+	r.pool.mu.Lock()
+	defer r.pool.mu.Unlock()
+	n = min(n, len(r.pool.own))
+	own := slices.Clone(r.pool.own[:n])
+	r.pool.own = append(r.pool.own[:0], r.pool.own[n:]...)
+	for _, d := range own {
+		r.pool.records[r.pool.cfg.Memory.Frame(d.Addr)].Store(spareRecord)
+	}
+	return own
+}
+
+// interleave puts the NIC's own frames between those in txq, one by one.
+func (r *runner) interleave(p *port) {
+	if !r.pool.hasWork.Load() {
+		return
+	}
+	own := r.takeOwn(min(len(r.txq), p.ring.TxFree()-len(r.txq)))
+	if len(own) == 0 {
+		return
+	}
+	mixed := make([]xsk.Desc, 0, cap(r.txq))
+	i := 0
+	for _, d := range r.txq {
+		mixed = append(mixed, d)
+		if d.Options&xsk.Continued == 0 && i < len(own) {
+			mixed = append(mixed, own[i])
+			i++
+		}
+	}
+	r.txq = append(mixed, own[i:]...)
+}
+
+// housework returns packets that were kept and sends the NIC's own frames. It
+// returns true if there was something to do.
+func (r *runner) housework() (worked bool) {
+	r.pool.mu.Lock()
+	kept := r.pool.returned
+	r.pool.returned = nil
+	r.pool.hasWork.Store(len(r.pool.own) > 0)
+	r.pool.mu.Unlock()
+	for _, k := range kept {
+		worked = true
+		for i, d := range k.all {
+			a := k.account
+			if i != len(k.all)-1 {
+				a.bucket = noBucket
+			}
+			r.back = append(r.back, d.Addr)
+			r.owe(a)
+		}
+		r.exchange(k.port.queue)
+	}
+	p := r.w.ports[0]
+	if own := r.takeOwn(min(p.ring.TxFree(), cap(r.txq))); len(own) > 0 {
+		worked = true
+		r.txq = append(r.txq, own...)
+		r.transmit(p)
+		r.exchange(p.queue)
+	}
+	return worked
+}
+
+// account returns where to count for a context until the next publish.
+func (r *runner) account(c *Context) *ContextStats {
+	if r.of[c.id] == c {
+		return r.acc[c.id]
+	}
+	if r.of[c.id] != nil { // the id has a new owner
+		r.publish()
+	}
+	if r.acc[c.id] == nil {
+		r.acc[c.id] = new(ContextStats)
+	}
+	r.of[c.id] = c
+	r.dirty = append(r.dirty, c.id)
+	return r.acc[c.id]
+}
+
+// publish merges what was counted into the contexts, and tells the program how
+// many packets to put on one HPU before it looks for another: as many as are
+// handled in about the time of a wakeup.
+func (r *runner) publish() {
+	for _, id := range r.dirty {
+		c, a := r.of[id], r.acc[id]
+		c.add(a)
+		if a.Handled > 0 {
+			mean := uint64(a.HandlerSum) / a.Handled
+			quantum := uint32(min(max(uint64(quantumTime)/max(mean, 1), 1), batchSize))
+			if q := &r.pool.cfg.Share.Quantum[id]; atomic.LoadUint32(q) != quantum {
+				atomic.StoreUint32(q, quantum)
+			}
+		}
+		*a = ContextStats{}
+		r.of[id] = nil
+	}
+	r.dirty = r.dirty[:0]
+}
+
+const quantumTime = 20 * time.Microsecond

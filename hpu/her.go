@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hpu
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/xspin/xspin/bpf"
+	"github.com/xspin/xspin/packet"
+	"github.com/xspin/xspin/xsk"
+)
+
+// What a handler may be told when it asks for something.
+var (
+	ErrFull   = errors.New("ring full")        // no room on the tx ring or for the stack: try with a later packet
+	ErrFrames = errors.New("no frame left")    // all frames for sends of handlers are on their way
+	ErrSize   = errors.New("size not allowed") // longer than a frame, or than the packet
+	ErrTwice  = errors.New("already sent, kept or handed on")
+)
+
+// what becomes of the packet's frame when its handler has returned
+type action uint8
+
+const (
+	recycle action = iota
+	send
+	keep
+	giveUp // its handler never returned
+)
+
+// HER is a handler execution request: one packet, and what its handler may do
+// with it. It belongs to one handler until that returns, and must not be used
+// later or by other goroutines.
+type HER struct {
+	r    *runner
+	ctx  *Context
+	acc  *ContextStats
+	port *port
+	meta bpf.Meta
+	all  []xsk.Desc // the buffers that came
+	segs []xsk.Desc // the first of these, as far as Truncate left them
+	head []byte     // bytes of the first
+	size int
+
+	late    bool // see her
+	parsed  bool
+	headers packet.Headers
+	action  action
+}
+
+// HPU returns the number of the HPU that runs the handler.
+func (h *HER) HPU() int { return h.port.hpu }
+
+// HPUs returns how many HPUs the NIC has.
+func (h *HER) HPUs() int { return len(h.r.pool.cfg.Queues[0].Rings) }
+
+// Context returns the execution context that the packet belongs to.
+func (h *HER) Context() *Context { return h.ctx }
+
+// Ruleset returns the number of the ruleset that the packet matched.
+func (h *HER) Ruleset() int { return int(h.meta.Ruleset) }
+
+// EOM tells whether the packet is the last of its message.
+func (h *HER) EOM() bool { return h.meta.Flags&bpf.MetaEOM != 0 }
+
+// Key returns the words that name the packet's message, as many as the message
+// format has; the rest is 0.
+func (h *HER) Key() *[bpf.MaxKey]uint32 { return &h.meta.Key }
+
+// Offset returns the position of the packet's payload in its message, in bytes.
+func (h *HER) Offset() uint32 { return h.meta.Offset }
+
+// Arrival returns when the XDP program saw the packet: CLOCK_MONOTONIC in ns,
+// and 0 unless the context asked for it.
+func (h *HER) Arrival() int64 { return int64(h.meta.Arrival) }
+
+// Now returns CLOCK_MONOTONIC in nanoseconds, cheaply.
+func (h *HER) Now() int64 { return h.r.now() }
+
+// Len returns the length of the packet in bytes, Ethernet header included.
+func (h *HER) Len() int { return h.size }
+
+// Head returns the bytes of the packet's first buffer: all of it, unless it is
+// too long for one, and the headers in any case. The handler may change them.
+func (h *HER) Head() []byte { return h.head }
+
+// Segments returns how many buffers the packet spans.
+func (h *HER) Segments() int { return len(h.segs) }
+
+// Segment returns the bytes of buffer i, which the handler may change.
+func (h *HER) Segment(i int) []byte {
+	if i == 0 {
+		return h.head
+	}
+	return h.r.pool.cfg.Memory.Bytes(h.segs[i].Addr, int(h.segs[i].Len))
+}
+
+// CopyTo copies the packet's bytes from offset off into dst and returns how
+// many there were.
+func (h *HER) CopyTo(dst []byte, off int) int {
+	n := 0
+	for i := range h.segs {
+		b := h.Segment(i)
+		if off >= len(b) {
+			off -= len(b)
+			continue
+		}
+		n += copy(dst[n:], b[off:])
+		off = 0
+		if n == len(dst) {
+			break
+		}
+	}
+	return n
+}
+
+// Headers returns the packet's headers, parsed when first asked for.
+func (h *HER) Headers() *packet.Headers {
+	if !h.parsed {
+		h.headers = packet.Parse(h.head, h.size)
+		h.parsed = true
+	}
+	return &h.headers
+}
+
+// Truncate makes the packet n bytes long. It cannot grow.
+func (h *HER) Truncate(n int) error {
+	if n < 1 || n > h.size {
+		return fmt.Errorf("truncate %d bytes to %d: %w", h.size, n, ErrSize)
+	}
+	h.size = n
+	for i := range h.segs {
+		s := &h.segs[i]
+		if int(s.Len) >= n {
+			s.Len = uint32(n)
+			s.Options &^= xsk.Continued
+			h.segs = h.segs[:i+1] // the others are recycled with the HER
+			break
+		}
+		n -= int(s.Len)
+	}
+	h.head = h.head[:h.segs[0].Len]
+	h.parsed = false
+	return nil
+}
+
+// Send has the packet, as the handler leaves it, sent from where it is when the
+// handler has returned, on the queue it came from. Its HER finishes when it has
+// left. ErrFull if the tx ring has no room; the packet is then recycled as if
+// nothing had been asked for.
+func (h *HER) Send() error {
+	if h.action != recycle {
+		return fmt.Errorf("send: %w", ErrTwice)
+	}
+	if !h.r.reserve(h.port, len(h.segs)) {
+		h.acc.SendFull++
+		return fmt.Errorf("send: HPU %d, queue %d: %w", h.port.hpu, h.port.queue, ErrFull)
+	}
+	h.action = send
+	h.acc.Sent++
+	return nil
+}
+
+// SendNew returns n bytes, of unknown content, of a new frame to be sent when
+// the handler has returned, ahead of the packet itself. A handler that fails
+// sends none of them.
+func (h *HER) SendNew(n int) ([]byte, error) {
+	if limit := h.r.pool.cfg.frameRoom(); n < 14 || n > limit {
+		return nil, fmt.Errorf("send new frame of %d bytes: %w: 14..%d", n, ErrSize, limit)
+	}
+	if !h.r.reserve(h.port, 1) {
+		h.acc.SendFull++
+		return nil, fmt.Errorf("send new frame: HPU %d, queue %d: %w", h.port.hpu, h.port.queue, ErrFull)
+	}
+	addr, ok := h.r.takeSpare()
+	if !ok {
+		h.r.room++
+		h.acc.SendFull++
+		return nil, fmt.Errorf("send new frame: %w", ErrFrames)
+	}
+	h.r.sends[h.r.made] = xsk.Desc{Addr: addr, Len: uint32(n)}
+	h.r.made++
+	return h.r.pool.cfg.Memory.Bytes(addr, n), nil
+}
+
+// ToStack hands a copy of the packet to the Linux stack, as if it had come in on
+// the interface and matched nothing.
+func (h *HER) ToStack() error {
+	if h.r.pool.cfg.Stack == nil {
+		return fmt.Errorf("hand packet to the stack: %w", errors.ErrUnsupported)
+	}
+	if err := h.r.pool.cfg.Stack.Inject(h.size, h.CopyTo); err != nil {
+		return fmt.Errorf("hand packet to the stack: %w", err)
+	}
+	h.acc.ToStack++
+	return nil
+}
+
+// Count adds v to user counter i of the context, and one to how often.
+func (h *HER) Count(i int, v uint64) {
+	c := &h.acc.User[i]
+	c.Sum += v
+	c.Count++
+}
+
+// Logf writes a line to the NIC's log.
+func (h *HER) Logf(format string, args ...any) {
+	h.r.pool.cfg.Logger.Info(fmt.Sprintf(format, args...), "context", h.ctx.name, "hpu", h.port.hpu)
+}
+
+// Keep lets the handler return and keep the packet: its HER finishes, and its
+// credit returns, only when Release is called. Kept packets are few: they are
+// paid for with the context's credit.
+func (h *HER) Keep() (*Kept, error) {
+	if h.action != recycle {
+		return nil, fmt.Errorf("keep: %w", ErrTwice)
+	}
+	h.action = keep
+	kept := &Kept{
+		pool:    h.r.pool,
+		port:    h.port,
+		account: h.account(),
+		size:    h.size,
+	}
+	kept.all = append(kept.all, h.all...)
+	kept.segs = kept.all[:len(h.segs)]
+	return kept, nil
+}
+
+// Kept is a packet that outlived its handler. It may be used by any one
+// goroutine until Release.
+type Kept struct {
+	pool    *Pool
+	port    *port
+	account account
+	all     []xsk.Desc
+	segs    []xsk.Desc
+	size    int
+	done    atomic.Bool
+}
+
+// Len returns the packet's length in bytes.
+func (k *Kept) Len() int { return k.size }
+
+// Segments returns how many buffers the packet spans.
+func (k *Kept) Segments() int { return len(k.segs) }
+
+// Segment returns the bytes of buffer i, and nil after Release.
+func (k *Kept) Segment(i int) []byte {
+	if k.done.Load() {
+		return nil
+	}
+	return k.pool.cfg.Memory.Bytes(k.segs[i].Addr, int(k.segs[i].Len))
+}
+
+// Release finishes the HER. Idempotent.
+func (k *Kept) Release() {
+	if !k.done.Swap(true) {
+		k.pool.giveBack(k)
+	}
+}

@@ -1,0 +1,364 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package hpu runs handlers: it takes matched packets from the rx rings of the
+// HPUs, calls the handlers of their execution contexts, and sees to it that
+// every frame and every credit finds its way back.
+//
+// An HPU is rings and state. A worker, one goroutine on one thread, serves
+// several HPUs and is the only one to touch their rings. Frames go
+//
+//	fill ring -> (kernel) -> rx ring -> handler -> fill ring
+//	                                       '-> tx ring -> (kernel) -> completion -> fill ring
+//
+// and are owned by exactly one of these at a time. The credit that the XDP
+// program took for a packet returns when its frames are on the fill ring again,
+// never earlier: so the fill ring cannot run empty, see docs/architecture.md.
+package hpu
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/xspin/xspin/bpf"
+	"github.com/xspin/xspin/internal/clock"
+	"github.com/xspin/xspin/xsk"
+)
+
+// Ring is the receive and transmit ring of one HPU on one queue; *xsk.Socket
+// is one.
+type Ring interface {
+	Receive([]xsk.Desc) int
+	RxAvailable() uint32
+	Send([]xsk.Desc) int
+	TxFree() int
+	Kick() (pending bool, err error)
+	FD() int
+	Stats() (xsk.Stats, error)
+}
+
+// Exchanger is the fill and completion ring of one queue; *xsk.Queue is one.
+type Exchanger interface {
+	Exchange(recycle, done []uint64) (filled, completed int)
+}
+
+// Stack takes packets for the Linux stack. copyTo copies the packet's bytes
+// from an offset on and is good during the call only.
+type Stack interface {
+	Inject(size int, copyTo func(dst []byte, off int) int) error
+}
+
+// Queue is a receive queue of the interface.
+type Queue struct {
+	Rings  []Ring // by HPU
+	Frames Exchanger
+	Shared *bpf.Queue // counters shared with the program
+}
+
+// Wait tells what a worker does when there is nothing to do.
+type Wait int
+
+// Ways of waiting.
+const (
+	Adaptive Wait = iota // spin for as long as that has paid off lately, then sleep
+	Sleep                // sleep at once
+	Spin                 // never sleep
+)
+
+var waits = []string{"adaptive", "sleep", "spin"}
+
+func (w Wait) String() string { return waits[w] }
+
+// ParseWait reads what String writes.
+func ParseWait(s string) (Wait, error) {
+	for i, name := range waits {
+		if s == name {
+			return Wait(i), nil
+		}
+	}
+	return 0, fmt.Errorf("wait %q: possible are %v", s, waits)
+}
+
+// Egress tells who goes first on a tx ring.
+type Egress int
+
+// Orders of egress.
+const (
+	HandlersFirst Egress = iota // the NIC's own frames take what handlers leave
+	RoundRobin                  // one of the handlers', one of the NIC's
+)
+
+// DefaultLimit is how long a handler may run.
+const DefaultLimit = time.Second
+
+// Config of a Pool. The pool owns the rings' user side, and the frames that
+// come through them, until Close.
+type Config struct {
+	Memory  *xsk.UMEM
+	Queues  []Queue    // all with the same number of rings
+	Share   *bpf.Share // credits and load, shared with the program
+	Buckets []uint64   // which HPU messages are on, shared with the program
+	Spare   []uint64   // frames for sends that are not of a received frame
+	Stack   Stack      // Optional: without, ToStack is not supported
+	Workers int        // 1..HPUs. Defaults to the lesser of HPUs and GOMAXPROCS
+	Wait    Wait
+	Egress  Egress
+	Limit   time.Duration // of a handler. Defaults to DefaultLimit
+	Logger  *slog.Logger  // Optional. Defaults to slog.Default
+}
+
+// frameRoom returns how long a frame in one buffer may be.
+func (c *Config) frameRoom() int { return c.Memory.Config().FrameSize }
+
+// Pool is all HPUs of a NIC and the workers that serve them. Its methods are
+// safe for concurrent use.
+type Pool struct {
+	cfg      Config
+	scale    clock.Scale
+	workers  []*worker
+	contexts [bpf.MaxContexts]atomic.Pointer[Context]
+	records  []atomic.Uint64 // of frames on a tx ring: see account.pack
+	events   chan Event
+	lostEv   atomic.Uint64  // events that found the channel full
+	inTx     []atomic.Int64 // frames sent and not completed, by queue
+	stop     chan struct{}  // of the watchdog
+	watched  chan struct{}  // closed when it has stopped
+	wg       sync.WaitGroup // runners that were not abandoned
+	closed   atomic.Bool
+	stuck    atomic.Int64 // handlers that were given up and have not returned
+	leaky    atomic.Bool  // some context is
+
+	mu       sync.Mutex
+	spare    []uint64
+	own      []xsk.Desc  // the NIC's own frames, waiting for a tx ring
+	returned []*Kept     // finished behind a worker's back
+	hasWork  atomic.Bool // own or returned may have some
+}
+
+// New returns a pool that runs.
+func New(cfg Config) (*Pool, error) {
+	if len(cfg.Queues) == 0 || len(cfg.Queues[0].Rings) == 0 {
+		return nil, errors.New("hpu: no queue, or no HPU")
+	}
+	hpus := len(cfg.Queues[0].Rings)
+	if cfg.Workers == 0 {
+		cfg.Workers = min(hpus, runtime.GOMAXPROCS(0))
+	}
+	if cfg.Workers < 1 || cfg.Workers > hpus {
+		return nil, fmt.Errorf("hpu: %d workers for %d HPUs: possible are 1..%d", cfg.Workers, hpus, hpus)
+	}
+	if cfg.Limit == 0 {
+		cfg.Limit = DefaultLimit
+	}
+	if cfg.Limit < time.Millisecond {
+		return nil, fmt.Errorf("hpu: handler time limit %v: at least 1ms", cfg.Limit)
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	p := &Pool{
+		cfg:     cfg,
+		scale:   clock.Calibrate(),
+		records: make([]atomic.Uint64, cfg.Memory.Config().Frames),
+		events:  make(chan Event, 64),
+		inTx:    make([]atomic.Int64, len(cfg.Queues)),
+		stop:    make(chan struct{}),
+		watched: make(chan struct{}),
+		spare:   cfg.Spare,
+	}
+	for i := range cfg.Workers {
+		w, err := newWorker(p, i)
+		if err != nil {
+			for _, w := range p.workers {
+				w.free()
+			}
+			return nil, fmt.Errorf("hpu: worker %d: %w", i, err)
+		}
+		p.workers = append(p.workers, w)
+	}
+	for _, w := range p.workers {
+		p.launch(w, nil)
+	}
+	go p.watch()
+	return p, nil
+}
+
+// Install makes a context known, so that its packets find their handlers.
+func (p *Pool) Install(c *Context) error {
+	if int(c.id) >= bpf.MaxContexts {
+		return fmt.Errorf("context id %d: possible are 0..%d", c.id, bpf.MaxContexts-1)
+	}
+	if !p.contexts[c.id].CompareAndSwap(nil, c) {
+		return fmt.Errorf("context id %d is in use", c.id)
+	}
+	return nil
+}
+
+// Idle tells whether no packet of the context is on its way, in a handler or
+// in a send.
+func (p *Pool) Idle(c *Context) bool {
+	for _, q := range p.cfg.Queues {
+		if atomic.LoadUint32(&q.Shared.Issued[c.id]) != atomic.LoadUint32(&q.Shared.Done[c.id]) {
+			return false
+		}
+	}
+	return true
+}
+
+// Drain waits until the context is idle. Its rulesets must be out of the table.
+// When the time is up it runs no further handler, waits for those that are
+// running (the time limit sees to it that this ends), and returns an error that
+// says what is still out: its id must not be used again before Idle.
+func (p *Pool) Drain(c *Context, d time.Duration) error {
+	deadline := time.Now().Add(d)
+	for !p.Idle(c) && time.Now().Before(deadline) {
+		p.wake()
+		time.Sleep(time.Millisecond)
+	}
+	p.contexts[c.id].CompareAndSwap(c, nil)
+	// Whoever saw the context in the table before is through with it after
+	// its next step.
+	for _, w := range p.workers {
+		for {
+			id, running := w.current.Load().running()
+			if !running || id != c.id || c.Stopped() {
+				break
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}
+	if p.Idle(c) {
+		for i := range c.buckets.Size {
+			atomic.StoreUint64(&p.cfg.Buckets[c.buckets.Base+i], 0)
+		}
+		return nil
+	}
+	var out uint32
+	for _, q := range p.cfg.Queues {
+		out += atomic.LoadUint32(&q.Shared.Issued[c.id]) - atomic.LoadUint32(&q.Shared.Done[c.id])
+	}
+	return fmt.Errorf("context %d (%s): %d buffers still out after %v", c.id, c.name, out, d)
+}
+
+// Transmit sends a frame of the NIC's own, at least 14 bytes; the bytes are
+// copied. It leaves on queue 0, behind what handlers send or alternating with
+// it, see Config.Egress.
+func (p *Pool) Transmit(frame []byte) error {
+	if limit := p.cfg.frameRoom(); len(frame) < 14 || len(frame) > limit {
+		return fmt.Errorf("transmit %d bytes: %w: 14..%d", len(frame), ErrSize, limit)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed.Load() {
+		return fmt.Errorf("transmit: %w", errClosed)
+	}
+	n := len(p.spare)
+	if n == 0 {
+		return fmt.Errorf("transmit: %w", ErrFrames)
+	}
+	addr := p.spare[n-1]
+	p.spare = p.spare[:n-1]
+	copy(p.cfg.Memory.Bytes(addr, len(frame)), frame)
+	p.own = append(p.own, xsk.Desc{Addr: addr, Len: uint32(len(frame))})
+	p.hasWork.Store(true)
+	p.workers[0].wake()
+	return nil
+}
+
+var errClosed = errors.New("pool closed")
+
+// Events returns what went wrong in handlers. It is closed by Close. Events that
+// nobody takes are counted, see Stats.
+func (p *Pool) Events() <-chan Event { return p.events }
+
+func (p *Pool) emit(e Event) {
+	select {
+	case p.events <- e:
+	default:
+		p.lostEv.Add(1)
+	}
+	p.cfg.Logger.Warn(e.Kind.String(), "context", e.Name, "hpu", e.HPU, "detail", e.Detail)
+}
+
+func (p *Pool) giveBack(k *Kept) {
+	p.mu.Lock()
+	p.returned = append(p.returned, k)
+	p.hasWork.Store(true)
+	p.mu.Unlock()
+	p.workers[0].wake()
+}
+
+func (p *Pool) wake() {
+	for _, w := range p.workers {
+		w.wake()
+	}
+}
+
+// Close stops the workers and waits for them, but not for handlers that were
+// given up: those keep the memory they may still touch, and Stuck tells so.
+func (p *Pool) Close() {
+	p.mu.Lock()
+	first := !p.closed.Swap(true)
+	p.mu.Unlock()
+	if !first {
+		return
+	}
+	p.wake()
+	p.wg.Wait() // the watchdog sees to it that this ends
+	close(p.stop)
+	<-p.watched
+	for _, w := range p.workers {
+		w.free()
+	}
+	close(p.events)
+}
+
+// Stuck returns how many handlers ran past their limit and have not returned.
+func (p *Pool) Stuck() int { return int(p.stuck.Load()) }
+
+// Stats of an HPU since the pool was made.
+type Stats struct {
+	HPU       int           `json:"hpu"`
+	Handled   uint64        `json:"handled"`   // HERs
+	Batches   uint64        `json:"batches"`   // that they came in
+	Busy      time.Duration `json:"busy_ns"`   // from a batch's first look to its end
+	Occupancy uint32        `json:"occupancy"` // buffers on their way to it or held by it, now
+}
+
+// Stats returns the statistics of all HPUs and the number of events lost.
+func (p *Pool) Stats() (hpus []Stats, lostEvents uint64) {
+	hpus = make([]Stats, len(p.cfg.Queues[0].Rings))
+	for _, w := range p.workers {
+		for _, pt := range w.ports {
+			s := &hpus[pt.hpu]
+			s.HPU = pt.hpu
+			s.Handled += pt.handled.Load()
+			s.Batches += pt.batches.Load()
+			s.Busy += time.Duration(p.scale.Nanoseconds(pt.busy.Load()))
+			s.Occupancy += pt.occupancy()
+		}
+	}
+	return hpus, p.lostEv.Load()
+}
+
+// epoll registers what can wake a worker.
+func epoll(fds ...int) (int, error) {
+	ep, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return -1, fmt.Errorf("epoll_create1: %w", err)
+	}
+	for _, fd := range fds {
+		ev := unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(fd)}
+		if err := unix.EpollCtl(ep, unix.EPOLL_CTL_ADD, fd, &ev); err != nil {
+			unix.Close(ep)
+			return -1, fmt.Errorf("epoll_ctl: descriptor %d: %w", fd, err)
+		}
+	}
+	return ep, nil
+}

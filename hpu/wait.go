@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hpu
+
+import (
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/xspin/xspin/internal/clock"
+)
+
+const (
+	// Like the kernel's halt polling: a sleep that was shorter than this
+	// would better have been spun through.
+	maxWindow   = int64(200 * time.Microsecond)
+	firstWindow = int64(50 * time.Microsecond)
+
+	// A spinning worker offers its CPU to others this often. If the peer that
+	// it waits for wants the same CPU, that is what lets it run at all.
+	yieldEvery = 16
+
+	// How long to sleep while something is under way that wakes nobody.
+	soon  = 1  // ms: completions, a full tx ring
+	later = 20 // ms: buffers that are out, perhaps lost
+)
+
+// A waiter decides what its runner does when there is nothing to do.
+type waiter struct {
+	r      *runner
+	window int64 // how long to spin, ns
+	since  int64 // when it began to be idle; 0: it is not
+	spins  int
+}
+
+// worked says that there was something to do.
+func (w *waiter) worked() { w.since = 0 }
+
+// idle spins one round, or sleeps until something happens.
+func (w *waiter) idle() {
+	r := w.r
+	now := clock.Monotonic()
+	if w.since == 0 {
+		w.since = now
+		w.spins = 0
+	}
+	busy := r.tidy()
+	spin := false
+	switch r.pool.cfg.Wait {
+	case Spin:
+		spin = true
+	case Adaptive:
+		spin = now-w.since < w.window
+	}
+	if spin {
+		if w.spins++; w.spins%yieldEvery == 0 {
+			unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+		}
+		return
+	}
+	timeout := -1
+	switch {
+	case busy:
+		timeout = soon
+	case r.outstanding():
+		timeout = later
+	}
+	r.sleep(timeout)
+	woke := clock.Monotonic()
+	switch slept := woke - now; {
+	case slept > maxWindow:
+		if w.window /= 2; w.window < firstWindow/8 {
+			w.window = 0
+		}
+	default:
+		w.window = min(max(2*w.window, firstWindow), maxWindow)
+	}
+	w.since = woke
+}
+
+// sleep waits for a packet on one of the worker's rings, a call of wake, or the
+// timeout in ms, -1 for none. Nothing is missed: the rings are level-triggered.
+func (r *runner) sleep(timeout int) {
+	var events [16]unix.EpollEvent
+	n, err := unix.EpollWait(r.w.ep, events[:], timeout)
+	if err != nil {
+		return // EINTR
+	}
+	for _, e := range events[:n] {
+		if int(e.Fd) == r.w.waker {
+			var buf [8]byte
+			unix.Read(r.w.waker, buf[:])
+		}
+	}
+}
+
+// tidy takes completions, kicks rings that wanted another kick, and returns
+// credit that leaked. It returns true if it wants to be called again soon.
+func (r *runner) tidy() (again bool) {
+	for _, p := range r.w.ports {
+		if p.unsent {
+			r.kick(p)
+			again = again || p.unsent
+		}
+	}
+	for i := range r.pool.inTx {
+		if r.pool.inTx[i].Load() > 0 {
+			r.exchange(i)
+			again = again || r.pool.inTx[i].Load() > 0
+		}
+	}
+	if r.w.id == 0 && r.pool.leaky.Load() {
+		r.pool.leaky.Store(false)
+		for i := range r.pool.contexts {
+			if c := r.pool.contexts[i].Load(); c != nil && c.leaky.Load() {
+				if r.pool.Idle(c) && c.sweep(r.pool) {
+					c.leaky.Store(false)
+				} else {
+					r.pool.leaky.Store(true)
+				}
+			}
+		}
+	}
+	return again
+}
+
+// outstanding looks after buffers that are out while the rings are empty, and
+// tells whether there are any.
+func (r *runner) outstanding() (any bool) {
+	for _, p := range r.w.ports {
+		if p.occupancy() != 0 {
+			any = true
+			r.checkLoss(p)
+		}
+	}
+	return any
+}

@@ -1,0 +1,522 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hpu
+
+import (
+	"fmt"
+	"runtime"
+	"runtime/debug"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/xspin/xspin/bpf"
+	"github.com/xspin/xspin/internal/clock"
+	"github.com/xspin/xspin/xsk"
+)
+
+const (
+	batchSize = 64  // descriptors taken from a ring at once
+	chainSize = 64  // longest frame, in descriptors
+	kicks     = 128 // of the tx ring in a row; a kick sends 16 to 32 frames
+
+	spareCache = 64 // frames for sends of handlers that a runner has at hand
+)
+
+// A port is an HPU on a queue: where packets come from. The worker of the HPU
+// owns all of it but the counters.
+type port struct {
+	hpu, queue int
+	ring       Ring
+	frames     Exchanger
+	shared     *bpf.Queue
+	enqueued   *uint32 // of this HPU on this queue, shared with the program
+	dequeued   *uint32
+
+	// A batch: what was received, cut into packets. Nobody changes it while
+	// handlers run, so that another runner can go on with it.
+	descs [batchSize + chainSize]xsk.Desc
+	hers  [batchSize + chainSize]her
+	count int // of hers
+	rest  int // where an unfinished frame begins in descs
+	carry int // how many descriptors of it there are
+
+	unsent bool // the tx ring wants another kick
+
+	// What the program's counter of buffers for (queue, HPU, context) should
+	// be when the next packet comes; a gap is what was lost.
+	expect  [bpf.MaxContexts]uint32
+	suspect lossSuspicion
+
+	handled, batches atomic.Uint64
+	busy             atomic.Int64 // ticks
+}
+
+// her is a packet of a batch.
+type her struct {
+	first, last int // descs[first:last]
+	meta        bpf.Meta
+	late        bool // credit was returned already: it had been taken for lost
+}
+
+func (p *port) occupancy() uint32 {
+	return atomic.LoadUint32(p.enqueued) - atomic.LoadUint32(p.dequeued)
+}
+
+// A worker is a thread's worth of work: HPUs, and what wakes who serves them.
+type worker struct {
+	pool   *Pool
+	id     int
+	ports  []*port
+	ep     int           // epoll on all rings and on waker
+	waker  int           // eventfd
+	asleep atomic.Bool   // a wake needs the eventfd
+	window time.Duration // how long to spin, for Adaptive
+
+	current atomic.Pointer[runner]
+}
+
+func newWorker(p *Pool, id int) (_ *worker, err error) {
+	w := &worker{pool: p, id: id, ep: -1, waker: -1}
+	fds := []int{}
+	for h := id; h < len(p.cfg.Queues[0].Rings); h += p.cfg.Workers {
+		for i := range p.cfg.Queues {
+			q := &p.cfg.Queues[i]
+			w.ports = append(w.ports, &port{
+				hpu: h, queue: i, ring: q.Rings[h], frames: q.Frames, shared: q.Shared,
+				enqueued: &p.cfg.Share.Enqueued[i][h],
+				dequeued: &p.cfg.Share.Dequeued[i][h],
+			})
+			fds = append(fds, q.Rings[h].FD())
+		}
+	}
+	if w.waker, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
+		return nil, fmt.Errorf("eventfd: %w", err)
+	}
+	if w.ep, err = epoll(append(fds, w.waker)...); err != nil {
+		unix.Close(w.waker)
+		return nil, err
+	}
+	return w, nil
+}
+
+func (w *worker) free() {
+	unix.Close(w.ep)
+	unix.Close(w.waker)
+}
+
+// wake ends the worker's sleep, now or the next one.
+func (w *worker) wake() {
+	one := [8]byte{1}
+	unix.Write(w.waker, one[:])
+}
+
+// The state of a runner is one word: who may touch what the worker owns, and
+// which HER of the batch is being run.
+//
+//	owned       the runner does the worker's business
+//	running     it runs handlers one after the other and writes only what is its own
+//	abandoned   its handler ran past the limit; another runner has taken over and
+//	            this one must end without a trace
+//
+// Only the watchdog abandons, and only a runner that is running. The runner
+// learns of it when its handler returns and it swaps its state.
+const (
+	owned = iota
+	running
+	abandoned
+
+	stateBits   = 2
+	indexBits   = 16 // of the HER in its batch
+	contextBits = 16
+)
+
+func runningState(tick uint64, ctx uint16, k int) uint64 {
+	return (tick<<contextBits|uint64(ctx))<<(indexBits+stateBits) | uint64(k)<<stateBits | running
+}
+
+func stateOf(s uint64) int      { return int(s & (1<<stateBits - 1)) }
+func indexOf(s uint64) int      { return int(s >> stateBits & (1<<indexBits - 1)) }
+func contextOf(s uint64) uint16 { return uint16(s >> (stateBits + indexBits)) }
+
+// result is what a handler wants done with its packet.
+type result struct {
+	action action
+	segs   int // buffers to send, of those that came
+	sends  int // frames it made are runner.sends[mark:sends]
+}
+
+// A runner is a worker's goroutine, locked to a thread. When its handler gets
+// stuck, a new one takes its place.
+type runner struct {
+	pool *Pool
+	w    *worker
+	port *port // of the batch
+
+	state atomic.Uint64
+	tick  uint64
+
+	// Of the batch. Written before and after handlers, each entry once, so
+	// that the next runner may read those of the handlers before this one.
+	results [batchSize + chainSize]result
+	marks   [batchSize + chainSize]int // frames made before handler k
+	sends   [spareCache]xsk.Desc       // frames made by handlers
+
+	// Private: never read by anybody else.
+	her     HER
+	k       int                           // her's place in the batch
+	ids     [batchSize + chainSize]uint16 // contexts of the batch
+	made    int                           // of sends
+	room    int                           // left on the tx ring of the port; -1: not asked yet
+	spare   []uint64
+	acc     [bpf.MaxContexts]*ContextStats // not yet merged
+	of      [bpf.MaxContexts]*Context      // whose acc it is
+	dirty   []uint16
+	base    int64 // CLOCK_MONOTONIC at baseTick
+	baseT   int64
+	txq     []xsk.Desc
+	back    []uint64 // frames for the fill ring
+	owed    []debt   // credits due when these are on it
+	done    []uint64
+	orphans uint64 // packets of contexts that are gone
+}
+
+// running returns the id of the context whose handler runs.
+func (r *runner) running() (ctx uint16, ok bool) {
+	s := r.state.Load()
+	return contextOf(s), stateOf(s) == running
+}
+
+func (r *runner) now() int64 {
+	return r.base + r.pool.scale.Nanoseconds(r.pool.scale.Ticks()-r.baseT)
+}
+
+// takeover is a batch that was cut short by a handler that did not return.
+type takeover struct {
+	from *runner
+	k    int // the HER that was given up
+}
+
+// launch starts a thread for the worker, which goes on with a batch first.
+func (p *Pool) launch(w *worker, cut *takeover) {
+	r := &runner{
+		pool:  p,
+		w:     w,
+		spare: make([]uint64, 0, 2*spareCache),
+		dirty: make([]uint16, 0, bpf.MaxContexts),
+		txq:   make([]xsk.Desc, 0, 2*(batchSize+chainSize)+spareCache),
+		back:  make([]uint64, 0, 2*(batchSize+chainSize)),
+		owed:  make([]debt, 0, 2*(batchSize+chainSize)),
+		done:  make([]uint64, batchSize),
+	}
+	w.current.Store(r)
+	p.wg.Add(1)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with it
+		if r.main(cut) {
+			p.wg.Done() // else the watchdog has done so
+		}
+	}()
+}
+
+// main serves the worker's HPUs until the pool is closed. It returns false if
+// it was abandoned.
+func (r *runner) main(cut *takeover) bool {
+	if cut != nil && !r.resume(cut) {
+		r.leave()
+		return false
+	}
+	wait := waiter{r: r}
+	for {
+		worked := false
+		for _, p := range r.w.ports {
+			if p.ring.RxAvailable() == 0 {
+				continue
+			}
+			worked = true
+			if !r.serve(p) {
+				r.leave()
+				return false
+			}
+		}
+		if r.w.id == 0 && r.pool.hasWork.Load() && r.housework() {
+			worked = true
+		}
+		if worked {
+			wait.worked()
+			continue
+		}
+		if r.pool.closed.Load() {
+			r.returnSpare()
+			return true
+		}
+		wait.idle()
+	}
+}
+
+// serve takes a batch from a ring and runs it. It returns false if the runner
+// was abandoned.
+func (r *runner) serve(p *port) bool {
+	start := r.pool.scale.Ticks()
+	r.begin(p, start)
+	r.take(p)
+	return r.run(p, 0) && r.settle(p, start)
+}
+
+func (r *runner) begin(p *port, ticks int64) {
+	r.port = p
+	r.base, r.baseT = clock.Monotonic(), ticks
+	r.made = 0
+	r.room = -1
+}
+
+// take receives descriptors and cuts them into packets.
+func (r *runner) take(p *port) {
+	copy(p.descs[:p.carry], p.descs[p.rest:p.rest+p.carry])
+	n := p.carry + p.ring.Receive(p.descs[p.carry:p.carry+batchSize])
+	p.count = 0
+	i := 0
+	for i < n {
+		j := i
+		for j < n && p.descs[j].Options&xsk.Continued != 0 {
+			j++
+		}
+		if j == n {
+			break // the rest of the frame is still to come
+		}
+		h := &p.hers[p.count]
+		h.first, h.last = i, j+1
+		i = j + 1
+		if r.inspect(p, h) {
+			p.count++
+		}
+	}
+	p.rest, p.carry = i, n-i
+	if p.carry >= chainSize {
+		// The program passes on what is as long as this: not one of ours.
+		r.discard(p, p.descs[i:n])
+		p.carry = 0
+	}
+}
+
+// discard gives buffers back that no credit was taken for.
+func (r *runner) discard(p *port, descs []xsk.Desc) {
+	for _, d := range descs {
+		r.back = append(r.back, d.Addr)
+	}
+	r.exchange(p.queue)
+}
+
+// inspect reads the metadata of a packet. It returns false, and gives the
+// packet's buffers back, if it did not come through the ingress program.
+func (r *runner) inspect(p *port, h *her) bool {
+	front := r.pool.cfg.Memory.Front(p.descs[h.first].Addr, bpf.MetaSize)
+	if front == nil {
+		r.discard(p, p.descs[h.first:h.last])
+		return false
+	}
+	h.meta = *(*bpf.Meta)(unsafe.Pointer(unsafe.SliceData(front)))
+	if h.meta.Magic != bpf.MetaMagic || int(h.meta.Context) >= bpf.MaxContexts {
+		r.discard(p, p.descs[h.first:h.last])
+		return false
+	}
+	n := uint32(h.last - h.first)
+	expect := &p.expect[h.meta.Context]
+	gap := int32(h.meta.Seq - *expect)
+	h.late = gap < 0
+	if gap > 0 {
+		r.lost(p, h.meta.Context, uint32(gap))
+	}
+	if gap >= 0 {
+		*expect = h.meta.Seq + n
+	}
+	return true
+}
+
+// run runs the handlers of the batch from HER k on. It returns false if the
+// runner was abandoned: then nothing of the batch is its own any more.
+func (r *runner) run(p *port, k int) bool {
+	n := p.count
+	for i := k; i < n; i++ {
+		r.ids[i] = p.hers[i].meta.Context
+	}
+	t := r.pool.scale.Ticks()
+	for ; k < n; k++ {
+		id := r.ids[k]
+		r.k = k
+		r.marks[k] = r.made
+		r.tick++
+		if stateOf(r.state.Swap(runningState(r.tick, id, k))) == abandoned {
+			return false
+		}
+		// After the swap: whoever takes the context away and then sees no
+		// runner in it can be sure that none will be.
+		c := r.pool.contexts[id].Load()
+		if c == nil || c.stopped.Load() || c.handlers.Payload == nil {
+			r.results[k] = result{sends: r.made}
+			if c == nil {
+				r.orphans++
+			} else {
+				r.account(c).Unrun++
+			}
+			continue
+		}
+		h := &p.hers[k]
+		req := &r.her
+		req.r, req.ctx, req.acc, req.port = r, c, r.account(c), p
+		req.meta = h.meta
+		req.all = p.descs[h.first:h.last:h.last]
+		req.segs = req.all
+		req.size = int(req.all[0].Len)
+		for _, d := range req.all[1:] {
+			req.size += int(d.Len)
+		}
+		req.head = r.pool.cfg.Memory.Bytes(req.all[0].Addr, int(req.all[0].Len))
+		req.late, req.parsed = h.late, false
+		req.action = recycle
+
+		code, ok := r.invoke(c)
+		now := r.pool.scale.Ticks()
+		ns := r.pool.scale.Nanoseconds(now - t)
+		t = now
+		acc := req.acc
+		if ok {
+			acc.Handled++
+			acc.HandlerSum += time.Duration(ns)
+			acc.HandlerTime.add(ns)
+			if code != Success {
+				r.complain(c, p, code, acc)
+			}
+		}
+		if !ok || code == Fail {
+			r.unsend(r.marks[k])
+			if req.action == send {
+				req.action = recycle
+				acc.Sent--
+			}
+		}
+		r.results[k] = result{action: req.action, segs: len(req.segs), sends: r.made}
+	}
+	return stateOf(r.state.Swap(owned)) != abandoned
+}
+
+// invoke calls the context's handler. It returns false if that panicked.
+func (r *runner) invoke(c *Context) (code Code, ok bool) {
+	defer func() {
+		if ok {
+			return
+		}
+		v := recover()
+		r.account(c).Panics++
+		r.pool.emit(Event{
+			Kind: HandlerPanic, Context: c.id, Name: c.name, HPU: r.port.hpu,
+			Detail: fmt.Sprintf("%v\n%s", v, debug.Stack()),
+		})
+	}()
+	code = c.handlers.Payload(&r.her)
+	return code, true
+}
+
+func (r *runner) complain(c *Context, p *port, code Code, acc *ContextStats) {
+	if code == Drop {
+		acc.Dropped++
+		return
+	}
+	acc.Failed++
+	if !c.failed.Swap(true) {
+		r.pool.emit(Event{Kind: HandlerFailed, Context: c.id, Name: c.name, HPU: p.hpu, Detail: fmt.Sprintf("the handler returned %d", code)})
+	}
+}
+
+// resume goes on with the batch of a runner that was abandoned in handler k.
+func (r *runner) resume(cut *takeover) bool {
+	start := r.pool.scale.Ticks()
+	p, k := cut.from.port, cut.k
+	r.begin(p, start)
+	copy(r.results[:k], cut.from.results[:k])
+	copy(r.marks[:k+1], cut.from.marks[:k+1])
+	r.made = r.marks[k]
+	copy(r.sends[:r.made], cut.from.sends[:r.made])
+	r.results[k] = result{action: giveUp, sends: r.made}
+	// What the handlers before have reserved comes off the room.
+	r.room = p.ring.TxFree() - r.made
+	for i := range k {
+		if r.results[i].action == send {
+			r.room -= r.results[i].segs
+		}
+	}
+	return r.run(p, k+1) && r.settle(p, start)
+}
+
+// leave is the end of an abandoned runner whose handler has returned after all:
+// what it still holds goes back by way of its successor.
+func (r *runner) leave() {
+	h := &r.her
+	if h.action != keep {
+		k := &Kept{pool: r.pool, port: h.port, account: h.account()}
+		k.all = append(k.all, h.all...)
+		k.Release()
+	}
+	r.publish()
+	for _, d := range r.sends[r.marks[r.k]:r.made] {
+		r.spare = append(r.spare, d.Addr)
+	}
+	r.returnSpare()
+	r.pool.stuck.Add(-1)
+}
+
+// returnSpare gives the runner's spare frames to whoever comes next.
+func (r *runner) returnSpare() {
+	r.pool.mu.Lock()
+	r.pool.spare = append(r.pool.spare, r.spare...)
+	r.pool.mu.Unlock()
+	r.spare = r.spare[:0]
+}
+
+// settle does what the handlers of the batch asked for.
+func (r *runner) settle(p *port, start int64) bool {
+	mem := r.pool.cfg.Memory
+	made := 0
+	for k := range p.count {
+		h, res := &p.hers[k], &r.results[k]
+		for ; made < res.sends; made++ {
+			d := r.sends[made]
+			r.pool.records[mem.Frame(d.Addr)].Store(spareRecord)
+			r.txq = append(r.txq, d)
+		}
+		acct := p.account(r.pool.contexts[h.meta.Context].Load(), &h.meta, h.late)
+		all := p.descs[h.first:h.last]
+		sent := 0
+		switch res.action {
+		case keep, giveUp:
+			continue
+		case send:
+			sent = res.segs
+		}
+		for i, d := range all {
+			a := acct
+			if i != len(all)-1 {
+				a.bucket = noBucket // with the last buffer
+			}
+			if i < sent {
+				r.pool.records[mem.Frame(d.Addr)].Store(a.pack())
+				r.txq = append(r.txq, d)
+			} else {
+				r.back = append(r.back, d.Addr)
+				r.owe(a)
+			}
+		}
+	}
+	if r.pool.cfg.Egress == RoundRobin && p == r.w.ports[0] && r.w.id == 0 {
+		r.interleave(p)
+	}
+	r.transmit(p)
+	r.exchange(p.queue)
+	r.publish()
+	p.handled.Store(p.handled.Load() + uint64(p.count))
+	p.batches.Store(p.batches.Load() + 1)
+	p.busy.Store(p.busy.Load() + r.pool.scale.Ticks() - start)
+	return true
+}

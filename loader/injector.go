@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package loader
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"runtime"
+	"sync"
+	"sync/atomic"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/xspin/xspin/bpf"
+)
+
+// Errors of an Injector.
+var (
+	ErrInjectSize = errors.New("packet too long for the stack") // see MaxInject
+	ErrInjectFull = errors.New("too many packets on their way to the stack")
+)
+
+// MaxInject is the longest packet that an Injector takes: a page, less what the
+// kernel keeps for itself.
+const MaxInject = 3408
+
+const injectSlots = 256
+
+// An Injector hands packets to the Linux stack as if they had just come in on
+// an interface: it runs a program that passes them, in the kernel's live-frame
+// mode. Safe for concurrent use.
+type Injector struct {
+	prog  *ebpf.Program
+	iface *net.Interface
+	ns    *os.File
+
+	mu     sync.Mutex
+	free   [][]byte
+	queue  chan []byte
+	closed bool
+	done   chan struct{}
+
+	// Failures counts packets that the kernel refused.
+	Failures atomic.Uint64
+}
+
+// NewInjector returns an injector for an interface with a native XDP program.
+// The calling thread must be in the interface's network namespace.
+func NewInjector(iface *net.Interface) (*Injector, error) {
+	spec, err := bpf.LoadBench()
+	if err != nil {
+		return nil, fmt.Errorf("read object: %w", err)
+	}
+	for name := range spec.Programs {
+		if name != bpf.BenchProgXspinPass {
+			delete(spec.Programs, name)
+		}
+	}
+	coll, err := ebpf.NewCollection(spec)
+	if err != nil {
+		return nil, fmt.Errorf("load %s: %w", bpf.BenchProgXspinPass, loadError(err))
+	}
+	defer coll.Close()
+	ns, err := os.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		return nil, fmt.Errorf("open network namespace: %w", err)
+	}
+	in := &Injector{
+		prog:  coll.DetachProgram(bpf.BenchProgXspinPass),
+		iface: iface,
+		ns:    ns,
+		queue: make(chan []byte, injectSlots),
+		done:  make(chan struct{}),
+	}
+	for range injectSlots {
+		in.free = append(in.free, make([]byte, 0, MaxInject))
+	}
+	ready := make(chan error)
+	go in.run(ready)
+	if err := <-ready; err != nil {
+		in.prog.Close()
+		ns.Close()
+		return nil, err
+	}
+	return in, nil
+}
+
+// Inject copies a packet and has it delivered soon. It never blocks.
+func (in *Injector) Inject(size int, copyTo func(dst []byte, off int) int) error {
+	if size > MaxInject {
+		return fmt.Errorf("%w: %d bytes, at most %d", ErrInjectSize, size, MaxInject)
+	}
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if in.closed {
+		return os.ErrClosed
+	}
+	n := len(in.free)
+	if n == 0 {
+		return ErrInjectFull
+	}
+	b := in.free[n-1][:size]
+	in.free = in.free[:n-1]
+	copyTo(b, 0)
+	in.queue <- b // has room for every slot
+	return nil
+}
+
+// run delivers packets. The kernel looks the interface up in the namespace of
+// the calling thread, so the thread moves there and is never used again.
+func (in *Injector) run(ready chan<- error) {
+	defer close(in.done)
+	runtime.LockOSThread()
+	if err := unix.Setns(int(in.ns.Fd()), unix.CLONE_NEWNET); err != nil {
+		ready <- fmt.Errorf("enter network namespace: %w", err)
+		return
+	}
+	ready <- nil
+	for b := range in.queue {
+		// Struct xdp_md of linux/bpf.h.
+		md := struct{ Data, DataEnd, DataMeta, IngressIfindex, RxQueueIndex, EgressIfindex uint32 }{
+			DataEnd:        uint32(len(b)),
+			IngressIfindex: uint32(in.iface.Index),
+		}
+		_, err := in.prog.Run(&ebpf.RunOptions{Data: b, Context: md, Repeat: 1, Flags: unix.BPF_F_TEST_XDP_LIVE_FRAMES})
+		if err != nil {
+			in.Failures.Add(1)
+		}
+		in.mu.Lock()
+		in.free = append(in.free, b[:0])
+		in.mu.Unlock()
+	}
+}
+
+// Close delivers what was injected and frees the program. Idempotent.
+func (in *Injector) Close() error {
+	in.mu.Lock()
+	first := !in.closed
+	in.closed = true
+	in.mu.Unlock()
+	if !first {
+		return nil
+	}
+	close(in.queue)
+	<-in.done
+	return errors.Join(in.prog.Close(), in.ns.Close())
+}

@@ -1,0 +1,399 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nic
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"sync/atomic"
+	"time"
+
+	"github.com/xspin/xspin/bpf"
+	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/loader"
+	"github.com/xspin/xspin/matcher"
+)
+
+// Errors that callers tell apart.
+var (
+	ErrClosed  = errors.New("NIC is closed")
+	ErrRemoved = errors.New("context is not installed")
+	ErrTable   = errors.New("matching table is full")
+	ErrCredit  = errors.New("not enough credit left")
+)
+
+// DefaultMessages is how many messages, or flows, of a context the program
+// tells apart when it keeps them on their HPUs.
+const DefaultMessages = 4096
+
+// minCredit is what a context gets at least: less than a batch makes no sense.
+const minCredit = 8
+
+// removeTime is how long Remove waits for packets that are on their way.
+const removeTime = 2 * time.Second
+
+// A ContextSpec describes an execution context.
+type ContextSpec struct {
+	Name string // in statistics, events and errors. Required
+
+	// Rulesets that bring packets here: any of them. They are numbered when
+	// the context is activated: First and up if that is given, else the lowest
+	// free numbers. The lowest that matches a packet wins.
+	Rulesets []matcher.Ruleset
+	First    int // -1 or 0: wherever there is room
+
+	Format   *matcher.Format // of messages. Defaults to that of the rulesets, or to `packet`
+	Handlers hpu.Handlers
+	Policy   loader.Policy // ByMessage or ByPacket. Defaults to ByMessage, which for `packet` is ByPacket
+	CoreMask uint64        // bit h: HPU h may be used. 0 for all
+
+	// Credits limit how many buffers of the context are in flight on a receive
+	// queue. 0 for an equal share of what the other contexts leave.
+	Credits int
+
+	Messages  int  // see DefaultMessages; rounded up to a power of two
+	Timestamp bool // have packets carry their time of arrival
+}
+
+// A Context is an execution context that was installed.
+type Context struct {
+	spec   ContextSpec
+	n      *NIC
+	hpu    *hpu.Context
+	slots  []int // of its rulesets, once activated
+	bucket bpf.Range
+}
+
+// ID returns the context's number.
+func (c *Context) ID() int { return int(c.hpu.ID()) }
+
+// Name returns the context's name.
+func (c *Context) Name() string { return c.spec.Name }
+
+// Rulesets returns the numbers of the context's rulesets, none before Activate.
+func (c *Context) Rulesets() []int { return c.slots }
+
+// Stats returns what the context's handlers did.
+func (c *Context) Stats() hpu.ContextStats { return c.hpu.Stats() }
+
+// ClearCounters zeroes the context's user counters and returns what they were.
+func (c *Context) ClearCounters() [hpu.UserCounters]hpu.UserCounter { return c.hpu.ClearCounters() }
+
+// complete checks a spec and fills in what was left out.
+func (s *ContextSpec) complete(hpus int) error {
+	if s.Name == "" {
+		return errors.New("no name")
+	}
+	if len(s.Rulesets) == 0 {
+		return errors.New("no ruleset: no packet would ever come")
+	}
+	for i := range s.Rulesets {
+		if err := s.Rulesets[i].Validate(); err != nil {
+			return err
+		}
+	}
+	if s.Handlers.Payload == nil {
+		return errors.New("no payload handler")
+	}
+	if s.Format == nil {
+		name := s.Rulesets[0].Format
+		for _, r := range s.Rulesets {
+			if r.Format != name {
+				return fmt.Errorf("rulesets %s and %s have different message formats, %q and %q: name one", s.Rulesets[0].Name, r.Name, name, r.Format)
+			}
+		}
+		if name == "" {
+			name = "packet"
+		}
+		if s.Format = matcher.FormatByName(name); s.Format == nil {
+			return fmt.Errorf("message format %q: there are %v", name, matcher.FormatNames())
+		}
+	}
+	if err := s.Format.Validate(); err != nil {
+		return err
+	}
+	if len(s.Format.Key) == 0 {
+		s.Policy = loader.ByPacket // every packet is a message
+	}
+	all := uint64(math.MaxUint64) >> (64 - hpus)
+	if s.CoreMask == 0 {
+		s.CoreMask = all
+	}
+	if s.CoreMask&all == 0 {
+		return fmt.Errorf("core mask %#x names no HPU: there are 0..%d", s.CoreMask, hpus-1)
+	}
+	if extra := s.CoreMask &^ all; extra != 0 {
+		return fmt.Errorf("core mask %#x names HPUs that are not there (%#x): there are 0..%d", s.CoreMask, extra, hpus-1)
+	}
+	if s.Messages == 0 {
+		s.Messages = DefaultMessages
+	}
+	if s.Messages < 1 || s.Messages > bpf.MaxBuckets {
+		return fmt.Errorf("%d messages: possible are 1..%d", s.Messages, bpf.MaxBuckets)
+	}
+	if s.Credits < 0 {
+		return fmt.Errorf("%d credits", s.Credits)
+	}
+	return nil
+}
+
+// Install makes a context: everything it needs but its rulesets, so that no
+// packet comes before Activate.
+func (n *NIC) Install(spec ContextSpec) (_ *Context, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("install context %q on %s: %w", spec.Name, n.iface.Name, err)
+		}
+	}()
+	if err := spec.complete(n.cfg.HPUs); err != nil {
+		return nil, err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.closed {
+		return nil, ErrClosed
+	}
+	id, err := n.freeID()
+	if err != nil {
+		return nil, err
+	}
+	c := &Context{spec: spec, n: n}
+	if spec.Policy == loader.ByMessage {
+		if c.bucket, err = n.buckets.take(pow2(spec.Messages)); err != nil {
+			return nil, err
+		}
+	}
+	c.hpu = hpu.NewContext(id, spec.Name, spec.Handlers, c.bucket)
+	n.contexts[id] = c
+	if err := n.rebalance(); err != nil {
+		delete(n.contexts, id)
+		n.buckets.give(c.bucket)
+		return nil, errors.Join(err, n.rebalance())
+	}
+	if err := n.pool.Install(c.hpu); err != nil {
+		delete(n.contexts, id)
+		n.buckets.give(c.bucket)
+		return nil, errors.Join(err, n.rebalance())
+	}
+	return c, nil
+}
+
+// freeID returns a context id of which nothing is on its way any more.
+func (n *NIC) freeID() (uint16, error) {
+	for id := range uint16(bpf.MaxContexts) {
+		if n.contexts[id] != nil {
+			continue
+		}
+		if old := n.retired[id]; old != nil {
+			if !n.pool.Idle(old) {
+				continue
+			}
+			delete(n.retired, id)
+		}
+		return id, nil
+	}
+	return 0, fmt.Errorf("%w: %d contexts", ErrTable, bpf.MaxContexts)
+}
+
+// Activate arms the context's rulesets: from here on packets come.
+func (n *NIC) Activate(c *Context) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("activate context %q on %s: %w", c.spec.Name, n.iface.Name, err)
+		}
+	}()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if err := n.has(c); err != nil {
+		return err
+	}
+	if c.slots != nil {
+		return nil
+	}
+	slots, err := n.freeSlots(c.spec.First, len(c.spec.Rulesets))
+	if err != nil {
+		return err
+	}
+	c.slots = slots
+	for _, s := range slots {
+		n.slots[s] = c.hpu.ID()
+	}
+	if err := n.publish(); err != nil {
+		for _, s := range slots {
+			delete(n.slots, s)
+		}
+		c.slots = nil
+		return err
+	}
+	return nil
+}
+
+func (n *NIC) has(c *Context) error {
+	if n.closed {
+		return ErrClosed
+	}
+	if n.contexts[c.hpu.ID()] != c {
+		return ErrRemoved
+	}
+	return nil
+}
+
+// freeSlots finds ruleset numbers: count in a row from first, or any.
+func (n *NIC) freeSlots(first, count int) (slots []int, err error) {
+	for s := max(first, 0); s < matcher.MaxRulesets && len(slots) < count; s++ {
+		if id, used := n.slots[s]; !used {
+			slots = append(slots, s)
+		} else if first > 0 {
+			return nil, fmt.Errorf("ruleset number %d is taken by context %q", s, n.contexts[id].spec.Name)
+		}
+	}
+	if len(slots) < count {
+		return nil, fmt.Errorf("%w: %d rulesets wanted, %d of %d are free", ErrTable, count, matcher.MaxRulesets-len(n.slots), matcher.MaxRulesets)
+	}
+	return slots, nil
+}
+
+// publish puts the table of all active contexts in force.
+func (n *NIC) publish() error {
+	n.gen++
+	t := &loader.Table{
+		Generation: n.gen,
+		Rulesets:   map[int]loader.Binding{},
+		Contexts:   map[uint16]loader.Context{},
+	}
+	for id, c := range n.contexts {
+		if c.slots == nil {
+			continue
+		}
+		t.Contexts[id] = loader.Context{
+			ID:        id,
+			Format:    c.spec.Format,
+			Policy:    c.spec.Policy,
+			CoreMask:  c.spec.CoreMask,
+			Buckets:   c.bucket,
+			Timestamp: c.spec.Timestamp,
+		}
+		for i, s := range c.slots {
+			t.Rulesets[s] = loader.Binding{Ruleset: c.spec.Rulesets[i], Context: id}
+		}
+	}
+	return n.ingress.Publish(t)
+}
+
+// Remove takes a context away: first its rulesets, then, when the packets on
+// their way have been handled, the rest. It returns after a bounded time, and
+// then no handler of the context runs. An error says that packets are still
+// held, by a handler that is stuck or by Keep; their memory and the context's
+// number stay reserved until they come back.
+func (n *NIC) Remove(c *Context) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if err := n.has(c); err != nil {
+		return fmt.Errorf("remove context %q: %w", c.spec.Name, err)
+	}
+	for _, s := range c.slots {
+		delete(n.slots, s)
+	}
+	active := c.slots != nil
+	c.slots = nil
+	if active {
+		if err := n.publish(); err != nil {
+			return fmt.Errorf("remove context %q: %w", c.spec.Name, err)
+		}
+	}
+	err := n.pool.Drain(c.hpu, removeTime)
+	id := c.hpu.ID()
+	delete(n.contexts, id)
+	atomic.StoreUint32(&n.ingress.Share().Credit[id], 0)
+	if err != nil {
+		// The buckets go with the id: late packets still return their uses.
+		n.retired[id] = c.hpu
+		return errors.Join(fmt.Errorf("remove context %q: %w", c.spec.Name, err), n.rebalance())
+	}
+	n.buckets.give(c.bucket)
+	return n.rebalance()
+}
+
+// rebalance deals out the credit of a queue: no more than its rx rings and its
+// fill ring hold, so that neither overflows. Contexts that asked for none share
+// what is left.
+func (n *NIC) rebalance() error {
+	total, equals := n.cfg.Ring, 0
+	for _, c := range n.contexts {
+		if c.spec.Credits == 0 {
+			equals++
+		}
+		total -= c.spec.Credits
+	}
+	for _, old := range n.retired {
+		total -= n.inFlight(old.ID())
+	}
+	each := 0
+	if equals > 0 {
+		each = total / equals
+	}
+	if total < 0 || equals > 0 && each < minCredit {
+		return fmt.Errorf("%w: %d for each queue, contexts ask for %d, %d more share the rest, at least %d each: lower Credits or raise Config.Ring", ErrCredit, n.cfg.Ring, n.cfg.Ring-total, equals, minCredit)
+	}
+	share := n.ingress.Share()
+	// Take first, and give when what was taken is not in use any more.
+	want := map[uint16]uint32{}
+	for id, c := range n.contexts {
+		want[id] = uint32(each)
+		if c.spec.Credits > 0 {
+			want[id] = uint32(c.spec.Credits)
+		}
+		if atomic.LoadUint32(&share.Credit[id]) > want[id] {
+			atomic.StoreUint32(&share.Credit[id], want[id])
+		}
+	}
+	deadline := time.Now().Add(time.Second)
+	for id := range want {
+		for n.inFlight(id) > int(want[id]) {
+			if time.Now().After(deadline) {
+				return fmt.Errorf("%w: context %q holds %d buffers and does not give them back", ErrCredit, n.contexts[id].spec.Name, n.inFlight(id))
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}
+	for id, w := range want {
+		atomic.StoreUint32(&share.Credit[id], w)
+		atomic.CompareAndSwapUint32(&share.Quantum[id], 0, 1)
+	}
+	return nil
+}
+
+// inFlight returns the context's buffers in flight on the queue with the most.
+func (n *NIC) inFlight(id uint16) (most int) {
+	for q := range n.queues {
+		s := n.ingress.Queue(q)
+		most = max(most, int(atomic.LoadUint32(&s.Issued[id])-atomic.LoadUint32(&s.Done[id])))
+	}
+	return most
+}
+
+// An allocator hands out ranges of buckets, powers of two, aligned: a buddy
+// system without the bookkeeping, which few contexts need.
+type allocator struct{ used map[int]int }
+
+func newAllocator() allocator { return allocator{used: map[int]int{}} }
+
+func (a allocator) take(size int) (bpf.Range, error) {
+	for base := 0; base+size <= bpf.MaxBuckets; base += size {
+		free := true
+		for b, n := range a.used {
+			if base < b+n && b < base+size {
+				free = false
+				break
+			}
+		}
+		if free {
+			a.used[base] = size
+			return bpf.Range{Base: base, Size: size}, nil
+		}
+	}
+	return bpf.Range{}, fmt.Errorf("no %d message buckets in a row are free, there are %d in all: lower Messages", size, bpf.MaxBuckets)
+}
+
+func (a allocator) give(r bpf.Range) { delete(a.used, r.Base) }

@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package nic is the SmartNIC: the matching engine, the AF_XDP sockets and the
+// HPUs, put together on a network interface. It is the package that an
+// application imports.
+//
+//	n, err := nic.Open(nic.Config{Interface: "eth1"})
+//	c, err := n.Install(nic.ContextSpec{
+//		Name:     "echo",
+//		Rulesets: []matcher.Ruleset{matcher.UDPPort(7)},
+//		Handlers: hpu.Handlers{Payload: echo},
+//	})
+//	err = n.Activate(c)
+package nic
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/bits"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/loader"
+	"github.com/xspin/xspin/xsk"
+)
+
+// Defaults of Config.
+const (
+	DefaultHPUs = 16 // FPsPIN's
+	DefaultRing = 2048
+)
+
+const (
+	headroom   = 256  // that the kernel leaves in front of a received frame: XDP_PACKET_HEADROOM
+	maxBuffers = 40   // of one frame: 64 KiB in the smallest buffers
+	txRing     = 512  // a batch's sends must fit, and some batches more
+	spare      = 1024 // frames for sends that are not of a received frame
+	reserve    = 64   // frames of a queue that stuck handlers may keep for good
+)
+
+// Config of a NIC. The zero value of a field is its default.
+type Config struct {
+	Interface string        // name, in the network namespace of the calling thread. Required
+	Mode      loader.Mode   // native XDP, or generic, or what works: Auto
+	HPUs      int           // 1..64. Defaults to DefaultHPUs
+	Workers   int           // threads that serve the HPUs. Defaults to GOMAXPROCS, at most one per HPU
+	Wait      hpu.Wait      // what they do when idle. Defaults to Adaptive
+	Egress    hpu.Egress    // order of frames on tx rings. Defaults to HandlersFirst
+	Limit     time.Duration // that a handler may run. Defaults to hpu.DefaultLimit
+	Ring      int           // buffers in flight on a receive queue, a power of two. Defaults to DefaultRing
+	Logger    *slog.Logger  // Defaults to slog.Default
+}
+
+// A NIC is one XsPIN instance on one network interface. Its methods are safe for
+// concurrent use.
+type NIC struct {
+	cfg      Config
+	iface    *net.Interface
+	ingress  *loader.Ingress
+	umem     *xsk.UMEM
+	queues   []*xsk.Queue
+	sockets  []*xsk.Socket // queue by queue, HPU by HPU
+	pool     *hpu.Pool
+	injector *loader.Injector
+
+	mu       sync.Mutex
+	closed   bool
+	gen      uint32
+	contexts map[uint16]*Context
+	slots    map[int]uint16          // ruleset number to context
+	retired  map[uint16]*hpu.Context // removed, with buffers still out
+	buckets  allocator
+}
+
+// Open makes a NIC of an interface. Until a context is activated all its traffic
+// goes on as before. Nothing of the interface is changed but the XDP program,
+// which the kernel detaches when the process ends, whichever way that is.
+func Open(cfg Config) (_ *NIC, err error) {
+	if err := cfg.complete(); err != nil {
+		return nil, fmt.Errorf("open NIC: %w", err)
+	}
+	iface, err := net.InterfaceByName(cfg.Interface)
+	if err != nil {
+		return nil, fmt.Errorf("open NIC: interface %q: %w", cfg.Interface, err)
+	}
+	if err := loader.Check(iface); err != nil {
+		return nil, fmt.Errorf("open NIC: %w", err)
+	}
+	n := &NIC{
+		cfg:      cfg,
+		iface:    iface,
+		contexts: map[uint16]*Context{},
+		slots:    map[int]uint16{},
+		retired:  map[uint16]*hpu.Context{},
+		buckets:  newAllocator(),
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, n.Close())
+		}
+	}()
+	queues, err := loader.Queues(iface)
+	if err != nil {
+		return nil, fmt.Errorf("open NIC: %w", err)
+	}
+	spares, err := n.openSockets(queues)
+	if err != nil {
+		return nil, fmt.Errorf("open NIC: %w", err)
+	}
+	most := 1
+	if n.queues[0].Granted().MultiBuffer {
+		most = maxBuffers
+	}
+	n.ingress, err = loader.Attach(loader.Config{
+		Interface:  iface,
+		Mode:       cfg.Mode,
+		HPUs:       cfg.HPUs,
+		Queues:     queues,
+		BufferSize: n.umem.Config().FrameSize - headroom,
+		MaxBuffers: most,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("open NIC: %w", err)
+	}
+	if cfg.Mode == loader.Auto && n.ingress.Mode() == loader.Generic {
+		cfg.Logger.Warn("the driver has no native XDP: generic mode, slower, without hand-over to the stack", "interface", iface.Name)
+	}
+	pool := hpu.Config{
+		Memory:  n.umem,
+		Share:   n.ingress.Share(),
+		Buckets: n.ingress.Buckets(),
+		Spare:   spares,
+		Workers: cfg.Workers,
+		Wait:    cfg.Wait,
+		Egress:  cfg.Egress,
+		Limit:   cfg.Limit,
+		Logger:  cfg.Logger.With("interface", iface.Name),
+	}
+	for q := range n.queues {
+		hq := hpu.Queue{Frames: n.queues[q], Shared: n.ingress.Queue(q)}
+		for h := range cfg.HPUs {
+			s := n.sockets[q*cfg.HPUs+h]
+			hq.Rings = append(hq.Rings, s)
+			if err := n.ingress.SetSocket(q, h, s.FD()); err != nil {
+				return nil, fmt.Errorf("open NIC: %w", err)
+			}
+		}
+		pool.Queues = append(pool.Queues, hq)
+	}
+	if n.ingress.Mode() == loader.Native {
+		if n.injector, err = loader.NewInjector(iface); err != nil {
+			return nil, fmt.Errorf("open NIC: %w", err)
+		}
+		pool.Stack = n.injector
+	}
+	if n.pool, err = hpu.New(pool); err != nil {
+		return nil, fmt.Errorf("open NIC: %w", err)
+	}
+	return n, nil
+}
+
+// complete fills in the defaults and checks what was given.
+func (c *Config) complete() error {
+	if c.Interface == "" {
+		return errors.New("no interface named")
+	}
+	if c.HPUs == 0 {
+		c.HPUs = DefaultHPUs
+	}
+	if c.HPUs < 1 || c.HPUs > 64 {
+		return fmt.Errorf("%d HPUs: possible are 1..64", c.HPUs)
+	}
+	if c.Workers < 0 || c.Workers > c.HPUs {
+		return fmt.Errorf("%d workers for %d HPUs: possible are 1..%d, or 0 for the default", c.Workers, c.HPUs, c.HPUs)
+	}
+	if c.Ring == 0 {
+		c.Ring = DefaultRing
+	}
+	if c.Ring < 64 || c.Ring > 1<<15 || c.Ring&(c.Ring-1) != 0 {
+		return fmt.Errorf("ring of %d buffers: must be a power of two in 64..%d", c.Ring, 1<<15)
+	}
+	if c.Limit < 0 {
+		return fmt.Errorf("handler time limit %v is negative", c.Limit)
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	return nil
+}
+
+// openSockets makes the UMEM and a socket for each HPU on each queue.
+//
+// Frames have a home: those of a queue go round through its fill ring, the
+// spare ones through tx rings only. A queue's frames are as many as the program
+// may have in flight on it, since a credit returns only when its frame is back
+// on the fill ring; so that ring never runs empty under the program, and an rx
+// ring of the same size never overflows.
+func (n *NIC) openSockets(queues int) (spares []uint64, err error) {
+	size := 2048
+	if n.iface.MTU+14+4 > size-headroom {
+		size = 4096
+	}
+	perQueue := n.cfg.Ring + reserve
+	n.umem, err = xsk.NewUMEM(xsk.UMEMConfig{Frames: queues*perQueue + spare, FrameSize: size})
+	if err != nil {
+		return nil, err
+	}
+	ring := xsk.SocketConfig{RxSize: n.cfg.Ring, TxSize: txRing}
+	for q := range queues {
+		initial := make([]uint64, perQueue)
+		for i := range initial {
+			initial[i] = n.umem.Addr(q*perQueue + i)
+		}
+		queue, s, err := n.umem.OpenQueue(xsk.QueueConfig{
+			Ifindex:        n.iface.Index,
+			Queue:          q,
+			FillSize:       2 * n.cfg.Ring, // the power of two that holds perQueue
+			CompletionSize: pow2(perQueue + spare),
+			Generic:        n.cfg.Mode == loader.Generic,
+			Initial:        initial,
+		}, ring)
+		if err != nil {
+			return nil, err
+		}
+		n.queues = append(n.queues, queue)
+		n.sockets = append(n.sockets, s)
+		for range n.cfg.HPUs - 1 {
+			s, err := queue.Open(ring)
+			if err != nil {
+				return nil, err
+			}
+			n.sockets = append(n.sockets, s)
+		}
+	}
+	for i := range spare {
+		spares = append(spares, n.umem.Addr(queues*perQueue+i))
+	}
+	return spares, nil
+}
+
+// pow2 returns the smallest power of two that is not less than n.
+func pow2(n int) int { return 1 << bits.Len(uint(n-1)) }
+
+// Interface returns the interface that the NIC sits on.
+func (n *NIC) Interface() *net.Interface { return n.iface }
+
+// Transmit sends a frame of the application's own, Ethernet header included. It
+// is copied, and waits its turn behind, or between, the frames of handlers.
+func (n *NIC) Transmit(frame []byte) error { return n.pool.Transmit(frame) }
+
+// Events returns what went wrong in handlers. Events that nobody takes are
+// counted as lost.
+func (n *NIC) Events() <-chan hpu.Event { return n.pool.Events() }
+
+// Close detaches the program, stops the HPUs and frees everything. Handlers
+// that are stuck are left behind, with the memory that they may still touch.
+// Idempotent.
+func (n *NIC) Close() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.closed {
+		return nil
+	}
+	n.closed = true
+	var errs []error
+	// Frames stop coming first; then who works on them; then what they lie in.
+	if n.ingress != nil {
+		errs = append(errs, n.ingress.Detach(), n.ingress.ClearSockets())
+	}
+	stuck := 0
+	if n.pool != nil {
+		n.pool.Close()
+		stuck = n.pool.Stuck()
+	}
+	if n.injector != nil {
+		errs = append(errs, n.injector.Close())
+	}
+	for _, s := range n.sockets {
+		errs = append(errs, s.Close())
+	}
+	if stuck > 0 {
+		return errors.Join(append(errs, fmt.Errorf("close NIC: %d handlers are stuck: their memory is not freed", stuck))...)
+	}
+	if n.ingress != nil {
+		errs = append(errs, n.ingress.Close())
+	}
+	if n.umem != nil {
+		errs = append(errs, n.umem.Close())
+	}
+	return errors.Join(errs...)
+}
