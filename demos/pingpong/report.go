@@ -213,7 +213,7 @@ func (r *Report) compare(w io.Writer) {
 			case res.RTT == nil:
 				fmt.Fprintf(t, "none\t\t%d\t", res.Lost)
 			default:
-				fmt.Fprintf(t, "%.2f\t%s\t%d\t", res.RTT.P50, interval(res.RTT.CI95), res.Lost)
+				fmt.Fprintf(t, "%s\t[%s,%s]\t%d\t", digits(res.RTT.P50), digits(res.RTT.CI95[0]), digits(res.RTT.CI95[1]), res.Lost)
 			}
 		}
 		if p[0] != nil && p[1] != nil && p[0].RTT != nil && p[1].RTT != nil {
@@ -227,18 +227,19 @@ func (r *Report) compare(w io.Writer) {
 
 // list is one row per result with everything but the interval.
 func (r *Report) list(w io.Writer) {
-	fmt.Fprint(w, "\nAll round trips, and medians of their parts in the NIC, us\n\n")
+	fmt.Fprint(w, "\nAll round trips, us; of mode nic also medians of the parts: wire and client, frame arrival to\n"+
+		"handler start (dispatch), handler\n\n")
 	t := newTable(w)
-	fmt.Fprint(t, "proto\tmode\tsize\tcount\tlost\tbad\tmin\tp50\tp95\tp99\twire+client\tto handler\thandler\t\n")
+	fmt.Fprint(t, "proto\tmode\tsize\tcount\tlost\tbad\tmin\tp50\tp95\tp99\twire\tdispatch\thandler\t\n")
 	for _, res := range r.Results {
 		fmt.Fprintf(t, "%s\t%s\t%d\t%d\t%d\t%d\t", res.Proto, res.Mode, res.Size, res.Count, res.Lost, res.Bad)
 		if v := res.RTT; v != nil {
-			fmt.Fprintf(t, "%.2f\t%.2f\t%.2f\t%.2f\t", v.Min, v.P50, v.P95, v.P99)
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t", digits(v.Min), digits(v.P50), digits(v.P95), digits(v.P99))
 		} else {
 			fmt.Fprint(t, "-\t-\t-\t-\t")
 		}
 		if b := res.Breakdown; b != nil {
-			fmt.Fprintf(t, "%.2f\t%.2f\t%.2f\t\n", b.WireAndClient, b.ArrivalToHandler, b.Handler)
+			fmt.Fprintf(t, "%s\t%s\t%s\t\n", digits(b.WireAndClient), digits(b.ArrivalToHandler), digits(b.Handler))
 		} else {
 			fmt.Fprint(t, "-\t-\t-\t\n")
 		}
@@ -250,7 +251,13 @@ func newTable(w io.Writer) *tabwriter.Writer {
 	return tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 }
 
-func interval(i quantile.Interval) string { return fmt.Sprintf("[%.2f,%.2f]", i[0], i[1]) }
+// digits keeps long times, which are outliers, from widening a column.
+func digits(us float64) string {
+	if us < 1000 {
+		return fmt.Sprintf("%.2f", us)
+	}
+	return fmt.Sprintf("%.0f", us)
+}
 
 func onOff(on bool) string {
 	if on {

@@ -1,0 +1,381 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pingpong
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+
+	"github.com/xspin/xspin/demos/pingpong/rtt"
+	"github.com/xspin/xspin/internal/quantile"
+	"github.com/xspin/xspin/netns"
+	"github.com/xspin/xspin/netns/netnstest"
+)
+
+func TestMain(m *testing.M) {
+	if ok, err := rtt.Main(os.Args[1:]); ok {
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// fakeNIC is a UDP socket on the NIC's address; ICMP is left to Linux.
+type fakeNIC struct {
+	cfg    ServerConfig
+	sock   *net.UDPConn
+	closed int
+	err    error
+}
+
+func (f *fakeNIC) Breakdown(p rtt.Proto) Breakdown {
+	if p == rtt.ICMP {
+		return Breakdown{ArrivalToHandler: time.Hour, Handler: 250 * time.Nanosecond} // longer than any round trip
+	}
+	return Breakdown{ArrivalToHandler: 1500 * time.Nanosecond, Handler: 250 * time.Nanosecond}
+}
+
+func (f *fakeNIC) Close() error {
+	f.closed++
+	if f.sock != nil {
+		f.sock.Close()
+	}
+	return f.err
+}
+
+// withNIC makes mode nic start a fake one, whose answer to a datagram is what
+// reply makes of it; without reply nobody listens.
+func withNIC(t *testing.T, reply func([]byte) []byte) *fakeNIC {
+	t.Helper()
+	before := startNIC
+	t.Cleanup(func() { startNIC = before })
+	f := &fakeNIC{}
+	startNIC = func(_ context.Context, lab *netns.Lab, c ServerConfig) (NICServer, error) {
+		f.cfg = c
+		if reply == nil {
+			return f, nil
+		}
+		err := lab.NIC.NS.Do(func() (err error) {
+			f.sock, err = net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(lab.NIC.Addr.Addr(), Port)))
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+		go func() {
+			b := make([]byte, 1<<16)
+			for {
+				n, from, err := f.sock.ReadFromUDPAddrPort(b)
+				if err != nil {
+					return
+				}
+				f.sock.WriteToUDPAddrPort(reply(b[:n]), from)
+			}
+		}()
+		return f, nil
+	}
+	return f
+}
+
+func config(m ...Mode) Config {
+	return Config{
+		Protos: []rtt.Proto{rtt.ICMP, rtt.UDP}, Modes: m, Sizes: []int{16, 1416}, Count: 200, Warmup: 20,
+		Timeout: 10 * time.Second, ClientWait: rtt.Block, ClientCPU: -1,
+		Server: ServerConfig{HPUs: 16, Wait: "adaptive"},
+	}
+}
+
+func same(b []byte) []byte { return b }
+
+func TestRunMeasuresEverythingAskedForInTheLab(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	nic := withNIC(t, same)
+	var told []string
+	r, err := Run(t.Context(), lab, config(Host, NIC), func(s string) { told = append(told, s) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if nic.closed != 1 || !slices.Equal(nic.cfg.Protos, []rtt.Proto{rtt.ICMP, rtt.UDP}) || nic.cfg.HPUs != 16 {
+		t.Errorf("NIC closed %d times, set up as %+v", nic.closed, nic.cfg)
+	}
+	if len(told) != 8 {
+		t.Errorf("progress told %d times, want 8: %q", len(told), told)
+	}
+
+	var b bytes.Buffer
+	if err := r.WriteJSON(&b); err != nil {
+		t.Fatal(err)
+	}
+	var doc struct {
+		Schema int
+		Env    map[string]any
+		Result []map[string]any `json:"results"`
+	}
+	if err := json.Unmarshal(b.Bytes(), &doc); err != nil {
+		t.Fatal(err)
+	}
+	if doc.Schema != 1 || len(doc.Result) != 8 {
+		t.Fatalf("schema %d, %d results", doc.Schema, len(doc.Result))
+	}
+	for _, key := range []string{"kernel", "cpu", "cpus", "go", "gomaxprocs", "client_wait", "client_cpu", "hpus", "nic_wait", "nic_cpus", "links"} {
+		if v := doc.Env[key]; v == nil || v == "" || v == "unknown" {
+			t.Errorf("env has %s = %v", key, v)
+		}
+	}
+	links := doc.Env["links"].(map[string]any)
+	for _, mode := range []string{"host", "nic"} {
+		ends := links[mode].([]any)
+		for i, device := range []string{lab.NIC.Device, lab.Host.Device} {
+			if e := ends[i].(map[string]any); e["device"] != device || e["xdp"] != "none" || e["tso"] != true {
+				t.Errorf("%s: end %d is %v", mode, i, e)
+			}
+		}
+	}
+	for i, res := range doc.Result {
+		want := fmt.Sprint([]string{"host", "nic"}[i/4], []string{"icmp", "udp"}[i/2%2], []int{16, 1416}[i%2])
+		if got := fmt.Sprint(res["mode"], res["proto"], res["size"]); got != want {
+			t.Errorf("result %d is %s, want %s", i, got, want)
+		}
+		if res["tier"] != "user" || res["count"] != 200.0 || res["lost"] != 0.0 {
+			t.Errorf("result %d: %v", i, res)
+		}
+		us := res["rtt_us"].(map[string]any)
+		ci := us["ci95"].([]any)
+		order := []float64{0, us["min"].(float64), ci[0].(float64), us["p50"].(float64), ci[1].(float64), us["p99"].(float64), 1e7}
+		if !slices.IsSorted(order) || order[1] == 0 || us["p95"].(float64) > us["p99"].(float64) {
+			t.Errorf("result %d: %v", i, us)
+		}
+		down, _ := res["breakdown_us"].(map[string]any)
+		switch {
+		case res["mode"] == "host":
+			if _, has := res["breakdown_us"]; has {
+				t.Errorf("result %d of mode host has a breakdown", i)
+			}
+		case res["proto"] == "udp":
+			rest := us["p50"].(float64) - 1.75
+			if d := down["wire_and_client"].(float64) - rest; d > 1e-9 || d < -1e-9 || down["arrival_to_handler"] != 1.5 || down["handler"] != 0.25 {
+				t.Errorf("result %d: breakdown %v of %v", i, down, us)
+			}
+		case down["wire_and_client"] != 0.0:
+			t.Errorf("result %d: breakdown %v, want nothing left for the wire", i, down)
+		}
+		if got := len(res); got != map[bool]int{true: 7, false: 8}[res["mode"] == "host"] {
+			t.Errorf("result %d has %d keys: %v", i, got, res)
+		}
+	}
+	checkText(t, r, 4)
+}
+
+// checkText reads back what people are shown.
+func checkText(t *testing.T, r *Report, rows int) {
+	t.Helper()
+	var b strings.Builder
+	if err := r.WriteText(&b); err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range strings.Split(b.String(), "\n") {
+		if n := utf8.RuneCountInString(line); n > 100 {
+			t.Errorf("%d columns: %q", n, line)
+		}
+	}
+	compared := regexp.MustCompile(`(?m)^ +(icmp|udp) +\d+ +(-|none|[\d.]+ +\[[\d.]+,[\d.]+\]) +(-|\d+) +(-|none|[\d.]+ +\[[\d.]+,[\d.]+\]) +(-|\d+) +(-|[\d.]+)$`)
+	if got := len(compared.FindAllString(b.String(), -1)); got != rows {
+		t.Errorf("%d rows compared, want %d", got, rows)
+	}
+	listed := regexp.MustCompile(`(?m)^ +(icmp|udp) +(host|nic)( +\d+){4}( +(-|[\d.]+)){7}$`)
+	if got := len(listed.FindAllString(b.String(), -1)); got != len(r.Results) {
+		t.Errorf("%d results listed, want %d", got, len(r.Results))
+	}
+	if t.Failed() {
+		t.Log("\n" + b.String())
+	}
+}
+
+func TestRunTellsOfPingsNotAnsweredAsTheyShould(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	for _, tc := range []struct {
+		name      string
+		reply     func([]byte) []byte
+		lost, bad int
+	}{
+		{"nobody listens", nil, 200, 0},
+		{"a byte is flipped", func(b []byte) []byte { b[len(b)-1] ^= 1; return b }, 0, 200},
+		{"a reply is cut short", func(b []byte) []byte { return b[:len(b)-1] }, 0, 200},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			withNIC(t, tc.reply)
+			c := config(NIC)
+			if tc.reply == nil {
+				// Linux refuses some pings and, to spare the network, is silent
+				// about the rest.
+				c.Protos, c.Timeout = []rtt.Proto{rtt.UDP}, time.Millisecond
+			}
+			r, err := Run(t.Context(), lab, c, nil)
+			if !errors.Is(err, ErrReplies) {
+				t.Errorf("error %v, want ErrReplies", err)
+			}
+			if want := 2 * len(c.Protos); len(r.Results) != want {
+				t.Fatalf("%d results, want all %d", len(r.Results), want)
+			}
+			for _, res := range r.Results {
+				switch res.Proto {
+				case rtt.ICMP: // Linux answers these
+					if res.Lost != 0 || res.Bad != 0 || res.RTT == nil {
+						t.Errorf("%+v", res)
+					}
+				case rtt.UDP:
+					if res.Lost != tc.lost || res.Bad != tc.bad || res.RTT != nil || res.Breakdown != nil {
+						t.Errorf("%+v", res)
+					}
+				}
+			}
+			checkText(t, r, len(r.Results))
+		})
+	}
+}
+
+func TestRunRefusesABaselineWithXDP(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	c := config(Host)
+	c.Protos, c.Sizes, c.Count = []rtt.Proto{rtt.ICMP}, []int{16}, 10
+	for _, p := range []netns.Port{lab.NIC, lab.Host} {
+		prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+			Type:         ebpf.XDP,
+			Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2 /* XDP_PASS */), asm.Return()},
+			License:      "Apache-2.0",
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, mode := range []struct {
+			name  string
+			flags link.XDPAttachFlags
+		}{{"native", link.XDPDriverMode}, {"generic", link.XDPGenericMode}} {
+			var l link.Link
+			if err := p.NS.Do(func() (err error) {
+				l, err = link.AttachXDP(link.XDPOptions{Program: prog, Interface: p.Index, Flags: mode.flags})
+				return err
+			}); err != nil {
+				t.Fatal(err)
+			}
+			_, err = Run(t.Context(), lab, c, nil)
+			if !errors.Is(err, ErrBaseline) || !strings.Contains(err.Error(), p.Device) || !strings.Contains(err.Error(), mode.name) {
+				t.Errorf("%s program on %s: error %v", mode.name, p.Device, err)
+			}
+			l.Close()
+		}
+		prog.Close()
+	}
+	if _, err := Run(t.Context(), lab, c, nil); err != nil {
+		t.Errorf("with the programs gone: %v", err)
+	}
+}
+
+func TestRunPassesErrorsOn(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	boom := errors.New("boom")
+	t.Run("of the NIC that does not start", func(t *testing.T) {
+		withNIC(t, same)
+		startNIC = func(context.Context, *netns.Lab, ServerConfig) (NICServer, error) { return nil, boom }
+		if _, err := Run(t.Context(), lab, config(NIC), nil); !errors.Is(err, boom) {
+			t.Errorf("error %v", err)
+		}
+		if err := Serve(t.Context(), lab, ServerConfig{}, func() { t.Error("ready") }); !errors.Is(err, boom) {
+			t.Errorf("error %v", err)
+		}
+	})
+	t.Run("of the NIC that does not close", func(t *testing.T) {
+		withNIC(t, same).err = boom
+		r, err := Run(t.Context(), lab, config(NIC), nil)
+		if !errors.Is(err, boom) || len(r.Results) != 4 {
+			t.Errorf("error %v, %d results", err, len(r.Results))
+		}
+	})
+	t.Run("of a context that ends, with the results so far", func(t *testing.T) {
+		nic := withNIC(t, same)
+		ctx, cancel := context.WithCancel(t.Context())
+		n := 0
+		r, err := Run(ctx, lab, config(NIC), func(string) {
+			if n++; n == 3 {
+				cancel()
+			}
+		})
+		if !errors.Is(err, context.Canceled) || len(r.Results) != 2 || nic.closed != 1 {
+			t.Errorf("error %v, %d results, NIC closed %d times", err, len(r.Results), nic.closed)
+		}
+	})
+	t.Run("of sizes that do not fit", func(t *testing.T) {
+		for _, size := range []int{0, 7, 1473} {
+			c := config(Host)
+			c.Sizes = []int{size}
+			if _, err := Run(t.Context(), lab, c, nil); !errors.Is(err, ErrConfig) || !strings.Contains(err.Error(), fmt.Sprint("size ", size)) {
+				t.Errorf("size %d: error %v", size, err)
+			}
+		}
+	})
+	t.Run("of configs with nothing to do, or an unknown mode", func(t *testing.T) {
+		for _, change := range []func(*Config){
+			func(c *Config) { c.Protos = nil },
+			func(c *Config) { c.Modes = nil },
+			func(c *Config) { c.Sizes = nil },
+			func(c *Config) { c.Modes = []Mode{"fpga"} },
+		} {
+			c := config(Host)
+			change(&c)
+			if _, err := Run(t.Context(), lab, c, nil); !errors.Is(err, ErrConfig) {
+				t.Errorf("error %v, want ErrConfig", err)
+			}
+		}
+	})
+}
+
+func TestServeStaysUntilItsContextEnds(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	nic := withNIC(t, same)
+	ctx, cancel := context.WithCancel(t.Context())
+	served := false
+	err := Serve(ctx, lab, ServerConfig{Protos: []rtt.Proto{rtt.UDP}}, func() {
+		r, err := rtt.Ping(ctx, lab.Host.NS, rtt.Options{Proto: rtt.UDP, Remote: netip.AddrPortFrom(lab.NIC.Addr.Addr(), Port), Size: 16, Count: 10, CPU: -1})
+		served = err == nil && len(r.Samples) == 10 && nic.closed == 0
+		cancel()
+	})
+	if err != nil || !served || nic.closed != 1 {
+		t.Errorf("error %v, served %t, NIC closed %d times", err, served, nic.closed)
+	}
+}
+
+// The widest numbers that a lab can produce still fit the terminal.
+func TestTextFits(t *testing.T) {
+	us := &RTT{12345.67, 123456.78, 234567.89, 999999.99, quantile.Interval{123456.78, 234567.89}}
+	r := &Report{Env: Env{
+		Kernel: "Linux 6.18.44 x86_64", CPU: "Some CPU", ClientWait: rtt.Block, ClientCPU: 127, NICCPUs: []int{1, 2, 3}, NICWait: "adaptive",
+		Links: map[Mode][]rtt.LinkState{NIC: {{Device: "xs-nic", XDP: "native"}}},
+	}}
+	for _, m := range []Mode{Host, NIC} {
+		r.Results = append(r.Results, Result{Proto: rtt.ICMP, Mode: m, Size: 1472, Count: 100000, Lost: 99999, RTT: us,
+			Breakdown: &Micros{123456.78, 1234.56, 1234.56}})
+	}
+	checkText(t, r, 1)
+
+	r.Results = r.Results[1:] // one mode alone is compared with nothing
+	checkText(t, r, 1)
+}
