@@ -179,6 +179,14 @@ func TestClientCountsARefusedPingAsLostAtOnce(t *testing.T) {
 	}
 }
 
+func TestClientCountsAReplyAfterTheTimeoutAsLost(t *testing.T) {
+	addr := serve(t, func(_ int, b []byte) [][]byte { return [][]byte{b} })
+	for _, wait := range []Wait{Block, Spin} {
+		// Whether or not the reply is already there at the first look.
+		check(t, run(t, Options{Proto: UDP, Remote: addr, Size: 64, Count: 2000, Timeout: 1, Wait: wait, CPU: -1}), 0, 2000, 0)
+	}
+}
+
 func TestClientReportsNothingOfItsWarmup(t *testing.T) {
 	addr := serve(t, func(i int, b []byte) [][]byte {
 		if i < 5 {
