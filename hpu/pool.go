@@ -107,6 +107,7 @@ type Config struct {
 	Spare   []uint64   // frames for sends that are not of a received frame
 	Stack   Stack      // Optional: without, ToStack is not supported
 	Workers int        // 1..HPUs. Defaults to the lesser of HPUs and GOMAXPROCS
+	CPUs    []int      // worker i runs on CPUs[i modulo their number] only. Optional: on any
 	Wait    Wait
 	Egress  Egress
 	Limit   time.Duration // of a handler. Defaults to DefaultLimit
@@ -152,6 +153,15 @@ func New(cfg Config) (*Pool, error) {
 	}
 	if cfg.Workers < 1 || cfg.Workers > hpus {
 		return nil, fmt.Errorf("hpu: %d workers for %d HPUs: possible are 1..%d", cfg.Workers, hpus, hpus)
+	}
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &set); err != nil {
+		return nil, fmt.Errorf("hpu: CPUs of this process: %w", err)
+	}
+	for _, cpu := range cfg.CPUs {
+		if cpu < 0 || !set.IsSet(cpu) {
+			return nil, fmt.Errorf("hpu: CPU %d is not one that this process may use", cpu)
+		}
 	}
 	if cfg.Limit == 0 {
 		cfg.Limit = DefaultLimit

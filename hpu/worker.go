@@ -67,13 +67,11 @@ func (p *port) occupancy() uint32 {
 
 // A worker is a thread's worth of work: HPUs, and what wakes who serves them.
 type worker struct {
-	pool   *Pool
-	id     int
-	ports  []*port
-	ep     int           // epoll on all rings and on waker
-	waker  int           // eventfd
-	asleep atomic.Bool   // a wake needs the eventfd
-	window time.Duration // how long to spin, for Adaptive
+	pool  *Pool
+	id    int
+	ports []*port
+	ep    int // epoll on all rings and on waker
+	waker int // eventfd
 
 	current atomic.Pointer[runner]
 }
@@ -215,6 +213,11 @@ func (p *Pool) launch(w *worker, cut *takeover) {
 	p.wg.Add(1)
 	go func() {
 		runtime.LockOSThread() // never unlocked: the thread ends with it
+		if n := len(p.cfg.CPUs); n > 0 {
+			var set unix.CPUSet
+			set.Set(p.cfg.CPUs[w.id%n])
+			unix.SchedSetaffinity(0, &set) // checked by New; what has changed since is not worth failing for
+		}
 		if r.main(cut) {
 			p.wg.Done() // else the watchdog has done so
 		}

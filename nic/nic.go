@@ -22,7 +22,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/xspin/xspin/bpf"
 	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/internal/control"
 	"github.com/xspin/xspin/loader"
 	"github.com/xspin/xspin/xsk"
 )
@@ -32,6 +34,9 @@ const (
 	DefaultHPUs = 16 // FPsPIN's
 	DefaultRing = 2048
 )
+
+// MaxHPUs is how many HPUs a NIC can have.
+const MaxHPUs = bpf.MaxHPUs
 
 const (
 	headroom   = 256  // that the kernel leaves in front of a received frame: XDP_PACKET_HEADROOM
@@ -47,6 +52,7 @@ type Config struct {
 	Mode      loader.Mode   // native XDP, or generic, or what works: Auto
 	HPUs      int           // 1..64. Defaults to DefaultHPUs
 	Workers   int           // threads that serve the HPUs. Defaults to GOMAXPROCS, at most one per HPU
+	CPUs      []int         // that these threads run on, in turn. Defaults to any
 	Wait      hpu.Wait      // what they do when idle. Defaults to Adaptive
 	Egress    hpu.Egress    // order of frames on tx rings. Defaults to HandlersFirst
 	Limit     time.Duration // that a handler may run. Defaults to hpu.DefaultLimit
@@ -65,6 +71,7 @@ type NIC struct {
 	sockets  []*xsk.Socket // queue by queue, HPU by HPU
 	pool     *hpu.Pool
 	injector *loader.Injector
+	control  *control.Server
 
 	mu       sync.Mutex
 	closed   bool
@@ -134,6 +141,7 @@ func Open(cfg Config) (_ *NIC, err error) {
 		Buckets: n.ingress.Buckets(),
 		Spare:   spares,
 		Workers: cfg.Workers,
+		CPUs:    cfg.CPUs,
 		Wait:    cfg.Wait,
 		Egress:  cfg.Egress,
 		Limit:   cfg.Limit,
@@ -170,8 +178,8 @@ func (c *Config) complete() error {
 	if c.HPUs == 0 {
 		c.HPUs = DefaultHPUs
 	}
-	if c.HPUs < 1 || c.HPUs > 64 {
-		return fmt.Errorf("%d HPUs: possible are 1..64", c.HPUs)
+	if c.HPUs < 1 || c.HPUs > MaxHPUs {
+		return fmt.Errorf("%d HPUs: possible are 1..%d", c.HPUs, MaxHPUs)
 	}
 	if c.Workers < 0 || c.Workers > c.HPUs {
 		return fmt.Errorf("%d workers for %d HPUs: possible are 1..%d, or 0 for the default", c.Workers, c.HPUs, c.HPUs)
@@ -260,12 +268,19 @@ func (n *NIC) Events() <-chan hpu.Event { return n.pool.Events() }
 // Idempotent.
 func (n *NIC) Close() error {
 	n.mu.Lock()
+	asked := n.control
+	n.control = nil
+	n.mu.Unlock()
+	var errs []error
+	if asked != nil {
+		errs = append(errs, asked.Close()) // waits for a last report, which takes the lock
+	}
+	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.closed {
 		return nil
 	}
 	n.closed = true
-	var errs []error
 	// Frames stop coming first; then who works on them; then what they lie in.
 	if n.ingress != nil {
 		errs = append(errs, n.ingress.Detach(), n.ingress.ClearSockets())

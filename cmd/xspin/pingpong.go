@@ -19,12 +19,11 @@ import (
 	"github.com/xspin/xspin/demos/pingpong"
 	"github.com/xspin/xspin/demos/pingpong/rtt"
 	"github.com/xspin/xspin/netns"
+	"github.com/xspin/xspin/nic"
 )
 
 // maxPing is the largest payload that fits the lab's MTU of 1500.
 const maxPing = 1472
-
-const maxHPUs = 256
 
 // newPingpongCmd returns `xspin demo pingpong`.
 func newPingpongCmd() *cobra.Command {
@@ -97,7 +96,7 @@ func (f *pingpongFlags) bind(fl *pflag.FlagSet) {
 	fl.DurationVar(&f.timeout, "timeout", time.Second, "how long to wait for a reply before it is lost")
 	fl.StringVar(&f.clientWait, "client-wait", "block", "how the client waits for a reply: block or spin")
 	fl.IntVar(&f.clientCPU, "client-cpu", -1, "the CPU for the client, -1 for any")
-	fl.IntVar(&f.hpus, "hpus", 16, fmt.Sprintf("handler processing units, 1 to %d", maxHPUs))
+	fl.IntVar(&f.hpus, "hpus", 16, fmt.Sprintf("handler processing units, 1 to %d", nic.MaxHPUs))
 	fl.StringVar(&f.wait, "wait", "adaptive", "how HPUs wait for packets: adaptive (spin, then sleep), sleep or spin")
 	fl.StringSliceVar(&f.nicCPUs, "nic-cpu", nil, "CPUs for the threads that serve the HPUs; mode host's UDP echo runs on the first (default any)")
 	fl.BoolVar(&f.json, "json", false, "print one JSON document")
@@ -154,8 +153,8 @@ func (f pingpongFlags) config(modeSet bool) (c pingpong.Config, err error) {
 		return c, flagError("client-wait", f.clientWait, "want block or spin")
 	case f.clientCPU < -1 || f.clientCPU > maxCPU:
 		return c, flagError("client-cpu", f.clientCPU, fmt.Sprintf("want a CPU number from 0 to %d, or -1 for any", maxCPU))
-	case f.hpus < 1 || f.hpus > maxHPUs:
-		return c, flagError("hpus", f.hpus, fmt.Sprintf("want 1 to %d", maxHPUs))
+	case f.hpus < 1 || f.hpus > nic.MaxHPUs:
+		return c, flagError("hpus", f.hpus, fmt.Sprintf("want 1 to %d", nic.MaxHPUs))
 	case f.wait != "adaptive" && f.wait != "sleep" && f.wait != "spin":
 		return c, flagError("wait", f.wait, "want adaptive, sleep or spin")
 	case f.json && f.serve:

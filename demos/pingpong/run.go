@@ -63,6 +63,7 @@ type ServerConfig struct {
 	HPUs   int
 	Wait   string // of the HPUs: adaptive, sleep or spin
 	CPUs   []int  // for the threads that serve the HPUs, empty for any
+	Stats  bool   // let `xspin stats` ask
 }
 
 // NICServer answers pings with handlers. Its methods are called by one
@@ -177,6 +178,7 @@ func (r *Report) measure(ctx context.Context, lab *netns.Lab, c Config, m Mode, 
 
 // Serve answers pings from the NIC until ctx ends. ready is called when it does.
 func Serve(ctx context.Context, lab *netns.Lab, c ServerConfig, ready func()) error {
+	c.Stats = true
 	nic, err := startNIC(ctx, lab, c)
 	if err != nil {
 		return err

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/xspin/xspin/internal/control"
+	"github.com/xspin/xspin/nic"
+)
+
+// newStatsCmd returns `xspin stats`.
+func newStatsCmd() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "stats [INTERFACE]",
+		Short: "All counters of a running NIC, explained",
+		Long: `Ask a running NIC, such as that of xspin demo pingpong --serve, for its counters.
+Without an argument the one that runs is asked.`,
+		Example: `  sudo xspin stats
+  sudo xspin stats xs-nic --json`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			name, err := pickNIC(args)
+			if err != nil {
+				return fmt.Errorf("stats: %w", err)
+			}
+			var s nic.Stats
+			if err := control.Ask(name, &s); err != nil {
+				return fmt.Errorf("stats: %w", err)
+			}
+			if asJSON {
+				enc := json.NewEncoder(cmd.OutOrStdout())
+				enc.SetIndent("", "  ")
+				return enc.Encode(struct {
+					Schema int `json:"schema"`
+					*nic.Stats
+				}{1, &s})
+			}
+			return writeStats(cmd.OutOrStdout(), &s)
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON document")
+	return cmd
+}
+
+func pickNIC(args []string) (string, error) {
+	if len(args) == 1 {
+		return args[0], nil
+	}
+	names, err := control.Names()
+	switch {
+	case err != nil:
+		return "", err
+	case len(names) == 0:
+		return "", fmt.Errorf("%w: start one, for example with `xspin demo pingpong --serve`", control.ErrNone)
+	case len(names) > 1:
+		return "", errors.New("several NICs are running, name one: " + strings.Join(names, ", "))
+	}
+	return names[0], nil
+}
+
+// writeStats explains the counters.
+func writeStats(out io.Writer, s *nic.Stats) error {
+	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	row := func(name string, value any, help string) { fmt.Fprintf(w, "  %s\t%v\t%s\n", name, value, help) }
+	copied := "copy"
+	if s.ZeroCopy {
+		copied = "zero-copy"
+	}
+	fmt.Fprintf(w, "%s: %s XDP, %s, %d receive queues, table generation %d\n\n", s.Interface, s.Mode, copied, s.Queues, s.Generation)
+	fmt.Fprintln(w, "Frames, counted by the XDP program")
+	row("seen", s.Program.Seen, "all that came")
+	row("passed", s.Program.Passed, "no ruleset matched: to the Linux stack")
+	row("redirected", s.Program.Redirected, "to an HPU")
+	row("refused", s.Program.Refused, "dropped: their context had no credit left")
+	row("failed", s.Program.Failed, "matched, but could not be redirected: to the Linux stack")
+	row("malformed", s.Program.Malformed, "matched, but not what their message format says: to the Linux stack")
+	row("oversize", s.Program.Oversize, "matched, but too long for AF_XDP here: to the Linux stack")
+
+	for _, c := range s.Contexts {
+		state := ""
+		if c.Stopped {
+			state = ", STOPPED: a handler ran past its time limit"
+		}
+		fmt.Fprintf(w, "\nContext %d, %s%s\n", c.ID, c.Name, state)
+		for _, r := range c.Rulesets {
+			row(fmt.Sprintf("ruleset %d", r.Number), r.Matched, "frames matched by "+r.Name)
+		}
+		row("credits", c.Credits, "buffers it may have in flight on a receive queue")
+		row("in flight", c.InFlight, "buffers it has, on the queue with the most")
+		row("refused", c.Refused, "frames dropped for lack of credit")
+		row("handled", c.Handled, "handlers that returned")
+		row("dropped", c.Dropped, "of these, with Drop")
+		row("failed", c.Failed, "of these, with Fail")
+		row("panics", c.Panics, "handlers that panicked")
+		row("overruns", c.Overruns, "handlers that ran past their time limit")
+		row("unrun", c.Unrun, "packets given back without a handler")
+		row("lost", c.Lost, "buffers that the kernel dropped on the way, credit returned")
+		row("sent", c.Sent, "frames given to a tx ring")
+		row("send full", c.SendFull, "sends refused: ring full, or no frame left")
+		row("to stack", c.ToStack, "packets handed to the Linux stack")
+		mean := time.Duration(0)
+		if c.Handled > 0 {
+			mean = c.HandlerSum / time.Duration(c.Handled)
+		}
+		row("handler mean", mean, "time from one packet to the next in a batch")
+		for i, u := range c.User {
+			if u.Count > 0 {
+				row(fmt.Sprintf("counter %d", i), u.Sum, fmt.Sprintf("counted %d times, mean %.1f", u.Count, u.Mean()))
+			}
+		}
+	}
+
+	fmt.Fprintln(w, "\nHPU\thandled\tbatches\tbusy\toccupancy")
+	for _, h := range s.HPUs {
+		if h.Handled > 0 || h.Occupancy > 0 {
+			fmt.Fprintf(w, "%d\t%d\t%d\t%v\t%d\n", h.HPU, h.Handled, h.Batches, h.Busy.Round(time.Microsecond), h.Occupancy)
+		}
+	}
+	fmt.Fprintln(w, "\nAF_XDP sockets, all together")
+	row("rx dropped", s.Sockets.RxDropped, "frames lost for want of a buffer")
+	row("rx ring full", s.Sockets.RxRingFull, "frames lost because an HPU was slow")
+	row("tx invalid", s.Sockets.TxInvalidDescs, "descriptors that the kernel refused")
+	row("kicks", s.Sockets.Kicks, "system calls to send")
+	row("kicks again", s.Sockets.KicksAgain, "of these, with more to send afterwards")
+	fmt.Fprintln(w, "\nNIC")
+	row("stack failures", s.StackFailures, "packets for the Linux stack that it refused")
+	row("events lost", s.EventsLost, "that nobody took in time")
+	row("stuck", s.Stuck, "handlers past their limit that have not returned")
+	return w.Flush()
+}

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"testing"
+
+	"github.com/xspin/xspin/netns/netnstest"
+)
+
+func TestAskedServerAnswers(t *testing.T) {
+	netnstest.NeedRoot(t)
+	name := fmt.Sprintf("test%d", os.Getpid())
+	s, err := Serve(name, func() (any, error) { return map[string]int{"seen": 7}, nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Serve(name, nil); err == nil {
+		t.Error("two servers under one name")
+	}
+	if names, err := Names(); err != nil || !slices.Contains(names, name) {
+		t.Errorf("names %v, %v", names, err)
+	}
+	var got map[string]int
+	if err := Ask(name, &got); err != nil || got["seen"] != 7 {
+		t.Errorf("answer %v, %v", got, err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := Ask(name, &got); !errors.Is(err, ErrNone) {
+		t.Errorf("asking nobody: %v", err)
+	}
+	s, err = Serve(name, func() (any, error) { return nil, errors.New("no wonder") })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if err := Ask(name, &got); err == nil || err.Error() != fmt.Sprintf("NIC on %q: no wonder", name) {
+		t.Errorf("error of the server: %v", err)
+	}
+}

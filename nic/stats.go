@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nic
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync/atomic"
+
+	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/internal/control"
+)
+
+// Stats are all counters of a NIC at about one moment.
+type Stats struct {
+	Interface   string `json:"interface"`
+	Mode        string `json:"mode"`      // of XDP: native or generic
+	ZeroCopy    bool   `json:"zero_copy"` // as granted
+	MultiBuffer bool   `json:"multi_buffer"`
+	Queues      int    `json:"queues"`
+	Generation  uint32 `json:"generation"` // of the matching table
+
+	Program  ProgramStats   `json:"program"`
+	Contexts []ContextStats `json:"contexts"`
+	HPUs     []hpu.Stats    `json:"hpus"`
+	Sockets  SocketStats    `json:"sockets"`
+
+	StackFailures uint64 `json:"stack_failures"` // packets for the Linux stack that it refused
+	EventsLost    uint64 `json:"events_lost"`    // that nobody took in time
+	Stuck         int    `json:"stuck"`          // handlers past their limit that have not returned
+}
+
+// ProgramStats are frames, counted by the XDP program. Seen is the sum of the
+// others and of what contexts were refused.
+type ProgramStats struct {
+	Seen       uint64 `json:"seen"`
+	Passed     uint64 `json:"passed"`     // no ruleset matched: to the Linux stack
+	Redirected uint64 `json:"redirected"` // to an HPU
+	Refused    uint64 `json:"refused"`    // dropped: their context had no credit
+	Failed     uint64 `json:"failed"`     // matched, could not be redirected: to the stack
+	Malformed  uint64 `json:"malformed"`  // matched, against their message format: to the stack
+	Oversize   uint64 `json:"oversize"`   // matched, too long for AF_XDP here: to the stack
+}
+
+// ContextStats are what became of a context's packets.
+type ContextStats struct {
+	ID       int            `json:"id"`
+	Name     string         `json:"name"`
+	Rulesets []RulesetStats `json:"rulesets"`
+	Refused  uint64         `json:"refused"` // frames dropped for lack of credit
+	Credits  uint32         `json:"credits"` // buffers it may have in flight on a queue
+	InFlight int            `json:"in_flight"`
+	Stopped  bool           `json:"stopped"` // a handler ran past its limit
+	hpu.ContextStats
+}
+
+// RulesetStats count the frames that a ruleset matched.
+type RulesetStats struct {
+	Number  int    `json:"number"`
+	Name    string `json:"name"`
+	Matched uint64 `json:"matched"`
+}
+
+// SocketStats are the kernel's counters, summed over all AF_XDP sockets.
+type SocketStats struct {
+	RxDropped      uint64 `json:"rx_dropped"`   // no buffer on the fill ring
+	RxRingFull     uint64 `json:"rx_ring_full"` // the HPU's ring was full
+	TxInvalidDescs uint64 `json:"tx_invalid_descs"`
+	Kicks          uint64 `json:"kicks"`       // system calls to send
+	KicksAgain     uint64 `json:"kicks_again"` // of these: more calls were needed
+}
+
+// Stats reads all counters.
+func (n *NIC) Stats() (*Stats, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.closed {
+		return nil, ErrClosed
+	}
+	prog, err := n.ingress.Stats()
+	if err != nil {
+		return nil, fmt.Errorf("statistics of %s: %w", n.iface.Name, err)
+	}
+	granted := n.queues[0].Granted()
+	s := &Stats{
+		Interface:   n.iface.Name,
+		Mode:        n.ingress.Mode().String(),
+		ZeroCopy:    granted.ZeroCopy,
+		MultiBuffer: granted.MultiBuffer,
+		Queues:      len(n.queues),
+		Generation:  n.gen,
+		Program: ProgramStats{
+			Seen: prog.Seen, Passed: prog.Passed, Redirected: prog.Redirected,
+			Failed: prog.Failed, Malformed: prog.Malformed, Oversize: prog.Oversize,
+		},
+		Contexts: []ContextStats{},
+		Stuck:    n.pool.Stuck(),
+	}
+	for _, refused := range prog.Refused {
+		s.Program.Refused += refused
+	}
+	s.HPUs, s.EventsLost = n.pool.Stats()
+	for id, c := range n.contexts {
+		cs := ContextStats{
+			ID:           int(id),
+			Name:         c.spec.Name,
+			Rulesets:     []RulesetStats{},
+			Refused:      prog.Refused[id],
+			Credits:      atomic.LoadUint32(&n.ingress.Share().Credit[id]),
+			InFlight:     n.inFlight(id),
+			Stopped:      c.hpu.Stopped(),
+			ContextStats: c.hpu.Stats(),
+		}
+		for i, slot := range c.slots {
+			cs.Rulesets = append(cs.Rulesets, RulesetStats{Number: slot, Name: c.spec.Rulesets[i].Name, Matched: prog.Matched[slot]})
+		}
+		s.Contexts = append(s.Contexts, cs)
+	}
+	slices.SortFunc(s.Contexts, func(a, b ContextStats) int { return cmp.Compare(a.ID, b.ID) })
+	for _, sock := range n.sockets {
+		st, err := sock.Stats()
+		if err != nil {
+			return nil, fmt.Errorf("statistics of %s: %w", n.iface.Name, err)
+		}
+		s.Sockets.RxDropped += st.RxDropped
+		s.Sockets.RxRingFull += st.RxRingFull
+		s.Sockets.TxInvalidDescs += st.TxInvalidDescs
+		s.Sockets.Kicks += st.Kicks
+		s.Sockets.KicksAgain += st.KickEAGAIN
+	}
+	if n.injector != nil {
+		s.StackFailures = n.injector.Failures.Load()
+	}
+	return s, nil
+}
+
+// ServeStats lets `xspin stats` ask this NIC, under the interface's name, until
+// Close. When a NIC on an interface of that name in another network namespace
+// has it already, the process id is added.
+func (n *NIC) ServeStats() error {
+	report := func() (any, error) { return n.Stats() }
+	s, err := control.Serve(n.iface.Name, report)
+	if errors.Is(err, control.ErrTaken) {
+		s, err = control.Serve(fmt.Sprintf("%s-%d", n.iface.Name, os.Getpid()), report)
+	}
+	if err != nil {
+		return err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.closed || n.control != nil {
+		return s.Close()
+	}
+	n.control = s
+	return nil
+}
