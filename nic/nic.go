@@ -212,6 +212,10 @@ func (n *NIC) openSockets(queues int) (spares []uint64, err error) {
 		size = 4096
 	}
 	perQueue := n.cfg.Ring + reserve
+	fill := pow2(perQueue)
+	// A fill ring has no more entries than there are frames: this matters on an
+	// interface of one queue.
+	spare := max(spare, fill-queues*perQueue)
 	n.umem, err = xsk.NewUMEM(xsk.UMEMConfig{Frames: queues*perQueue + spare, FrameSize: size})
 	if err != nil {
 		return nil, err
@@ -225,7 +229,7 @@ func (n *NIC) openSockets(queues int) (spares []uint64, err error) {
 		queue, s, err := n.umem.OpenQueue(xsk.QueueConfig{
 			Ifindex:        n.iface.Index,
 			Queue:          q,
-			FillSize:       2 * n.cfg.Ring, // the power of two that holds perQueue
+			FillSize:       fill,
 			CompletionSize: pow2(perQueue + spare),
 			Generic:        n.cfg.Mode == loader.Generic,
 			Initial:        initial,
