@@ -3,6 +3,7 @@
 package hpu
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"sync/atomic"
@@ -186,16 +187,43 @@ func (h *HER) SendNew(n int) ([]byte, error) {
 }
 
 // ToStack hands a copy of the packet to the Linux stack, as if it had come in on
-// the interface and matched nothing.
+// the interface and matched nothing. A partial checksum is completed first, in
+// the packet itself.
 func (h *HER) ToStack() error {
 	if h.r.pool.cfg.Stack == nil {
 		return fmt.Errorf("hand packet to the stack: %w", errors.ErrUnsupported)
 	}
+	h.completeChecksum()
 	if err := h.r.pool.cfg.Stack.Inject(h.size, h.CopyTo); err != nil {
 		return fmt.Errorf("hand packet to the stack: %w", err)
 	}
 	h.acc.ToStack++
 	return nil
+}
+
+// completeChecksum computes the checksum that a local sender has left to the
+// device. Beside its own frames the kernel notes that nothing is wrong with
+// this; that note does not come through XDP, and the stack would drop the packet.
+func (h *HER) completeChecksum() {
+	hdr := packet.Parse(h.head, h.size) // the handler may have changed lengths
+	switch {
+	case hdr.UDPChecksumPartial():
+		rest := make([][]byte, 0, 1)
+		for i := 1; i < len(h.segs); i++ {
+			rest = append(rest, h.Segment(i))
+		}
+		sum, _ := hdr.UDPChecksum(rest...) // 0, for none, if part of it is missing
+		hdr.UDP.SetChecksum(sum)
+	case hdr.TCP != nil && hdr.Contiguous(): // as all are that the stack can take
+		var c packet.Checksum
+		c.AddPseudo(hdr.IPv4.Src(), hdr.IPv4.Dst(), packet.ProtocolTCP, len(hdr.TCP))
+		field := hdr.TCP[16:18]
+		if binary.BigEndian.Uint16(field) == c.Folded() {
+			c.Add(hdr.TCP[:16])
+			c.Add(hdr.TCP[18:])
+			binary.BigEndian.PutUint16(field, c.Value())
+		}
+	}
 }
 
 // Count adds v to user counter i of the context, and one to how often.
