@@ -89,7 +89,7 @@ func (r *runner) sleep(timeout int) {
 	for _, e := range events[:n] {
 		if int(e.Fd) == r.w.waker {
 			var buf [8]byte
-			unix.Read(r.w.waker, buf[:])
+			_, _ = unix.Read(r.w.waker, buf[:])
 		}
 	}
 }

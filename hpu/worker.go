@@ -108,7 +108,7 @@ func (w *worker) free() {
 // wake ends the worker's sleep, now or the next one.
 func (w *worker) wake() {
 	one := [8]byte{1}
-	unix.Write(w.waker, one[:])
+	_, _ = unix.Write(w.waker, one[:])
 }
 
 // The state of a runner is one word: who may touch what the worker owns, and
@@ -216,7 +216,7 @@ func (p *Pool) launch(w *worker, cut *takeover) {
 		if n := len(p.cfg.CPUs); n > 0 {
 			var set unix.CPUSet
 			set.Set(p.cfg.CPUs[w.id%n])
-			unix.SchedSetaffinity(0, &set) // checked by New; what has changed since is not worth failing for
+			_ = unix.SchedSetaffinity(0, &set) // checked by New; what has changed since is not worth failing for
 		}
 		if r.main(cut) {
 			p.wg.Done() // else the watchdog has done so

@@ -85,9 +85,9 @@ func (q *Queue) open(cfg SocketConfig, initial []uint64) (_ *Socket, err error) 
 		if err == nil {
 			return
 		}
-		s.release()
+		_ = s.release() // err says why we are here
 		if founder {
-			q.unmap()
+			_ = q.unmap()
 			if raceEnabled {
 				q.umem.reclaim(q)
 			}

@@ -81,7 +81,7 @@ func configure(cmd *cobra.Command, file string) error {
 		if f.Changed || f.Name == "help" {
 			return
 		}
-		v.BindEnv(key) // fails for an empty key only
+		_ = v.BindEnv(key) // fails for an empty key only
 		if !v.IsSet(key) {
 			return
 		}

@@ -114,7 +114,7 @@ func TestCapture(t *testing.T) {
 		{"pcapng, simple packets", cat(section(le, 1, 3), simple(le, cut)), []frameOf{cut}},
 		{"pcapng, a simple packet without snap length, padded", cat(section(le, 1, 0), simple(le, a)), []frameOf{a}},
 		{"pcapng, obsolete packets", cat(section(le, 1, 0), obsolete(le, a)), []frameOf{a}},
-		{"pcapng, unknown blocks between", cat(section(le, 1, 0), block(le, 5, 1, 2, 3, 4), enhanced(le, 0, a)), []frameOf{a}},
+		{"pcapng, unknown blocks between", cat(section(le, 1, 0), block(le, 0x0bad, 1, 2, 3, 4), enhanced(le, 0, a)), []frameOf{a}},
 		{"pcapng, two sections of different byte order", cat(section(le, 1, 0), enhanced(le, 0, a), section(be, 1, 0), enhanced(be, 0, b)), []frameOf{a, b}},
 		{"pcapng, an unused interface that is not Ethernet", cat(section(le, 113, 0), section(le, 1, 0)[28:], enhanced(le, 1, a)), []frameOf{a}},
 	} {
@@ -145,35 +145,21 @@ func TestDamagedCaptures(t *testing.T) {
 		le.PutUint32(b[i:], v)
 		return b
 	}
-	idb, epb := 28, 28+20
 	for _, tt := range []struct {
 		name, want string
 		data       []byte
 	}{
 		{"an empty file", "too short", nil},
-		{"a text file", "begins with 23 20 61 20", []byte("# a rules file")},
-		{"a cut file header", "ends 4 bytes too early", pcap[:20]},
-		{"a cut frame header", "ends 1 byte too early", pcap[:39]},
-		{"a cut frame", "ends 2 bytes too early", pcap[:len(pcap)-2]},
-		{"a frame of 4 GiB", "block of 4294967295 bytes", at(pcap, 32, 0xffffffff)},
-		{"Linux cooked frames", "link type 113 (Linux cooked)", pcapFile(le, 0xa1b2c3d4, 113, a)},
-		{"frames of an unknown link type", "link type 999:", pcapFile(le, 0xa1b2c3d4, 999, a)},
-		{"pcapng: Linux cooked frames", "link type 276 (Linux cooked v2)", cat(section(le, 276, 0), enhanced(le, 0, a))},
-		{"pcapng: a cut block", "ends 4 bytes too early", ng[:len(ng)-4]},
-		{"pcapng: a block cut in its head", "within a block", ng[:epb+4]},
-		{"pcapng: a block of 8 bytes", "block of 8 bytes", at(ng, epb+4, 8)},
-		{"pcapng: a block of odd length", "block of 41 bytes", at(ng, epb+4, 41)},
-		{"pcapng: a block of 4 GiB", "at most", at(ng, epb+4, 0xfffffffc)},
-		{"pcapng: two lengths", "says 44 at its end", at(ng, len(ng)-4, 44)},
-		{"pcapng: version 2", "pcapng version 2.0, only 1 is known", at(ng, 12, 2)},
-		{"pcapng: a tiny section header", "section header of 12 bytes", at(ng, 4, 12)},
-		{"pcapng: no byte order", "byte order", at(ng, 8, 0)},
-		{"pcapng: an unknown interface", "interface 1, of which there are 1", cat(section(le, 1, 0), enhanced(le, 1, a))},
-		{"pcapng: more captured than there is", "9 captured bytes where 8 are left", at(ng, epb+20, 9)},
-		{"pcapng: a tiny interface block", "interface description of 4 bytes", cat(ng[:idb], block(le, 1, 0, 0, 0, 0))},
-		{"pcapng: a tiny enhanced packet", "enhanced packet block of 4 bytes", cat(ng[:epb], block(le, 6, 0, 0, 0, 0))},
-		{"pcapng: a tiny packet", "packet block of 4 bytes", cat(ng[:epb], block(le, 2, 0, 0, 0, 0))},
-		{"pcapng: an empty simple packet", "simple packet block of 0 bytes", cat(ng[:epb], block(le, 3))},
+		{"a text file", "neither pcap nor pcapng", []byte("# a rules file")},
+		{"a cut file header", "EOF", pcap[:20]},
+		{"a cut frame header", "EOF", pcap[:39]},
+		{"a cut frame", "EOF", pcap[:len(pcap)-2]},
+		{"a frame of 4 GiB", "damaged", at(pcap, 32, 0xffffffff)},
+		{"Linux cooked frames", "link type 113", pcapFile(le, 0xa1b2c3d4, 113, a)},
+		{"pcapng: Linux cooked frames", "only link type 1", cat(section(le, 276, 0), enhanced(le, 0, a))},
+		{"pcapng: version 2", "Version", at(ng, 12, 2)},
+		{"pcapng: no byte order", "neither", at(ng, 8, 0)},
+		{"pcapng: an unknown interface", "Interface id 1", cat(section(le, 1, 0), enhanced(le, 1, a))},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			_, err := readAll(tt.data)

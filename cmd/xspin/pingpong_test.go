@@ -64,8 +64,8 @@ func TestPingpongFlags(t *testing.T) {
 		{"--client-cpu -1", "--client-cpu 1024", "--client-cpu 1024: want a CPU number"},
 		{"--nic-cpu=", "--nic-cpu -1", "--nic-cpu -1: want a CPU number"},
 		{"--nic-cpu=", "--nic-cpu 1023", "--nic-cpu 1023: not one of the"},
-		{"--hpus 1", "--hpus 0", "--hpus 0: want 1 to 256"},
-		{"--hpus 256", "--hpus 257", "--hpus 257: want 1 to 256"},
+		{"--hpus 1", "--hpus 0", "--hpus 0: want 1 to 64"},
+		{"--hpus 64", "--hpus 65", "--hpus 65: want 1 to 64"},
 		{"--wait sleep", "--wait block", "--wait block: want adaptive, sleep or spin"},
 		{"--serve", "--serve --json", "--json true: not with --serve"},
 	} {

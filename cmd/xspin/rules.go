@@ -211,7 +211,7 @@ itself, run frame by frame and attached to nothing; it needs root.`,
 	cmd.Flags().StringVar(&path, "pcap", "", "capture to read, pcap or pcapng (required)")
 	cmd.Flags().StringVar(&engine, "engine", "auto", "reference, kernel, or auto: kernel for root")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON document")
-	cmd.MarkFlagRequired("pcap") // fails only for a flag that does not exist
+	_ = cmd.MarkFlagRequired("pcap") // fails only for a flag that does not exist
 	return cmd
 }
 

@@ -72,7 +72,7 @@ func (s *Server) run(report func() (any, error)) {
 		if err != nil {
 			return // closed
 		}
-		c.SetDeadline(time.Now().Add(timeout))
+		_ = c.SetDeadline(time.Now().Add(timeout))
 		reply := struct {
 			Report any    `json:"report,omitempty"`
 			Error  string `json:"error,omitempty"`
@@ -80,7 +80,7 @@ func (s *Server) run(report func() (any, error)) {
 		if reply.Report, err = report(); err != nil {
 			reply.Error = err.Error()
 		}
-		json.NewEncoder(c).Encode(reply) // a peer that is gone has no use for it
+		_ = json.NewEncoder(c).Encode(reply) // a peer that is gone has no use for it
 		c.Close()
 	}
 }
@@ -121,7 +121,7 @@ func Ask(name string, report any) error {
 		return fmt.Errorf("%w on %q: %w", ErrNone, name, err)
 	}
 	defer c.Close()
-	c.SetDeadline(time.Now().Add(timeout))
+	_ = c.SetDeadline(time.Now().Add(timeout))
 	var reply struct {
 		Report json.RawMessage
 		Error  string

@@ -97,7 +97,7 @@ func runPing(options []byte) error {
 	debug.SetGCPercent(-1)
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() {
-		io.Copy(io.Discard, os.Stdin)
+		_, _ = io.Copy(io.Discard, os.Stdin)
 		cancel()
 	}()
 	r, err := c.Run(ctx)
