@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bpf
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf/btf"
+)
+
+// What the object says about a shared structure and what the Go compiler makes
+// of it are the same, field by field: user space reads and writes these in
+// memory that it maps.
+func TestSharedStructuresHaveOneLayout(t *testing.T) {
+	spec, err := LoadIngress()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, v := range map[string]any{
+		"xspin_meta":        Meta{},
+		"xspin_table":       Table{},
+		"xspin_context":     Context{},
+		"xspin_field":       Field{},
+		"xspin_rule":        Rule{},
+		"xspin_ruleset":     Ruleset{},
+		"xspin_index_field": IndexField{},
+		"xspin_queue":       Queue{},
+		"xspin_share":       Share{},
+		"xspin_stats":       Stats{},
+		"xspin_config":      Config{},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var c *btf.Struct
+			if err := spec.Types.TypeByName(name, &c); err != nil {
+				t.Fatal(err)
+			}
+			g := reflect.TypeOf(v)
+			if uint32(g.Size()) != c.Size {
+				t.Errorf("%d bytes in Go, %d in C", g.Size(), c.Size)
+			}
+			var fields []reflect.StructField
+			for i := range g.NumField() {
+				if f := g.Field(i); f.Name != "_" {
+					fields = append(fields, f)
+				}
+			}
+			if len(fields) != len(c.Members) {
+				t.Fatalf("%d fields in Go, %d in C", len(fields), len(c.Members))
+			}
+			end := uint32(0)
+			for i, m := range c.Members {
+				f := fields[i]
+				size, err := btf.Sizeof(m.Type)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if strings.ReplaceAll(m.Name, "_", "") != strings.ToLower(strings.ReplaceAll(f.Name, "_", "")) ||
+					m.Offset.Bytes() != uint32(f.Offset) || size != int(f.Type.Size()) {
+					t.Errorf("%s is %d bytes at %d in C; %s is %d at %d in Go", m.Name, size, m.Offset.Bytes(), f.Name, f.Type.Size(), f.Offset)
+				}
+				// Padding that nobody named is bytes that nobody owns.
+				if m.Offset.Bytes() != end {
+					t.Errorf("hole of %d bytes before %s", m.Offset.Bytes()-end, m.Name)
+				}
+				end = m.Offset.Bytes() + uint32(size)
+			}
+			if end != c.Size {
+				t.Errorf("hole of %d bytes at the end", c.Size-end)
+			}
+		})
+	}
+}
+
+// A reader looks at the two bytes before a frame to tell what lies before them.
+func TestMetadataIsOneCacheLineWithItsVersionLast(t *testing.T) {
+	m := reflect.TypeOf(Meta{})
+	magic, _ := m.FieldByName("Magic")
+	if m.Size() != MetaSize || MetaSize != 64 || magic.Offset+magic.Type.Size() != m.Size() {
+		t.Errorf("%d bytes, MetaSize %d, magic at %d", m.Size(), MetaSize, magic.Offset)
+	}
+	if MetaMagic>>8 != 'X' || MetaMagic&0xff != 1 {
+		t.Errorf("magic %#x is not 'X' and version 1", MetaMagic)
+	}
+}
+
+// The maps hold the structures that user space reads out of them.
+func TestMapsHoldTheSharedStructures(t *testing.T) {
+	spec, err := LoadIngress()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]uintptr{
+		IngressMapQueues:   reflect.TypeOf(Queue{}).Size(),
+		IngressMapShares:   reflect.TypeOf(Share{}).Size(),
+		IngressMapCounters: reflect.TypeOf(Stats{}).Size(),
+		IngressMapBuckets:  8,
+	} {
+		if got := spec.Maps[name].ValueSize; uintptr(got) != want {
+			t.Errorf("map %s: values of %d bytes, want %d", name, got, want)
+		}
+	}
+	if got, want := spec.Maps[IngressMapTables].InnerMap.ValueSize, reflect.TypeOf(Table{}).Size(); uintptr(got) != want {
+		t.Errorf("tables of %d bytes, want %d", got, want)
+	}
+	if got := spec.Maps[IngressMapBuckets].MaxEntries; int(got) != MaxBuckets {
+		t.Errorf("%d buckets, want %d", got, MaxBuckets)
+	}
+}
+
+// Frames in several buffers reach only programs that say they can take them.
+func TestEveryProgramThatReceivesTakesFragments(t *testing.T) {
+	ingress, err := LoadIngress()
+	if err != nil {
+		t.Fatal(err)
+	}
+	bench, err := LoadBench()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, p := range ingress.Programs {
+		if p.SectionName != "xdp.frags" {
+			t.Errorf("%s is in section %s", name, p.SectionName)
+		}
+	}
+	for _, name := range []string{BenchProgXspinPass, BenchProgXspinDrop, BenchProgXspinBare} {
+		if s := bench.Programs[name].SectionName; s != "xdp.frags" {
+			t.Errorf("%s is in section %s", name, s)
+		}
+	}
+}
