@@ -47,6 +47,9 @@ type Injector struct {
 	Failures atomic.Uint64
 }
 
+// xdpMD is struct xdp_md of linux/bpf.h: where a test run's frame comes from.
+type xdpMD struct{ Data, DataEnd, DataMeta, IngressIfindex, RxQueueIndex, EgressIfindex uint32 }
+
 // NewInjector returns an injector for an interface with a native XDP program.
 // The calling thread must be in the interface's network namespace.
 func NewInjector(iface *net.Interface) (*Injector, error) {
@@ -120,11 +123,7 @@ func (in *Injector) run(ready chan<- error) {
 	}
 	ready <- nil
 	for b := range in.queue {
-		// Struct xdp_md of linux/bpf.h.
-		md := struct{ Data, DataEnd, DataMeta, IngressIfindex, RxQueueIndex, EgressIfindex uint32 }{
-			DataEnd:        uint32(len(b)),
-			IngressIfindex: uint32(in.iface.Index),
-		}
+		md := xdpMD{DataEnd: uint32(len(b)), IngressIfindex: uint32(in.iface.Index)}
 		_, err := in.prog.Run(&ebpf.RunOptions{Data: b, Context: md, Repeat: 1, Flags: unix.BPF_F_TEST_XDP_LIVE_FRAMES})
 		if err != nil {
 			in.Failures.Add(1)

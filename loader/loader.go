@@ -357,7 +357,7 @@ func (in *Ingress) Close() error {
 	errs = append(errs, in.objs.XspinIngress.Close())
 	in.objs = bpf.IngressObjects{}
 	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("detach from %s: %w", in.cfg.Interface.Name, err)
+		return fmt.Errorf("close the ingress program: %w", err)
 	}
 	return nil
 }

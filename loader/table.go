@@ -116,6 +116,9 @@ func (t *Table) compile() (*bpf.Table, error) {
 		}
 	}
 	for id, c := range t.Contexts {
+		if int(id) >= bpf.MaxContexts {
+			return nil, fmt.Errorf("context %d: possible are 0..%d", id, bpf.MaxContexts-1)
+		}
 		if err := c.fill(&out.Contexts[id]); err != nil {
 			return nil, err
 		}
@@ -128,6 +131,12 @@ func field(f matcher.Field) bpf.Field {
 }
 
 func (c *Context) fill(out *bpf.Context) error {
+	if c.Format == nil {
+		return fmt.Errorf("context %d has no message format", c.ID)
+	}
+	if err := c.Format.Validate(); err != nil {
+		return fmt.Errorf("context %d: %w", c.ID, err)
+	}
 	if c.Policy == ByMessage {
 		if n := c.Buckets.Size; n <= 0 || n&(n-1) != 0 || c.Buckets.Base < 0 || c.Buckets.Base+n > bpf.MaxBuckets {
 			return fmt.Errorf("context %d: buckets %d+%d: need a power of two within 0..%d", c.ID, c.Buckets.Base, n, bpf.MaxBuckets)

@@ -5,6 +5,7 @@ package loader
 import (
 	"errors"
 	"fmt"
+	"reflect"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -28,25 +29,29 @@ type Tester struct {
 // NewTester loads the program with a table of rulesets. Every context gets as
 // much credit as there is.
 func NewTester(t *matcher.Table) (*Tester, error) {
+	if err := t.Validate(); err != nil {
+		return nil, err
+	}
 	table := &Table{Generation: t.Generation, Rulesets: map[int]Binding{}, Contexts: map[uint16]Context{}}
 	for slot, e := range t.Entries {
-		if c, ok := table.Contexts[e.Context]; ok && c.Format != e.Format {
+		if c, ok := table.Contexts[e.Context]; ok && !reflect.DeepEqual(c.Format, e.Format) {
 			return nil, fmt.Errorf("ruleset %d (%s): context %d has two message formats, %s and %s", slot, e.Name, e.Context, c.Format.Name, e.Format.Name)
 		}
 		table.Rulesets[slot] = Binding{Ruleset: e.Ruleset, Context: e.Context}
 		table.Contexts[e.Context] = Context{ID: e.Context, Format: e.Format, Policy: ByPacket, CoreMask: 1}
 	}
-	return newTester(table, 1, 1)
+	// One buffer takes whatever the kernel is able to run a program over.
+	return newTester(table, Config{Mode: Native, HPUs: 1, Queues: 1, BufferSize: 1 << 20, MaxBuffers: 1})
 }
 
-func newTester(t *Table, queues, hpus int) (_ *Tester, err error) {
+func newTester(t *Table, cfg Config) (_ *Tester, err error) {
 	if err := capability.Need("run the in-kernel program", capability.BPF, capability.NetAdmin, capability.Perfmon); err != nil {
 		return nil, err
 	}
 	if err := checkKernel(); err != nil {
 		return nil, err
 	}
-	in := &Ingress{cfg: Config{HPUs: hpus, Queues: queues, BufferSize: 1 << 16, MaxBuffers: 1}, mode: Native}
+	in := &Ingress{cfg: cfg, mode: cfg.Mode}
 	defer func() {
 		if err != nil {
 			in.Close()
@@ -61,21 +66,27 @@ func newTester(t *Table, queues, hpus int) (_ *Tester, err error) {
 	for i := range in.Share().Credit {
 		in.Share().Credit[i] = 1 << 31
 	}
-	return &Tester{in: in, data: make([]byte, bpf.MetaSize+1<<16)}, nil
+	return &Tester{in: in}, nil
 }
 
-// Verdict runs the program over a frame of at least 14 bytes.
+// Verdict runs the program over a frame. The kernel takes 14 bytes to some
+// 70 KiB; for any other length the error wraps ErrFrame.
 func (t *Tester) Verdict(frame []byte) (matcher.Verdict, error) {
-	v, _, err := t.run(frame)
+	v, _, err := t.run(frame, nil)
 	return v, err
 }
 
-// run also returns what came out: metadata, if any, and the frame.
-func (t *Tester) run(frame []byte) (v matcher.Verdict, out []byte, err error) {
+// run also returns what came out: metadata, if any, and the frame. md is nil or
+// an xdpMD.
+func (t *Tester) run(frame []byte, md any) (v matcher.Verdict, out []byte, err error) {
 	if len(frame) < 14 {
 		return v, nil, fmt.Errorf("%w: %d bytes, an Ethernet header has 14", ErrFrame, len(frame))
 	}
-	opts := &ebpf.RunOptions{Data: frame, DataOut: t.data[:bpf.MetaSize+len(frame)]}
+	n := bpf.MetaSize + len(frame)
+	if n > cap(t.data) {
+		t.data = make([]byte, n)
+	}
+	opts := &ebpf.RunOptions{Data: frame, DataOut: t.data[:n], Context: md}
 	ret, err := t.in.objs.XspinIngress.Run(opts)
 	if err != nil {
 		return v, nil, fmt.Errorf("%w: %d bytes: %w", ErrFrame, len(frame), err)
@@ -89,8 +100,8 @@ func (t *Tester) run(frame []byte) (v matcher.Verdict, out []byte, err error) {
 	switch ret {
 	case xdpRedirect:
 		meta := (*bpf.Meta)(unsafe.Pointer(&opts.DataOut[0]))
-		if len(opts.DataOut) != bpf.MetaSize+len(frame) || meta.Magic != bpf.MetaMagic {
-			return v, nil, fmt.Errorf("%d bytes of %d came back, magic %#x", len(opts.DataOut), bpf.MetaSize+len(frame), meta.Magic)
+		if len(opts.DataOut) != n || meta.Magic != bpf.MetaMagic {
+			return v, nil, fmt.Errorf("%d bytes of %d came back, magic %#x", len(opts.DataOut), n, meta.Magic)
 		}
 		v = matcher.Verdict{
 			Action:  matcher.Deliver,
