@@ -152,49 +152,49 @@ static long more_wide(__u32 i, struct search_state *s)
 }
 
 /* The position of the lowest-numbered ruleset that matches, or -1. */
-static __always_inline int match(const struct frame *f, const struct xspin_table *t)
+static __always_inline int match_narrow(const struct frame *f, const struct xspin_table *t)
+{
+	__u64 cand = t->cand[0], hit = t->hit[0];
+	__u32 n = t->nfields;
+
+	for (__u32 i = 0; i < XSPIN_INLINE_FIELDS; i++) {
+		if (i >= n)
+			goto known;
+		if (step_narrow(f, t, i, &cand, &hit))
+			goto known;
+	}
+	if (n > XSPIN_INLINE_FIELDS) {
+		struct search_state s = { .frame = *f, .table = t, .next = XSPIN_INLINE_FIELDS };
+
+		s.cand[0] = cand;
+		s.hit[0] = hit;
+		bpf_loop(n - XSPIN_INLINE_FIELDS, more_narrow, &s, 0);
+		cand = s.cand[0];
+		hit = s.hit[0];
+	}
+known:
+	cand |= hit;
+	return cand ? lowest_bit(cand) : -1;
+}
+
+static __always_inline int match_wide(const struct frame *f, const struct xspin_table *t)
 {
 	struct search_state s = { .frame = *f, .table = t, .next = XSPIN_INLINE_FIELDS };
 	__u32 n = t->nfields;
-
-	if (likely(!t->wide)) {
-		__u64 cand = t->cand[0], hit = t->hit[0];
-		int known = 0;
-
-		for (__u32 i = 0; i < XSPIN_INLINE_FIELDS; i++) {
-			if (i >= n)
-				break;
-			if (step_narrow(f, t, i, &cand, &hit)) {
-				known = 1;
-				break;
-			}
-		}
-		if (unlikely(!known && n > XSPIN_INLINE_FIELDS)) {
-			s.cand[0] = cand;
-			s.hit[0] = hit;
-			bpf_loop(n - XSPIN_INLINE_FIELDS, more_narrow, &s, 0);
-			cand = s.cand[0];
-			hit = s.hit[0];
-		}
-		cand |= hit;
-		return cand ? lowest_bit(cand) : -1;
-	}
 
 	for (int w = 0; w < XSPIN_VEC_WORDS; w++) {
 		s.cand[w] = t->cand[w];
 		s.hit[w] = t->hit[w];
 	}
-	int known = 0;
 	for (__u32 i = 0; i < XSPIN_INLINE_FIELDS; i++) {
 		if (i >= n)
-			break;
-		if (step_wide(f, t, i, s.cand, s.hit)) {
-			known = 1;
-			break;
-		}
+			goto known;
+		if (step_wide(f, t, i, s.cand, s.hit))
+			goto known;
 	}
-	if (!known && n > XSPIN_INLINE_FIELDS)
+	if (n > XSPIN_INLINE_FIELDS)
 		bpf_loop(n - XSPIN_INLINE_FIELDS, more_wide, &s, 0);
+known:
 	for (int w = 0; w < XSPIN_VEC_WORDS; w++) {
 		__u64 m = s.cand[w] | s.hit[w];
 
@@ -202,4 +202,11 @@ static __always_inline int match(const struct frame *f, const struct xspin_table
 			return w * 64 + lowest_bit(m);
 	}
 	return -1;
+}
+
+static __always_inline int match(const struct frame *f, const struct xspin_table *t)
+{
+	if (likely(!t->wide))
+		return match_narrow(f, t);
+	return match_wide(f, t);
 }
