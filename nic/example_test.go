@@ -26,8 +26,7 @@ func Example() {
 		Name:     "echo",
 		Rulesets: []matcher.Ruleset{matcher.UDPPort(7)},
 		Handlers: hpu.Handlers{Payload: func(h *hpu.HER) hpu.Code {
-			hdr := h.Headers()
-			if hdr.UDP == nil || !hdr.ReplyUDP() || h.Send() != nil {
+			if !h.Headers().ReplyUDP() || h.Send() != nil {
 				return hpu.Drop
 			}
 			return hpu.Success

@@ -18,8 +18,7 @@ import (
 // echoICMP answers a ping: addresses swapped, type 0, and the checksum computed
 // again over the whole payload, as FPsPIN's handler does.
 func echoICMP(h *hpu.HER) hpu.Code {
-	hdr := h.Headers()
-	if hdr.ICMP == nil || !hdr.ReplyICMPEcho() || h.Send() != nil {
+	if !h.Headers().ReplyICMPEcho() || h.Send() != nil {
 		return hpu.Drop
 	}
 	return hpu.Success
@@ -28,8 +27,7 @@ func echoICMP(h *hpu.HER) hpu.Code {
 // echoUDP answers a datagram: addresses and ports swapped, which leaves the
 // checksum right as it is.
 func echoUDP(h *hpu.HER) hpu.Code {
-	hdr := h.Headers()
-	if hdr.UDP == nil || !hdr.ReplyUDP() || h.Send() != nil {
+	if !h.Headers().ReplyUDP() || h.Send() != nil {
 		return hpu.Drop
 	}
 	return hpu.Success
