@@ -10,16 +10,9 @@ import (
 	"github.com/xspin/xspin/xsk"
 )
 
-// reserve takes room for n descriptors on the port's tx ring. Nobody else sends
-// there during the batch, so what is reserved can be sent.
-func (r *runner) reserve(p *port, n int) bool {
-	if r.room < 0 {
-		r.room = p.ring.TxFree()
-		if r.pool.cfg.Egress == RoundRobin && r.ownPort(p) && r.pool.hasWork.Load() {
-			r.room /= 2
-		}
-		r.room = min(r.room, cap(r.txq))
-	}
+// reserve takes room for n descriptors on the tx ring of the batch's port.
+// Nobody else sends there during the batch, so what is reserved can be sent.
+func (r *runner) reserve(n int) bool {
 	if r.room < n {
 		return false
 	}
@@ -59,33 +52,36 @@ func (r *runner) unsend(mark int) {
 
 // transmit sends what is in txq.
 func (r *runner) transmit(p *port) {
-	if len(r.txq) == 0 {
+	txq := r.w.txq
+	if len(txq) == 0 {
 		return
 	}
-	n := p.ring.Send(r.txq)
+	n := p.ring.Send(txq)
 	r.pool.inTx[p.queue].Add(int64(n))
-	for _, d := range r.txq[n:] { // cannot be: see reserve
-		r.drop(d)
+	for _, d := range txq[n:] { // cannot be: see reserve
+		r.drop(p.queue, d)
 	}
-	r.txq = r.txq[:0]
+	r.w.txq = txq[:0]
 	r.kick(p)
 }
 
 // drop recycles a frame that was to be sent.
-func (r *runner) drop(d xsk.Desc) {
+func (r *runner) drop(queue int, d xsk.Desc) {
 	rec := r.pool.records[r.pool.cfg.Memory.Frame(d.Addr)].Load()
 	if rec == spareRecord {
 		r.spare = append(r.spare, d.Addr)
 		return
 	}
-	r.back = append(r.back, d.Addr)
-	r.owe(unpack(rec))
+	due := &r.w.due[queue]
+	due.frames = append(due.frames, d.Addr)
+	due.owe(unpack(rec))
 }
 
 // kick has the kernel send what is on the port's tx ring. If it cannot take all
 // of it now, tidy tries again.
 func (r *runner) kick(p *port) {
 	p.unsent = true
+	free := -1
 	for range kicks {
 		pending, err := p.ring.Kick()
 		if err != nil {
@@ -96,6 +92,10 @@ func (r *runner) kick(p *port) {
 			return
 		}
 		r.exchange(p.queue) // the completion ring may be what is full
+		was := free
+		if free = p.ring.TxFree(); free == was {
+			return // the device takes no more
+		}
 	}
 }
 
@@ -120,20 +120,21 @@ func (r *runner) interleave(p *port) {
 	if !r.pool.hasWork.Load() {
 		return
 	}
-	own := r.takeOwn(min(len(r.txq), p.ring.TxFree()-len(r.txq)))
+	txq := r.w.txq
+	own := r.takeOwn(min(len(txq), p.ring.TxFree()-len(txq)))
 	if len(own) == 0 {
 		return
 	}
-	mixed := make([]xsk.Desc, 0, cap(r.txq))
+	mixed := make([]xsk.Desc, 0, cap(txq))
 	i := 0
-	for _, d := range r.txq {
+	for _, d := range txq {
 		mixed = append(mixed, d)
 		if d.Options&xsk.Continued == 0 && i < len(own) {
 			mixed = append(mixed, own[i])
 			i++
 		}
 	}
-	r.txq = append(mixed, own[i:]...)
+	r.w.txq = append(mixed, own[i:]...)
 }
 
 // housework returns packets that were kept and sends the NIC's own frames. It
@@ -146,20 +147,21 @@ func (r *runner) housework() (worked bool) {
 	r.pool.mu.Unlock()
 	for _, k := range kept {
 		worked = true
+		due := &r.w.due[k.port.queue]
 		for i, d := range k.all {
 			a := k.account
 			if i != len(k.all)-1 {
 				a.bucket = noBucket
 			}
-			r.back = append(r.back, d.Addr)
-			r.owe(a)
+			due.frames = append(due.frames, d.Addr)
+			due.owe(a)
 		}
 		r.exchange(k.port.queue)
 	}
 	p := r.w.ports[0]
-	if own := r.takeOwn(min(p.ring.TxFree(), cap(r.txq))); len(own) > 0 {
+	if own := r.takeOwn(min(p.ring.TxFree(), cap(r.w.txq))); len(own) > 0 {
 		worked = true
-		r.txq = append(r.txq, own...)
+		r.w.txq = append(r.w.txq, own...)
 		r.transmit(p)
 		r.exchange(p.queue)
 	}

@@ -126,9 +126,10 @@ func (h *HER) Headers() *packet.Headers {
 	return &h.headers
 }
 
-// Truncate makes the packet n bytes long. It cannot grow.
+// Truncate makes the packet n bytes long, at least 14. It cannot grow.
 func (h *HER) Truncate(n int) error {
-	if n < 1 || n > h.size {
+	// The kernel does not look before it sends: a frame must have its header.
+	if n < 14 || n > h.size {
 		return fmt.Errorf("truncate %d bytes to %d: %w", h.size, n, ErrSize)
 	}
 	h.size = n
@@ -155,12 +156,11 @@ func (h *HER) Send() error {
 	if h.action != recycle {
 		return fmt.Errorf("send: %w", ErrTwice)
 	}
-	if !h.r.reserve(h.port, len(h.segs)) {
+	if !h.r.reserve(len(h.segs)) {
 		h.acc.SendFull++
 		return fmt.Errorf("send: HPU %d, queue %d: %w", h.port.hpu, h.port.queue, ErrFull)
 	}
 	h.action = send
-	h.acc.Sent++
 	return nil
 }
 
@@ -171,7 +171,7 @@ func (h *HER) SendNew(n int) ([]byte, error) {
 	if limit := h.r.pool.cfg.frameRoom(); n < 14 || n > limit {
 		return nil, fmt.Errorf("send new frame of %d bytes: %w: 14..%d", n, ErrSize, limit)
 	}
-	if !h.r.reserve(h.port, 1) {
+	if !h.r.reserve(1) {
 		h.acc.SendFull++
 		return nil, fmt.Errorf("send new frame: HPU %d, queue %d: %w", h.port.hpu, h.port.queue, ErrFull)
 	}

@@ -20,6 +20,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -125,7 +126,9 @@ type Pool struct {
 	workers  []*worker
 	contexts [bpf.MaxContexts]atomic.Pointer[Context]
 	records  []atomic.Uint64 // of frames on a tx ring: see account.pack
+	evMu     sync.Mutex
 	events   chan Event
+	evClosed bool           // stuck handlers may outlive the channel
 	lostEv   atomic.Uint64  // events that found the channel full
 	inTx     []atomic.Int64 // frames sent and not completed, by queue
 	stop     chan struct{}  // of the watchdog
@@ -148,6 +151,11 @@ func New(cfg Config) (*Pool, error) {
 		return nil, errors.New("hpu: no queue, or no HPU")
 	}
 	hpus := len(cfg.Queues[0].Rings)
+	for i := range cfg.Queues {
+		if n := len(cfg.Queues[i].Rings); n != hpus {
+			return nil, fmt.Errorf("hpu: queue %d has %d rings, queue 0 has %d: one for each HPU", i, n, hpus)
+		}
+	}
 	if cfg.Workers == 0 {
 		cfg.Workers = min(hpus, runtime.GOMAXPROCS(0))
 	}
@@ -180,7 +188,7 @@ func New(cfg Config) (*Pool, error) {
 		inTx:    make([]atomic.Int64, len(cfg.Queues)),
 		stop:    make(chan struct{}),
 		watched: make(chan struct{}),
-		spare:   cfg.Spare,
+		spare:   slices.Clone(cfg.Spare),
 	}
 	for i := range cfg.Workers {
 		w, err := newWorker(p, i)
@@ -231,18 +239,20 @@ func (p *Pool) Drain(c *Context, d time.Duration) error {
 		p.wake()
 		time.Sleep(time.Millisecond)
 	}
-	p.contexts[c.id].CompareAndSwap(c, nil)
-	// Whoever saw the context in the table before is through with it after
-	// its next step.
+	c.halt.Or(haltRemoved)
+	// A runner looks at this after it has said what it runs: one that says
+	// nothing of the context now will run no handler of it. The context stays
+	// in the table for so long, for the watchdog.
 	for _, w := range p.workers {
 		for {
 			id, running := w.current.Load().running()
-			if !running || id != c.id || c.Stopped() {
+			if !running || id != c.id {
 				break
 			}
 			time.Sleep(time.Millisecond)
 		}
 	}
+	p.contexts[c.id].CompareAndSwap(c, nil)
 	if p.Idle(c) {
 		for i := range c.buckets.Size {
 			atomic.StoreUint64(&p.cfg.Buckets[c.buckets.Base+i], 0)
@@ -288,19 +298,28 @@ var errClosed = errors.New("pool closed")
 func (p *Pool) Events() <-chan Event { return p.events }
 
 func (p *Pool) emit(e Event) {
-	select {
-	case p.events <- e:
-	default:
+	p.evMu.Lock()
+	if p.evClosed {
 		p.lostEv.Add(1)
+	} else {
+		select {
+		case p.events <- e:
+		default:
+			p.lostEv.Add(1)
+		}
 	}
+	p.evMu.Unlock()
 	p.cfg.Logger.Warn(e.Kind.String(), "context", e.Name, "hpu", e.HPU, "detail", e.Detail)
 }
 
 func (p *Pool) giveBack(k *Kept) {
 	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed.Load() {
+		return // nobody is left to take it, and the waker may be gone
+	}
 	p.returned = append(p.returned, k)
 	p.hasWork.Store(true)
-	p.mu.Unlock()
 	p.workers[0].wake()
 }
 
@@ -319,13 +338,18 @@ func (p *Pool) Close() {
 	if !first {
 		return
 	}
-	p.wake()
+	for _, w := range p.workers {
+		w.wake()
+	}
 	p.wg.Wait() // the watchdog sees to it that this ends
 	close(p.stop)
 	<-p.watched
 	for _, w := range p.workers {
 		w.free()
 	}
+	p.evMu.Lock()
+	defer p.evMu.Unlock()
+	p.evClosed = true
 	close(p.events)
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -30,18 +31,12 @@ const (
 type port struct {
 	hpu, queue int
 	ring       Ring
-	frames     Exchanger
 	shared     *bpf.Queue
 	enqueued   *uint32 // of this HPU on this queue, shared with the program
 	dequeued   *uint32
 
-	// A batch: what was received, cut into packets. Nobody changes it while
-	// handlers run, so that another runner can go on with it.
-	descs [batchSize + chainSize]xsk.Desc
-	hers  [batchSize + chainSize]her
-	count int // of hers
-	rest  int // where an unfinished frame begins in descs
-	carry int // how many descriptors of it there are
+	tail  [chainSize]xsk.Desc // an unfinished frame, as far as it has come
+	carry int                 // how many descriptors of it there are
 
 	unsent bool // the tx ring wants another kick
 
@@ -54,9 +49,26 @@ type port struct {
 	busy             atomic.Int64 // ticks
 }
 
+// A batch is what was received, cut into packets. While handlers run, nobody
+// changes anything of it but a handler its own packet's descriptors. A handler
+// that is given up keeps the batch: its successor goes on with a copy.
+type batch struct {
+	descs [batchSize + chainSize]xsk.Desc
+	hers  [batchSize + chainSize]her
+	count int // of hers
+}
+
+// without returns a copy that leaves the descriptors of HER k out.
+func (b *batch) without(k int) *batch {
+	c := &batch{hers: b.hers, count: b.count}
+	copy(c.descs[:], b.descs[:b.hers[k].first])
+	copy(c.descs[b.hers[k].last:], b.descs[b.hers[k].last:])
+	return c
+}
+
 // her is a packet of a batch.
 type her struct {
-	first, last int // descs[first:last]
+	first, last int // runner.descs[first:last]
 	meta        bpf.Meta
 	late        bool // credit was returned already: it had been taken for lost
 }
@@ -73,17 +85,34 @@ type worker struct {
 	ep    int // epoll on all rings and on waker
 	waker int // eventfd
 
+	// Used by the runner of the day, and never while a handler runs.
+	due  []due // by queue
+	txq  []xsk.Desc
+	done []uint64
+
 	current atomic.Pointer[runner]
 }
 
 func newWorker(p *Pool, id int) (_ *worker, err error) {
-	w := &worker{pool: p, id: id, ep: -1, waker: -1}
+	w := &worker{
+		pool:  p,
+		id:    id,
+		ep:    -1,
+		waker: -1,
+		due:   make([]due, len(p.cfg.Queues)),
+		txq:   make([]xsk.Desc, 0, 2*(batchSize+chainSize)+spareCache),
+		done:  make([]uint64, batchSize),
+	}
+	for i := range w.due {
+		w.due[i].frames = make([]uint64, 0, 2*(batchSize+chainSize))
+		w.due[i].owed = make([]debt, 0, 2*(batchSize+chainSize))
+	}
 	fds := []int{}
 	for h := id; h < len(p.cfg.Queues[0].Rings); h += p.cfg.Workers {
 		for i := range p.cfg.Queues {
 			q := &p.cfg.Queues[i]
 			w.ports = append(w.ports, &port{
-				hpu: h, queue: i, ring: q.Rings[h], frames: q.Frames, shared: q.Shared,
+				hpu: h, queue: i, ring: q.Rings[h], shared: q.Shared, batch: new(batch),
 				enqueued: &p.cfg.Share.Enqueued[i][h],
 				dequeued: &p.cfg.Share.Dequeued[i][h],
 			})
@@ -98,6 +127,11 @@ func newWorker(p *Pool, id int) (_ *worker, err error) {
 		return nil, err
 	}
 	return w, nil
+}
+
+// occupied tells whether buffers are on their way to the worker's HPUs.
+func (w *worker) occupied() bool {
+	return slices.ContainsFunc(w.ports, func(p *port) bool { return p.occupancy() != 0 })
 }
 
 func (w *worker) free() {
@@ -119,14 +153,16 @@ func (w *worker) wake() {
 //	abandoned   its handler ran past the limit; another runner has taken over and
 //	            this one must end without a trace
 //
-// Only the watchdog abandons, and only a runner that is running. The runner
-// learns of it when its handler returns and it swaps its state.
+// Only the watchdog abandons, and only a runner that is running; the rest of the
+// word stays. The runner learns of it, and which HER it was, when its handler
+// has returned and it swaps its state.
 const (
 	owned = iota
 	running
 	abandoned
 
 	stateBits   = 2
+	stateMask   = 1<<stateBits - 1
 	indexBits   = 16 // of the HER in its batch
 	contextBits = 16
 )
@@ -135,7 +171,7 @@ func runningState(tick uint64, ctx uint16, k int) uint64 {
 	return (tick<<contextBits|uint64(ctx))<<(indexBits+stateBits) | uint64(k)<<stateBits | running
 }
 
-func stateOf(s uint64) int      { return int(s & (1<<stateBits - 1)) }
+func stateOf(s uint64) int      { return int(s & stateMask) }
 func indexOf(s uint64) int      { return int(s >> stateBits & (1<<indexBits - 1)) }
 func contextOf(s uint64) uint16 { return uint16(s >> (stateBits + indexBits)) }
 
@@ -156,18 +192,25 @@ type runner struct {
 	state atomic.Uint64
 	tick  uint64
 
+	// A batch: what was received, cut into packets. Nobody changes it while
+	// handlers run, but for the buffers of the handler's own packet, so that
+	// another runner can go on with a copy.
+	descs [batchSize + chainSize]xsk.Desc
+	hers  [batchSize + chainSize]her
+	count int // of hers
+
 	// Of the batch. Written before and after handlers, each entry once, so
 	// that the next runner may read those of the handlers before this one.
+	batch   *batch
 	results [batchSize + chainSize]result
 	marks   [batchSize + chainSize]int // frames made before handler k
 	sends   [spareCache]xsk.Desc       // frames made by handlers
 
 	// Private: never read by anybody else.
 	her     HER
-	k       int                           // her's place in the batch
-	ids     [batchSize + chainSize]uint16 // contexts of the batch
-	made    int                           // of sends
-	room    int                           // left on the tx ring of the port; -1: not asked yet
+	k       int // her's place in the batch
+	made    int // of sends
+	room    int // left on the tx ring of the port
 	spare   []uint64
 	acc     [bpf.MaxContexts]*ContextStats // not yet merged
 	of      [bpf.MaxContexts]*Context      // whose acc it is
@@ -204,10 +247,6 @@ func (p *Pool) launch(w *worker, cut *takeover) {
 		w:     w,
 		spare: make([]uint64, 0, 2*spareCache),
 		dirty: make([]uint16, 0, bpf.MaxContexts),
-		txq:   make([]xsk.Desc, 0, 2*(batchSize+chainSize)+spareCache),
-		back:  make([]uint64, 0, 2*(batchSize+chainSize)),
-		owed:  make([]debt, 0, 2*(batchSize+chainSize)),
-		done:  make([]uint64, batchSize),
 	}
 	w.current.Store(r)
 	p.wg.Add(1)
@@ -233,6 +272,8 @@ func (r *runner) main(cut *takeover) bool {
 	}
 	wait := waiter{r: r}
 	for {
+		// What came before Close has one more round, what goes on coming none.
+		closing := r.pool.closed.Load()
 		worked := false
 		for _, p := range r.w.ports {
 			if p.ring.RxAvailable() == 0 {
@@ -247,15 +288,16 @@ func (r *runner) main(cut *takeover) bool {
 		if r.w.id == 0 && r.pool.hasWork.Load() && r.housework() {
 			worked = true
 		}
-		if worked {
-			wait.worked()
-			continue
-		}
-		if r.pool.closed.Load() {
+		switch {
+		case closing:
 			r.returnSpare()
 			return true
+		case worked:
+			wait.worked()
+			r.look(r.base)
+		default:
+			wait.idle()
 		}
-		wait.idle()
 	}
 }
 
@@ -272,42 +314,50 @@ func (r *runner) begin(p *port, ticks int64) {
 	r.port = p
 	r.base, r.baseT = clock.Monotonic(), ticks
 	r.made = 0
-	r.room = -1
+	// Now, and not when a handler asks: that one may have been given up, and
+	// the ring be another runner's.
+	r.room = p.ring.TxFree()
+	if r.pool.cfg.Egress == RoundRobin && r.ownPort(p) && r.pool.hasWork.Load() {
+		r.room /= 2
+	}
+	r.room = min(r.room, cap(r.txq))
 }
 
 // take receives descriptors and cuts them into packets.
 func (r *runner) take(p *port) {
-	copy(p.descs[:p.carry], p.descs[p.rest:p.rest+p.carry])
-	n := p.carry + p.ring.Receive(p.descs[p.carry:p.carry+batchSize])
-	p.count = 0
+	copy(r.descs[:], p.tail[:p.carry])
+	n := p.carry + p.ring.Receive(r.descs[p.carry:p.carry+batchSize])
+	r.count = 0
 	i := 0
 	for i < n {
 		j := i
-		for j < n && p.descs[j].Options&xsk.Continued != 0 {
+		for j < n && r.descs[j].Options&xsk.Continued != 0 {
 			j++
 		}
 		if j == n {
 			break // the rest of the frame is still to come
 		}
-		h := &p.hers[p.count]
+		h := &r.hers[r.count]
 		h.first, h.last = i, j+1
 		i = j + 1
 		if r.inspect(p, h) {
-			p.count++
+			r.count++
 		}
 	}
-	p.rest, p.carry = i, n-i
+	p.carry = n - i
 	if p.carry >= chainSize {
 		// The program passes on what is as long as this: not one of ours.
-		r.discard(p, p.descs[i:n])
+		r.discard(p, r.descs[i:n])
 		p.carry = 0
 	}
+	copy(p.tail[:], r.descs[i:i+p.carry])
 }
 
 // discard gives buffers back that no credit was taken for.
 func (r *runner) discard(p *port, descs []xsk.Desc) {
+	due := &r.w.due[p.queue]
 	for _, d := range descs {
-		r.back = append(r.back, d.Addr)
+		due.frames = append(due.frames, d.Addr)
 	}
 	r.exchange(p.queue)
 }
@@ -315,14 +365,14 @@ func (r *runner) discard(p *port, descs []xsk.Desc) {
 // inspect reads the metadata of a packet. It returns false, and gives the
 // packet's buffers back, if it did not come through the ingress program.
 func (r *runner) inspect(p *port, h *her) bool {
-	front := r.pool.cfg.Memory.Front(p.descs[h.first].Addr, bpf.MetaSize)
+	front := r.pool.cfg.Memory.Front(r.descs[h.first].Addr, bpf.MetaSize)
 	if front == nil {
-		r.discard(p, p.descs[h.first:h.last])
+		r.discard(p, r.descs[h.first:h.last])
 		return false
 	}
 	h.meta = *(*bpf.Meta)(unsafe.Pointer(unsafe.SliceData(front)))
 	if h.meta.Magic != bpf.MetaMagic || int(h.meta.Context) >= bpf.MaxContexts {
-		r.discard(p, p.descs[h.first:h.last])
+		r.discard(p, r.descs[h.first:h.last])
 		return false
 	}
 	n := uint32(h.last - h.first)
@@ -341,22 +391,25 @@ func (r *runner) inspect(p *port, h *her) bool {
 // run runs the handlers of the batch from HER k on. It returns false if the
 // runner was abandoned: then nothing of the batch is its own any more.
 func (r *runner) run(p *port, k int) bool {
-	n := p.count
-	for i := k; i < n; i++ {
-		r.ids[i] = p.hers[i].meta.Context
-	}
+	n := r.count
 	t := r.pool.scale.Ticks()
 	for ; k < n; k++ {
-		id := r.ids[k]
-		r.k = k
+		h := &r.hers[k]
+		id := h.meta.Context
 		r.marks[k] = r.made
 		r.tick++
 		if stateOf(r.state.Swap(runningState(r.tick, id, k))) == abandoned {
-			return false
+			return false // in the HER before this one, which r.her still is
 		}
 		// After the swap: whoever takes the context away and then sees no
 		// runner in it can be sure that none will be.
 		c := r.pool.contexts[id].Load()
+		req := &r.her
+		r.k = k
+		req.r, req.ctx, req.port = r, c, p
+		req.meta, req.late = h.meta, h.late
+		req.all = r.descs[h.first:h.last:h.last]
+		req.action = recycle
 		if c == nil || c.stopped.Load() || c.handlers.Payload == nil {
 			r.results[k] = result{sends: r.made}
 			if c == nil {
@@ -366,19 +419,14 @@ func (r *runner) run(p *port, k int) bool {
 			}
 			continue
 		}
-		h := &p.hers[k]
-		req := &r.her
-		req.r, req.ctx, req.acc, req.port = r, c, r.account(c), p
-		req.meta = h.meta
-		req.all = p.descs[h.first:h.last:h.last]
+		req.acc = r.account(c)
 		req.segs = req.all
 		req.size = int(req.all[0].Len)
 		for _, d := range req.all[1:] {
 			req.size += int(d.Len)
 		}
 		req.head = r.pool.cfg.Memory.Bytes(req.all[0].Addr, int(req.all[0].Len))
-		req.late, req.parsed = h.late, false
-		req.action = recycle
+		req.parsed = false
 
 		code, ok := r.invoke(c)
 		now := r.pool.scale.Ticks()
@@ -397,12 +445,19 @@ func (r *runner) run(p *port, k int) bool {
 			r.unsend(r.marks[k])
 			if req.action == send {
 				req.action = recycle
-				acc.Sent--
 			}
+		}
+		acc.Sent += uint64(r.made - r.marks[k])
+		if req.action == send {
+			acc.Sent++
 		}
 		r.results[k] = result{action: req.action, segs: len(req.segs), sends: r.made}
 	}
-	return stateOf(r.state.Swap(owned)) != abandoned
+	if was := r.state.Swap(owned); stateOf(was) == abandoned {
+		r.givenUp = indexOf(was)
+		return false
+	}
+	return true
 }
 
 // invoke calls the context's handler. It returns false if that panicked.
@@ -437,14 +492,20 @@ func (r *runner) complain(c *Context, p *port, code Code, acc *ContextStats) {
 func (r *runner) resume(cut *takeover) bool {
 	start := r.pool.scale.Ticks()
 	p, k := cut.from.port, cut.k
+	p.batch = p.without(k)
 	r.begin(p, start)
+	r.count = cut.from.count
+	r.hers = cut.from.hers
+	given := &r.hers[k] // its buffers are no business of ours, and may change
+	copy(r.descs[:given.first], cut.from.descs[:given.first])
+	copy(r.descs[given.last:], cut.from.descs[given.last:])
 	copy(r.results[:k], cut.from.results[:k])
 	copy(r.marks[:k+1], cut.from.marks[:k+1])
 	r.made = r.marks[k]
 	copy(r.sends[:r.made], cut.from.sends[:r.made])
 	r.results[k] = result{action: giveUp, sends: r.made}
 	// What the handlers before have reserved comes off the room.
-	r.room = p.ring.TxFree() - r.made
+	r.room -= r.made
 	for i := range k {
 		if r.results[i].action == send {
 			r.room -= r.results[i].segs
@@ -457,6 +518,9 @@ func (r *runner) resume(cut *takeover) bool {
 // what it still holds goes back by way of its successor.
 func (r *runner) leave() {
 	h := &r.her
+	if h.action == send {
+		h.acc.Sent-- // nobody did
+	}
 	if h.action != keep {
 		k := &Kept{pool: r.pool, port: h.port, account: h.account()}
 		k.all = append(k.all, h.all...)
@@ -482,15 +546,15 @@ func (r *runner) returnSpare() {
 func (r *runner) settle(p *port, start int64) bool {
 	mem := r.pool.cfg.Memory
 	made := 0
-	for k := range p.count {
-		h, res := &p.hers[k], &r.results[k]
+	for k := range r.count {
+		h, res := &r.hers[k], &r.results[k]
 		for ; made < res.sends; made++ {
 			d := r.sends[made]
 			r.pool.records[mem.Frame(d.Addr)].Store(spareRecord)
-			r.txq = append(r.txq, d)
+			w.txq = append(w.txq, d)
 		}
 		acct := p.account(r.pool.contexts[h.meta.Context].Load(), &h.meta, h.late)
-		all := p.descs[h.first:h.last]
+		all := r.descs[h.first:h.last]
 		sent := 0
 		switch res.action {
 		case keep, giveUp:
@@ -505,20 +569,20 @@ func (r *runner) settle(p *port, start int64) bool {
 			}
 			if i < sent {
 				r.pool.records[mem.Frame(d.Addr)].Store(a.pack())
-				r.txq = append(r.txq, d)
+				w.txq = append(w.txq, d)
 			} else {
-				r.back = append(r.back, d.Addr)
-				r.owe(a)
+				due.frames = append(due.frames, d.Addr)
+				due.owe(a)
 			}
 		}
 	}
-	if r.pool.cfg.Egress == RoundRobin && p == r.w.ports[0] && r.w.id == 0 {
+	if r.pool.cfg.Egress == RoundRobin && r.ownPort(p) {
 		r.interleave(p)
 	}
 	r.transmit(p)
 	r.exchange(p.queue)
 	r.publish()
-	p.handled.Store(p.handled.Load() + uint64(p.count))
+	p.handled.Store(p.handled.Load() + uint64(r.count))
 	p.batches.Store(p.batches.Load() + 1)
 	p.busy.Store(p.busy.Load() + r.pool.scale.Ticks() - start)
 	return true
