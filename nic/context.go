@@ -154,6 +154,7 @@ func (n *NIC) Install(spec ContextSpec) (_ *Context, err error) {
 	if n.closed {
 		return nil, ErrClosed
 	}
+	n.reap()
 	id, err := n.freeID()
 	if err != nil {
 		return nil, err
@@ -182,18 +183,22 @@ func (n *NIC) Install(spec ContextSpec) (_ *Context, err error) {
 // freeID returns a context id of which nothing is on its way any more.
 func (n *NIC) freeID() (uint16, error) {
 	for id := range uint16(bpf.MaxContexts) {
-		if n.contexts[id] != nil {
-			continue
+		if n.contexts[id] == nil && n.retired[id] == nil {
+			return id, nil
 		}
-		if old := n.retired[id]; old != nil {
-			if !n.pool.Idle(old) {
-				continue
-			}
-			delete(n.retired, id)
-		}
-		return id, nil
 	}
 	return 0, fmt.Errorf("%w: %d contexts", ErrTable, bpf.MaxContexts)
+}
+
+// reap frees numbers and buckets of removed contexts whose last packets have
+// come back.
+func (n *NIC) reap() {
+	for id, old := range n.retired {
+		if n.pool.Drain(old.hpu, 0) == nil {
+			delete(n.retired, id)
+			n.buckets.give(old.bucket)
+		}
+	}
 }
 
 // Activate arms the context's rulesets: from here on packets come.
@@ -308,7 +313,7 @@ func (n *NIC) Remove(c *Context) error {
 	atomic.StoreUint32(&n.ingress.Share().Credit[id], 0)
 	if err != nil {
 		// The buckets go with the id: late packets still return their uses.
-		n.retired[id] = c.hpu
+		n.retired[id] = c
 		return errors.Join(fmt.Errorf("remove context %q: %w", c.spec.Name, err), n.rebalance())
 	}
 	n.buckets.give(c.bucket)
@@ -326,8 +331,8 @@ func (n *NIC) rebalance() error {
 		}
 		total -= c.spec.Credits
 	}
-	for _, old := range n.retired {
-		total -= n.inFlight(old.ID())
+	for id := range n.retired {
+		total -= n.inFlight(id)
 	}
 	each := 0
 	if equals > 0 {

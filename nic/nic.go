@@ -77,8 +77,8 @@ type NIC struct {
 	closed   bool
 	gen      uint32
 	contexts map[uint16]*Context
-	slots    map[int]uint16          // ruleset number to context
-	retired  map[uint16]*hpu.Context // removed, with buffers still out
+	slots    map[int]uint16      // ruleset number to context
+	retired  map[uint16]*Context // removed, with buffers still out
 	buckets  allocator
 }
 
@@ -101,7 +101,7 @@ func Open(cfg Config) (_ *NIC, err error) {
 		iface:    iface,
 		contexts: map[uint16]*Context{},
 		slots:    map[int]uint16{},
-		retired:  map[uint16]*hpu.Context{},
+		retired:  map[uint16]*Context{},
 		buckets:  newAllocator(),
 	}
 	defer func() {
