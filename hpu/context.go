@@ -110,13 +110,19 @@ type Context struct {
 	handlers Handlers
 	buckets  bpf.Range // of the program's bucket map; empty for policies without
 
-	stopped atomic.Bool
-	failed  atomic.Bool // a handler has, and the event was sent
-	leaky   atomic.Bool // its buckets may be held by packets that were lost
+	halt   atomic.Uint32 // why no handler may run any more
+	failed atomic.Bool   // a handler has, and the event was sent
+	leaky  atomic.Bool   // its buckets may be held by packets that were lost
 
 	mu    sync.Mutex
 	stats ContextStats // merged once a batch, so that pairs are consistent
 }
+
+// Bits of Context.halt.
+const (
+	haltStopped = 1 << iota // a handler ran past its time limit
+	haltRemoved             // see Pool.Drain
+)
 
 // NewContext returns a context for Pool.Install. buckets is its range of the
 // bucket map, empty for policies that need none.
@@ -132,7 +138,7 @@ func (c *Context) Name() string { return c.name }
 
 // Stopped tells whether the context runs no handlers any more because one of
 // them ran past its time limit.
-func (c *Context) Stopped() bool { return c.stopped.Load() }
+func (c *Context) Stopped() bool { return c.halt.Load()&haltStopped != 0 }
 
 // Stats returns a consistent copy of the context's statistics.
 func (c *Context) Stats() ContextStats {

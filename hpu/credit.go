@@ -52,17 +52,10 @@ func (p *port) account(c *Context, meta *bpf.Meta, late bool) account {
 
 func (h *HER) account() account { return h.port.account(h.ctx, &h.meta, h.late) }
 
-// owe notes a credit that is due when the frames in back are on the fill ring.
-// Runs of equal ones become one.
-func (r *runner) owe(a account) {
-	if a.paid {
-		return
-	}
-	if n := len(r.owed); n > 0 && r.owed[n-1].account == a {
-		r.owed[n-1].n++
-		return
-	}
-	r.owed = append(r.owed, debt{a, 1})
+// due is what a worker has to give back to a queue.
+type due struct {
+	frames []uint64 // for the fill ring
+	owed   []debt   // credits, when these are on it
 }
 
 type debt struct {
@@ -70,43 +63,61 @@ type debt struct {
 	n uint32
 }
 
+// owe notes a credit that is due when the frames are on the fill ring. Runs of
+// equal ones become one.
+func (d *due) owe(a account) {
+	if a.paid {
+		return
+	}
+	if n := len(d.owed); n > 0 && d.owed[n-1].account == a {
+		d.owed[n-1].n++
+		return
+	}
+	d.owed = append(d.owed, debt{a, 1})
+}
+
 // pay returns the credits that are owed.
 func (r *runner) pay(queue int) {
 	q := r.pool.cfg.Queues[queue].Shared
 	deq := &r.pool.cfg.Share.Dequeued[queue]
-	for _, d := range r.owed {
+	due := &r.w.due[queue]
+	for _, d := range due.owed {
 		atomic.AddUint32(&q.Done[d.ctx], d.n)
 		atomic.AddUint32(&deq[d.hpu], d.n)
 		if d.bucket != noBucket {
 			atomic.AddUint64(&r.pool.cfg.Buckets[d.bucket], -uint64(d.n)<<32)
 		}
 	}
-	r.owed = r.owed[:0]
+	due.owed = due.owed[:0]
 }
 
-// exchange puts the frames in back on the fill ring of a queue and takes what
-// the kernel has sent, until neither is left; then it returns the credits.
+// exchange puts the frames that are due on the fill ring of a queue and takes
+// what the kernel has sent, until neither is left; then it returns the credits.
 func (r *runner) exchange(queue int) {
-	q := &r.pool.cfg.Queues[queue]
+	q, due, done := &r.pool.cfg.Queues[queue], &r.w.due[queue], r.w.done
 	for {
-		filled, completed := q.Frames.Exchange(r.back, r.done)
-		// The fill ring has room for every frame of the queue: see nic.Open.
-		r.back = append(r.back[:0], r.back[filled:]...)
+		filled, completed := q.Frames.Exchange(due.frames, done)
+		due.frames = append(due.frames[:0], due.frames[filled:]...)
 		if completed == 0 {
 			break
 		}
 		r.pool.inTx[queue].Add(-int64(completed))
-		for _, addr := range r.done[:completed] {
+		for _, addr := range done[:completed] {
 			rec := r.pool.records[r.pool.cfg.Memory.Frame(addr)].Load()
 			if rec == spareRecord {
 				r.spare = append(r.spare, addr)
 				continue
 			}
-			r.back = append(r.back, addr)
-			r.owe(unpack(rec))
+			due.frames = append(due.frames, addr)
+			due.owe(unpack(rec))
 		}
 	}
-	r.pay(queue)
+	// The fill ring has room for every frame of the queue, see nic.Open. If it
+	// refuses some nevertheless, its indices are corrupt: no credit until it
+	// takes them, see tidy.
+	if len(due.frames) == 0 {
+		r.pay(queue)
+	}
 	if len(r.spare) > spareCache {
 		r.returnSpare()
 	}
@@ -142,8 +153,8 @@ type lossSuspicion struct {
 // short would do no harm either: see her.late.
 const lossGrace = int64(100 * time.Millisecond)
 
-// checkLoss finds losses that no later packet reveals. The port's ring is
-// empty, and buffers are still out.
+// checkLoss finds losses that no later packet reveals: of a port with buffers
+// out, a few times a second.
 func (r *runner) checkLoss(p *port) {
 	s := &p.suspect
 	seq := &p.shared.Seq[p.hpu]
@@ -161,7 +172,13 @@ func (r *runner) checkLoss(p *port) {
 		}
 		return
 	}
-	if clock.Monotonic()-s.since < lossGrace || p.ring.RxAvailable() > 0 {
+	// The ring must have been empty since then, but need not be so now: other
+	// packets may be keeping it busy.
+	empty := p.emptied
+	if p.ring.RxAvailable() == 0 {
+		empty = clock.Monotonic()
+	}
+	if empty-s.since < lossGrace {
 		return
 	}
 	for ctx, issued := range s.issued {

@@ -323,7 +323,13 @@ func (p *Pool) giveBack(k *Kept) {
 	p.workers[0].wake()
 }
 
+// wake wakes the workers, while there are any.
 func (p *Pool) wake() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed.Load() {
+		return
+	}
 	for _, w := range p.workers {
 		w.wake()
 	}

@@ -20,14 +20,18 @@ const (
 	// it waits for wants the same CPU, that is what lets it run at all.
 	yieldEvery = 16
 
-	// How long to sleep while something is under way that wakes nobody.
-	soon  = 1  // ms: completions, a full tx ring
-	later = 20 // ms: buffers that are out, perhaps lost
+	// How long to sleep while something is under way that wakes nobody: soon
+	// for completions and a full tx ring, and longer and longer while these do
+	// not move (the link may be down); later for buffers that may be lost.
+	soon  = 1  // ms
+	later = 20 // ms
 )
 
 // A waiter decides what its runner does when there is nothing to do.
 type waiter struct {
 	r      *runner
+	left   int   // what tidy left
+	nap    int   // how long to sleep because of that, ms
 	window int64 // how long to spin, ns
 	since  int64 // when it began to be idle; 0: it is not
 	spins  int
@@ -44,7 +48,9 @@ func (w *waiter) idle() {
 		w.since = now
 		w.spins = 0
 	}
-	busy := r.tidy()
+	if left := r.tidy(); left != w.left || left == 0 {
+		w.left, w.nap = left, soon
+	}
 	spin := false
 	switch r.pool.cfg.Wait {
 	case Spin:
@@ -56,14 +62,16 @@ func (w *waiter) idle() {
 		if w.spins++; w.spins%yieldEvery == 0 {
 			unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 		}
+		r.look(now)
 		return
 	}
 	timeout := -1
-	switch {
-	case busy:
-		timeout = soon
-	case r.outstanding():
+	if r.outstanding() {
 		timeout = later
+	}
+	if w.left > 0 {
+		timeout = w.nap
+		w.nap = min(2*w.nap, later)
 	}
 	r.sleep(timeout)
 	woke := clock.Monotonic()
@@ -95,37 +103,46 @@ func (r *runner) sleep(timeout int) {
 }
 
 // tidy takes completions, kicks rings that wanted another kick, and returns
-// credit that leaked. It returns true if it wants to be called again soon.
-func (r *runner) tidy() (again bool) {
+// credit that leaked. It returns how many frames are left on their way out, or
+// to a fill ring that does not take them.
+func (r *runner) tidy() (left int) {
 	for _, p := range r.w.ports {
 		if p.unsent {
 			r.kick(p)
-			again = again || p.unsent
 		}
 	}
 	for i := range r.pool.inTx {
-		if r.pool.inTx[i].Load() > 0 {
+		if r.pool.inTx[i].Load() > 0 || len(r.w.due[i].frames) > 0 {
 			r.exchange(i)
-			again = again || r.pool.inTx[i].Load() > 0
+			left += max(int(r.pool.inTx[i].Load()), 0) + len(r.w.due[i].frames)
 		}
 	}
 	if r.w.id == 0 && r.pool.leaky.Load() {
 		r.pool.leaky.Store(false)
 		for i := range r.pool.contexts {
 			if c := r.pool.contexts[i].Load(); c != nil && c.leaky.Load() {
-				if r.pool.Idle(c) && c.sweep(r.pool) {
-					c.leaky.Store(false)
-				} else {
+				c.leaky.Store(false)
+				if !r.pool.Idle(c) || !c.sweep(r.pool) {
+					c.leaky.Store(true)
 					r.pool.leaky.Store(true)
 				}
 			}
 		}
 	}
-	return again
+	return left
 }
 
-// outstanding looks after buffers that are out while the rings are empty, and
-// tells whether there are any.
+// look calls outstanding now and then: a worker that never sleeps loses packets
+// too.
+func (r *runner) look(now int64) {
+	if now-r.looked >= int64(later*time.Millisecond) {
+		r.looked = now
+		r.outstanding()
+	}
+}
+
+// outstanding looks after buffers that are out, perhaps lost, and tells whether
+// there are any.
 func (r *runner) outstanding() (any bool) {
 	for _, p := range r.w.ports {
 		if p.occupancy() != 0 {

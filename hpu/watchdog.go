@@ -5,18 +5,28 @@ package hpu
 import (
 	"fmt"
 	"runtime"
+	"sync"
 	"time"
 )
 
-// watch looks after handlers that do not return. It wakes a few times in each
-// time limit; the runners pay one atomic swap a packet for it.
+// maxTick bounds how long a worker may sleep while buffers are out that came
+// after it had fallen asleep, and were lost.
+const maxTick = 250 * time.Millisecond
+
+// watch looks after handlers that do not return, and after workers that nothing
+// wakes. It looks a few times in each time limit; the runners pay one atomic
+// swap a packet for it.
 func (p *Pool) watch() {
 	defer close(p.watched)
-	tick := time.NewTicker(max(p.cfg.Limit/4, time.Millisecond))
+	every := min(max(p.cfg.Limit/4, time.Millisecond), maxTick)
+	tick := time.NewTicker(every)
 	defer tick.Stop()
+	// The time alone proves nothing: the whole process may have been stopped.
+	enough := int(p.cfg.Limit / every)
 	type look struct {
 		state uint64
 		since time.Time
+		count int // of looks that found the same again
 	}
 	last := make([]look, len(p.workers))
 	for {
@@ -28,13 +38,20 @@ func (p *Pool) watch() {
 		now := time.Now()
 		for i, w := range p.workers {
 			r := w.current.Load()
-			s := r.state.Load()
-			if s != last[i].state || stateOf(s) != running {
-				last[i] = look{s, now}
-				continue
-			}
-			if now.Sub(last[i].since) >= p.cfg.Limit {
-				p.abandon(w, r, s)
+			s, l := r.state.Load(), &last[i]
+			switch {
+			case stateOf(s) != running:
+				*l = look{}
+				if w.occupied() {
+					w.wake()
+				}
+			case s != l.state:
+				*l = look{state: s, since: now}
+			default:
+				l.count++
+				if l.count >= enough && now.Sub(l.since) >= p.cfg.Limit {
+					p.abandon(w, r, s)
+				}
 			}
 		}
 	}
@@ -50,9 +67,9 @@ func (p *Pool) abandon(w *worker, r *runner, s uint64) {
 	p.stuck.Add(1)
 	// The stuck thread may keep a processor busy for ever. Leave the others
 	// as many as they had.
-	runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + 1)
+	addProcs(1)
 	if c != nil {
-		c.stopped.Store(true)
+		c.halt.Or(haltStopped)
 		c.add(&ContextStats{Overruns: 1})
 		p.emit(Event{
 			Kind: HandlerOverrun, Context: c.id, Name: c.name, HPU: r.port.hpu,
@@ -61,4 +78,13 @@ func (p *Pool) abandon(w *worker, r *runner, s uint64) {
 	}
 	p.launch(w, &takeover{from: r, k: indexOf(s)})
 	p.wg.Done() // r's
+}
+
+var procs sync.Mutex
+
+// addProcs changes how many threads run Go code at the same time.
+func addProcs(n int) {
+	procs.Lock()
+	defer procs.Unlock()
+	runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + n)
 }

@@ -38,7 +38,8 @@ type port struct {
 	tail  [chainSize]xsk.Desc // an unfinished frame, as far as it has come
 	carry int                 // how many descriptors of it there are
 
-	unsent bool // the tx ring wants another kick
+	unsent  bool  // the tx ring wants another kick
+	emptied int64 // when the rx ring was last seen to be empty, ns
 
 	// What the program's counter of buffers for (queue, HPU, context) should
 	// be when the next packet comes; a gap is what was lost.
@@ -47,23 +48,6 @@ type port struct {
 
 	handled, batches atomic.Uint64
 	busy             atomic.Int64 // ticks
-}
-
-// A batch is what was received, cut into packets. While handlers run, nobody
-// changes anything of it but a handler its own packet's descriptors. A handler
-// that is given up keeps the batch: its successor goes on with a copy.
-type batch struct {
-	descs [batchSize + chainSize]xsk.Desc
-	hers  [batchSize + chainSize]her
-	count int // of hers
-}
-
-// without returns a copy that leaves the descriptors of HER k out.
-func (b *batch) without(k int) *batch {
-	c := &batch{hers: b.hers, count: b.count}
-	copy(c.descs[:], b.descs[:b.hers[k].first])
-	copy(c.descs[b.hers[k].last:], b.descs[b.hers[k].last:])
-	return c
 }
 
 // her is a packet of a batch.
@@ -112,7 +96,7 @@ func newWorker(p *Pool, id int) (_ *worker, err error) {
 		for i := range p.cfg.Queues {
 			q := &p.cfg.Queues[i]
 			w.ports = append(w.ports, &port{
-				hpu: h, queue: i, ring: q.Rings[h], shared: q.Shared, batch: new(batch),
+				hpu: h, queue: i, ring: q.Rings[h], shared: q.Shared,
 				enqueued: &p.cfg.Share.Enqueued[i][h],
 				dequeued: &p.cfg.Share.Dequeued[i][h],
 			})
@@ -153,16 +137,14 @@ func (w *worker) wake() {
 //	abandoned   its handler ran past the limit; another runner has taken over and
 //	            this one must end without a trace
 //
-// Only the watchdog abandons, and only a runner that is running; the rest of the
-// word stays. The runner learns of it, and which HER it was, when its handler
-// has returned and it swaps its state.
+// Only the watchdog abandons, and only a runner that is running. The runner
+// learns of it when its handler returns and it swaps its state.
 const (
 	owned = iota
 	running
 	abandoned
 
 	stateBits   = 2
-	stateMask   = 1<<stateBits - 1
 	indexBits   = 16 // of the HER in its batch
 	contextBits = 16
 )
@@ -171,7 +153,7 @@ func runningState(tick uint64, ctx uint16, k int) uint64 {
 	return (tick<<contextBits|uint64(ctx))<<(indexBits+stateBits) | uint64(k)<<stateBits | running
 }
 
-func stateOf(s uint64) int      { return int(s & stateMask) }
+func stateOf(s uint64) int      { return int(s & (1<<stateBits - 1)) }
 func indexOf(s uint64) int      { return int(s >> stateBits & (1<<indexBits - 1)) }
 func contextOf(s uint64) uint16 { return uint16(s >> (stateBits + indexBits)) }
 
@@ -201,27 +183,22 @@ type runner struct {
 
 	// Of the batch. Written before and after handlers, each entry once, so
 	// that the next runner may read those of the handlers before this one.
-	batch   *batch
 	results [batchSize + chainSize]result
 	marks   [batchSize + chainSize]int // frames made before handler k
 	sends   [spareCache]xsk.Desc       // frames made by handlers
 
 	// Private: never read by anybody else.
-	her     HER
-	k       int // her's place in the batch
-	made    int // of sends
-	room    int // left on the tx ring of the port
-	spare   []uint64
-	acc     [bpf.MaxContexts]*ContextStats // not yet merged
-	of      [bpf.MaxContexts]*Context      // whose acc it is
-	dirty   []uint16
-	base    int64 // CLOCK_MONOTONIC at baseTick
-	baseT   int64
-	txq     []xsk.Desc
-	back    []uint64 // frames for the fill ring
-	owed    []debt   // credits due when these are on it
-	done    []uint64
-	orphans uint64 // packets of contexts that are gone
+	her    HER
+	k      int // her's place in the batch
+	made   int // of sends
+	room   int // left on the tx ring of the port
+	spare  []uint64
+	acc    [bpf.MaxContexts]*ContextStats // not yet merged
+	of     [bpf.MaxContexts]*Context      // whose acc it is
+	dirty  []uint16
+	base   int64 // CLOCK_MONOTONIC at baseT
+	baseT  int64
+	looked int64 // for lost packets, CLOCK_MONOTONIC
 }
 
 // running returns the id of the context whose handler runs.
@@ -320,13 +297,17 @@ func (r *runner) begin(p *port, ticks int64) {
 	if r.pool.cfg.Egress == RoundRobin && r.ownPort(p) && r.pool.hasWork.Load() {
 		r.room /= 2
 	}
-	r.room = min(r.room, cap(r.txq))
+	r.room = min(r.room, cap(r.w.txq))
 }
 
 // take receives descriptors and cuts them into packets.
 func (r *runner) take(p *port) {
 	copy(r.descs[:], p.tail[:p.carry])
-	n := p.carry + p.ring.Receive(r.descs[p.carry:p.carry+batchSize])
+	n := p.ring.Receive(r.descs[p.carry : p.carry+batchSize])
+	if n < batchSize {
+		p.emptied = r.base
+	}
+	n += p.carry
 	r.count = 0
 	i := 0
 	for i < n {
@@ -410,11 +391,9 @@ func (r *runner) run(p *port, k int) bool {
 		req.meta, req.late = h.meta, h.late
 		req.all = r.descs[h.first:h.last:h.last]
 		req.action = recycle
-		if c == nil || c.stopped.Load() || c.handlers.Payload == nil {
+		if c == nil || c.halt.Load() != 0 || c.handlers.Payload == nil {
 			r.results[k] = result{sends: r.made}
-			if c == nil {
-				r.orphans++
-			} else {
+			if c != nil {
 				r.account(c).Unrun++
 			}
 			continue
@@ -453,11 +432,7 @@ func (r *runner) run(p *port, k int) bool {
 		}
 		r.results[k] = result{action: req.action, segs: len(req.segs), sends: r.made}
 	}
-	if was := r.state.Swap(owned); stateOf(was) == abandoned {
-		r.givenUp = indexOf(was)
-		return false
-	}
-	return true
+	return stateOf(r.state.Swap(owned)) != abandoned
 }
 
 // invoke calls the context's handler. It returns false if that panicked.
@@ -492,7 +467,6 @@ func (r *runner) complain(c *Context, p *port, code Code, acc *ContextStats) {
 func (r *runner) resume(cut *takeover) bool {
 	start := r.pool.scale.Ticks()
 	p, k := cut.from.port, cut.k
-	p.batch = p.without(k)
 	r.begin(p, start)
 	r.count = cut.from.count
 	r.hers = cut.from.hers
@@ -515,11 +489,16 @@ func (r *runner) resume(cut *takeover) bool {
 }
 
 // leave is the end of an abandoned runner whose handler has returned after all:
-// what it still holds goes back by way of its successor.
+// nothing that it asked for is sent, and what it still holds goes back by way of
+// its successor.
 func (r *runner) leave() {
 	h := &r.her
+	for _, d := range r.sends[r.marks[r.k]:r.made] {
+		r.spare = append(r.spare, d.Addr)
+		h.acc.Sent--
+	}
 	if h.action == send {
-		h.acc.Sent-- // nobody did
+		h.acc.Sent--
 	}
 	if h.action != keep {
 		k := &Kept{pool: r.pool, port: h.port, account: h.account()}
@@ -527,10 +506,8 @@ func (r *runner) leave() {
 		k.Release()
 	}
 	r.publish()
-	for _, d := range r.sends[r.marks[r.k]:r.made] {
-		r.spare = append(r.spare, d.Addr)
-	}
 	r.returnSpare()
+	addProcs(-1)
 	r.pool.stuck.Add(-1)
 }
 
@@ -544,7 +521,8 @@ func (r *runner) returnSpare() {
 
 // settle does what the handlers of the batch asked for.
 func (r *runner) settle(p *port, start int64) bool {
-	mem := r.pool.cfg.Memory
+	mem, w := r.pool.cfg.Memory, r.w
+	due := &w.due[p.queue]
 	made := 0
 	for k := range r.count {
 		h, res := &r.hers[k], &r.results[k]
