@@ -46,8 +46,9 @@ that is there.`,
 
 	demo := &cobra.Command{Use: "demo", Short: "Demonstrations: what to look at first, and to imitate"}
 	demo.AddCommand(newPingpongCmd())
-	root.AddCommand(demo, newLabCmd(), newRulesCmd(), newStatsCmd())
+	root.AddCommand(demo, newLabCmd(), newRulesCmd(), newStatsCmd(), newBenchCmd())
 	root.AddCommand(newHelperCmds()...)
+	root.AddCommand(newBenchHelperCmds()...)
 	return root
 }
 

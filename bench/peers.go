@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package bench holds the sources of the programs that benchmarks compare XsPIN
+// with, so that an installed binary can build them.
+package bench
+
+import _ "embed"
+
+// XSKReceive is a bare AF_XDP receive-and-recycle loop in C.
+//
+//go:embed peers/xsk_rx.c
+var XSKReceive []byte

@@ -1,0 +1,352 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/signal"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/xspin/xspin/demos/pingpong/rtt"
+	"github.com/xspin/xspin/internal/bench"
+	"github.com/xspin/xspin/loader"
+	"github.com/xspin/xspin/netns"
+	"github.com/xspin/xspin/nic"
+)
+
+// benchConfig says how long to measure.
+type benchConfig struct {
+	runs     int           // of each side
+	duration time.Duration // of a run
+	idle     time.Duration // that an idle NIC is watched
+	warn     func(string)  // told about rows that are not there
+}
+
+// benches are the subcommands of `xspin bench`.
+var benches = []struct {
+	name, short, long string
+	duration          time.Duration // of a run, by default
+	least             time.Duration
+	measure           func(context.Context, *benchLab, benchConfig, *bench.Document) error
+}{
+	{
+		"rx", "How fast packets reach a handler, next to bare AF_XDP loops in Go and in C",
+		`Frames from an in-kernel generator on one CPU go to one HPU on another, with a
+handler that does nothing, then to a bare receive-and-recycle loop on the same
+package of sockets, then to the same loop in C (built when a compiler is there).
+Also what an idle NIC costs.`,
+		300 * time.Millisecond, 10 * time.Millisecond, benchRx,
+	},
+	{
+		"match", "What matching costs, with tables of 4 to 256 rulesets",
+		`Frames from an in-kernel generator are matched and dropped, next to dropped at
+once. Frames that no ruleset wants are timed by running the program over one
+frame many times, next to a program that passes everything.`,
+		200 * time.Millisecond, 10 * time.Millisecond, benchMatch,
+	},
+}
+
+// newBenchCmd returns `xspin bench`.
+func newBenchCmd() *cobra.Command {
+	root := &cobra.Command{Use: "bench", Short: "The evaluation: XsPIN next to its peers, in one run"}
+	for _, b := range benches {
+		var asJSON bool
+		cfg := benchConfig{idle: 5 * time.Second}
+		cmd := &cobra.Command{
+			Use:   b.name,
+			Short: b.short,
+			Long: b.long + `
+
+It happens in a lab of its own, which is removed afterwards. What is compared
+takes turns, and a row says how the medians compare, with the 95 % interval of a
+bootstrap over the turns. Leave the machine alone meanwhile.`,
+			Example: fmt.Sprintf("  sudo xspin bench %s\n  sudo xspin bench %s --runs 21 --json", b.name, b.name),
+			Args:    cobra.NoArgs,
+			RunE: func(cmd *cobra.Command, _ []string) error {
+				switch {
+				case cfg.runs < 1 || cfg.runs > 1000:
+					return fmt.Errorf("bench %s: %w", b.name, flagError("runs", cfg.runs, "want 1 to 1000"))
+				case cfg.duration < b.least || cfg.duration > time.Minute:
+					return fmt.Errorf("bench %s: %w", b.name, flagError("duration", cfg.duration, fmt.Sprintf("want %v to %v", b.least, time.Minute)))
+				}
+				cfg.warn = warnTo(cmd.ErrOrStderr())
+				doc := bench.NewDocument(bench.Environment("xspin bench "+b.name, cfg.runs, cfg.duration))
+				if err := runBench(cmd.Context(), cfg, doc, b.measure); err != nil {
+					return fmt.Errorf("bench %s: %w", b.name, err)
+				}
+				if asJSON {
+					return doc.WriteJSON(cmd.OutOrStdout())
+				}
+				return doc.WriteText(cmd.OutOrStdout())
+			},
+		}
+		cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON document")
+		cmd.Flags().IntVar(&cfg.runs, "runs", 11, "how often each side is measured")
+		cmd.Flags().DurationVar(&cfg.duration, "duration", b.duration, "how long a run takes")
+		root.AddCommand(cmd)
+	}
+	return root
+}
+
+// runBench measures in a lab of its own.
+func runBench(ctx context.Context, cfg benchConfig, doc *bench.Document, measure func(context.Context, *benchLab, benchConfig, *bench.Document) error) (err error) {
+	ctx, stop := signal.NotifyContext(ctx, unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
+	defer stop()
+	lab, err := newBenchLab(cfg.warn)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, lab.Down()) }()
+	return measure(ctx, lab, cfg, doc)
+}
+
+// benchLab is a lab that no other process uses, and the CPUs for what is
+// measured in it: traffic comes from the first, its receiver is on the second.
+type benchLab struct {
+	*netns.Lab
+	sender, receiver int
+}
+
+const benchNamespace = "xspin-bench%d-"
+
+func newBenchLab(warn func(string)) (*benchLab, error) {
+	sweepBenchLabs(warn)
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &set); err != nil {
+		return nil, fmt.Errorf("CPUs of this process: %w", err)
+	}
+	var cpus []int
+	for cpu := 0; cpu <= maxCPU && len(cpus) < 2; cpu++ {
+		if set.IsSet(cpu) {
+			cpus = append(cpus, cpu)
+		}
+	}
+	lab, err := netns.Up(benchLabConfig(os.Getpid(), warn))
+	if err != nil {
+		return nil, err
+	}
+	l := &benchLab{lab, cpus[0], cpus[len(cpus)-1]}
+	if len(cpus) == 1 {
+		warn(fmt.Sprintf("this process may use one CPU only, %d: all rows are of sender and receiver in turn", l.sender))
+	}
+	return l, nil
+}
+
+func benchLabConfig(pid int, warn func(string)) netns.LabConfig {
+	name := fmt.Sprintf(benchNamespace, pid)
+	return netns.LabConfig{NIC: netns.End{Namespace: name + "nic"}, Host: netns.End{Namespace: name + "host"}, Warn: warn}
+}
+
+// sweepBenchLabs removes the labs of benchmarks that were killed.
+func sweepBenchLabs(warn func(string)) {
+	entries, err := os.ReadDir("/run/netns")
+	if err != nil {
+		return // nobody made a lab yet
+	}
+	for _, e := range entries {
+		var pid int
+		if n, _ := fmt.Sscanf(e.Name(), benchNamespace, &pid); n != 1 || !strings.HasSuffix(e.Name(), "-nic") && !strings.HasSuffix(e.Name(), "-host") {
+			continue
+		}
+		if _, err := os.Stat(fmt.Sprintf("/proc/%d", pid)); err == nil {
+			continue
+		}
+		if err := netns.Down(benchLabConfig(pid, warn)); err != nil {
+			warn(fmt.Sprintf("the lab of a benchmark that was killed (process %d) is still there: %v", pid, err))
+		}
+	}
+}
+
+// iface looks up the device of an end, as its namespace numbers it.
+func iface(p netns.Port) (i *net.Interface, err error) {
+	err = p.NS.Do(func() error {
+		i, err = net.InterfaceByName(p.Device)
+		return err
+	})
+	return i, err
+}
+
+// attach loads a program and attaches it to the NIC's end.
+func (l *benchLab) attach(load func() (*loader.Yardstick, error)) (*loader.Yardstick, error) {
+	i, err := iface(l.NIC)
+	if err != nil {
+		return nil, err
+	}
+	y, err := load()
+	if err != nil {
+		return nil, err
+	}
+	if err := l.NIC.NS.Do(func() error { return y.Attach(i) }); err != nil {
+		return nil, errors.Join(err, y.Close())
+	}
+	return y, nil
+}
+
+func plain(p loader.Plain) func() (*loader.Yardstick, error) {
+	return func() (*loader.Yardstick, error) { return loader.LoadPlain(p) }
+}
+
+// open opens a NIC on the NIC's end with one active context.
+func (l *benchLab) open(cfg nic.Config, spec nic.ContextSpec) (n *nic.NIC, err error) {
+	cfg.Interface = l.NIC.Device
+	if err := l.NIC.NS.Do(func() error {
+		n, err = nic.Open(cfg)
+		return err
+	}); err != nil {
+		return nil, err
+	}
+	c, err := n.Install(spec)
+	if err == nil {
+		err = n.Activate(c)
+	}
+	if err != nil {
+		return nil, errors.Join(err, n.Close())
+	}
+	return n, nil
+}
+
+// state says what is on at either end.
+func (l *benchLab) state() (string, error) {
+	var ends []string
+	for _, p := range []netns.Port{l.NIC, l.Host} {
+		if err := p.NS.Do(func() error {
+			s, err := rtt.ReadLink(p.Device)
+			ends = append(ends, fmt.Sprintf("%s: XDP %s, TSO %s, GSO %s, GRO %s, checksums %s", s.Device, s.XDP,
+				onOff(s.TSO), onOff(s.GSO), onOff(s.GRO), map[bool]string{true: "partial", false: "real"}[s.TxChecksum]))
+			return err
+		}); err != nil {
+			return "", err
+		}
+	}
+	return strings.Join(ends, "; "), nil
+}
+
+func onOff(b bool) string { return map[bool]string{true: "on", false: "off"}[b] }
+
+// generate sends a frame for a time, from the sender's CPU into the NIC's end,
+// which must have an XDP program. A run that a signal disturbed is repeated:
+// then again is called first.
+func (l *benchLab) generate(g *loader.Generator, frame []byte, d time.Duration, again func() error) (sent int, took time.Duration, err error) {
+	for range 5 {
+		if err = again(); err != nil {
+			return 0, 0, err
+		}
+		err = l.Host.NS.Do(func() error {
+			return pinned(l.sender, func() error {
+				sent, took, err = g.Send(frame, d)
+				return err
+			})
+		})
+		if !errors.Is(err, loader.ErrInterrupted) {
+			break
+		}
+	}
+	return sent, took, err
+}
+
+func (l *benchLab) generator() (g *loader.Generator, err error) {
+	out, err := iface(l.Host)
+	if err != nil {
+		return nil, err
+	}
+	err = l.Host.NS.Do(func() error {
+		g, err = loader.NewGenerator(out)
+		return err
+	})
+	return g, err
+}
+
+// pinned runs fn on one CPU.
+func pinned(cpu int, fn func() error) error {
+	runtime.LockOSThread()
+	var before, one unix.CPUSet
+	err := unix.SchedGetaffinity(0, &before)
+	if err == nil {
+		one.Set(cpu)
+		err = unix.SchedSetaffinity(0, &one)
+	}
+	if err != nil {
+		runtime.UnlockOSThread()
+		return fmt.Errorf("pin thread to CPU %d: %w", cpu, err)
+	}
+	err = fn()
+	// A thread that cannot be let go stays locked, and ends with the goroutine.
+	if unix.SchedSetaffinity(0, &before) == nil {
+		runtime.UnlockOSThread()
+	}
+	return err
+}
+
+// benchPort is where the traffic of rx and match goes: the echo service's.
+const benchPort = 7
+
+// udpFrame is a frame to the NIC with a UDP payload, size bytes in all. Its UDP
+// checksum is 0, which is none.
+func (l *benchLab) udpFrame(size int) []byte {
+	f := make([]byte, size)
+	copy(f, l.NIC.MAC)
+	copy(f[6:], l.Host.MAC)
+	ip, udp := f[14:34], f[34:42]
+	f[12], f[13] = 0x08, 0x00
+	ip[0], ip[8], ip[9] = 0x45, 64, unix.IPPROTO_UDP
+	ip[2], ip[3] = byte((size-14)>>8), byte(size-14)
+	src, dst := l.Host.Addr.Addr().As4(), l.NIC.Addr.Addr().As4()
+	copy(ip[12:], src[:])
+	copy(ip[16:], dst[:])
+	sum := 0
+	for i := 0; i < len(ip); i += 2 {
+		sum += int(ip[i])<<8 | int(ip[i+1])
+	}
+	for sum > 0xffff {
+		sum = sum>>16 + sum&0xffff
+	}
+	ip[10], ip[11] = byte(^sum>>8), byte(^sum)
+	udp[0], udp[1], udp[2], udp[3] = 0xc0, 0x00, 0, benchPort
+	udp[4], udp[5] = byte((size-34)>>8), byte(size-34)
+	return f
+}
+
+// newBenchHelperCmds returns the hidden commands for processes that benchmarks
+// start.
+func newBenchHelperCmds() []*cobra.Command {
+	return []*cobra.Command{{
+		Use:                idleCommand,
+		Hidden:             true,
+		DisableFlagParsing: true,
+		Args:               cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return idleNIC(args[0], cmd.OutOrStdout(), os.Stdin)
+		},
+	}}
+}
+
+// idleNIC is a process with a NIC that has nothing to do. It ends with its input.
+func idleNIC(device string, ready io.Writer, until io.Reader) (err error) {
+	n, err := nic.Open(nic.Config{Interface: device})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, n.Close()) }()
+	c, err := n.Install(noopSpec())
+	if err != nil {
+		return err
+	}
+	if err := n.Activate(c); err != nil {
+		return err
+	}
+	if _, err := fmt.Fprintln(ready, "ready"); err != nil {
+		return err
+	}
+	_, err = io.Copy(io.Discard, until)
+	return err
+}

@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/xspin/xspin/internal/bench"
+	"github.com/xspin/xspin/loader"
+	"github.com/xspin/xspin/matcher"
+)
+
+// XDP verdicts, linux/bpf.h.
+const (
+	xdpDrop = 1
+	xdpPass = 2
+)
+
+func benchMatch(ctx context.Context, lab *benchLab, cfg benchConfig, doc *bench.Document) error {
+	if err := lab.matchAndDrop(ctx, cfg, doc); err != nil {
+		return err
+	}
+	return lab.matchTimes(ctx, cfg, doc)
+}
+
+// table numbers rulesets from 0.
+func table(rulesets []matcher.Ruleset) *matcher.Table {
+	t := &matcher.Table{Generation: 1, Entries: map[int]matcher.Entry{}}
+	for i, r := range rulesets {
+		t.Entries[i] = matcher.Entry{Ruleset: r, Context: uint16(i), Format: matcher.FormatByName("packet")}
+	}
+	return t
+}
+
+// table4x4 is 4 rulesets of 4 rules, of which the last matches udpFrame.
+func table4x4() *matcher.Table {
+	return table([]matcher.Ruleset{matcher.TCPPort(80), matcher.ICMPEcho(), matcher.UDPPort(benchPort + 1), matcher.UDPPort(benchPort)})
+}
+
+// matchAndDrop compares rates of dropping, live.
+func (l *benchLab) matchAndDrop(ctx context.Context, cfg benchConfig, doc *bench.Document) error {
+	g, err := l.generator()
+	if err != nil {
+		return err
+	}
+	defer g.Close()
+	frame := l.udpFrame(rxFrame)
+	type figures struct {
+		mpps, lost []float64
+		on         string
+	}
+	var a, b figures
+	side := func(f *figures, load func() (*loader.Yardstick, error)) func(context.Context) error {
+		return func(context.Context) (err error) {
+			y, err := l.attach(load)
+			if err != nil {
+				return err
+			}
+			defer func() { err = errors.Join(err, y.Close()) }()
+			if verdict, _, err := y.Time(frame, 1); err != nil || verdict != xdpDrop {
+				return errors.Join(err, fmt.Errorf("the program returned %d for the frame, not XDP_DROP", verdict))
+			}
+			if f.on, err = l.state(); err != nil {
+				return err
+			}
+			nothing := func() error { return nil }
+			if _, _, err := l.generate(g, frame, cfg.duration/8, nothing); err != nil {
+				return err
+			}
+			var before uint64
+			sent, took, err := l.generate(g, frame, cfg.duration, func() (err error) {
+				before, err = l.packets()
+				return err
+			})
+			if err != nil {
+				return err
+			}
+			after, err := l.packets()
+			if err != nil {
+				return err
+			}
+			f.mpps = append(f.mpps, float64(after-before)/took.Seconds()/1e6)
+			f.lost = append(f.lost, max(0, 1-float64(after-before)/float64(sent)))
+			return nil
+		}
+	}
+	match := func() (*loader.Yardstick, error) { return loader.LoadMatch(table4x4()) }
+	if err := bench.Rounds(ctx, cfg.runs, side(&a, match), side(&b, plain(loader.Drop))); err != nil {
+		return err
+	}
+	describe := func(f *figures, what string) bench.Side {
+		s := bench.NewSide(what, "Mpps", f.mpps)
+		lost := bench.NewSide("", "", f.lost).Median
+		s.Lost, s.On = &lost, f.on
+		return s
+	}
+	conditions := fmt.Sprintf("%d-byte UDP frames from the in-kernel generator (live frames, batches of 64), sent and dropped on CPU %d; frames that the program saw per second of the generator's run; "+
+		"no XDP program on the sending end; nobody sleeps", rxFrame, l.sender)
+	as, bs := describe(&a, "4 rulesets of 4 rules, the last one matches, XDP_DROP"), describe(&b, "XDP_DROP at once")
+	row, err := bench.Ratio("match/drop4x4_over_drop", bench.AtLeast(0.75), as, bs)
+	if err := doc.Add(conditions, row, err); err != nil {
+		return err
+	}
+	row, err = bench.Absolute("match/drop4x4_64B", bench.Higher, as)
+	if err := doc.Add(conditions, row, err); err != nil {
+		return err
+	}
+	row, err = bench.Absolute("match/drop_64B", bench.Higher, bs)
+	return doc.Add(conditions, row, err)
+}
+
+// packets are the frames that the NIC's end has seen.
+func (l *benchLab) packets() (n uint64, err error) {
+	err = l.NIC.NS.Do(func() error {
+		link, err := netlink.LinkByName(l.NIC.Device)
+		if err != nil {
+			return err
+		}
+		if link.Attrs().Statistics == nil {
+			return fmt.Errorf("%s has no statistics", l.NIC.Device)
+		}
+		n = link.Attrs().Statistics.RxPackets
+		return nil
+	})
+	return n, err
+}
+
+// A missCase is a table, a frame and what matching is to make of it.
+type missCase struct {
+	name    string
+	goal    bench.Goal
+	what    string
+	table   *matcher.Table
+	frame   []byte
+	verdict uint32
+}
+
+// matchTimes times single runs of the program, less what a plain one takes.
+func (l *benchLab) matchTimes(ctx context.Context, cfg benchConfig, doc *bench.Document) error {
+	full := l.table256()
+	late, first := l.full256Frame(0), l.full256Frame(0)
+	binary.BigEndian.PutUint32(late[4*fullRules:], ^uint32(0))
+	first[12], first[13] = 0x86, 0xdd // IPv6
+	hard, hardFrame := hard256()
+	cases := []missCase{
+		{"match/miss256_ns", bench.AtMost(300), "256 rulesets of 8 rules and EOM, 8 words in all; the frame agrees with one of them in all but the last word looked at", full, late, xdpPass},
+		{"match/miss256_first_ns", bench.Lower, "the same table; the frame has another EtherType", full, first, xdpPass},
+		{"match/hit256_ns", bench.Lower, "the same table; the last ruleset matches", full, l.full256Frame(matcher.MaxRulesets - 1), xdpDrop},
+		{"match/hit4x4_ns", bench.Lower, "4 rulesets of 4 rules, the last one matches", table4x4(), l.udpFrame(rxFrame), xdpDrop},
+		{"match/miss256_hard_ns", bench.Lower, "256 rulesets of 8 rules and EOM, no word and mask shared, 2048 in all; every ruleset fails at the last of its rules", hard, hardFrame, xdpPass},
+	}
+	for _, c := range cases {
+		if err := l.matchTime(ctx, cfg, doc, c); err != nil {
+			return fmt.Errorf("%s: %w", c.name, err)
+		}
+	}
+	return nil
+}
+
+func (l *benchLab) matchTime(ctx context.Context, cfg benchConfig, doc *bench.Document, c missCase) (err error) {
+	side := func(load func() (*loader.Yardstick, error), want uint32, runs *[]float64) (func(context.Context) error, func() error, error) {
+		y, err := load()
+		if err != nil {
+			return nil, nil, err
+		}
+		verdict, _, err := y.Time(c.frame, 1)
+		if err == nil && verdict != want {
+			err = fmt.Errorf("the program returned %d, not %d", verdict, want)
+		}
+		var repeat int
+		if err == nil {
+			var each time.Duration
+			if _, each, err = y.Time(c.frame, 1000); err == nil {
+				repeat = int(min(cfg.duration/max(each, 1), 10_000_000))
+			}
+		}
+		if err != nil {
+			return nil, nil, errors.Join(err, y.Close())
+		}
+		return func(context.Context) error {
+			var each time.Duration
+			err := pinned(l.sender, func() (err error) {
+				for range 5 {
+					if _, each, err = y.Time(c.frame, repeat); !errors.Is(err, loader.ErrInterrupted) {
+						break
+					}
+				}
+				return err
+			})
+			*runs = append(*runs, float64(each.Nanoseconds()))
+			return err
+		}, y.Close, nil
+	}
+	var a, b []float64
+	match, closeMatch, err := side(func() (*loader.Yardstick, error) { return loader.LoadMatch(c.table) }, c.verdict, &a)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, closeMatch()) }()
+	pass, closePass, err := side(plain(loader.Pass), xdpPass, &b)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, closePass()) }()
+	if err := bench.Rounds(ctx, cfg.runs, match, pass); err != nil {
+		return err
+	}
+	row, err := bench.Difference(c.name, c.goal, bench.NewSide(c.what, "ns", a), bench.NewSide("a program that passes everything", "ns", b))
+	return doc.Add(fmt.Sprintf("%d-byte frame; BPF_PROG_RUN on CPU %d, attached to nothing, the frame and the table in the cache, branches predictable; time a packet over the plain program's", len(c.frame), l.sender), row, err)
+}
+
+// fullRules is the number of the word after all that table256 looks at but one:
+// that is the last in the order of the index.
+const fullRules = 13
+
+// table256 is a full table as people write them: all rulesets share the words
+// for IPv4, UDP and fragments, and differ in addresses, ports and words of the
+// payload, in which they look for a version, a tenant, a service and a kind.
+func (l *benchLab) table256() *matcher.Table {
+	var rulesets []matcher.Ruleset
+	for i := range uint32(matcher.MaxRulesets) {
+		eq := func(index int, mask, value uint32) matcher.Rule {
+			return matcher.Rule{Index: index, Mask: mask, Start: value, End: value}
+		}
+		frame := l.full256Frame(int(i))
+		word := func(index int) uint32 { return binary.BigEndian.Uint32(frame[4*index:]) }
+		eom := eq(14, 0x80000000, 0x80000000)
+		rulesets = append(rulesets, matcher.Ruleset{
+			Name: fmt.Sprintf("service-%d", i),
+			Rules: []matcher.Rule{
+				eq(3, 0xffffff00, word(3)&0xffffff00),                              // IPv4, no options
+				eq(5, 0x3fff00ff, word(5)&0x3fff00ff),                              // UDP, no fragment
+				eq(6, 0x0000ffff, word(6)&0x0000ffff),                              // source address, first half
+				eq(7, 0xffff0000, word(7)&0xffff0000),                              // and second
+				eq(9, 0xffff0000, word(9)&0xffff0000),                              // destination port
+				eq(11, 0xffffffff, word(11)),                                       // version: all the same
+				{Index: 12, Mask: 0xffffffff, Start: word(12), End: word(12) + 15}, // services of a tenant
+				eq(fullRules, 0xffffffff, word(fullRules)),                         // kind
+			},
+			EOM: &eom,
+		})
+	}
+	return table(rulesets)
+}
+
+// full256Frame is a frame that ruleset i of table256 matches, and no other.
+func (l *benchLab) full256Frame(i int) []byte {
+	f := l.udpFrame(128)
+	f[28], f[29] = byte(i>>4), byte(i)                         // source address, second half
+	binary.BigEndian.PutUint16(f[36:], uint16(5000+i%32))      // destination port
+	binary.BigEndian.PutUint32(f[4*11:], 0x00010002)           // version
+	binary.BigEndian.PutUint32(f[4*12:], uint32(i)<<8)         // tenant and service
+	binary.BigEndian.PutUint32(f[4*fullRules:], 7+uint32(i)%4) // kind
+	return f
+}
+
+// hard256 is the worst table there is: no two of its 2048 rules look at the same
+// bits. The frame satisfies all rules of each ruleset but the one that the
+// engine looks at last, so that no ruleset drops out early.
+func hard256() (*matcher.Table, []byte) {
+	var rulesets []matcher.Ruleset
+	masks := [16]uint32{}
+	for i := range masks {
+		masks[i] = 0x00010001 << i
+	}
+	// Fields of the same number of rulesets are looked at in the order of
+	// words, then of masks: rule r of ruleset i is field 256*r+i.
+	for i := range matcher.MaxRulesets {
+		rs := matcher.Ruleset{Name: fmt.Sprintf("hard-%d", i)}
+		for r := range matcher.MaxRules {
+			k := matcher.MaxRulesets*r + i
+			mask := masks[k%16]
+			rule := matcher.Rule{Index: k / 16, Mask: mask}
+			if r == matcher.MaxRules-1 {
+				rule.Start, rule.End = mask, mask
+			}
+			rs.Rules = append(rs.Rules, rule)
+		}
+		rs.EOM = &matcher.Rule{Index: i / 2, Mask: 0x80000000, Start: 0x80000000, End: 0x80000000}
+		rulesets = append(rulesets, rs)
+	}
+	frame := make([]byte, 512)
+	return table(rulesets), frame
+}

@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package bench is what all benchmarks have in common: rows that compare or
+// state figures, the document they are printed as, and the order in which
+// things that are compared take turns.
+package bench
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"math"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/xspin/xspin/internal/quantile"
+)
+
+// A Goal says which way a figure is better, and perhaps how good it must be.
+type Goal struct {
+	better string
+	target float64
+	set    bool
+}
+
+// Goals without a target.
+var (
+	Higher = Goal{better: "higher"}
+	Lower  = Goal{better: "lower"}
+)
+
+// AtLeast is the goal of reaching x.
+func AtLeast(x float64) Goal { return Goal{"higher", x, true} }
+
+// AtMost is the goal of not exceeding x.
+func AtMost(x float64) Goal { return Goal{"lower", x, true} }
+
+// met tells whether a figure reaches the target.
+func (g Goal) met(x float64) bool {
+	if g.better == "higher" {
+		return x >= g.target
+	}
+	return x <= g.target
+}
+
+// A Side is one of the things measured.
+type Side struct {
+	What   string             `json:"what"`
+	Unit   string             `json:"unit"`
+	Median float64            `json:"median"`         // of Runs
+	Runs   []float64          `json:"runs"`           // in the order they were measured
+	Lost   *float64           `json:"lost,omitempty"` // fraction of what was sent, median
+	On     string             `json:"on,omitempty"`   // XDP, offloads and checksums on either end, waiting
+	More   map[string]float64 `json:"more,omitempty"` // medians of other figures, units in the names
+}
+
+// NewSide describes runs of something.
+func NewSide(what, unit string, runs []float64) Side {
+	return Side{What: what, Unit: unit, Median: quantile.Median(runs), Runs: runs}
+}
+
+// Add adds the median of another figure, unless there is none.
+func (s *Side) Add(name string, runs []float64) {
+	if len(runs) == 0 {
+		return
+	}
+	if s.More == nil {
+		s.More = map[string]float64{}
+	}
+	s.More[name] = quantile.Median(runs)
+}
+
+// A Row is one figure under a stable name.
+type Row struct {
+	Name       string            `json:"name"`
+	Unit       string            `json:"unit"` // "ratio" is that of A to B
+	Median     float64           `json:"median"`
+	CI95       quantile.Interval `json:"ci95"`
+	Better     string            `json:"better"` // higher or lower
+	Target     *float64          `json:"target,omitempty"`
+	Met        *bool             `json:"met,omitempty"` // by the median
+	A          *Side             `json:"a,omitempty"`
+	B          *Side             `json:"b,omitempty"`
+	Conditions string            `json:"conditions"`
+}
+
+func newRow(name, unit string, g Goal, median float64, ci quantile.Interval) (Row, error) {
+	for _, x := range []float64{median, ci[0], ci[1]} {
+		if math.IsNaN(x) || math.IsInf(x, 0) {
+			return Row{}, fmt.Errorf("row %s: %g in [%g, %g]: %w", name, median, ci[0], ci[1], quantile.ErrSamples)
+		}
+	}
+	r := Row{Name: name, Unit: unit, Median: median, CI95: ci, Better: g.better}
+	if g.set {
+		met := g.met(median)
+		r.Target, r.Met = &g.target, &met
+	}
+	return r, nil
+}
+
+// Ratio compares A with B, run by run: see quantile.RatioCI.
+func Ratio(name string, g Goal, a, b Side) (Row, error) {
+	median, ci, err := quantile.RatioCI(a.Runs, b.Runs)
+	if err != nil {
+		return Row{}, fmt.Errorf("row %s: %w", name, err)
+	}
+	r, err := newRow(name, "ratio", g, median, ci)
+	r.A, r.B = &a, &b
+	return r, err
+}
+
+// Difference says how much more A is than B, run by run, in their unit.
+func Difference(name string, g Goal, a, b Side) (Row, error) {
+	if len(a.Runs) != len(b.Runs) {
+		return Row{}, fmt.Errorf("row %s: %d runs less %d: want pairs: %w", name, len(a.Runs), len(b.Runs), quantile.ErrSamples)
+	}
+	d := make([]float64, len(a.Runs))
+	for i := range d {
+		d[i] = a.Runs[i] - b.Runs[i]
+	}
+	slices.Sort(d)
+	r, err := newRow(name, a.Unit, g, quantile.At(d, 0.5), quantile.MedianCI(d))
+	r.A, r.B = &a, &b
+	return r, err
+}
+
+// Absolute states a figure as it is.
+func Absolute(name string, g Goal, a Side) (Row, error) {
+	sorted := slices.Sorted(slices.Values(a.Runs))
+	r, err := newRow(name, a.Unit, g, a.Median, quantile.MedianCI(sorted))
+	r.A = &a
+	return r, err
+}
+
+// Rounds has the sides take turns, n times: A B A B.
+func Rounds(ctx context.Context, n int, sides ...func(context.Context) error) error {
+	for range n {
+		for _, measure := range sides {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			if err := measure(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Env is where it was measured, and how often.
+type Env struct {
+	Kernel     string  `json:"kernel"`
+	CPU        string  `json:"cpu"`
+	CPUs       int     `json:"cpus"` // that the process may use
+	Arch       string  `json:"arch"`
+	Go         string  `json:"go"`
+	GOMAXPROCS int     `json:"gomaxprocs"`
+	Command    string  `json:"command"`
+	Runs       int     `json:"runs"`       // of each side
+	DurationS  float64 `json:"duration_s"` // of a run
+	Started    string  `json:"started"`    // RFC 3339
+}
+
+// Environment describes this machine.
+func Environment(command string, runs int, d time.Duration) Env {
+	kernel, err := os.ReadFile("/proc/sys/kernel/osrelease")
+	if err != nil {
+		kernel = []byte("unknown")
+	}
+	return Env{
+		Kernel: "Linux " + strings.TrimSpace(string(kernel)), CPU: cpuModel(), CPUs: runtime.NumCPU(), Arch: runtime.GOARCH,
+		Go: runtime.Version(), GOMAXPROCS: runtime.GOMAXPROCS(0),
+		Command: command, Runs: runs, DurationS: d.Seconds(), Started: time.Now().Format(time.RFC3339),
+	}
+}
+
+func cpuModel() string {
+	info, _ := os.ReadFile("/proc/cpuinfo")
+	for line := range strings.Lines(string(info)) {
+		if key, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(key) == "model name" {
+			return strings.TrimSpace(value)
+		}
+	}
+	return "unknown" // other architectures call it otherwise, or not at all
+}
+
+// A Document is the outcome of a benchmark.
+type Document struct {
+	Schema  int   `json:"schema"`
+	Env     Env   `json:"env"`
+	Results []Row `json:"results"`
+}
+
+// NewDocument returns a document without rows.
+func NewDocument(e Env) *Document { return &Document{Schema: 1, Env: e, Results: []Row{}} }
+
+// Add adds a row, or returns why there is none.
+func (d *Document) Add(conditions string, r Row, err error) error {
+	if err != nil {
+		return err
+	}
+	r.Conditions = conditions
+	d.Results = append(d.Results, r)
+	return nil
+}
+
+// WriteJSON writes the document for programs.
+func (d *Document) WriteJSON(w io.Writer) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(d)
+}
+
+// WriteText writes the document for people: a table, then what stands behind
+// each row.
+func (d *Document) WriteText(w io.Writer) error {
+	var b strings.Builder
+	e := d.Env
+	fmt.Fprintf(&b, "%s, %s, %d CPUs, %s; %s: %d runs of %gs a side, taking turns\n\n", e.Kernel, e.CPU, e.CPUs, e.Go, e.Command, e.Runs, e.DurationS)
+	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprint(t, "row\tmedian\tunit\t95 % interval\ttarget\t\ta\tb\tlost a\tlost b\t\n")
+	for _, r := range d.Results {
+		target, met := "-", ""
+		if r.Target != nil {
+			sign := "<="
+			if r.Better == "higher" {
+				sign = ">="
+			}
+			target = sign + " " + figure(*r.Target)
+			met = map[bool]string{true: "met", false: "MISSED"}[*r.Met]
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t[%s, %s]\t%s\t%s\t%s\t%s\t%s\t%s\t\n", r.Name, figure(r.Median), r.Unit,
+			figure(r.CI95[0]), figure(r.CI95[1]), target, met, r.A.figure(), r.B.figure(), r.A.lost(), r.B.lost())
+	}
+	t.Flush()
+	for _, r := range d.Results {
+		fmt.Fprintf(&b, "\n%s: %s\n", r.Name, r.Conditions)
+		for _, s := range []struct {
+			name string
+			side *Side
+		}{{"a", r.A}, {"b", r.B}} {
+			if s.side != nil {
+				fmt.Fprintf(&b, "  %s: %s\n", s.name, s.side.describe())
+			}
+		}
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func (s *Side) figure() string {
+	if s == nil {
+		return "-"
+	}
+	return figure(s.Median) + " " + s.Unit
+}
+
+func (s *Side) lost() string {
+	if s == nil || s.Lost == nil {
+		return "-"
+	}
+	return figure(100**s.Lost) + " %"
+}
+
+func (s *Side) describe() string {
+	out := s.What
+	if s.On != "" {
+		out += " (" + s.On + ")"
+	}
+	for i, name := range slices.Sorted(maps.Keys(s.More)) {
+		out += map[bool]string{true: "; ", false: ", "}[i == 0] + name + " " + figure(s.More[name])
+	}
+	return out
+}
+
+// figure prints three digits that mean something, and no exponent.
+func figure(x float64) string {
+	switch a := math.Abs(x); {
+	case a == 0:
+		return "0"
+	case a >= 100:
+		return fmt.Sprintf("%.0f", x)
+	case a >= 10:
+		return fmt.Sprintf("%.1f", x)
+	case a >= 0.1:
+		return fmt.Sprintf("%.2f", x)
+	default:
+		return fmt.Sprintf("%.4f", x)
+	}
+}

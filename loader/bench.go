@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package loader
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+
+	"github.com/xspin/xspin/bpf"
+	"github.com/xspin/xspin/internal/capability"
+	"github.com/xspin/xspin/matcher"
+)
+
+// ErrInterrupted is returned, wrapped, by Generator.Send when a signal made the
+// kernel start a run again, so that nobody knows how many frames were sent.
+var ErrInterrupted = errors.New("run interrupted by a signal")
+
+// A Plain is one of the programs that XsPIN is compared with.
+type Plain string
+
+// Plain programs.
+const (
+	Pass Plain = bpf.BenchProgXspinPass // every frame to the stack
+	Drop Plain = bpf.BenchProgXspinDrop // every frame away
+	Bare Plain = bpf.BenchProgXspinBare // every frame to the AF_XDP socket of its queue
+)
+
+// A Yardstick is a program to measure with: a plain one, or the matching engine
+// alone. Not safe for concurrent use.
+type Yardstick struct {
+	prog    *ebpf.Program
+	sockets *ebpf.Map // of Bare
+	link    link.Link
+	owner   io.Closer
+}
+
+func needForBench(op string) error {
+	if err := capability.Need(op, capability.NetAdmin, capability.BPF, capability.Perfmon); err != nil {
+		return err
+	}
+	return checkKernel()
+}
+
+// LoadPlain loads a plain program, attached to nothing.
+func LoadPlain(p Plain) (*Yardstick, error) {
+	coll, err := loadBench(string(p), nil)
+	if err != nil {
+		return nil, err
+	}
+	return &Yardstick{prog: coll.Programs[string(p)], sockets: coll.Maps[bpf.BenchMapBareSockets], owner: closer(coll.Close)}, nil
+}
+
+// LoadMatch loads the matching engine with a table: a frame that a ruleset
+// matches is dropped, all others pass.
+func LoadMatch(t *matcher.Table) (*Yardstick, error) {
+	const program = bpf.IngressProgXspinMatch
+	if err := needForBench("load " + program); err != nil {
+		return nil, err
+	}
+	in := &Ingress{cfg: Config{HPUs: 1, Queues: 1, BufferSize: 1 << 16, MaxBuffers: 1}, mode: Native}
+	err := in.load(program)
+	if err == nil {
+		err = in.Publish(onePerContext(t))
+	}
+	if err != nil {
+		return nil, errors.Join(err, in.Close())
+	}
+	return &Yardstick{prog: in.objs.XspinIngress, owner: in}, nil
+}
+
+// onePerContext gives each ruleset a context of its own, since contexts have one
+// message format and the entries of a table may differ.
+func onePerContext(t *matcher.Table) *Table {
+	table := &Table{Generation: t.Generation, Rulesets: map[int]Binding{}, Contexts: map[uint16]Context{}}
+	for slot, e := range t.Entries {
+		id := uint16(slot)
+		table.Rulesets[slot] = Binding{Ruleset: e.Ruleset, Context: id}
+		table.Contexts[id] = Context{ID: id, Format: e.Format, Policy: ByPacket, CoreMask: 1}
+	}
+	return table
+}
+
+// loadBench loads one program of the bench object.
+func loadBench(program string, vars map[string]any) (*ebpf.Collection, error) {
+	if err := needForBench("load " + program); err != nil {
+		return nil, err
+	}
+	spec, err := bpf.LoadBench()
+	if err != nil {
+		return nil, fmt.Errorf("read bench object: %w", err)
+	}
+	for name := range spec.Programs {
+		if name != program {
+			delete(spec.Programs, name)
+		}
+	}
+	for name, value := range vars {
+		if err := spec.Variables[name].Set(value); err != nil {
+			return nil, fmt.Errorf("configure %s: %w", program, err)
+		}
+	}
+	coll, err := ebpf.NewCollection(spec)
+	if err != nil {
+		return nil, fmt.Errorf("load %s: %w", program, loadError(err))
+	}
+	return coll, nil
+}
+
+type closer func()
+
+func (c closer) Close() error { c(); return nil }
+
+// Attach attaches the program to an interface in native mode. The link dies
+// with the process.
+func (y *Yardstick) Attach(iface *net.Interface) (err error) {
+	y.link, err = link.AttachXDP(link.XDPOptions{Program: y.prog, Interface: iface.Index, Flags: link.XDPDriverMode})
+	if err != nil {
+		return fmt.Errorf("attach %v to %s: %w", y.prog, iface.Name, err)
+	}
+	return nil
+}
+
+// SetSocket has frames that arrive on a queue go to an AF_XDP socket. For Bare.
+func (y *Yardstick) SetSocket(queue, fd int) error {
+	if err := y.sockets.Put(uint32(queue), uint32(fd)); err != nil {
+		return fmt.Errorf("socket %d for queue %d: %w", fd, queue, err)
+	}
+	return nil
+}
+
+// Sockets returns a descriptor of the map of sockets, by queue, for another
+// process. The caller closes it. For Bare.
+func (y *Yardstick) Sockets() (*os.File, error) {
+	fd, err := unix.FcntlInt(uintptr(y.sockets.FD()), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("duplicate the map of sockets: %w", err)
+	}
+	return os.NewFile(uintptr(fd), "sockets"), nil
+}
+
+// Time runs the program over a frame again and again on the calling CPU, with
+// nothing around it, and returns its verdict and what a run took on average,
+// in whole nanoseconds as the kernel tells it.
+func (y *Yardstick) Time(frame []byte, repeat int) (verdict uint32, each time.Duration, err error) {
+	interrupted := false
+	verdict, each, err = y.prog.Benchmark(frame, repeat, func() { interrupted = true })
+	switch {
+	case err != nil:
+		return 0, 0, fmt.Errorf("run %v %d times: %w", y.prog, repeat, err)
+	case interrupted:
+		return 0, 0, fmt.Errorf("run %v %d times: %w", y.prog, repeat, ErrInterrupted)
+	}
+	return verdict, each, nil
+}
+
+// Close detaches the program and frees it.
+func (y *Yardstick) Close() error {
+	var err error
+	if y.link != nil {
+		err = y.link.Close()
+	}
+	return errors.Join(err, y.owner.Close())
+}
+
+// MaxGenerated is the longest frame that a Generator sends.
+const MaxGenerated = MaxInject
+
+const (
+	// Up to 192 frames in a row lost nothing into a veth ring of 256.
+	generatorBatch = 64
+	// A signal cannot stop a run, but makes it start again: runs are short.
+	generatorRun = 1 << 15
+)
+
+// A Generator sends copies of a frame from inside the kernel. It is good for
+// traffic at the speed of the receiver. Not safe for concurrent use.
+type Generator struct {
+	coll *ebpf.Collection
+	prog *ebpf.Program
+	link link.Link
+	out  *net.Interface
+}
+
+// NewGenerator returns a generator that sends out of an interface. If that is
+// an end of a veth pair, the other end must have an XDP program to get anything.
+// The calling thread must be in the interface's network namespace, whose
+// loopback interface serves the generator and carries no traffic while it lives.
+func NewGenerator(out *net.Interface) (*Generator, error) {
+	const program = bpf.BenchProgXspinSend
+	coll, err := loadBench(program, map[string]any{bpf.BenchVarTarget: uint32(out.Index)})
+	if err != nil {
+		return nil, err
+	}
+	g := &Generator{coll: coll, prog: coll.Programs[program], out: out}
+	// A program that is attached nowhere enters and leaves the kernel's XDP
+	// dispatcher with every run, which takes two RCU grace periods.
+	lo, err := net.InterfaceByName("lo")
+	if err == nil {
+		g.link, err = link.AttachXDP(link.XDPOptions{Program: g.prog, Interface: lo.Index, Flags: link.XDPGenericMode})
+	}
+	if err != nil {
+		coll.Close()
+		return nil, fmt.Errorf("keep %s in the XDP dispatcher: attach to lo: %w", program, err)
+	}
+	return g, nil
+}
+
+// Send sends copies of a frame for a time, and returns how many there were and
+// how long it took. The calling CPU sends, and runs also what receives them, up
+// to the XDP program and its redirect. The calling thread must be in the
+// interface's network namespace.
+func (g *Generator) Send(frame []byte, d time.Duration) (sent int, took time.Duration, err error) {
+	if len(frame) < 14 || len(frame) > MaxGenerated {
+		return 0, 0, fmt.Errorf("generate frames of %d bytes: possible are 14..%d", len(frame), MaxGenerated)
+	}
+	// Struct xdp_md of linux/bpf.h.
+	md := struct{ Data, DataEnd, DataMeta, IngressIfindex, RxQueueIndex, EgressIfindex uint32 }{
+		DataEnd:        uint32(len(frame)),
+		IngressIfindex: uint32(g.out.Index),
+	}
+	interrupted := false
+	opts := &ebpf.RunOptions{
+		Data: frame, Context: md, Repeat: generatorRun, BatchSize: generatorBatch,
+		Flags: unix.BPF_F_TEST_XDP_LIVE_FRAMES, Reset: func() { interrupted = true },
+	}
+	for start := time.Now(); took < d; took = time.Since(start) {
+		if _, err := g.prog.Run(opts); err != nil {
+			return sent, took, fmt.Errorf("generate frames out of %s: %w", g.out.Name, err)
+		}
+		if interrupted {
+			return sent, took, fmt.Errorf("generate frames out of %s: %w", g.out.Name, ErrInterrupted)
+		}
+		sent += generatorRun
+	}
+	return sent, took, nil
+}
+
+// Close frees the generator.
+func (g *Generator) Close() error {
+	err := g.link.Close()
+	g.coll.Close()
+	return err
+}
