@@ -401,4 +401,9 @@ func (a allocator) take(size int) (bpf.Range, error) {
 	return bpf.Range{}, fmt.Errorf("no %d message buckets in a row are free, there are %d in all: lower Messages", size, bpf.MaxBuckets)
 }
 
-func (a allocator) give(r bpf.Range) { delete(a.used, r.Base) }
+// give takes a range back. An empty one, of contexts without, is nobody's.
+func (a allocator) give(r bpf.Range) {
+	if r.Size > 0 {
+		delete(a.used, r.Base)
+	}
+}

@@ -22,8 +22,11 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/xspin/xspin/bpf"
 	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/internal/capability"
 	"github.com/xspin/xspin/internal/control"
 	"github.com/xspin/xspin/loader"
 	"github.com/xspin/xspin/xsk"
@@ -114,6 +117,9 @@ func Open(cfg Config) (_ *NIC, err error) {
 		return nil, fmt.Errorf("open NIC: %w", err)
 	}
 	spares, err := n.openSockets(queues)
+	if errors.Is(err, unix.ENOBUFS) { // so says the kernel
+		err = errors.Join(err, capability.Need("lock more memory than RLIMIT_MEMLOCK allows", capability.IPCLock))
+	}
 	if err != nil {
 		return nil, fmt.Errorf("open NIC: %w", err)
 	}
