@@ -54,6 +54,20 @@ once. Frames that no ruleset wants are timed by running the program over one
 frame many times, next to a program that passes everything.`,
 		200 * time.Millisecond, 10 * time.Millisecond, benchMatch,
 	},
+	{
+		"rtt", "Round trips of UDP and ICMP echo, next to a socket and to Linux",
+		`A client in a process of its own pings a handler, then Linux: a UDP echo server
+in a process of its own, or the kernel's ICMP responder, without any XDP program
+on either end. Pinning and ways of waiting stand with each row.`,
+		200 * time.Millisecond, 50 * time.Millisecond, benchRTT,
+	},
+	{
+		"bystander", "What TCP through the interface loses when a NIC is on it",
+		`iperf3 runs into the interface with the NIC attached and a context active that
+matches none of it, with a bare XDP program that passes everything, and without
+any. Takes whole seconds a run.`,
+		time.Second, time.Second, benchBystander,
+	},
 }
 
 // newBenchCmd returns `xspin bench`.

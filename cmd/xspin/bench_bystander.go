@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/internal/bench"
+	"github.com/xspin/xspin/loader"
+	"github.com/xspin/xspin/matcher"
+	"github.com/xspin/xspin/nic"
+)
+
+func benchBystander(ctx context.Context, lab *benchLab, cfg benchConfig, doc *bench.Document) error {
+	if _, err := exec.LookPath("iperf3"); err != nil {
+		cfg.warn(fmt.Sprintf("no rows bystander/*: iperf3 is needed (apt-get install iperf3): %v", err))
+		return nil
+	}
+	for _, dir := range []struct {
+		suffix, flow string
+		reverse      bool
+		goal         bench.Goal
+	}{
+		{"", "into the interface: the NIC's end receives the data", false, bench.AtLeast(0.95)},
+		{"_out", "out of the interface: the NIC's end sends the data and receives acknowledgements", true, bench.Higher},
+	} {
+		type figures struct {
+			gbit []float64
+			on   string
+		}
+		var with, pass, none figures
+		side := func(f *figures, attach func() (func() error, error)) func(context.Context) error {
+			return func(ctx context.Context) (err error) {
+				detach, err := attach()
+				if err != nil {
+					return err
+				}
+				defer func() { err = errors.Join(err, detach()) }()
+				if f.on, err = lab.state(); err != nil {
+					return err
+				}
+				gbit, err := lab.iperf(ctx, cfg.duration, dir.reverse)
+				f.gbit = append(f.gbit, gbit)
+				return err
+			}
+		}
+		err := bench.Rounds(ctx, cfg.runs,
+			side(&with, func() (func() error, error) {
+				n, err := lab.open(nic.Config{}, nic.ContextSpec{
+					Name: "bench", Rulesets: []matcher.Ruleset{matcher.UDPPort(benchPort)},
+					Handlers: hpu.Handlers{Payload: func(*hpu.HER) hpu.Code { return hpu.Success }},
+				})
+				if err != nil {
+					return nil, err
+				}
+				return n.Close, nil
+			}),
+			side(&pass, func() (func() error, error) {
+				y, err := lab.attach(plain(loader.Pass))
+				if err != nil {
+					return nil, err
+				}
+				return y.Close, nil
+			}),
+			side(&none, func() (func() error, error) { return func() error { return nil }, nil }))
+		if err != nil {
+			return err
+		}
+		describe := func(f *figures, what string) bench.Side {
+			s := bench.NewSide(what, "Gbit/s", f.gbit)
+			s.On = f.on
+			return s
+		}
+		a := describe(&with, fmt.Sprintf("nic, %d HPUs, adaptive, one active context that matches nothing", nic.DefaultHPUs))
+		b := describe(&pass, "a program that passes everything")
+		c := describe(&none, "no XDP program")
+		conditions := fmt.Sprintf("iperf3, one TCP stream, %s; client on CPU %d in the host's namespace, server on CPU %d in the NIC's", dir.flow, lab.sender, lab.receiver)
+		row, err := bench.Ratio("bystander/tcp"+dir.suffix+"_over_pass", dir.goal, a, b)
+		if err := doc.Add(conditions, row, err); err != nil {
+			return err
+		}
+		row, err = bench.Ratio("bystander/tcp"+dir.suffix+"_over_none", bench.Higher, a, c)
+		if err := doc.Add(conditions+"; any XDP program on one end of a veth pair takes TSO and GSO from the other end, as the driver has it, so that each segment is a frame: this is what costs, and a physical NIC, where the other end is on another machine, does not have it", row, err); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// iperf runs one stream from the host's end to the NIC's, or back, and returns
+// what arrived, in Gbit/s.
+func (l *benchLab) iperf(ctx context.Context, d time.Duration, reverse bool) (float64, error) {
+	addr := l.NIC.Addr.Addr().String()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var log bytes.Buffer
+	server := l.NIC.NS.Command(ctx, "iperf3", "-s", "-1", "-B", addr, "--forceflush")
+	server.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
+	server.Stdout, server.Stderr = &log, &log
+	if err := server.Start(); err != nil {
+		return 0, err
+	}
+	defer server.Wait() // it ends after one client, or with ctx
+	defer cancel()
+
+	args := []string{"-c", addr, "-J", "-t", strconv.Itoa(max(1, int(d.Seconds()))), "-A", fmt.Sprintf("%d,%d", l.sender, l.receiver), "--connect-timeout", "1000"}
+	if reverse {
+		args = append(args, "-R")
+	}
+	var out []byte
+	var err error
+	// The server takes a moment until it listens.
+	for range 50 {
+		client := l.Host.NS.Command(ctx, "iperf3", args...)
+		client.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
+		if out, err = client.Output(); err == nil || ctx.Err() != nil || !strings.Contains(string(out), "refused") {
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	if ctx.Err() != nil {
+		return 0, ctx.Err()
+	}
+	var report struct {
+		Error string
+		End   struct {
+			SumReceived struct {
+				BitsPerSecond float64 `json:"bits_per_second"`
+			} `json:"sum_received"`
+		}
+	}
+	if e := json.Unmarshal(out, &report); e != nil || err != nil || report.Error != "" {
+		return 0, fmt.Errorf("iperf3: %s: %w", report.Error, errors.Join(err, e))
+	}
+	return report.End.SumReceived.BitsPerSecond / 1e9, nil
+}
