@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+)
+
+// The command line wins over the environment, which wins over the file, which
+// wins over the defaults.
+func TestFlagsComeFromCommandLineEnvironmentAndFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "xspin.yaml")
+	if err := os.WriteFile(file, []byte("demo:\n  pingpong:\n    count: 30\n    size: [64, 128]\n    proto: udp\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name string
+		env  map[string]string
+		args string
+		want string
+	}{
+		{"defaults", nil, "", "both 10000 [16,516,1016,1416]"},
+		{"file", nil, "--config " + file, "udp 30 [64,128]"},
+		{"file named by the environment", map[string]string{"XSPIN_CONFIG": file}, "", "udp 30 [64,128]"},
+		{"environment over file", map[string]string{"XSPIN_DEMO_PINGPONG_COUNT": "20", "XSPIN_DEMO_PINGPONG_SIZE": "99,100"}, "--config " + file, "udp 20 [99,100]"},
+		{"command line over both", map[string]string{"XSPIN_DEMO_PINGPONG_COUNT": "20"}, "--count 10 --config " + file, "udp 10 [64,128]"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			for k, v := range tt.env {
+				t.Setenv(k, v)
+			}
+			if got := flagsSeen(t, tt.args); got != tt.want {
+				t.Errorf("got %q, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
+// flagsSeen runs demo pingpong with another body, which tells its flags.
+func flagsSeen(t *testing.T, args string) string {
+	t.Helper()
+	root := newRootCmd()
+	cmd, _, err := root.Find([]string{"demo", "pingpong"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var seen string
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		for _, name := range []string{"proto", "count", "size"} {
+			seen += " " + cmd.Flag(name).Value.String()
+		}
+		return nil
+	}
+	root.SetArgs(append([]string{"demo", "pingpong"}, strings.Fields(args)...))
+	if err := root.Execute(); err != nil {
+		t.Fatal(err)
+	}
+	return seen[1:]
+}
+
+func TestBadConfigurationIsAnErrorThatNamesIt(t *testing.T) {
+	for _, tt := range []struct{ name, env, value, args, want string }{
+		{"value", "XSPIN_DEMO_PINGPONG_COUNT", "many", "demo pingpong", "demo.pingpong.count"},
+		{"file that is not there", "XSPIN_CONFIG", "/nonexistent/x.yaml", "demo pingpong", "/nonexistent/x.yaml"},
+		{"unknown command", "X", "", "demo pong", "pong"},
+		{"unknown flag", "X", "", "demo pingpong --cuont 1", "--cuont"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Setenv(tt.env, tt.value)
+			root := newRootCmd()
+			root.SetArgs(strings.Fields(tt.args))
+			root.SetOut(new(strings.Builder))
+			if err := root.Execute(); err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("error %v, want one about %q", err, tt.want)
+			}
+		})
+	}
+}
+
+func TestStatsWithoutNICSaysHowToStartOne(t *testing.T) {
+	root := newRootCmd()
+	root.SetArgs([]string{"stats", "no-such-nic"})
+	if err := root.Execute(); err == nil || !strings.Contains(err.Error(), "no running NIC") {
+		t.Errorf("error %v", err)
+	}
+}
