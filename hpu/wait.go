@@ -30,7 +30,7 @@ const (
 // A waiter decides what its runner does when there is nothing to do.
 type waiter struct {
 	r      *runner
-	left   int   // what tidy left
+	left   int   // what tidy left the last time
 	nap    int   // how long to sleep because of that, ms
 	window int64 // how long to spin, ns
 	since  int64 // when it began to be idle; 0: it is not
@@ -48,9 +48,7 @@ func (w *waiter) idle() {
 		w.since = now
 		w.spins = 0
 	}
-	if left := r.tidy(); left != w.left || left == 0 {
-		w.left, w.nap = left, soon
-	}
+	left := r.tidy()
 	spin := false
 	switch r.pool.cfg.Wait {
 	case Spin:
@@ -69,21 +67,37 @@ func (w *waiter) idle() {
 	if r.outstanding() {
 		timeout = later
 	}
-	if w.left > 0 {
-		timeout = w.nap
-		w.nap = min(2*w.nap, later)
+	if nap := w.napFor(left); nap > 0 {
+		timeout = nap
 	}
 	r.sleep(timeout)
 	woke := clock.Monotonic()
-	switch slept := woke - now; {
-	case slept > maxWindow:
-		if w.window /= 2; w.window < firstWindow/8 {
-			w.window = 0
-		}
-	default:
-		w.window = min(max(2*w.window, firstWindow), maxWindow)
-	}
+	w.adapt(woke - now)
 	w.since = woke
+}
+
+// napFor returns how long to sleep, in ms, when so many frames are left that
+// wake nobody; 0 for none.
+func (w *waiter) napFor(left int) int {
+	switch {
+	case left == 0:
+		w.nap = 0
+	case left != w.left:
+		w.nap = soon
+	default:
+		w.nap = min(2*w.nap, later)
+	}
+	w.left = left
+	return w.nap
+}
+
+// adapt learns from a sleep.
+func (w *waiter) adapt(slept int64) {
+	if slept <= maxWindow {
+		w.window = min(max(2*w.window, firstWindow), maxWindow)
+	} else if w.window /= 2; w.window < firstWindow/8 {
+		w.window = 0
+	}
 }
 
 // sleep waits for a packet on one of the worker's rings, a call of wake, or the

@@ -1,0 +1,1073 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hpu
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/xspin/xspin/bpf"
+	"github.com/xspin/xspin/xsk"
+)
+
+func swallow(*HER) Code { return Success }
+
+func echo(h *HER) Code {
+	if err := h.Send(); err != nil {
+		return Drop
+	}
+	return Success
+}
+
+func TestPacketsOfAnHPUAreHandledInOrderAndTheirFramesGoRound(t *testing.T) {
+	for _, wait := range []Wait{Adaptive, Sleep, Spin} {
+		t.Run(wait.String(), func(t *testing.T) {
+			r := newRig(t, rigConfig{queues: 2, hpus: 3, Config: Config{Workers: 2, Wait: wait}})
+			var next [2][3]atomic.Uint64
+			c := r.install(7, func(h *HER) Code {
+				if got, want := number(h.Head()), next[h.port.queue][h.HPU()].Add(1); got != want {
+					t.Errorf("packet %d comes as number %d", got, want)
+				}
+				return echo(h)
+			})
+			const each = 1000 // several times the frames of a queue
+			for i := range uint64(each) {
+				for q := range 2 {
+					for h := range 3 {
+						p := pkt{queue: q, hpu: h, ctx: 7, data: numbered(i+1, 64)}
+						for r.receive(p) == 0 {
+							runtime.Gosched() // out of credit
+						}
+					}
+				}
+			}
+			r.settled()
+			if st := c.Stats(); st.Handled != 6*each || st.Sent != 6*each || st.Lost+st.SendFull != 0 {
+				t.Errorf("handled %d, sent %d, lost %d, full %d; want %d, %[5]d, 0, 0", st.Handled, st.Sent, st.Lost, st.SendFull, 6*each)
+			}
+			if n := len(r.wireFrames()); n != 6*each {
+				t.Errorf("%d frames on the wire, want %d", n, 6*each)
+			}
+			hpus, _ := r.Stats()
+			for _, s := range hpus {
+				if s.Handled != 2*each || s.Occupancy != 0 || s.Batches == 0 || s.Busy <= 0 {
+					t.Errorf("HPU %d: %+v", s.HPU, s)
+				}
+			}
+		})
+	}
+}
+
+func TestCreditReturnsWhenASendIsCompleteAndNotBefore(t *testing.T) {
+	r := newRig(t, rigConfig{})
+	r.kernel.queues[0].hold = true
+	c := r.install(1, echo)
+	r.receive(pkt{ctx: 1, data: numbered(1, 64)})
+	eventually(t, "the frame is on the wire", func() bool { return len(r.wireFrames()) == 1 })
+	time.Sleep(5 * time.Millisecond)
+	if r.Idle(c) {
+		t.Error("credit is back while the frame is on the wire")
+	}
+	r.complete(r.kernel.queues[0])
+	r.settled()
+}
+
+func TestAFullTxRingIsAResultAndNothingIsLost(t *testing.T) {
+	r := newRig(t, rigConfig{txSize: 8})
+	for _, ring := range r.kernel.queues[0].rings {
+		ring.down = true
+	}
+	var sent, full atomic.Int64
+	c := r.install(1, func(h *HER) Code {
+		switch err := h.Send(); {
+		case err == nil:
+			sent.Add(1)
+		case errors.Is(err, ErrFull):
+			full.Add(1)
+		default:
+			t.Error(err)
+		}
+		return Success
+	})
+	var ps []pkt
+	for i := range 12 {
+		ps = append(ps, pkt{ctx: 1, data: numbered(uint64(i), 64)})
+	}
+	r.receive(ps...)
+	eventually(t, "all are handled", func() bool { return c.Stats().Handled == 12 })
+	if sent.Load() != 8 || full.Load() != 4 {
+		t.Errorf("%d sent, %d refused; want 8 and 4", sent.Load(), full.Load())
+	}
+	r.with(func() { r.kernel.queues[0].rings[0].down = false })
+	r.settled()
+	if st := c.Stats(); st.Sent != 8 || st.SendFull != 4 || len(r.wireFrames()) != 8 {
+		t.Errorf("stats say %d sent and %d refused, %d on the wire", st.Sent, st.SendFull, len(r.wireFrames()))
+	}
+}
+
+func TestADeadLinkCostsFewKicks(t *testing.T) {
+	r := newRig(t, rigConfig{})
+	ring := r.kernel.queues[0].rings[0]
+	ring.down = true
+	r.install(1, echo)
+	r.receive(pkt{ctx: 1, data: numbered(1, 64)})
+	time.Sleep(300 * time.Millisecond)
+	r.with(func() {
+		if ring.kicks > 100 {
+			t.Errorf("%d kicks in 0.3 s", ring.kicks)
+		}
+		ring.down = false
+	})
+	r.settled()
+}
+
+func TestADeviceThatTakesNothingIsNotKickedInALoop(t *testing.T) {
+	r := newRig(t, rigConfig{})
+	ring := r.kernel.queues[0].rings[0]
+	ring.budget = 0
+	c := r.install(1, echo)
+	r.receive(pkt{ctx: 1, data: numbered(1, 64)})
+	eventually(t, "the packet is handled", func() bool { return c.Stats().Handled == 1 })
+	r.with(func() {
+		if ring.kicks > 20 {
+			t.Errorf("%d kicks for one frame that does not go", ring.kicks)
+		}
+		ring.budget = 1
+	})
+	r.settled()
+}
+
+func TestSendNewGoesAheadAndAFailedHandlerSendsNothing(t *testing.T) {
+	r := newRig(t, rigConfig{})
+	c := r.install(1, func(h *HER) Code {
+		n := number(h.Head())
+		for range 2 {
+			b, err := h.SendNew(64)
+			if err != nil {
+				t.Error(err)
+				return Drop
+			}
+			copy(b, numbered(1000+n, 64))
+		}
+		if err := h.Send(); err != nil {
+			t.Error(err)
+		}
+		switch n {
+		case 2:
+			return Fail
+		case 3:
+			panic("three")
+		}
+		return Success
+	})
+	var ps []pkt
+	for i := range uint64(5) {
+		ps = append(ps, pkt{ctx: 1, data: numbered(i, 64)})
+	}
+	r.receive(ps...)
+	r.settled()
+	var got []uint64
+	for _, f := range r.wireFrames() {
+		got = append(got, number(f.data))
+	}
+	if want := []uint64{1000, 1000, 0, 1001, 1001, 1, 1004, 1004, 4}; !slices.Equal(got, want) {
+		t.Errorf("sent %v, want %v", got, want)
+	}
+	st := c.Stats()
+	if st.Handled != 4 || st.Failed != 1 || st.Panics != 1 || st.Sent != 9 {
+		t.Errorf("handled %d, failed %d, panics %d, sent %d; want 4, 1, 1, 9", st.Handled, st.Failed, st.Panics, st.Sent)
+	}
+	var kinds []EventKind
+	for e := range r.Events() {
+		kinds = append(kinds, e.Kind)
+		if e.Kind == HandlerPanic && !strings.HasPrefix(e.Detail, "three\n") {
+			t.Errorf("event says %q", e)
+		}
+	}
+	if want := []EventKind{HandlerFailed, HandlerPanic}; !slices.Equal(kinds, want) {
+		t.Errorf("events %v, want %v", kinds, want)
+	}
+}
+
+func TestSendNewRunsOutOfFramesAndOfPlaces(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		spare int
+		want  int
+	}{
+		{"spare frames run out", 5, 5},
+		{"places of a batch run out", 128, spareCache},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r := newRig(t, rigConfig{spare: tc.spare})
+			var made atomic.Int64
+			r.install(1, func(h *HER) Code {
+				for {
+					b, err := h.SendNew(14)
+					if err != nil {
+						if !errors.Is(err, ErrFrames) {
+							t.Error(err)
+						}
+						return Success
+					}
+					clear(b)
+					made.Add(1)
+				}
+			})
+			r.receive(pkt{ctx: 1, data: numbered(0, 64)})
+			r.settled()
+			if int(made.Load()) != tc.want {
+				t.Errorf("%d frames made, want %d", made.Load(), tc.want)
+			}
+		})
+	}
+}
+
+func TestSizesThatNoFrameHasAreRefused(t *testing.T) {
+	r := newRig(t, rigConfig{})
+	r.install(1, func(h *HER) Code {
+		for _, n := range []int{-1, 0, 13, 2049} {
+			if _, err := h.SendNew(n); !errors.Is(err, ErrSize) {
+				t.Errorf("SendNew(%d): %v", n, err)
+			}
+		}
+		for _, n := range []int{-1, 0, 13, 65} {
+			if err := h.Truncate(n); !errors.Is(err, ErrSize) {
+				t.Errorf("Truncate(%d) of 64: %v", n, err)
+			}
+		}
+		if err := h.Truncate(14); err != nil || h.Len() != 14 || len(h.Head()) != 14 {
+			t.Errorf("Truncate(14): %v, %d bytes", err, h.Len())
+		}
+		if err := h.ToStack(); !errors.Is(err, errors.ErrUnsupported) {
+			t.Errorf("ToStack without a stack: %v", err)
+		}
+		return Success
+	})
+	r.receive(pkt{ctx: 1, data: numbered(0, 64)})
+	r.settled()
+	r2 := newRig(t, rigConfig{})
+	for _, n := range []int{0, 13, 2049} {
+		if err := r2.Transmit(make([]byte, n)); !errors.Is(err, ErrSize) {
+			t.Errorf("Transmit of %d bytes: %v", n, err)
+		}
+	}
+}
+
+func TestFramesOfSeveralBuffers(t *testing.T) {
+	whole := numbered(9, 3000)
+	for _, tc := range []struct {
+		name string
+		do   func(h *HER) int // how many bytes are sent
+	}{
+		{"come back whole", func(h *HER) int { return 3000 }},
+		{"end inside the last buffer", func(h *HER) int { return 2500 }},
+		{"end inside the middle buffer", func(h *HER) int { return 1500 }},
+		{"end with the first buffer", func(h *HER) int { return 1000 }},
+		{"end inside the first buffer", func(h *HER) int { return 20 }},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r := newRig(t, rigConfig{})
+			var want int
+			r.install(1, func(h *HER) Code {
+				if h.Len() != 3000 || h.Segments() != 3 {
+					t.Errorf("%d bytes in %d buffers", h.Len(), h.Segments())
+				}
+				got := make([]byte, 1500)
+				if n := h.CopyTo(got, 900); n != 1500 || !bytes.Equal(got, whole[900:2400]) {
+					t.Errorf("CopyTo copied %d bytes, or other ones", n)
+				}
+				want = tc.do(h)
+				if err := h.Truncate(want); err != nil {
+					t.Error(err)
+				}
+				return echo(h)
+			})
+			small := numbered(1, 64)
+			r.receive(pkt{ctx: 1, data: whole, segs: 3}, pkt{ctx: 2, data: small})
+			r.settled()
+			if f := r.wireFrames(); len(f) != 1 || !bytes.Equal(f[0].data, whole[:want]) {
+				t.Errorf("%d frames sent, or other bytes", len(f))
+			}
+		})
+	}
+}
+
+func TestAFrameMayGoOnInTheNextReceive(t *testing.T) {
+	for left := 1; left <= 4; left++ {
+		r := newRig(t, rigConfig{})
+		var got []int
+		c := r.install(1, func(h *HER) Code {
+			got = append(got, h.Segments())
+			return echo(h)
+		})
+		ring := r.kernel.queues[0].rings[0]
+		var rest []xsk.Desc
+		r.with(func() {
+			r.receiveOne(&pkt{ctx: 1, data: numbered(1, 64)})
+			r.receiveOne(&pkt{ctx: 1, data: numbered(2, 5000), segs: 5})
+			rest = r.split(ring, left)
+		})
+		eventually(t, "the packet in front is handled", func() bool { return c.Stats().Handled == 1 })
+		for i, d := range rest { // one by one
+			r.with(func() { ring.push(d) })
+			if i < len(rest)-1 {
+				eventually(t, "it is taken", func() bool { return ring.RxAvailable() == 0 })
+			}
+		}
+		r.settled()
+		if !slices.Equal(got, []int{1, 5}) {
+			t.Errorf("handlers saw frames of %v buffers", got)
+		}
+		if f := r.wireFrames(); len(f) != 2 || !bytes.Equal(f[1].data, numbered(2, 5000)) {
+			t.Error("the frame was not put together")
+		}
+	}
+}
+
+func TestAnEndlessFrameIsGivenBack(t *testing.T) {
+	r := newRig(t, rigConfig{})
+	r.kernel.free = true
+	c := r.install(1, echo)
+	r.with(func() {
+		r.receiveOne(&pkt{foreign: true, data: make([]byte, 100), segs: 100})
+		r.receiveOne(&pkt{ctx: 1, data: numbered(1, 64)})
+	})
+	r.settled()
+	if st := c.Stats(); st.Handled != 1 {
+		t.Errorf("the packet behind it was handled %d times", st.Handled)
+	}
+}
+
+func TestForeignFramesGoBackWithoutAHandler(t *testing.T) {
+	r := newRig(t, rigConfig{})
+	r.kernel.free = true
+	c := r.install(0, swallow)
+	r.receive(pkt{foreign: true, data: numbered(1, 64)}, pkt{data: numbered(2, 64)}, pkt{foreign: true, data: numbered(3, 300), segs: 3})
+	eventually(t, "all are back", func() bool {
+		n := 0
+		r.with(func() { n = len(r.kernel.queues[0].fill) })
+		return n == 256
+	})
+	r.settled()
+	if st := c.Stats(); st.Handled != 1 {
+		t.Errorf("%d handled, want the one with metadata", st.Handled)
+	}
+}
+
+func TestPacketsOfNoContextGoBack(t *testing.T) {
+	r := newRig(t, rigConfig{})
+	none := NewContext(3, "none", Handlers{}, bpf.Range{})
+	if err := r.Install(none); err != nil {
+		t.Fatal(err)
+	}
+	r.receive(pkt{ctx: 2, data: numbered(1, 64)}, pkt{ctx: 3, data: numbered(1, 64)})
+	r.settled()
+	if st := none.Stats(); st.Unrun != 1 {
+		t.Errorf("%d not run, want 1", st.Unrun)
+	}
+}
+
+func TestKeptPacketsHoldTheirCreditUntilReleased(t *testing.T) {
+	r := newRig(t, rigConfig{hpus: 2, Config: Config{Workers: 2}})
+	kept := make(chan *Kept, 64)
+	c := r.install(1, func(h *HER) Code {
+		k, err := h.Keep()
+		if err != nil {
+			t.Error(err)
+			return Drop
+		}
+		if err := h.Send(); !errors.Is(err, ErrTwice) {
+			t.Errorf("send of what is kept: %v", err)
+		}
+		if _, err := h.Keep(); !errors.Is(err, ErrTwice) {
+			t.Errorf("keep of what is kept: %v", err)
+		}
+		kept <- k
+		return Success
+	}, bpf.Range{Base: 64, Size: 16})
+	b := bpf.Range{Base: 64, Size: 16}
+	for i := range 16 {
+		r.receive(pkt{hpu: i % 2, ctx: 1, data: numbered(uint64(i), 1000), segs: 1 + i%3, bucket: &b, hash: uint32(i)})
+	}
+	var all []*Kept
+	for range 16 {
+		all = append(all, <-kept)
+	}
+	eventually(t, "the batches are over", func() bool { return c.Stats().Handled == 16 })
+	if r.Idle(c) {
+		t.Error("credit is back while packets are kept")
+	}
+	var wg sync.WaitGroup
+	for _, k := range all {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			var data []byte
+			for i := range k.Segments() {
+				data = append(data, k.Segment(i)...)
+			}
+			if k.Len() != 1000 || !bytes.Equal(data, numbered(number(data), 1000)) {
+				t.Error("a kept packet is not what came")
+			}
+			k.Release()
+			k.Release()
+			if k.Segment(0) != nil {
+				t.Error("bytes of a released packet")
+			}
+		}()
+	}
+	wg.Wait()
+	r.settled()
+}
+
+func TestReleaseAndTransmitAfterCloseDoNothing(t *testing.T) {
+	r := newRig(t, rigConfig{})
+	kept := make(chan *Kept, 1)
+	r.install(1, func(h *HER) Code {
+		k, _ := h.Keep()
+		kept <- k
+		return Success
+	})
+	r.receive(pkt{ctx: 1, data: numbered(1, 64)})
+	k := <-kept
+	r.close()
+	waker := r.workers[0].waker
+	k.Release()
+	if err := r.Transmit(make([]byte, 64)); !errors.Is(err, errClosed) {
+		t.Errorf("transmit after close: %v", err)
+	}
+	r.wake()
+	if waker < 0 {
+		t.Error("no waker")
+	}
+	r.Close() // again
+}
+
+func TestStuckHandlerIsGivenUpInTheMiddleOfABatch(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		do   func(h *HER) // before it gets stuck
+		then Code
+		boom bool
+	}{
+		{name: "and returns later", do: func(*HER) {}},
+		{name: "after Send", do: func(h *HER) { _ = h.Send() }},
+		{name: "after SendNew", do: func(h *HER) { _, _ = h.SendNew(64); _, _ = h.SendNew(64) }},
+		{name: "after SendNew and Send, and fails", do: func(h *HER) { _, _ = h.SendNew(64); _ = h.Send() }, then: Fail},
+		{name: "and panics later", do: func(h *HER) { _, _ = h.SendNew(64) }, boom: true},
+		{name: "after Keep and Release", do: func(h *HER) {
+			k, _ := h.Keep()
+			k.Release()
+		}},
+	} {
+		for _, at := range []int{0, 3, 7} { // first, middle, last
+			t.Run(fmt.Sprintf("%s, packet %d", tc.name, at), func(t *testing.T) {
+				procs := runtime.GOMAXPROCS(0)
+				r := newRig(t, rigConfig{Config: Config{Limit: 2 * time.Millisecond}})
+				release := make(chan struct{})
+				bad := r.install(1, func(h *HER) Code {
+					tc.do(h)
+					<-release
+					// Whatever it does now must not be seen by anybody.
+					_ = h.Send()
+					_, _ = h.SendNew(100)
+					_ = h.Truncate(20)
+					h.Count(0, 1)
+					if h.action != keep && !bytes.Equal(h.Head(), numbered(uint64(at), 600)[:20]) {
+						t.Error("the packet has changed under its handler")
+					}
+					if tc.boom {
+						panic("late")
+					}
+					return tc.then
+				})
+				var order []uint64
+				var mu sync.Mutex
+				good := r.install(2, func(h *HER) Code {
+					mu.Lock()
+					order = append(order, number(h.Head()))
+					mu.Unlock()
+					if b, err := h.SendNew(64); err == nil {
+						copy(b, numbered(100+number(h.Head()), 64))
+					}
+					return echo(h)
+				})
+				var ps []pkt
+				for i := range 8 {
+					p := pkt{ctx: 2, data: numbered(uint64(i), 600), segs: 1 + i%3}
+					if i == at {
+						p.ctx = 1
+					}
+					ps = append(ps, p)
+				}
+				r.receive(ps...)
+				eventually(t, "the others are handled", func() bool { return len(r.wireFrames()) == 14 })
+				if !bad.Stopped() || good.Stopped() || r.Stuck() != 1 {
+					t.Errorf("stopped: %v and %v, stuck %d; want true, false, 1", bad.Stopped(), good.Stopped(), r.Stuck())
+				}
+				// More traffic goes through the buffers that the batch was in.
+				for i := range 200 {
+					for r.receive(pkt{ctx: 2, data: numbered(uint64(8+i), 64)}) == 0 {
+						runtime.Gosched()
+					}
+				}
+				r.receive(pkt{ctx: 1, data: numbered(1, 64)}) // of the stopped context
+				eventually(t, "these are handled too", func() bool { return len(r.wireFrames()) == 414 })
+				eventually(t, "the stopped context's packet is not", func() bool { return bad.Stats().Unrun == 1 })
+				eventually(t, "the good context is idle", func() bool { return r.Idle(good) })
+				if tc.name != "after Keep and Release" && r.Idle(bad) {
+					t.Error("credit of the stuck packet is back")
+				}
+				close(release)
+				r.settled()
+				want := uint64(0)
+				for _, n := range order {
+					if want == uint64(at) {
+						want++
+					}
+					if n != want {
+						t.Fatalf("order %v", order)
+					}
+					want++
+				}
+				st := bad.Stats()
+				if st.Overruns != 1 || st.Sent != 0 || st.User[0].Count != 1 {
+					t.Errorf("overruns %d, sent %d, counted %d; want 1, 0, 1", st.Overruns, st.Sent, st.User[0].Count)
+				}
+				if now := runtime.GOMAXPROCS(0); now != procs {
+					t.Errorf("GOMAXPROCS is %d, was %d", now, procs)
+				}
+			})
+		}
+	}
+}
+
+func TestSeveralStuckHandlersOfOneBatch(t *testing.T) {
+	r := newRig(t, rigConfig{Config: Config{Limit: 2 * time.Millisecond}})
+	release := make(chan struct{})
+	var ps []pkt
+	for id := range uint16(6) {
+		r.install(id, func(h *HER) Code {
+			_, _ = h.SendNew(64)
+			if id%2 == 1 {
+				<-release
+			}
+			return echo(h)
+		})
+		ps = append(ps, pkt{ctx: id, data: numbered(uint64(id), 64)})
+	}
+	r.receive(ps...)
+	eventually(t, "three are given up and three answered", func() bool {
+		return r.Stuck() == 3 && len(r.wireFrames()) == 6
+	})
+	close(release)
+	r.settled()
+}
+
+func TestManyTakeoversUnderTraffic(t *testing.T) {
+	// Handlers that take about as long as they may: returns and takeovers race.
+	r := newRig(t, rigConfig{hpus: 2, Config: Config{Workers: 2, Limit: time.Millisecond}})
+	var contexts []*Context
+	for id := range uint16(64) {
+		contexts = append(contexts, r.install(id, func(h *HER) Code {
+			n := number(h.Head())
+			if n%16 == 0 {
+				time.Sleep(time.Duration(500+n%1500) * time.Microsecond)
+			}
+			if n%3 == 0 {
+				if b, err := h.SendNew(64); err == nil {
+					clear(b)
+				}
+			}
+			if n%5 == 0 {
+				if k, err := h.Keep(); err == nil {
+					go k.Release()
+				}
+				return Success
+			}
+			return echo(h)
+		}))
+	}
+	for id := range contexts {
+		r.share.Credit[id] = 4
+	}
+	rng := rand.New(rand.NewPCG(1, 2))
+	for i := range 3000 {
+		p := pkt{hpu: i % 2, ctx: uint16(rng.IntN(64)), data: numbered(rng.Uint64N(1<<30), 900), segs: 1 + rng.IntN(3)}
+		for end := time.Now().Add(patience); r.receive(p) == 0; runtime.Gosched() {
+			if time.Now().After(end) {
+				t.Fatal("no credit comes back")
+			}
+		}
+	}
+	r.settled()
+	var sum ContextStats
+	for _, c := range contexts {
+		st := c.Stats()
+		sum.merge(&st)
+	}
+	// An overrun whose handler returned after all is counted as handled too.
+	if sum.Handled+sum.Unrun < 3000-sum.Overruns || sum.Handled+sum.Unrun > 3000 {
+		t.Errorf("%d handled, %d not run, %d overruns of 3000", sum.Handled, sum.Unrun, sum.Overruns)
+	}
+	if got := uint64(len(r.wireFrames())); got != sum.Sent {
+		t.Errorf("%d frames on the wire, counted %d", got, sum.Sent)
+	}
+}
+
+func TestCloseDoesNotWaitForAStuckHandlerNorTrafficToEnd(t *testing.T) {
+	r := newRig(t, rigConfig{Config: Config{Limit: time.Millisecond}})
+	release := make(chan struct{})
+	r.install(1, func(h *HER) Code {
+		<-release
+		panic("after Close")
+	})
+	r.install(2, echo)
+	r.share.Credit[2] = 100
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Add(1)
+	go func() {
+		defer wg.Done()
+		for i := uint64(0); ; i++ {
+			select {
+			case <-stop:
+				return
+			default:
+				r.receive(pkt{ctx: 2, data: numbered(i, 64)})
+			}
+		}
+	}()
+	r.receive(pkt{ctx: 1, data: numbered(1, 64)})
+	r.close()
+	close(stop)
+	wg.Wait()
+	if r.Stuck() != 1 {
+		t.Errorf("%d stuck, want 1", r.Stuck())
+	}
+	close(release)
+	eventually(t, "the handler has ended", func() bool { return r.Stuck() == 0 })
+}
+
+func TestDrain(t *testing.T) {
+	t.Run("returns when the context is idle", func(t *testing.T) {
+		b := bpf.Range{Base: 16, Size: 8}
+		r := newRig(t, rigConfig{hpus: 2, Config: Config{Workers: 2}})
+		c := r.install(1, echo, b)
+		for i := range 100 {
+			r.receive(pkt{hpu: i % 2, ctx: 1, data: numbered(uint64(i), 64), bucket: &b, hash: uint32(i)})
+		}
+		if err := r.Drain(c, patience); err != nil {
+			t.Error(err)
+		}
+		if st := c.Stats(); st.Handled != 100 {
+			t.Errorf("%d handled, want 100", st.Handled)
+		}
+		if err := r.Install(NewContext(1, "next", Handlers{}, bpf.Range{})); err != nil {
+			t.Error(err)
+		}
+		r.settled()
+	})
+	t.Run("is bounded when a packet is kept", func(t *testing.T) {
+		r := newRig(t, rigConfig{})
+		kept := make(chan *Kept, 1)
+		c := r.install(1, func(h *HER) Code {
+			k, _ := h.Keep()
+			kept <- k
+			return Success
+		})
+		r.receive(pkt{ctx: 1, data: numbered(1, 64)})
+		k := <-kept
+		if err := r.Drain(c, 5*time.Millisecond); err == nil || !strings.Contains(err.Error(), "1 buffers still out") {
+			t.Errorf("drained with a packet kept: %v", err)
+		}
+		k.Release()
+		r.settled()
+	})
+	t.Run("waits for the handler that runs and lets no other begin", func(t *testing.T) {
+		r := newRig(t, rigConfig{Config: Config{Limit: 5 * time.Second}})
+		entered, release := make(chan struct{}), make(chan struct{})
+		var in atomic.Int64
+		c := r.install(1, func(h *HER) Code {
+			in.Add(1)
+			defer in.Add(-1)
+			if number(h.Head()) == 0 {
+				close(entered)
+				<-release
+			}
+			return Success
+		})
+		r.receive(pkt{ctx: 1, data: numbered(0, 64)}, pkt{ctx: 1, data: numbered(1, 64)})
+		<-entered
+		time.AfterFunc(20*time.Millisecond, func() { close(release) })
+		_ = r.Drain(c, time.Millisecond)
+		if n := in.Load(); n != 0 {
+			t.Errorf("%d handlers run after Drain", n)
+		}
+		r.settled()
+		if st := c.Stats(); st.Handled != 1 {
+			t.Errorf("%d handled, want 1", st.Handled)
+		}
+	})
+	t.Run("sees a handler of a stopped context on another HPU", func(t *testing.T) {
+		r := newRig(t, rigConfig{hpus: 2, Config: Config{Workers: 2, Limit: 100 * time.Millisecond}})
+		release := make(chan struct{})
+		var in atomic.Int64
+		c := r.install(1, func(h *HER) Code {
+			if h.HPU() == 0 {
+				<-release
+				return Success
+			}
+			in.Add(1)
+			time.Sleep(60 * time.Millisecond)
+			in.Add(-1)
+			return Success
+		})
+		r.receive(pkt{hpu: 0, ctx: 1, data: numbered(0, 64)})
+		time.Sleep(60 * time.Millisecond)
+		for !c.Stopped() { // until just before, the other HPU runs handlers
+			r.receive(pkt{hpu: 1, ctx: 1, data: numbered(1, 64)})
+			time.Sleep(time.Millisecond)
+		}
+		_ = r.Drain(c, time.Millisecond)
+		if n := in.Load(); n != 0 {
+			t.Errorf("%d handlers run after Drain", n)
+		}
+		close(release)
+		r.settled()
+	})
+	t.Run("reports an overrun that it waits for", func(t *testing.T) {
+		r := newRig(t, rigConfig{Config: Config{Limit: 10 * time.Millisecond}})
+		entered, release := make(chan struct{}), make(chan struct{})
+		c := r.install(1, func(h *HER) Code {
+			close(entered)
+			<-release
+			return Success
+		})
+		r.receive(pkt{ctx: 1, data: numbered(0, 64)})
+		<-entered
+		if err := r.Drain(c, time.Millisecond); err == nil {
+			t.Error("drained with a handler stuck")
+		}
+		eventually(t, "the overrun is counted", func() bool { return c.Stopped() && c.Stats().Overruns == 1 })
+		close(release)
+		r.settled()
+	})
+}
+
+func TestLostPackets(t *testing.T) {
+	for _, wait := range []Wait{Sleep, Adaptive, Spin} {
+		t.Run(wait.String(), func(t *testing.T) {
+			t.Run("in the middle are found by the next packet", func(t *testing.T) {
+				r := newRig(t, rigConfig{Config: Config{Wait: wait}})
+				c := r.install(1, swallow)
+				r.receive(pkt{ctx: 1, data: numbered(0, 64)}, pkt{ctx: 1, lose: true, mute: true, segs: 3}, pkt{ctx: 1, data: numbered(1, 64)})
+				r.settled()
+				if st := c.Stats(); st.Lost != 3 || st.Handled != 2 {
+					t.Errorf("lost %d, handled %d; want 3, 2", st.Lost, st.Handled)
+				}
+			})
+			t.Run("at the end are found by the drop counter", func(t *testing.T) {
+				r := newRig(t, rigConfig{Config: Config{Wait: wait}})
+				c := r.install(1, swallow)
+				r.receive(pkt{ctx: 1, data: numbered(0, 64)})
+				eventually(t, "it is handled and the worker idle", func() bool { return r.Idle(c) })
+				time.Sleep(10 * time.Millisecond) // asleep, if it sleeps
+				r.receive(pkt{ctx: 1, lose: true}, pkt{ctx: 1, lose: true, segs: 2})
+				r.settled()
+				if st := c.Stats(); st.Lost != 3 || st.Handled != 1 {
+					t.Errorf("lost %d, handled %d; want 3, 1", st.Lost, st.Handled)
+				}
+			})
+		})
+	}
+	t.Run("at the end are found while another context keeps the HPU busy", func(t *testing.T) {
+		r := newRig(t, rigConfig{})
+		r.kernel.quiet = true
+		c := r.install(1, swallow)
+		r.install(2, swallow)
+		r.receive(pkt{ctx: 1, lose: true})
+		for end := time.Now().Add(patience); c.Stats().Lost == 0; {
+			r.receive(pkt{ctx: 2, data: numbered(1, 64)})
+			if time.Now().After(end) {
+				t.Fatal("not found")
+			}
+		}
+		r.settled()
+	})
+	t.Run("without a drop counted nothing is taken for lost", func(t *testing.T) {
+		r := newRig(t, rigConfig{})
+		c := r.install(1, swallow)
+		r.receive(pkt{ctx: 1, lose: true, mute: true})
+		time.Sleep(300 * time.Millisecond)
+		if st := c.Stats(); st.Lost != 0 {
+			t.Errorf("%d taken for lost", st.Lost)
+		}
+		r.receive(pkt{ctx: 1, data: numbered(1, 64)})
+		r.settled()
+	})
+	t.Run("of messages free their buckets", func(t *testing.T) {
+		b := bpf.Range{Base: 32, Size: 4}
+		r := newRig(t, rigConfig{})
+		c := r.install(1, swallow, b)
+		r.receive(pkt{ctx: 1, bucket: &b, hash: 1, lose: true}, pkt{ctx: 1, bucket: &b, hash: 2, data: numbered(1, 64)})
+		eventually(t, "the loss is found and swept", func() bool {
+			return r.Idle(c) && atomic.LoadUint64(&r.kernel.buckets[33])>>32 == 0
+		})
+		r.settled()
+	})
+}
+
+func TestALatePacketIsHandledAndPaidOnce(t *testing.T) {
+	r := newRig(t, rigConfig{})
+	r.kernel.free = true
+	var got []uint64
+	c := r.install(1, func(h *HER) Code {
+		got = append(got, number(h.Head()))
+		return echo(h)
+	})
+	ring := r.kernel.queues[0].rings[0]
+	r.with(func() {
+		for i := range uint64(3) {
+			r.receiveOne(&pkt{ctx: 1, data: numbered(i, 64)})
+		}
+		ring.rx[0], ring.rx[1], ring.rx[2] = ring.rx[1], ring.rx[2], ring.rx[0]
+	})
+	r.settled()
+	if st := c.Stats(); !slices.Equal(got, []uint64{1, 2, 0}) || st.Lost != 1 || st.Handled != 3 {
+		t.Errorf("handled %v, lost %d; want [1 2 0], 1", got, st.Lost)
+	}
+}
+
+func TestAFillRingThatRefusesDelaysTheCredit(t *testing.T) {
+	r := newRig(t, rigConfig{queues: 2})
+	q := r.kernel.queues[0]
+	q.refuse = true
+	c := r.install(1, swallow)
+	r.receive(pkt{ctx: 1, data: numbered(0, 64)}, pkt{ctx: 1, queue: 1, data: numbered(0, 64)})
+	eventually(t, "both are handled", func() bool { return c.Stats().Handled == 2 })
+	if r.Idle(c) {
+		t.Error("credit is back, its frame is not")
+	}
+	r.with(func() { q.refuse = false })
+	r.settled()
+}
+
+func TestCountersAreConsistentPairsWhileTheyAreCleared(t *testing.T) {
+	r := newRig(t, rigConfig{hpus: 2, Config: Config{Workers: 2}})
+	r.kernel.quiet = true
+	c := r.install(1, func(h *HER) Code {
+		h.Count(3, 5)
+		h.Count(15, 7)
+		return Success
+	})
+	var total [2]UserCounter
+	check := func(u [UserCounters]UserCounter) {
+		for i, x := range []int{3, 15} {
+			if u[x].Sum != u[x].Count*uint64(5+2*i) {
+				t.Errorf("counter %d: sum %d, count %d", x, u[x].Sum, u[x].Count)
+			}
+			total[i].Sum += u[x].Sum
+			total[i].Count += u[x].Count
+		}
+	}
+	const n = 2000
+	for i := range n {
+		for r.receive(pkt{hpu: i % 2, ctx: 1, data: numbered(0, 64)}) == 0 {
+			runtime.Gosched()
+		}
+		if i%10 == 0 {
+			check(c.ClearCounters())
+		}
+		if u := c.Stats().User[3]; u.Sum != 5*u.Count {
+			t.Errorf("read sum %d, count %d", u.Sum, u.Count)
+		}
+	}
+	r.settled()
+	check(c.ClearCounters())
+	if total[0].Count != n || total[1].Count != n || total[0].Sum != 5*n {
+		t.Errorf("counted %+v in all, want %d", total, n)
+	}
+	if m := (UserCounter{Sum: 3, Count: 2}).Mean(); m != 1.5 {
+		t.Errorf("mean %g", m)
+	}
+}
+
+func TestEventsThatNobodyTakesAreCounted(t *testing.T) {
+	r := newRig(t, rigConfig{})
+	r.install(1, func(*HER) Code { panic("again") })
+	for i := range 100 {
+		r.receive(pkt{ctx: 1, data: numbered(uint64(i), 64)})
+	}
+	r.settled()
+	kept := 0
+	for range r.Events() {
+		kept++
+	}
+	if _, lost := r.Stats(); kept != 64 || lost != 36 {
+		t.Errorf("%d events kept, %d lost; want 64, 36", kept, lost)
+	}
+}
+
+func TestHandlerTimeIsCountedAndSetsTheQuantum(t *testing.T) {
+	r := newRig(t, rigConfig{})
+	slow := r.install(1, func(*HER) Code { time.Sleep(time.Millisecond); return Success })
+	fast := r.install(2, func(*HER) Code {
+		for end := time.Now().Add(2 * time.Microsecond); time.Now().Before(end); {
+		}
+		return Success
+	})
+	r.share.Quantum[1] = 7
+	var ps []pkt
+	for range 64 {
+		ps = append(ps, pkt{ctx: 2, data: numbered(0, 64)})
+	}
+	r.receive(ps...)
+	r.receive(pkt{ctx: 1, data: numbered(0, 64)})
+	r.settled()
+	st := slow.Stats()
+	n := uint64(0)
+	for i, c := range st.HandlerTime {
+		n += c
+		if c > 0 && (int64(st.HandlerSum) >= 1<<i || int64(st.HandlerSum) < 1<<(i-1)) {
+			t.Errorf("%v counted as less than %d ns", st.HandlerSum, int64(1)<<i)
+		}
+	}
+	if n != 1 || st.HandlerSum < time.Millisecond {
+		t.Errorf("%d handlers timed, %v in all", n, st.HandlerSum)
+	}
+	if q := r.share.Quantum[1]; q != 1 {
+		t.Errorf("quantum of a slow handler is %d, want 1", q)
+	}
+	if q := r.share.Quantum[2]; q > 10 {
+		t.Errorf("quantum of a handler of at least 2 us is %d, want at most 10", q)
+	}
+	if n := fast.Stats().Handled; n != 64 {
+		t.Errorf("%d handled", n)
+	}
+}
+
+func TestHistogramBuckets(t *testing.T) {
+	for _, tc := range []struct {
+		ns   int64
+		want int
+	}{{0, 0}, {1, 1}, {2, 2}, {3, 2}, {4, 3}, {1<<30 - 1, 30}, {1 << 30, 31}, {1 << 40, 31}} {
+		var h Histogram
+		h.add(tc.ns)
+		if h[tc.want] != 1 {
+			t.Errorf("%d ns is in none of %v", tc.ns, h)
+		}
+	}
+}
+
+func TestOwnFramesLeaveBehindOrBetweenThoseOfHandlers(t *testing.T) {
+	for _, tc := range []struct {
+		egress Egress
+		name   string
+		want   []uint64
+	}{
+		{HandlersFirst, "behind", []uint64{0, 1, 2, 3, 100, 101}},
+		{RoundRobin, "between", []uint64{0, 100, 1, 101, 2, 3}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r := newRig(t, rigConfig{Config: Config{Egress: tc.egress}})
+			entered, release := make(chan struct{}), make(chan struct{})
+			r.install(1, func(h *HER) Code {
+				if number(h.Head()) == 0 {
+					close(entered)
+					<-release
+				}
+				return echo(h)
+			})
+			var ps []pkt
+			for i := range uint64(4) {
+				ps = append(ps, pkt{ctx: 1, data: numbered(i, 64)})
+			}
+			r.receive(ps...)
+			<-entered
+			for i := range uint64(2) {
+				if err := r.Transmit(numbered(100+i, 64)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			close(release)
+			r.settled()
+			var got []uint64
+			for _, f := range r.wireFrames() {
+				got = append(got, number(f.data))
+			}
+			if !slices.Equal(got, tc.want) {
+				t.Errorf("sent %v, want %v", got, tc.want)
+			}
+		})
+	}
+}
+
+func TestTransmitWakesASleepingPoolAndRunsOutOfFrames(t *testing.T) {
+	r := newRig(t, rigConfig{spare: 4, hpus: 2, Config: Config{Workers: 2, Wait: Sleep}})
+	r.kernel.queues[0].rings[0].down = true
+	for i := range uint64(4) {
+		if err := r.Transmit(numbered(i, 64)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := r.Transmit(numbered(9, 64)); !errors.Is(err, ErrFrames) {
+		t.Errorf("a fifth frame of four: %v", err)
+	}
+	r.with(func() { r.kernel.queues[0].rings[0].down = false })
+	r.settled()
+	if n := len(r.wireFrames()); n != 4 {
+		t.Errorf("%d sent, want 4", n)
+	}
+}
+
+func TestConfigsThatMakeNoSenseAreRefused(t *testing.T) {
+	k, _ := newKernel(t, 2, 2, 8, 0, 8, 8)
+	rings := []Ring{k.queues[0].rings[0], k.queues[0].rings[1]}
+	for _, tc := range []struct {
+		name string
+		cfg  Config
+	}{
+		{"no queue", Config{}},
+		{"no HPU", Config{Queues: []Queue{{}}}},
+		{"fewer rings on the second queue", Config{Queues: []Queue{{Rings: rings}, {Rings: rings[:1]}}}},
+		{"more workers than HPUs", Config{Queues: []Queue{{Rings: rings}}, Workers: 3}},
+		{"a negative number of workers", Config{Queues: []Queue{{Rings: rings}}, Workers: -1}},
+		{"a limit below a tick", Config{Queues: []Queue{{Rings: rings}}, Limit: time.Microsecond}},
+		{"a CPU that is not there", Config{Queues: []Queue{{Rings: rings}}, CPUs: []int{-1}}},
+	} {
+		if p, err := New(tc.cfg); err == nil {
+			p.Close()
+			t.Errorf("%s: no error", tc.name)
+		}
+	}
+	r := newRig(t, rigConfig{})
+	r.install(1, swallow)
+	if err := r.Install(NewContext(1, "again", Handlers{}, bpf.Range{})); err == nil {
+		t.Error("one id for two contexts")
+	}
+	if err := r.Install(NewContext(256, "large", Handlers{}, bpf.Range{})); err == nil {
+		t.Error("an id that no packet can carry")
+	}
+}
+
+func TestWaitsHaveNames(t *testing.T) {
+	for _, w := range []Wait{Adaptive, Sleep, Spin} {
+		if got, err := ParseWait(w.String()); err != nil || got != w {
+			t.Errorf("%v reads as %v, %v", w, got, err)
+		}
+	}
+	if _, err := ParseWait("nap"); err == nil {
+		t.Error("nap is a way of waiting")
+	}
+}
