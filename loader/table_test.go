@@ -65,7 +65,7 @@ func rivals(generation uint32) *Table {
 // missed between the two.
 func TestTableChangesAreAtomic(t *testing.T) {
 	netnstest.NeedRoot(t)
-	const changes, packets = 150, 100_000
+	const changes, packets = 110, 100_000
 	tester, err := newTester(rivals(0), Config{Mode: Generic, HPUs: 1, Queues: 1, BufferSize: 2000, MaxBuffers: 1})
 	if err != nil {
 		t.Fatal(err)

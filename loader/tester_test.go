@@ -138,9 +138,9 @@ func (d *differ) needSplit() {
 func TestProgramAgreesOnFramesInFragments(t *testing.T) {
 	d := newDiffer(t)
 	d.needSplit()
-	for range 100 {
+	for range 60 {
 		d.use(matchertest.Table(d.rnd))
-		for range 60 {
+		for range 100 {
 			frame := matchertest.Frame(d.rnd, d.ref)
 			d.compare(frame, linear(d.rnd.IntN(min(len(frame), 80)+1)))
 			d.compare(frame, linear(d.rnd.IntN(len(frame)+1)))
@@ -152,9 +152,9 @@ func TestProgramAgreesOnFramesInFragments(t *testing.T) {
 // Frames of more than a page, as large MTUs and GRO make them.
 func TestProgramAgreesOnLongFrames(t *testing.T) {
 	d := newDiffer(t)
-	for range 100 {
+	for range 50 {
 		d.use(matchertest.Table(d.rnd))
-		for range 50 {
+		for range 100 {
 			frame := make([]byte, 5000+d.rnd.IntN(15001))
 			head := matchertest.Frame(d.rnd, d.ref)
 			for i := 0; i+len(head) <= len(frame); i += len(head) {
@@ -169,7 +169,7 @@ func TestProgramAgreesOnLongFrames(t *testing.T) {
 // The reference and the program agree where a header ends, byte for byte.
 func TestProgramAgreesAtEveryShortLength(t *testing.T) {
 	d := newDiffer(t)
-	for range 100 {
+	for range 60 {
 		d.use(matchertest.Table(d.rnd))
 		frame := matchertest.Frame(d.rnd, d.ref)
 		frame = append(frame, make([]byte, max(0, 60-len(frame)))...)
@@ -248,9 +248,9 @@ func TestProgramAgreesOnCrowdedTables(t *testing.T) {
 		t.Run(shape.name, func(t *testing.T) {
 			d := newDiffer(t)
 			between := func(r [2]int) int { return r[0] + d.rnd.IntN(r[1]-r[0]+1) }
-			for range 40 {
+			for range 25 {
 				d.use(crowd(d.rnd, between(shape.rulesets), fields(d.rnd, between(shape.fields), shape.first, shape.last)))
-				for range 100 {
+				for range 160 {
 					frame := matchertest.Frame(d.rnd, d.ref)
 					if shape.frame != nil {
 						frame = shape.frame(d)
