@@ -8,8 +8,9 @@
  *	xsk_rx INTERFACE QUEUES RING CPU 3<XSKMAP 4<>COUNTERS
  *
  * Descriptor 3 is the map of sockets by queue, descriptor 4 a page of memory
- * that the number of packets and of batches are kept in. It prints a line when
- * it receives, and ends with its standard input.
+ * that the number of packets and of batches are kept in. It prints whether the
+ * kernel granted zero-copy or copy when it receives, and ends with its standard
+ * input.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -151,6 +152,8 @@ static int64_t now(void)
 int main(int argc, char **argv)
 {
 	struct pollfd wait[MAX_QUEUES + 1] = { { .fd = STDIN_FILENO, .events = POLLIN } };
+	struct xdp_options granted;
+	socklen_t len = sizeof(granted);
 	volatile uint64_t *counters;
 	int64_t since = 0;
 	unsigned int ifindex, spins = 0;
@@ -175,7 +178,9 @@ int main(int argc, char **argv)
 			return 1;
 		wait[i + 1] = (struct pollfd){ .fd = queues[i].fd, .events = POLLIN };
 	}
-	printf("ready\n");
+	if (getsockopt(queues[0].fd, SOL_XDP, XDP_OPTIONS, &granted, &len))
+		return fail("ask for what was granted");
+	printf("%s\n", granted.flags & XDP_OPTIONS_ZEROCOPY ? "zero-copy" : "copy");
 	fflush(stdout);
 
 	for (;;) {

@@ -22,6 +22,7 @@ import (
 	"github.com/xspin/xspin/loader"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/nic"
+	"github.com/xspin/xspin/packet"
 )
 
 // benchConfig says how long to measure.
@@ -32,41 +33,43 @@ type benchConfig struct {
 	warn     func(string)  // told about rows that are not there
 }
 
-// benches are the subcommands of `xspin bench`.
-var benches = []struct {
+// A benchCommand is a subcommand of `xspin bench`.
+type benchCommand struct {
 	name, short, long string
 	duration          time.Duration // of a run, by default
-	least             time.Duration
+	least, step       time.Duration // what it may be
 	measure           func(context.Context, *benchLab, benchConfig, *bench.Document) error
-}{
+}
+
+var benches = []benchCommand{
 	{
 		"rx", "How fast packets reach a handler, next to bare AF_XDP loops in Go and in C",
 		`Frames from an in-kernel generator on one CPU go to one HPU on another, with a
 handler that does nothing, then to a bare receive-and-recycle loop on the same
 package of sockets, then to the same loop in C (built when a compiler is there).
 Also what an idle NIC costs.`,
-		300 * time.Millisecond, 10 * time.Millisecond, benchRx,
+		300 * time.Millisecond, 10 * time.Millisecond, time.Millisecond, benchRx,
 	},
 	{
 		"match", "What matching costs, with tables of 4 to 256 rulesets",
 		`Frames from an in-kernel generator are matched and dropped, next to dropped at
 once. Frames that no ruleset wants are timed by running the program over one
 frame many times, next to a program that passes everything.`,
-		200 * time.Millisecond, 10 * time.Millisecond, benchMatch,
+		200 * time.Millisecond, 10 * time.Millisecond, time.Millisecond, benchMatch,
 	},
 	{
 		"rtt", "Round trips of UDP and ICMP echo, next to a socket and to Linux",
 		`A client in a process of its own pings a handler, then Linux: a UDP echo server
 in a process of its own, or the kernel's ICMP responder, without any XDP program
 on either end. Pinning and ways of waiting stand with each row.`,
-		200 * time.Millisecond, 50 * time.Millisecond, benchRTT,
+		200 * time.Millisecond, 50 * time.Millisecond, time.Millisecond, benchRTT,
 	},
 	{
 		"bystander", "What TCP through the interface loses when a NIC is on it",
 		`iperf3 runs into the interface with the NIC attached and a context active that
 matches none of it, with a bare XDP program that passes everything, and without
 any. Takes whole seconds a run.`,
-		time.Second, time.Second, benchBystander,
+		time.Second, time.Second, time.Second, benchBystander,
 	},
 }
 
@@ -90,8 +93,8 @@ bootstrap over the turns. Leave the machine alone meanwhile.`,
 				switch {
 				case cfg.runs < 1 || cfg.runs > 1000:
 					return fmt.Errorf("bench %s: %w", b.name, flagError("runs", cfg.runs, "want 1 to 1000"))
-				case cfg.duration < b.least || cfg.duration > time.Minute:
-					return fmt.Errorf("bench %s: %w", b.name, flagError("duration", cfg.duration, fmt.Sprintf("want %v to %v", b.least, time.Minute)))
+				case cfg.duration < b.least || cfg.duration > time.Minute || cfg.duration%b.step != 0:
+					return fmt.Errorf("bench %s: %w", b.name, flagError("duration", cfg.duration, fmt.Sprintf("want %v to %v in steps of %v", b.least, time.Minute, b.step)))
 				}
 				cfg.warn = warnTo(cmd.ErrOrStderr())
 				doc := bench.NewDocument(bench.Environment("xspin bench "+b.name, cfg.runs, cfg.duration))
@@ -308,25 +311,22 @@ const benchPort = 7
 // checksum is 0, which is none.
 func (l *benchLab) udpFrame(size int) []byte {
 	f := make([]byte, size)
-	copy(f, l.NIC.MAC)
-	copy(f[6:], l.Host.MAC)
-	ip, udp := f[14:34], f[34:42]
-	f[12], f[13] = 0x08, 0x00
-	ip[0], ip[8], ip[9] = 0x45, 64, unix.IPPROTO_UDP
-	ip[2], ip[3] = byte((size-14)>>8), byte(size-14)
-	src, dst := l.Host.Addr.Addr().As4(), l.NIC.Addr.Addr().As4()
-	copy(ip[12:], src[:])
-	copy(ip[16:], dst[:])
-	sum := 0
-	for i := 0; i < len(ip); i += 2 {
-		sum += int(ip[i])<<8 | int(ip[i+1])
-	}
-	for sum > 0xffff {
-		sum = sum>>16 + sum&0xffff
-	}
-	ip[10], ip[11] = byte(^sum>>8), byte(^sum)
-	udp[0], udp[1], udp[2], udp[3] = 0xc0, 0x00, 0, benchPort
-	udp[4], udp[5] = byte((size-34)>>8), byte(size-34)
+	eth := packet.Ethernet(f)
+	eth.SetDst([6]byte(l.NIC.MAC))
+	eth.SetSrc([6]byte(l.Host.MAC))
+	eth.SetEtherType(packet.EtherTypeIPv4)
+	ip := packet.IPv4(eth.Payload())
+	ip[0] = 0x45
+	ip.SetTotalLen(uint16(len(ip)))
+	ip.SetTTL(64)
+	ip.SetProtocol(unix.IPPROTO_UDP)
+	ip.SetSrc(l.Host.Addr.Addr().As4())
+	ip.SetDst(l.NIC.Addr.Addr().As4())
+	ip.SetChecksum(ip.HeaderChecksum())
+	udp := packet.UDP(ip.Payload())
+	udp.SetSrcPort(49152)
+	udp.SetDstPort(benchPort)
+	udp.SetLength(uint16(len(udp)))
 	return f
 }
 

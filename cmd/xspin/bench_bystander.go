@@ -3,7 +3,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -104,17 +103,16 @@ func (l *benchLab) iperf(ctx context.Context, d time.Duration, reverse bool) (fl
 	addr := l.NIC.Addr.Addr().String()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	var log bytes.Buffer
-	server := l.NIC.NS.Command(ctx, "iperf3", "-s", "-1", "-B", addr, "--forceflush")
+	server := l.NIC.NS.Command(ctx, "iperf3", "-s", "-1", "-B", addr, "--idle-timeout", "10")
 	server.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
-	server.Stdout, server.Stderr = &log, &log
 	if err := server.Start(); err != nil {
 		return 0, err
 	}
-	defer server.Wait() // it ends after one client, or with ctx
+	// It ends after one client, with ctx, or, if we are killed, when it is idle.
+	defer server.Wait()
 	defer cancel()
 
-	args := []string{"-c", addr, "-J", "-t", strconv.Itoa(max(1, int(d.Seconds()))), "-A", fmt.Sprintf("%d,%d", l.sender, l.receiver), "--connect-timeout", "1000"}
+	args := []string{"-c", addr, "-J", "-t", strconv.Itoa(int(d.Seconds())), "-A", fmt.Sprintf("%d,%d", l.sender, l.receiver), "--connect-timeout", "1000"}
 	if reverse {
 		args = append(args, "-R")
 	}

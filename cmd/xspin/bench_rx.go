@@ -404,6 +404,7 @@ type cLoop struct {
 	cmd     *netns.Cmd
 	stdin   io.Closer
 	memory  []byte // of its counters
+	mode    string // as the kernel granted it
 }
 
 func (l *benchLab) openC(path string) (_ receiver, err error) {
@@ -449,11 +450,13 @@ func (l *benchLab) openC(path string) (_ receiver, err error) {
 		return nil, err
 	}
 	c.cmd = cmd
-	if _, err := bufio.NewReader(stdout).ReadString('\n'); err != nil {
-		err = c.Close() // the process has ended: then stderr is complete
+	line, err := bufio.NewReader(stdout).ReadString('\n')
+	if err != nil {
+		err = errors.Join(err, c.Close()) // the process has ended: stderr is complete
 		*c = cLoop{}
 		return nil, fmt.Errorf("%s: %w: %s", filepath.Base(path), err, strings.TrimSpace(stderr.String()))
 	}
+	c.mode = strings.TrimSpace(line)
 	return c, nil
 }
 
@@ -461,7 +464,7 @@ func (c *cLoop) counters() (received, error) {
 	return received{packets: binary.NativeEndian.Uint64(c.memory), batches: binary.NativeEndian.Uint64(c.memory[8:])}, nil
 }
 
-func (c *cLoop) on() string { return "as the driver grants it to an unqualified bind" }
+func (c *cLoop) on() string { return c.mode }
 
 func (c *cLoop) Close() error {
 	var errs []error

@@ -15,6 +15,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -165,6 +166,7 @@ type Env struct {
 	Runs       int     `json:"runs"`       // of each side
 	DurationS  float64 `json:"duration_s"` // of a run
 	Started    string  `json:"started"`    // RFC 3339
+	Load       string  `json:"load"`       // average over the minute before: others at work spoil figures
 }
 
 // Environment describes this machine.
@@ -173,10 +175,14 @@ func Environment(command string, runs int, d time.Duration) Env {
 	if err != nil {
 		kernel = []byte("unknown")
 	}
+	load, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		load = []byte("unknown")
+	}
 	return Env{
 		Kernel: "Linux " + strings.TrimSpace(string(kernel)), CPU: cpuModel(), CPUs: runtime.NumCPU(), Arch: runtime.GOARCH,
 		Go: runtime.Version(), GOMAXPROCS: runtime.GOMAXPROCS(0),
-		Command: command, Runs: runs, DurationS: d.Seconds(), Started: time.Now().Format(time.RFC3339),
+		Command: command, Runs: runs, DurationS: d.Seconds(), Started: time.Now().Format(time.RFC3339), Load: strings.Fields(string(load))[0],
 	}
 }
 
@@ -217,14 +223,16 @@ func (d *Document) WriteJSON(w io.Writer) error {
 	return e.Encode(d)
 }
 
-// WriteText writes the document for people: a table, then what stands behind
-// each row.
+// WriteText writes the document for people: a table, other figures, and notes on
+// what stands behind the rows.
 func (d *Document) WriteText(w io.Writer) error {
 	var b strings.Builder
 	e := d.Env
-	fmt.Fprintf(&b, "%s, %s, %d CPUs, %s; %s: %d runs of %gs a side, taking turns\n\n", e.Kernel, e.CPU, e.CPUs, e.Go, e.Command, e.Runs, e.DurationS)
+	fmt.Fprintf(&b, "%s, %s, %d CPUs, %s; %s: %d runs of %gs a side, taking turns; load before %s\n\n",
+		e.Kernel, e.CPU, e.CPUs, e.Go, e.Command, e.Runs, e.DurationS, e.Load)
+	var n notes
 	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprint(t, "row\tmedian\tunit\t95 % interval\ttarget\t\ta\tb\tlost a\tlost b\t\n")
+	fmt.Fprint(t, "row\tmedian\tunit\t95 % interval\ttarget\t\ta\tb\tlost a\tlost b\tnotes\t\n")
 	for _, r := range d.Results {
 		target, met := "-", ""
 		if r.Target != nil {
@@ -235,23 +243,44 @@ func (d *Document) WriteText(w io.Writer) error {
 			target = sign + " " + figure(*r.Target)
 			met = map[bool]string{true: "met", false: "MISSED"}[*r.Met]
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t[%s, %s]\t%s\t%s\t%s\t%s\t%s\t%s\t\n", r.Name, figure(r.Median), r.Unit,
-			figure(r.CI95[0]), figure(r.CI95[1]), target, met, r.A.figure(), r.B.figure(), r.A.lost(), r.B.lost())
-	}
-	t.Flush()
-	for _, r := range d.Results {
-		fmt.Fprintf(&b, "\n%s: %s\n", r.Name, r.Conditions)
-		for _, s := range []struct {
-			name string
-			side *Side
-		}{{"a", r.A}, {"b", r.B}} {
-			if s.side != nil {
-				fmt.Fprintf(&b, "  %s: %s\n", s.name, s.side.describe())
+		see := n.number(r.Conditions)
+		for _, s := range []*Side{r.A, r.B} {
+			if s != nil {
+				see += " " + n.number(s.What, s.On)
 			}
 		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t[%s, %s]\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t\n", r.Name, figure(r.Median), r.Unit,
+			figure(r.CI95[0]), figure(r.CI95[1]), target, met, r.A.figure(), r.B.figure(), r.A.lost(), r.B.lost(), see)
+	}
+	t.Flush()
+	b.WriteString("\nNotes, in this order: conditions, a, b\n")
+	for i, text := range n {
+		fmt.Fprintf(&b, "%4d  %s\n", i+1, text)
+	}
+	var more strings.Builder
+	for _, r := range d.Results {
+		r.A.more(&more, r.Name+" a")
+		r.B.more(&more, r.Name+" b")
+	}
+	if more.Len() > 0 {
+		b.WriteString("\nOther medians\n" + more.String())
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// notes are texts that several rows refer to, each once.
+type notes []string
+
+// number returns the number of a text, from 1.
+func (n *notes) number(parts ...string) string {
+	text := strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), "; ")
+	i := slices.Index(*n, text)
+	if i < 0 {
+		i = len(*n)
+		*n = append(*n, text)
+	}
+	return strconv.Itoa(i + 1)
 }
 
 func (s *Side) figure() string {
@@ -268,15 +297,16 @@ func (s *Side) lost() string {
 	return figure(100**s.Lost) + " %"
 }
 
-func (s *Side) describe() string {
-	out := s.What
-	if s.On != "" {
-		out += " (" + s.On + ")"
+// more writes the other figures of a side, if it has any.
+func (s *Side) more(w io.Writer, name string) {
+	if s == nil || len(s.More) == 0 {
+		return
 	}
-	for i, name := range slices.Sorted(maps.Keys(s.More)) {
-		out += map[bool]string{true: "; ", false: ", "}[i == 0] + name + " " + figure(s.More[name])
+	var list []string
+	for _, k := range slices.Sorted(maps.Keys(s.More)) {
+		list = append(list, k+" "+figure(s.More[k]))
 	}
-	return out
+	fmt.Fprintf(w, "  %s: %s\n", name, strings.Join(list, ", "))
 }
 
 // figure prints three digits that mean something, and no exponent.
