@@ -49,6 +49,12 @@ that is there.`,
 	root.AddCommand(demo, newLabCmd(), newRulesCmd(), newStatsCmd(), newBenchCmd())
 	root.AddCommand(newHelperCmds()...)
 	root.AddCommand(newBenchHelperCmds()...)
+	for _, group := range root.Commands() {
+		if group.HasSubCommands() && !group.Runnable() {
+			// Cobra would show help, and succeed, for a misspelt subcommand.
+			group.Args, group.RunE = cobra.NoArgs, root.RunE
+		}
+	}
 	return root
 }
 
