@@ -816,16 +816,27 @@ func TestLostPackets(t *testing.T) {
 		r.receive(pkt{ctx: 1, data: numbered(1, 64)})
 		r.settled()
 	})
-	t.Run("of messages free their buckets", func(t *testing.T) {
-		b := bpf.Range{Base: 32, Size: 4}
-		r := newRig(t, rigConfig{})
-		c := r.install(1, swallow, b)
-		r.receive(pkt{ctx: 1, bucket: &b, hash: 1, lose: true}, pkt{ctx: 1, bucket: &b, hash: 2, data: numbered(1, 64)})
-		eventually(t, "the loss is found and swept", func() bool {
-			return r.Idle(c) && atomic.LoadUint64(&r.kernel.buckets[33])>>32 == 0
+	for _, tail := range []bool{false, true} {
+		t.Run(fmt.Sprintf("of messages free their buckets, at the end: %v", tail), func(t *testing.T) {
+			b := bpf.Range{Base: 32, Size: 4}
+			r := newRig(t, rigConfig{hpus: 2, Config: Config{Workers: 2, Wait: Sleep}})
+			c := r.install(1, swallow, b)
+			// On the HPU of the worker that does not sweep.
+			ps := []pkt{
+				{hpu: 1, ctx: 1, bucket: &b, hash: 1, lose: true},
+				{hpu: 1, ctx: 1, bucket: &b, hash: 2, data: numbered(1, 64)},
+			}
+			if tail {
+				ps[0], ps[1] = ps[1], ps[0]
+			}
+			time.Sleep(5 * time.Millisecond) // asleep
+			r.receive(ps...)
+			eventually(t, "the loss is found and swept", func() bool {
+				return r.Idle(c) && atomic.LoadUint64(&r.kernel.buckets[33])>>32 == 0
+			})
+			r.settled()
 		})
-		r.settled()
-	})
+	}
 }
 
 func TestALatePacketIsHandledAndPaidOnce(t *testing.T) {
@@ -1014,7 +1025,7 @@ func TestOwnFramesLeaveBehindOrBetweenThoseOfHandlers(t *testing.T) {
 }
 
 func TestTransmitWakesASleepingPoolAndRunsOutOfFrames(t *testing.T) {
-	r := newRig(t, rigConfig{spare: 4, hpus: 2, Config: Config{Workers: 2, Wait: Sleep}})
+	r := newRig(t, rigConfig{spare: 4, txSize: 2, hpus: 2, Config: Config{Workers: 2, Wait: Sleep}})
 	r.kernel.queues[0].rings[0].down = true
 	for i := range uint64(4) {
 		if err := r.Transmit(numbered(i, 64)); err != nil {
@@ -1024,6 +1035,10 @@ func TestTransmitWakesASleepingPoolAndRunsOutOfFrames(t *testing.T) {
 	if err := r.Transmit(numbered(9, 64)); !errors.Is(err, ErrFrames) {
 		t.Errorf("a fifth frame of four: %v", err)
 	}
+	eventually(t, "the worker naps, two frames in front of a full ring", func() (ok bool) {
+		r.with(func() { ok = r.kernel.queues[0].rings[0].kicks > 5 })
+		return ok
+	})
 	r.with(func() { r.kernel.queues[0].rings[0].down = false })
 	r.settled()
 	if n := len(r.wireFrames()); n != 4 {

@@ -63,8 +63,11 @@ func (w *waiter) idle() {
 		r.look(now)
 		return
 	}
+	if left == 0 && r.w.id == 0 && r.pool.hasWork.Load() {
+		return // it had to wait for the room that tidy has just made
+	}
 	timeout := -1
-	if r.outstanding() {
+	if r.outstanding() || r.w.sweeps() {
 		timeout = later
 	}
 	if nap := w.napFor(left); nap > 0 {
@@ -131,7 +134,7 @@ func (r *runner) tidy() (left int) {
 			left += max(int(r.pool.inTx[i].Load()), 0) + len(r.w.due[i].frames)
 		}
 	}
-	if r.w.id == 0 && r.pool.leaky.Load() {
+	if r.w.sweeps() {
 		r.pool.leaky.Store(false)
 		for i := range r.pool.contexts {
 			if c := r.pool.contexts[i].Load(); c != nil && c.leaky.Load() {

@@ -42,7 +42,7 @@ func (p *Pool) watch() {
 			switch {
 			case stateOf(s) != running:
 				*l = look{}
-				if w.occupied() {
+				if w.occupied() || w.sweeps() {
 					w.wake()
 				}
 			case s != l.state:

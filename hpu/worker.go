@@ -118,6 +118,9 @@ func (w *worker) occupied() bool {
 	return slices.ContainsFunc(w.ports, func(p *port) bool { return p.occupancy() != 0 })
 }
 
+// sweeps tells whether the worker has buckets to free: see Context.sweep.
+func (w *worker) sweeps() bool { return w.id == 0 && w.pool.leaky.Load() }
+
 func (w *worker) free() {
 	unix.Close(w.ep)
 	unix.Close(w.waker)
