@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"runtime"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -18,10 +19,6 @@ import (
 	"github.com/xspin/xspin/internal/capability"
 	"github.com/xspin/xspin/matcher"
 )
-
-// ErrInterrupted is returned, wrapped, by Generator.Send when a signal made the
-// kernel start a run again, so that nobody knows how many frames were sent.
-var ErrInterrupted = errors.New("run interrupted by a signal")
 
 // A Plain is one of the programs that XsPIN is compared with.
 type Plain string
@@ -150,13 +147,9 @@ func (y *Yardstick) Sockets() (*os.File, error) {
 // nothing around it, and returns its verdict and what a run took on average,
 // in whole nanoseconds as the kernel tells it.
 func (y *Yardstick) Time(frame []byte, repeat int) (verdict uint32, each time.Duration, err error) {
-	interrupted := false
-	verdict, each, err = y.prog.Benchmark(frame, repeat, func() { interrupted = true })
-	switch {
-	case err != nil:
+	verdict, each, err = y.prog.Benchmark(frame, repeat, nil)
+	if err != nil {
 		return 0, 0, fmt.Errorf("run %v %d times: %w", y.prog, repeat, err)
-	case interrupted:
-		return 0, 0, fmt.Errorf("run %v %d times: %w", y.prog, repeat, ErrInterrupted)
 	}
 	return verdict, each, nil
 }
@@ -176,7 +169,7 @@ const MaxGenerated = MaxInject
 const (
 	// Up to 192 frames in a row lost nothing into a veth ring of 256.
 	generatorBatch = 64
-	// A signal cannot stop a run, but makes it start again: runs are short.
+	// A run cannot be stopped: it is short.
 	generatorRun = 1 << 15
 )
 
@@ -226,17 +219,25 @@ func (g *Generator) Send(frame []byte, d time.Duration) (sent int, took time.Dur
 		DataEnd:        uint32(len(frame)),
 		IngressIfindex: uint32(g.out.Index),
 	}
-	interrupted := false
 	opts := &ebpf.RunOptions{
 		Data: frame, Context: md, Repeat: generatorRun, BatchSize: generatorBatch,
-		Flags: unix.BPF_F_TEST_XDP_LIVE_FRAMES, Reset: func() { interrupted = true },
+		Flags: unix.BPF_F_TEST_XDP_LIVE_FRAMES,
 	}
+	// A signal ends a run, and the whole of it is repeated: nobody would know how
+	// many frames there were. The Go runtime sends some to its threads.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var all, before unix.Sigset_t
+	for i := range all.Val {
+		all.Val[i] = ^all.Val[i]
+	}
+	if err := unix.PthreadSigmask(unix.SIG_SETMASK, &all, &before); err != nil {
+		return 0, 0, fmt.Errorf("block signals: %w", err)
+	}
+	defer func() { _ = unix.PthreadSigmask(unix.SIG_SETMASK, &before, nil) }() // worked a moment ago
 	for start := time.Now(); took < d; took = time.Since(start) {
 		if _, err := g.prog.Run(opts); err != nil {
 			return sent, took, fmt.Errorf("generate frames out of %s: %w", g.out.Name, err)
-		}
-		if interrupted {
-			return sent, took, fmt.Errorf("generate frames out of %s: %w", g.out.Name, ErrInterrupted)
 		}
 		sent += generatorRun
 	}

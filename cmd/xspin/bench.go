@@ -251,23 +251,14 @@ func (l *benchLab) state() (string, error) {
 func onOff(b bool) string { return map[bool]string{true: "on", false: "off"}[b] }
 
 // generate sends a frame for a time, from the sender's CPU into the NIC's end,
-// which must have an XDP program. A run that a signal disturbed is repeated:
-// then again is called first.
-func (l *benchLab) generate(g *loader.Generator, frame []byte, d time.Duration, again func() error) (sent int, took time.Duration, err error) {
-	for range 5 {
-		if err = again(); err != nil {
-			return 0, 0, err
-		}
-		err = l.Host.NS.Do(func() error {
-			return pinned(l.sender, func() error {
-				sent, took, err = g.Send(frame, d)
-				return err
-			})
+// which must have an XDP program.
+func (l *benchLab) generate(g *loader.Generator, frame []byte, d time.Duration) (sent int, took time.Duration, err error) {
+	err = l.Host.NS.Do(func() error {
+		return pinned(l.sender, func() error {
+			sent, took, err = g.Send(frame, d)
+			return err
 		})
-		if !errors.Is(err, loader.ErrInterrupted) {
-			break
-		}
-	}
+	})
 	return sent, took, err
 }
 

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -103,30 +104,35 @@ func (l *benchLab) iperf(ctx context.Context, d time.Duration, reverse bool) (fl
 	addr := l.NIC.Addr.Addr().String()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	server := l.NIC.NS.Command(ctx, "iperf3", "-s", "-1", "-B", addr, "--idle-timeout", "10")
-	server.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
+	// It ends after one client, with ctx, or, if we are killed, when it is idle.
+	server := l.NIC.NS.Command(ctx, "iperf3", "-s", "-1", "-B", addr, "--forceflush", "--idle-timeout", "10")
+	server.SysProcAttr = &unix.SysProcAttr{Setpgid: true} // Ctrl-C is for us
+	log, err := server.StdoutPipe()
+	if err != nil {
+		return 0, err
+	}
 	if err := server.Start(); err != nil {
 		return 0, err
 	}
-	// It ends after one client, with ctx, or, if we are killed, when it is idle.
-	defer server.Wait()
-	defer cancel()
+	defer func() {
+		cancel()
+		_ = server.Wait() // killed, most likely: the client has told what there is to tell
+	}()
+	listening := false
+	for s := bufio.NewScanner(log); !listening && s.Scan(); {
+		listening = strings.Contains(s.Text(), "listening")
+	}
+	if !listening {
+		return 0, fmt.Errorf("iperf3 does not listen on %s: %w", addr, errors.Join(server.Wait(), ctx.Err()))
+	}
 
-	args := []string{"-c", addr, "-J", "-t", strconv.Itoa(int(d.Seconds())), "-A", fmt.Sprintf("%d,%d", l.sender, l.receiver), "--connect-timeout", "1000"}
+	args := []string{"-c", addr, "-J", "-t", strconv.Itoa(int(d.Seconds())), "-A", fmt.Sprintf("%d,%d", l.sender, l.receiver)}
 	if reverse {
 		args = append(args, "-R")
 	}
-	var out []byte
-	var err error
-	// The server takes a moment until it listens.
-	for range 50 {
-		client := l.Host.NS.Command(ctx, "iperf3", args...)
-		client.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
-		if out, err = client.Output(); err == nil || ctx.Err() != nil || !strings.Contains(string(out), "refused") {
-			break
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+	client := l.Host.NS.Command(ctx, "iperf3", args...)
+	client.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
+	out, err := client.Output()
 	if ctx.Err() != nil {
 		return 0, ctx.Err()
 	}
@@ -138,8 +144,14 @@ func (l *benchLab) iperf(ctx context.Context, d time.Duration, reverse bool) (fl
 			} `json:"sum_received"`
 		}
 	}
-	if e := json.Unmarshal(out, &report); e != nil || err != nil || report.Error != "" {
-		return 0, fmt.Errorf("iperf3: %s: %w", report.Error, errors.Join(err, e))
+	if e := json.Unmarshal(out, &report); e != nil {
+		return 0, fmt.Errorf("iperf3: %w", errors.Join(err, e))
+	}
+	if report.Error != "" {
+		return 0, fmt.Errorf("iperf3: %s", report.Error)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("iperf3: %w", err)
 	}
 	return report.End.SumReceived.BitsPerSecond / 1e9, nil
 }

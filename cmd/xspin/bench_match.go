@@ -69,15 +69,14 @@ func (l *benchLab) matchAndDrop(ctx context.Context, cfg benchConfig, doc *bench
 			if f.on, err = l.state(); err != nil {
 				return err
 			}
-			nothing := func() error { return nil }
-			if _, _, err := l.generate(g, frame, cfg.duration/8, nothing); err != nil {
+			if _, _, err := l.generate(g, frame, cfg.duration/8); err != nil {
 				return err
 			}
-			var before uint64
-			sent, took, err := l.generate(g, frame, cfg.duration, func() (err error) {
-				before, err = l.packets()
+			before, err := l.packets()
+			if err != nil {
 				return err
-			})
+			}
+			sent, took, err := l.generate(g, frame, cfg.duration)
 			if err != nil {
 				return err
 			}
@@ -185,11 +184,7 @@ func (l *benchLab) matchTime(ctx context.Context, cfg benchConfig, doc *bench.Do
 		return func(context.Context) error {
 			var each time.Duration
 			err := pinned(l.sender, func() (err error) {
-				for range 5 {
-					if _, each, err = y.Time(c.frame, repeat); !errors.Is(err, loader.ErrInterrupted) {
-						break
-					}
-				}
+				_, each, err = y.Time(c.frame, repeat)
 				return err
 			})
 			*runs = append(*runs, float64(each.Nanoseconds()))

@@ -167,27 +167,25 @@ func (l *benchLab) receive(g *loader.Generator, d time.Duration, runs *rxRuns, o
 	}
 	runs.on = state + "; AF_XDP " + r.on()
 
-	if _, _, err := l.generate(g, frame, d/8, func() error { return nil }); err != nil {
+	if _, _, err := l.generate(g, frame, d/8); err != nil {
 		return err
 	}
-	if _, err := settle(r); err != nil {
-		return err
-	}
-	runtime.GC()
-	var before, after received
-	var m0, m1 runtime.MemStats
-	sent, took, err := l.generate(g, frame, d, func() (err error) {
-		runtime.ReadMemStats(&m0)
-		before, err = settle(r)
-		return err
-	})
+	before, err := settle(r)
 	if err != nil {
 		return err
 	}
-	if after, err = settle(r); err != nil {
+	var m0, m1 runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&m0)
+	sent, took, err := l.generate(g, frame, d)
+	if err != nil {
 		return err
 	}
 	runtime.ReadMemStats(&m1)
+	after, err := settle(r)
+	if err != nil {
+		return err
+	}
 
 	packets := float64(after.packets - before.packets)
 	if packets == 0 {
