@@ -56,3 +56,6 @@ const SpareFrames = spare
 
 // MaxBuckets is what all contexts share.
 const MaxBuckets = bpf.MaxBuckets
+
+// RemoveTime is how long Remove waits for packets.
+const RemoveTime = removeTime

@@ -88,50 +88,67 @@ func TestRemovedContextLeavesItsPacketsToTheStack(t *testing.T) {
 	eventually(t, "the other context goes on", func() bool { return other.Stats().Handled == 10 })
 }
 
-// A handler that is busy when its context is removed finishes first; packets
-// that wait behind it run no handler.
+// A handler that is busy when its context is removed finishes first. Packets
+// behind it are handled as long as there is time, and then no more.
 func TestRemoveWaitsForHandlers(t *testing.T) {
-	lab := netnstest.Temp(t, netns.LabConfig{Queues: 1})
-	n := open(t, lab, nic.Config{HPUs: 1, Limit: time.Minute})
-	gate, entered := make(chan struct{}), make(chan struct{}, 100)
-	var inside atomic.Int64
-	c := run(t, n, nic.ContextSpec{Name: "slow", Rulesets: sets(matcher.UDPPort(7)), Handlers: handle(func(*hpu.HER) hpu.Code {
-		inside.Add(1)
-		defer inside.Add(-1)
-		entered <- struct{}{}
-		<-gate
-		return hpu.Success
-	})})
-	conn := dialUDP(t, lab, 7)
-	write(t, conn, []byte("first"))
-	<-entered
-	for range 10 {
-		write(t, conn, []byte("behind it"))
+	for _, tc := range []struct {
+		name string
+		late bool
+	}{{"that return in time", false}, {"that return late", true}} {
+		t.Run(tc.name, func(t *testing.T) {
+			lab := netnstest.Temp(t, netns.LabConfig{Queues: 1})
+			n := open(t, lab, nic.Config{HPUs: 1, Limit: time.Minute})
+			gate, entered := make(chan struct{}), make(chan struct{}, 1000)
+			var inside atomic.Int64
+			c := run(t, n, nic.ContextSpec{Name: "slow", Rulesets: sets(matcher.UDPPort(7)), Handlers: handle(func(*hpu.HER) hpu.Code {
+				inside.Add(1)
+				defer inside.Add(-1)
+				entered <- struct{}{}
+				<-gate
+				return hpu.Success
+			})})
+			conn := dialUDP(t, lab, 7)
+			write(t, conn, []byte("first"))
+			<-entered
+			for range 10 {
+				write(t, conn, []byte("behind it"))
+			}
+			eventually(t, "all on their way", func() bool { return c.InFlight() == 11 })
+			removed := make(chan error)
+			go func() { removed <- n.Remove(c) }()
+			eventually(t, "the rulesets go first", func() bool {
+				before := program(t, n).Passed
+				write(t, conn, []byte("too late"))
+				return program(t, n).Passed > before
+			})
+			if tc.late {
+				time.Sleep(nic.RemoveTime + 300*time.Millisecond)
+			}
+			var err error
+			select {
+			case err = <-removed:
+				t.Error("Remove returned with a handler running")
+				close(gate)
+			default:
+				close(gate)
+				err = <-removed
+			}
+			if k := inside.Load(); k != 0 {
+				t.Errorf("%d handlers run after Remove", k)
+			}
+			if !tc.late && err != nil {
+				t.Error(err)
+			}
+			idle(t, c)
+			eventually(t, "all that came handled or given back", func() bool {
+				s, came := c.Stats(), program(t, n).Redirected
+				return s.Handled+s.Unrun == came && came >= 11
+			})
+			if s := c.Stats(); tc.late != (s.Unrun > 0) || tc.late && s.Handled != 1 {
+				t.Errorf("%d packets handled, %d given back", s.Handled, s.Unrun)
+			}
+		})
 	}
-	eventually(t, "all on their way", func() bool { return c.InFlight() == 11 })
-	removed := make(chan error)
-	go func() { removed <- n.Remove(c) }()
-	eventually(t, "the rulesets go first", func() bool {
-		before := program(t, n).Passed
-		write(t, conn, []byte("too late"))
-		return program(t, n).Passed > before
-	})
-	select {
-	case err := <-removed:
-		t.Errorf("Remove returned with a handler running: %v", err)
-	default:
-	}
-	close(gate)
-	if err := <-removed; err != nil {
-		t.Error(err)
-	}
-	if k := inside.Load(); k != 0 {
-		t.Errorf("%d handlers run after Remove", k)
-	}
-	eventually(t, "all that came handled or given back", func() bool {
-		s, came := c.Stats(), program(t, n).Redirected
-		return s.Handled+s.Unrun == came && came >= 11
-	})
 }
 
 // What Keep holds outlives its context. The number is used again only when all
