@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/xspin/xspin/bpf"
 	"github.com/xspin/xspin/xsk"
 )
@@ -195,6 +197,51 @@ func TestSendNewGoesAheadAndAFailedHandlerSendsNothing(t *testing.T) {
 	}
 	if want := []EventKind{HandlerFailed, HandlerPanic}; !slices.Equal(kinds, want) {
 		t.Errorf("events %v, want %v", kinds, want)
+	}
+}
+
+func TestRoomOfAFailedHandlerGoesToTheNext(t *testing.T) {
+	r := newRig(t, rigConfig{txSize: 3})
+	c := r.install(1, func(h *HER) Code {
+		for range 2 {
+			if b, err := h.SendNew(64); err == nil {
+				clear(b)
+			}
+		}
+		_ = h.Send()
+		if number(h.Head()) == 0 {
+			return Fail
+		}
+		return Success
+	})
+	r.receive(pkt{ctx: 1, data: numbered(0, 64)}, pkt{ctx: 1, data: numbered(1, 64)}, pkt{ctx: 1, data: numbered(2, 64)})
+	r.settled()
+	if st := c.Stats(); st.Sent != 3 || st.SendFull != 3 {
+		t.Errorf("sent %d, refused %d; want 3, 3", st.Sent, st.SendFull)
+	}
+}
+
+func TestATakeoverKeepsTheRoomThatWasReserved(t *testing.T) {
+	r := newRig(t, rigConfig{txSize: 5, Config: Config{Limit: 2 * time.Millisecond}})
+	release := make(chan struct{})
+	r.install(1, func(*HER) Code { <-release; return Success })
+	c := r.install(2, func(h *HER) Code {
+		if b, err := h.SendNew(64); err == nil {
+			clear(b)
+		}
+		return echo(h)
+	})
+	var ps []pkt
+	for i := range uint64(4) {
+		ps = append(ps, pkt{ctx: 2, data: numbered(i, 64)})
+	}
+	ps[1].ctx = 1
+	r.receive(ps...)
+	eventually(t, "the others are handled", func() bool { return c.Stats().Handled == 2 && r.Stuck() == 1 })
+	close(release)
+	r.settled()
+	if st := c.Stats(); st.Sent != 5 || st.SendFull != 1 || len(r.wireFrames()) != 5 {
+		t.Errorf("counted %d sent and %d refused, %d on the wire; want 5, 1, 5", st.Sent, st.SendFull, len(r.wireFrames()))
 	}
 }
 
@@ -441,16 +488,29 @@ func TestReleaseAndTransmitAfterCloseDoNothing(t *testing.T) {
 	r.receive(pkt{ctx: 1, data: numbered(1, 64)})
 	k := <-kept
 	r.close()
+	// Somebody else's file gets the number that was the waker's.
 	waker := r.workers[0].waker
+	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if fd != waker {
+		if err := unix.Dup3(fd, waker, unix.O_CLOEXEC); err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(waker)
+	}
 	k.Release()
 	if err := r.Transmit(make([]byte, 64)); !errors.Is(err, errClosed) {
 		t.Errorf("transmit after close: %v", err)
 	}
 	r.wake()
-	if waker < 0 {
-		t.Error("no waker")
-	}
 	r.Close() // again
+	var b [8]byte
+	if _, err := unix.Read(fd, b[:]); err != unix.EAGAIN {
+		t.Errorf("somebody wrote to a file of others: %v", err)
+	}
 }
 
 func TestStuckHandlerIsGivenUpInTheMiddleOfABatch(t *testing.T) {
@@ -632,26 +692,14 @@ func TestCloseDoesNotWaitForAStuckHandlerNorTrafficToEnd(t *testing.T) {
 		<-release
 		panic("after Close")
 	})
-	r.install(2, echo)
+	c := r.install(2, func(h *HER) Code { // the ring is never empty
+		r.receive(pkt{ctx: 2, data: numbered(1, 64)})
+		return echo(h)
+	})
 	r.share.Credit[2] = 100
-	stop := make(chan struct{})
-	var wg sync.WaitGroup
-	wg.Add(1)
-	go func() {
-		defer wg.Done()
-		for i := uint64(0); ; i++ {
-			select {
-			case <-stop:
-				return
-			default:
-				r.receive(pkt{ctx: 2, data: numbered(i, 64)})
-			}
-		}
-	}()
-	r.receive(pkt{ctx: 1, data: numbered(1, 64)})
+	r.receive(pkt{ctx: 1, data: numbered(1, 64)}, pkt{ctx: 2, data: numbered(1, 64)})
+	eventually(t, "traffic flows behind the stuck handler", func() bool { return c.Stats().Handled > 10 })
 	r.close()
-	close(stop)
-	wg.Wait()
 	if r.Stuck() != 1 {
 		t.Errorf("%d stuck, want 1", r.Stuck())
 	}
@@ -793,16 +841,18 @@ func TestLostPackets(t *testing.T) {
 	}
 	t.Run("at the end are found while another context keeps the HPU busy", func(t *testing.T) {
 		r := newRig(t, rigConfig{})
-		r.kernel.quiet = true
 		c := r.install(1, swallow)
-		r.install(2, swallow)
-		r.receive(pkt{ctx: 1, lose: true})
-		for end := time.Now().Add(patience); c.Stats().Lost == 0; {
-			r.receive(pkt{ctx: 2, data: numbered(1, 64)})
-			if time.Now().After(end) {
-				t.Fatal("not found")
+		var enough atomic.Bool
+		r.install(2, func(h *HER) Code {
+			if !enough.Load() { // the ring is never empty
+				r.receive(pkt{ctx: 2, data: numbered(1, 64)})
 			}
-		}
+			return Success
+		})
+		r.share.Credit[2] = 100
+		r.receive(pkt{ctx: 1, lose: true}, pkt{ctx: 2, data: numbered(1, 64)})
+		eventually(t, "the loss is found", func() bool { return c.Stats().Lost == 1 })
+		enough.Store(true)
 		r.settled()
 	})
 	t.Run("without a drop counted nothing is taken for lost", func(t *testing.T) {

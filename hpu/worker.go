@@ -427,6 +427,7 @@ func (r *runner) run(p *port, k int) bool {
 			r.unsend(r.marks[k])
 			if req.action == send {
 				req.action = recycle
+				r.room += len(req.segs)
 			}
 		}
 		acc.Sent += uint64(r.made - r.marks[k])
