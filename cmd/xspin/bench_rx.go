@@ -130,6 +130,19 @@ func benchRx(ctx context.Context, lab *benchLab, cfg benchConfig, doc *bench.Doc
 			return err
 		}
 	}
+	perPacket := func(r *rxRuns, s bench.Side) bench.Side {
+		var ns []float64
+		for _, mpps := range r.mpps {
+			ns = append(ns, 1e3/mpps)
+		}
+		d := bench.NewSide(s.What, "ns", ns)
+		d.Lost, d.On = s.Lost, s.On
+		return d
+	}
+	row, err = bench.Difference("rx/ns_over_bare", bench.Lower, perPacket(&full, a), perPacket(&bare, b))
+	if err := doc.Add("time a packet, the inverse of the rate: of the slower of the two CPUs; "+conditions, row, err); err != nil {
+		return err
+	}
 	row, err = allocsRow(full.allocs)
 	if err := doc.Add(conditions, row, err); err != nil {
 		return err

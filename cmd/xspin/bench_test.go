@@ -18,6 +18,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/xspin/xspin/internal/bench"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/netns"
@@ -70,8 +72,8 @@ func TestBenchesMeasureEveryRow(t *testing.T) {
 		rows     string
 		warning  string
 	}{
-		{"rx", 2, 20 * time.Millisecond, "", "rx/noop_over_bare_64B rx/busy_ns_over_bare rx/bare_over_c rx/c_64B rx/noop_64B rx/bare_64B rx/allocs_per_packet idle/cpu_percent idle/rss_mib", ""},
-		{"rx", 1, 10 * time.Millisecond, "/nonexistent", "rx/noop_over_bare_64B rx/busy_ns_over_bare rx/noop_64B rx/bare_64B rx/allocs_per_packet idle/cpu_percent idle/rss_mib", "no row rx/bare_over_c: no C compiler"},
+		{"rx", 2, 20 * time.Millisecond, "", "rx/noop_over_bare_64B rx/busy_ns_over_bare rx/bare_over_c rx/c_64B rx/noop_64B rx/bare_64B rx/ns_over_bare rx/allocs_per_packet idle/cpu_percent idle/rss_mib", ""},
+		{"rx", 1, 10 * time.Millisecond, "/nonexistent", "rx/noop_over_bare_64B rx/busy_ns_over_bare rx/noop_64B rx/bare_64B rx/ns_over_bare rx/allocs_per_packet idle/cpu_percent idle/rss_mib", "no row rx/bare_over_c: no C compiler"},
 		{"match", 2, 10 * time.Millisecond, "", "match/drop4x4_over_drop match/drop4x4_64B match/drop_64B match/miss256_ns match/miss256_first_ns match/hit256_ns match/hit4x4_ns match/miss256_hard_ns", ""},
 		{"rtt", 1, 50 * time.Millisecond, "", "rtt/udp_cross_core rtt/udp_same_core rtt/udp_unpinned rtt/udp_5ms_cross_core rtt/udp_5ms_same_core rtt/udp_spin_over_spin rtt/icmp_sleeping_16 rtt/icmp_awake_16 rtt/icmp_awake_516 rtt/icmp_awake_1016 rtt/icmp_awake_1416", ""},
 		{"bystander", 1, time.Second, "", "bystander/tcp_over_pass bystander/tcp_over_none bystander/tcp_out_over_pass bystander/tcp_out_over_none", ""},
@@ -283,20 +285,20 @@ func TestPeerIsBuiltOnceAndErrorsOfTheCompilerAreTold(t *testing.T) {
 }
 
 func TestCostOfAProcessIsRead(t *testing.T) {
-	before, err := cpuTime(os.Getpid())
-	if err != nil {
-		t.Fatal(err)
-	}
-	for spent := time.Now(); time.Since(spent) < 50*time.Millisecond; {
-	}
-	for range 1000 { // until the kernel has charged it
-		after, err := cpuTime(os.Getpid())
-		if err != nil {
+	used := func() time.Duration {
+		var r unix.Rusage
+		if err := unix.Getrusage(unix.RUSAGE_SELF, &r); err != nil {
 			t.Fatal(err)
 		}
-		if after > before {
-			break
-		}
+		return time.Duration(r.Utime.Nano() + r.Stime.Nano())
+	}
+	for used() < 100*time.Millisecond { // enough to tell from nothing
+	}
+	const ticks = 20 * time.Millisecond // user and system time are both rounded
+	before := used()
+	got, err := cpuTime(os.Getpid())
+	if after := used(); err != nil || got < before-ticks || got > after+ticks {
+		t.Errorf("%v, not between %v and %v, error %v", got, before, after, err)
 	}
 	if mib, err := resident(os.Getpid()); err != nil || mib < 1 || mib > 10000 {
 		t.Errorf("%g MiB, error %v", mib, err)
