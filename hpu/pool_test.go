@@ -21,6 +21,10 @@ import (
 	"github.com/xspin/xspin/xsk"
 )
 
+// shortLimit is a time limit for handlers that get stuck, and still long enough
+// for the others on a busy machine.
+const shortLimit = 25 * time.Millisecond
+
 func swallow(*HER) Code { return Success }
 
 func echo(h *HER) Code {
@@ -222,7 +226,7 @@ func TestRoomOfAFailedHandlerGoesToTheNext(t *testing.T) {
 }
 
 func TestATakeoverKeepsTheRoomThatWasReserved(t *testing.T) {
-	r := newRig(t, rigConfig{txSize: 5, Config: Config{Limit: 2 * time.Millisecond}})
+	r := newRig(t, rigConfig{txSize: 5, Config: Config{Limit: shortLimit}})
 	release := make(chan struct{})
 	r.install(1, func(*HER) Code { <-release; return Success })
 	c := r.install(2, func(h *HER) Code {
@@ -533,7 +537,7 @@ func TestStuckHandlerIsGivenUpInTheMiddleOfABatch(t *testing.T) {
 		for _, at := range []int{0, 3, 7} { // first, middle, last
 			t.Run(fmt.Sprintf("%s, packet %d", tc.name, at), func(t *testing.T) {
 				procs := runtime.GOMAXPROCS(0)
-				r := newRig(t, rigConfig{Config: Config{Limit: 2 * time.Millisecond}})
+				r := newRig(t, rigConfig{Config: Config{Limit: shortLimit}})
 				release := make(chan struct{})
 				bad := r.install(1, func(h *HER) Code {
 					tc.do(h)
@@ -582,7 +586,7 @@ func TestStuckHandlerIsGivenUpInTheMiddleOfABatch(t *testing.T) {
 					}
 				}
 				r.receive(pkt{ctx: 1, data: numbered(1, 64)}) // of the stopped context
-				eventually(t, "these are handled too", func() bool { return len(r.wireFrames()) == 414 })
+				eventually(t, "these are handled too", func() bool { return len(r.wireFrames()) == 414 || good.Stopped() })
 				eventually(t, "the stopped context's packet is not", func() bool { return bad.Stats().Unrun == 1 })
 				eventually(t, "the good context is idle", func() bool { return r.Idle(good) })
 				if tc.name != "after Keep and Release" && r.Idle(bad) {
@@ -590,6 +594,9 @@ func TestStuckHandlerIsGivenUpInTheMiddleOfABatch(t *testing.T) {
 				}
 				close(release)
 				r.settled()
+				if good.Stopped() {
+					t.Error("a context that did nothing wrong was stopped")
+				}
 				want := uint64(0)
 				for _, n := range order {
 					if want == uint64(at) {
@@ -613,7 +620,7 @@ func TestStuckHandlerIsGivenUpInTheMiddleOfABatch(t *testing.T) {
 }
 
 func TestSeveralStuckHandlersOfOneBatch(t *testing.T) {
-	r := newRig(t, rigConfig{Config: Config{Limit: 2 * time.Millisecond}})
+	r := newRig(t, rigConfig{Config: Config{Limit: shortLimit}})
 	release := make(chan struct{})
 	var ps []pkt
 	for id := range uint16(6) {
@@ -686,7 +693,7 @@ func TestManyTakeoversUnderTraffic(t *testing.T) {
 }
 
 func TestCloseDoesNotWaitForAStuckHandlerNorTrafficToEnd(t *testing.T) {
-	r := newRig(t, rigConfig{Config: Config{Limit: time.Millisecond}})
+	r := newRig(t, rigConfig{Config: Config{Limit: shortLimit}})
 	release := make(chan struct{})
 	r.install(1, func(h *HER) Code {
 		<-release
@@ -768,7 +775,7 @@ func TestDrain(t *testing.T) {
 		}
 	})
 	t.Run("sees a handler of a stopped context on another HPU", func(t *testing.T) {
-		r := newRig(t, rigConfig{hpus: 2, Config: Config{Workers: 2, Limit: 100 * time.Millisecond}})
+		r := newRig(t, rigConfig{hpus: 2, Config: Config{Workers: 2, Limit: 400 * time.Millisecond}})
 		release := make(chan struct{})
 		var in atomic.Int64
 		c := r.install(1, func(h *HER) Code {
@@ -777,12 +784,12 @@ func TestDrain(t *testing.T) {
 				return Success
 			}
 			in.Add(1)
-			time.Sleep(60 * time.Millisecond)
+			time.Sleep(200 * time.Millisecond)
 			in.Add(-1)
 			return Success
 		})
 		r.receive(pkt{hpu: 0, ctx: 1, data: numbered(0, 64)})
-		time.Sleep(60 * time.Millisecond)
+		time.Sleep(300 * time.Millisecond)
 		for !c.Stopped() { // until just before, the other HPU runs handlers
 			r.receive(pkt{hpu: 1, ctx: 1, data: numbered(1, 64)})
 			time.Sleep(time.Millisecond)
