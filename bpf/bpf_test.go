@@ -85,27 +85,29 @@ func TestMetadataIsOneCacheLineWithItsVersionLast(t *testing.T) {
 	}
 }
 
-// The maps hold the structures that user space reads out of them.
+// Maps and global variables hold the structures that user space reads there.
 func TestMapsHoldTheSharedStructures(t *testing.T) {
 	spec, err := LoadIngress()
 	if err != nil {
 		t.Fatal(err)
 	}
+	if got, want := spec.Maps[IngressMapCounters].ValueSize, reflect.TypeOf(Stats{}).Size(); uintptr(got) != want {
+		t.Errorf("counters of %d bytes, want %d", got, want)
+	}
 	for name, want := range map[string]uintptr{
-		IngressMapQueues:   reflect.TypeOf(Queue{}).Size(),
-		IngressMapShares:   reflect.TypeOf(Share{}).Size(),
-		IngressMapCounters: reflect.TypeOf(Stats{}).Size(),
-		IngressMapBuckets:  8,
+		IngressVarTables:  reflect.TypeOf([2]Table{}).Size(),
+		IngressVarActive:  4,
+		IngressVarQueues:  reflect.TypeOf([MaxQueues]Queue{}).Size(),
+		IngressVarShare:   reflect.TypeOf(Share{}).Size(),
+		IngressVarBuckets: reflect.TypeOf([MaxBuckets]uint64{}).Size(),
 	} {
-		if got := spec.Maps[name].ValueSize; uintptr(got) != want {
-			t.Errorf("map %s: values of %d bytes, want %d", name, got, want)
+		v := spec.Variables[name]
+		if got := v.Size(); uintptr(got) != want || v.SectionName != ".bss" {
+			t.Errorf("%s: %d bytes in %s, want %d in .bss", name, got, v.SectionName, want)
 		}
-	}
-	if got, want := spec.Maps[IngressMapTables].InnerMap.ValueSize, reflect.TypeOf(Table{}).Size(); uintptr(got) != want {
-		t.Errorf("tables of %d bytes, want %d", got, want)
-	}
-	if got := spec.Maps[IngressMapBuckets].MaxEntries; int(got) != MaxBuckets {
-		t.Errorf("%d buckets, want %d", got, MaxBuckets)
+		if v.Offset%64 != 0 {
+			t.Errorf("%s is at %d, not at the start of a cache line", name, v.Offset)
+		}
 	}
 }
 

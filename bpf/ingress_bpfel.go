@@ -39,7 +39,8 @@ type IngressXspinContext struct {
 	OffsetShift uint8
 	HasLength   uint8
 	LengthShift uint8
-	Pad         [3]uint8
+	Pad         uint8
+	Need        uint16
 }
 
 type IngressXspinContextFlags uint32
@@ -60,6 +61,7 @@ type IngressXspinIndexField struct {
 	Field  IngressXspinField
 	First  uint32
 	Count  uint32
+	Users  [4]uint64
 	Absent [4]uint64
 }
 
@@ -74,6 +76,7 @@ const (
 	IngressXspinLimitsXSPIN_MAX_FIELDS    IngressXspinLimits = 2048
 	IngressXspinLimitsXSPIN_MAX_BOUNDS    IngressXspinLimits = 8192
 	IngressXspinLimitsXSPIN_VEC_WORDS     IngressXspinLimits = 4
+	IngressXspinLimitsXSPIN_MAX_GATES     IngressXspinLimits = 8
 	IngressXspinLimitsXSPIN_INLINE_FIELDS IngressXspinLimits = 16
 	IngressXspinLimitsXSPIN_MAX_BUCKETS   IngressXspinLimits = 262144
 	IngressXspinLimitsXSPIN_WINDOW        IngressXspinLimits = 512
@@ -154,9 +157,12 @@ type IngressXspinStats struct {
 type IngressXspinTable struct {
 	_          structs.HostLayout
 	Generation uint32
+	Ngates     uint32
 	Nfields    uint32
 	LastOr     uint32
 	Wide       uint32
+	Pad        uint32
+	Gates      [8]IngressXspinRule
 	Cand       [4]uint64
 	Hit        [4]uint64
 	Or         [4]uint64
@@ -171,23 +177,23 @@ type IngressXspinTable struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	IngressMapBuckets            = "buckets"
 	IngressMapCounters           = "counters"
-	IngressMapQueues             = "queues"
-	IngressMapShares             = "shares"
 	IngressMapSockets            = "sockets"
-	IngressMapTables             = "tables"
 	IngressProgXspinIngress      = "xspin_ingress"
 	IngressProgXspinMatch        = "xspin_match"
 	IngressProgXspinVerdict      = "xspin_verdict"
+	IngressVarActive             = "active"
+	IngressVarBuckets            = "buckets"
 	IngressVarConfig             = "config"
+	IngressVarQueues             = "queues"
+	IngressVarShare              = "share"
+	IngressVarTables             = "tables"
 	IngressVarUnusedContext      = "unused_context"
 	IngressVarUnusedContextFlags = "unused_context_flags"
 	IngressVarUnusedLimits       = "unused_limits"
 	IngressVarUnusedMeta         = "unused_meta"
 	IngressVarUnusedMetaFlags    = "unused_meta_flags"
 	IngressVarUnusedPolicy       = "unused_policy"
-	IngressVarUnusedTable        = "unused_table"
 )
 
 // LoadIngress returns the embedded CollectionSpec for Ingress.
@@ -241,26 +247,26 @@ type IngressProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type IngressMapSpecs struct {
-	Buckets  *ebpf.MapSpec `ebpf:"buckets"`
 	Counters *ebpf.MapSpec `ebpf:"counters"`
-	Queues   *ebpf.MapSpec `ebpf:"queues"`
-	Shares   *ebpf.MapSpec `ebpf:"shares"`
 	Sockets  *ebpf.MapSpec `ebpf:"sockets"`
-	Tables   *ebpf.MapSpec `ebpf:"tables"`
 }
 
 // IngressVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type IngressVariableSpecs struct {
+	Active             *ebpf.VariableSpec `ebpf:"active"`
+	Buckets            *ebpf.VariableSpec `ebpf:"buckets"`
 	Config             *ebpf.VariableSpec `ebpf:"config"`
+	Queues             *ebpf.VariableSpec `ebpf:"queues"`
+	Share              *ebpf.VariableSpec `ebpf:"share"`
+	Tables             *ebpf.VariableSpec `ebpf:"tables"`
 	UnusedContext      *ebpf.VariableSpec `ebpf:"unused_context"`
 	UnusedContextFlags *ebpf.VariableSpec `ebpf:"unused_context_flags"`
 	UnusedLimits       *ebpf.VariableSpec `ebpf:"unused_limits"`
 	UnusedMeta         *ebpf.VariableSpec `ebpf:"unused_meta"`
 	UnusedMetaFlags    *ebpf.VariableSpec `ebpf:"unused_meta_flags"`
 	UnusedPolicy       *ebpf.VariableSpec `ebpf:"unused_policy"`
-	UnusedTable        *ebpf.VariableSpec `ebpf:"unused_table"`
 }
 
 // IngressObjects contains all objects after they have been loaded into the kernel.
@@ -283,22 +289,14 @@ func (o *IngressObjects) Close() error {
 //
 // It can be passed to LoadIngressObjects or ebpf.CollectionSpec.LoadAndAssign.
 type IngressMaps struct {
-	Buckets  *ebpf.Map `ebpf:"buckets"`
 	Counters *ebpf.Map `ebpf:"counters"`
-	Queues   *ebpf.Map `ebpf:"queues"`
-	Shares   *ebpf.Map `ebpf:"shares"`
 	Sockets  *ebpf.Map `ebpf:"sockets"`
-	Tables   *ebpf.Map `ebpf:"tables"`
 }
 
 func (m *IngressMaps) Close() error {
 	return _IngressClose(
-		m.Buckets,
 		m.Counters,
-		m.Queues,
-		m.Shares,
 		m.Sockets,
-		m.Tables,
 	)
 }
 
@@ -306,14 +304,18 @@ func (m *IngressMaps) Close() error {
 //
 // It can be passed to LoadIngressObjects or ebpf.CollectionSpec.LoadAndAssign.
 type IngressVariables struct {
+	Active             *ebpf.Variable `ebpf:"active"`
+	Buckets            *ebpf.Variable `ebpf:"buckets"`
 	Config             *ebpf.Variable `ebpf:"config"`
+	Queues             *ebpf.Variable `ebpf:"queues"`
+	Share              *ebpf.Variable `ebpf:"share"`
+	Tables             *ebpf.Variable `ebpf:"tables"`
 	UnusedContext      *ebpf.Variable `ebpf:"unused_context"`
 	UnusedContextFlags *ebpf.Variable `ebpf:"unused_context_flags"`
 	UnusedLimits       *ebpf.Variable `ebpf:"unused_limits"`
 	UnusedMeta         *ebpf.Variable `ebpf:"unused_meta"`
 	UnusedMetaFlags    *ebpf.Variable `ebpf:"unused_meta_flags"`
 	UnusedPolicy       *ebpf.Variable `ebpf:"unused_policy"`
-	UnusedTable        *ebpf.Variable `ebpf:"unused_table"`
 }
 
 // IngressPrograms contains all programs after they have been loaded into the kernel.

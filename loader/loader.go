@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -62,9 +63,16 @@ type Ingress struct {
 	mode    Mode
 	objs    bpf.IngressObjects
 	link    link.Link
-	queues  []byte // mapped
-	share   []byte // mapped
-	buckets []byte // mapped
+	barrier *ebpf.Map // see synchronize
+
+	// The program's global variables, mapped.
+	bss     []byte
+	tables  *[2]bpf.Table
+	active  *uint32
+	queues  *[bpf.MaxQueues]bpf.Queue
+	share   *bpf.Share
+	buckets *[bpf.MaxBuckets]uint64
+
 	publish sync.Mutex
 	table   *Table // in force
 }
@@ -205,7 +213,6 @@ func (in *Ingress) load(program string) error {
 			delete(spec.Programs, name)
 		}
 	}
-	spec.Maps[bpf.IngressMapQueues].MaxEntries = uint32(in.cfg.Queues)
 	spec.Maps[bpf.IngressMapSockets].MaxEntries = uint32(in.cfg.Queues * in.cfg.HPUs)
 	config := bpf.Config{
 		Hpus:       uint32(in.cfg.HPUs),
@@ -225,23 +232,30 @@ func (in *Ingress) load(program string) error {
 	}
 	defer coll.Close()
 	in.objs.XspinIngress = coll.DetachProgram(program)
-	in.objs.Buckets = coll.DetachMap(bpf.IngressMapBuckets)
 	in.objs.Counters = coll.DetachMap(bpf.IngressMapCounters)
-	in.objs.Queues = coll.DetachMap(bpf.IngressMapQueues)
-	in.objs.Shares = coll.DetachMap(bpf.IngressMapShares)
 	in.objs.Sockets = coll.DetachMap(bpf.IngressMapSockets)
-	in.objs.Tables = coll.DetachMap(bpf.IngressMapTables)
-	for _, m := range []struct {
-		dst *[]byte
-		src *ebpf.Map
-	}{{&in.queues, in.objs.Queues}, {&in.share, in.objs.Shares}, {&in.buckets, in.objs.Buckets}} {
-		size := int(m.src.ValueSize() * m.src.MaxEntries())
-		*m.dst, err = unix.Mmap(m.src.FD(), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-		if err != nil {
-			return fmt.Errorf("map %d bytes of %v: %w", size, m.src, err)
-		}
+	bss := coll.Maps[".bss"]
+	in.bss, err = unix.Mmap(bss.FD(), 0, int(bss.ValueSize()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return fmt.Errorf("map %d bytes of %v: %w", bss.ValueSize(), bss, err)
 	}
-	return in.Publish(&Table{})
+	in.tables = global[[2]bpf.Table](in.bss, spec.Variables[bpf.IngressVarTables])
+	in.active = global[uint32](in.bss, spec.Variables[bpf.IngressVarActive])
+	in.queues = global[[bpf.MaxQueues]bpf.Queue](in.bss, spec.Variables[bpf.IngressVarQueues])
+	in.share = global[bpf.Share](in.bss, spec.Variables[bpf.IngressVarShare])
+	in.buckets = global[[bpf.MaxBuckets]uint64](in.bss, spec.Variables[bpf.IngressVarBuckets])
+	inner := &ebpf.MapSpec{Name: "xspin_inner", Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1}
+	in.barrier, err = ebpf.NewMap(&ebpf.MapSpec{Name: "xspin_barrier", Type: ebpf.ArrayOfMaps, KeySize: 4, ValueSize: 4, MaxEntries: 1, InnerMap: inner})
+	if err != nil {
+		return fmt.Errorf("make map of maps: %w", err)
+	}
+	return nil
+}
+
+// global returns where a global variable of the program is.
+func global[T any](mem []byte, v *ebpf.VariableSpec) *T {
+	var zero T
+	return (*T)(unsafe.Pointer(unsafe.SliceData(mem[v.Offset:][:unsafe.Sizeof(zero)])))
 }
 
 func loadError(err error) error {
@@ -265,27 +279,28 @@ func (in *Ingress) Publish(t *Table) error {
 	if err != nil {
 		return fmt.Errorf("publish table: %w", err)
 	}
-	m, err := ebpf.NewMap(&ebpf.MapSpec{
-		Name:       "xspin_table",
-		Type:       ebpf.Array,
-		KeySize:    4,
-		ValueSize:  uint32(unsafe.Sizeof(*compiled)),
-		MaxEntries: 1,
-	})
-	if err != nil {
-		return fmt.Errorf("publish table: %w", err)
-	}
-	defer m.Close() // the outer map holds it
-	if err := m.Put(uint32(0), compiled); err != nil {
-		return fmt.Errorf("publish table: %w", err)
-	}
 	in.publish.Lock()
 	defer in.publish.Unlock()
-	if err := in.objs.Tables.Put(uint32(0), m); err != nil {
-		return fmt.Errorf("publish table: %w", err)
+	next := 1 - atomic.LoadUint32(in.active)
+	in.tables[next] = *compiled // no run of the program is in it since the last Publish
+	atomic.StoreUint32(in.active, next)
+	if err := in.synchronize(); err != nil {
+		return fmt.Errorf("publish table: the new one is in force, but the old one may not be free: %w", err)
 	}
 	in.table = t
 	return nil
+}
+
+// synchronize waits for an RCU grace period: until no run of any XDP program
+// that is under way now is under way any more. The kernel has no call for that,
+// but it does so after each update of a map of maps.
+func (in *Ingress) synchronize() error {
+	inner, err := ebpf.NewMap(&ebpf.MapSpec{Name: "xspin_inner", Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+	if err != nil {
+		return err
+	}
+	defer inner.Close()
+	return in.barrier.Put(uint32(0), inner)
 }
 
 // SetSocket tells the program where to send the frames for an HPU that arrive
@@ -310,21 +325,20 @@ func (in *Ingress) ClearSockets() error {
 // Queue returns the memory that the program and the HPUs share for a queue.
 // Use it with atomic operations only, and not after Close.
 func (in *Ingress) Queue(i int) *bpf.Queue {
-	size := int(unsafe.Sizeof(bpf.Queue{}))
-	return (*bpf.Queue)(unsafe.Pointer(&in.queues[i*size : (i+1)*size][0]))
+	return &in.queues[i]
 }
 
 // Share returns credits, quanta and the HPUs' load, shared with the program.
 // Use it with atomic operations only, and not after Close.
 func (in *Ingress) Share() *bpf.Share {
-	return (*bpf.Share)(unsafe.Pointer(&in.share[0]))
+	return in.share
 }
 
 // Buckets returns the buckets of messages, shared with the program: HPU+1 in
 // the low byte, users in the high word. Use them with atomic operations only,
 // and not after Close.
 func (in *Ingress) Buckets() []uint64 {
-	return unsafe.Slice((*uint64)(unsafe.Pointer(&in.buckets[0])), bpf.MaxBuckets)
+	return in.buckets[:]
 }
 
 // Detach takes the program off the interface, and leaves its memory. Frames pass
@@ -345,16 +359,12 @@ func (in *Ingress) Detach() error {
 // nothing had been there. Idempotent.
 func (in *Ingress) Close() error {
 	errs := []error{in.Detach()}
-	for _, b := range []*[]byte{&in.queues, &in.share, &in.buckets} {
-		if *b != nil {
-			errs = append(errs, unix.Munmap(*b))
-			*b = nil
-		}
+	if in.bss != nil {
+		errs = append(errs, unix.Munmap(in.bss))
+		in.bss = nil
 	}
-	for _, m := range []*ebpf.Map{in.objs.Buckets, in.objs.Counters, in.objs.Queues, in.objs.Shares, in.objs.Sockets, in.objs.Tables} {
-		errs = append(errs, m.Close())
-	}
-	errs = append(errs, in.objs.XspinIngress.Close())
+	errs = append(errs, in.objs.Counters.Close(), in.objs.Sockets.Close(), in.barrier.Close(), in.objs.XspinIngress.Close())
+	in.barrier = nil
 	in.objs = bpf.IngressObjects{}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("close the ingress program: %w", err)

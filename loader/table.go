@@ -71,7 +71,6 @@ func (t *Table) compile() (*bpf.Table, error) {
 	}
 	out := &bpf.Table{
 		Generation: t.Generation,
-		Nfields:    uint32(len(x.Fields)),
 		LastOr:     uint32(x.LastOr),
 		Cand:       x.Cand,
 		Hit:        x.Hit,
@@ -89,8 +88,15 @@ func (t *Table) compile() (*bpf.Table, error) {
 			First: uint32(f.First),
 			Count: uint32(f.N),
 		}
+		copy(k.Users[:], x.Users[i*x.Words:][:x.Words])
 		copy(k.Absent[:], x.Absent[i*x.Words:][:x.Words])
-		out.Fields[i] = k
+		if start, end, ok := x.Gate(i); ok && out.Ngates < uint32(len(out.Gates)) {
+			out.Gates[out.Ngates] = bpf.Rule{Field: k.Field, Start: start, End: end}
+			out.Ngates++
+			continue
+		}
+		out.Fields[out.Nfields] = k
+		out.Nfields++
 	}
 	copy(out.Bounds[:], x.Bounds)
 	for i := range x.Bounds {
@@ -148,6 +154,7 @@ func (c *Context) fill(out *bpf.Context) error {
 	out.CoreMask = c.CoreMask
 	out.Policy = uint8(c.Policy)
 	out.Header = uint16(f.Header)
+	out.Need = uint16(f.Need())
 	out.Nkey = uint8(len(f.Key))
 	for i, k := range f.Key {
 		out.Key[i] = field(k)

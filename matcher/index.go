@@ -5,6 +5,7 @@ package matcher
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"math/bits"
 	"slices"
 )
@@ -48,6 +49,7 @@ type Index struct {
 	Bounds []uint32 // starts of intervals, ascending within a field
 	Vec    []uint64 // interval i of Bounds has Vec[i*Words:][:Words]
 	Absent []uint64 // field i has Absent[i*Words:][:Words] for frames that are too short
+	Users  []uint64 // field i has Users[i*Words:][:Words]: the rulesets that have a rule on it
 	Words  int      // uint64 words per vector, 1..MaxWords
 
 	Cand [MaxWords]uint64 // And rulesets, without those that never match
@@ -68,6 +70,9 @@ func (x *Index) Lookup(frame []byte) (slot int, ok bool) {
 		if i >= x.LastOr && cand == [MaxWords]uint64{} {
 			break
 		}
+		if !x.matters(i, &cand, &hit) {
+			continue
+		}
 		vec := x.vector(i, frame)
 		for w, v := range vec {
 			hit[w] |= v & x.Or[w]
@@ -80,6 +85,17 @@ func (x *Index) Lookup(frame []byte) (slot int, ok bool) {
 		}
 	}
 	return 0, false
+}
+
+// matters tells whether field i has a say: whether a candidate, or an Or ruleset
+// that was not hit yet, has a rule on it.
+func (x *Index) matters(i int, cand, hit *[MaxWords]uint64) bool {
+	for w, users := range x.Users[i*x.Words:][:x.Words] {
+		if users&(cand[w]|x.Or[w]&^hit[w]) != 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // vector returns what field i says about the frame.
@@ -191,12 +207,16 @@ func (x *Index) add(d *draft) {
 	f := IndexField{Index: d.index, Need: need(d.index, d.mask), Mask: d.mask, First: len(x.Bounds)}
 
 	starts := []uint32{0}
+	users := make([]uint64, x.Words)
 	for _, r := range d.rules {
+		users[r.bit/64] |= 1 << (r.bit % 64)
 		starts = append(starts, r.Start)
-		if r.End+1 != 0 {
+		// A field has no value beyond its mask.
+		if r.End < d.mask {
 			starts = append(starts, r.End+1)
 		}
 	}
+	x.Users = append(x.Users, users...)
 	slices.Sort(starts)
 	for _, s := range slices.Compact(starts) {
 		vec := x.evaluate(d, func(r Rule) bool { return r.Start <= s && s <= r.End })
@@ -229,4 +249,33 @@ func (x *Index) evaluate(d *draft, holds func(Rule) bool) []uint64 {
 		}
 	}
 	return vec
+}
+
+// Gate tells whether field i decides alike for all rulesets: every one of them
+// demands that its value be in [start, end], and nothing else of it. A frame
+// that fails matches nothing, and for one that does not the field is settled.
+func (x *Index) Gate(i int) (start, end uint32, ok bool) {
+	if x.Or != [MaxWords]uint64{} {
+		return 0, 0, false
+	}
+	f := x.Fields[i]
+	for _, w := range x.Absent[i*x.Words:][:x.Words] {
+		if w != 0 {
+			return 0, 0, false
+		}
+	}
+	for k := f.First; k < f.First+f.N; k++ {
+		vec := x.Vec[k*x.Words:][:x.Words]
+		switch {
+		case slices.Equal(vec, make([]uint64, x.Words)):
+		case ok || !slices.Equal(vec, x.Cand[:x.Words]):
+			return 0, 0, false // some go on, or in two places
+		default:
+			start, end, ok = x.Bounds[k], math.MaxUint32, true
+			if k+1 < f.First+f.N {
+				end = x.Bounds[k+1] - 1
+			}
+		}
+	}
+	return start, end, ok
 }

@@ -90,6 +90,7 @@ func TestTheLayoutOfAnIndex(t *testing.T) {
 		// Bits: a 1, b 2, c 4, g 64.
 		Vec:    []uint64{71, 67, 71, 67, 64, 67, 66, 64, 66, 67, 66},
 		Absent: []uint64{67, 64, 66},
+		Users:  []uint64{4, 3, 1},
 		Words:  1,
 		Cand:   [4]uint64{67},
 		Hit:    [4]uint64{16},

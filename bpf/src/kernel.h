@@ -43,6 +43,7 @@ static long (*const bpf_xdp_load_bytes)(struct xdp_md *ctx, __u32 off, void *buf
 
 #define SEC(name) __attribute__((section(name), used))
 #define __always_inline inline __attribute__((always_inline))
+#define __aligned __attribute__((aligned(64))) /* a cache line */
 #define __noinline __attribute__((noinline))
 #define __uint(name, val) int(*name)[val]
 #define __type(name, val) typeof(val) *name

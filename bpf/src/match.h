@@ -5,7 +5,8 @@
  * into intervals, and each interval has one bit for each ruleset that can still
  * match there. A frame costs one binary search for each field until no ruleset
  * is left, however many rulesets share the fields; unmatched traffic ends after
- * the first fields, which user space orders for that.
+ * the first fields, which user space orders for that. A rule that all rulesets
+ * share is a gate: one comparison, and no vector.
  */
 #pragma once
 #include "kernel.h"
@@ -17,30 +18,45 @@ struct frame {
 	struct xdp_md *ctx;
 	void *data;
 	void *data_end;
-	__u32 len; /* with fragments */
 };
 
-/* Words that reach beyond the linear part: a fragmented or a short frame. */
-static __noinline __u32 load_word_slow(struct xdp_md *ctx, __u32 off, __u32 len)
+static __always_inline struct frame frame_of(struct xdp_md *ctx)
 {
-	__u32 word = 0;
-	__u32 n;
+	struct frame f = {
+		.ctx = ctx,
+		.data = (void *)(long)ctx->data,
+		.data_end = (void *)(long)ctx->data_end,
+	};
+	return f;
+}
 
-	if (off >= len)
+/*
+ * A word that reaches beyond the linear part: the frame is short or fragmented.
+ * Returns the word, and in the upper half whether the first `need` bytes of the
+ * frame exist.
+ */
+static __noinline __u64 load_word_slow(struct xdp_md *ctx, __u32 off, __u32 need)
+{
+	__u32 len = bpf_xdp_get_buff_len(ctx);
+	__u32 word = 0;
+
+	if (need > len || off >= len)
 		return 0;
-	n = len - off;
-	if (n >= 4)
-		n = 4;
-	/* Constant sizes: the verifier of older kernels loses n's lower bound. */
-	if (n == 4)
-		bpf_xdp_load_bytes(ctx, off, &word, 4);
-	else if (n == 3)
-		bpf_xdp_load_bytes(ctx, off, &word, 3);
-	else if (n == 2)
-		bpf_xdp_load_bytes(ctx, off, &word, 2);
-	else
+	/* Constant sizes: the verifier of older kernels loses a lower bound. */
+	switch (len - off) {
+	case 1:
 		bpf_xdp_load_bytes(ctx, off, &word, 1);
-	return bswap32(word);
+		break;
+	case 2:
+		bpf_xdp_load_bytes(ctx, off, &word, 2);
+		break;
+	case 3:
+		bpf_xdp_load_bytes(ctx, off, &word, 3);
+		break;
+	default:
+		bpf_xdp_load_bytes(ctx, off, &word, 4);
+	}
+	return 1ULL << 32 | bswap32(word);
 }
 
 /* The field's value; false when a byte its mask selects is not in the frame. */
@@ -49,15 +65,15 @@ static __always_inline int load_field(const struct frame *f, const struct xspin_
 {
 	__u32 off = field->off & (XSPIN_WINDOW - 4);
 	void *p = f->data + off;
+	__u64 word;
 
 	if (likely(p + 4 <= f->data_end)) {
 		*value = bswap32(*(__u32 *)p) & field->mask;
 		return 1;
 	}
-	if (field->need > f->len)
-		return 0;
-	*value = load_word_slow(f->ctx, off, f->len) & field->mask;
-	return 1;
+	word = load_word_slow(f->ctx, off, field->need);
+	*value = (__u32)word & field->mask;
+	return word >> 32;
 }
 
 static __always_inline int rule_holds(const struct frame *f, const struct xspin_rule *rule)
@@ -112,6 +128,8 @@ static __always_inline int step_narrow(const struct frame *f, const struct xspin
 	__u64 vec;
 	__u32 v;
 
+	if (!(x->users[0] & (*cand | (t->or_[0] & ~*hit))))
+		return 0; /* nobody asks any more */
 	if (load_field(f, &x->field, &v))
 		vec = t->vec[search(t, x->first, x->count, v)];
 	else
@@ -129,6 +147,11 @@ static __always_inline int step_wide(const struct frame *f, const struct xspin_t
 	__u64 left = 0;
 	__u32 v;
 
+	for (int w = 0; w < XSPIN_VEC_WORDS; w++)
+		left |= x->users[w] & (cand[w] | (t->or_[w] & ~hit[w]));
+	if (!left)
+		return 0; /* nobody asks any more */
+	left = 0;
 	if (load_field(f, &x->field, &v))
 		vec = &t->vec[search(t, x->first, x->count, v) * XSPIN_VEC_WORDS];
 	else
@@ -206,6 +229,16 @@ known:
 
 static __always_inline int match(const struct frame *f, const struct xspin_table *t)
 {
+	/* What every ruleset demands needs no vectors. */
+	for (__u32 i = 0; i < XSPIN_MAX_GATES; i++) {
+		const struct xspin_rule *gate = &t->gates[i];
+		__u32 v;
+
+		if (i >= t->ngates)
+			break;
+		if (!load_field(f, &gate->field, &v) || v - gate->start > gate->end - gate->start)
+			return -1;
+	}
 	if (likely(!t->wide))
 		return match_narrow(f, t);
 	return match_wide(f, t);

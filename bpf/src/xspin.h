@@ -15,6 +15,7 @@ enum xspin_limits {
 	XSPIN_MAX_FIELDS = 2048,   /* 256 rulesets x 8 rules, no two alike */
 	XSPIN_MAX_BOUNDS = 8192,   /* intervals, all fields: 2*rules + fields <= 6144 */
 	XSPIN_VEC_WORDS = 4,	   /* 256 bits, one a ruleset */
+	XSPIN_MAX_GATES = 8,	   /* rules that all rulesets share */
 	XSPIN_INLINE_FIELDS = 16,  /* fields matched without a call */
 	XSPIN_MAX_BUCKETS = 1 << 18,
 	XSPIN_WINDOW = 512,	   /* bytes a rule can see */
@@ -54,7 +55,7 @@ struct xspin_meta {
 	__u16 magic;
 };
 
-/* --- the matching table: immutable once published, swapped as a whole --- */
+/* --- the matching table: nobody changes it while it is in force --- */
 
 /* A word of the frame under a mask. */
 struct xspin_field {
@@ -67,6 +68,7 @@ struct xspin_index_field {
 	struct xspin_field field;
 	__u32 first;  /* of its intervals in bounds */
 	__u32 count;  /* of its intervals, >= 1 */
+	__u64 users[XSPIN_VEC_WORDS]; /* rulesets with a rule on the field */
 	__u64 absent[XSPIN_VEC_WORDS];
 };
 
@@ -100,14 +102,18 @@ struct xspin_context {
 	__u8 offset_shift; /* to the lowest bit of the mask */
 	__u8 has_length;
 	__u8 length_shift;
-	__u8 pad[3];
+	__u8 pad;
+	__u16 need; /* the shortest frame with all of these bytes */
 };
 
 struct xspin_table {
 	__u32 generation;
+	__u32 ngates;
 	__u32 nfields;
 	__u32 last_or; /* leading fields that some OR ruleset uses */
 	__u32 wide;    /* more than 64 rulesets: vectors have 4 words, else 1 */
+	__u32 pad;
+	struct xspin_rule gates[XSPIN_MAX_GATES];
 	__u64 cand[XSPIN_VEC_WORDS];
 	__u64 hit[XSPIN_VEC_WORDS];
 	__u64 or_[XSPIN_VEC_WORDS];
