@@ -193,7 +193,7 @@ func (r *runner) publish() {
 		c.add(a)
 		if a.Handled > 0 {
 			mean := uint64(a.HandlerSum) / a.Handled
-			quantum := uint32(min(max(uint64(quantumTime)/max(mean, 1), 1), batchSize))
+			quantum := uint32(min(max(uint64(quantumTime)/max(mean, 1), 1), maxQuantum))
 			if q := &r.pool.cfg.Share.Quantum[id]; atomic.LoadUint32(q) != quantum {
 				atomic.StoreUint32(q, quantum)
 			}
@@ -204,4 +204,7 @@ func (r *runner) publish() {
 	r.dirty = r.dirty[:0]
 }
 
-const quantumTime = 20 * time.Microsecond
+const (
+	quantumTime = 20 * time.Microsecond
+	maxQuantum  = 512
+)
