@@ -254,6 +254,7 @@ func (h *HER) Keep() (*Kept, error) {
 	}
 	kept.all = append(kept.all, h.all...)
 	kept.segs = kept.all[:len(h.segs)]
+	kept.pool.kept.Add(1)
 	return kept, nil
 }
 
@@ -286,6 +287,7 @@ func (k *Kept) Segment(i int) []byte {
 // Release finishes the HER. Idempotent.
 func (k *Kept) Release() {
 	if !k.done.Swap(true) {
+		k.pool.kept.Add(-1)
 		k.pool.giveBack(k)
 	}
 }

@@ -136,6 +136,7 @@ type Pool struct {
 	wg       sync.WaitGroup // runners that were not abandoned
 	closed   atomic.Bool
 	stuck    atomic.Int64 // handlers that were given up and have not returned
+	kept     atomic.Int64 // packets that Keep gave out, not released
 	leaky    atomic.Bool  // some context is
 
 	mu       sync.Mutex
@@ -358,6 +359,9 @@ func (p *Pool) Close() {
 	p.evClosed = true
 	close(p.events)
 }
+
+// Kept returns how many packets handlers have kept and not released.
+func (p *Pool) Kept() int { return int(p.kept.Load()) }
 
 // Stuck returns how many handlers ran past their limit and have not returned.
 func (p *Pool) Stuck() int { return int(p.stuck.Load()) }

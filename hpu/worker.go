@@ -507,7 +507,7 @@ func (r *runner) leave() {
 	if h.action != keep {
 		k := &Kept{pool: r.pool, port: h.port, account: h.account()}
 		k.all = append(k.all, h.all...)
-		k.Release()
+		r.pool.giveBack(k)
 	}
 	r.publish()
 	r.returnSpare()
@@ -562,8 +562,8 @@ func (r *runner) settle(p *port, start int64) bool {
 		r.interleave(p)
 	}
 	r.transmit(p)
+	r.publish() // before the credit: whoever sees that return may look
 	r.exchange(p.queue)
-	r.publish()
 	p.handled.Store(p.handled.Load() + uint64(r.count))
 	p.batches.Store(p.batches.Load() + 1)
 	p.busy.Store(p.busy.Load() + r.pool.scale.Ticks() - start)

@@ -88,6 +88,9 @@ func (s *ContextSpec) complete(hpus int) error {
 	if len(s.Rulesets) == 0 {
 		return errors.New("no ruleset: no packet would ever come")
 	}
+	if n := len(s.Rulesets); n > matcher.MaxRulesets {
+		return fmt.Errorf("%w: %d rulesets, possible are %d", ErrTable, n, matcher.MaxRulesets)
+	}
 	for i := range s.Rulesets {
 		if err := s.Rulesets[i].Validate(); err != nil {
 			return err

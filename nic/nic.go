@@ -273,8 +273,9 @@ func (n *NIC) Transmit(frame []byte) error { return n.pool.Transmit(frame) }
 // counted as lost.
 func (n *NIC) Events() <-chan hpu.Event { return n.pool.Events() }
 
-// Close detaches the program, stops the HPUs and frees everything. Handlers
-// that are stuck are left behind, with the memory that they may still touch.
+// Close detaches the program, stops the HPUs and frees everything. Handlers that
+// are stuck, and packets that were kept and not released, are left behind with
+// the memory that they lie in, and are an error.
 // Idempotent.
 func (n *NIC) Close() error {
 	n.mu.Lock()
@@ -295,10 +296,10 @@ func (n *NIC) Close() error {
 	if n.ingress != nil {
 		errs = append(errs, n.ingress.Detach(), n.ingress.ClearSockets())
 	}
-	stuck := 0
+	stuck, kept := 0, 0
 	if n.pool != nil {
 		n.pool.Close()
-		stuck = n.pool.Stuck()
+		stuck, kept = n.pool.Stuck(), n.pool.Kept()
 	}
 	if n.injector != nil {
 		errs = append(errs, n.injector.Close())
@@ -306,8 +307,8 @@ func (n *NIC) Close() error {
 	for _, s := range n.sockets {
 		errs = append(errs, s.Close())
 	}
-	if stuck > 0 {
-		return errors.Join(append(errs, fmt.Errorf("close NIC: %d handlers are stuck: their memory is not freed", stuck))...)
+	if stuck > 0 || kept > 0 {
+		return errors.Join(append(errs, fmt.Errorf("close NIC: %d handlers are stuck and %d packets kept: the memory that they may touch is not freed", stuck, kept))...)
 	}
 	if n.ingress != nil {
 		errs = append(errs, n.ingress.Close())

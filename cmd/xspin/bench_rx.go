@@ -67,6 +67,10 @@ func (r *rxRuns) side(what string) bench.Side {
 const rxFrame = 64 // bytes
 
 func benchRx(ctx context.Context, lab *benchLab, cfg benchConfig, doc *bench.Document) error {
+	// The generator and the receiver under test share this process. Neither may
+	// have to wait for the other's turn in the Go scheduler, which would be
+	// measured as the receiver's doing.
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(runtime.NumCPU() + 4))
 	g, err := lab.generator()
 	if err != nil {
 		return err
