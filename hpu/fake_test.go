@@ -189,7 +189,6 @@ type pkt struct {
 	foreign    bool // without metadata
 	lose       bool // dropped by the kernel behind the program's back
 	mute       bool // with lose: and not counted
-	hold       bool // the rest of the frame comes with finish
 }
 
 // receive runs the program on packets, all at once: a worker that is idle takes

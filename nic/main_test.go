@@ -48,7 +48,7 @@ func child(role, device string) error {
 	specs := []nic.ContextSpec{{Name: "icmp", Rulesets: []matcher.Ruleset{matcher.ICMPEcho()}, Handlers: hpu.Handlers{Payload: echo}}}
 	if role == "forever" {
 		forever := func(*hpu.HER) hpu.Code {
-			for {
+			for { //nolint:staticcheck // the point of the test
 			}
 		}
 		specs = append(specs, nic.ContextSpec{Name: "stuck", Rulesets: []matcher.Ruleset{matcher.UDPPort(9)}, Handlers: hpu.Handlers{Payload: forever}})
