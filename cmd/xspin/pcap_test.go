@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"runtime"
 	"strings"
 	"testing"
 )
@@ -116,6 +117,7 @@ func TestCapture(t *testing.T) {
 		{"pcapng, obsolete packets", cat(section(le, 1, 0), obsolete(le, a)), []frameOf{a}},
 		{"pcapng, unknown blocks between", cat(section(le, 1, 0), block(le, 0x0bad, 1, 2, 3, 4), enhanced(le, 0, a)), []frameOf{a}},
 		{"pcapng, two sections of different byte order", cat(section(le, 1, 0), enhanced(le, 0, a), section(be, 1, 0), enhanced(be, 0, b)), []frameOf{a, b}},
+		{"pcapng, an interface whose clock's unit is no number", cat(section(le, 1, 0)[:28], block(le, 1, 1, 0, 0, 0, 0, 0, 0, 0, 9, 0, 1, 0, 0xff, 0, 0, 0), enhanced(le, 0, a)), []frameOf{a}},
 		{"pcapng, an unused interface that is not Ethernet", cat(section(le, 113, 0), section(le, 1, 0)[28:], enhanced(le, 1, a)), []frameOf{a}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -155,14 +157,34 @@ func TestDamagedCaptures(t *testing.T) {
 		{"a cut frame header", "EOF", pcap[:39]},
 		{"a cut frame", "EOF", pcap[:len(pcap)-2]},
 		{"a frame of 4 GiB", "damaged", at(pcap, 32, 0xffffffff)},
+		{"a frame of 4 GiB, allowed by the file", "damaged", at(at(at(pcap, 16, 0xffffffff), 32, 0xffffffff), 36, 0xffffffff)},
+		{"a frame of a byte more than 256 KiB", "damaged", at(at(pcap, 32, maxFrame+1), 36, maxFrame+1)},
 		{"Linux cooked frames", "link type 113", pcapFile(le, 0xa1b2c3d4, 113, a)},
 		{"pcapng: Linux cooked frames", "only link type 1", cat(section(le, 276, 0), enhanced(le, 0, a))},
-		{"pcapng: version 2", "Version", at(ng, 12, 2)},
+		{"pcapng: version 2", "version 2", at(ng, 12, 2)},
 		{"pcapng: no byte order", "neither", at(ng, 8, 0)},
-		{"pcapng: an unknown interface", "Interface id 1", cat(section(le, 1, 0), enhanced(le, 1, a))},
+		{"pcapng: a cut file header", "EOF", ng[:11]},
+		{"pcapng: a cut block header", "EOF", ng[:len(section(le, 1, 0))+7]},
+		{"pcapng: a cut block", "EOF", ng[:len(ng)-2]},
+		{"pcapng: a block of 4 GiB", "length 4294967292", at(ng, 52, 0xfffffffc)},
+		{"pcapng: a block of 1 MiB and a bit", "length 1048580", at(ng, 52, maxBlock+4)},
+		{"pcapng: a block of 8 bytes", "length 8", at(ng, 52, 8)},
+		{"pcapng: a block of no whole words", "length 43", at(ng, 52, 43)},
+		{"pcapng: a block too short for its type", "want at least 20", cat(section(le, 1, 0), block(le, ngEnhanced, make([]byte, 16)...))},
+		{"pcapng: a frame of 4 GiB", "frame of 4294967295 bytes", at(at(ng, 68, 0xffffffff), 72, 0xffffffff)},
+		{"pcapng: a frame longer than its block", "frame of 9 bytes in a block of 8", at(ng, 68, 9)},
+		{"pcapng: a simple packet of 4 GiB", "frame of 4294967295 bytes", cat(section(le, 1, 0), simple(le, frameOf{a.data, 1<<32 - 1}))},
+		{"pcapng: a simple packet without interface", "the section has 0", cat(section(le, 1, 0)[:28], simple(le, a))},
+		{"pcapng: an unknown interface", "frame of interface 1, the section has 1", cat(section(le, 1, 0), enhanced(le, 1, a))},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
 			_, err := readAll(tt.data)
+			runtime.ReadMemStats(&after)
+			if n := after.TotalAlloc - before.TotalAlloc; n > 4<<20 {
+				t.Errorf("took %d bytes of memory for a file of %d", n, len(tt.data))
+			}
 			if !errors.Is(err, errCapture) || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("error is %v, want %q", err, tt.want)
 			}
