@@ -11,6 +11,7 @@ import (
 	"net"
 	"sync"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -43,6 +44,9 @@ const (
 )
 
 func (m Mode) String() string {
+	if m < Auto || m > Generic {
+		return fmt.Sprintf("Mode(%d)", int(m))
+	}
 	return [...]string{"auto", "native", "generic"}[m]
 }
 
@@ -64,6 +68,7 @@ type Ingress struct {
 	objs    bpf.IngressObjects
 	link    link.Link
 	barrier *ebpf.Map // see synchronize
+	inner   *ebpf.Map // its only element
 
 	// The program's global variables, mapped.
 	bss     []byte
@@ -245,6 +250,9 @@ func (in *Ingress) load(program string) error {
 	in.share = global[bpf.Share](in.bss, spec.Variables[bpf.IngressVarShare])
 	in.buckets = global[[bpf.MaxBuckets]uint64](in.bss, spec.Variables[bpf.IngressVarBuckets])
 	inner := &ebpf.MapSpec{Name: "xspin_inner", Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1}
+	if in.inner, err = ebpf.NewMap(inner); err != nil {
+		return fmt.Errorf("make map: %w", err)
+	}
 	in.barrier, err = ebpf.NewMap(&ebpf.MapSpec{Name: "xspin_barrier", Type: ebpf.ArrayOfMaps, KeySize: 4, ValueSize: 4, MaxEntries: 1, InnerMap: inner})
 	if err != nil {
 		return fmt.Errorf("make map of maps: %w", err)
@@ -284,23 +292,25 @@ func (in *Ingress) Publish(t *Table) error {
 	next := 1 - atomic.LoadUint32(in.active)
 	in.tables[next] = *compiled // no run of the program is in it since the last Publish
 	atomic.StoreUint32(in.active, next)
-	if err := in.synchronize(); err != nil {
-		return fmt.Errorf("publish table: the new one is in force, but the old one may not be free: %w", err)
-	}
 	in.table = t
+	// The table is in force, so there is no way back and no error. The wait needs
+	// nothing that could be missing; if it were refused all the same: a run of
+	// the program takes microseconds.
+	if err := in.synchronize(); err != nil {
+		time.Sleep(time.Second)
+	}
 	return nil
 }
 
 // synchronize waits for an RCU grace period: until no run of any XDP program
 // that is under way now is under way any more. The kernel has no call for that,
-// but it does so after each update of a map of maps.
+// but it does so after each update of a map of maps. It takes no memory and no
+// descriptor that could be missing.
 func (in *Ingress) synchronize() error {
-	inner, err := ebpf.NewMap(&ebpf.MapSpec{Name: "xspin_inner", Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
-	if err != nil {
-		return err
+	if err := in.barrier.Put(uint32(0), in.inner); err != nil {
+		return fmt.Errorf("wait for a grace period: %w", err)
 	}
-	defer inner.Close()
-	return in.barrier.Put(uint32(0), inner)
+	return nil
 }
 
 // SetSocket tells the program where to send the frames for an HPU that arrive
@@ -363,8 +373,8 @@ func (in *Ingress) Close() error {
 		errs = append(errs, unix.Munmap(in.bss))
 		in.bss = nil
 	}
-	errs = append(errs, in.objs.Counters.Close(), in.objs.Sockets.Close(), in.barrier.Close(), in.objs.XspinIngress.Close())
-	in.barrier = nil
+	errs = append(errs, in.objs.Counters.Close(), in.objs.Sockets.Close(), in.barrier.Close(), in.inner.Close(), in.objs.XspinIngress.Close())
+	in.barrier, in.inner = nil, nil
 	in.objs = bpf.IngressObjects{}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("close the ingress program: %w", err)

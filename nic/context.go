@@ -6,8 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
+	"unicode"
 
 	"github.com/xspin/xspin/bpf"
 	"github.com/xspin/xspin/hpu"
@@ -20,6 +23,7 @@ var (
 	ErrClosed  = errors.New("NIC is closed")
 	ErrRemoved = errors.New("context is not installed")
 	ErrTable   = errors.New("matching table is full")
+	ErrNumbers = errors.New("no context number is free")
 	ErrCredit  = errors.New("not enough credit left")
 )
 
@@ -38,31 +42,47 @@ type ContextSpec struct {
 	Name string // in statistics, events and errors. Required
 
 	// Rulesets that bring packets here: any of them. They are numbered when
-	// the context is activated: First and up if that is given, else the lowest
+	// the context is activated: First and up if that is not 0, else the lowest
 	// free numbers. The lowest that matches a packet wins.
 	Rulesets []matcher.Ruleset
-	First    int // -1 or 0: wherever there is room
+	First    int
 
 	Format   *matcher.Format // of messages. Defaults to that of the rulesets, or to `packet`
 	Handlers hpu.Handlers
-	Policy   loader.Policy // ByMessage or ByPacket. Defaults to ByMessage, which for `packet` is ByPacket
-	CoreMask uint64        // bit h: HPU h may be used. 0 for all
+	Policy   Policy // Defaults to ByMessage, which for `packet` is ByPacket
+	CoreMask uint64 // bit h: HPU h may be used. 0 for all
 
 	// Credits limit how many buffers of the context are in flight on a receive
-	// queue. 0 for an equal share of what the other contexts leave.
+	// queue. 0 for an equal share of what the other contexts leave. A frame that
+	// spans more buffers than that is refused always.
 	Credits int
 
 	Messages  int  // see DefaultMessages; rounded up to a power of two
 	Timestamp bool // have packets carry their time of arrival
 }
 
-// A Context is an execution context that was installed.
+// A Policy tells how packets are spread over HPUs.
+type Policy = loader.Policy
+
+// Scheduling policies (D4.7 section 4.4.4).
+const (
+	ByMessage = loader.ByMessage // packets of a message stay on one HPU
+	ByPacket  = loader.ByPacket  // packets go wherever there is room
+)
+
+// A Context is an execution context that was installed. Its methods are safe
+// for concurrent use.
 type Context struct {
 	spec   ContextSpec
 	n      *NIC
 	hpu    *hpu.Context
-	slots  []int // of its rulesets, once activated
 	bucket bpf.Range
+
+	// Guarded by the NIC's lock.
+	slots []int // of its rulesets, once activated
+	// What the program's counters were when the numbers became the context's.
+	matched []uint64 // by ruleset
+	refused uint64
 }
 
 // ID returns the context's number.
@@ -72,7 +92,11 @@ func (c *Context) ID() int { return int(c.hpu.ID()) }
 func (c *Context) Name() string { return c.spec.Name }
 
 // Rulesets returns the numbers of the context's rulesets, none before Activate.
-func (c *Context) Rulesets() []int { return c.slots }
+func (c *Context) Rulesets() []int {
+	c.n.mu.Lock()
+	defer c.n.mu.Unlock()
+	return slices.Clone(c.slots)
+}
 
 // Stats returns what the context's handlers did.
 func (c *Context) Stats() hpu.ContextStats { return c.hpu.Stats() }
@@ -84,6 +108,16 @@ func (c *Context) ClearCounters() [hpu.UserCounters]hpu.UserCounter { return c.h
 func (s *ContextSpec) complete(hpus int) error {
 	if s.Name == "" {
 		return errors.New("no name")
+	}
+	if strings.ContainsFunc(s.Name, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		return errors.New("the name has characters that cannot be printed")
+	}
+	if s.Policy != ByMessage && s.Policy != ByPacket {
+		return fmt.Errorf("scheduling policy %d: there are ByMessage and ByPacket", s.Policy)
+	}
+	s.Rulesets = slices.Clone(s.Rulesets)
+	if last := s.First + len(s.Rulesets) - 1; s.First < 0 || s.First > 0 && last >= matcher.MaxRulesets {
+		return fmt.Errorf("ruleset numbers %d..%d: possible are 0..%d", s.First, last, matcher.MaxRulesets-1)
 	}
 	if len(s.Rulesets) == 0 {
 		return errors.New("no ruleset: no packet would ever come")
@@ -117,7 +151,7 @@ func (s *ContextSpec) complete(hpus int) error {
 		return err
 	}
 	if len(s.Format.Key) == 0 {
-		s.Policy = loader.ByPacket // every packet is a message
+		s.Policy = ByPacket // every packet is a message
 	}
 	all := uint64(math.MaxUint64) >> (64 - hpus)
 	if s.CoreMask == 0 {
@@ -163,11 +197,17 @@ func (n *NIC) Install(spec ContextSpec) (_ *Context, err error) {
 		return nil, err
 	}
 	c := &Context{spec: spec, n: n}
-	if spec.Policy == loader.ByMessage {
+	if spec.Policy == ByMessage {
 		if c.bucket, err = n.buckets.take(pow2(spec.Messages)); err != nil {
 			return nil, err
 		}
 	}
+	prog, err := n.ingress.Stats()
+	if err != nil {
+		return nil, err
+	}
+	c.refused = prog.Refused[id]
+	atomic.StoreUint32(&n.ingress.Share().Quantum[id], 1) // until its handlers' time is known
 	c.hpu = hpu.NewContext(id, spec.Name, spec.Handlers, c.bucket)
 	n.contexts[id] = c
 	if err := n.rebalance(); err != nil {
@@ -190,7 +230,7 @@ func (n *NIC) freeID() (uint16, error) {
 			return id, nil
 		}
 	}
-	return 0, fmt.Errorf("%w: %d contexts", ErrTable, bpf.MaxContexts)
+	return 0, fmt.Errorf("%w: there are %d", ErrNumbers, bpf.MaxContexts)
 }
 
 // reap frees numbers and buckets of removed contexts whose last packets have
@@ -223,9 +263,14 @@ func (n *NIC) Activate(c *Context) (err error) {
 	if err != nil {
 		return err
 	}
-	c.slots = slots
+	prog, err := n.ingress.Stats()
+	if err != nil {
+		return err
+	}
+	c.slots, c.matched = slots, nil
 	for _, s := range slots {
 		n.slots[s] = c.hpu.ID()
+		c.matched = append(c.matched, prog.Matched[s])
 	}
 	if err := n.publish(); err != nil {
 		for _, s := range slots {
@@ -249,7 +294,7 @@ func (n *NIC) has(c *Context) error {
 
 // freeSlots finds ruleset numbers: count in a row from first, or any.
 func (n *NIC) freeSlots(first, count int) (slots []int, err error) {
-	for s := max(first, 0); s < matcher.MaxRulesets && len(slots) < count; s++ {
+	for s := first; s < matcher.MaxRulesets && len(slots) < count; s++ {
 		if id, used := n.slots[s]; !used {
 			slots = append(slots, s)
 		} else if first > 0 {
@@ -300,14 +345,14 @@ func (n *NIC) Remove(c *Context) error {
 	if err := n.has(c); err != nil {
 		return fmt.Errorf("remove context %q: %w", c.spec.Name, err)
 	}
-	for _, s := range c.slots {
-		delete(n.slots, s)
-	}
-	active := c.slots != nil
-	c.slots = nil
-	if active {
+	if slots := c.slots; slots != nil {
+		c.slots = nil
 		if err := n.publish(); err != nil {
+			c.slots = slots // still armed
 			return fmt.Errorf("remove context %q: %w", c.spec.Name, err)
+		}
+		for _, s := range slots {
+			delete(n.slots, s)
 		}
 	}
 	err := n.pool.Drain(c.hpu, removeTime)
@@ -367,7 +412,6 @@ func (n *NIC) rebalance() error {
 	}
 	for id, w := range want {
 		atomic.StoreUint32(&share.Credit[id], w)
-		atomic.CompareAndSwapUint32(&share.Quantum[id], 0, 1)
 	}
 	return nil
 }

@@ -9,7 +9,6 @@ import (
 	"os/signal"
 
 	"github.com/xspin/xspin/hpu"
-	"github.com/xspin/xspin/loader"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/nic"
 )
@@ -72,7 +71,7 @@ func ExampleNIC_Install() {
 			}
 			return hpu.Success
 		}},
-		Policy:   loader.ByPacket,
+		Policy:   nic.ByPacket,
 		CoreMask: 0b11,
 	})
 	if err != nil {

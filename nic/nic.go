@@ -38,6 +38,16 @@ const (
 	DefaultRing = 2048
 )
 
+// A Mode is how the XDP program is attached.
+type Mode = loader.Mode
+
+// Attach modes.
+const (
+	Auto    = loader.Auto    // native XDP if the driver has it, else generic
+	Native  = loader.Native  // in the driver
+	Generic = loader.Generic // in the stack: slower, on every interface
+)
+
 // MaxHPUs is how many HPUs a NIC can have.
 const MaxHPUs = bpf.MaxHPUs
 
@@ -52,7 +62,7 @@ const (
 // Config of a NIC. The zero value of a field is its default.
 type Config struct {
 	Interface string        // name, in the network namespace of the calling thread. Required
-	Mode      loader.Mode   // native XDP, or generic, or what works: Auto
+	Mode      Mode          // Defaults to Auto
 	HPUs      int           // 1..64. Defaults to DefaultHPUs
 	Workers   int           // threads that serve the HPUs. Defaults to GOMAXPROCS, at most one per HPU
 	CPUs      []int         // that these threads run on, in turn. Defaults to any
@@ -138,7 +148,7 @@ func Open(cfg Config) (_ *NIC, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("open NIC: %w", err)
 	}
-	if cfg.Mode == loader.Auto && n.ingress.Mode() == loader.Generic {
+	if cfg.Mode == Auto && n.ingress.Mode() == Generic {
 		cfg.Logger.Warn("the driver has no native XDP: generic mode, slower, without hand-over to the stack", "interface", iface.Name)
 	}
 	pool := hpu.Config{
@@ -164,7 +174,7 @@ func Open(cfg Config) (_ *NIC, err error) {
 		}
 		pool.Queues = append(pool.Queues, hq)
 	}
-	if n.ingress.Mode() == loader.Native {
+	if n.ingress.Mode() == Native {
 		if n.injector, err = loader.NewInjector(iface); err != nil {
 			return nil, fmt.Errorf("open NIC: %w", err)
 		}
@@ -180,6 +190,9 @@ func Open(cfg Config) (_ *NIC, err error) {
 func (c *Config) complete() error {
 	if c.Interface == "" {
 		return errors.New("no interface named")
+	}
+	if c.Mode != Auto && c.Mode != Native && c.Mode != Generic {
+		return fmt.Errorf("XDP mode %d: there are Auto, Native and Generic", int(c.Mode))
 	}
 	if c.HPUs == 0 {
 		c.HPUs = DefaultHPUs
@@ -237,7 +250,7 @@ func (n *NIC) openSockets(queues int) (spares []uint64, err error) {
 			Queue:          q,
 			FillSize:       fill,
 			CompletionSize: pow2(perQueue + spare),
-			Generic:        n.cfg.Mode == loader.Generic,
+			Generic:        n.cfg.Mode == Generic,
 			Initial:        initial,
 		}, ring)
 		if err != nil {

@@ -87,6 +87,7 @@ func TestOpenRefusesBadConfigurations(t *testing.T) {
 		{"negative ring", nic.Config{Ring: -64}, []string{"-64"}},
 		{"negative HPUs", nic.Config{HPUs: -1}, []string{"-1 HPUs", "1..64"}},
 		{"too many HPUs", nic.Config{HPUs: 65}, []string{"65 HPUs", "1..64"}},
+		{"XDP mode that does not exist", nic.Config{Mode: 9}, []string{"mode 9", "Generic"}},
 		{"more workers than HPUs", nic.Config{HPUs: 2, Workers: 3}, []string{"3 workers", "1..2"}},
 		{"negative workers", nic.Config{Workers: -1}, []string{"-1 workers"}},
 		{"negative time limit", nic.Config{Limit: -1}, []string{"negative"}},
@@ -296,6 +297,8 @@ func TestInstallRefusesBadContexts(t *testing.T) {
 		}, matcher.ErrRuleset, []string{"9"}},
 		{"two formats", func(s *nic.ContextSpec) { s.Rulesets = sets(slmp, flow) }, nil, []string{"slmp", "flow"}},
 		{"unknown format", func(s *nic.ContextSpec) { s.Rulesets = sets(unknown) }, nil, []string{"nothing", "slmp"}},
+		{"policy that does not exist", func(s *nic.ContextSpec) { s.Policy = 7 }, nil, []string{"policy 7", "ByPacket"}},
+		{"name with a control character", func(s *nic.ContextSpec) { s.Name = "a\nb" }, nil, []string{"printed"}},
 		{"core mask naming only HPUs that are not there", func(s *nic.ContextSpec) { s.CoreMask = 0xf0 }, nil, []string{"0xf0", "0..3"}},
 		{"core mask naming some that are not there", func(s *nic.ContextSpec) { s.CoreMask = 0x18 }, nil, []string{"0x18", "0x10"}},
 		{"negative credits", func(s *nic.ContextSpec) { s.Credits = -1 }, nil, []string{"-1"}},
@@ -398,12 +401,35 @@ func TestTableHasRoomFor256Rulesets(t *testing.T) {
 		t.Fatal(err)
 	}
 	refused(t, n.Activate(clash), "5", `"at 5"`)
-	high, err := n.Install(nic.ContextSpec{Name: "high", Rulesets: ports(5000, 2), First: 255, Handlers: handle(echo)})
+	_, err = n.Install(nic.ContextSpec{Name: "high", Rulesets: ports(5000, 2), First: 255, Handlers: handle(echo)})
+	refused(t, err, "255..256", "0..255")
+}
+
+// Numbers of contexts and rulesets are used again; what the program counted for
+// those who had them before is not theirs.
+func TestCountersOfNumbersThatAreUsedAgainStartAtZero(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	n := open(t, lab, nic.Config{HPUs: 1})
+	spec := nic.ContextSpec{Name: "first", Rulesets: sets(matcher.UDPPort(7)), Handlers: handle(echo)}
+	first := run(t, n, spec)
+	for range 5 {
+		roundTrip(t, dialUDP(t, lab, 7), []byte("hello"))
+	}
+	if err := n.Remove(first); err != nil {
+		t.Fatal(err)
+	}
+	spec.Name = "second"
+	second := run(t, n, spec)
+	if second.ID() != first.ID() || second.Rulesets()[0] != 0 {
+		t.Fatalf("context %d and ruleset %d: the test needs the same numbers again", second.ID(), second.Rulesets()[0])
+	}
+	roundTrip(t, dialUDP(t, lab, 7), []byte("hello"))
+	s, err := n.Stats()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := n.Activate(high); !errors.Is(err, nic.ErrTable) {
-		t.Errorf("two rulesets from 255 on: %v", err)
+	if c := s.Contexts[0]; c.Rulesets[0].Matched != 1 || c.Refused != 0 {
+		t.Errorf("matched %d and refused %d, want 1 and 0", c.Rulesets[0].Matched, c.Refused)
 	}
 }
 

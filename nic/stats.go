@@ -108,14 +108,14 @@ func (n *NIC) Stats() (*Stats, error) {
 			ID:           int(id),
 			Name:         c.spec.Name,
 			Rulesets:     []RulesetStats{},
-			Refused:      prog.Refused[id],
+			Refused:      prog.Refused[id] - c.refused,
 			Credits:      atomic.LoadUint32(&n.ingress.Share().Credit[id]),
 			InFlight:     n.inFlight(id),
 			Stopped:      c.hpu.Stopped(),
 			ContextStats: c.hpu.Stats(),
 		}
 		for i, slot := range c.slots {
-			cs.Rulesets = append(cs.Rulesets, RulesetStats{Number: slot, Name: c.spec.Rulesets[i].Name, Matched: prog.Matched[slot]})
+			cs.Rulesets = append(cs.Rulesets, RulesetStats{Number: slot, Name: c.spec.Rulesets[i].Name, Matched: prog.Matched[slot] - c.matched[i]})
 		}
 		s.Contexts = append(s.Contexts, cs)
 	}
