@@ -159,6 +159,32 @@ func TestTableChangesAreAtomic(t *testing.T) {
 	t.Logf("%d packets by one table and %d by the other", s.Matched[200]+s.Matched[201], s.Matched[10]+s.Matched[11])
 }
 
+// Each change goes through the map of maps, because the kernel waits for a grace
+// period there and nowhere else that we can reach. What it is good for, two
+// changes within the time of one run of the program, is too rare to be met.
+func TestPublishWaitsForAGracePeriod(t *testing.T) {
+	netnstest.NeedRoot(t)
+	tester, err := newTester(rivals(0), Config{Mode: Native, HPUs: 1, Queues: 1, BufferSize: 2000, MaxBuffers: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tester.Close()
+	barrier := tester.in.barrier
+	if kind := barrier.Type(); kind != ebpf.ArrayOfMaps {
+		t.Errorf("the barrier is a map of type %v", kind)
+	}
+	if err := barrier.Delete(uint32(0)); err != nil {
+		t.Fatal(err)
+	}
+	if err := tester.in.Publish(rivals(1)); err != nil {
+		t.Fatal(err)
+	}
+	var id ebpf.MapID
+	if err := barrier.Lookup(uint32(0), &id); err != nil {
+		t.Errorf("after Publish the barrier was not updated: %v", err)
+	}
+}
+
 // Publishing leaves nothing behind.
 func TestPublishingOpensNothing(t *testing.T) {
 	netnstest.NeedRoot(t)
