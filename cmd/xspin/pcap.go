@@ -28,7 +28,7 @@ const (
 // not safe for concurrent use.
 type capture struct {
 	// next returns the next frame, its length on the wire and its link type.
-	next func() ([]byte, int, layers.LinkType, error)
+	next func() ([]byte, int, int, error)
 }
 
 // newCapture reads what comes before the first frame.
@@ -53,9 +53,9 @@ func newCapture(r io.Reader) (*capture, error) {
 	}
 	// The file's own limit is often wrong, and may be 4 GiB.
 	old.SetSnaplen(maxFrame)
-	return &capture{next: func() ([]byte, int, layers.LinkType, error) {
+	return &capture{next: func() ([]byte, int, int, error) {
 		frame, ci, err := old.ReadPacketData()
-		return frame, ci.Length, old.LinkType(), err
+		return frame, ci.Length, int(old.LinkType()), err
 	}}, nil
 }
 
@@ -69,8 +69,8 @@ func (c *capture) Next() (frame []byte, length int, err error) {
 		return nil, 0, io.EOF
 	case err != nil:
 		return nil, 0, fmt.Errorf("%w: damaged: %w", errCapture, err)
-	case link != layers.LinkTypeEthernet:
-		return nil, 0, fmt.Errorf("%w: link type %d (%v): rules count from the Ethernet header, so only link type 1 is possible; capture on an Ethernet interface, not on any", errCapture, int(link), link)
+	case link != int(layers.LinkTypeEthernet):
+		return nil, 0, fmt.Errorf("%w: link type %d: rules count from the Ethernet header, so only link type 1 is possible; capture on an Ethernet interface, not on any", errCapture, link)
 	}
 	return frame, max(length, len(frame)), nil
 }
@@ -147,7 +147,7 @@ func noEOF(err error) error {
 }
 
 // next reads up to the next frame, as capture.next.
-func (n *ngReader) next() (frame []byte, length int, link layers.LinkType, err error) {
+func (n *ngReader) next() (frame []byte, length, link int, err error) {
 	for {
 		kind, b, err := n.readBlock()
 		if err != nil {
@@ -187,6 +187,6 @@ func (n *ngReader) next() (frame []byte, length int, link layers.LinkType, err e
 		if uint64(captured) > uint64(len(b)-fixed) || captured > maxFrame {
 			return nil, 0, 0, fmt.Errorf("frame of %d bytes in a block of %d, with at most %d possible", captured, len(b)-fixed, maxFrame)
 		}
-		return b[fixed : fixed+int(captured)], int(wire), layers.LinkType(n.ifaces[id].link), nil
+		return b[fixed : fixed+int(captured)], int(wire), int(n.ifaces[id].link), nil
 	}
 }

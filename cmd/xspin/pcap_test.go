@@ -161,6 +161,7 @@ func TestDamagedCaptures(t *testing.T) {
 		{"a frame of a byte more than 256 KiB", "damaged", at(at(pcap, 32, maxFrame+1), 36, maxFrame+1)},
 		{"Linux cooked frames", "link type 113", pcapFile(le, 0xa1b2c3d4, 113, a)},
 		{"pcapng: Linux cooked frames", "only link type 1", cat(section(le, 276, 0), enhanced(le, 0, a))},
+		{"pcapng: a link type of more than 8 bits", "link type 257", cat(section(le, 257, 0), enhanced(le, 0, a))},
 		{"pcapng: version 2", "version 2", at(ng, 12, 2)},
 		{"pcapng: no byte order", "neither", at(ng, 8, 0)},
 		{"pcapng: a cut file header", "EOF", ng[:11]},
