@@ -6,3 +6,6 @@ var ParseSNMP = parseSNMP
 
 // Check judges a config as Up does first.
 func (c LabConfig) Check() error { return c.withDefaults().check() }
+
+// DefaultQueues is the default of LabConfig.Queues.
+var DefaultQueues = defaultQueues

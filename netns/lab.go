@@ -59,7 +59,8 @@ type LabConfig struct {
 	MTU int
 	// Queues is the number of receive and of transmit queues of each
 	// device, 1 to 256. Defaults to the number of CPUs that the process may
-	// use; Open takes what it finds.
+	// use, but no more than the 64 receive queues that a NIC can serve; Open
+	// takes what it finds.
 	Queues int
 	// Warn, if not nil, is told what a user should know although the call
 	// succeeds.
@@ -103,13 +104,16 @@ func (c LabConfig) withDefaults() LabConfig {
 		c.MTU = 1500
 	}
 	if c.Queues == 0 {
-		c.Queues = min(runtime.NumCPU(), 256)
+		c.Queues = defaultQueues(runtime.NumCPU())
 	}
 	if c.Warn == nil {
 		c.Warn = func(string) {}
 	}
 	return c
 }
+
+// defaultQueues is the number of queues on a machine with that many CPUs.
+func defaultQueues(cpus int) int { return min(cpus, 64) }
 
 // check judges a config with its defaults filled in.
 func (c LabConfig) check() error {

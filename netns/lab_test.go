@@ -802,3 +802,11 @@ func TestUpAndDownKeepNoDescriptors(t *testing.T) {
 		t.Errorf("%d descriptors open, %d before", n, fds)
 	}
 }
+
+func TestALabHasNoMoreQueuesThanANICServes(t *testing.T) {
+	for cpus, want := range map[int]int{1: 1, 64: 64, 65: 64, 512: 64} {
+		if got := netns.DefaultQueues(cpus); got != want {
+			t.Errorf("%d CPUs: %d queues, want %d", cpus, got, want)
+		}
+	}
+}

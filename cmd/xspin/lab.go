@@ -64,7 +64,7 @@ another one, and what a crash left, is removed and built anew.`,
 		},
 	}
 	cmd.Flags().IntVar(&cfg.MTU, "mtu", 0, "bytes, 68 to 65535 (default 1500)")
-	cmd.Flags().IntVar(&cfg.Queues, "queues", 0, "receive and transmit queues of each device, 1 to 256 (default one per CPU)")
+	cmd.Flags().IntVar(&cfg.Queues, "queues", 0, "receive and transmit queues of each device, 1 to 256 (default one per CPU, up to the 64 that a NIC serves)")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "describe the lab as JSON")
 	return cmd
 }
