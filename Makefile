@@ -30,10 +30,8 @@ build: go ## bin/xspin, one static binary
 # Client and server on different CPUs, for both modes: left to themselves they
 # change places, and the figures jump by a factor of ten. The client spins, so
 # that its own wakeup is not in the figures.
-PINNED := $(shell [ "$$(nproc)" -ge 2 ] && echo --client-cpu 0 --nic-cpu 1 --client-wait spin)
-
 demo: root build ## ping-pong, Linux next to XsPIN, as a table (root; COUNT=n)
-	bin/xspin demo pingpong --proto both --mode host,nic --size 16,516,1016,1416 --count $(COUNT) $(PINNED)
+	bin/xspin demo pingpong --proto both --mode host,nic --size 16,516,1016,1416 --count $(COUNT) --pin --client-wait spin
 
 test: root go test-tools generate-check lint ## every test, none skipped; installs Debian packages they need (root)
 	XSPIN_NO_SKIP=1 CGO_ENABLED=1 go test -race -count=1 -p 1 -timeout 25m ./...

@@ -41,7 +41,7 @@ With --serve nothing is measured: the handlers answer until interrupted, and
 your own programs can ping them.`,
 		Example: `  sudo xspin demo pingpong
   sudo xspin demo pingpong --proto udp --size 16,1416 --count 100000 --json
-  sudo xspin demo pingpong --client-cpu 0 --nic-cpu 1 --client-wait spin --wait spin
+  sudo xspin demo pingpong --pin --client-wait spin --wait spin
   sudo xspin demo pingpong --serve`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -49,6 +49,9 @@ your own programs can ping them.`,
 			cfg, err := f.config(cmd.Flags().Changed("mode"))
 			if err != nil {
 				return fmt.Errorf("demo pingpong: %w", err)
+			}
+			if f.pin && cfg.ClientCPU < 0 {
+				fmt.Fprintln(cmd.ErrOrStderr(), "warning: --pin: this process may use one CPU only, so client and server share it, unpinned, and the client blocks")
 			}
 			return runPingpong(cmd, f, cfg)
 		},
@@ -83,7 +86,7 @@ type pingpongFlags struct {
 	count, warmup           int
 	clientCPU, hpus         int
 	interval, timeout       time.Duration
-	json, serve             bool
+	json, serve, pin        bool
 }
 
 func (f *pingpongFlags) bind(fl *pflag.FlagSet) {
@@ -99,6 +102,7 @@ func (f *pingpongFlags) bind(fl *pflag.FlagSet) {
 	fl.IntVar(&f.hpus, "hpus", 16, fmt.Sprintf("handler processing units, 1 to %d", nic.MaxHPUs))
 	fl.StringVar(&f.wait, "wait", "adaptive", "how HPUs wait for packets: adaptive (spin, then sleep), sleep or spin")
 	fl.StringSliceVar(&f.nicCPUs, "nic-cpu", nil, "CPUs for the threads that serve the HPUs; mode host's UDP echo runs on the first (default any)")
+	fl.BoolVar(&f.pin, "pin", false, "client on the first CPU that this process may use, server (HPUs, or mode host's UDP echo) on the second")
 	fl.BoolVar(&f.json, "json", false, "print one JSON document")
 	fl.BoolVar(&f.serve, "serve", false, "do not measure: answer until interrupted")
 }
@@ -157,6 +161,8 @@ func (f pingpongFlags) config(modeSet bool) (c pingpong.Config, err error) {
 		return c, flagError("hpus", f.hpus, fmt.Sprintf("want 1 to %d", nic.MaxHPUs))
 	case f.wait != "adaptive" && f.wait != "sleep" && f.wait != "spin":
 		return c, flagError("wait", f.wait, "want adaptive, sleep or spin")
+	case f.pin && (f.clientCPU != -1 || len(c.Server.CPUs) > 0):
+		return c, flagError("pin", f.pin, "not with --client-cpu or --nic-cpu: it chooses both")
 	case f.json && f.serve:
 		return c, flagError("json", f.json, "not with --serve, which measures nothing: `xspin stats --json` tells what is going on")
 	}
@@ -169,6 +175,11 @@ func (f pingpongFlags) config(modeSet bool) (c pingpong.Config, err error) {
 			if cpu >= 0 && !cpuAllowed(cpu) {
 				return c, flagError(p.flag, cpu, fmt.Sprintf("not one of the %d CPUs that this process may use", runtime.NumCPU()))
 			}
+		}
+	}
+	if f.pin {
+		if f.clientCPU, c.Server.CPUs = pinTo(usableCPUs()); f.clientCPU < 0 {
+			f.clientWait = "block"
 		}
 	}
 	c.Count, c.Warmup, c.Interval, c.Timeout = f.count, f.warmup, f.interval, f.timeout
@@ -204,6 +215,30 @@ func cpuAllowed(cpu int) bool {
 	var s unix.CPUSet
 	// If the kernel does not tell, pinning will.
 	return unix.SchedGetaffinity(0, &s) != nil || s.IsSet(cpu)
+}
+
+// usableCPUs are the CPUs that this process may use, none if the kernel does
+// not tell.
+func usableCPUs() (cpus []int) {
+	var s unix.CPUSet
+	if unix.SchedGetaffinity(0, &s) != nil {
+		return nil
+	}
+	for cpu := range maxCPU + 1 {
+		if s.IsSet(cpu) {
+			cpus = append(cpus, cpu)
+		}
+	}
+	return cpus
+}
+
+// pinTo gives client and server a CPU each, or none where there is one only: a
+// client that spins there keeps the server from answering.
+func pinTo(cpus []int) (client int, server []int) {
+	if len(cpus) < 2 {
+		return -1, nil
+	}
+	return cpus[0], cpus[1:2]
 }
 
 func runPingpong(cmd *cobra.Command, f pingpongFlags, cfg pingpong.Config) (err error) {

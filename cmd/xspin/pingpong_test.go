@@ -5,6 +5,7 @@ package main
 import (
 	"io"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -44,6 +45,23 @@ func TestPingpongFlags(t *testing.T) {
 		}
 	})
 
+	t.Run("--pin gives client and server the CPUs of this process", func(t *testing.T) {
+		client, server := pinTo(usableCPUs())
+		got, err := parse("--pin")
+		if err != nil || got.ClientCPU != client || !slices.Equal(got.Server.CPUs, server) {
+			t.Errorf("client %d, server %v, error %v, want %d, %v", got.ClientCPU, got.Server.CPUs, err, client, server)
+		}
+	})
+	for _, tc := range []struct {
+		cpus   []int
+		client int
+		server []int
+	}{{nil, -1, nil}, {[]int{3}, -1, nil}, {[]int{3, 5}, 3, []int{5}}, {[]int{2, 3, 5}, 2, []int{3}}} {
+		if client, server := pinTo(tc.cpus); client != tc.client || !slices.Equal(server, tc.server) {
+			t.Errorf("CPUs %v: client %d, server %v, want %d, %v", tc.cpus, client, server, tc.client, tc.server)
+		}
+	}
+
 	for _, tc := range []struct{ good, bad, says string }{
 		{"--proto icmp", "--proto tcp", "--proto tcp: want icmp, udp or both"},
 		{"--mode nic", "--mode fpga", "--mode fpga: want host, nic"},
@@ -67,6 +85,8 @@ func TestPingpongFlags(t *testing.T) {
 		{"--hpus 1", "--hpus 0", "--hpus 0: want 1 to 64"},
 		{"--hpus 64", "--hpus 65", "--hpus 65: want 1 to 64"},
 		{"--wait sleep", "--wait block", "--wait block: want adaptive, sleep or spin"},
+		{"--pin", "--pin --client-cpu 0", "--pin true: not with --client-cpu or --nic-cpu"},
+		{"--pin", "--pin --nic-cpu 0", "--pin true: not with --client-cpu or --nic-cpu"},
 		{"--serve", "--serve --json", "--json true: not with --serve"},
 	} {
 		if _, err := parse(tc.good); err != nil {
