@@ -20,8 +20,7 @@ type Code int
 const (
 	Success Code = iota
 	Drop         // the packet's bytes count as dropped
-	Fail         // an error of the handler's: nothing it asked for is sent
-	codes
+	Fail         // an error of the handler's: nothing it asked for is sent or kept
 )
 
 // A Handler runs once for a packet. The HER and all bytes reached through it are
@@ -108,7 +107,7 @@ type Context struct {
 	id       uint16
 	name     string
 	handlers Handlers
-	buckets  bpf.Range // of the program's bucket map; empty for policies without
+	buckets  bpf.Range // of the program's buckets; empty for policies without
 
 	halt   atomic.Uint32 // why no handler may run any more
 	failed atomic.Bool   // a handler has, and the event was sent
@@ -116,6 +115,8 @@ type Context struct {
 
 	mu    sync.Mutex
 	stats ContextStats // merged once a batch, so that pairs are consistent
+
+	panics logGate
 }
 
 // Bits of Context.halt.
@@ -125,7 +126,7 @@ const (
 )
 
 // NewContext returns a context for Pool.Install. buckets is its range of the
-// bucket map, empty for policies that need none.
+// program's buckets, empty for policies that need none.
 func NewContext(id uint16, name string, h Handlers, buckets bpf.Range) *Context {
 	return &Context{id: id, name: name, handlers: h, buckets: buckets}
 }
@@ -165,6 +166,29 @@ func (c *Context) add(a *ContextStats) {
 	c.mu.Lock()
 	c.stats.merge(a)
 	c.mu.Unlock()
+}
+
+// A logGate lets one line a second into the log, and counts the others. It is
+// safe for concurrent use.
+type logGate struct {
+	mu     sync.Mutex
+	shut   bool
+	opened int64 // when it last let a line through, CLOCK_MONOTONIC
+	held   uint64
+}
+
+// pass tells whether a line may be written now, and how many were not since the
+// last one.
+func (g *logGate) pass(now int64) (held uint64, ok bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.shut && now-g.opened < int64(time.Second) {
+		g.held++
+		return 0, false
+	}
+	held, g.held = g.held, 0
+	g.shut, g.opened = true, now
+	return held, true
 }
 
 // An EventKind says what happened.

@@ -22,8 +22,10 @@ type account struct {
 const (
 	noBucket = -1
 
-	// What records hold for frames that came from Config.Spare.
+	// What records hold for frames that came from Config.Spare: those of
+	// handlers, and the NIC's own.
 	spareRecord = 1 << 63
+	ownRecord   = spareRecord | 1
 )
 
 // pack makes a record of an account, for a frame on its way through a tx ring:
@@ -104,8 +106,8 @@ func (r *runner) exchange(queue int) {
 		r.pool.inTx[queue].Add(-int64(completed))
 		for _, addr := range done[:completed] {
 			rec := r.pool.records[r.pool.cfg.Memory.Frame(addr)].Load()
-			if rec == spareRecord {
-				r.spare = append(r.spare, addr)
+			if rec&spareRecord != 0 {
+				r.unspend(rec, addr)
 				continue
 			}
 			due.frames = append(due.frames, addr)

@@ -41,6 +41,14 @@ func (r *runner) takeSpare() (uint64, bool) {
 	return addr, true
 }
 
+// unspend takes back a spare frame that has left, or could not.
+func (r *runner) unspend(rec, addr uint64) {
+	if rec == ownRecord {
+		r.pool.ownOut.Add(-1)
+	}
+	r.spare = append(r.spare, addr)
+}
+
 // unsend takes back frames that a handler made before it failed.
 func (r *runner) unsend(mark int) {
 	for _, d := range r.sends[mark:r.made] {
@@ -68,8 +76,8 @@ func (r *runner) transmit(p *port) {
 // drop recycles a frame that was to be sent.
 func (r *runner) drop(queue int, d xsk.Desc) {
 	rec := r.pool.records[r.pool.cfg.Memory.Frame(d.Addr)].Load()
-	if rec == spareRecord {
-		r.spare = append(r.spare, d.Addr)
+	if rec&spareRecord != 0 {
+		r.unspend(rec, d.Addr)
 		return
 	}
 	due := &r.w.due[queue]
@@ -110,7 +118,7 @@ func (r *runner) takeOwn(n int) []xsk.Desc {
 	own := slices.Clone(r.pool.own[:n])
 	r.pool.own = append(r.pool.own[:0], r.pool.own[n:]...)
 	for _, d := range own {
-		r.pool.records[r.pool.cfg.Memory.Frame(d.Addr)].Store(spareRecord)
+		r.pool.records[r.pool.cfg.Memory.Frame(d.Addr)].Store(ownRecord)
 	}
 	return own
 }
@@ -159,7 +167,10 @@ func (r *runner) housework() (worked bool) {
 		r.exchange(k.port.queue)
 	}
 	p := r.w.ports[0]
-	if own := r.takeOwn(min(p.ring.TxFree(), cap(r.w.txq))); len(own) > 0 {
+	// Room for a batch stays free: frames that wait for a slow link must not
+	// make handlers wait too.
+	room := max(p.ring.TxFree()-r.w.aside, 0)
+	if own := r.takeOwn(min(room, cap(r.w.txq))); len(own) > 0 {
 		worked = true
 		r.w.txq = append(r.w.txq, own...)
 		r.transmit(p)
@@ -192,10 +203,9 @@ func (r *runner) publish() {
 		c, a := r.of[id], r.acc[id]
 		c.add(a)
 		if a.Handled > 0 {
-			mean := uint64(a.HandlerSum) / a.Handled
-			quantum := uint32(min(max(uint64(quantumTime)/max(mean, 1), 1), maxQuantum))
-			if q := &r.pool.cfg.Share.Quantum[id]; atomic.LoadUint32(q) != quantum {
-				atomic.StoreUint32(q, quantum)
+			n := quantum(a.HandlerSum / time.Duration(a.Handled))
+			if q := &r.pool.cfg.Share.Quantum[id]; atomic.LoadUint32(q) != n {
+				atomic.StoreUint32(q, n)
 			}
 		}
 		*a = ContextStats{}
@@ -208,3 +218,9 @@ const (
 	quantumTime = 20 * time.Microsecond
 	maxQuantum  = 512
 )
+
+// quantum returns how many handlers that take mean each fill quantumTime, at
+// least one and at most maxQuantum.
+func quantum(mean time.Duration) uint32 {
+	return uint32(min(max(quantumTime/max(mean, 1), 1), maxQuantum))
+}

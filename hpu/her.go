@@ -49,6 +49,7 @@ type HER struct {
 	parsed  bool
 	headers packet.Headers
 	action  action
+	kept    *Kept // with action keep
 }
 
 // HPU returns the number of the HPU that runs the handler.
@@ -101,9 +102,13 @@ func (h *HER) Segment(i int) []byte {
 // CopyTo copies the packet's bytes from offset off into dst and returns how
 // many there were.
 func (h *HER) CopyTo(dst []byte, off int) int {
+	return copyTo(h.r.pool.cfg.Memory, h.segs, dst, off)
+}
+
+func copyTo(mem *xsk.UMEM, segs []xsk.Desc, dst []byte, off int) int {
 	n := 0
-	for i := range h.segs {
-		b := h.Segment(i)
+	for _, d := range segs {
+		b := mem.Bytes(d.Addr, int(d.Len))
 		if off >= len(b) {
 			off -= len(b)
 			continue
@@ -226,7 +231,8 @@ func (h *HER) completeChecksum() {
 	}
 }
 
-// Count adds v to user counter i of the context, and one to how often.
+// Count adds v to user counter i of the context, 0..UserCounters-1, and one to
+// how often. Another i panics, which like any panic of a handler is contained.
 func (h *HER) Count(i int, v uint64) {
 	c := &h.acc.User[i]
 	c.Sum += v
@@ -240,7 +246,12 @@ func (h *HER) Logf(format string, args ...any) {
 
 // Keep lets the handler return and keep the packet: its HER finishes, and its
 // credit returns, only when Release is called. Kept packets are few: they are
-// paid for with the context's credit.
+// paid for with the context's credit. A handler that returns Fail or panics has
+// kept nothing: the packet is taken back, as if by Release, so let nobody else
+// have the Kept before the handler is sure to succeed.
+//
+// A kept packet can be read, changed and released, not sent: the tx ring that
+// it would leave by belongs to a worker. Answer with [Pool.Transmit], which copies.
 func (h *HER) Keep() (*Kept, error) {
 	if h.action != recycle {
 		return nil, fmt.Errorf("keep: %w", ErrTwice)
@@ -255,6 +266,7 @@ func (h *HER) Keep() (*Kept, error) {
 	kept.all = append(kept.all, h.all...)
 	kept.segs = kept.all[:len(h.segs)]
 	kept.pool.kept.Add(1)
+	h.kept = kept
 	return kept, nil
 }
 
@@ -276,7 +288,8 @@ func (k *Kept) Len() int { return k.size }
 // Segments returns how many buffers the packet spans.
 func (k *Kept) Segments() int { return len(k.segs) }
 
-// Segment returns the bytes of buffer i, and nil after Release.
+// Segment returns the bytes of buffer i, and nil after Release. What it has
+// returned must not be used after Release either.
 func (k *Kept) Segment(i int) []byte {
 	if k.done.Load() {
 		return nil
@@ -284,10 +297,28 @@ func (k *Kept) Segment(i int) []byte {
 	return k.pool.cfg.Memory.Bytes(k.segs[i].Addr, int(k.segs[i].Len))
 }
 
+// CopyTo copies the packet's bytes from offset off into dst and returns how
+// many there were: none after Release.
+func (k *Kept) CopyTo(dst []byte, off int) int {
+	if k.done.Load() {
+		return 0
+	}
+	return copyTo(k.pool.cfg.Memory, k.segs, dst, off)
+}
+
 // Release finishes the HER. Idempotent.
 func (k *Kept) Release() {
-	if !k.done.Swap(true) {
-		k.pool.kept.Add(-1)
+	if k.finish() {
 		k.pool.giveBack(k)
 	}
+}
+
+// finish ends the use of the packet. It returns true for the first who asks,
+// who is to recycle it.
+func (k *Kept) finish() bool {
+	if k.done.Swap(true) {
+		return false
+	}
+	k.pool.kept.Add(-1)
+	return true
 }

@@ -74,7 +74,14 @@ const (
 
 var waits = []string{"adaptive", "sleep", "spin"}
 
-func (w Wait) String() string { return waits[w] }
+func (w Wait) valid() bool { return w >= 0 && int(w) < len(waits) }
+
+func (w Wait) String() string {
+	if !w.valid() {
+		return fmt.Sprintf("Wait(%d)", int(w))
+	}
+	return waits[w]
+}
 
 // ParseWait reads what String writes.
 func ParseWait(s string) (Wait, error) {
@@ -95,6 +102,17 @@ const (
 	RoundRobin                  // one of the handlers', one of the NIC's
 )
 
+var egresses = []string{"handlers first", "round robin"}
+
+func (e Egress) valid() bool { return e >= 0 && int(e) < len(egresses) }
+
+func (e Egress) String() string {
+	if !e.valid() {
+		return fmt.Sprintf("Egress(%d)", int(e))
+	}
+	return egresses[e]
+}
+
 // DefaultLimit is how long a handler may run.
 const DefaultLimit = time.Second
 
@@ -111,8 +129,12 @@ type Config struct {
 	CPUs    []int      // worker i runs on CPUs[i modulo their number] only. Optional: on any
 	Wait    Wait
 	Egress  Egress
-	Limit   time.Duration // of a handler. Defaults to DefaultLimit
-	Logger  *slog.Logger  // Optional. Defaults to slog.Default
+	// Limit is how long a handler may run, at least 1 ms. Defaults to
+	// DefaultLimit. For each handler that has run for longer and has not
+	// returned, GOMAXPROCS of the whole process is one higher, so that the
+	// thread it occupies is not missing elsewhere.
+	Limit  time.Duration
+	Logger *slog.Logger // Optional. Defaults to slog.Default
 }
 
 // frameRoom returns how long a frame in one buffer may be.
@@ -138,6 +160,7 @@ type Pool struct {
 	stuck    atomic.Int64 // handlers that were given up and have not returned
 	kept     atomic.Int64 // packets that Keep gave out, not released
 	leaky    atomic.Bool  // some context is
+	ownOut   atomic.Int64 // spare frames that Transmit took and that are not back
 
 	mu       sync.Mutex
 	spare    []uint64
@@ -171,6 +194,12 @@ func New(cfg Config) (*Pool, error) {
 		if cpu < 0 || !set.IsSet(cpu) {
 			return nil, fmt.Errorf("hpu: CPU %d is not one that this process may use", cpu)
 		}
+	}
+	if !cfg.Wait.valid() {
+		return nil, fmt.Errorf("hpu: %v is not a way of waiting: possible are %v", cfg.Wait, waits)
+	}
+	if !cfg.Egress.valid() {
+		return nil, fmt.Errorf("hpu: %v is not an order of egress: possible are %q", cfg.Egress, egresses)
 	}
 	if cfg.Limit == 0 {
 		cfg.Limit = DefaultLimit
@@ -269,7 +298,8 @@ func (p *Pool) Drain(c *Context, d time.Duration) error {
 
 // Transmit sends a frame of the NIC's own, at least 14 bytes; the bytes are
 // copied. It leaves on queue 0, behind what handlers send or alternating with
-// it, see Config.Egress.
+// it, see Config.Egress. ErrFrames if half of the spare frames are waiting or on
+// their way already: the others are for handlers.
 func (p *Pool) Transmit(frame []byte) error {
 	if limit := p.cfg.frameRoom(); len(frame) < 14 || len(frame) > limit {
 		return fmt.Errorf("transmit %d bytes: %w: 14..%d", len(frame), ErrSize, limit)
@@ -279,6 +309,9 @@ func (p *Pool) Transmit(frame []byte) error {
 	if p.closed.Load() {
 		return fmt.Errorf("transmit: %w", errClosed)
 	}
+	if most := (len(p.cfg.Spare) + 1) / 2; p.ownOut.Load() >= int64(most) {
+		return fmt.Errorf("transmit: %d frames are waiting or on their way, which is the limit: try when some have left: %w", most, ErrFrames)
+	}
 	n := len(p.spare)
 	if n == 0 {
 		return fmt.Errorf("transmit: %w", ErrFrames)
@@ -286,6 +319,7 @@ func (p *Pool) Transmit(frame []byte) error {
 	addr := p.spare[n-1]
 	p.spare = p.spare[:n-1]
 	copy(p.cfg.Memory.Bytes(addr, len(frame)), frame)
+	p.ownOut.Add(1)
 	p.own = append(p.own, xsk.Desc{Addr: addr, Len: uint32(len(frame))})
 	p.hasWork.Store(true)
 	p.workers[0].wake()
@@ -298,7 +332,10 @@ var errClosed = errors.New("pool closed")
 // nobody takes are counted, see Stats.
 func (p *Pool) Events() <-chan Event { return p.events }
 
-func (p *Pool) emit(e Event) {
+// emit makes an event of the context. All are logged, but of panics, each with
+// its stack, one a second and context: a handler may panic on every packet.
+func (p *Pool) emit(kind EventKind, c *Context, hpu int, detail string) {
+	e := Event{Kind: kind, Context: c.id, Name: c.name, HPU: hpu, Detail: detail}
 	p.evMu.Lock()
 	if p.evClosed {
 		p.lostEv.Add(1)
@@ -310,7 +347,17 @@ func (p *Pool) emit(e Event) {
 		}
 	}
 	p.evMu.Unlock()
-	p.cfg.Logger.Warn(e.Kind.String(), "context", e.Name, "hpu", e.HPU, "detail", e.Detail)
+	args := []any{"context", e.Name, "hpu", e.HPU, "detail", e.Detail}
+	if kind == HandlerPanic {
+		held, ok := c.panics.pass(clock.Monotonic())
+		if !ok {
+			return
+		}
+		if held > 0 {
+			args = append(args, "not_logged", held)
+		}
+	}
+	p.cfg.Logger.Warn(e.Kind.String(), args...)
 }
 
 func (p *Pool) giveBack(k *Kept) {

@@ -71,10 +71,8 @@ func (p *Pool) abandon(w *worker, r *runner, s uint64) {
 	if c != nil {
 		c.halt.Or(haltStopped)
 		c.add(&ContextStats{Overruns: 1})
-		p.emit(Event{
-			Kind: HandlerOverrun, Context: c.id, Name: c.name, HPU: r.port.hpu,
-			Detail: fmt.Sprintf("a handler has run for more than %v: the context is stopped, its thread replaced", p.cfg.Limit),
-		})
+		p.emit(HandlerOverrun, c, r.port.hpu,
+			fmt.Sprintf("a handler has run for more than %v: the context is stopped, its thread replaced", p.cfg.Limit))
 	}
 	p.launch(w, &takeover{from: r, k: indexOf(s)})
 	p.wg.Done() // r's

@@ -70,9 +70,10 @@ type worker struct {
 	waker int // eventfd
 
 	// Used by the runner of the day, and never while a handler runs.
-	due  []due // by queue
-	txq  []xsk.Desc
-	done []uint64
+	due   []due // by queue
+	txq   []xsk.Desc
+	done  []uint64
+	aside int // of the room on a tx ring: what the NIC's own frames leave to handlers
 
 	current atomic.Pointer[runner]
 }
@@ -103,6 +104,8 @@ func newWorker(p *Pool, id int) (_ *worker, err error) {
 			fds = append(fds, q.Rings[h].FD())
 		}
 	}
+	// Rings are empty now, and half of a small one is enough.
+	w.aside = min(batchSize+chainSize, w.ports[0].ring.TxFree()/2)
 	if w.waker, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
 		return nil, fmt.Errorf("eventfd: %w", err)
 	}
@@ -425,9 +428,12 @@ func (r *runner) run(p *port, k int) bool {
 		}
 		if !ok || code == Fail {
 			r.unsend(r.marks[k])
-			if req.action == send {
+			switch {
+			case req.action == send:
 				req.action = recycle
 				r.room += len(req.segs)
+			case req.action == keep && req.kept.finish():
+				req.action = recycle
 			}
 		}
 		acc.Sent += uint64(r.made - r.marks[k])
@@ -447,10 +453,7 @@ func (r *runner) invoke(c *Context) (code Code, ok bool) {
 		}
 		v := recover()
 		r.account(c).Panics++
-		r.pool.emit(Event{
-			Kind: HandlerPanic, Context: c.id, Name: c.name, HPU: r.port.hpu,
-			Detail: fmt.Sprintf("%v\n%s", v, debug.Stack()),
-		})
+		r.pool.emit(HandlerPanic, c, r.port.hpu, fmt.Sprintf("%v\n%s", v, debug.Stack()))
 	}()
 	code = c.handlers.Payload(&r.her)
 	return code, true
@@ -463,7 +466,7 @@ func (r *runner) complain(c *Context, p *port, code Code, acc *ContextStats) {
 	}
 	acc.Failed++
 	if !c.failed.Swap(true) {
-		r.pool.emit(Event{Kind: HandlerFailed, Context: c.id, Name: c.name, HPU: p.hpu, Detail: fmt.Sprintf("the handler returned %d", code)})
+		r.pool.emit(HandlerFailed, c, p.hpu, fmt.Sprintf("the handler returned %d", code))
 	}
 }
 
