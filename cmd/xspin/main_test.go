@@ -81,11 +81,3 @@ func TestBadConfigurationIsAnErrorThatNamesIt(t *testing.T) {
 		})
 	}
 }
-
-func TestStatsWithoutNICSaysHowToStartOne(t *testing.T) {
-	root := newRootCmd()
-	root.SetArgs([]string{"stats", "no-such-nic"})
-	if err := root.Execute(); err == nil || !strings.Contains(err.Error(), "no running NIC") {
-		t.Errorf("error %v", err)
-	}
-}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/internal/control"
 	"github.com/xspin/xspin/nic"
 )
@@ -68,15 +69,35 @@ func pickNIC(args []string) (string, error) {
 	return names[0], nil
 }
 
+// within says in which bucket of a histogram a percentile is.
+func within(h *hpu.Histogram, percent uint64) string {
+	var total, sum uint64
+	for _, n := range h {
+		total += n
+	}
+	if total == 0 {
+		return "-"
+	}
+	for i, n := range h[:hpu.HistogramBuckets-1] {
+		if sum += n; sum*100 >= total*percent {
+			return "< " + time.Duration(1<<i).String()
+		}
+	}
+	return ">= " + time.Duration(1<<(hpu.HistogramBuckets-2)).String()
+}
+
 // writeStats explains the counters.
 func writeStats(out io.Writer, s *nic.Stats) error {
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 	row := func(name string, value any, help string) { fmt.Fprintf(w, "  %s\t%v\t%s\n", name, value, help) }
-	copied := "copy"
+	copied, multi := "copy", "no"
 	if s.ZeroCopy {
 		copied = "zero-copy"
 	}
-	fmt.Fprintf(w, "%s: %s XDP, %s, %d receive queues, table generation %d\n\n", s.Interface, s.Mode, copied, s.Queues, s.Generation)
+	if s.MultiBuffer {
+		multi = "yes"
+	}
+	fmt.Fprintf(w, "%s: %s XDP, %s, multi-buffer %s, %s, table generation %d\n\n", s.Interface, s.Mode, copied, multi, count(s.Queues, "receive queue"), s.Generation)
 	fmt.Fprintln(w, "Frames, counted by the XDP program")
 	row("seen", s.Program.Seen, "all that came")
 	row("passed", s.Program.Passed, "no ruleset matched: to the Linux stack")
@@ -113,6 +134,8 @@ func writeStats(out io.Writer, s *nic.Stats) error {
 			mean = c.HandlerSum / time.Duration(c.Handled)
 		}
 		row("handler mean", mean, "time from one packet to the next in a batch")
+		row("handler p50", within(&c.HandlerTime, 50), "of 100 handlers 50 are within this")
+		row("handler p99", within(&c.HandlerTime, 99), "of 100 handlers 99 are within this")
 		for i, u := range c.User {
 			if u.Count > 0 {
 				row(fmt.Sprintf("counter %d", i), u.Sum, fmt.Sprintf("counted %d times, mean %.1f", u.Count, u.Mean()))

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 
@@ -19,8 +20,11 @@ func TestAskedServerAnswers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Serve(name, nil); err == nil {
-		t.Error("two servers under one name")
+	if _, err := Serve(name, nil); !errors.Is(err, ErrTaken) {
+		t.Errorf("two servers under one name: %v", err)
+	}
+	if i, err := os.Stat(filepath.Join(Dir, name+suffix)); err != nil || i.Mode() != os.ModeSocket|0o600 {
+		t.Errorf("socket %v, %v, want it for its owner alone", i, err)
 	}
 	if names, err := Names(); err != nil || !slices.Contains(names, name) {
 		t.Errorf("names %v, %v", names, err)
