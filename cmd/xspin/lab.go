@@ -3,7 +3,6 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -166,9 +165,7 @@ func writeLabJSON(w io.Writer, l *netns.Lab) error {
 	of := func(p netns.Port) port {
 		return port{p.Namespace, p.Device, p.Index, p.MAC.String(), p.Addr.String()}
 	}
-	enc := json.NewEncoder(w)
-	enc.SetIndent("", "  ")
-	return enc.Encode(struct {
+	return writeJSON(w, struct {
 		Schema int  `json:"schema"`
 		NIC    port `json:"nic"`
 		Host   port `json:"host"`

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"strings"
 
@@ -39,22 +40,53 @@ formats are packet, flow and slmp. The first ruleset that matches a frame gets i
 	return rules
 }
 
+// fileCheck is what `rules check` says about a file.
+type fileCheck struct {
+	File     string      `json:"file"`
+	OK       bool        `json:"ok"`
+	Rulesets int         `json:"rulesets"`
+	Errors   []fileError `json:"errors"`
+}
+
+// A fileError without a line is about the whole file.
+type fileError struct {
+	Line    int    `json:"line,omitempty"`   // from 1
+	Column  int    `json:"column,omitempty"` // from 1, in bytes
+	Message string `json:"message"`
+}
+
 func newRulesCheckCmd() *cobra.Command {
-	return &cobra.Command{
-		Use:     "check FILE...",
-		Short:   "Check rules files (- is standard input)",
-		Example: `  xspin rules check my.rules`,
-		Args:    cobra.MinimumNArgs(1),
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "check FILE...",
+		Short: "Check rules files (- is standard input)",
+		Example: `  xspin rules check my.rules
+  xspin rules check --json *.rules`,
+		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			bad := 0
+			files := []fileCheck{}
 			for _, path := range args {
-				rs, err := readRules(cmd, path)
-				if err != nil {
+				rs, errs := parseRules(cmd, path)
+				if len(errs) > 0 {
 					bad++
-					fmt.Fprintln(cmd.ErrOrStderr(), err)
-					continue
 				}
-				fmt.Fprintf(cmd.OutOrStdout(), "%s: %s\n", path, count(len(rs), "ruleset"))
+				switch {
+				case asJSON:
+					files = append(files, checked(path, len(rs), errs))
+				case len(errs) > 0:
+					fmt.Fprintln(cmd.ErrOrStderr(), complain(cmd, path, errs))
+				default:
+					fmt.Fprintf(cmd.OutOrStdout(), "%s: %s\n", path, count(len(rs), "ruleset"))
+				}
+			}
+			if asJSON {
+				if err := writeJSON(cmd.OutOrStdout(), struct {
+					Schema int         `json:"schema"`
+					Files  []fileCheck `json:"files"`
+				}{1, files}); err != nil {
+					return fmt.Errorf("rules check: %w", err)
+				}
 			}
 			if bad > 0 {
 				return fmt.Errorf("rules check: %d of %s not valid", bad, count(len(args), "file"))
@@ -62,38 +94,79 @@ func newRulesCheckCmd() *cobra.Command {
 			return nil
 		},
 	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON document, with the errors")
+	return cmd
+}
+
+func checked(path string, rulesets int, errs []error) fileCheck {
+	f := fileCheck{File: path, OK: len(errs) == 0, Rulesets: rulesets, Errors: []fileError{}}
+	for _, err := range errs {
+		e := fileError{Message: err.Error()}
+		if pe := (*matcher.ParseError)(nil); errors.As(err, &pe) {
+			e = fileError{pe.Line, pe.Column, pe.Msg}
+		}
+		f.Errors = append(f.Errors, e)
+	}
+	return f
+}
+
+// rulesetWords is what `rules explain` says about a ruleset.
+type rulesetWords struct {
+	Number int    `json:"number"` // from 0, in the order of matching
+	Name   string `json:"name"`
+	Text   string `json:"text"`
+	Words  string `json:"words"`
 }
 
 func newRulesExplainCmd() *cobra.Command {
-	return &cobra.Command{
-		Use:     "explain FILE [NAME]",
-		Short:   "Say in words what rulesets match",
-		Example: `  xspin rules explain my.rules web`,
-		Args:    cobra.RangeArgs(1, 2),
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "explain FILE [NAME]",
+		Short: "Say in words what rulesets match",
+		Example: `  xspin rules explain my.rules web
+  xspin rules explain --json my.rules`,
+		Args: cobra.RangeArgs(1, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			all, err := readRules(cmd, args[0])
 			if err != nil {
 				return fmt.Errorf("rules explain: %w", err)
 			}
-			found := false
+			found := []rulesetWords{}
 			var names []string
 			for i, rs := range all {
 				names = append(names, rs.Name)
-				if len(args) == 2 && rs.Name != args[1] {
-					continue
+				if len(args) == 1 || rs.Name == args[1] {
+					found = append(found, rulesetWords{i, rs.Name, rs.String(), matcher.Explain(&rs)})
 				}
-				if found {
+			}
+			if len(args) == 2 && len(found) == 0 {
+				return fmt.Errorf("rules explain: no ruleset %q in %s, there are: %s", args[1], args[0], strings.Join(names, ", "))
+			}
+			if asJSON {
+				return writeJSON(cmd.OutOrStdout(), struct {
+					Schema   int            `json:"schema"`
+					Rulesets []rulesetWords `json:"rulesets"`
+				}{1, found})
+			}
+			for i, rs := range found {
+				if i > 0 {
 					fmt.Fprintln(cmd.OutOrStdout())
 				}
-				found = true
-				fmt.Fprintf(cmd.OutOrStdout(), "%d %s\n  %s\n", i, rs, matcher.Explain(&rs))
-			}
-			if len(args) == 2 && !found {
-				return fmt.Errorf("rules explain: no ruleset %q in %s, there are: %s", args[1], args[0], strings.Join(names, ", "))
+				fmt.Fprintf(cmd.OutOrStdout(), "%d %s\n  %s\n", rs.Number, rs.Text, rs.Words)
 			}
 			return nil
 		},
 	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON document")
+	return cmd
+}
+
+// writeJSON prints a document. Rules are full of & and <, which stay as they are.
+func writeJSON(w io.Writer, doc any) error {
+	enc := json.NewEncoder(w)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", "  ")
+	return enc.Encode(doc)
 }
 
 // verdictEngine decides about frames one by one.
@@ -320,11 +393,7 @@ func newJSONReport(w io.Writer, engine string) report {
 	}{1, engine, []frameVerdict{}}
 	return report{
 		frame: func(f frameVerdict) { doc.Frames = append(doc.Frames, f) },
-		end: func() error {
-			enc := json.NewEncoder(w)
-			enc.SetIndent("", "  ")
-			return enc.Encode(doc)
-		},
+		end:   func() error { return writeJSON(w, doc) },
 	}
 }
 
@@ -342,27 +411,41 @@ func rulesTable(all []matcher.Ruleset) *matcher.Table {
 	return t
 }
 
-// readRules reads a rules file. The bad lines of an invalid one are shown on
-// standard error, each with a caret; the error returned only counts them.
-func readRules(cmd *cobra.Command, path string) ([]matcher.Ruleset, error) {
-	name, in := path, cmd.InOrStdin()
+// rulesName is how errors call the file of a path.
+func rulesName(path string) string {
 	if path == "-" {
-		name = "standard input"
-	} else {
+		return "standard input"
+	}
+	return path
+}
+
+// parseRules reads a rules file, and returns its rulesets or all its errors.
+func parseRules(cmd *cobra.Command, path string) ([]matcher.Ruleset, []error) {
+	in := cmd.InOrStdin()
+	if path != "-" {
 		f, err := os.Open(path)
 		if err != nil {
-			return nil, err
+			return nil, []error{err}
 		}
 		defer f.Close()
 		in = f
 	}
-	all, err := matcher.ParseFile(name, in)
+	all, err := matcher.ParseFile(rulesName(path), in)
 	if err == nil {
 		return all, nil
 	}
-	errs := []error{err}
 	if many, ok := err.(interface{ Unwrap() []error }); ok {
-		errs = many.Unwrap()
+		return nil, many.Unwrap()
+	}
+	return nil, []error{err}
+}
+
+// complain shows the errors of a rules file on standard error, bad lines with a
+// caret. The error returned only counts them. That a file cannot be opened or
+// read is one error, which is returned.
+func complain(cmd *cobra.Command, path string, errs []error) error {
+	if pathErr := (*fs.PathError)(nil); errors.As(errs[0], &pathErr) {
+		return errs[0]
 	}
 	for _, err := range errs {
 		fmt.Fprintln(cmd.ErrOrStderr(), err)
@@ -370,7 +453,16 @@ func readRules(cmd *cobra.Command, path string) ([]matcher.Ruleset, error) {
 			fmt.Fprintln(cmd.ErrOrStderr(), pe.Detail())
 		}
 	}
-	return nil, fmt.Errorf("%s: %s", name, count(len(errs), "error"))
+	return fmt.Errorf("%s: %s", rulesName(path), count(len(errs), "error"))
+}
+
+// readRules reads a rules file, and shows the errors of an invalid one.
+func readRules(cmd *cobra.Command, path string) ([]matcher.Ruleset, error) {
+	all, errs := parseRules(cmd, path)
+	if len(errs) > 0 {
+		return nil, complain(cmd, path, errs)
+	}
+	return all, nil
 }
 
 // count returns "1 frame", "2 frames".

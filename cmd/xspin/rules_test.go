@@ -138,6 +138,91 @@ func TestRulesTest(t *testing.T) {
 	}
 }
 
+func TestRulesCheckJSON(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{"good": testRules, "bad": "a: udp\nb: 3&0xff=0x100\nc: 200=1\n"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Chdir(dir)
+	out, diag, err := runRules(t, "", "check", "--json", "good", "bad", "none")
+	if err == nil || err.Error() != "rules check: 2 of 3 files not valid" || diag != "" {
+		t.Errorf("error %v, diagnostics %q", err, diag)
+	}
+	const want = `{
+  "schema": 1,
+  "files": [
+    {
+      "file": "good",
+      "ok": true,
+      "rulesets": 3,
+      "errors": []
+    },
+    {
+      "file": "bad",
+      "ok": false,
+      "rulesets": 0,
+      "errors": [
+        {
+          "line": 2,
+          "column": 11,
+          "message": "value 0x00000100 has bits 0x00000100 outside mask 0x000000ff, so it can never be equal"
+        },
+        {
+          "line": 3,
+          "column": 4,
+          "message": "word 200 is out of range: rules reach words 0..127, the first 512 bytes of the frame"
+        }
+      ]
+    },
+    {
+      "file": "none",
+      "ok": false,
+      "rulesets": 0,
+      "errors": [
+        {
+          "message": "open none: no such file or directory"
+        }
+      ]
+    }
+  ]
+}
+`
+	if out != want {
+		t.Errorf("prints\n%s\nwant\n%s", out, want)
+	}
+	if _, _, err := runRules(t, testRules, "check", "--json", "-"); err != nil {
+		t.Errorf("a good file: %v", err)
+	}
+}
+
+func TestRulesExplainJSON(t *testing.T) {
+	const rules = "web: tcp(80)\nlow: 3&0xff=1:2\n"
+	const want = `{
+  "schema": 1,
+  "rulesets": [
+    {
+      "number": 1,
+      "name": "low",
+      "text": "low: 3&0x000000ff=0x00000001:0x00000002",
+      "words": "frames with byte 15 from 0x01 to 0x02. The context's message format decides which frame ends its message."
+    }
+  ]
+}
+`
+	if out, _, err := runRules(t, rules, "explain", "--json", "-", "low"); err != nil || out != want {
+		t.Errorf("error %v, prints\n%s\nwant\n%s", err, out, want)
+	}
+	out, _, err := runRules(t, rules, "explain", "--json", "-")
+	if err != nil || strings.Index(out, `"web"`) < 0 || strings.Index(out, `"web"`) > strings.Index(out, `"low"`) {
+		t.Errorf("error %v, prints\n%s\nwant web, then low", err, out)
+	}
+	if out, _, err := runRules(t, "a: udq\n", "explain", "--json", "-"); err == nil || out != "" {
+		t.Errorf("a bad file: error %v, prints %q", err, out)
+	}
+}
+
 const wantJSON = `{
   "schema": 1,
   "engine": "ENGINE",

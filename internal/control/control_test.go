@@ -23,8 +23,10 @@ func TestAskedServerAnswers(t *testing.T) {
 	if _, err := Serve(name, nil); !errors.Is(err, ErrTaken) {
 		t.Errorf("two servers under one name: %v", err)
 	}
-	if i, err := os.Stat(filepath.Join(Dir, name+suffix)); err != nil || i.Mode() != os.ModeSocket|0o600 {
-		t.Errorf("socket %v, %v, want it for its owner alone", i, err)
+	if i, err := os.Stat(filepath.Join(Dir, name+suffix)); err != nil {
+		t.Error(err)
+	} else if i.Mode() != os.ModeSocket|0o600 {
+		t.Errorf("socket with mode %v, want it for its owner alone", i.Mode())
 	}
 	if names, err := Names(); err != nil || !slices.Contains(names, name) {
 		t.Errorf("names %v, %v", names, err)
