@@ -215,7 +215,7 @@ func TestRulesExplainJSON(t *testing.T) {
 		t.Errorf("error %v, prints\n%s\nwant\n%s", err, out, want)
 	}
 	out, _, err := runRules(t, rules, "explain", "--json", "-")
-	if err != nil || strings.Index(out, `"web"`) < 0 || strings.Index(out, `"web"`) > strings.Index(out, `"low"`) {
+	if web, low := strings.Index(out, `"web"`), strings.Index(out, `"low"`); err != nil || web < 0 || low < web {
 		t.Errorf("error %v, prints\n%s\nwant web, then low", err, out)
 	}
 	if out, _, err := runRules(t, "a: udq\n", "explain", "--json", "-"); err == nil || out != "" {
