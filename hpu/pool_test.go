@@ -1255,14 +1255,14 @@ func TestOwnFramesThatCannotLeaveDoNotKeepHandlersFromSending(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			// Frames on the tx ring count as well as those that wait for it.
-			if err := r.Transmit(numbered(0, 64)); !errors.Is(err, ErrFrames) {
-				t.Errorf("transmit of more than half of the spare frames: %v", err)
-			}
 			eventually(t, "the ring has taken what it may", func() (ok bool) {
 				r.with(func() { ok = len(ring.tx) == size-(batchSize+chainSize) && ring.kicks > 5 })
 				return ok
 			})
+			// Frames on the tx ring count as well as those that wait for it.
+			if err := r.Transmit(numbered(0, 64)); !errors.Is(err, ErrFrames) {
+				t.Errorf("transmit of more than half of the spare frames: %v", err)
+			}
 			c := r.install(1, func(h *HER) Code {
 				b, err := h.SendNew(64)
 				if err != nil {
