@@ -23,6 +23,18 @@ const (
 	Fail         // an error of the handler's: nothing it asked for is sent or kept
 )
 
+func (c Code) String() string {
+	switch c {
+	case Success:
+		return "Success"
+	case Drop:
+		return "Drop"
+	case Fail:
+		return "Fail"
+	}
+	return fmt.Sprintf("Code(%d)", int(c))
+}
+
 // A Handler runs once for a packet. The HER and all bytes reached through it are
 // good until it returns.
 type Handler func(*HER) Code

@@ -466,7 +466,7 @@ func (r *runner) complain(c *Context, p *port, code Code, acc *ContextStats) {
 	}
 	acc.Failed++
 	if !c.failed.Swap(true) {
-		r.pool.emit(HandlerFailed, c, p.hpu, fmt.Sprintf("the handler returned %d", code))
+		r.pool.emit(HandlerFailed, c, p.hpu, fmt.Sprintf("the handler returned %v", code))
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"runtime/debug"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -36,6 +37,7 @@ Every flag can also come from the environment or from a file, in this order:
   3. the configuration file           demo: {pingpong: {count: 100}}
 The file is given with --config or XSPIN_CONFIG, else it is /etc/xspin.yaml if
 that is there.`,
+		Version:       version(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Args:          cobra.NoArgs,
@@ -56,6 +58,21 @@ that is there.`,
 		}
 	}
 	return root
+}
+
+// version tells which commit this binary was built from.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	v := info.Main.Version
+	for _, s := range info.Settings {
+		if s.Key == "vcs.modified" && s.Value == "true" && !strings.HasSuffix(v, "+dirty") {
+			v += "+dirty"
+		}
+	}
+	return v + ", " + info.GoVersion
 }
 
 // defaultConfig is read if it is there.
@@ -81,6 +98,9 @@ func configure(cmd *cobra.Command, file string) error {
 	if err := v.ReadInConfig(); err != nil && !(optional && errors.Is(err, fs.ErrNotExist)) {
 		return fmt.Errorf("configuration file %s: %w", file, err)
 	}
+	if err := unknownKeys(cmd.Root(), v.AllKeys()); err != nil {
+		return fmt.Errorf("configuration file %s: %w", file, err)
+	}
 	path := strings.ReplaceAll(strings.TrimPrefix(cmd.CommandPath(), cmd.Root().Name()+" "), " ", ".")
 	var errs []error
 	cmd.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) {
@@ -94,13 +114,37 @@ func configure(cmd *cobra.Command, file string) error {
 		}
 		value := v.GetString(key)
 		if strings.HasSuffix(f.Value.Type(), "Slice") {
-			if list := v.GetStringSlice(key); len(list) > 1 {
-				value = strings.Join(list, ",")
-			}
+			value = strings.Join(v.GetStringSlice(key), ",")
 		}
 		if err := cmd.Flags().Set(f.Name, value); err != nil {
-			errs = append(errs, fmt.Errorf("%s (environment or %s): %w", key, file, err))
+			where := "in " + file
+			env := "XSPIN_" + strings.ToUpper(strings.NewReplacer(".", "_", "-", "_").Replace(key))
+			if _, set := os.LookupEnv(env); set {
+				where = "in the environment (" + env + ")"
+			}
+			errs = append(errs, fmt.Errorf("%s %s: %w", key, where, err))
 		}
 	})
+	return errors.Join(errs...)
+}
+
+// unknownKeys returns an error that names the keys which are no flag of any
+// command: misspelt ones, that is.
+func unknownKeys(root *cobra.Command, keys []string) error {
+	known := map[string]bool{}
+	var visit func(cmd *cobra.Command, path string)
+	visit = func(cmd *cobra.Command, path string) {
+		cmd.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) { known[path+f.Name] = true })
+		for _, sub := range cmd.Commands() {
+			visit(sub, path+sub.Name()+".")
+		}
+	}
+	visit(root, "")
+	var errs []error
+	for _, k := range keys {
+		if !known[k] {
+			errs = append(errs, fmt.Errorf("%q is no command and flag: write them as in demo: {pingpong: {count: 100}}", k))
+		}
+	}
 	return errors.Join(errs...)
 }

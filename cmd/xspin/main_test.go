@@ -18,6 +18,10 @@ func TestFlagsComeFromCommandLineEnvironmentAndFile(t *testing.T) {
 	if err := os.WriteFile(file, []byte("demo:\n  pingpong:\n    count: 30\n    size: [64, 128]\n    proto: udp\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	one := filepath.Join(t.TempDir(), "one.yaml")
+	if err := os.WriteFile(one, []byte("demo: {pingpong: {size: [16]}}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for _, tt := range []struct {
 		name string
 		env  map[string]string
@@ -26,6 +30,7 @@ func TestFlagsComeFromCommandLineEnvironmentAndFile(t *testing.T) {
 	}{
 		{"defaults", nil, "", "both 10000 [16,516,1016,1416]"},
 		{"file", nil, "--config " + file, "udp 30 [64,128]"},
+		{"lists of one in the file", map[string]string{"XSPIN_CONFIG": one}, "", "both 10000 [16]"},
 		{"file named by the environment", map[string]string{"XSPIN_CONFIG": file}, "", "udp 30 [64,128]"},
 		{"environment over file", map[string]string{"XSPIN_DEMO_PINGPONG_COUNT": "20", "XSPIN_DEMO_PINGPONG_SIZE": "99,100"}, "--config " + file, "udp 20 [99,100]"},
 		{"command line over both", map[string]string{"XSPIN_DEMO_PINGPONG_COUNT": "20"}, "--count 10 --config " + file, "udp 10 [64,128]"},
@@ -64,8 +69,13 @@ func flagsSeen(t *testing.T, args string) string {
 }
 
 func TestBadConfigurationIsAnErrorThatNamesIt(t *testing.T) {
+	misspelt := filepath.Join(t.TempDir(), "x.yaml")
+	if err := os.WriteFile(misspelt, []byte("demo: {pingpong: {cuont: 20}}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for _, tt := range []struct{ name, env, value, args, want string }{
-		{"value", "XSPIN_DEMO_PINGPONG_COUNT", "many", "demo pingpong", "demo.pingpong.count"},
+		{"misspelt key", "XSPIN_CONFIG", misspelt, "demo pingpong", "demo.pingpong.cuont"},
+		{"value", "XSPIN_DEMO_PINGPONG_COUNT", "many", "demo pingpong", "XSPIN_DEMO_PINGPONG_COUNT"},
 		{"file that is not there", "XSPIN_CONFIG", "/nonexistent/x.yaml", "demo pingpong", "/nonexistent/x.yaml"},
 		{"unknown command", "X", "", "demo pong", "pong"},
 		{"unknown flag", "X", "", "demo pingpong --cuont 1", "--cuont"},

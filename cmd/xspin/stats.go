@@ -24,7 +24,8 @@ func newStatsCmd() *cobra.Command {
 		Use:   "stats [INTERFACE]",
 		Short: "All counters of a running NIC, explained",
 		Long: `Ask a running NIC, such as that of xspin demo pingpong --serve, for its counters.
-Without an argument the one that runs is asked.`,
+Without an argument the one that runs is asked. A program of your own answers if
+it has called ServeStats of its nic.NIC.`,
 		Example: `  sudo xspin stats
   sudo xspin stats xs-nic --json`,
 		Args: cobra.MaximumNArgs(1),
@@ -59,7 +60,7 @@ func pickNIC(args []string) (string, error) {
 	case err != nil:
 		return "", err
 	case len(names) == 0:
-		return "", fmt.Errorf("%w: start one, for example with `xspin demo pingpong --serve`", control.ErrNone)
+		return "", fmt.Errorf("%w: start one, for example with `xspin demo pingpong --serve`, or call ServeStats in your program", control.ErrNone)
 	case len(names) > 1:
 		return "", errors.New("several NICs are running, name one: " + strings.Join(names, ", "))
 	}
