@@ -62,6 +62,7 @@ type IngressXspinIndexField struct {
 	First  uint32
 	Count  uint32
 	Users  [4]uint64
+	After  [4]uint64
 	Absent [4]uint64
 }
 

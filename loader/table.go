@@ -98,6 +98,14 @@ func (t *Table) compile() (*bpf.Table, error) {
 		out.Fields[out.Nfields] = k
 		out.Nfields++
 	}
+	var later [bpf.VecWords]uint64
+	for i := int(out.Nfields) - 1; i >= 0; i-- {
+		f := &out.Fields[i]
+		f.After = later
+		for w, users := range f.Users {
+			later[w] |= users
+		}
+	}
 	copy(out.Bounds[:], x.Bounds)
 	for i := range x.Bounds {
 		copy(out.Vec[i*stride:][:stride], x.Vec[i*x.Words:][:x.Words])

@@ -136,7 +136,7 @@ static __always_inline int step_narrow(const struct frame *f, const struct xspin
 		vec = x->absent[0];
 	*hit |= vec & t->or_[0];
 	*cand &= vec;
-	return !*cand && i + 1 >= t->last_or;
+	return !(*cand & x->after[0]) && i + 1 >= t->last_or;
 }
 
 static __always_inline int step_wide(const struct frame *f, const struct xspin_table *t, __u32 i,
@@ -159,7 +159,7 @@ static __always_inline int step_wide(const struct frame *f, const struct xspin_t
 	for (int w = 0; w < XSPIN_VEC_WORDS; w++) {
 		hit[w] |= vec[w] & t->or_[w];
 		cand[w] &= vec[w];
-		left |= cand[w];
+		left |= cand[w] & x->after[w];
 	}
 	return !left && i + 1 >= t->last_or;
 }

@@ -69,6 +69,7 @@ struct xspin_index_field {
 	__u32 first;  /* of its intervals in bounds */
 	__u32 count;  /* of its intervals, >= 1 */
 	__u64 users[XSPIN_VEC_WORDS]; /* rulesets with a rule on the field */
+	__u64 after[XSPIN_VEC_WORDS]; /* with a rule on a later one */
 	__u64 absent[XSPIN_VEC_WORDS];
 };
 
