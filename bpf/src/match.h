@@ -120,6 +120,22 @@ struct search_state {
 	__u32 next;
 };
 
+/* One field, up to 64 rulesets, all of them AND. Returns 1 when the outcome is known. */
+static __always_inline int step_and(const struct frame *f, const struct xspin_table *t, __u32 i,
+				    __u64 *cand)
+{
+	const struct xspin_index_field *x = &t->fields[i & (XSPIN_MAX_FIELDS - 1)];
+	__u32 v;
+
+	if (!(x->users[0] & *cand))
+		return 0; /* nobody asks any more */
+	if (load_field(f, &x->field, &v))
+		*cand &= t->vec[search(t, x->first, x->count, v)];
+	else
+		*cand &= x->absent[0];
+	return !(*cand & x->after[0]);
+}
+
 /* One field, up to 64 rulesets. Returns 1 when the outcome is known. */
 static __always_inline int step_narrow(const struct frame *f, const struct xspin_table *t, __u32 i,
 				       __u64 *cand, __u64 *hit)
@@ -180,11 +196,20 @@ static __always_inline int match_narrow(const struct frame *f, const struct xspi
 	__u64 cand = t->cand[0], hit = t->hit[0];
 	__u32 n = t->nfields;
 
-	for (__u32 i = 0; i < XSPIN_INLINE_FIELDS; i++) {
-		if (i >= n)
-			goto known;
-		if (step_narrow(f, t, i, &cand, &hit))
-			goto known;
+	if (likely(!t->last_or)) {
+		for (__u32 i = 0; i < XSPIN_INLINE_FIELDS; i++) {
+			if (i >= n)
+				goto known;
+			if (step_and(f, t, i, &cand))
+				goto known;
+		}
+	} else {
+		for (__u32 i = 0; i < XSPIN_INLINE_FIELDS; i++) {
+			if (i >= n)
+				goto known;
+			if (step_narrow(f, t, i, &cand, &hit))
+				goto known;
+		}
 	}
 	if (n > XSPIN_INLINE_FIELDS) {
 		struct search_state s = { .frame = *f, .table = t, .next = XSPIN_INLINE_FIELDS };
