@@ -68,7 +68,7 @@ type Config struct {
 	CPUs      []int         // that these threads run on, in turn. Defaults to any
 	Wait      hpu.Wait      // what they do when idle. Defaults to Adaptive
 	Egress    hpu.Egress    // order of frames on tx rings. Defaults to HandlersFirst
-	Limit     time.Duration // that a handler may run. Defaults to hpu.DefaultLimit
+	Limit     time.Duration // that a handler may run, see hpu.Config. Defaults to hpu.DefaultLimit
 	Ring      int           // buffers in flight on a receive queue, a power of two. Defaults to DefaultRing
 	Logger    *slog.Logger  // Defaults to slog.Default
 }
@@ -279,7 +279,8 @@ func pow2(n int) int { return 1 << bits.Len(uint(n-1)) }
 func (n *NIC) Interface() *net.Interface { return n.iface }
 
 // Transmit sends a frame of the application's own, Ethernet header included. It
-// is copied, and waits its turn behind, or between, the frames of handlers.
+// is copied, and waits its turn behind, or between, the frames of handlers. At
+// most 512 can be under way.
 func (n *NIC) Transmit(frame []byte) error { return n.pool.Transmit(frame) }
 
 // Events returns what went wrong in handlers. Events that nobody takes are
