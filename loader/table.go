@@ -90,7 +90,8 @@ func (t *Table) compile() (*bpf.Table, error) {
 		}
 		copy(k.Users[:], x.Users[i*x.Words:][:x.Words])
 		copy(k.Absent[:], x.Absent[i*x.Words:][:x.Words])
-		if start, end, ok := x.Gate(i); ok && out.Ngates < uint32(len(out.Gates)) {
+		// Each ruleset has a rule on a gate, so there are no more than MaxRules.
+		if start, end, ok := x.Gate(i); ok {
 			out.Gates[out.Ngates] = bpf.Rule{Field: k.Field, Start: start, End: end}
 			out.Ngates++
 			continue

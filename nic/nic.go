@@ -56,7 +56,7 @@ const (
 	maxBuffers = 40   // of one frame: 64 KiB in the smallest buffers
 	txRing     = 512  // a batch's sends must fit, and some batches more
 	spare      = 1024 // frames for sends that are not of a received frame
-	reserve    = 64   // frames of a queue that stuck handlers may keep for good
+	reserve    = 64   // frames of a queue that are always there for the driver
 )
 
 // Config of a NIC. The zero value of a field is its default.
