@@ -105,7 +105,11 @@ func (r *runner) exchange(queue int) {
 		}
 		r.pool.inTx[queue].Add(-int64(completed))
 		for _, addr := range done[:completed] {
-			rec := r.pool.records[r.pool.cfg.Memory.Frame(addr)].Load()
+			frame := r.pool.cfg.Memory.Frame(addr)
+			if frame >= len(r.pool.records) {
+				continue // no frame of ours: nothing to give back
+			}
+			rec := r.pool.records[frame].Load()
 			if rec&spareRecord != 0 {
 				r.unspend(rec, addr)
 				continue

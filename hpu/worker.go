@@ -352,7 +352,13 @@ func (r *runner) discard(p *port, descs []xsk.Desc) {
 // inspect reads the metadata of a packet. It returns false, and gives the
 // packet's buffers back, if it did not come through the ingress program.
 func (r *runner) inspect(p *port, h *her) bool {
-	front := r.pool.cfg.Memory.Front(r.descs[h.first].Addr, bpf.MetaSize)
+	mem := r.pool.cfg.Memory
+	front := mem.Front(r.descs[h.first].Addr, bpf.MetaSize)
+	for _, d := range r.descs[h.first:h.last] {
+		if mem.Bytes(d.Addr, int(d.Len)) == nil {
+			front = nil // not in any frame: what the kernel says is checked once, here
+		}
+	}
 	if front == nil {
 		r.discard(p, r.descs[h.first:h.last])
 		return false

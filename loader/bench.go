@@ -39,7 +39,8 @@ type Yardstick struct {
 	owner   io.Closer
 }
 
-func needForBench(op string) error {
+// needToRun tells why programs cannot be loaded and run here.
+func needToRun(op string) error {
 	if err := capability.Need(op, capability.NetAdmin, capability.BPF, capability.Perfmon); err != nil {
 		return err
 	}
@@ -59,7 +60,7 @@ func LoadPlain(p Plain) (*Yardstick, error) {
 // matches is dropped, all others pass.
 func LoadMatch(t *matcher.Table) (*Yardstick, error) {
 	const program = bpf.IngressProgXspinMatch
-	if err := needForBench("load " + program); err != nil {
+	if err := needToRun("load " + program); err != nil {
 		return nil, err
 	}
 	in := &Ingress{cfg: Config{HPUs: 1, Queues: 1, BufferSize: 1 << 16, MaxBuffers: 1}, mode: Native}
@@ -87,7 +88,7 @@ func onePerContext(t *matcher.Table) *Table {
 
 // loadBench loads one program of the bench object.
 func loadBench(program string, vars map[string]any) (*ebpf.Collection, error) {
-	if err := needForBench("load " + program); err != nil {
+	if err := needToRun("load " + program); err != nil {
 		return nil, err
 	}
 	spec, err := bpf.LoadBench()

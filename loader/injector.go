@@ -53,18 +53,9 @@ type xdpMD struct{ Data, DataEnd, DataMeta, IngressIfindex, RxQueueIndex, Egress
 // NewInjector returns an injector for an interface with a native XDP program.
 // The calling thread must be in the interface's network namespace.
 func NewInjector(iface *net.Interface) (*Injector, error) {
-	spec, err := bpf.LoadBench()
+	coll, err := loadBench(bpf.BenchProgXspinPass, nil)
 	if err != nil {
-		return nil, fmt.Errorf("read object: %w", err)
-	}
-	for name := range spec.Programs {
-		if name != bpf.BenchProgXspinPass {
-			delete(spec.Programs, name)
-		}
-	}
-	coll, err := ebpf.NewCollection(spec)
-	if err != nil {
-		return nil, fmt.Errorf("load %s: %w", bpf.BenchProgXspinPass, loadError(err))
+		return nil, err
 	}
 	defer coll.Close()
 	ns, err := os.Open("/proc/thread-self/ns/net")

@@ -11,7 +11,6 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/xspin/xspin/bpf"
-	"github.com/xspin/xspin/internal/capability"
 	"github.com/xspin/xspin/matcher"
 )
 
@@ -45,10 +44,7 @@ func NewTester(t *matcher.Table) (*Tester, error) {
 }
 
 func newTester(t *Table, cfg Config) (_ *Tester, err error) {
-	if err := capability.Need("run the in-kernel program", capability.BPF, capability.NetAdmin, capability.Perfmon); err != nil {
-		return nil, err
-	}
-	if err := checkKernel(); err != nil {
+	if err := needToRun("run the in-kernel program"); err != nil {
 		return nil, err
 	}
 	in := &Ingress{cfg: cfg, mode: cfg.Mode}

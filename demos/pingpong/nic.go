@@ -49,12 +49,8 @@ type server struct {
 	samples map[rtt.Proto]*samples
 }
 
-func init() {
-	startNIC = func(_ context.Context, lab *netns.Lab, c ServerConfig) (NICServer, error) { return start(lab, c) }
-}
-
 // start opens a NIC on the lab's NIC end and activates a context per protocol.
-func start(lab *netns.Lab, c ServerConfig) (_ *server, err error) {
+func start(_ context.Context, lab *netns.Lab, c ServerConfig) (_ NICServer, err error) {
 	wait, err := hpu.ParseWait(c.Wait)
 	if err != nil {
 		return nil, err

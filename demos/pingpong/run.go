@@ -84,7 +84,7 @@ type Breakdown struct {
 
 // startNIC attaches a NIC to the NIC end of the lab and arms the echo handlers.
 // A variable, so that tests measure without handlers.
-var startNIC func(context.Context, *netns.Lab, ServerConfig) (NICServer, error)
+var startNIC = start
 
 func (c Config) check(mtu int) error {
 	if len(c.Protos) == 0 || len(c.Modes) == 0 || len(c.Sizes) == 0 {
