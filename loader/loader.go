@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package loader loads the ingress program, fills its maps, attaches it, and
+// Package loader loads the ingress program, sets its tables, attaches it, and
 // reads back what the kernel granted. It changes nothing else: no ethtool
 // setting, no address, no other program.
 package loader

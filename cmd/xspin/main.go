@@ -78,6 +78,9 @@ func version() string {
 // defaultConfig is read if it is there.
 const defaultConfig = "/etc/xspin.yaml"
 
+// envKey makes the name of an environment variable, but for its case and prefix.
+var envKey = strings.NewReplacer(".", "_", "-", "_")
+
 // configure gives the flags that were not typed the values that environment and
 // file have for them.
 func configure(cmd *cobra.Command, file string) error {
@@ -86,7 +89,7 @@ func configure(cmd *cobra.Command, file string) error {
 	}
 	v := viper.New()
 	v.SetEnvPrefix("XSPIN")
-	v.SetEnvKeyReplacer(strings.NewReplacer(".", "_", "-", "_"))
+	v.SetEnvKeyReplacer(envKey)
 	if file == "" {
 		file = os.Getenv("XSPIN_CONFIG")
 	}
@@ -118,7 +121,7 @@ func configure(cmd *cobra.Command, file string) error {
 		}
 		if err := cmd.Flags().Set(f.Name, value); err != nil {
 			where := "in " + file
-			env := "XSPIN_" + strings.ToUpper(strings.NewReplacer(".", "_", "-", "_").Replace(key))
+			env := "XSPIN_" + strings.ToUpper(envKey.Replace(key))
 			if _, set := os.LookupEnv(env); set {
 				where = "in the environment (" + env + ")"
 			}
