@@ -104,7 +104,7 @@ func Open(cfg Config) (_ *NIC, err error) {
 	}
 	iface, err := net.InterfaceByName(cfg.Interface)
 	if err != nil {
-		return nil, fmt.Errorf("open NIC: interface %q: %w", cfg.Interface, err)
+		return nil, fmt.Errorf("open NIC: interface %q in this network namespace: %w", cfg.Interface, err)
 	}
 	if err := loader.Check(iface); err != nil {
 		return nil, fmt.Errorf("open NIC: %w", err)
