@@ -42,6 +42,7 @@ const (
 
 	PolicyMessage    = uint8(IngressXspinPolicyXSPIN_POLICY_MESSAGE)
 	PolicyPacket     = uint8(IngressXspinPolicyXSPIN_POLICY_PACKET)
+	PolicyBlocked    = uint8(IngressXspinPolicyXSPIN_POLICY_BLOCKED)
 	ContextTimestamp = uint8(IngressXspinContextFlagsXSPIN_CONTEXT_TIMESTAMP)
 	MetaEOM          = uint8(IngressXspinMetaFlagsXSPIN_META_EOM)
 )

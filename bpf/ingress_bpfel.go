@@ -31,7 +31,10 @@ type IngressXspinContext struct {
 	LengthFrom  uint32
 	BucketBase  uint32
 	BucketMask  uint32
+	Sequence    uint32
+	Vhpus       uint16
 	Header      uint16
+	Need        uint16
 	Nkey        uint8
 	Policy      uint8
 	Flags       uint8
@@ -39,8 +42,7 @@ type IngressXspinContext struct {
 	OffsetShift uint8
 	HasLength   uint8
 	LengthShift uint8
-	Pad         uint8
-	Need        uint16
+	Pad         [3]uint8
 }
 
 type IngressXspinContextFlags uint32
@@ -110,6 +112,7 @@ type IngressXspinPolicy uint32
 const (
 	IngressXspinPolicyXSPIN_POLICY_MESSAGE IngressXspinPolicy = 0
 	IngressXspinPolicyXSPIN_POLICY_PACKET  IngressXspinPolicy = 1
+	IngressXspinPolicyXSPIN_POLICY_BLOCKED IngressXspinPolicy = 2
 )
 
 type IngressXspinQueue struct {

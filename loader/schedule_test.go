@@ -26,7 +26,8 @@ import (
 const xdpDrop = 1
 
 // A sched sends frames to the program and sees where they went. A frame's first
-// word is the key of its message, its fifth byte the number of its context.
+// word is the key of its message, its fifth byte the number of its context, its
+// third word its offset in the message.
 type sched struct {
 	*testing.T
 	in    *Ingress
@@ -82,7 +83,14 @@ func (s *sched) publish(contexts ...Context) {
 			Context: uint16(i),
 		}
 		c.ID = uint16(i)
-		c.Format = &matcher.Format{Name: "word", Key: []matcher.Field{{Index: 0, Mask: 0xffffffff}}, Header: 14}
+		if c.Format == nil {
+			c.Format = &matcher.Format{
+				Name:   "word",
+				Key:    []matcher.Field{{Index: 0, Mask: 0xffffffff}},
+				Offset: &matcher.Field{Index: 2, Mask: 0xffffffff},
+				Header: 14,
+			}
+		}
 		t.Contexts[c.ID] = c
 	}
 	if err := s.in.Publish(t); err != nil {
@@ -321,6 +329,159 @@ func TestMessageScheduling(t *testing.T) {
 			s.in.Share().Credit[0] = 0
 			if r := s.send(0, one[0]); r.verdict != xdpDrop || *bucket(s, one[0]) != 0 {
 				s.Errorf("%+v, bucket %#x", r, *bucket(s, one[0]))
+			}
+		})
+	})
+}
+
+// vhpu is the program's hash of a key and a virtual HPU.
+func vhpu(key, n uint32) uint32 { return mix(0, key) + n*0x9e3779b1 }
+
+func TestBlockedScheduling(t *testing.T) {
+	const base, size = 1024, 64
+	const sequence, vhpus = 1000, 3
+	blocked := func(mask uint64, sequence uint32, vhpus int) []Context {
+		return []Context{{Policy: BlockedRR, CoreMask: mask, Buckets: bpf.Range{Base: base, Size: size}, Sequence: sequence, VHPUs: vhpus}}
+	}
+	bucket := func(s *sched, key, n uint32) *uint64 { return &s.in.Buckets()[base+vhpu(key, n)&(size-1)] }
+	at := func(s *sched, key, offset uint32) sent {
+		s.Helper()
+		frame := keyed(0, key, 60)
+		binary.BigEndian.PutUint32(frame[8:], offset)
+		r := s.sendFrame(frame)
+		if r.verdict == xdpRedirect && r.Offset != offset {
+			s.Errorf("offset %d, want %d", r.Offset, offset)
+		}
+		return r
+	}
+	// belongs checks the virtual HPU of a packet, by the bucket that user space
+	// finds from the metadata, and that its bucket was used once more.
+	belongs := func(s *sched, key, offset, n uint32) sent {
+		s.Helper()
+		before := *bucket(s, key, n) >> 32
+		r := at(s, key, offset)
+		if r.Hash != vhpu(key, n) || *bucket(s, key, n)>>32 != before+1 || *bucket(s, key, n)&0xff != uint64(r.hpu+1) {
+			s.Errorf("key %d, offset %d: hash %#x, want %#x of virtual HPU %d; HPU %d, bucket %#x, before %d users", key, offset, r.Hash, vhpu(key, n), n, r.hpu, *bucket(s, key, n), before)
+		}
+		return r
+	}
+	goes := func(s *sched, key uint32, offsets []uint32, want ...int) {
+		s.Helper()
+		var got []int
+		for _, o := range offsets {
+			got = append(got, at(s, key, o).hpu)
+		}
+		if !slices.Equal(got, want) {
+			s.Errorf("key %d, offsets %d: went to HPUs %v, want %v", key, offsets, got, want)
+		}
+	}
+
+	modes(t, 4, func(s *sched) {
+		s.with("a sequence is so many bytes, and the virtual HPUs take turns", blocked(0b1111, sequence, vhpus), func(s *sched) {
+			for _, tt := range []struct{ offset, n uint32 }{
+				{0, 0}, {1, 0}, {999, 0},
+				{1000, 1}, {1999, 1},
+				{2000, 2}, {2999, 2},
+				{3000, 0}, {3999, 0}, {4000, 1}, {5000, 2},
+				{3_000_000_000, 0}, {3_000_001_000, 1}, {1<<32 - 1, 4294967 % vhpus},
+			} {
+				belongs(s, 5, tt.offset, tt.n)
+			}
+		})
+		s.with("one virtual HPU is policy message", blocked(0b1111, sequence, 1), func(s *sched) {
+			for _, offset := range []uint32{0, 999, 1000, 12345, 1<<32 - 1} {
+				if r := belongs(s, 5, offset, 0); r.Hash != mix(0, 5) || r.hpu != 0 {
+					s.Errorf("offset %d: hash %#x, HPU %d", offset, r.Hash, r.hpu)
+				}
+			}
+		})
+		s.with("sequences of a byte, and as many virtual HPUs as there can be", blocked(0b1111, 1, MaxVHPUs), func(s *sched) {
+			for _, offset := range []uint32{0, 1, 65534, 65535, 65536, 1<<32 - 1} {
+				belongs(s, 5, offset, offset%MaxVHPUs)
+			}
+		})
+		s.with("the longest sequence", blocked(0b1111, 1<<32-1, 2), func(s *sched) {
+			belongs(s, 5, 1<<32-2, 0)
+			belongs(s, 5, 1<<32-1, 1)
+		})
+		s.with("virtual HPUs spread", blocked(0b1111, sequence, 4), func(s *sched) {
+			goes(s, 5, []uint32{0, 1000, 2000, 3000, 4000, 5000, 6000, 7000}, 0, 1, 2, 3, 0, 1, 2, 3)
+		})
+		s.with("virtual HPUs spread within the mask", blocked(0b1010, sequence, 4), func(s *sched) {
+			goes(s, 5, []uint32{0, 1000, 2000, 3000, 4000}, 1, 3, 1, 3, 1)
+		})
+		s.with("a virtual HPU runs on one HPU at a time, and on any free one", blocked(0b1111, sequence, vhpus), func(s *sched) {
+			goes(s, 5, []uint32{0}, 0)
+			s.in.Share().Enqueued[1][0] = 1000 // HPU 0 is busy
+			goes(s, 5, []uint32{500, 999, 3000, 6001}, 0, 0, 0, 0)
+			goes(s, 5, []uint32{1000}, 1) // another one need not wait
+			if b := *bucket(s, 5, 0); b != 5<<32|1 {
+				s.Errorf("bucket %#x, want 5 users of HPU 0", b)
+			}
+			*bucket(s, 5, 0) -= 4 << 32
+			goes(s, 5, []uint32{0}, 0)
+			*bucket(s, 5, 0) -= 2 << 32
+			goes(s, 5, []uint32{0}, 2) // nobody is left, 2 and 3 are idle
+		})
+		s.with("the virtual HPUs of a message have buckets of their own", blocked(0b1111, 1, size), func(s *sched) {
+			for i := range uint32(size) {
+				at(s, 5, i)
+			}
+			for i, b := range s.in.Buckets() {
+				if inside := i >= base && i < base+size; inside != (b != 0) || b>>32 > 1 {
+					s.Fatalf("bucket %d is %#x", i, b)
+				}
+			}
+		})
+		s.with("the virtual HPUs of another message are others", blocked(0b1111, sequence, vhpus), func(s *sched) {
+			keys, _ := apart(2, size)
+			belongs(s, keys[0], 0, 0)
+			if r := belongs(s, keys[1], 0, 0); r.hpu != 1 {
+				s.Errorf("HPU %d, want 1", r.hpu)
+			}
+		})
+		s.with("a mask without any of this NIC's HPUs fails and uses no bucket", blocked(1<<63, sequence, vhpus), func(s *sched) {
+			if r := at(s, 5, 1000); r.verdict != xdpPass || *bucket(s, 5, 1) != 0 {
+				s.Errorf("%+v, bucket %#x", r, *bucket(s, 5, 1))
+			}
+		})
+		s.with("credit is the context's, whichever virtual HPU", blocked(0b1111, sequence, vhpus), func(s *sched) {
+			before := s.stats()
+			s.in.Share().Credit[0] = 2
+			goes(s, 5, []uint32{0, 1000, 2000}, 0, 1, -1)
+			if b := *bucket(s, 5, 2); b != 0 || s.stats().Refused[0] != before.Refused[0]+1 {
+				s.Errorf("bucket %#x, %d refused", b, s.stats().Refused[0]-before.Refused[0])
+			}
+			s.in.Queue(0).Done[0]++
+			goes(s, 5, []uint32{2000, 0}, 2, -1)
+		})
+		s.with("a frame too short for the offset passes and uses no bucket", blocked(0b1111, sequence, vhpus), func(s *sched) {
+			late := blocked(0b1111, sequence, vhpus)
+			late[0].Format = &matcher.Format{Name: "late", Offset: &matcher.Field{Index: 4, Mask: 0xffff0000}}
+			s.publish(late...)
+			before := s.stats()
+			if r := s.sendFrame(keyed(0, 5, 17)); r.verdict != xdpPass || s.stats().Malformed != before.Malformed+1 || s.in.Buckets()[base] != 0 {
+				s.Errorf("17 bytes: %+v", r)
+			}
+			if r := s.sendFrame(keyed(0, 5, 18)); r.hpu != 0 || s.in.Buckets()[base] != 1<<32|1 { // no key: hash 0
+				s.Errorf("18 bytes: %+v", r)
+			}
+		})
+		s.with("beside the other policies", []Context{
+			{Policy: BlockedRR, CoreMask: 0b1111, Buckets: bpf.Range{Base: 0, Size: 64}, Sequence: sequence, VHPUs: vhpus},
+			{Policy: ByMessage, CoreMask: 0b1111, Buckets: bpf.Range{Base: 64, Size: 64}},
+			{Policy: ByPacket, CoreMask: 0b1111},
+		}, func(s *sched) {
+			for c := range byte(3) {
+				frame := keyed(c, 5, 60)
+				binary.BigEndian.PutUint32(frame[8:], 1000)
+				want := mix(0, 5)
+				if c == 0 {
+					want = vhpu(5, 1)
+				}
+				if r := s.sendFrame(frame); r.Hash != want || r.hpu != int(c) {
+					s.Errorf("context %d: hash %#x, want %#x; HPU %d", c, r.Hash, want, r.hpu)
+				}
 			}
 		})
 	})

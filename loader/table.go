@@ -13,11 +13,21 @@ import (
 // A Policy tells how the program picks the HPU of a packet.
 type Policy uint8
 
-// Scheduling policies (D4.7 section 4.4.4).
+// Scheduling policies (D4.7 section 4.4.4; BlockedRR: sPIN, SC 2019, section 3.2.1).
 const (
-	ByMessage Policy = Policy(bpf.PolicyMessage) // packets of a message stay on one HPU
-	ByPacket  Policy = Policy(bpf.PolicyPacket)  // packets go wherever there is room
+	// ByMessage: packets of a message stay on one HPU.
+	ByMessage = Policy(bpf.PolicyMessage)
+	// ByPacket: packets go wherever there is room.
+	ByPacket = Policy(bpf.PolicyPacket)
+	// BlockedRR: a message is cut in sequences of as many bytes each, which are
+	// dealt out to virtual HPUs in turn. A virtual HPU is on one HPU for as long
+	// as any of its packets is in flight, and on any the next time. A packet
+	// belongs to the sequence that its first byte lies in.
+	BlockedRR = Policy(bpf.PolicyBlocked)
 )
+
+// MaxVHPUs is how many virtual HPUs a context with BlockedRR can have.
+const MaxVHPUs = 1<<16 - 1
 
 // A Context is what the program knows of an execution context.
 type Context struct {
@@ -25,7 +35,9 @@ type Context struct {
 	Format    *matcher.Format
 	Policy    Policy
 	CoreMask  uint64    // HPUs it may use, bit h for HPU h
-	Buckets   bpf.Range // for ByMessage
+	Buckets   bpf.Range // for ByMessage and BlockedRR
+	Sequence  uint32    // for BlockedRR: bytes, at least 1
+	VHPUs     int       // for BlockedRR: of each message, 1..MaxVHPUs
 	Timestamp bool      // stamp frames with their arrival time
 }
 
@@ -152,12 +164,29 @@ func (c *Context) fill(out *bpf.Context) error {
 	if err := c.Format.Validate(); err != nil {
 		return fmt.Errorf("context %d: %w", c.ID, err)
 	}
-	if c.Policy == ByMessage {
+	switch c.Policy {
+	case ByPacket:
+	case BlockedRR:
+		if c.Format.Offset == nil {
+			return fmt.Errorf("context %d: blocked-rr goes by the offset of a packet in its message, and the message format %s has none", c.ID, c.Format.Name)
+		}
+		if c.Sequence == 0 {
+			return fmt.Errorf("context %d: blocked-rr with sequences of 0 bytes: at least 1 is needed", c.ID)
+		}
+		if c.VHPUs < 1 || c.VHPUs > MaxVHPUs {
+			return fmt.Errorf("context %d: blocked-rr with %d virtual HPUs: possible are 1..%d", c.ID, c.VHPUs, MaxVHPUs)
+		}
+		out.Sequence = c.Sequence
+		out.Vhpus = uint16(c.VHPUs)
+		fallthrough
+	case ByMessage:
 		if n := c.Buckets.Size; n <= 0 || n&(n-1) != 0 || c.Buckets.Base < 0 || c.Buckets.Base+n > bpf.MaxBuckets {
 			return fmt.Errorf("context %d: buckets %d+%d: need a power of two within 0..%d", c.ID, c.Buckets.Base, n, bpf.MaxBuckets)
 		}
 		out.BucketBase = uint32(c.Buckets.Base)
 		out.BucketMask = uint32(c.Buckets.Size - 1)
+	default:
+		return fmt.Errorf("context %d: no scheduling policy %d, there are ByMessage, ByPacket and BlockedRR", c.ID, c.Policy)
 	}
 	f := c.Format
 	out.CoreMask = c.CoreMask

@@ -229,6 +229,10 @@ func TestPublishRefusesTables(t *testing.T) {
 	message := func(base, size int) *Table {
 		return with(3, Context{ID: 3, Format: flow, Policy: ByMessage, CoreMask: 1, Buckets: bpf.Range{Base: base, Size: size}})
 	}
+	slmp := matcher.FormatByName("slmp")
+	blocked := func(f *matcher.Format, size int, sequence uint32, vhpus int) *Table {
+		return with(3, Context{ID: 3, Format: f, Policy: BlockedRR, CoreMask: 1, Buckets: bpf.Range{Size: size}, Sequence: sequence, VHPUs: vhpus})
+	}
 	for _, tt := range []struct {
 		name  string
 		table *Table
@@ -243,8 +247,16 @@ func TestPublishRefusesTables(t *testing.T) {
 		{"buckets that are no power of two", message(0, 3), "power of two"},
 		{"buckets before the first", message(-1, 2), "context 3: buckets -1+2"},
 		{"buckets beyond the last", message(bpf.MaxBuckets-1, 2), "context 3: buckets 262143+2"},
+		{"no such policy", with(3, Context{ID: 3, Format: flow, Policy: 3, CoreMask: 1}), "context 3: no scheduling policy 3"},
+		{"blocked-rr without an offset", blocked(flow, 64, 1, 1), "context 3: blocked-rr goes by the offset of a packet in its message, and the message format flow has none"},
+		{"blocked-rr without buckets", blocked(slmp, 0, 1, 1), "context 3: buckets 0+0"},
+		{"blocked-rr with empty sequences", blocked(slmp, 64, 0, 1), "context 3: blocked-rr with sequences of 0 bytes"},
+		{"blocked-rr without virtual HPUs", blocked(slmp, 64, 1, 0), "context 3: blocked-rr with 0 virtual HPUs: possible are 1..65535"},
+		{"blocked-rr with too many virtual HPUs", blocked(slmp, 64, 1, 65536), "context 3: blocked-rr with 65536 virtual HPUs"},
 		{"the last two buckets", message(bpf.MaxBuckets-2, 2), ""},
 		{"all buckets", message(0, bpf.MaxBuckets), ""},
+		{"blocked-rr with the shortest sequence and one virtual HPU", blocked(slmp, 64, 1, 1), ""},
+		{"blocked-rr with the longest sequence and the most virtual HPUs", blocked(slmp, 64, 1<<32-1, 65535), ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			err := tester.in.Publish(tt.table)

@@ -38,8 +38,8 @@ struct xspin_share share __aligned;
 /*
  * Where the messages of a context go: HPU + 1 in the low byte, and in the high
  * word how many packets in flight and open messages hold it there. A context
- * has a range of buckets and a message the one its key's hash names: messages
- * that collide share an HPU and nothing else. At zero users the next packet
+ * has a range of buckets and a message, or each of its virtual HPUs, the one that
+ * the hash names: those that collide share an HPU and nothing else. At zero users the next packet
  * may choose again. Unlike a hash map of messages this never fills up, evicts
  * or allocates.
  */
@@ -144,9 +144,8 @@ static __always_inline __u32 pick_packet(struct xspin_queue *q, __u32 queue, __u
 }
 
 /*
- * Policy `message`: the bucket's HPU while anybody uses it. Takes a use of the
- * bucket, which the HPU gives back. blocked-rr is this with the sequence's
- * virtual HPU mixed into the hash.
+ * Policies `message` and `blocked-rr`: the bucket's HPU while anybody uses it.
+ * Takes a use of the bucket, which the HPU gives back.
  */
 static __always_inline __u32 pick_message(__u64 *bucket, __u64 mask)
 {
@@ -170,6 +169,17 @@ static __always_inline __u32 mix(__u32 hash, __u32 word)
 	hash ^= word;
 	hash *= 0x9e3779b1;
 	return hash ^ hash >> 15;
+}
+
+/*
+ * Policy `blocked-rr` (sPIN, SC 2019, section 3.2.1): the bytes of a message are
+ * dealt out to its virtual HPUs in turn, a sequence at a time. The multiplier is
+ * odd, so that the virtual HPUs of a message have buckets of their own for as
+ * long as there are as many.
+ */
+static __always_inline __u32 blocked(const struct xspin_context *c, __u32 hash, __u32 offset)
+{
+	return hash + offset / c->sequence % c->vhpus * 0x9e3779b1;
 }
 
 /* Everything up to the redirect; `deliver` is constant at each use. */
@@ -258,6 +268,8 @@ static __always_inline int ingress(struct xdp_md *ctx, int deliver)
 		load_field(&f, &c->offset, &v);
 		meta->offset = v >> (c->offset_shift & 31);
 	}
+	if (c->policy == XSPIN_POLICY_BLOCKED)
+		hash = blocked(c, hash, meta->offset);
 	meta->hash = hash;
 	meta->flags = rule_holds(&f, &r->eom) ? XSPIN_META_EOM : 0;
 	meta->generation = t->generation;
@@ -267,12 +279,12 @@ static __always_inline int ingress(struct xdp_md *ctx, int deliver)
 	meta->magic = XSPIN_META_MAGIC;
 	meta->arrival = c->flags & XSPIN_CONTEXT_TIMESTAMP ? bpf_ktime_get_ns() : 0;
 
-	if (c->policy == XSPIN_POLICY_MESSAGE)
+	if (c->policy == XSPIN_POLICY_PACKET)
+		hpu = pick_packet(q, queue, c->core_mask, context);
+	else
 		hpu = pick_message(&buckets[(c->bucket_base + (hash & c->bucket_mask)) &
 					    (XSPIN_MAX_BUCKETS - 1)],
 				   c->core_mask);
-	else
-		hpu = pick_packet(q, queue, c->core_mask, context);
 	if (hpu >= XSPIN_MAX_HPUS)
 		goto undo;
 	meta->seq = count(&q->seq[hpu][context], buffers);

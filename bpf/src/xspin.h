@@ -26,6 +26,7 @@ enum xspin_limits {
 enum xspin_policy {
 	XSPIN_POLICY_MESSAGE, /* all packets of a message go to one HPU */
 	XSPIN_POLICY_PACKET,  /* every packet goes where there is room */
+	XSPIN_POLICY_BLOCKED, /* all packets of a virtual HPU of a message go to one HPU */
 };
 
 enum xspin_context_flags {
@@ -45,7 +46,7 @@ struct xspin_meta {
 	__u64 arrival;		  /* CLOCK_MONOTONIC ns, 0 when not asked for */
 	__u32 key[XSPIN_MAX_KEY]; /* message key words, masked, rest 0 */
 	__u32 offset;		  /* of the payload in its message, bytes */
-	__u32 hash;		  /* of the key: bucket and message table */
+	__u32 hash;		  /* of the key and the virtual HPU: names the bucket */
 	__u32 generation;	  /* of the table that matched */
 	__u32 seq;		  /* buffers sent before to (queue, HPU, context) */
 	__u16 context;
@@ -95,7 +96,10 @@ struct xspin_context {
 	__u32 length_from; /* the field counts bytes from here */
 	__u32 bucket_base;
 	__u32 bucket_mask;
-	__u16 header; /* bytes before the payload */
+	__u32 sequence; /* BLOCKED: bytes of a message that stay together, >= 1 */
+	__u16 vhpus;	/* BLOCKED: virtual HPUs of each message, >= 1 */
+	__u16 header;	/* bytes before the payload */
+	__u16 need;	/* the shortest frame with all of these bytes */
 	__u8 nkey;
 	__u8 policy;
 	__u8 flags;
@@ -103,8 +107,7 @@ struct xspin_context {
 	__u8 offset_shift; /* to the lowest bit of the mask */
 	__u8 has_length;
 	__u8 length_shift;
-	__u8 pad;
-	__u16 need; /* the shortest frame with all of these bytes */
+	__u8 pad[3];
 };
 
 struct xspin_table {
