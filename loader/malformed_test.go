@@ -230,3 +230,113 @@ func TestMalformedFrames(t *testing.T) {
 		})
 	}
 }
+
+// ipv6 returns a frame with an IPv6 header and, behind it, n bytes that start
+// with a UDP header to port.
+func ipv6(port uint16, n int) []byte {
+	b := make([]byte, 54+n)
+	copy(b, []byte{2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 0x86, 0xdd, 0x60})
+	binary.BigEndian.PutUint16(b[18:], uint16(n))
+	b[20], b[21] = protoUDP, 64
+	copy(b[22:], []byte{0xfd, 15: 2})
+	copy(b[38:], []byte{0xfd, 15: 1})
+	binary.BigEndian.PutUint16(b[54:], 40000)
+	binary.BigEndian.PutUint16(b[56:], port)
+	binary.BigEndian.PutUint16(b[58:], uint16(n))
+	return b
+}
+
+// As TestMalformedFrames, for SLMP on IPv6: what a parser makes of a frame, what
+// the reference makes of it, and what the program does.
+func TestMalformedSLMP6(t *testing.T) {
+	netnstest.NeedRoot(t)
+	table := one(matcher.SLMP6(), "slmp6")
+	tester, err := NewTester(table)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tester.Close()
+	parse := func(b []byte) matcher.Action {
+		switch {
+		case len(b) < 58,
+			b[12] != 0x86 || b[13] != 0xdd,
+			b[14]>>4 != 6,
+			b[20] != protoUDP,
+			binary.BigEndian.Uint16(b[56:]) != matcher.SLMPPort:
+			return matcher.Pass
+		}
+		if udp := b[54:]; len(udp) < 18 || int(binary.BigEndian.Uint16(udp[4:])) > len(udp) || binary.BigEndian.Uint16(udp[4:]) < 18 {
+			return matcher.Malformed
+		}
+		return matcher.Deliver
+	}
+	check := func(what string, frame []byte, want matcher.Action) {
+		t.Helper()
+		v, err := tester.Verdict(frame)
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		if ref := table.Match(frame); v.Action != want || v != ref {
+			t.Errorf("%s: %+v, reference %+v, want %v\n% x", what, v, ref, want, frame[:min(len(frame), 80)])
+		}
+	}
+	good := ipv6(matcher.SLMPPort, 100)
+	for _, c := range []struct {
+		name string
+		at   int
+		b    []byte
+		want matcher.Action
+	}{
+		{"as it should be", 0, nil, matcher.Deliver},
+		{"IP version 4", 14, []byte{0x45}, matcher.Pass},
+		{"another traffic class and flow", 14, []byte{0x6f, 0xff, 0xff, 0xff}, matcher.Deliver},
+		{"IPv4", 12, []byte{8, 0}, matcher.Pass},
+		{"VLAN tag", 12, []byte{0x81, 0}, matcher.Pass},
+		{"hop-by-hop options", 20, []byte{0}, matcher.Pass},
+		{"fragment", 20, []byte{44}, matcher.Pass},
+		{"destination options", 20, []byte{60}, matcher.Pass},
+		{"TCP", 20, []byte{protoTCP}, matcher.Pass},
+		{"the next port", 57, []byte{0x73}, matcher.Pass},
+		{"IP length 0, which is a jumbogram", 18, []byte{0, 0}, matcher.Deliver},
+		{"UDP length 0", 58, []byte{0, 0}, matcher.Malformed},
+		{"UDP length within the SLMP header", 58, []byte{0, 17}, matcher.Malformed},
+		{"UDP length that is the SLMP header", 58, []byte{0, 18}, matcher.Deliver},
+		{"UDP length a byte beyond the frame", 58, []byte{0, 101}, matcher.Malformed},
+		{"UDP length 65535", 58, []byte{0xff, 0xff}, matcher.Malformed},
+	} {
+		frame := append([]byte(nil), good...)
+		copy(frame[c.at:], c.b)
+		if p := parse(frame); p != c.want {
+			t.Errorf("%s: the parser says %v, want %v", c.name, p, c.want)
+		}
+		check(c.name, frame, c.want)
+	}
+	for n := 14; n <= len(good); n++ {
+		frame := append([]byte(nil), good[:n]...)
+		check("truncated", frame, parse(frame))
+		if n >= 60 { // and honest about it
+			binary.BigEndian.PutUint16(frame[58:], uint16(n-54))
+			check("short", frame, parse(frame))
+		}
+	}
+	seed := rand.Uint64()
+	rnd := rand.New(rand.NewPCG(seed, 4))
+	t.Logf("seed %d", seed)
+	var count [3]int
+	for range 1500 {
+		frame := append([]byte(nil), good[:54+rnd.IntN(101)]...)
+		if len(frame) > 60 && rnd.IntN(2) == 0 {
+			binary.BigEndian.PutUint16(frame[58:], uint16(len(frame)-54))
+		}
+		for range rnd.IntN(4) {
+			frame[rnd.IntN(min(len(frame), 80))] = byte(rnd.Uint32() & rnd.Uint32())
+		}
+		want := parse(frame)
+		check("random", frame, want)
+		count[want]++
+	}
+	if min(count[0], count[1], count[2]) < 50 {
+		t.Errorf("random frames by what became of them: %v: the generator has drifted", count)
+	}
+	addUp(t, tester.in)
+}

@@ -199,7 +199,7 @@ func fields(rnd *rand.Rand, n, first, last int) []matcher.Field {
 
 // crowd returns a table of n rulesets, most of them And, over the fields.
 func crowd(rnd *rand.Rand, n int, fs []matcher.Field) *matcher.Table {
-	formats := []*matcher.Format{matcher.FormatByName("packet"), matcher.FormatByName("flow"), matcher.FormatByName("slmp")}
+	formats := []*matcher.Format{matcher.FormatByName("packet"), matcher.FormatByName("flow"), matcher.FormatByName("slmp"), matcher.FormatByName("slmp6")}
 	formats = append(formats, &matcher.Format{
 		Name: "edge", Header: 512,
 		Key:    []matcher.Field{{Index: 127, Mask: 0xff}, {Index: 126, Mask: 0xffff0000}, {Index: 0, Mask: 1}},

@@ -18,8 +18,11 @@ func Explain(rs *Ruleset) string {
 	if rs.Mode == And {
 		known = established(rs.Rules)
 	}
-	if known&udp != 0 && rs.Format == "slmp" {
+	switch {
+	case known&udp != 0 && rs.Format == "slmp":
 		known |= slmp
+	case known&udp6 != 0 && rs.Format == "slmp6":
+		known |= slmp6
 	}
 
 	var phrases []string
@@ -76,6 +79,9 @@ const (
 	tcp
 	udp
 	slmp
+	ip6
+	udp6
+	slmp6
 )
 
 // established returns the protocols that are certain when all rules hold.
@@ -90,6 +96,16 @@ func established(rules []Rule) layers {
 		return m&mask == mask && v&mask == value
 	}
 	set := ethernet
+	if is(3, 0xffff0000, 0x86dd0000) {
+		set |= ip6
+		if is(5, 0xff000000, protoUDP<<24) { // and no extension headers
+			set |= udp6
+			if is(14, 0xffff0000, SLMPPort<<16) {
+				set |= slmp6
+			}
+		}
+		return set
+	}
 	if !is(3, 0xffff0000, 0x08000000) {
 		return set
 	}
@@ -170,6 +186,32 @@ var headers = []header{
 	{slmp, 10, 0x00002000, "SLMP flag ACK", flag},
 	{slmp, 11, 0xffffffff, "SLMP message id", names("0x%08x", nil)},
 	{slmp, 12, 0xffffffff, "SLMP packet offset", decimal},
+
+	{ip6, 3, 0x0000f000, "IP version", decimal},
+	{ip6, 3, 0x00000ff0, "IPv6 traffic class", names("0x%02x", nil)},
+	{ip6, 4, 0x0000ffff, "IPv6 payload length", decimal},
+	{ip6, 5, 0xff000000, "IPv6 next header", names("%d", map[uint32]string{
+		protoTCP: "TCP", protoUDP: "UDP", 44: "fragment", protoICMPv6: "ICMPv6"})},
+	{ip6, 5, 0x00ff0000, "IPv6 hop limit", decimal},
+	{ip6, 5, 0x0000ffff, "IPv6 source address", pattern("%02x%02x:*:*:*:*:*:*:*", 2)},
+	{ip6, 6, 0xffffffff, "IPv6 source address", pattern("*:%02x%02x:%02x%02x:*:*:*:*:*", 4)},
+	{ip6, 7, 0xffffffff, "IPv6 source address", pattern("*:*:*:%02x%02x:%02x%02x:*:*:*", 4)},
+	{ip6, 8, 0xffffffff, "IPv6 source address", pattern("*:*:*:*:*:%02x%02x:%02x%02x:*", 4)},
+	{ip6, 9, 0xffff0000, "IPv6 source address", pattern("*:*:*:*:*:*:*:%02x%02x", 2)},
+	{ip6, 9, 0x0000ffff, "IPv6 destination address", pattern("%02x%02x:*:*:*:*:*:*:*", 2)},
+	{ip6, 10, 0xffffffff, "IPv6 destination address", pattern("*:%02x%02x:%02x%02x:*:*:*:*:*", 4)},
+	{ip6, 11, 0xffffffff, "IPv6 destination address", pattern("*:*:*:%02x%02x:%02x%02x:*:*:*", 4)},
+	{ip6, 12, 0xffffffff, "IPv6 destination address", pattern("*:*:*:*:*:%02x%02x:%02x%02x:*", 4)},
+	{ip6, 13, 0xffff0000, "IPv6 destination address", pattern("*:*:*:*:*:*:*:%02x%02x", 2)},
+	{udp6, 13, 0x0000ffff, "UDP source port", decimal},
+	{udp6, 14, 0xffff0000, "UDP destination port", names("%d", map[uint32]string{SLMPPort: "SLMP"})},
+	{udp6, 14, 0x0000ffff, "UDP length", decimal},
+	{udp6, 15, 0xffff0000, "UDP checksum", names("0x%04x", nil)},
+	{slmp6, 15, 0x00008000, "SLMP flag EOM", flag},
+	{slmp6, 15, 0x00004000, "SLMP flag SYN", flag},
+	{slmp6, 15, 0x00002000, "SLMP flag ACK", flag},
+	{slmp6, 16, 0xffffffff, "SLMP message id", names("0x%08x", nil)},
+	{slmp6, 17, 0xffffffff, "SLMP packet offset", decimal},
 }
 
 func decimal(v uint32) string { return fmt.Sprint(v) }

@@ -178,10 +178,25 @@ var formats = []struct {
 			Header: 52,
 		}
 	}},
+	// The same on IPv6 without extension headers. The sender's address takes
+	// five key words (bytes 22-37).
+	{"slmp6", func() *Format {
+		return &Format{
+			Name: "slmp6",
+			Key: []Field{
+				{5, 0xffff}, {6, 0xffffffff}, {7, 0xffffffff}, {8, 0xffffffff}, {9, 0xffff0000},
+				{13, 0xffff}, {16, 0xffffffff},
+			},
+			Offset: &Field{17, 0xffffffff},
+			Length: &Length{Field: Field{14, 0xffff}, From: 54},
+			EOM:    &Rule{15, 0x8000, 0x8000, 0x8000},
+			Header: 72,
+		}
+	}},
 }
 
-// FormatByName returns a copy of a predefined message format: "packet", "flow"
-// or "slmp". It returns nil for any other name.
+// FormatByName returns a copy of a predefined message format: "packet", "flow",
+// "slmp" or "slmp6". It returns nil for any other name.
 func FormatByName(name string) *Format {
 	for _, f := range formats {
 		if f.name == name {

@@ -29,6 +29,8 @@ const (
 	protoICMP = 1
 	protoTCP  = 6
 	protoUDP  = 17
+
+	protoICMPv6 = 58
 )
 
 // Bypass matches nothing, as FPsPIN's fpspin_ruleset_bypass.
@@ -93,6 +95,25 @@ func SLMP() Ruleset {
 	}
 }
 
+// SLMP6 is SLMP on IPv6: UDP to port 9330 directly behind the IPv6 header. A
+// packet with extension headers, which a fragment is too, does not match. Since
+// the two have different message formats, and a context has one, whoever wants
+// both IPv4 and IPv6 has two contexts, which may share handlers.
+func SLMP6() Ruleset {
+	eom := *FormatByName("slmp6").EOM
+	const port = uint32(SLMPPort) << 16
+	return Ruleset{
+		Name: "slmp6",
+		Rules: []Rule{
+			{3, 0xfffff000, 0x86dd6000, 0x86dd6000},
+			{5, 0xff000000, protoUDP << 24, protoUDP << 24},
+			{14, 0xffff0000, port, port},
+		},
+		EOM:    &eom,
+		Format: "slmp6",
+	}
+}
+
 // predefined are the rulesets that the text form knows by name. Those with a
 // port take it in parentheses; of udp it is optional.
 var predefined = []struct {
@@ -106,9 +127,10 @@ var predefined = []struct {
 	{"tcp", nil, TCPPort},
 	{"icmp-echo", ICMPEcho, nil},
 	{"slmp", SLMP, nil},
+	{"slmp6", SLMP6, nil},
 }
 
-const predefinedUsage = "bypass, match-all, udp, udp(PORT), tcp(PORT), icmp-echo, slmp"
+const predefinedUsage = "bypass, match-all, udp, udp(PORT), tcp(PORT), icmp-echo, slmp, slmp6"
 
 // lookupPredefined finds a predefined ruleset. The argument is what stood in
 // parentheses, hasArg whether there were any.

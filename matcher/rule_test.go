@@ -125,7 +125,7 @@ func TestRulesetValidate(t *testing.T) {
 		{"a bad second rule", matcher.Ruleset{Name: "x", Rules: []matcher.Rule{matcher.Empty, bad}}, "rule 1:"},
 		{"a bad EOM rule", matcher.Ruleset{Name: "x", EOM: &bad}, "EOM rule:"},
 		{"a known format", matcher.Ruleset{Name: "x", Format: "flow"}, ""},
-		{"an unknown format", matcher.Ruleset{Name: "x", Format: "flaw"}, "packet, flow, slmp"},
+		{"an unknown format", matcher.Ruleset{Name: "x", Format: "flaw"}, "packet, flow, slmp, slmp6"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			err := tt.rs.Validate()

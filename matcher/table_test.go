@@ -40,6 +40,23 @@ func slmp4(src uint16, flags uint16, id, offset uint32, payload ...byte) []byte 
 	return udp4(src, 9330, append(b, payload...)...)
 }
 
+// slmp6 returns an SLMP packet on IPv6 from 2001:db8::1:2 to 2001:db8::3:4.
+func slmp6(src uint16, flags uint16, id, offset uint32, payload ...byte) []byte {
+	f := make([]byte, 72)
+	copy(f, []byte{0x02, 0, 0, 0, 0, 2, 0x02, 0, 0, 0, 0, 1, 0x86, 0xdd, 0x60})
+	binary.BigEndian.PutUint16(f[18:], uint16(18+len(payload)))
+	f[20], f[21] = 17, 64
+	copy(f[22:], []byte{0x20, 1, 0x0d, 0xb8, 15: 2, 13: 1})
+	copy(f[38:], []byte{0x20, 1, 0x0d, 0xb8, 15: 4, 13: 3})
+	binary.BigEndian.PutUint16(f[54:], src)
+	binary.BigEndian.PutUint16(f[56:], 9330)
+	binary.BigEndian.PutUint16(f[58:], uint16(18+len(payload)))
+	binary.BigEndian.PutUint16(f[62:], flags)
+	binary.BigEndian.PutUint32(f[64:], id)
+	binary.BigEndian.PutUint32(f[68:], offset)
+	return append(f, payload...)
+}
+
 // patch returns a copy of the frame with bytes replaced from an offset on.
 func patch(frame []byte, at int, b ...byte) []byte {
 	f := append([]byte(nil), frame...)
@@ -55,6 +72,7 @@ func TestPredefinedRulesets(t *testing.T) {
 	udp := udp4(1000, 7000, 'x')
 	tcp := ip4(6, append([]byte{0x03, 0xe8, 0, 80}, make([]byte, 16)...)...)
 	echo := ip4(1, 8, 0, 0, 0, 0x12, 0x34, 0, 1)
+	six := slmp6(1000, 0x4000, 7, 0)
 	for _, tt := range []struct {
 		name  string
 		rs    matcher.Ruleset
@@ -93,6 +111,20 @@ func TestPredefinedRulesets(t *testing.T) {
 		{"slmp takes its port", matcher.SLMP(), slmp4(1000, 0x4000, 7, 0), true},
 		{"slmp takes an ACK, as FPsPIN does", matcher.SLMP(), slmp4(1000, 0x2000, 7, 0), true},
 		{"slmp does not take another port", matcher.SLMP(), udp, false},
+		{"slmp does not take IPv6", matcher.SLMP(), six, false},
+		{"slmp6 takes its port", matcher.SLMP6(), six, true},
+		{"slmp6 takes an ACK, as slmp does", matcher.SLMP6(), patch(six, 62, 0x20), true},
+		{"slmp6 takes any traffic class, flow label and hop limit", matcher.SLMP6(), patch(patch(six, 14, 0x6f, 0xff, 0xff, 0xff), 21, 1), true},
+		{"slmp6 does not take IPv4", matcher.SLMP6(), slmp4(1000, 0x4000, 7, 0, make([]byte, 40)...), false},
+		{"slmp6 does not take IP version 4 in the header", matcher.SLMP6(), patch(six, 14, 0x45), false},
+		{"slmp6 does not take a VLAN tag", matcher.SLMP6(), patch(six, 12, 0x81, 0x00), false},
+		{"slmp6 does not take the next port", matcher.SLMP6(), patch(six, 57, 0x73), false},
+		{"slmp6 does not take the source port", matcher.SLMP6(), patch(slmp6(9330, 0, 7, 0), 56, 0, 1), false},
+		{"slmp6 does not take TCP", matcher.SLMP6(), patch(six, 20, 6), false},
+		{"slmp6 does not take a fragment", matcher.SLMP6(), patch(six, 20, 44), false},
+		{"slmp6 does not take hop-by-hop options", matcher.SLMP6(), patch(six, 20, 0), false},
+		{"slmp6 takes a truncated header, which its format refuses", matcher.SLMP6(), six[:58], true},
+		{"slmp6 does not take one without ports", matcher.SLMP6(), six[:57], false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if err := tt.rs.Validate(); err != nil {
@@ -131,6 +163,11 @@ func TestVerdict(t *testing.T) {
 	slmp := func(eom bool) matcher.Verdict {
 		return matcher.Verdict{Action: matcher.Deliver, Context: 9, EOM: eom, Key: key, NKey: 4, Offset: 1408}
 	}
+	frame6 := slmp6(0x1234, 0xc000, 0xcafe0001, 1408, 1, 2, 3, 4)
+	six := func(eom bool) matcher.Verdict {
+		return matcher.Verdict{Action: matcher.Deliver, Context: 9, EOM: eom, NKey: 7, Offset: 1408,
+			Key: [matcher.MaxKey]uint32{0x2001, 0x0db80000, 0, 1, 2 << 16, 0x1234, 0xcafe0001}}
+	}
 	never, noEOM := matcher.MatchAll(), matcher.MatchAll()
 	never.EOM, noEOM.EOM = &matcher.False, nil
 
@@ -151,6 +188,15 @@ func TestVerdict(t *testing.T) {
 		{"SLMP that is cut before its end", matcher.SLMP(), "slmp", frame[:55], malformed},
 		{"SLMP that is cut within the offset", matcher.SLMP(), "slmp", patch(frame, 38, 0, 17)[:51], malformed},
 		{"UDP to the SLMP port without an SLMP header", matcher.SLMP(), "slmp", udp4(1, 9330), malformed},
+		{"SLMP on IPv6 with key, offset and EOM", matcher.SLMP6(), "slmp6", frame6, six(true)},
+		{"SLMP on IPv6 without EOM", matcher.SLMP6(), "slmp6", patch(frame6, 62, 0x40), six(false)},
+		{"SLMP on IPv6 with bytes behind its end", matcher.SLMP6(), "slmp6", append(patch(frame6, 0), 0, 0), six(true)},
+		{"SLMP on IPv6 to another address", matcher.SLMP6(), "slmp6", patch(frame6, 38, make([]byte, 16)...), six(true)},
+		{"SLMP on IPv6 whose UDP length is all of the frame and one more", matcher.SLMP6(), "slmp6", patch(frame6, 58, 0, 23), malformed},
+		{"SLMP on IPv6 whose UDP length is that of the header", matcher.SLMP6(), "slmp6", patch(frame6, 58, 0, 18), six(true)},
+		{"SLMP on IPv6 whose UDP length is one less", matcher.SLMP6(), "slmp6", patch(frame6, 58, 0, 17), malformed},
+		{"SLMP on IPv6 that is cut before its end", matcher.SLMP6(), "slmp6", frame6[:75], malformed},
+		{"SLMP on IPv6 that is cut within the offset", matcher.SLMP6(), "slmp6", patch(frame6, 58, 0, 17)[:71], malformed},
 		{"the ruleset's EOM rule goes before the format's", never, "packet", frame, matcher.Verdict{Action: matcher.Deliver, Context: 9}},
 		{"without one the format decides", noEOM, "packet", frame, matcher.Verdict{Action: matcher.Deliver, Context: 9, EOM: true}},
 		{"a frame shorter than the header of its format", noEOM, "packet", frame[:13], malformed},
@@ -166,6 +212,37 @@ func TestVerdict(t *testing.T) {
 			}
 			if got := tab.Match(tt.frame); got != tt.want {
 				t.Errorf("got  %+v\nwant %+v", got, tt.want)
+			}
+		})
+	}
+}
+
+// The key is the sender's address, its port and the message id: every bit of
+// them, and no other of the frame.
+func TestKeyIsTheSenderAndTheMessage(t *testing.T) {
+	for _, tt := range []struct {
+		rs    matcher.Ruleset
+		frame []byte
+		key   [][2]int // bytes from, to
+	}{
+		{matcher.SLMP(), slmp4(1, 0, 7, 0, 'x'), [][2]int{{26, 30}, {34, 36}, {44, 48}}},
+		{matcher.SLMP6(), slmp6(1, 0, 7, 0, 'x'), [][2]int{{22, 38}, {54, 56}, {64, 68}}},
+	} {
+		t.Run(tt.rs.Name, func(t *testing.T) {
+			tab := matcher.Table{Entries: map[int]matcher.Entry{0: entry(tt.rs, 9, tt.rs.Format)}}
+			before := tab.Match(tt.frame)
+			for i := range 8 * len(tt.frame) {
+				v := tab.Match(patch(tt.frame, i/8, tt.frame[i/8]^0x80>>(i%8)))
+				if v.Action != matcher.Deliver {
+					continue
+				}
+				want := false
+				for _, k := range tt.key {
+					want = want || i/8 >= k[0] && i/8 < k[1]
+				}
+				if (v.Key != before.Key) != want {
+					t.Errorf("bit %d of byte %d: key %x, before %x", i%8, i/8, v.Key, before.Key)
+				}
 			}
 		})
 	}

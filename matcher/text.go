@@ -25,8 +25,8 @@ import (
 // Numbers are decimal or 0x hexadecimal. "all" is And of no rules, "none" is Or
 // of no rules; "true" is the rule Empty, "false" the rule False. A leading "||"
 // makes a single rule an Or ruleset. predefined is a name out of bypass,
-// match-all, udp, udp(PORT), tcp(PORT), icmp-echo and slmp; clauses behind it
-// replace its own.
+// match-all, udp, udp(PORT), tcp(PORT), icmp-echo, slmp and slmp6; clauses
+// behind it replace its own.
 
 // maxLine is the longest line of a rules file in bytes. Eight rules take 300.
 const maxLine = 4096

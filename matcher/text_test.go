@@ -46,6 +46,7 @@ func TestParseRuleset(t *testing.T) {
 		{"x: tcp(65535)", named(matcher.TCPPort(65535)), named(matcher.TCPPort(65535)).String()},
 		{"x: icmp-echo", named(matcher.ICMPEcho()), named(matcher.ICMPEcho()).String()},
 		{"x: slmp", named(matcher.SLMP()), named(matcher.SLMP()).String()},
+		{"x: slmp6", named(matcher.SLMP6()), named(matcher.SLMP6()).String()},
 		{"x: slmp; eom false", func() matcher.Ruleset { rs := named(matcher.SLMP()); rs.EOM = &matcher.False; return rs }(),
 			"x: 3&0xffffff00=0x08004500 && 5&0x3fff00ff=0x00000011 && 9&0xffff0000=0x24720000; eom false; format slmp"},
 	} {
@@ -146,7 +147,7 @@ x: 1=1; eom 200=1
 word 200 is out of range`, `
 x: 1=1; format slpm
                ^
-no message format "slpm", there are packet, flow, slmp`, `
+no message format "slpm", there are packet, flow, slmp, slmp6`, `
 x: udp(65536)
    ^
 port "65536" is not a decimal number 0..65535`, `
