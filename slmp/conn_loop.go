@@ -1,0 +1,456 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package slmp
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"runtime"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/xspin/xspin/internal/clock"
+)
+
+// run is the loop: submissions, acknowledgements, segments, ended messages, and
+// sleep when there is none of them.
+func (c *Conn) run() {
+	for {
+		if c.attention.Load() && c.attention.Swap(false) && c.intake() {
+			break
+		}
+		now := clock.Monotonic()
+		received := c.receive(now)
+		sent := c.transmit(now)
+		c.collect()
+		if !received && !sent {
+			c.wait()
+		}
+	}
+	c.stats = c.snapshot()
+	c.mu.Lock()
+	asks := c.asks
+	c.ended = true
+	unix.Close(c.wake)
+	c.mu.Unlock()
+	for _, a := range asks {
+		a <- c.stats
+	}
+	c.sock.close()
+	close(c.over)
+}
+
+// intake takes over what others have left. It returns true, all messages ended,
+// when the connection was closed.
+func (c *Conn) intake() (closed bool) {
+	c.mu.Lock()
+	c.inbox, c.taken = c.taken[:0], c.inbox
+	c.cancel, c.gone = c.gone[:0], c.cancel
+	asks := c.asks
+	c.asks = nil
+	closed = c.closed
+	c.mu.Unlock()
+
+	for _, m := range c.taken {
+		c.begin(m)
+	}
+	clear(c.taken)
+	for _, m := range c.gone {
+		if m.out != nil {
+			m.out.Abandon(m.abort)
+		}
+	}
+	clear(c.gone)
+	for _, m := range c.streams {
+		c.supply(m)
+	}
+	for _, a := range asks {
+		a <- c.snapshot()
+	}
+	if closed {
+		c.endAll(net.ErrClosed)
+		c.collect()
+	}
+	return closed
+}
+
+// begin gives m its id. Ids follow one another from a random one on, so that
+// none comes again on this port before 2^32 others, nor, likely, from a later
+// connection that the kernel gives the same port.
+func (c *Conn) begin(m *message) {
+	var err error
+	for m.out, err = c.sender.Open(c.nextID); err != nil; m.out, err = c.sender.Open(c.nextID) {
+		c.nextID++ // in use by a message as old as 2^32 others
+	}
+	c.nextID++
+	m.out.Data = m
+	if m.watch {
+		c.watched = append(c.watched, m)
+	}
+	if m.stream != nil {
+		c.streams = append(c.streams, m) // intake goes on with supply
+		return
+	}
+	m.out.Supply(m.size, true)
+}
+
+// supply tells the Sender what has come from the stream of m.
+func (c *Conn) supply(m *message) {
+	ended := m.stream.ended.Load() // before filled, which is then the last
+	m.size = m.stream.filled.Load()
+	if ended && m.stream.err != nil {
+		m.out.Abandon(m.stream.err)
+		return
+	}
+	if ended {
+		m.total.Store(m.size)
+	}
+	m.out.Supply(m.size, ended)
+}
+
+// receive takes the acknowledgements that have come. False: there were none.
+func (c *Conn) receive(now int64) bool {
+	n, errno := c.sock.receive()
+	if errno != 0 {
+		if errno != unix.EAGAIN && errno != unix.EINTR {
+			c.trouble(errno)
+		}
+		return false
+	}
+	for i := range n {
+		// An error is one more in the Sender's counters; the datagram is none
+		// of ours, or damaged.
+		if c.sender.Acknowledge(c.sock.datagram(i), now) == nil {
+			c.refused = 0
+		}
+	}
+	for _, m := range c.streams {
+		m.stream.free(m.out.Unacked())
+	}
+	c.publish()
+	return true
+}
+
+func (c *Conn) snapshot() ConnStats {
+	st := c.stats
+	st.SenderStats, st.Payload, st.Offload = c.sender.Stats(), c.payload, c.sock.offload
+	return st
+}
+
+// publish lets those who watch a message know how far it is.
+func (c *Conn) publish() {
+	for _, m := range c.watched {
+		m.acked.Store(c.done(m))
+		m.segments.Store(m.out.Segments())
+		m.again.Store(m.out.Retransmitted())
+	}
+}
+
+// done returns how many bytes of m are acknowledged, or sent if the mode does not
+// tell.
+func (c *Conn) done(m *message) uint64 {
+	if c.cfg.Mode == EverySegment {
+		return m.out.Acked()
+	}
+	return min(m.out.Segments()*uint64(c.payload), m.size)
+}
+
+// transmit sends what is due, one stage of it. False: there was nothing, or the
+// kernel has no room.
+func (c *Conn) transmit(now int64) bool {
+	if c.blocked || now < c.nap {
+		return false
+	}
+	if c.sock.empty() {
+		c.sock.clear()
+		n := c.sender.Next(c.outs[:c.sock.room(HeaderLen+c.payload)], now)
+		if n == 0 {
+			return false
+		}
+		c.load(c.outs[:n])
+	}
+	failed := 0
+	for {
+		c.stats.SystemCalls++
+		errno := c.sock.flush()
+		switch errno {
+		case 0:
+			return true
+		case unix.EAGAIN:
+			c.blocked = true
+			return false
+		case unix.ENOBUFS, unix.ENOMEM:
+			c.nap = now + int64(noBufferNap)
+			return false
+		}
+		// Often it is the answer to a datagram sent earlier, and this one was
+		// not tried. A second time in a row it is about this one.
+		if failed++; failed > 1 {
+			c.sock.drop()
+			failed = 0
+		}
+		if c.trouble(errno) {
+			return true
+		}
+	}
+}
+
+// load stages the segments with their bytes. Those of one message that follow
+// one another are read from a file together.
+func (c *Conn) load(outs []Outbound) {
+	for len(outs) > 0 {
+		m := outs[0].Message.Data.(*message)
+		first, total, n := outs[0].Header.Offset, outs[0].Len, 1
+		for m.at != nil && n < len(outs) && outs[n].Message == outs[0].Message && outs[n].Header.Offset == first+uint32(total) {
+			total += outs[n].Len
+			n++
+		}
+		run := outs[:n]
+		outs = outs[n:]
+		var data []byte
+		var err error
+		if n > 1 {
+			if cap(c.scratch) < total {
+				c.scratch = make([]byte, len(c.sock.buf))
+			}
+			data = c.scratch[:total]
+			err = m.read(data, uint64(first))
+		}
+		for _, o := range run {
+			if err != nil {
+				break
+			}
+			b := c.sock.stage(HeaderLen + o.Len)
+			o.Header.Put(b)
+			if n > 1 {
+				copy(b[HeaderLen:], data)
+				data = data[o.Len:]
+			} else if err = m.read(b[HeaderLen:], uint64(first)); err != nil {
+				c.sock.unstage(HeaderLen + o.Len)
+			}
+		}
+		if err != nil {
+			m.out.Abandon(err)
+		}
+	}
+}
+
+// collect gives ended messages back to those who submitted them. What is staged
+// has to be sent first: without acknowledgements that is the end of a message.
+func (c *Conn) collect() {
+	if !c.sock.empty() {
+		return
+	}
+	for o := c.sender.Finished(); o != nil; o = c.sender.Finished() {
+		c.finish(o.Data.(*message))
+		c.sender.Recycle(o)
+	}
+}
+
+func (c *Conn) finish(m *message) {
+	err := m.out.Err()
+	if err != nil {
+		if errors.Is(err, ErrSilent) && c.passing != 0 {
+			err = fmt.Errorf("%w. The network's last word: %w", err, c.passing)
+		}
+		err = c.explain(err)
+	} else {
+		c.passing = 0
+	}
+	if posted := m.posted; posted != nil {
+		m.bytes, m.posted, m.out = nil, nil, nil
+		c.mu.Lock()
+		c.spare = append(c.spare, m)
+		c.mu.Unlock()
+		posted(err)
+		return
+	}
+	if m.stream != nil {
+		c.streams = without(c.streams, m)
+	}
+	if m.watch {
+		c.watched = without(c.watched, m)
+	}
+	st := c.sender.Stats()
+	m.result = Result{
+		ID: m.out.ID(), Bytes: c.done(m), Segments: m.out.Segments(), Retransmitted: m.out.Retransmitted(),
+		Duration: time.Duration(clock.Monotonic() - m.begun),
+		RTT:      RTT{st.RTT, st.RTTVar, st.MinRTT},
+	}
+	if err == nil {
+		m.result.Bytes = m.size
+	}
+	m.acked.Store(m.result.Bytes)
+	m.segments.Store(m.result.Segments)
+	m.again.Store(m.result.Retransmitted)
+	m.out, m.err = nil, err
+	close(m.done)
+}
+
+func without(list []*message, m *message) []*message {
+	if i := slices.Index(list, m); i >= 0 {
+		return slices.Delete(list, i, i+1)
+	}
+	return list
+}
+
+// trouble judges an error of the socket. It returns true when it has ended all
+// messages.
+func (c *Conn) trouble(errno unix.Errno) bool {
+	c.sock.drainErrors()
+	switch errno {
+	case unix.ECONNREFUSED:
+		c.refused++
+		if c.refused < refusedLimit && c.sender.Stats().Acks > 0 {
+			return false
+		}
+		c.endAll(fmt.Errorf("%w on UDP port %d of %s: %w", ErrRefused, c.sock.remote.Port(), c.sock.remote.Addr(), errno))
+	case unix.EMSGSIZE, unix.EINVAL:
+		return c.shrink(errno)
+	case unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EHOSTDOWN, unix.ENETDOWN, unix.EPROTO:
+		// May pass: a segment was lost, no more. If it does not pass, the error
+		// of the message says this.
+		c.passing = errno
+		return false
+	case unix.EPERM, unix.EACCES:
+		c.endAll(fmt.Errorf("send: %w: a local firewall or security policy refuses it", errno))
+	default:
+		c.endAll(fmt.Errorf("UDP socket: %w", errno))
+	}
+	return true
+}
+
+// endAll ends all messages that are open. What is staged is theirs.
+func (c *Conn) endAll(err error) {
+	c.sock.clear()
+	c.blocked = false
+	for _, o := range c.sender.messages {
+		o.Abandon(err)
+	}
+}
+
+// wait looks for acknowledgements for a while, as long as that has proved
+// worthwhile lately, and then sleeps until there is something to do. When
+// nothing is on its way it sleeps at once, for as long as it takes.
+func (c *Conn) wait() {
+	begin := clock.Monotonic()
+	until := c.sender.Deadline()
+	if c.nap > begin {
+		until = c.nap
+	}
+	// On one CPU the others, the peer perhaps, run only when we do not.
+	spinning := len(c.sender.messages) > 0 && !c.blocked && runtime.GOMAXPROCS(0) > 1
+	now := begin
+	if spinning {
+		for ; now < begin+c.spin; now = clock.Monotonic() {
+			if c.receive(now) {
+				c.spin = min(2*c.spin, int64(maxSpin))
+				return
+			}
+			if c.attention.Load() || until != 0 && now >= until {
+				return
+			}
+		}
+		if until != 0 && until-now < int64(timerSlack) {
+			return // to come back here until it is time
+		}
+	}
+	var timeout *unix.Timespec
+	if until != 0 {
+		d := until - now
+		if spinning {
+			d -= int64(timerSlack)
+		}
+		c.timeout = unix.NsecToTimespec(max(d, 0))
+		timeout = &c.timeout
+	}
+	c.asleep.Store(true)
+	if c.attention.Load() {
+		c.asleep.Store(false)
+		return
+	}
+	if c.sleep(timeout) {
+		if clock.Monotonic()-begin < int64(maxSpin) {
+			c.spin = min(max(2*c.spin, minSpin), int64(maxSpin))
+		} else if c.spin /= 2; c.spin < minSpin {
+			c.spin = 0
+		}
+	}
+}
+
+// sleep returns true when the socket has ended it.
+func (c *Conn) sleep(timeout *unix.Timespec) bool {
+	c.pollFds[0].Events = unix.POLLIN
+	if c.blocked {
+		c.pollFds[0].Events |= unix.POLLOUT
+	}
+	c.pollFds[0].Revents, c.pollFds[1].Revents = 0, 0
+	c.stats.Sleeps++
+	n, err := unix.Ppoll(c.pollFds[:], timeout, nil)
+	c.asleep.Store(false)
+	if err != nil || n == 0 {
+		return false
+	}
+	if c.pollFds[1].Revents != 0 {
+		var count [8]byte
+		_, _ = unix.Read(c.wake, count[:])
+	}
+	got := c.pollFds[0].Revents
+	if got&unix.POLLOUT != 0 {
+		c.blocked = false
+	}
+	if got&unix.POLLERR != 0 {
+		// Also left over from a send or receive that told a good part.
+		if errno := c.sock.drainErrors(); errno != 0 {
+			c.trouble(errno)
+		}
+	}
+	return got&unix.POLLIN != 0
+}
+
+// shrink looks whether the path's MTU is behind errno: then new messages go in
+// smaller segments, and the open ones, whose cuts are made, end.
+func (c *Conn) shrink(errno unix.Errno) bool {
+	before := c.payload
+	if err := c.measure(); err != nil {
+		c.endAll(err)
+		return true
+	}
+	if c.payload >= before {
+		c.passing = errno
+		return false
+	}
+	c.endAll(fmt.Errorf("%w: they are %d bytes, %d fit now: %w", ErrPathMTU, before, c.payload, errno))
+	c.collect()
+	s, err := NewSender(c.senderConfig())
+	if err != nil {
+		panic(err) // the same was good but for the payload, and measure sees to that
+	}
+	c.sender = s
+	return true
+}
+
+// measure sets payload from the configuration and the path.
+func (c *Conn) measure() error {
+	fits, mtu, err := c.sock.payload()
+	if err != nil {
+		return err
+	}
+	p := fits
+	if c.cfg.Payload > 0 {
+		p = c.cfg.Payload
+	}
+	align := max(c.cfg.Align, 1)
+	p -= p % align
+	switch {
+	case p < 1:
+		return fmt.Errorf("payload %d aligned to %d: no byte of a message is left", max(c.cfg.Payload, fits), align)
+	case p > fits:
+		return fmt.Errorf("payload %d: a path MTU of %d leaves room for %d: %w", p, mtu, fits, unix.EMSGSIZE)
+	}
+	c.payload = p
+	return nil
+}

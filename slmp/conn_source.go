@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package slmp
+
+import (
+	"fmt"
+	"io"
+	"io/fs"
+	"sync/atomic"
+)
+
+// source is where the bytes of one message come from; one of the three is set.
+// The loop reads it, as often as segments are sent again.
+type source struct {
+	bytes  []byte
+	at     io.ReaderAt
+	base   int64 // of the message in at
+	stream *stream
+}
+
+// newSource chooses how to read r, and tells how long the message is; false if
+// only the end will tell.
+func newSource(r io.Reader, buffer int) (s source, size uint64, known bool, err error) {
+	if at, ok := r.(io.ReaderAt); ok {
+		base, n, err := extent(r)
+		if err != nil {
+			return s, 0, false, err
+		}
+		if n > 0 {
+			return source{at: at, base: base}, uint64(n), true, nil
+		}
+	}
+	return source{stream: &stream{buf: make([]byte, buffer), room: make(chan struct{}, 1)}}, 0, false, nil
+}
+
+// extent tells where r stands and how much comes after that, without moving it:
+// others may be reading the same file. 0 when it cannot tell: pipes, and files
+// of the kernel's that do not know their length.
+func extent(r io.Reader) (base, n int64, err error) {
+	var size int64
+	switch f := r.(type) {
+	case interface{ Stat() (fs.FileInfo, error) }:
+		info, err := f.Stat()
+		if err != nil {
+			return 0, 0, err // names the file and the errno
+		}
+		if !info.Mode().IsRegular() {
+			return 0, 0, nil
+		}
+		size = info.Size()
+	case interface{ Size() int64 }:
+		size = f.Size()
+	default:
+		return 0, 0, nil
+	}
+	seeker, ok := r.(io.Seeker)
+	if !ok {
+		return 0, 0, nil
+	}
+	base, err = seeker.Seek(0, io.SeekCurrent)
+	if err != nil {
+		return 0, 0, nil
+	}
+	return base, max(size-base, 0), nil
+}
+
+// read fills p with the message's bytes from off on.
+func (s *source) read(p []byte, off uint64) error {
+	switch {
+	case s.at != nil:
+		n, err := s.at.ReadAt(p, s.base+int64(off))
+		if n == len(p) {
+			return nil
+		}
+		if err == nil || err == io.EOF {
+			err = io.ErrUnexpectedEOF
+		}
+		return fmt.Errorf("read %d bytes at %d, got %d: %w", len(p), s.base+int64(off), n, err)
+	case s.stream != nil:
+		s.stream.copy(p, off)
+	default:
+		copy(p, s.bytes[off:])
+	}
+	return nil
+}
+
+// stream holds the part of a message that is read but not acknowledged, in a
+// circle. Its reader, a goroutine, owns the bytes from filled on, the loop those
+// before; freed comes back to the reader.
+type stream struct {
+	buf     []byte
+	filled  atomic.Uint64 // bytes of the message read, by the reader
+	freed   atomic.Uint64 // bytes of the message acknowledged, by the loop
+	ended   atomic.Bool   // filled is the whole message, or err is set
+	err     error         // why it is not, set before ended
+	waiting atomic.Bool   // the reader sleeps on room
+	room    chan struct{}
+}
+
+// fill reads r until it ends or gone is closed, and calls notify whenever there is more.
+func (s *stream) fill(r io.Reader, gone <-chan struct{}, notify func()) {
+	size := uint64(len(s.buf))
+	var filled uint64
+	empty := 0
+	for {
+		used := filled - s.freed.Load()
+		if used == size {
+			s.waiting.Store(true)
+			if s.freed.Load() == filled-used {
+				select {
+				case <-s.room:
+				case <-gone:
+					return
+				}
+			}
+			s.waiting.Store(false)
+			continue
+		}
+		at := filled % size
+		n, err := r.Read(s.buf[at:min(at+size-used, size)])
+		select {
+		case <-gone:
+			return
+		default:
+		}
+		filled += uint64(n)
+		if filled > MaxMessage {
+			s.err = fmt.Errorf("%w: more than %d bytes", ErrTooLong, uint64(MaxMessage))
+			s.ended.Store(true)
+			notify()
+			return
+		}
+		s.filled.Store(filled)
+		if n > 0 {
+			empty = 0
+		} else if empty++; empty == 100 && err == nil {
+			err = io.ErrNoProgress
+		}
+		if err != nil {
+			if err != io.EOF {
+				s.err = err
+			}
+			s.ended.Store(true)
+			notify()
+			return
+		}
+		notify()
+	}
+}
+
+// free lets the reader overwrite what comes before n. A reader that waits is
+// woken when it can read a good piece.
+func (s *stream) free(n uint64) {
+	s.freed.Store(n)
+	if s.waiting.Load() && n+uint64(len(s.buf))-s.filled.Load() >= uint64(len(s.buf))/4 {
+		select {
+		case s.room <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// copy reads bytes between freed and filled.
+func (s *stream) copy(p []byte, off uint64) {
+	at := off % uint64(len(s.buf))
+	n := copy(p, s.buf[at:])
+	copy(p[n:], s.buf)
+}
