@@ -29,6 +29,7 @@ type Outgoing struct {
 	bits   []uint64 // those acknowledged
 	flight list     // on their way for the first time
 	repeat list     // not for the first time
+	gone   list     // on their way no more, but whether they arrived is not known
 	lost   list
 
 	inflight int // segments in flight and repeat
@@ -85,12 +86,14 @@ type record struct {
 	prev, next uint32 // in its list: segment numbers, their low 32 bits
 	state      uint8
 	again      bool // sent more than once
+	asked      bool // the last time with SYN
 }
 
 const (
 	unsentSegment uint8 = iota
 	flightSegment
 	repeatSegment
+	goneSegment
 	lostSegment
 	seenSegment // EOM, arrived
 	ackedSegment

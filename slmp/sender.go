@@ -189,7 +189,8 @@ const (
 // A segment is lost when one sent later (counting the last time of each) has been
 // acknowledged, and so much time has passed as reordering may take: RACK (RFC 8985),
 // a quarter of the smallest round trip, more after it was wrong. An acknowledgement
-// with a bitmap says nothing about what is behind it.
+// with a bitmap says nothing about what is behind it: segments there are gone, but
+// whether they are lost shows later.
 //
 // A timeout sends the oldest segment again, nothing else; what is to be done with
 // the others the answer tells. Until it comes they do not count as in flight for
@@ -407,6 +408,9 @@ func (s *Sender) transmit(o *Outgoing, k int, again bool, now int64) Outbound {
 	}
 	if s.asks(o, k, eom, again) {
 		o.unasked = 0
+		if k >= o.una {
+			o.ring[k&(len(o.ring)-1)].asked = true
+		}
 		h.Flags |= SYN
 		if s.peer != plain {
 			h.Flags |= Cumulative
@@ -428,6 +432,11 @@ func (s *Sender) asks(o *Outgoing, k int, eom, again bool) bool {
 		if s.inflight >= s.win.size {
 			return true
 		}
+	}
+	if o.next-o.una > 64*MaxWords && o.acked > o.una {
+		// There is a hole, and this one is out of the bitmap's reach: only
+		// its own acknowledgement tells about it.
+		return true
 	}
 	return o.unasked+1 >= min(max(w/4, 1), 32) ||
 		o.turn+1 >= quantum || o.next == o.end || !o.roomAhead()
@@ -461,9 +470,14 @@ func (s *Sender) record(o *Outgoing, k int, again bool, now int64) {
 		o.push(&o.repeat, k)
 		o.pipe(1)
 		r.state = repeatSegment
+	case goneSegment:
+		o.drop(&o.gone, r)
+		o.push(&o.repeat, k)
+		o.pipe(1)
+		r.state = repeatSegment
 	}
 	o.order++
-	r.order, r.again = o.order, again
+	r.order, r.again, r.asked = o.order, again, false
 	if s.auto {
 		r.snapshot = s.win.sending(now, s.inflight-1)
 	} else {
@@ -630,7 +644,7 @@ func (s *Sender) Acknowledge(b []byte, now int64) error {
 		s.stats.Waits++
 	}
 
-	e := evidence{}
+	e := evidence{echo: echo}
 	if o.known && echo == o.end-1 && !a.Wait {
 		// Everything is.
 		s.echoed(o, echo, now)
@@ -730,6 +744,7 @@ func (s *Sender) echoed(o *Outgoing, k int, now int64) {
 
 // evidence is what one acknowledgement brings.
 type evidence struct {
+	echo   int       // the segment that is answered
 	n      int       // segments newly acknowledged
 	newest *snapshot // of the one sent last
 }
@@ -749,6 +764,8 @@ func (s *Sender) settle(o *Outgoing, k int, e *evidence, now int64) {
 		o.pipe(-1)
 	case lostSegment:
 		o.drop(&o.lost, r)
+	case goneSegment:
+		o.drop(&o.gone, r)
 	}
 	r.state = ackedSegment
 	o.bits[k>>6&(len(o.bits)-1)] |= 1 << (k & 63)
@@ -762,7 +779,13 @@ func (s *Sender) settle(o *Outgoing, k int, e *evidence, now int64) {
 		s.early(now)
 		return
 	}
+	if r.again && k != e.echo {
+		return // which of them arrived, nobody knows
+	}
 	if o.racked && int32(r.order-o.rackOrder) <= 0 {
+		if o.rackAgain && !r.again {
+			o.rackAt = now // they are still coming
+		}
 		return
 	}
 	o.racked, o.rackAgain = true, r.again
@@ -815,6 +838,8 @@ func (s *Sender) seen(o *Outgoing) {
 		o.pipe(-1)
 	case lostSegment:
 		o.drop(&o.lost, r)
+	case goneSegment:
+		o.drop(&o.gone, r)
 	}
 	r.state = seenSegment
 }
@@ -848,7 +873,7 @@ func (s *Sender) detect(o *Outgoing, now int64) {
 		for l.n > 0 {
 			k := o.segment(l.head)
 			r := &o.ring[k&(len(o.ring)-1)]
-			if int32(r.order-o.rackOrder) > 0 || l == &o.flight && k >= o.covered {
+			if int32(r.order-o.rackOrder) > 0 {
 				break
 			}
 			if r.sent > limit {
@@ -858,10 +883,25 @@ func (s *Sender) detect(o *Outgoing, now int64) {
 				break
 			}
 			o.drop(l, r)
-			o.push(&o.lost, k)
 			o.pipe(-1)
-			r.state = lostSegment
+			if k >= o.covered && !r.asked {
+				o.push(&o.gone, k)
+				r.state = goneSegment
+			} else {
+				o.push(&o.lost, k)
+				r.state = lostSegment
+			}
 		}
+	}
+	for o.gone.n > 0 {
+		k := o.segment(o.gone.head)
+		if k >= o.covered {
+			break
+		}
+		r := &o.ring[k&(len(o.ring)-1)]
+		o.drop(&o.gone, r)
+		o.push(&o.lost, k)
+		r.state = lostSegment
 	}
 	if n := o.lost.n - lost; n > 0 {
 		if s.auto {

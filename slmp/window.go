@@ -2,7 +2,10 @@
 
 package slmp
 
-import "time"
+import (
+	"math"
+	"time"
+)
 
 // What window is made of. Segments and ns, unless said otherwise.
 const (
@@ -14,7 +17,7 @@ const (
 	// computed. Threads that sleep and wake, and batches on either end, make
 	// round trips of a fast LAN differ by more than they take; the window has
 	// to bridge it. At 10 Mbit/s it adds one segment, at 10 Gbit/s 800.
-	hostTime = int64(500 * time.Microsecond)
+	hostTime = int64(time.Millisecond)
 
 	rateRounds = 10                      // a delivery rate is remembered for
 	minRTTLife = int64(10 * time.Second) // a minimal round trip is believed for
@@ -47,7 +50,7 @@ const (
 // much, which is what makes their shares equal after a while.
 //
 // Loss above 6 % in a round cuts the window to 0.7 of what it was; this cap goes
-// up again by 1/32 each round.
+// up again by 1/16 each round.
 type window struct {
 	size int // segments in flight, at most
 
@@ -104,7 +107,7 @@ func (w *window) sending(now int64, inflight int) snapshot {
 }
 
 // idle says that there is nothing to send though the window has room.
-func (w *window) idle(inflight int) { w.limited = w.delivered + uint64(inflight) + 1 }
+func (w *window) idle(inflight int) { w.limited = w.delivered + uint64(inflight) }
 
 // sample says how long a round trip took.
 func (w *window) sample(d, now int64) {
@@ -190,7 +193,8 @@ func (w *window) aggregation(n int, now int64) {
 		w.burstAt, w.burst, expected = now, 0, 0
 	}
 	w.burst += uint64(n)
-	extra := min(int(float64(w.burst)-expected), w.size)
+	// What a filled hole sets free at once is no aggregation.
+	extra := min(int(float64(w.burst)-expected), int(w.rate*float64(w.minRTT)/4)+64)
 	i := w.round % rateRounds
 	w.extras[i] = max(w.extras[i], extra)
 	w.extra = max(w.extra, extra)
@@ -204,12 +208,12 @@ func (w *window) judge() {
 	}
 	if w.lost*64 > n*overloadPer64 {
 		// Never below what the path is known to carry.
-		w.ceiling = max(0.7*float64(w.size), 0.75*w.rate*float64(w.minRTT), minWindow)
+		w.ceiling = max(0.7*float64(w.size), w.rate*float64(w.minRTT), minWindow)
 		w.state = max(w.state, steady)
 	} else if w.ceiling > 0 {
 		// One step for each round that this was about.
-		for range min(w.round-w.judgedAt, 32) {
-			w.ceiling += w.ceiling/32 + 0.25
+		for range min(w.round-w.judgedAt, 16) {
+			w.ceiling += w.ceiling/16 + 0.25
 		}
 		if w.ceiling > maxWindow {
 			w.ceiling = 0
@@ -222,15 +226,21 @@ func (w *window) probeSize() int {
 	return max(minWindow, int(w.rate*float64(w.minRTT+hostTime)/2))
 }
 
+// target returns the window that is gain times what the path carries.
+func (w *window) target(gain float64) int {
+	product := w.rate * float64(w.minRTT)
+	host := w.rate * float64(hostTime)
+	return int(max(gain*product+float64(w.extra), host)+2*math.Sqrt(max(product, host))) + minWindow
+}
+
 func (w *window) resize(n int, limited bool) {
 	switch w.state {
 	case startup:
 		if !limited {
-			w.size += n
+			w.size = min(w.size+n, max(2*w.target(1.5), initWindow))
 		}
 	case steady:
-		target := int(2*w.rate*float64(w.minRTT+hostTime)) + minWindow + w.extra
-		w.size = min(w.size+n, target)
+		w.size = min(w.size+n, w.target(1.5))
 	case probe:
 		w.size = min(w.size, w.probeSize())
 	}
