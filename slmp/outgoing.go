@@ -90,8 +90,7 @@ type record struct {
 }
 
 const (
-	unsentSegment uint8 = iota
-	flightSegment
+	flightSegment uint8 = iota
 	repeatSegment
 	goneSegment
 	lostSegment
@@ -272,6 +271,22 @@ func (o *Outgoing) drop(l *list, r *record) {
 	default:
 		o.ring[r.prev&mask].next = r.next
 		o.ring[r.next&mask].prev = r.prev
+	}
+}
+
+// unlist takes a segment out of the list that it is in, and of the pipe.
+func (o *Outgoing) unlist(r *record) {
+	switch r.state {
+	case flightSegment:
+		o.drop(&o.flight, r)
+		o.pipe(-1)
+	case repeatSegment:
+		o.drop(&o.repeat, r)
+		o.pipe(-1)
+	case goneSegment:
+		o.drop(&o.gone, r)
+	case lostSegment:
+		o.drop(&o.lost, r)
 	}
 }
 

@@ -450,28 +450,15 @@ func (s *Sender) record(o *Outgoing, k int, again bool, now int64) {
 	slot := k & (len(o.ring) - 1)
 	r := &o.ring[slot]
 	if !again {
-		r.state, r.again = unsentSegment, false
 		o.bits[k>>6&(len(o.bits)-1)] &^= 1 << (k & 63)
 	}
-	switch r.state {
-	case unsentSegment:
+	switch {
+	case !again:
 		o.push(&o.flight, k)
 		o.pipe(1)
 		r.state = flightSegment
-	case flightSegment:
-		o.drop(&o.flight, r)
-		o.push(&o.repeat, k)
-		r.state = repeatSegment
-	case repeatSegment:
-		o.drop(&o.repeat, r)
-		o.push(&o.repeat, k)
-	case lostSegment:
-		o.drop(&o.lost, r)
-		o.push(&o.repeat, k)
-		o.pipe(1)
-		r.state = repeatSegment
-	case goneSegment:
-		o.drop(&o.gone, r)
+	case r.state != seenSegment:
+		o.unlist(r)
 		o.push(&o.repeat, k)
 		o.pipe(1)
 		r.state = repeatSegment
@@ -746,6 +733,7 @@ func (s *Sender) echoed(o *Outgoing, k int, now int64) {
 type evidence struct {
 	echo   int       // the segment that is answered
 	n      int       // segments newly acknowledged
+	fresh  int       // of these, counted in flight or lost until now
 	newest *snapshot // of the one sent last
 }
 
@@ -755,22 +743,15 @@ func (s *Sender) settle(o *Outgoing, k int, e *evidence, now int64) {
 		return
 	}
 	r := &o.ring[k&(len(o.ring)-1)]
-	switch r.state {
-	case flightSegment:
-		o.drop(&o.flight, r)
-		o.pipe(-1)
-	case repeatSegment:
-		o.drop(&o.repeat, r)
-		o.pipe(-1)
-	case lostSegment:
-		o.drop(&o.lost, r)
-	case goneSegment:
-		o.drop(&o.gone, r)
+	e.n++
+	if r.state != goneSegment {
+		e.fresh++
 	}
+	o.unlist(r)
 	r.state = ackedSegment
 	o.bits[k>>6&(len(o.bits)-1)] |= 1 << (k & 63)
 	o.acked++
-	if e.n++; e.newest == nil || r.sent >= e.newest.sent {
+	if e.newest == nil || r.sent >= e.newest.sent {
 		e.newest = &r.snapshot
 	}
 	if r.again && now-r.sent < s.minRTT {
@@ -829,25 +810,14 @@ func (s *Sender) bitmap(o *Outgoing, end int, words []uint64, e *evidence, now i
 func (s *Sender) seen(o *Outgoing) {
 	k := o.last()
 	r := &o.ring[k&(len(o.ring)-1)]
-	switch r.state {
-	case flightSegment:
-		o.drop(&o.flight, r)
-		o.pipe(-1)
-	case repeatSegment:
-		o.drop(&o.repeat, r)
-		o.pipe(-1)
-	case lostSegment:
-		o.drop(&o.lost, r)
-	case goneSegment:
-		o.drop(&o.gone, r)
-	}
+	o.unlist(r)
 	r.state = seenSegment
 }
 
 // delivered tells the window.
 func (s *Sender) delivered(o *Outgoing, e *evidence, now int64) {
-	if s.auto && e.n > 0 {
-		s.win.acked(e.n, e.newest, s.inflight, now)
+	if s.auto && e.fresh > 0 {
+		s.win.acked(e.fresh, e.newest, s.inflight, now)
 	}
 }
 
@@ -887,6 +857,7 @@ func (s *Sender) detect(o *Outgoing, now int64) {
 			if k >= o.covered && !r.asked {
 				o.push(&o.gone, k)
 				r.state = goneSegment
+				s.win.delivered++ // most probably
 			} else {
 				o.push(&o.lost, k)
 				r.state = lostSegment

@@ -240,7 +240,7 @@ func (w *window) resize(n int, limited bool) {
 			w.size = min(w.size+n, max(2*w.target(1.5), initWindow))
 		}
 	case steady:
-		w.size = min(w.size+n, w.target(1.5))
+		w.size = min(w.size+n, w.target(1.25))
 	case probe:
 		w.size = min(w.size, w.probeSize())
 	}
