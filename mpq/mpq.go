@@ -22,9 +22,20 @@
 //	waiting for its         forgotten /    abandoned: ends             Arrive: Notify ──► End
 //	header packet           remembered     with bytes missing
 //	                        as failed
+//
+// A segment is claimed when Arrive says Start or Run, and processed when it has
+// been given to Finish. Both sets of bytes are kept exactly. As long as a message
+// is regular, that is, cut into segments as long as its first one but for EOM,
+// they take a bit for each segment behind the first hole. Other cuts are legal
+// and are kept as intervals.
 package mpq
 
-import "time"
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"time"
+)
 
 // KeyWords is how many words a message key has.
 const KeyWords = 8
@@ -35,6 +46,8 @@ const KeyWords = 8
 type Key [KeyWords]uint32
 
 // A Segment is what a packet brings: bytes [Offset, Offset+Len) of its message.
+// The one with offset 0 is the header packet. Segments without bytes are legal,
+// but only the header packet and EOM are run: no other can be told from its copy.
 type Segment struct {
 	Offset uint32
 	Len    int  // bytes, 0 is legal
@@ -70,9 +83,18 @@ const (
 	// sender may be told that somebody is there.
 	Wait
 	// Notify: EOM again of a complete message whose event found no room.
-	// Try again, then End and acknowledge.
+	// Try again, then End and acknowledge, or Defer once more. Until then
+	// nobody else gets Notify for this message.
 	Notify
 )
+
+func (d Decision) String() string {
+	names := [...]string{"drop", "start", "run", "hold", "again", "wait", "notify"}
+	if int(d) < len(names) {
+		return names[d]
+	}
+	return fmt.Sprintf("Decision(%d)", uint8(d))
+}
 
 // A Reason says why a packet was dropped.
 type Reason uint8
@@ -82,20 +104,56 @@ const (
 	None     Reason = iota
 	Messages        // no room for another message
 	Memory          // no room for another hole in the message, or too far ahead of the first
-	NoHeader        // no room to hold it until the header packet comes
+	NoHeader        // no room to hold it until the header packet comes, or that did not come
 	Overlap         // bytes that came before, cut differently
 	TwoEnds         // EOM at a place other than before, or bytes behind the end
-	Beyond          // ends behind byte 4 GiB
-	Dead            // of a message that has failed
+	Beyond          // ends behind byte 4 GiB, or is longer than 2 GiB
+	Dead            // of a message that has failed, or was abandoned
 	Reasons         // how many there are
 )
+
+var reasons = [Reasons]string{"none", "messages", "memory", "no_header", "overlap", "two_ends", "beyond", "dead"}
+
+func (r Reason) String() string {
+	if r < Reasons {
+		return reasons[r]
+	}
+	return fmt.Sprintf("Reason(%d)", uint8(r))
+}
+
+// Drops counts packets by Reason.
+type Drops [Reasons]uint64
+
+// MarshalJSON writes an object with a member for each reason.
+func (d Drops) MarshalJSON() ([]byte, error) {
+	b := []byte{'{'}
+	for r := None + 1; r < Reasons; r++ {
+		if r > 1 {
+			b = append(b, ',')
+		}
+		b = fmt.Appendf(b, "%q:%d", reasons[r], d[r])
+	}
+	return append(b, '}'), nil
+}
+
+// UnmarshalJSON reads what MarshalJSON writes.
+func (d *Drops) UnmarshalJSON(b []byte) error {
+	var m map[string]uint64
+	if err := json.Unmarshal(b, &m); err != nil {
+		return err
+	}
+	for r := range d {
+		d[r] = m[reasons[r]]
+	}
+	return nil
+}
 
 // What becomes of a message that stays incomplete.
 type Incomplete uint8
 
 const (
-	// Abandon it when nothing has come for Timeout: its completion handler
-	// learns what is missing.
+	// Abandon it when nothing new has come for Timeout: its completion
+	// handler learns what is missing.
 	Abandon Incomplete = iota
 	// Linger: as Abandon, but already when Linger has passed since EOM.
 	Linger
@@ -106,10 +164,82 @@ const (
 // Config of a Queue. Zero fields take the defaults.
 type Config struct {
 	Messages   int           // in flight at most. Defaults to 4096
+	Words      int           // of a key that are in use. Defaults to KeyWords
 	Held       int           // packets held at most, of all messages. Defaults to 64; negative: none
 	Memory     int           // bytes for holes, beyond what each entry has room for. Defaults to 16 MiB
 	Timeout    time.Duration // since the last new segment. Defaults to 10 s
 	Remember   time.Duration // a finished message, at least. Defaults to 4 s
 	Incomplete Incomplete
 	Linger     time.Duration // with Incomplete: Linger. Defaults to 10 ms
+}
+
+// Bounds that are not configured.
+const (
+	// MaxAhead is how many segments behind the first hole a regular message
+	// can have some.
+	MaxAhead = 1 << 16
+	// MaxIntervals is how many stretches of bytes an irregular message can
+	// have behind its first hole.
+	MaxIntervals = 256
+	// HeaderWait is for how long packets wait for the header packet of their
+	// message, at most.
+	HeaderWait = time.Second
+)
+
+func (c *Config) complete() error {
+	for _, d := range []struct {
+		v    *int
+		name string
+		def  int
+		max  int
+	}{
+		{&c.Messages, "messages in flight", 4096, 1 << 24},
+		{&c.Words, "words of a key", KeyWords, KeyWords},
+		{&c.Memory, "bytes for holes", 16 << 20, math.MaxInt},
+	} {
+		if *d.v == 0 {
+			*d.v = d.def
+		}
+		if *d.v < 0 || *d.v > d.max {
+			return fmt.Errorf("message queue: %d %s: want 1 to %d, or 0 for %d", *d.v, d.name, d.max, d.def)
+		}
+	}
+	if c.Held == 0 {
+		c.Held = 64
+	}
+	if c.Incomplete > Discard {
+		return fmt.Errorf("message queue: no way %d to treat incomplete messages", c.Incomplete)
+	}
+	for _, d := range []struct {
+		v    *time.Duration
+		name string
+		def  time.Duration
+	}{{&c.Timeout, "timeout", 10 * time.Second}, {&c.Remember, "time to remember messages", 4 * time.Second}, {&c.Linger, "linger", 10 * time.Millisecond}} {
+		if *d.v == 0 {
+			*d.v = d.def
+		}
+		if *d.v < 0 {
+			return fmt.Errorf("message queue: %s of %v: want a positive one, or 0 for %v", d.name, *d.v, d.def)
+		}
+	}
+	return nil
+}
+
+// Stats are what a Queue counts. Sums of several counters may be off by what
+// happens meanwhile.
+type Stats struct {
+	Started    uint64 `json:"started"`    // messages whose header packet came
+	Ended      uint64 `json:"ended"`      // of these, complete
+	Failed     uint64 `json:"failed"`     // a handler failed
+	Abandoned  uint64 `json:"abandoned"`  // incomplete, or stopped
+	Discarded  uint64 `json:"discarded"`  // incomplete, in mode Discard
+	Refused    uint64 `json:"refused"`    // nowhere to put them
+	Duplicates uint64 `json:"duplicates"` // segments that were processed already
+	Waits      uint64 `json:"waits"`      // segments again while they were being processed, EOM again too soon
+	Held       uint64 `json:"held"`       // packets that came before their message could begin
+	Dropped    Drops  `json:"dropped"`    // packets
+	Forgotten  uint64 `json:"forgotten"`  // finished messages, forgotten before their time
+	Open       int    `json:"open"`       // messages now
+	HeldNow    int    `json:"held_now"`   // packets now
+	Memory     int    `json:"memory"`     // bytes for holes now
 }

@@ -1,0 +1,491 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mpq
+
+import (
+	"fmt"
+	"math/bits"
+	"slices"
+)
+
+// A State is how far a message is.
+type State uint8
+
+const (
+	Free     State = iota // no message
+	Waiting               // for its header packet
+	Starting              // the header handler runs
+	Open                  // payload handlers run
+	Ending                // complete, the completion handler runs
+	Deferred              // and has run, but the event found no room
+	Failed                // a handler failed; segments that run are still to finish
+)
+
+func (s State) String() string {
+	names := [...]string{"free", "waiting", "starting", "open", "ending", "deferred", "failed"}
+	if int(s) < len(names) {
+		return names[s]
+	}
+	return fmt.Sprintf("State(%d)", uint8(s))
+}
+
+// An Entry is the state of one message in flight, until End, Refuse, Fail or the
+// last Finish after Fail; then it is reused for another one. It belongs to whoever
+// has the table.
+type Entry struct {
+	User any // the caller's, untouched when the slot is reused
+
+	key  Key
+	hash uint64
+	next *Entry // in its chain of the table; of the free ones
+	slot uint32
+
+	size   uint32 // of regular segments; 0: the message is irregular
+	low    uint64 // all bytes below are claimed. Regular: a multiple of size, or the end
+	high   uint64 // end of the last byte claimed
+	beyond uint32 // how many segments, or intervals, are claimed beyond low
+	held   uint32 // packets
+
+	length    uint64 // with eom
+	eomOffset uint32 // of EOM's segment
+	eom       bool   // is claimed
+
+	state   State
+	stopped bool // its time was up, or Stop: state is what it was
+	discard bool // its time was up, in mode Discard
+	blocked bool // its time was up, but segments run
+
+	// set is what is claimed beyond low. Regular: bit k modulo 64*len(set)
+	// is segment k, the one at low being 0 and not looked at. Irregular: the
+	// first `beyond` words are stretches, start<<32 | last, ascending and
+	// not adjacent.
+	set []uint64
+	bit [1]uint64 // set, as long as that is enough
+
+	// running[first:] are the segments claimed and not processed, see pack,
+	// ascending.
+	running []uint64
+	first   int
+	few     [2]uint64 // running, as long as that is enough
+
+	processed uint64 // bytes
+	started   int64
+	seen      int64 // the last new segment
+	eomSeen   int64
+	timer     int32 // position in the table's timers + 1
+}
+
+// pack makes a word of a segment. It orders by offset.
+func pack(s Segment) uint64 {
+	w := uint64(s.Offset)<<32 | uint64(s.Len)<<1
+	if s.EOM {
+		w |= 1
+	}
+	return w
+}
+
+// span returns the bytes that a packed segment has.
+func span(w uint64) (start, end uint64) { return w >> 32, w>>32 + w>>1&(1<<31-1) }
+
+// Key returns the message's identity.
+func (e *Entry) Key() *Key { return &e.key }
+
+// Slot returns the entry's number: 0..Config.Messages-1, of no other entry of the
+// Queue. Small ones are used first.
+func (e *Entry) Slot() int { return int(e.slot) }
+
+// State returns how far the message is; after Expired or Stop, how far it was.
+func (e *Entry) State() State { return e.state }
+
+// Length returns how long the message is, known once EOM has come.
+func (e *Entry) Length() (n uint64, known bool) { return e.length, e.eom }
+
+// EOM returns the segment that ends the message, once it has come.
+func (e *Entry) EOM() (Segment, bool) {
+	return Segment{Offset: e.eomOffset, Len: int(e.length - uint64(e.eomOffset)), EOM: true}, e.eom
+}
+
+// Processed returns how many bytes have been processed.
+func (e *Entry) Processed() uint64 { return e.processed }
+
+// Missing returns how many bytes have not been processed, up to Length or, as long
+// as that is not known, to the last byte seen.
+func (e *Entry) Missing() uint64 {
+	if e.eom {
+		return e.length - e.processed
+	}
+	return e.high - e.processed
+}
+
+// Contiguous returns the position below which all bytes are processed.
+func (e *Entry) Contiguous() uint64 {
+	if e.idle() {
+		return e.low
+	}
+	return min(e.low, e.running[e.first]>>32)
+}
+
+// Started returns when the message's first segment came.
+func (e *Entry) Started() int64 { return e.started }
+
+// Bitmap appends to dst which segments beyond Contiguous are processed: bit i of
+// word w is the one that begins at Contiguous + (64w+i+1)*S, S being the length of
+// the message's first segment. There are as many words as it takes to tell of the
+// last one, at least one, at most max; one of zeros if the message is irregular.
+func (e *Entry) Bitmap(dst []uint64, max int) []uint64 {
+	at := len(dst)
+	dst = append(dst, 0)
+	if e.size == 0 || e.high <= e.low && e.idle() {
+		return dst
+	}
+	size := uint64(e.size)
+	k := e.Contiguous()/size + 1         // bit 0
+	claimed := (e.low + size - 1) / size // all segments below
+	end := (e.high + size - 1) / size    // none from here on
+	for base := k; base < end; base += 64 {
+		if base > k {
+			if len(dst)-at == max {
+				break
+			}
+			dst = append(dst, 0)
+		}
+		w := &dst[len(dst)-1]
+		if base < claimed {
+			*w = ^uint64(0)
+			if n := claimed - base; n < 64 {
+				*w = 1<<n - 1
+			}
+		}
+		if base+64 > claimed && e.beyond > 0 {
+			// The places of segments up to that at low have bits of others.
+			b := e.ring(base)
+			if base <= claimed {
+				b &^= 1<<(claimed-base+1) - 1
+			}
+			if n := end - base; n < 64 {
+				b &= 1<<n - 1
+			}
+			*w |= b
+		}
+	}
+	limit := k + uint64(len(dst)-at)*64
+	for _, r := range e.running[e.first:] {
+		if i := r >> 32 / size; i >= k && i < limit {
+			dst[at+int((i-k)/64)] &^= 1 << ((i - k) % 64)
+		}
+	}
+	for len(dst) > at+1 && dst[len(dst)-1] == 0 {
+		dst = dst[:len(dst)-1]
+	}
+	return dst
+}
+
+// idle reports whether no segment runs.
+func (e *Entry) idle() bool { return e.first == len(e.running) }
+
+// Of regular messages:
+
+// ring returns the bits of segments k to k+63.
+func (e *Entry) ring(k uint64) uint64 {
+	n := uint64(len(e.set) - 1)
+	i, shift := k/64, k%64
+	w := e.set[i&n] >> shift
+	if shift > 0 {
+		w |= e.set[(i+1)&n] << (64 - shift)
+	}
+	return w
+}
+
+// has reports whether segment k, which is not below low, is claimed.
+func (e *Entry) has(k uint64) bool {
+	ahead := k - e.low/uint64(e.size)
+	return e.beyond > 0 && ahead > 0 && ahead <= uint64(len(e.set))*64 &&
+		e.set[k/64&uint64(len(e.set)-1)]>>(k%64)&1 != 0
+}
+
+// hasAny reports whether one of segments from to last, not below low, is claimed.
+func (e *Entry) hasAny(from, last uint64) bool {
+	if e.beyond == 0 {
+		return false
+	}
+	at := e.low / uint64(e.size)
+	from, last = max(from, at+1), min(last, at+uint64(len(e.set))*64)
+	for ; from <= last; from += 64 {
+		w := e.ring(from)
+		if n := last - from + 1; n < 64 {
+			w &= 1<<n - 1
+		}
+		if w != 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// mark claims segment k beyond low. It returns false if there is no room.
+func (e *Entry) mark(q *Queue, k uint64) bool {
+	at := e.low / uint64(e.size)
+	if k-at > MaxAhead {
+		return false
+	}
+	if n := uint64(len(e.set)) * 64; k-at > n {
+		words := n / 64
+		for words*64 < k-at {
+			words *= 2
+		}
+		set := q.store.take(int(words))
+		if set == nil {
+			return false
+		}
+		if e.beyond > 0 {
+			for i, w := range e.set {
+				for ; w != 0; w &= w - 1 {
+					b := uint64(i*64 + bits.TrailingZeros64(w))
+					j := at + 1 + (b-at-1)&(n-1)
+					set[j/64&(words-1)] |= 1 << (j % 64)
+				}
+			}
+		}
+		e.release(q)
+		e.set = set
+	}
+	e.set[k/64&uint64(len(e.set)-1)] |= 1 << (k % 64)
+	e.beyond++
+	return true
+}
+
+// advance moves low behind the segment there, which is claimed, and those behind
+// it that are.
+func (e *Entry) advance(q *Queue) {
+	for {
+		if e.eom && e.low == uint64(e.eomOffset) {
+			e.low = e.length
+		} else {
+			e.low += uint64(e.size)
+		}
+		if e.beyond == 0 {
+			break
+		}
+		k := e.low / uint64(e.size)
+		w := &e.set[k/64&uint64(len(e.set)-1)]
+		if *w>>(k%64)&1 == 0 {
+			return
+		}
+		*w &^= 1 << (k % 64)
+		e.beyond--
+	}
+	if len(e.set) > 1 {
+		e.release(q)
+	}
+}
+
+// release empties set.
+func (e *Entry) release(q *Queue) {
+	if len(e.set) > 1 {
+		q.store.give(e.set)
+	}
+	e.bit[0] = 0
+	e.set = e.bit[:]
+}
+
+// Of irregular messages:
+
+// convert makes a regular message irregular. It returns false if there is no room
+// for one stretch more than it then has.
+func (e *Entry) convert(q *Queue) bool {
+	// The same bits in order, as intervals.
+	size, at := uint64(e.size), e.low/uint64(e.size)
+	n := uint32(0)
+	if e.beyond > 0 {
+		end := (e.high + size - 1) / size
+		in := uint64(0)
+		for k := at + 1; k < end; k += 64 {
+			w := e.ring(k)
+			if m := end - k; m < 64 {
+				w &= 1<<m - 1
+			}
+			n += uint32(bits.OnesCount64(w &^ (w<<1 | in)))
+			in = w >> 63
+		}
+		if n >= MaxIntervals {
+			return false
+		}
+	}
+	if n == 0 {
+		e.release(q)
+		e.beyond, e.size = 0, 0
+		return true
+	}
+	words := 1 << bits.Len32(n)
+	set := q.store.take(words)
+	if set == nil {
+		return false
+	}
+	i, end := 0, (e.high+size-1)/size
+	for k := at + 1; k < end; k++ {
+		if !e.has(k) {
+			continue
+		}
+		from := k
+		for k < end && e.has(k) {
+			k++
+		}
+		set[i] = from*size<<32 | (min(k*size, e.high) - 1)
+		i++
+	}
+	e.release(q)
+	e.set, e.beyond, e.size = set, n, 0
+	return true
+}
+
+// cover tells how much of bytes start to last is claimed: all, some or nothing.
+func (e *Entry) cover(start, last uint64) (all, some bool) {
+	if last < e.low {
+		return true, true
+	}
+	if start < e.low {
+		return false, true
+	}
+	list := e.set[:e.beyond]
+	i, _ := slices.BinarySearchFunc(list, start, func(w, start uint64) int {
+		if w&0xffffffff < start {
+			return -1
+		}
+		return 1
+	})
+	if i == len(list) || list[i]>>32 > last {
+		return false, false
+	}
+	return list[i]>>32 <= start && list[i]&0xffffffff >= last, true
+}
+
+// insert claims bytes start to last, of which none is. It returns false if there
+// is no room.
+func (e *Entry) insert(q *Queue, start, last uint64) bool {
+	if start == e.low {
+		e.low = last + 1
+		if e.beyond > 0 && e.set[0]>>32 == e.low {
+			e.low = e.set[0]&0xffffffff + 1
+			copy(e.set, e.set[1:e.beyond])
+			e.beyond--
+		}
+		if e.beyond == 0 {
+			e.release(q)
+		}
+		return true
+	}
+	list := e.set[:e.beyond]
+	i, _ := slices.BinarySearch(list, start<<32)
+	before := i > 0 && list[i-1]&0xffffffff+1 == start
+	after := i < len(list) && list[i]>>32 == last+1
+	switch {
+	case before && after:
+		list[i-1] = list[i-1]>>32<<32 | list[i]&0xffffffff
+		copy(list[i:], list[i+1:])
+		e.beyond--
+	case before:
+		list[i-1] = list[i-1]>>32<<32 | last
+	case after:
+		list[i] = start<<32 | list[i]&0xffffffff
+	default:
+		if len(list) == MaxIntervals {
+			return false
+		}
+		if len(list) == len(e.set) {
+			set := q.store.take(2 * len(e.set))
+			if set == nil {
+				return false
+			}
+			copy(set, list)
+			e.release(q)
+			e.set = set
+		}
+		copy(e.set[i+1:], e.set[i:e.beyond])
+		e.set[i] = start<<32 | last
+		e.beyond++
+	}
+	return true
+}
+
+// Segments that run:
+
+// runRoom sees to it that there is room for another segment to run.
+func (e *Entry) runRoom(q *Queue) bool {
+	if len(e.running) < cap(e.running) {
+		return true
+	}
+	if 4*e.first >= len(e.running) {
+		e.running = e.running[:copy(e.running, e.running[e.first:])]
+		e.first = 0
+		return true
+	}
+	list := q.store.take(2 * cap(e.running))
+	if list == nil {
+		return false
+	}
+	n := copy(list, e.running[e.first:])
+	e.runRelease(q)
+	e.running = list[:n]
+	return true
+}
+
+func (e *Entry) runRelease(q *Queue) {
+	if cap(e.running) > len(e.few) {
+		q.store.give(e.running[:cap(e.running)])
+	}
+	e.running, e.first = e.few[:0], 0
+}
+
+// run adds a segment to those that run. There is room.
+func (e *Entry) run(s Segment) {
+	w, n := pack(s), len(e.running)
+	if n == e.first || e.running[n-1] <= w {
+		e.running = append(e.running, w)
+		return
+	}
+	i, _ := slices.BinarySearch(e.running[e.first:], w)
+	e.running = slices.Insert(e.running, e.first+i, w)
+}
+
+// stop takes a segment from those that run.
+func (e *Entry) stop(q *Queue, s Segment) {
+	w := pack(s)
+	i := e.first
+	if i == len(e.running) || e.running[i] != w {
+		var found bool
+		i, found = slices.BinarySearch(e.running[e.first:], w)
+		if !found {
+			panic(fmt.Sprintf("message queue: segment %+v of message %v finished, but it does not run", s, e.key))
+		}
+		i += e.first
+	}
+	if i == e.first {
+		e.first++
+	} else {
+		e.running = append(e.running[:i], e.running[i+1:]...)
+	}
+	if e.idle() {
+		e.runRelease(q)
+	}
+}
+
+// runs reports whether a segment, or part of its bytes, runs.
+func (e *Entry) runs(s Segment) bool {
+	list := e.running[e.first:]
+	if len(list) == 0 {
+		return false
+	}
+	w := pack(s)
+	i, found := slices.BinarySearch(list, w)
+	if found {
+		return true
+	}
+	if i < len(list) && list[i]>>32 < s.End() {
+		return true
+	}
+	if i > 0 {
+		start, end := span(list[i-1])
+		return end > uint64(s.Offset) && start < s.End()
+	}
+	return false
+}

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mpq
+
+import (
+	"math/bits"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+)
+
+// slab is how many entries are allocated at once.
+const slab = 64
+
+// A Queue is the messages in flight of one execution context. It is safe for
+// concurrent use.
+type Queue struct {
+	c    Config
+	seed [KeyWords / 2]uint64 // of the hash: senders choose keys
+	held atomic.Int64         // packets
+	done memory
+
+	mu     sync.Mutex
+	tables []*Table
+	slots  int    // entries that there are
+	free   *Entry // linked by next: the last one freed first
+	open   atomic.Int64
+	store  store
+}
+
+// NewQueue returns a Queue. The error says which part of the Config is wrong.
+func NewQueue(c Config) (*Queue, error) {
+	if err := c.complete(); err != nil {
+		return nil, err
+	}
+	q := &Queue{c: c}
+	for i := range q.seed {
+		q.seed[i] = rand.Uint64() | 1
+	}
+	q.done.remember = int64(c.Remember)
+	q.done.word = c.Words - 1
+	q.store.limit = c.Memory
+	return q, nil
+}
+
+// Open returns how many messages are in flight, those that wait for their header
+// packet included.
+func (q *Queue) Open() int { return int(q.open.Load()) }
+
+// Held returns how many packets are held.
+func (q *Queue) Held() int { return int(q.held.Load()) }
+
+// hash of a key, by multiplication with what nobody outside knows.
+func (q *Queue) hash(k *Key) uint64 {
+	a, b := bits.Mul64(uint64(k[0])<<32|uint64(k[1])^q.seed[0], uint64(k[2])<<32|uint64(k[3])^q.seed[1])
+	c, d := bits.Mul64(uint64(k[4])<<32|uint64(k[5])^q.seed[2], uint64(k[6])<<32|uint64(k[7])^q.seed[3])
+	a, b = bits.Mul64(a^b^q.seed[2], c^d^q.seed[0])
+	return a ^ b
+}
+
+// take returns an entry for a new message, nil if there is no room.
+func (q *Queue) take() *Entry {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.free == nil {
+		n := min(slab, q.c.Messages-q.slots)
+		if n == 0 {
+			return nil
+		}
+		entries := make([]Entry, n)
+		for i := n - 1; i >= 0; i-- {
+			e := &entries[i]
+			e.slot = uint32(q.slots + i)
+			e.next, q.free = q.free, e
+		}
+		q.slots += n
+	}
+	e := q.free
+	q.free, e.next = e.next, nil
+	q.open.Add(1)
+	return e
+}
+
+// give takes an entry back.
+func (q *Queue) give(e *Entry) {
+	q.mu.Lock()
+	e.next, q.free = q.free, e
+	q.open.Add(-1)
+	q.mu.Unlock()
+}
+
+// Stats returns the counters.
+func (q *Queue) Stats() Stats {
+	q.mu.Lock()
+	tables := q.tables
+	q.mu.Unlock()
+	var s Stats
+	for _, t := range tables {
+		c := &t.counters
+		s.Started += c.started.Load()
+		s.Ended += c.ended.Load()
+		s.Failed += c.failed.Load()
+		s.Abandoned += c.abandoned.Load()
+		s.Discarded += c.discarded.Load()
+		s.Refused += c.refused.Load()
+		s.Duplicates += c.duplicates.Load()
+		s.Waits += c.waits.Load()
+		s.Held += c.held.Load()
+		for r := range c.dropped {
+			s.Dropped[r] += c.dropped[r].Load()
+		}
+	}
+	s.Forgotten = q.done.forgotten.Load()
+	s.Open, s.HeldNow, s.Memory = q.Open(), q.Held(), q.store.inUse()
+	return s
+}
+
+// A store has the room for holes that does not fit the entries: slices whose
+// lengths are powers of two. What was given back is kept for the next one, as far
+// as the limit allows.
+type store struct {
+	mu    sync.Mutex
+	limit int // bytes, used and kept together
+	used  int
+	kept  int
+	free  [40][][]uint64 // by log2 of their length
+}
+
+// take returns a slice of n words, n being a power of two, all 0; nil if that is
+// too much.
+func (s *store) take(n int) []uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.used+8*n > s.limit {
+		return nil
+	}
+	f := &s.free[bits.TrailingZeros(uint(n))]
+	s.used += 8 * n
+	if i := len(*f) - 1; i >= 0 {
+		b := (*f)[i]
+		(*f)[i] = nil
+		*f = (*f)[:i]
+		s.kept -= 8 * n
+		clear(b)
+		return b
+	}
+	for i := len(s.free) - 1; i >= 0 && s.used+s.kept > s.limit; i-- {
+		s.kept -= len(s.free[i]) << i * 8
+		s.free[i] = nil
+	}
+	return make([]uint64, n)
+}
+
+// give takes back what take returned.
+func (s *store) give(b []uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.used -= 8 * len(b)
+	s.kept += 8 * len(b)
+	f := &s.free[bits.TrailingZeros(uint(len(b)))]
+	*f = append(*f, b)
+}
+
+func (s *store) inUse() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.used
+}
