@@ -4,12 +4,14 @@ package hpu
 
 import (
 	"fmt"
+	"math"
 	"math/bits"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/xspin/xspin/bpf"
+	"github.com/xspin/xspin/mpq"
 )
 
 // A Code is what a handler returns, see the table of return codes in
@@ -19,30 +21,43 @@ type Code int
 // Return codes.
 const (
 	Success Code = iota
-	Drop         // the packet's bytes count as dropped
+	Drop         // the packet's bytes count as dropped; of a header handler: all packets' bytes
 	Fail         // an error of the handler's: nothing it asked for is sent or kept
+	Segv         // the same, for an access outside of a window
+	Proceed      // of a header handler: put the payload into the window, no payload handler
+
+	// ProcessData, of a header handler: run the payload handler.
+	ProcessData = Success
+
+	// Pending, added to a code of a header or completion handler: the
+	// message's binding stays when the message has ended.
+	Pending Code = 16
 )
 
 func (c Code) String() string {
-	switch c {
-	case Success:
-		return "Success"
-	case Drop:
-		return "Drop"
-	case Fail:
-		return "Fail"
+	if c&Pending != 0 {
+		return (c &^ Pending).String() + "|Pending"
+	}
+	if c >= 0 && int(c) < len(codes) {
+		return codes[c]
 	}
 	return fmt.Sprintf("Code(%d)", int(c))
 }
+
+var codes = []string{"Success", "Drop", "Fail", "Segv", "Proceed"}
 
 // A Handler runs once for a packet. The HER and all bytes reached through it are
 // good until it returns.
 type Handler func(*HER) Code
 
-// Handlers of an execution context. A packet without a handler is dropped and
-// counted.
+// Handlers of an execution context. In one with messages each may be nil: payload
+// without a handler goes to the message's window, if it has one, and counts as
+// processed. Where every packet is a whole message, the three run one after the
+// other. In contexts without messages, and without end of one, there is Payload only.
 type Handlers struct {
-	Payload Handler // runs for every packet
+	Header     Handler           // once, with the packet of offset 0, before all others
+	Payload    Handler           // for every packet, the first and the last included
+	Completion CompletionHandler // once, after all payload HERs have finished
 }
 
 // UserCounters is how many counters the handlers of a context have.
@@ -84,6 +99,18 @@ type ContextStats struct {
 	SendFull uint64 `json:"send_full"` // sends refused because a ring or the spare frames ran out
 	ToStack  uint64 `json:"to_stack"`  // packets handed to the Linux stack
 
+	// In contexts with messages; see also Context.Messages.
+	Headers     uint64 `json:"headers"`     // header handlers that returned
+	Completions uint64 `json:"completions"` // completion handlers that returned
+	Acks        uint64 `json:"acks"`        // answers given to a tx ring
+	AckFull     uint64 `json:"ack_full"`    // answers not sent for lack of room
+	Stray       uint64 `json:"stray"`       // packets that are no segments, such as acknowledgements
+	Malformed   uint64 `json:"malformed"`   // packets whose lengths contradict each other
+	Corrupt     uint64 `json:"corrupt"`     // packets dropped for their checksum
+	Unverified  uint64 `json:"unverified"`  // packets without a complete checksum, taken nevertheless
+	Unbound     uint64 `json:"unbound"`     // messages refused by the binder, once for each packet
+	EventsLost  uint64 `json:"events_lost"` // of messages that failed or were abandoned: no room
+
 	HandlerTime Histogram     `json:"handler_time_log2_ns"`
 	HandlerSum  time.Duration `json:"handler_time_ns"`
 
@@ -101,6 +128,16 @@ func (s *ContextStats) merge(a *ContextStats) {
 	s.Sent += a.Sent
 	s.SendFull += a.SendFull
 	s.ToStack += a.ToStack
+	s.Headers += a.Headers
+	s.Completions += a.Completions
+	s.Acks += a.Acks
+	s.AckFull += a.AckFull
+	s.Stray += a.Stray
+	s.Malformed += a.Malformed
+	s.Corrupt += a.Corrupt
+	s.Unverified += a.Unverified
+	s.Unbound += a.Unbound
+	s.EventsLost += a.EventsLost
 	s.HandlerSum += a.HandlerSum
 	if a.Handled > 0 {
 		for i, n := range a.HandlerTime {
@@ -119,11 +156,15 @@ type Context struct {
 	id       uint16
 	name     string
 	handlers Handlers
-	buckets  bpf.Range // of the program's buckets; empty for policies without
+	buckets  bpf.Range      // of the program's buckets; empty for policies without
+	hpus     uint64         // that it may use
+	msgs     *messages      // nil without messages
+	pins     []atomic.Int32 // by bucket: open messages that hold it
 
-	halt   atomic.Uint32 // why no handler may run any more
-	failed atomic.Bool   // a handler has, and the event was sent
-	leaky  atomic.Bool   // its buckets may be held by packets that were lost
+	halt    atomic.Uint32 // why no handler may run any more
+	failed  atomic.Bool   // a handler has, and the event was sent
+	unbound atomic.Bool   // the binder has refused a message, and the event was sent
+	leaky   atomic.Bool   // its buckets may be held by packets that were lost
 
 	mu    sync.Mutex
 	stats ContextStats // merged once a batch, so that pairs are consistent
@@ -140,7 +181,32 @@ const (
 // NewContext returns a context for Pool.Install. buckets is its range of the
 // program's buckets, empty for policies that need none.
 func NewContext(id uint16, name string, h Handlers, buckets bpf.Range) *Context {
-	return &Context{id: id, name: name, handlers: h, buckets: buckets}
+	return &Context{id: id, name: name, handlers: h, buckets: buckets, hpus: math.MaxUint64}
+}
+
+// NewMessageContext returns a context with messages, whose handlers run on the
+// HPUs of the mask.
+func NewMessageContext(id uint16, name string, h Handlers, buckets bpf.Range, hpus uint64, cfg MessageConfig) (*Context, error) {
+	ms, err := newMessages(cfg)
+	if err != nil {
+		return nil, err
+	}
+	c := NewContext(id, name, h, buckets)
+	c.hpus = hpus
+	c.msgs = ms
+	if !cfg.Shared {
+		c.pins = make([]atomic.Int32, buckets.Size)
+	}
+	return c, nil
+}
+
+// Messages returns what became of the context's messages, and false if it has
+// none.
+func (c *Context) Messages() (mpq.Stats, bool) {
+	if c.msgs == nil {
+		return mpq.Stats{}, false
+	}
+	return c.msgs.queue.Stats(), true
 }
 
 // ID returns the context's number in the matching table.
@@ -211,6 +277,7 @@ const (
 	HandlerFailed  EventKind = iota // the context's first handler that returned Fail
 	HandlerPanic                    // contained: the packet is lost, the context goes on
 	HandlerOverrun                  // past its time limit: the context is stopped
+	MessageRefused                  // the context's first message that the binder refused
 )
 
 func (k EventKind) String() string {
@@ -221,6 +288,8 @@ func (k EventKind) String() string {
 		return "handler panic"
 	case HandlerOverrun:
 		return "handler overrun"
+	case MessageRefused:
+		return "message refused"
 	}
 	return fmt.Sprintf("EventKind(%d)", int(k))
 }

@@ -52,7 +52,7 @@ func (p *port) account(c *Context, meta *bpf.Meta, late bool) account {
 	return a
 }
 
-func (h *HER) account() account { return h.port.account(h.ctx, &h.meta, h.late) }
+func (h *HER) account() account { return h.origin().account(h.ctx, &h.meta, h.late) }
 
 // due is what a worker has to give back to a queue.
 type due struct {
@@ -209,13 +209,19 @@ func (c *Context) sweep(p *Pool) bool {
 	// packet as issued: give it time.
 	time.Sleep(time.Millisecond)
 	for i := range mine {
-		if before[i]>>32 == 0 {
+		open := uint64(0)
+		if c.pins != nil {
+			open = uint64(c.pins[i].Load())
+		}
+		if before[i]>>32 == open {
 			continue
 		}
 		if !p.Idle(c) {
 			return false
 		}
-		atomic.CompareAndSwapUint64(&mine[i], before[i], before[i]&0xff)
+		if !atomic.CompareAndSwapUint64(&mine[i], before[i], before[i]&0xff|open<<32) {
+			return false
+		}
 	}
 	return true
 }

@@ -125,7 +125,7 @@ func (r *runner) takeOwn(n int) []xsk.Desc {
 
 // interleave puts the NIC's own frames between those in txq, one by one.
 func (r *runner) interleave(p *port) {
-	if !r.pool.hasWork.Load() {
+	if !r.w.hasWork.Load() {
 		return
 	}
 	txq := r.w.txq
@@ -145,26 +145,20 @@ func (r *runner) interleave(p *port) {
 	r.w.txq = append(mixed, own[i:]...)
 }
 
-// housework returns packets that were kept and sends the NIC's own frames. It
+// housework takes back packets that were kept, and sends the NIC's own frames. It
 // returns true if there was something to do.
 func (r *runner) housework() (worked bool) {
 	r.pool.mu.Lock()
-	kept := r.pool.returned
-	r.pool.returned = nil
-	r.pool.hasWork.Store(len(r.pool.own) > 0)
+	kept := r.w.returned
+	r.w.returned = nil
+	r.w.hasWork.Store(r.w.id == 0 && len(r.pool.own) > 0)
 	r.pool.mu.Unlock()
-	for _, k := range kept {
+	if len(kept) > 0 {
 		worked = true
-		due := &r.w.due[k.port.queue]
-		for i, d := range k.all {
-			a := k.account
-			if i != len(k.all)-1 {
-				a.bucket = noBucket
-			}
-			due.frames = append(due.frames, d.Addr)
-			due.owe(a)
-		}
-		r.exchange(k.port.queue)
+		r.w.jobs = append(r.w.jobs, kept...)
+	}
+	if r.w.id != 0 {
+		return worked
 	}
 	p := r.w.ports[0]
 	// Room for a batch stays free: frames that wait for a slow link must not

@@ -189,6 +189,10 @@ type pkt struct {
 	foreign    bool // without metadata
 	lose       bool // dropped by the kernel behind the program's back
 	mute       bool // with lose: and not counted
+
+	key    [bpf.MaxKey]uint32 // of its message, with the format of the context
+	offset uint32
+	eom    bool
 }
 
 // receive runs the program on packets, all at once: a worker that is idle takes
@@ -268,7 +272,10 @@ func (k *kernel) receiveOne(p *pkt) bool {
 			d.Options = xsk.Continued
 		}
 		copy(k.mem.Bytes(addr, len(part)), part)
-		m := bpf.Meta{Hash: p.hash, Seq: seq, Context: p.ctx, Magic: bpf.MetaMagic}
+		m := bpf.Meta{Hash: p.hash, Seq: seq, Context: p.ctx, Magic: bpf.MetaMagic, Key: p.key, Offset: p.offset}
+		if p.eom {
+			m.Flags = bpf.MetaEOM
+		}
 		if p.foreign || i > 0 {
 			m = bpf.Meta{}
 		}
@@ -527,8 +534,13 @@ func (r *rig) idle() bool {
 func (r *rig) settled() {
 	r.t.Helper()
 	eventually(r.t, "all credit is back and all sends are complete", func() bool {
-		if !r.idle() || r.hasWork.Load() {
+		if !r.idle() {
 			return false
+		}
+		for _, w := range r.workers {
+			if w.hasWork.Load() {
+				return false
+			}
 		}
 		for i := range r.inTx {
 			if r.inTx[i].Load() != 0 {

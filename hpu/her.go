@@ -6,9 +6,11 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"iter"
 	"sync/atomic"
 
 	"github.com/xspin/xspin/bpf"
+	"github.com/xspin/xspin/mpq"
 	"github.com/xspin/xspin/packet"
 	"github.com/xspin/xspin/xsk"
 )
@@ -35,31 +37,24 @@ const (
 // with it. It belongs to one handler until that returns, and must not be used
 // later or by other goroutines.
 type HER struct {
-	r    *runner
-	ctx  *Context
-	acc  *ContextStats
-	port *port
+	Task
 	meta bpf.Meta
 	all  []xsk.Desc // the buffers that came
 	segs []xsk.Desc // the first of these, as far as Truncate left them
 	head []byte     // bytes of the first
 	size int
 
-	late    bool // see her
+	seg     mpq.Segment // in contexts with messages
+	ask     Ask
+	payload int   // where it begins
+	from    *port // where the packet came from, if that is not the batch's port
+	late    bool  // see her
 	parsed  bool
 	headers packet.Headers
 	action  action
-	kept    *Kept // with action keep
+	held    bool  // with action keep: it waits for the header handler
+	kept    *Kept // with action keep, if the handler kept it
 }
-
-// HPU returns the number of the HPU that runs the handler.
-func (h *HER) HPU() int { return h.port.hpu }
-
-// HPUs returns how many HPUs the NIC has.
-func (h *HER) HPUs() int { return len(h.r.pool.cfg.Queues[0].Rings) }
-
-// Context returns the execution context that the packet belongs to.
-func (h *HER) Context() *Context { return h.ctx }
 
 // Ruleset returns the number of the ruleset that the packet matched.
 func (h *HER) Ruleset() int { return int(h.meta.Ruleset) }
@@ -77,9 +72,6 @@ func (h *HER) Offset() uint32 { return h.meta.Offset }
 // Arrival returns when the XDP program saw the packet: CLOCK_MONOTONIC in ns,
 // and 0 unless the context asked for it.
 func (h *HER) Arrival() int64 { return int64(h.meta.Arrival) }
-
-// Now returns CLOCK_MONOTONIC in nanoseconds, cheaply.
-func (h *HER) Now() int64 { return h.r.now() }
 
 // Len returns the length of the packet in bytes, Ethernet header included.
 func (h *HER) Len() int { return h.size }
@@ -121,6 +113,64 @@ func copyTo(mem *xsk.UMEM, segs []xsk.Desc, dst []byte, off int) int {
 	}
 	return n
 }
+
+// PayloadLen returns how many bytes the packet brings to its message.
+func (h *HER) PayloadLen() int {
+	if h.msg == nil {
+		return h.Headers().PayloadLen
+	}
+	return h.seg.Len
+}
+
+// Payload yields the bytes that the packet brings to its message, buffer by buffer.
+func (h *HER) Payload() iter.Seq[[]byte] {
+	return func(yield func([]byte) bool) {
+		off, n := h.payload, h.seg.Len
+		if h.msg == nil {
+			off, n = h.Headers().Payload, h.Headers().PayloadLen
+		}
+		for i := 0; n > 0 && i < len(h.segs); i++ {
+			b := h.Segment(i)
+			if off >= len(b) {
+				off -= len(b)
+				continue
+			}
+			b = b[off:min(off+n, len(b))]
+			off = 0
+			n -= len(b)
+			if !yield(b) {
+				return
+			}
+		}
+	}
+}
+
+// Deposit writes the payload to its offset in the message's place in the window.
+// An error wraps ErrBounds if it does not fit there; nothing is written then.
+func (h *HER) Deposit() error {
+	if h.msg == nil || h.msg.binding.Window == nil {
+		return fmt.Errorf("deposit: %w", errNoWindow)
+	}
+	b := &h.msg.binding
+	if room := b.room(); int64(h.seg.End()) > room {
+		return fmt.Errorf("deposit bytes %d to %d of a message with room for %d: %w", h.seg.Offset, h.seg.End(), room, ErrBounds)
+	}
+	at := b.Place + int64(h.seg.Offset)
+	// The usual case is one buffer: no iterator needed.
+	if off, n := h.payload, h.seg.Len; off+n <= len(h.head) {
+		_, err := b.Window.WriteAt(h.head[off:off+n], at)
+		return err
+	}
+	for p := range h.Payload() {
+		if _, err := b.Window.WriteAt(p, at); err != nil {
+			return err
+		}
+		at += int64(len(p))
+	}
+	return nil
+}
+
+var errNoWindow = errors.New("the message has no window")
 
 // Headers returns the packet's headers, parsed when first asked for.
 func (h *HER) Headers() *packet.Headers {
@@ -169,28 +219,6 @@ func (h *HER) Send() error {
 	return nil
 }
 
-// SendNew returns n bytes, of unknown content, of a new frame to be sent when
-// the handler has returned, ahead of the packet itself. A handler that fails
-// sends none of them.
-func (h *HER) SendNew(n int) ([]byte, error) {
-	if limit := h.r.pool.cfg.frameRoom(); n < 14 || n > limit {
-		return nil, fmt.Errorf("send new frame of %d bytes: %w: 14..%d", n, ErrSize, limit)
-	}
-	if !h.r.reserve(1) {
-		h.acc.SendFull++
-		return nil, fmt.Errorf("send new frame: HPU %d, queue %d: %w", h.port.hpu, h.port.queue, ErrFull)
-	}
-	addr, ok := h.r.takeSpare()
-	if !ok {
-		h.r.room++
-		h.acc.SendFull++
-		return nil, fmt.Errorf("send new frame: %w", ErrFrames)
-	}
-	h.r.sends[h.r.made] = xsk.Desc{Addr: addr, Len: uint32(n)}
-	h.r.made++
-	return h.r.pool.cfg.Memory.Bytes(addr, n), nil
-}
-
 // ToStack hands a copy of the packet to the Linux stack, as if it had come in on
 // the interface and matched nothing. A partial checksum is completed first, in
 // the packet itself.
@@ -231,19 +259,6 @@ func (h *HER) completeChecksum() {
 	}
 }
 
-// Count adds v to user counter i of the context, 0..UserCounters-1, and one to
-// how often. Another i panics, which like any panic of a handler is contained.
-func (h *HER) Count(i int, v uint64) {
-	c := &h.acc.User[i]
-	c.Sum += v
-	c.Count++
-}
-
-// Logf writes a line to the NIC's log.
-func (h *HER) Logf(format string, args ...any) {
-	h.r.pool.cfg.Logger.Info(fmt.Sprintf(format, args...), "context", h.ctx.name, "hpu", h.port.hpu)
-}
-
 // Keep lets the handler return and keep the packet: its HER finishes, and its
 // credit returns, only when Release is called. Kept packets are few: they are
 // paid for with the context's credit. A handler that returns Fail or panics has
@@ -257,17 +272,46 @@ func (h *HER) Keep() (*Kept, error) {
 		return nil, fmt.Errorf("keep: %w", ErrTwice)
 	}
 	h.action = keep
-	kept := &Kept{
+	h.kept = h.keep()
+	if h.msg != nil {
+		h.kept.job = finishJob
+	}
+	h.kept.pool.kept.Add(1)
+	return h.kept, nil
+}
+
+// keep makes a Kept of the packet.
+func (h *HER) keep() *Kept {
+	k := &Kept{
 		pool:    h.r.pool,
-		port:    h.port,
+		port:    h.origin(),
 		account: h.account(),
 		size:    h.size,
+		meta:    h.meta,
+		job:     releaseJob,
+		msg:     h.msg,
+		seg:     h.seg,
+		ask:     h.ask,
 	}
-	kept.all = append(kept.all, h.all...)
-	kept.segs = kept.all[:len(h.segs)]
-	kept.pool.kept.Add(1)
-	h.kept = kept
-	return kept, nil
+	k.all = append(k.all, h.all...)
+	k.segs = k.all[:len(h.segs)]
+	return k
+}
+
+// hold keeps the packet until the header handler of its message has run.
+func (h *HER) hold() *Kept {
+	k := h.keep()
+	k.job = replayJob
+	h.action = keep
+	h.held = true
+	return k
+}
+
+func (h *HER) origin() *port {
+	if h.from != nil {
+		return h.from
+	}
+	return h.port
 }
 
 // Kept is a packet that outlived its handler. It may be used by any one
@@ -280,6 +324,14 @@ type Kept struct {
 	segs    []xsk.Desc
 	size    int
 	done    atomic.Bool
+
+	// For the worker that takes it back.
+	job  job
+	meta bpf.Meta
+	msg  *Message
+	seg  mpq.Segment
+	ask  Ask
+	drop bool // its handler said Drop
 }
 
 // Len returns the packet's length in bytes.

@@ -162,11 +162,12 @@ type Pool struct {
 	leaky    atomic.Bool  // some context is
 	ownOut   atomic.Int64 // spare frames that Transmit took and that are not back
 
-	mu       sync.Mutex
-	spare    []uint64
-	own      []xsk.Desc  // the NIC's own frames, waiting for a tx ring
-	returned []*Kept     // finished behind a worker's back
-	hasWork  atomic.Bool // own or returned may have some
+	mu    sync.Mutex
+	spare []uint64
+	own   []xsk.Desc // the NIC's own frames, waiting for worker 0
+
+	messaging atomic.Pointer[[]*Context] // contexts with messages; written under mu
+	ending    atomic.Int32               // how many of them end all their messages
 }
 
 // New returns a pool that runs.
@@ -242,9 +243,13 @@ func (p *Pool) Install(c *Context) error {
 	if int(c.id) >= bpf.MaxContexts {
 		return fmt.Errorf("context id %d: possible are 0..%d", c.id, bpf.MaxContexts-1)
 	}
+	if c.msgs != nil && c.msgs.tables == nil {
+		c.msgs.open(len(p.workers))
+	}
 	if !p.contexts[c.id].CompareAndSwap(nil, c) {
 		return fmt.Errorf("context id %d is in use", c.id)
 	}
+	p.keepTime(c, true)
 	return nil
 }
 
@@ -259,17 +264,22 @@ func (p *Pool) Idle(c *Context) bool {
 	return true
 }
 
-// Drain waits until the context is idle. Its rulesets must be out of the table.
+// Drain waits until the context is idle, and ends its open messages: no more
+// packets will come. Its rulesets must be out of the table.
 // When the time is up it runs no further handler, waits for those that are
 // running (the time limit sees to it that this ends), and returns an error that
 // says what is still out: its id must not be used again before Idle.
 func (p *Pool) Drain(c *Context, d time.Duration) error {
 	deadline := time.Now().Add(d)
-	for !p.Idle(c) && time.Now().Before(deadline) {
+	for (!p.Idle(c) || c.open() > 0) && time.Now().Before(deadline) {
+		if c.msgs != nil && p.inFlight(c) <= c.msgs.queue.Held() {
+			p.setEnding(c, true) // what was on its way has been seen
+		}
 		p.wake()
 		time.Sleep(time.Millisecond)
 	}
 	c.halt.Or(haltRemoved)
+	p.setEnding(c, false)
 	// A runner looks at this after it has said what it runs: one that says
 	// nothing of the context now will run no handler of it. The context stays
 	// in the table for so long, for the watchdog.
@@ -283,6 +293,7 @@ func (p *Pool) Drain(c *Context, d time.Duration) error {
 		}
 	}
 	p.contexts[c.id].CompareAndSwap(c, nil)
+	p.keepTime(c, false)
 	if p.Idle(c) {
 		for i := range c.buckets.Size {
 			atomic.StoreUint64(&p.cfg.Buckets[c.buckets.Base+i], 0)
@@ -321,7 +332,7 @@ func (p *Pool) Transmit(frame []byte) error {
 	copy(p.cfg.Memory.Bytes(addr, len(frame)), frame)
 	p.ownOut.Add(1)
 	p.own = append(p.own, xsk.Desc{Addr: addr, Len: uint32(len(frame))})
-	p.hasWork.Store(true)
+	p.workers[0].hasWork.Store(true)
 	p.workers[0].wake()
 	return nil
 }
@@ -366,9 +377,10 @@ func (p *Pool) giveBack(k *Kept) {
 	if p.closed.Load() {
 		return // nobody is left to take it, and the waker may be gone
 	}
-	p.returned = append(p.returned, k)
-	p.hasWork.Store(true)
-	p.workers[0].wake()
+	w := p.workers[k.port.hpu%len(p.workers)]
+	w.returned = append(w.returned, k)
+	w.hasWork.Store(true)
+	w.wake()
 }
 
 // wake wakes the workers, while there are any.

@@ -63,7 +63,7 @@ func (w *waiter) idle() {
 		r.look(now)
 		return
 	}
-	if left == 0 && r.w.id == 0 && r.pool.hasWork.Load() {
+	if left == 0 && r.w.hasWork.Load() {
 		return // it had to wait for the room that tidy has just made
 	}
 	timeout := -1
@@ -72,6 +72,9 @@ func (w *waiter) idle() {
 	}
 	if nap := w.napFor(left); nap > 0 {
 		timeout = nap
+	}
+	if due := r.nextTimer(); due >= 0 && (timeout < 0 || due < timeout) {
+		timeout = due
 	}
 	r.sleep(timeout)
 	woke := clock.Monotonic()

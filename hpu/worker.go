@@ -3,6 +3,7 @@
 package hpu
 
 import (
+	"errors"
 	"fmt"
 	"runtime"
 	"runtime/debug"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/xspin/xspin/bpf"
 	"github.com/xspin/xspin/internal/clock"
+	"github.com/xspin/xspin/mpq"
 	"github.com/xspin/xspin/xsk"
 )
 
@@ -52,9 +54,16 @@ type port struct {
 
 // her is a packet of a batch.
 type her struct {
-	first, last int // runner.descs[first:last]
+	first, last int // runner.descs[first:last]; none if it is without a packet
 	meta        bpf.Meta
 	late        bool // credit was returned already: it had been taken for lost
+
+	job   job
+	from  *port // with a packet that is not from the batch's port
+	kept  *Kept // what it was, if it was held or kept
+	msg   *Message
+	table *table // of msg, without a packet
+	cause Cause
 }
 
 func (p *port) occupancy() uint32 {
@@ -70,10 +79,15 @@ type worker struct {
 	waker int // eventfd
 
 	// Used by the runner of the day, and never while a handler runs.
-	due   []due // by queue
-	txq   []xsk.Desc
-	done  []uint64
-	aside int // of the room on a tx ring: what the NIC's own frames leave to handlers
+	due      []due // by queue
+	txq      []xsk.Desc
+	done     []uint64
+	aside    int        // of the room on a tx ring: what the NIC's own frames leave to handlers
+	jobs     []*Kept    // packets to run, or run again
+	deferred []deferred // messages whose events wait
+
+	returned []*Kept     // finished behind the worker's back; guarded by Pool.mu
+	hasWork  atomic.Bool // returned, and for worker 0 Pool.own, may have some
 
 	current atomic.Pointer[runner]
 }
@@ -205,6 +219,20 @@ type runner struct {
 	base   int64 // CLOCK_MONOTONIC at baseT
 	baseT  int64
 	looked int64 // for lost packets, CLOCK_MONOTONIC
+	ticks  int64 // when the last handler ended
+	timed  int64 // when it looked at the time of messages, ticks
+	acked  int   // answers among the frames of this HER
+	sent   int   // frames of its handlers, counted as sent
+
+	// For calls into the code of a context, and what they leave behind.
+	done       Completion
+	bindErr    error
+	depositErr error
+	panicked   any
+	unbinding  *Message
+	unbound    Result
+	peer       peer
+	buf, buf2  [256]byte
 }
 
 // running returns the id of the context whose handler runs.
@@ -268,9 +296,15 @@ func (r *runner) main(cut *takeover) bool {
 				return false
 			}
 		}
-		if r.w.id == 0 && r.pool.hasWork.Load() && r.housework() {
+		if r.w.hasWork.Load() && r.housework() {
 			worked = true
 		}
+		did, ok := r.timers()
+		if !ok {
+			r.leave()
+			return false
+		}
+		worked = worked || did
 		switch {
 		case closing:
 			r.returnSpare()
@@ -300,7 +334,7 @@ func (r *runner) begin(p *port, ticks int64) {
 	// Now, and not when a handler asks: that one may have been given up, and
 	// the ring be another runner's.
 	r.room = p.ring.TxFree()
-	if r.pool.cfg.Egress == RoundRobin && r.ownPort(p) && r.pool.hasWork.Load() {
+	if r.pool.cfg.Egress == RoundRobin && r.ownPort(p) && r.w.hasWork.Load() {
 		r.room /= 2
 	}
 	r.room = min(r.room, cap(r.w.txq))
@@ -327,6 +361,7 @@ func (r *runner) take(p *port) {
 		h := &r.hers[r.count]
 		h.first, h.last = i, j+1
 		i = j + 1
+		h.job, h.from, h.kept, h.msg = packetJob, nil, nil, nil
 		if r.inspect(p, h) {
 			r.count++
 		}
@@ -385,83 +420,179 @@ func (r *runner) inspect(p *port, h *her) bool {
 // runner was abandoned: then nothing of the batch is its own any more.
 func (r *runner) run(p *port, k int) bool {
 	n := r.count
-	t := r.pool.scale.Ticks()
+	r.ticks = r.pool.scale.Ticks()
 	for ; k < n; k++ {
 		h := &r.hers[k]
 		id := h.meta.Context
 		r.marks[k] = r.made
-		r.tick++
-		if stateOf(r.state.Swap(runningState(r.tick, id, k))) == abandoned {
+		if !r.enter(id, k) {
 			return false // in the HER before this one, which r.her still is
 		}
-		// After the swap: whoever takes the context away and then sees no
-		// runner in it can be sure that none will be.
+		// After that: whoever takes the context away and then sees no runner
+		// in it can be sure that none will be.
 		c := r.pool.contexts[id].Load()
 		req := &r.her
 		r.k = k
-		req.r, req.ctx, req.port = r, c, p
-		req.meta, req.late = h.meta, h.late
+		req.r, req.ctx, req.port, req.msg = r, c, p, nil
+		req.meta, req.late, req.from = h.meta, h.late, h.from
 		req.all = r.descs[h.first:h.last:h.last]
-		req.action = recycle
-		if c == nil || c.halt.Load() != 0 || c.handlers.Payload == nil {
+		req.action, req.held = recycle, false
+		r.sent, r.acked = 0, 0
+		if c == nil || c.halt.Load() != 0 || h.job == releaseJob || c.msgs == nil && c.handlers.Payload == nil {
 			r.results[k] = result{sends: r.made}
-			if c != nil {
+			if c != nil && (h.job == packetJob || h.job == replayJob) {
 				r.account(c).Unrun++
 			}
 			continue
 		}
 		req.acc = r.account(c)
 		req.segs = req.all
-		req.size = int(req.all[0].Len)
-		for _, d := range req.all[1:] {
-			req.size += int(d.Len)
+		if len(req.all) > 0 {
+			req.size = int(req.all[0].Len)
+			for _, d := range req.all[1:] {
+				req.size += int(d.Len)
+			}
+			req.head = r.pool.cfg.Memory.Bytes(req.all[0].Addr, int(req.all[0].Len))
 		}
-		req.head = r.pool.cfg.Memory.Bytes(req.all[0].Addr, int(req.all[0].Len))
 		req.parsed = false
-
-		code, ok := r.invoke(c)
-		now := r.pool.scale.Ticks()
-		ns := r.pool.scale.Nanoseconds(now - t)
-		t = now
-		acc := req.acc
-		if ok {
-			acc.Handled++
-			acc.HandlerSum += time.Duration(ns)
-			acc.HandlerTime.add(ns)
-			if code != Success {
-				r.complain(c, p, code, acc)
-			}
-		}
-		if !ok || code == Fail {
-			r.unsend(r.marks[k])
-			switch {
-			case req.action == send:
-				req.action = recycle
-				r.room += len(req.segs)
-			case req.action == keep && req.kept.finish():
-				req.action = recycle
-			}
-		}
-		acc.Sent += uint64(r.made - r.marks[k])
-		if req.action == send {
-			acc.Sent++
+		if !r.her1(c, h, k) {
+			return false
 		}
 		r.results[k] = result{action: req.action, segs: len(req.segs), sends: r.made}
 	}
 	return stateOf(r.state.Swap(owned)) != abandoned
 }
 
-// invoke calls the context's handler. It returns false if that panicked.
-func (r *runner) invoke(c *Context) (code Code, ok bool) {
+// her1 runs HER k. It returns false if the runner was abandoned.
+func (r *runner) her1(c *Context, h *her, k int) bool {
+	switch {
+	case c.msgs == nil:
+		return r.packet(c, k)
+	case h.job == packetJob || h.job == replayJob:
+		return r.segment(c, k)
+	case h.job == finishJob:
+		req := &r.her
+		req.msg, req.seg, req.ask = h.msg, h.kept.seg, h.kept.ask
+		return r.finished(c.msgs.table(r.w, (*mpq.Key)(&h.meta.Key)), h.msg, k, h.kept.drop, true)
+	case h.job == expireJob:
+		return r.expire(c, h, k)
+	case h.job == notifyJob:
+		r.her.msg = h.msg
+		r.notify(h.table, h.msg)
+	}
+	return true
+}
+
+// packet runs HER k of a context without messages: a packet that is a whole
+// message, or one of an endless one.
+func (r *runner) packet(c *Context, k int) bool {
+	req := &r.her
+	if c.handlers.Header != nil {
+		if code, ok := r.invoke(c, headerCall); !ok || code != Success {
+			return true
+		}
+		if !r.enter(c.id, k) {
+			return false
+		}
+		req.acc.Headers++
+	}
+	code, ok := r.invoke(c, payloadCall)
+	if c.handlers.Completion == nil || !ok || code == Fail || code == Segv {
+		return true // the next swap of the state tells whether it was abandoned
+	}
+	if !r.enter(c.id, k) {
+		return false
+	}
+	r.done.Task = req.Task
+	r.done.Result = Result{Length: uint64(req.Headers().PayloadLen)}
+	if code == Drop {
+		r.done.Dropped = r.done.Length
+	}
+	r.invoke(c, completionCall)
+	req.acc.Completions++
+	return true
+}
+
+// enter says that the runner is about to run, or has run, code of a context for
+// HER k. It returns false if the runner was abandoned in the meantime.
+func (r *runner) enter(id uint16, k int) bool {
+	r.tick++
+	return stateOf(r.state.Swap(runningState(r.tick, id, k))) != abandoned
+}
+
+// invoke makes a call into the code of a context, and accounts for it. A call that
+// fails has sent and kept nothing. It returns false if it panicked.
+func (r *runner) invoke(c *Context, what call) (code Code, ok bool) {
+	req := &r.her
+	acc := r.account(c)
+	mark, before := r.made, req.action
+	code, ok = r.contain(c, what)
+	now := r.pool.scale.Ticks()
+	ns := r.pool.scale.Nanoseconds(now - r.ticks)
+	r.ticks = now
+	acc.HandlerSum += time.Duration(ns)
+	if ok && (what == payloadCall || what == depositCall) {
+		acc.Handled++
+		acc.HandlerTime.add(ns)
+	}
+	plain := code &^ Pending
+	if ok && plain != Success && plain != Proceed {
+		r.complain(c, r.port, plain, acc)
+	}
+	if !ok || plain == Fail || plain == Segv {
+		r.unsend(mark)
+		if before == recycle {
+			switch {
+			case req.action == send:
+				req.action = recycle
+				r.room += len(req.segs)
+			case req.action == keep:
+				req.kept.job = releaseJob
+				if req.kept.finish() {
+					req.action = recycle
+				}
+			}
+		}
+	}
+	n := r.made - mark
+	if before == recycle && req.action == send {
+		n++
+	}
+	acc.Sent += uint64(n)
+	r.sent += n
+	return code, ok
+}
+
+// contain makes a call and contains its panics.
+func (r *runner) contain(c *Context, what call) (code Code, ok bool) {
 	defer func() {
 		if ok {
 			return
 		}
-		v := recover()
+		r.panicked = recover()
 		r.account(c).Panics++
-		r.pool.emit(HandlerPanic, c, r.port.hpu, fmt.Sprintf("%v\n%s", v, debug.Stack()))
+		r.pool.emit(HandlerPanic, c, r.port.hpu, fmt.Sprintf("%v\n%s", r.panicked, debug.Stack()))
 	}()
-	code = c.handlers.Payload(&r.her)
+	switch what {
+	case payloadCall:
+		code = c.handlers.Payload(&r.her)
+	case headerCall:
+		code = c.handlers.Header(&r.her)
+	case completionCall:
+		code = c.handlers.Completion(&r.done)
+	case depositCall:
+		if r.depositErr = r.her.Deposit(); r.depositErr != nil {
+			code = Fail
+			if errors.Is(r.depositErr, ErrBounds) {
+				code = Segv
+			}
+		}
+	case bindCall:
+		m := r.her.msg
+		m.binding, r.bindErr = c.msgs.cfg.Binder.Bind(m)
+	case unbindCall:
+		c.msgs.cfg.Binder.Unbind(r.unbinding, &r.unbound)
+	}
 	return code, true
 }
 
@@ -508,14 +639,12 @@ func (r *runner) leave() {
 	h := &r.her
 	for _, d := range r.sends[r.marks[r.k]:r.made] {
 		r.spare = append(r.spare, d.Addr)
-		h.acc.Sent--
 	}
-	if h.action == send {
-		h.acc.Sent--
-	}
-	if h.action != keep {
-		k := &Kept{pool: r.pool, port: h.port, account: h.account()}
-		k.all = append(k.all, h.all...)
+	h.acc.Sent -= uint64(r.sent)
+	h.acc.Acks -= uint64(r.acked)
+	if h.action != keep && len(h.all) > 0 {
+		k := h.keep()
+		k.job = releaseJob
 		r.pool.giveBack(k)
 	}
 	r.publish()
@@ -544,7 +673,11 @@ func (r *runner) settle(p *port, start int64) bool {
 			r.pool.records[mem.Frame(d.Addr)].Store(spareRecord)
 			w.txq = append(w.txq, d)
 		}
-		acct := p.account(r.pool.contexts[h.meta.Context].Load(), &h.meta, h.late)
+		from := p
+		if h.from != nil {
+			from = h.from
+		}
+		acct := from.account(r.pool.contexts[h.meta.Context].Load(), &h.meta, h.late)
 		all := r.descs[h.first:h.last]
 		sent := 0
 		switch res.action {

@@ -1,0 +1,927 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hpu
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/xspin/xspin/internal/clock"
+	"github.com/xspin/xspin/matcher"
+	"github.com/xspin/xspin/mpq"
+)
+
+// The message engine: what happens to a packet of a context with messages.
+//
+// The segment goes to the table that has its message, which decides; handlers run
+// in the order that the table's answers give; what a protocol wants answered is
+// answered when the segment's HER has finished. With policy `message` a table
+// belongs to a worker, because all packets of a message in flight come to one HPU:
+// an open message holds its bucket. With other policies tables are shared by all
+// workers, each behind a lock that is not held while handlers run.
+//
+// Everything that handlers are run for is a HER of some batch: packets from the
+// rings; packets that were held until their message's header handler had run, or
+// kept by a handler and released; and messages whose time is up, which are HERs
+// without a packet. So the watchdog and the takeover know one case only.
+
+// MessageConfig says how a context deals with messages.
+type MessageConfig struct {
+	mpq.Config
+	Format    *matcher.Format // with a key and an EOM rule. Required
+	Protocol  Protocol        // Optional: without, nothing is acknowledged
+	Binder    Binder          // Optional: without, messages have the binding Default
+	Default   Binding
+	State     int    // bytes of state memory of each message
+	Initial   []byte // what it begins with, the rest 0; at most State bytes
+	Checksums Checksums
+	// Shared: packets of a message may come to several HPUs at a time.
+	Shared bool
+}
+
+// sharedTables is how many tables the workers share: the more, the less they wait
+// for each other.
+const sharedTables = 8
+
+// messages is the message engine of a context.
+type messages struct {
+	cfg    MessageConfig
+	words  int // of the key
+	queue  *mpq.Queue
+	tables []table // one a worker; or shared
+	ending bool    // guarded by Pool.mu: all messages are to end, no more will come
+
+	mu      sync.Mutex
+	slots   []*Message // by slot, as far as used
+	flushed bool       // the context was stopped, its held packets are given back
+}
+
+// table is a part of a context's messages.
+type table struct {
+	*mpq.Table
+	shared bool
+	mu     sync.Mutex
+}
+
+func (t *table) lock() {
+	if t.shared {
+		t.mu.Lock()
+	}
+}
+
+func (t *table) unlock() {
+	if t.shared {
+		t.mu.Unlock()
+	}
+}
+
+func newMessages(cfg MessageConfig) (*messages, error) {
+	f := cfg.Format
+	switch {
+	case f == nil:
+		return nil, errors.New("no message format")
+	case len(f.Key) == 0 || f.EOM == nil || *f.EOM == matcher.False:
+		return nil, fmt.Errorf("message format %s has no key, or no end of a message", f.Name)
+	case cfg.State < 0 || cfg.State > 1<<20:
+		return nil, fmt.Errorf("%d bytes of state for each message: possible are 0..%d", cfg.State, 1<<20)
+	case len(cfg.Initial) > cfg.State:
+		return nil, fmt.Errorf("the initial state has %d bytes, the state of a message %d", len(cfg.Initial), cfg.State)
+	case !cfg.Checksums.Valid():
+		return nil, fmt.Errorf("%v: possible are %v", cfg.Checksums, checksums)
+	}
+	cfg.Words = len(f.Key)
+	q, err := mpq.NewQueue(cfg.Config)
+	if err != nil {
+		return nil, err
+	}
+	return &messages{cfg: cfg, words: len(f.Key), queue: q}, nil
+}
+
+// open makes the tables.
+func (ms *messages) open(workers int) {
+	n := workers
+	if ms.cfg.Shared {
+		n = sharedTables
+	}
+	ms.tables = make([]table, n)
+	for i := range ms.tables {
+		ms.tables[i].Table = ms.queue.NewTable()
+		ms.tables[i].shared = ms.cfg.Shared
+	}
+}
+
+// table returns the one for a message that came to a worker. (The program's hash
+// will not do: with blocked-rr it is not the same for all packets of a message.)
+func (ms *messages) table(w *worker, key *mpq.Key) *table {
+	if !ms.cfg.Shared {
+		return &ms.tables[w.id]
+	}
+	h := uint32(0)
+	for _, v := range key {
+		h = h*31 + v
+	}
+	return &ms.tables[h*0x9e3779b1>>29%sharedTables]
+}
+
+// message returns what the engine keeps for an entry, made when its slot is first
+// used. The caller has the table.
+func (ms *messages) message(c *Context, e *mpq.Entry) *Message {
+	if e.User != nil {
+		return e.User.(*Message)
+	}
+	m := &Message{entry: e, ctx: c, bucket: noBucket, state: make([]byte, ms.cfg.State)}
+	e.User = m
+	ms.mu.Lock()
+	for len(ms.slots) <= e.Slot() {
+		ms.slots = append(ms.slots, nil)
+	}
+	ms.slots[e.Slot()] = m
+	ms.mu.Unlock()
+	return m
+}
+
+// adopt prepares for a message that begins. The caller has the table.
+func (r *runner) adopt(m *Message) {
+	ms, req := m.ctx.msgs, &r.her
+	m.live = true
+	m.serial++
+	m.port = req.port
+	m.binding = ms.cfg.Default
+	m.err, m.dropped = nil, 0
+	m.bound, m.deposit, m.discard, m.pending, m.starved, m.asked = false, false, false, false, false, false
+	clear(m.state[copy(m.state, ms.cfg.Initial):])
+	m.peer.learn(req.head)
+	if !ms.cfg.Shared && m.ctx.buckets.Size > 0 {
+		m.bucket = m.ctx.bucket(req.meta.Hash)
+		r.pool.pin(m.ctx, m.bucket, 1)
+	}
+}
+
+// disown is the end of a message, but for its entry: of the hold on its bucket,
+// and of packets that waited for it. The caller has the table, and t may be used.
+func (r *runner) disown(t *table, m *Message) {
+	m.live = false
+	if m.bucket != noBucket {
+		r.pool.pin(m.ctx, m.bucket, -1)
+		m.bucket = noBucket
+	}
+	for _, k := range m.takeHeld() {
+		t.Unhold(m.entry)
+		k.job = releaseJob
+		r.w.jobs = append(r.w.jobs, k)
+	}
+}
+
+// pin holds a bucket for an open message, or lets go of it.
+func (p *Pool) pin(c *Context, bucket int32, n int) {
+	c.pins[int(bucket)-c.buckets.Base].Add(int32(n))
+	atomic.AddUint64(&p.cfg.Buckets[bucket], uint64(n)<<32)
+}
+
+func (m *Message) takeHeld() []*Kept {
+	ms := m.ctx.msgs
+	ms.mu.Lock()
+	defer ms.mu.Unlock()
+	held := m.held
+	m.held = nil
+	return held
+}
+
+// segment runs HER k, a packet of a context with messages. Like all that follows
+// it returns false if the runner was abandoned, and must then touch nothing more.
+func (r *runner) segment(c *Context, k int) bool {
+	req, ms := &r.her, c.msgs
+	f := ms.cfg.Format
+	end := req.size
+	if f.Length != nil {
+		n, _ := f.Length.Number(req.head)
+		end = f.Length.From + int(n)
+	}
+	if len(req.head) < f.Header || end < f.Header || end > req.size {
+		req.acc.Malformed++ // the program lets none through
+		return true
+	}
+	req.payload = f.Header
+	req.seg = mpq.Segment{Offset: req.meta.Offset, Len: end - f.Header, EOM: req.EOM()}
+	if ms.cfg.Checksums != VerifyNone {
+		switch s := req.verify(); {
+		case s == sumWrong || s != sumRight && ms.cfg.Checksums == VerifyAll:
+			req.acc.Corrupt++
+			return true
+		case s != sumRight:
+			req.acc.Unverified++
+		}
+	}
+	if ms.cfg.Protocol != nil {
+		var ok bool
+		if req.ask, ok = ms.cfg.Protocol.Inspect(req.head[:f.Header]); !ok {
+			req.acc.Stray++
+			return true
+		}
+	}
+
+	t := ms.table(r.w, (*mpq.Key)(&req.meta.Key))
+	t.lock()
+	e, d, why := t.Arrive((*mpq.Key)(&req.meta.Key), req.seg, r.base)
+	if e == nil {
+		var buf []byte
+		if d == mpq.Again {
+			buf = r.say(ms, req.ask, Processed, nil)
+		}
+		t.unlock()
+		if len(buf) > 0 {
+			r.peer.learn(req.head)
+			r.answer(&r.peer, buf)
+		}
+		return true
+	}
+	m := ms.message(c, e)
+	if !m.live && d != mpq.Drop {
+		r.adopt(m)
+	}
+	m.port = req.port
+	req.msg = m
+	switch d {
+	case mpq.Drop:
+		m.starved = m.starved || why == mpq.Memory || why == mpq.NoHeader
+	case mpq.Hold:
+		k := req.hold()
+		ms.mu.Lock()
+		m.held = append(m.held, k)
+		ms.mu.Unlock()
+		buf := r.say(ms, req.ask, Waiting, e)
+		t.unlock()
+		r.answerNew(&m.peer, buf)
+		return true
+	case mpq.Again, mpq.Wait:
+		o := Processed
+		if d == mpq.Wait {
+			o = Waiting
+		}
+		buf := r.say(ms, req.ask, o, e)
+		t.unlock()
+		r.answer(&m.peer, buf)
+		return true
+	case mpq.Start:
+		t.unlock()
+		return r.start(t, m, k)
+	case mpq.Run:
+		t.unlock()
+		return r.payload(t, m, k)
+	case mpq.Notify:
+		m.ask, m.asked = req.ask, true
+		t.unlock()
+		r.notify(t, m)
+		return true
+	}
+	t.unlock()
+	return true
+}
+
+// start opens a message with its header packet.
+func (r *runner) start(t *table, m *Message, k int) bool {
+	c := m.ctx
+	ms, req := c.msgs, &r.her
+	if ms.cfg.Binder != nil {
+		r.bindErr = nil
+		_, ok := r.invoke(c, bindCall)
+		if !r.enter(c.id, k) {
+			return false
+		}
+		if !ok || r.bindErr != nil {
+			req.acc.Unbound++
+			if r.bindErr != nil && !c.unbound.Swap(true) {
+				r.pool.emit(MessageRefused, c, r.port.hpu, r.bindErr.Error())
+			}
+			t.lock()
+			r.disown(t, m)
+			t.Refuse(m.entry)
+			t.unlock()
+			return true
+		}
+		m.bound = true
+	}
+	code, ok := Success, true
+	switch {
+	case c.handlers.Header != nil:
+		code, ok = r.invoke(c, headerCall)
+		if !r.enter(c.id, k) {
+			return false
+		}
+		m.pending = code&Pending != 0
+		code &^= Pending
+		req.acc.Headers++
+	}
+	switch {
+	case !ok || code == Fail || code == Segv || code > Segv:
+		r.fail(t, m, r.fault(headerCall, code, ok))
+		t.lock()
+		t.Finish(m.entry, req.seg, r.base)
+		t.unlock()
+		return true
+	case code == Drop:
+		m.discard = true
+	case code == Proceed || c.handlers.Payload == nil:
+		m.deposit = true
+	}
+	t.lock()
+	t.Opened(m.entry, r.base)
+	for _, h := range m.takeHeld() {
+		t.Unhold(m.entry)
+		r.w.jobs = append(r.w.jobs, h)
+	}
+	t.unlock()
+	return r.payload(t, m, k)
+}
+
+// payload runs the payload handler, or what takes its place, for a segment that
+// was claimed.
+func (r *runner) payload(t *table, m *Message, k int) bool {
+	c, req := m.ctx, &r.her
+	code, ok := Success, true
+	if m.discard {
+		code = Drop
+	} else {
+		call := payloadCall
+		if m.deposit {
+			call = depositCall
+		}
+		if call == payloadCall || m.binding.Window != nil {
+			code, ok = r.invoke(c, call)
+			if !r.enter(c.id, k) {
+				return false
+			}
+		}
+		if !ok || code != Success && code != Drop {
+			r.fail(t, m, r.fault(call, code, ok))
+			ok = false
+		}
+	}
+	if req.action == keep && ok {
+		// Its HER finishes when it is released.
+		req.kept.drop = code == Drop
+		return true
+	}
+	return r.finished(t, m, k, code == Drop, ok)
+}
+
+// finished is the end of a HER of a message.
+func (r *runner) finished(t *table, m *Message, k int, drop, ok bool) bool {
+	ms, req := m.ctx.msgs, &r.her
+	t.lock()
+	if drop {
+		m.dropped += uint64(req.seg.Len)
+	}
+	if req.seg.EOM {
+		m.ask, m.asked = req.ask, true
+	}
+	if t.Finish(m.entry, req.seg, r.base) {
+		m.result = m.sum(Complete)
+		t.unlock()
+		return r.complete(t, m, k)
+	}
+	var buf []byte
+	if ok && m.live {
+		o := Processed
+		if req.seg.EOM {
+			o = Waiting
+		}
+		buf = r.say(ms, req.ask, o, m.entry)
+	}
+	t.unlock()
+	r.answer(&m.peer, buf)
+	return true
+}
+
+// sum makes the result of a message. The caller has the table.
+func (m *Message) sum(cause Cause) Result {
+	r := Result{Cause: cause, Dropped: m.dropped, Missing: m.entry.Missing(), FlowControl: m.starved}
+	r.Length, _ = m.entry.Length()
+	if r.Length == 0 {
+		r.Length = m.entry.Processed() + r.Missing
+	}
+	return r
+}
+
+// complete ends a message of which nothing is missing, or nothing will come any
+// more. m.result says which.
+func (r *runner) complete(t *table, m *Message, k int) bool {
+	c, acc := m.ctx, r.her.acc
+	if c.handlers.Completion != nil {
+		r.done.Task = r.her.Task
+		r.done.Result = m.result
+		code, ok := r.invoke(c, completionCall)
+		if !r.enter(c.id, k) {
+			return false
+		}
+		acc.Completions++
+		m.pending = m.pending || code&Pending != 0
+		if code &^= Pending; !ok || code != Success {
+			r.fail(t, m, r.fault(completionCall, code, ok))
+			return true
+		}
+	}
+	r.notify(t, m)
+	return true
+}
+
+// notify tells the application that a message has ended, and its sender. If the
+// application has no room for that, it is tried again now and then.
+func (r *runner) notify(t *table, m *Message) {
+	req, ms := &r.her, m.ctx.msgs
+	if !r.event(m, MessageEvent{Result: m.result}) {
+		if m.result.Cause == Complete {
+			t.lock()
+			t.Defer(m.entry, r.base)
+			buf := r.say(ms, m.ask, Waiting, m.entry)
+			t.unlock()
+			r.answer(&m.peer, buf)
+			r.w.deferred = append(r.w.deferred, deferred{t, m, m.serial})
+			return
+		}
+		req.acc.EventsLost++ // a sender that is gone does not come again
+	}
+	var own, eom []byte
+	t.lock()
+	if m.result.Cause == Complete {
+		if m.asked {
+			eom = r.say(ms, m.ask, Processed, m.entry)
+		}
+		if len(req.all) > 0 && !req.seg.EOM && req.msg == m {
+			own = ms.say(r.buf2[:0], req.ask, Processed, m.entry)
+		}
+	}
+	peer := m.peer
+	r.disown(t, m)
+	t.End(m.entry, r.base)
+	t.unlock()
+	r.answer(&peer, own)
+	r.answer(&peer, eom)
+	r.unbind(m, m.result)
+}
+
+// event gives an event to the application. False: there is no room.
+func (r *runner) event(m *Message, e MessageEvent) bool {
+	if m.binding.Events == nil {
+		return true
+	}
+	e.Context, e.Source, e.Number, e.Slot, e.User = m.ctx.name, m.Source(), m.Number(), m.Slot(), m.binding.User
+	select {
+	case m.binding.Events <- e:
+		return true
+	default:
+		return false
+	}
+}
+
+// unbind ends the binding. It is not a handler: who binds must not fail here.
+func (r *runner) unbind(m *Message, res Result) {
+	if m.bound && !m.pending {
+		m.bound = false
+		r.unbound = res
+		r.unbinding = m
+		_, _ = r.invoke(m.ctx, unbindCall)
+		r.unbinding = nil
+	}
+}
+
+// fail ends a message because of an error: no handler runs for it any more and
+// nothing is acknowledged. Segments that run finish later.
+func (r *runner) fail(t *table, m *Message, err error) {
+	t.lock()
+	if !m.live { // another HPU was first
+		t.unlock()
+		return
+	}
+	m.err = err
+	res := m.sum(Failed)
+	r.disown(t, m)
+	t.Fail(m.entry, r.base)
+	t.unlock()
+	if !r.event(m, MessageEvent{Result: res, Err: err}) {
+		r.her.acc.EventsLost++
+	}
+	r.unbind(m, res)
+}
+
+// fault makes the error of a call that failed.
+func (r *runner) fault(call call, code Code, ok bool) error {
+	if !ok {
+		return fmt.Errorf("%v handler: panic: %v", call, r.panicked)
+	}
+	if call == depositCall && r.depositErr != nil {
+		return fmt.Errorf("deposit: %w", r.depositErr)
+	}
+	return fmt.Errorf("%v handler: %v", call, code)
+}
+
+// expire ends a message whose time is up, or whose context ends: HER k has no
+// packet. Its entry is ending already, so nobody else looks at the message.
+func (r *runner) expire(c *Context, h *her, k int) bool {
+	t, m := h.table, h.msg
+	ms := c.msgs
+	r.her.msg = m
+	switch was := m.entry.State(); {
+	case was == mpq.Waiting: // no handler has seen it
+		t.lock()
+		r.disown(t, m)
+		t.Refuse(m.entry)
+		t.unlock()
+		return true
+	case was == mpq.Deferred: // its result is there
+		m.result.Cause = Complete
+		if !r.event(m, MessageEvent{Result: m.result}) {
+			r.fail(t, m, errNoEvent)
+			return true
+		}
+	case ms.cfg.Incomplete == mpq.Discard && h.cause == TimedOut:
+		t.lock()
+		m.result = m.sum(h.cause)
+		t.unlock()
+	default:
+		t.lock()
+		m.result = m.sum(h.cause)
+		t.unlock()
+		return r.complete(t, m, k)
+	}
+	t.lock()
+	r.disown(t, m)
+	t.End(m.entry, r.base)
+	t.unlock()
+	r.unbind(m, m.result)
+	return true
+}
+
+var errNoEvent = errors.New("complete, but nobody took its event in time")
+
+// A deferred message is complete, and waits for room in its event queue.
+type deferred struct {
+	t      *table
+	m      *Message
+	serial uint32
+}
+
+// timerEvery is how often workers look at the time of messages.
+const timerEvery = time.Millisecond
+
+// timers ends messages whose time is up, and does what was put off. It returns
+// whether there was something to do, and false if the runner was abandoned.
+func (r *runner) timers() (worked, ok bool) {
+	if jobs := r.w.jobs; len(jobs) > 0 {
+		worked = true
+		r.w.jobs = nil
+		if !r.serveJobs(jobs) {
+			return worked, false
+		}
+	}
+	list := r.pool.messaging.Load()
+	if list == nil || len(*list) == 0 {
+		return worked, true
+	}
+	now := r.pool.scale.Ticks()
+	if r.pool.scale.Nanoseconds(now-r.timed) < int64(timerEvery) && r.pool.ending.Load() == 0 {
+		return worked, true
+	}
+	r.timed = now
+	for _, c := range *list {
+		if c.halt.Load() != 0 {
+			r.flush(c)
+			continue
+		}
+		if !r.expired(c) {
+			return worked, false
+		}
+	}
+	if waiting := r.w.deferred; len(waiting) > 0 {
+		r.w.deferred = nil
+		for _, d := range waiting {
+			if !r.retry(d) {
+				return worked, false
+			}
+		}
+	}
+	return worked, true
+}
+
+// expired ends what is to end of a context's messages.
+func (r *runner) expired(c *Context) bool {
+	if r.w.portFor(c, nil) == nil {
+		return true // the worker has no HPU of the context's
+	}
+	ms := c.msgs
+	all := r.pool.ending.Load() > 0 && r.pool.isEnding(c)
+	for i := range ms.tables {
+		t := &ms.tables[i]
+		if !ms.cfg.Shared && i != r.w.id {
+			continue
+		}
+		for {
+			t.lock()
+			var e *mpq.Entry
+			h := her{table: t, job: expireJob, cause: TimedOut}
+			if all {
+				h.cause = Removed
+				for open := range t.All() {
+					if t.Stop(open) {
+						e = open
+						break
+					}
+				}
+			} else {
+				e = t.Expired(clock.Monotonic())
+			}
+			if e != nil {
+				h.msg = ms.message(c, e)
+			}
+			t.unlock()
+			if e == nil {
+				break
+			}
+			h.meta.Context = c.id
+			if !r.serveOne(r.w.portFor(c, h.msg.port), h) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// retry tries to tell the application once more that a message is complete.
+func (r *runner) retry(d deferred) bool {
+	if ev := d.m.binding.Events; len(ev) == cap(ev) {
+		r.w.deferred = append(r.w.deferred, d)
+		return true
+	}
+	if d.m.ctx.halt.Load() != 0 {
+		return true
+	}
+	d.t.lock()
+	mine := d.m.live && d.m.serial == d.serial && d.t.Retry(d.m.entry, clock.Monotonic())
+	d.t.unlock()
+	if !mine {
+		return true
+	}
+	h := her{table: d.t, msg: d.m, job: notifyJob}
+	h.meta.Context = d.m.ctx.id
+	return r.serveOne(r.w.portFor(d.m.ctx, d.m.port), h)
+}
+
+// flush gives back what is held for messages of a context that was stopped: its
+// tables are not touched any more.
+func (r *runner) flush(c *Context) {
+	ms := c.msgs
+	ms.mu.Lock()
+	var held []*Kept
+	if !ms.flushed {
+		ms.flushed = true
+		for _, m := range ms.slots {
+			if m != nil {
+				held = append(held, m.held...)
+				m.held = nil
+			}
+		}
+	}
+	ms.mu.Unlock()
+	for _, k := range held {
+		k.job = releaseJob
+		r.pool.giveBack(k)
+	}
+}
+
+// nextTimer returns in how many ms timers has something to do, -1 for never.
+func (r *runner) nextTimer() int {
+	if len(r.w.deferred) > 0 || len(r.w.jobs) > 0 {
+		return soon
+	}
+	list := r.pool.messaging.Load()
+	if list == nil {
+		return -1
+	}
+	next := int64(0)
+	for _, c := range *list {
+		if c.halt.Load() != 0 {
+			continue
+		}
+		for i := range c.msgs.tables {
+			t := &c.msgs.tables[i]
+			if !t.shared && i != r.w.id {
+				continue
+			}
+			t.lock()
+			n := t.Next()
+			t.unlock()
+			if n != 0 && (next == 0 || n < next) {
+				next = n
+			}
+		}
+	}
+	if next == 0 {
+		return -1
+	}
+	return int(max(next-clock.Monotonic(), 0)/int64(time.Millisecond)) + 1
+}
+
+// say makes an answer, in a buffer of the runner's.
+func (r *runner) say(ms *messages, a Ask, o Outcome, e *mpq.Entry) []byte {
+	return ms.say(r.buf[:0], a, o, e)
+}
+
+func (ms *messages) say(buf []byte, a Ask, o Outcome, e *mpq.Entry) []byte {
+	if ms.cfg.Protocol == nil {
+		return nil
+	}
+	return ms.cfg.Protocol.Answer(buf, a, o, e)
+}
+
+// answer sends an answer, in the packet's own frame if nobody needs that any more.
+// Without room it is not sent: what is asked again is answered again.
+func (r *runner) answer(to *peer, b []byte) {
+	req := &r.her
+	if len(b) == 0 || to.n == 0 {
+		return
+	}
+	if req.action != recycle || len(req.all) == 0 {
+		r.answerNew(to, b)
+		return
+	}
+	frame := r.pool.cfg.Memory.Bytes(req.all[0].Addr, max(int(to.n)+len(b), minFrame))
+	if frame == nil || !r.reserve(1) {
+		req.acc.AckFull++
+		return
+	}
+	copy(frame[to.n:], b)
+	req.all[0].Len = uint32(to.finish(frame, len(b)))
+	req.all[0].Options = 0
+	req.segs = req.all[:1]
+	req.action = send
+	req.acc.Acks++
+	r.acked++
+}
+
+// answerNew sends an answer in a frame of its own.
+func (r *runner) answerNew(to *peer, b []byte) {
+	req := &r.her
+	if len(b) == 0 || to.n == 0 {
+		return
+	}
+	full := req.acc.SendFull
+	frame, err := req.SendNew(max(int(to.n)+len(b), minFrame))
+	if err != nil {
+		req.acc.SendFull = full
+		req.acc.AckFull++
+		return
+	}
+	copy(frame[to.n:], b)
+	to.finish(frame, len(b))
+	req.acc.Acks++
+	r.acked++
+}
+
+// call is a kind of call into the code of a context.
+type call uint8
+
+const (
+	payloadCall call = iota
+	headerCall
+	completionCall
+	depositCall
+	bindCall
+	unbindCall
+)
+
+func (c call) String() string {
+	return [...]string{"payload", "header", "completion", "deposit", "bind", "unbind"}[c]
+}
+
+// job says what a HER of a batch is about.
+type job uint8
+
+const (
+	packetJob  job = iota // a packet from a ring
+	replayJob             // a packet that was held
+	releaseJob            // a packet to be given back
+	finishJob             // a packet that its payload handler had kept
+	expireJob             // a message whose time is up
+	notifyJob             // a message whose event waits
+)
+
+// serveJobs runs HERs of packets that come from elsewhere than from a ring.
+func (r *runner) serveJobs(jobs []*Kept) bool {
+	for len(jobs) > 0 {
+		p := r.w.portFor(nil, jobs[0].port)
+		start := r.pool.scale.Ticks()
+		r.begin(p, start)
+		r.count = 0
+		n := 0
+		for len(jobs) > 0 && r.count < batchSize && r.w.portFor(nil, jobs[0].port) == p && n+len(jobs[0].all) <= len(r.descs) {
+			k := jobs[0]
+			jobs = jobs[1:]
+			h := &r.hers[r.count]
+			*h = her{first: n, last: n + len(k.all), meta: k.meta, late: k.account.paid, from: k.port, job: k.job, kept: k, msg: k.msg}
+			n += copy(r.descs[n:], k.all)
+			r.count++
+		}
+		if !r.run(p, 0) || !r.settle(p, start) {
+			// What was not begun goes to the next runner.
+			for _, k := range jobs {
+				r.pool.giveBack(k)
+			}
+			return false
+		}
+	}
+	return true
+}
+
+// serveOne runs a HER without a packet.
+func (r *runner) serveOne(p *port, h her) bool {
+	start := r.pool.scale.Ticks()
+	r.begin(p, start)
+	r.hers[0] = h
+	r.count = 1
+	return r.run(p, 0) && r.settle(p, start)
+}
+
+// portFor returns the worker's port for work of a context's (nil for any) that has
+// to do with a port (nil for any): that one, or one on the same queue. It returns
+// nil if the worker serves no HPU of the context.
+func (w *worker) portFor(c *Context, like *port) *port {
+	if like != nil && slices.Contains(w.ports, like) {
+		return like
+	}
+	var found *port
+	for _, p := range w.ports {
+		if c != nil && c.hpus>>p.hpu&1 == 0 {
+			continue
+		}
+		if like == nil || p.queue == like.queue {
+			return p
+		}
+		if found == nil {
+			found = p
+		}
+	}
+	return found
+}
+
+// Ending contexts: see Drain.
+
+func (p *Pool) isEnding(c *Context) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return c.msgs.ending
+}
+
+func (p *Pool) setEnding(c *Context, on bool) {
+	if c.msgs == nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if c.msgs.ending == on {
+		return
+	}
+	c.msgs.ending = on
+	if on {
+		p.ending.Add(1)
+	} else {
+		p.ending.Add(-1)
+	}
+}
+
+// keepTime keeps the list of contexts with messages.
+func (p *Pool) keepTime(c *Context, on bool) {
+	if c.msgs == nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var list []*Context
+	if old := p.messaging.Load(); old != nil {
+		list = slices.Clone(*old)
+	}
+	list = slices.DeleteFunc(list, func(x *Context) bool { return x == c })
+	if on {
+		list = append(list, c)
+	}
+	p.messaging.Store(&list)
+}
+
+// inFlight returns how many buffers of a context are out.
+func (p *Pool) inFlight(c *Context) (n int) {
+	for _, q := range p.cfg.Queues {
+		n += int(atomic.LoadUint32(&q.Shared.Issued[c.id]) - atomic.LoadUint32(&q.Shared.Done[c.id]))
+	}
+	return n
+}
+
+// open returns how many messages the context has in flight.
+func (c *Context) open() int {
+	if c.msgs == nil {
+		return 0
+	}
+	return c.msgs.queue.Open()
+}

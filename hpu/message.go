@@ -1,0 +1,381 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hpu
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+
+	"github.com/xspin/xspin/mpq"
+)
+
+// A Window is memory of the application that handlers reach by offset. An access
+// that is not wholly inside is an error wrapping ErrBounds, and touches nothing.
+// Several HPUs may use a window at the same time; that they do not write the same
+// bytes is the handlers' business.
+type Window interface {
+	ReadAt(p []byte, off int64) (int, error)
+	WriteAt(p []byte, off int64) (int, error)
+	Size() int64
+}
+
+// ErrBounds is returned, wrapped, for an access outside of a window, or outside of
+// a message's place in it.
+var ErrBounds = errors.New("out of bounds")
+
+// Memory is a Window on a slice.
+type Memory []byte
+
+// ReadAt implements Window.
+func (m Memory) ReadAt(p []byte, off int64) (int, error) {
+	if err := m.check(len(p), off); err != nil {
+		return 0, fmt.Errorf("read: %w", err)
+	}
+	return copy(p, m[off:]), nil
+}
+
+// WriteAt implements Window.
+func (m Memory) WriteAt(p []byte, off int64) (int, error) {
+	if err := m.check(len(p), off); err != nil {
+		return 0, fmt.Errorf("write: %w", err)
+	}
+	return copy(m[off:], p), nil
+}
+
+// Size implements Window.
+func (m Memory) Size() int64 { return int64(len(m)) }
+
+func (m Memory) check(n int, off int64) error {
+	if off < 0 || off > int64(len(m)) || int64(n) > int64(len(m))-off {
+		return fmt.Errorf("%d bytes at %d of a window of %d: %w", n, off, len(m), ErrBounds)
+	}
+	return nil
+}
+
+// A Binding says where a message goes.
+type Binding struct {
+	Window Window // Optional
+	Place  int64  // of the message's first byte in the window
+	Size   int64  // bytes that the message may take there. 0: up to the window's end
+
+	// Events hears of the message's end, and of its first error. The worker
+	// does not wait: a message whose end finds no room is not over, and its
+	// sender has no acknowledgement of EOM, until there is. Optional.
+	Events chan<- MessageEvent
+
+	User any // whatever the binder wants handlers and events to know
+}
+
+// room returns how many bytes the message may take.
+func (b *Binding) room() int64 {
+	if b.Window == nil {
+		return 0
+	}
+	n := b.Window.Size() - b.Place
+	if b.Size > 0 {
+		n = min(n, b.Size)
+	}
+	return max(n, 0)
+}
+
+// A Binder binds messages when they start. Its methods are called by workers, for
+// different messages at the same time, under the handlers' time limit.
+type Binder interface {
+	// Bind is called before the header handler. With an error the message is
+	// refused: its packet is dropped and not acknowledged, so that the sender
+	// tries again.
+	Bind(*Message) (Binding, error)
+	// Unbind is called when the message has ended in whatever way, after its
+	// event, unless a handler returned Pending: then the binding stays.
+	Unbind(*Message, *Result)
+}
+
+// ErrNoReceive is why a message was refused for which no receive is posted.
+var ErrNoReceive = errors.New("no receive is posted for the message")
+
+// A Receive is a binding that waits for its message.
+type Receive struct {
+	Binding
+	// A message matches if its number (the last word of its key; with SLMP
+	// the message id) equals Tag in all bits that Ignore leaves.
+	Tag, Ignore uint32
+	// Keep leaves the receive posted when a message has taken it.
+	Keep bool
+}
+
+// Receives is a Binder with a list of posted receives: a message takes the first
+// that matches. Safe for concurrent use. The zero value has none.
+type Receives struct {
+	mu   sync.Mutex
+	list []Receive
+}
+
+// Post adds a receive at the end of the list.
+func (l *Receives) Post(r Receive) {
+	l.mu.Lock()
+	l.list = append(l.list, r)
+	l.mu.Unlock()
+}
+
+// Posted returns how many receives wait.
+func (l *Receives) Posted() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.list)
+}
+
+// Bind implements Binder.
+func (l *Receives) Bind(m *Message) (Binding, error) {
+	n := m.Number()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i, r := range l.list {
+		if (r.Tag^n)&^r.Ignore != 0 {
+			continue
+		}
+		if !r.Keep {
+			l.list = append(l.list[:i], l.list[i+1:]...)
+		}
+		return r.Binding, nil
+	}
+	return Binding{}, fmt.Errorf("message %d from %v: %w", n, m.Source(), ErrNoReceive)
+}
+
+// Unbind implements Binder.
+func (l *Receives) Unbind(*Message, *Result) {}
+
+// A Cause says how a message ended.
+type Cause uint8
+
+// Causes.
+const (
+	Complete Cause = iota // every byte was processed
+	TimedOut              // its sender went silent, or lingering is over
+	Removed               // its context was removed, or the NIC closed
+	Failed                // a handler failed: see the first error
+)
+
+func (c Cause) String() string {
+	if int(c) < len(causes) {
+		return causes[c]
+	}
+	return fmt.Sprintf("Cause(%d)", int(c))
+}
+
+var causes = []string{"complete", "timed out", "removed", "failed"}
+
+// A Result is what is known of a message at its end.
+type Result struct {
+	Cause   Cause
+	Length  uint64 // bytes, as EOM said; without EOM, up to the last that came
+	Dropped uint64 // of these: bytes of packets for which a handler returned Drop
+	Missing uint64 // of these: bytes that were not processed
+	// FlowControl: the NIC had to drop packets of the message for lack of room.
+	FlowControl bool
+}
+
+// A MessageEvent tells the application that a message has ended, or failed.
+type MessageEvent struct {
+	Result
+	Context string         // name
+	Source  netip.AddrPort // of the sender
+	Number  uint32         // of the message with its sender
+	Slot    int
+	User    any   // of the binding
+	Err     error // with Cause Failed: the first error
+}
+
+// A Message is a message in flight, as its handlers share it. Good until its
+// completion handler has returned; of the methods, only State gives memory that
+// handlers may write, and with policies other than ByMessage several do at the
+// same time.
+type Message struct {
+	entry   *mpq.Entry
+	ctx     *Context
+	port    *port // of its latest packet
+	binding Binding
+	state   []byte // of the slot
+	held    []*Kept
+	err     error  // the first
+	ask     Ask    // of EOM
+	dropped uint64 // bytes
+	bucket  int32  // that the message holds, or noBucket
+	bound   bool
+	deposit bool // the header handler said Proceed
+	discard bool // it said Drop
+	pending bool
+	starved bool
+	asked   bool   // ask is there
+	live    bool   // the slot has a message
+	serial  uint32 // of the message among those of the slot
+	peer    peer
+	result  Result // of a complete message whose event waits
+}
+
+// Slot returns the message's number among those in flight: 0 up to the context's
+// limit of messages, and no two at a time have the same.
+func (m *Message) Slot() int { return m.entry.Slot() }
+
+// State returns the message's own memory, as long as the context says; a copy of
+// its initial state when the message starts.
+func (m *Message) State() []byte { return m.state }
+
+// Binding returns where the message goes.
+func (m *Message) Binding() *Binding { return &m.binding }
+
+// Key returns the words that name the message.
+func (m *Message) Key() *mpq.Key { return m.entry.Key() }
+
+// Number returns the last word of the key: which of its sender's messages it is.
+func (m *Message) Number() uint32 { return m.entry.Key()[m.ctx.msgs.words-1] }
+
+// Source returns the address and port that the message comes from; not valid if
+// it does not come over UDP or TCP.
+func (m *Message) Source() netip.AddrPort { return m.peer.addr() }
+
+// Length returns how long the message is, in bytes, if EOM has come.
+func (m *Message) Length() (n uint64, known bool) { return m.entry.Length() }
+
+// A Completion is what a completion handler gets: a message, and no packet.
+type Completion struct {
+	Task
+	Result
+}
+
+// A CompletionHandler runs once for a message, after all of its other handlers
+// have finished. With anything but Success the message has failed.
+type CompletionHandler func(*Completion) Code
+
+// Ask is what a datagram asks of the receiver, in words of its protocol.
+type Ask struct {
+	Flags      uint32
+	ID, Offset uint32
+}
+
+// An Outcome is what an answer tells about a segment.
+type Outcome uint8
+
+// Outcomes.
+const (
+	Processed Outcome = iota // its HER has finished; of EOM: the message is complete
+	Waiting                  // not yet
+)
+
+// A Protocol reads what a frame says beside key, offset and EOM, and answers. It
+// is a pure function of its arguments, called by all workers.
+type Protocol interface {
+	// Inspect reads the header that comes immediately before the payload.
+	// False: the frame is no segment, but an acknowledgement, say.
+	Inspect(header []byte) (Ask, bool)
+	// Answer appends what is to be sent back, the payload of a datagram;
+	// nothing if there is nothing to say. The entry is nil if the message
+	// has ended.
+	Answer(dst []byte, a Ask, o Outcome, e *mpq.Entry) []byte
+}
+
+// A peer is how to reach the sender of a message: the headers of a frame to it.
+type peer struct {
+	n   uint8 // bytes; 0: no way to answer
+	hdr [14 + 40 + 8]byte
+}
+
+// learn makes the headers of frames back to where one comes from.
+func (p *peer) learn(head []byte) {
+	p.n = 0
+	if len(head) < 14+20+8 {
+		return
+	}
+	h := p.hdr[:]
+	copy(h, head[6:12])
+	copy(h[6:], head[:6])
+	copy(h[12:14], head[12:14])
+	var at int
+	switch binary.BigEndian.Uint16(head[12:]) {
+	case 0x0800:
+		ip := head[14:]
+		ihl := int(ip[0]&15) * 4
+		if ip[0]>>4 != 4 || ip[9] != protocolUDP || ihl < 20 || len(ip) < ihl+8 {
+			return
+		}
+		clear(h[14:34])
+		h[14] = 0x45
+		h[20] = 0x40 // don't fragment
+		h[22] = ttl
+		h[23] = protocolUDP
+		copy(h[26:30], ip[16:20])
+		copy(h[30:34], ip[12:16])
+		at, head = 34, ip[ihl:]
+	case 0x86dd:
+		ip := head[14:]
+		if len(ip) < 48 || ip[0]>>4 != 6 || ip[6] != protocolUDP {
+			return
+		}
+		clear(h[14:22])
+		h[14] = 0x60
+		h[20] = protocolUDP
+		h[21] = ttl
+		copy(h[22:38], ip[24:40])
+		copy(h[38:54], ip[8:24])
+		at, head = 54, ip[40:]
+	default:
+		return
+	}
+	copy(h[at:], head[2:4])
+	copy(h[at+2:], head[:2])
+	p.n = uint8(at + 8)
+}
+
+const (
+	protocolUDP = 17
+	ttl         = 64
+	// minFrame is Ethernet's, without its checksum.
+	minFrame = 60
+)
+
+func (p *peer) addr() netip.AddrPort {
+	var a netip.Addr
+	switch p.n {
+	case 42:
+		a = netip.AddrFrom4([4]byte(p.hdr[30:34]))
+	case 62:
+		a = netip.AddrFrom16([16]byte(p.hdr[38:54]))
+	default:
+		return netip.AddrPort{}
+	}
+	return netip.AddrPortFrom(a, binary.BigEndian.Uint16(p.hdr[p.n-6:]))
+}
+
+// finish writes a frame's headers, over a payload of n bytes that is there
+// already, and returns how long the frame is. Short frames are padded with zeros.
+//
+// The UDP checksum is a real one, unlike FPsPIN's, which is 0 for none: a bit that
+// flips in an acknowledgement would acknowledge something else.
+func (p *peer) finish(frame []byte, n int) int {
+	copy(frame, p.hdr[:p.n])
+	udp := frame[p.n-8 : int(p.n)+n]
+	binary.BigEndian.PutUint16(udp[4:], uint16(len(udp)))
+	binary.BigEndian.PutUint16(udp[6:], 0)
+	if p.n == 42 {
+		ip := frame[14:34]
+		binary.BigEndian.PutUint16(ip[2:], uint16(20+len(udp)))
+		binary.BigEndian.PutUint16(ip[10:], 0)
+		binary.BigEndian.PutUint16(ip[10:], checksum(ip))
+	} else {
+		binary.BigEndian.PutUint16(frame[18:], uint16(len(udp)))
+	}
+	sum := udpSum(frame[:p.n-8], udp)
+	v := ^sum.Folded()
+	if v == 0 {
+		v = 0xffff
+	}
+	binary.BigEndian.PutUint16(udp[6:], v)
+	size := int(p.n) + n
+	if size < minFrame {
+		clear(frame[size:minFrame])
+		size = minFrame
+	}
+	return size
+}
