@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package netns builds labs: two network namespaces joined by a veth pair, in
-// which a NIC and its peer meet without any hardware.
+// which a NIC and its peer meet without any hardware. With a third namespace
+// between them the network is as bad as asked for: see package impair.
 //
 // A lab is built where nobody sees it and gets its names under /run/netns in
 // the last step. What a crash can leave, or somebody's `ip netns delete`, is
@@ -23,6 +24,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/xspin/xspin/netns/impair"
 )
 
 // alias marks the devices that this package made.
@@ -62,6 +65,19 @@ type LabConfig struct {
 	// use, but no more than the 64 receive queues that a NIC can serve; Open
 	// takes what it finds.
 	Queues int
+	// Path, if not nil, puts a namespace between the ends, in which frames are
+	// impaired, after they have been cut into segments: the ends lose their
+	// offloads, so that checksums are real. Nil is a plain veth pair; Open
+	// takes what it finds.
+	Path *impair.Config
+	// PathNamespace is the name of that namespace. Defaults to the name of the
+	// NIC's with path in place of nic at its end, else with -path behind it.
+	PathNamespace string
+	// StartRelay, if not nil, starts a process that calls ServeRelay with the
+	// namespace and does not end with this one, and returns when that is ready.
+	// Optional: else frames of a Path with a delay wait in this process, until
+	// the Lab is closed.
+	StartRelay func(path *os.File) error
 	// Warn, if not nil, is told what a user should know although the call
 	// succeeds.
 	Warn func(msg string)
@@ -78,7 +94,13 @@ type Port struct {
 type Lab struct {
 	NIC, Host   Port
 	MTU, Queues int
-	cfg         LabConfig
+	// Path is what happens to frames between the ends, in the namespace PathNS.
+	// Nil if nothing does.
+	Path   *impair.Config
+	PathNS *Namespace
+
+	cfg   LabConfig
+	relay *impair.Relay // if it is ours
 }
 
 func (c LabConfig) withDefaults() LabConfig {
@@ -105,6 +127,17 @@ func (c LabConfig) withDefaults() LabConfig {
 	}
 	if c.Queues == 0 {
 		c.Queues = defaultQueues(runtime.NumCPU())
+	}
+	if c.Path != nil {
+		p := c.Path.WithDefaults()
+		c.Path = &p
+	}
+	if c.PathNamespace == "" {
+		if base, ok := strings.CutSuffix(c.NIC.Namespace, "nic"); ok {
+			c.PathNamespace = base + "path"
+		} else {
+			c.PathNamespace = c.NIC.Namespace + "-path"
+		}
 	}
 	if c.Warn == nil {
 		c.Warn = func(string) {}
@@ -133,7 +166,17 @@ func (c LabConfig) check() error {
 			return fmt.Errorf("%w: %s is no IPv4 host address with prefix length 1 to 31 for %s", ErrConfig, e.Addr, e.Device)
 		}
 	}
+	if err := checkName(c.PathNamespace); err != nil {
+		return fmt.Errorf("%w: %w", ErrConfig, err)
+	}
+	if c.Path != nil {
+		if err := c.Path.Check(); err != nil {
+			return fmt.Errorf("%w: %w", ErrConfig, err)
+		}
+	}
 	switch n, h := c.NIC, c.Host; {
+	case c.PathNamespace == n.Namespace || c.PathNamespace == h.Namespace:
+		return fmt.Errorf("%w: an end in namespace %q, which is between the ends", ErrConfig, c.PathNamespace)
 	case n.Namespace == h.Namespace:
 		return fmt.Errorf("%w: both ends in namespace %q: they would meet over loopback", ErrConfig, n.Namespace)
 	case n.Device == h.Device:
@@ -177,7 +220,7 @@ func Up(cfg LabConfig) (*Lab, error) {
 	}
 	defer unlock()
 
-	l, diff, err := find(cfg)
+	l, diff, err := find(cfg, false)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", op, err)
 	}
@@ -194,8 +237,9 @@ func Up(cfg LabConfig) (*Lab, error) {
 	return l, nil
 }
 
-// Open attaches to a lab that is up. MTU and Queues of cfg may be zero, to
-// take what is there.
+// Open attaches to a lab that is up. MTU, Queues and Path of cfg may be zero, to
+// take what is there. The error matches impair.ErrNoRelay when the process in
+// which frames wait has ended.
 func Open(cfg LabConfig) (*Lab, error) {
 	const op = "open lab"
 	anyMTU, anyQueues := cfg.MTU == 0, cfg.Queues == 0
@@ -210,9 +254,12 @@ func Open(cfg LabConfig) (*Lab, error) {
 	if anyQueues {
 		cfg.Queues = 0
 	}
-	l, diff, err := find(cfg)
+	l, diff, err := find(cfg, true)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", op, err)
+	}
+	if diff == relayEnded {
+		return nil, fmt.Errorf("%s: %w: %w: it was killed or crashed, and no frame passes without it: run `xspin lab up`", op, ErrNotUp, impair.ErrNoRelay)
 	}
 	if diff != "" {
 		return nil, fmt.Errorf("%s: %w: %s: run `xspin lab up`", op, ErrNotUp, diff)
@@ -236,12 +283,52 @@ func Down(cfg LabConfig) error {
 	return nil
 }
 
-// Close gives up the handle; the lab stays up.
+// Close gives up the handle; the lab stays up. If frames wait in this process
+// they do not any more, and the next Up builds the lab anew.
 func (l *Lab) Close() error {
 	if l == nil {
 		return nil
 	}
-	return errors.Join(l.NIC.NS.Close(), l.Host.NS.Close())
+	return errors.Join(l.relay.Close(), l.NIC.NS.Close(), l.Host.NS.Close(), l.PathNS.Close())
+}
+
+// PathState reads what is in force between the ends and what happened there, by
+// whichever process's doing. Nil if the ends are a plain pair.
+func (l *Lab) PathState() (*impair.State, error) {
+	if l.PathNS == nil {
+		return nil, nil
+	}
+	var st *impair.State
+	err := l.PathNS.Do(func() (err error) {
+		st, err = impair.Read()
+		return err
+	})
+	return st, err
+}
+
+// ServeRelay is what a process does that StartRelay of a LabConfig has started:
+// it lets frames wait, calls ready once it does, and returns when the lab is
+// gone.
+func ServeRelay(path *os.File, ready func()) error {
+	ns := &Namespace{name: path.Name(), f: path}
+	r, err := startRelay(ns)
+	if err != nil {
+		return err
+	}
+	// The sockets hold the namespace, and end with the devices.
+	if err := ns.Close(); err != nil {
+		return errors.Join(err, r.Close())
+	}
+	ready()
+	return r.Wait()
+}
+
+func startRelay(ns *Namespace) (r *impair.Relay, err error) {
+	err = ns.Do(func() (err error) {
+		r, err = impair.StartRelay()
+		return err
+	})
+	return r, err
 }
 
 // Down removes the lab and closes the handle.
@@ -344,29 +431,53 @@ func visit(name string) (site, error) {
 	return s, nil
 }
 
+// visitPath looks at the namespace between the ends. Where none is asked for,
+// one of somebody else's is none.
+func visitPath(cfg LabConfig) (site, error) {
+	s, err := visit(cfg.PathNamespace)
+	if errors.Is(err, ErrForeign) && cfg.Path == nil {
+		return site{}, nil
+	}
+	return s, err
+}
+
 // find attaches to the lab if it is there and as cfg says; else diff tells what
-// is different. A zero MTU or number of queues fits any.
-func find(cfg LabConfig) (l *Lab, diff string, err error) {
-	nic, err := visit(cfg.NIC.Namespace)
-	if err != nil {
+// is different. A zero MTU or number of queues fits any, and with anyPath a nil
+// Path.
+func find(cfg LabConfig, anyPath bool) (l *Lab, diff string, err error) {
+	var sites [3]site
+	defer func() {
+		if l == nil {
+			for _, s := range sites {
+				s.close()
+			}
+		}
+	}()
+	if sites[0], err = visit(cfg.NIC.Namespace); err != nil {
 		return nil, "", err
 	}
-	host, err := visit(cfg.Host.Namespace)
-	if err != nil {
-		nic.close()
+	if sites[1], err = visit(cfg.Host.Namespace); err != nil {
 		return nil, "", err
 	}
-	l, diff, err = compare(cfg, nic.ns, host.ns)
+	if sites[2], err = visitPath(cfg); err != nil {
+		return nil, "", err
+	}
+	switch path := sites[2]; {
+	case path.file && cfg.Path == nil && !anyPath:
+		return nil, fmt.Sprintf("there is a namespace %q", cfg.PathNamespace), nil
+	case path.ns == nil && cfg.Path != nil:
+		return nil, fmt.Sprintf("no namespace %q", cfg.PathNamespace), nil
+	}
+	l, diff, err = compare(cfg, sites[0].ns, sites[1].ns, sites[2].ns)
 	if err != nil || diff != "" {
-		nic.close()
-		host.close()
 		return nil, diff, err
 	}
 	return l, "", nil
 }
 
-// compare holds two namespaces against cfg. The lab it returns owns them.
-func compare(cfg LabConfig, nic, host *Namespace) (l *Lab, diff string, err error) {
+// compare holds the namespaces against cfg; path is nil for a plain pair. The
+// lab it returns owns them.
+func compare(cfg LabConfig, nic, host, path *Namespace) (l *Lab, diff string, err error) {
 	l = &Lab{MTU: cfg.MTU, Queues: cfg.Queues}
 	var attrs [2]*netlink.LinkAttrs
 	for i, e := range []struct {
@@ -381,8 +492,14 @@ func compare(cfg LabConfig, nic, host *Namespace) (l *Lab, diff string, err erro
 			}
 			continue // the other end says so
 		}
+		if path != nil {
+			e.other = path
+		}
 		err := e.ns.Do(func() (err error) {
 			attrs[i], diff, err = compareEnd(l, e.end, e.other)
+			if path != nil && diff == "" && err == nil {
+				diff, err = compareChecksums(e.end)
+			}
 			return err
 		})
 		if err != nil {
@@ -393,12 +510,89 @@ func compare(cfg LabConfig, nic, host *Namespace) (l *Lab, diff string, err erro
 		}
 		*e.port = Port{End: e.end, NS: e.ns, Index: attrs[i].Index}
 	}
-	if attrs[0].ParentIndex != attrs[1].Index || attrs[1].ParentIndex != attrs[0].Index {
-		return nil, fmt.Sprintf("%s and %s are not a pair", cfg.NIC.Device, cfg.Host.Device), nil
+	if path == nil {
+		if attrs[0].ParentIndex != attrs[1].Index || attrs[1].ParentIndex != attrs[0].Index {
+			return nil, fmt.Sprintf("%s and %s are not a pair", cfg.NIC.Device, cfg.Host.Device), nil
+		}
+	} else {
+		err := path.Do(func() (err error) {
+			diff, err = comparePath(l, cfg, attrs)
+			return err
+		})
+		if err != nil {
+			return nil, "", fmt.Errorf("inspect namespace %q: %w", path.name, err)
+		}
+		if diff != "" {
+			return nil, diff, nil
+		}
+		l.PathNS = path
 	}
 	l.cfg = cfg
-	l.cfg.MTU, l.cfg.Queues = l.MTU, l.Queues
+	l.cfg.MTU, l.cfg.Queues, l.cfg.Path = l.MTU, l.Queues, l.Path
 	return l, "", nil
+}
+
+// relayEnded is the difference that Open has more to say about.
+const relayEnded = "no relay runs"
+
+// comparePath compares the namespace between the ends, in which the thread is.
+// It puts what it finds into l.Path.
+func comparePath(l *Lab, cfg LabConfig, ends [2]*netlink.LinkAttrs) (diff string, err error) {
+	for i, e := range []struct {
+		name string
+		port Port
+	}{{impair.NICPort, l.NIC}, {impair.HostPort, l.Host}} {
+		link, err := netlink.LinkByName(e.name)
+		if errors.As(err, &netlink.LinkNotFoundError{}) {
+			return fmt.Sprintf("no device %s in %s", e.name, cfg.PathNamespace), nil
+		} else if err != nil {
+			return "", err
+		}
+		a := link.Attrs()
+		id, err := netlink.GetNetNsIdByFd(int(e.port.NS.f.Fd()))
+		if err != nil {
+			return "", fmt.Errorf("get id of namespace %q: %w", e.port.Namespace, err)
+		}
+		switch {
+		case link.Type() != "veth" || a.Alias != alias:
+			return fmt.Sprintf("%s is not ours", e.name), nil
+		case a.NetNsID != id || a.ParentIndex != ends[i].Index || ends[i].ParentIndex != a.Index:
+			return fmt.Sprintf("%s and %s are not a pair", e.name, e.port.Device), nil
+		case a.Flags&net.FlagUp == 0:
+			return fmt.Sprintf("%s is down", e.name), nil
+		case a.MTU != l.MTU:
+			return fmt.Sprintf("%s has MTU %d, not %d", e.name, a.MTU, l.MTU), nil
+		}
+	}
+	st, err := impair.Read()
+	if errors.Is(err, impair.ErrGone) {
+		return err.Error(), nil
+	} else if err != nil {
+		return "", err
+	}
+	if cfg.Path != nil && !cfg.Path.Equal(st.Config) {
+		return fmt.Sprintf("frames meet %s, not %s", st.Config, cfg.Path), nil
+	}
+	if st.Config.Delay > 0 {
+		c, err := impair.DialRelay()
+		if errors.Is(err, impair.ErrNoRelay) {
+			return relayEnded, nil
+		} else if err != nil {
+			return "", err
+		}
+		c.Close()
+	}
+	l.Path = &st.Config
+	return "", nil
+}
+
+// compareChecksums compares the end whose namespace the thread is in.
+func compareChecksums(e End) (diff string, err error) {
+	ok, err := impair.HasRealChecksums(e.Device)
+	if err != nil || ok {
+		return "", err
+	}
+	return fmt.Sprintf("transmit checksum offload of %s is on", e.Device), nil
 }
 
 // compareEnd compares the end whose namespace the thread is in. The first end
@@ -454,69 +648,119 @@ func compareEnd(l *Lab, e End, other *Namespace) (a *netlink.LinkAttrs, diff str
 
 // build makes the lab out of sight and then gives it its names.
 func build(cfg LabConfig) (l *Lab, err error) {
-	nic, err := create(cfg.NIC.Namespace)
-	if err != nil {
-		return nil, err
-	}
+	var nic, host, path *Namespace
+	var relay *impair.Relay
 	defer func() {
 		if err != nil {
+			err = errors.Join(err, relay.Close())
 			nic.Close()
+			host.Close()
+			path.Close()
 		}
 	}()
-	host, err := create(cfg.Host.Namespace)
-	if err != nil {
+	if nic, err = create(cfg.NIC.Namespace); err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			host.Close()
-		}
-	}()
-
-	err = nic.Do(func() error {
-		return netlink.LinkAdd(&netlink.Veth{
-			LinkAttrs: netlink.LinkAttrs{
-				Name: cfg.NIC.Device, HardwareAddr: cfg.NIC.MAC, MTU: cfg.MTU,
-				NumRxQueues: cfg.Queues, NumTxQueues: cfg.Queues, TxQLen: -1,
-			},
-			PeerName: cfg.Host.Device, PeerHardwareAddr: cfg.Host.MAC, PeerMTU: uint32(cfg.MTU), PeerTxQLen: -1,
-			PeerNumRxQueues: uint32(cfg.Queues), PeerNumTxQueues: uint32(cfg.Queues),
-			PeerNamespace: netlink.NsFd(host.f.Fd()),
-		})
-	})
-	if err != nil {
-		return nil, fmt.Errorf("create veth pair %s, %s with MTU %d and %d queues: %w", cfg.NIC.Device, cfg.Host.Device, cfg.MTU, cfg.Queues, err)
+	if host, err = create(cfg.Host.Namespace); err != nil {
+		return nil, err
 	}
-	for _, e := range []struct {
+	type place struct {
 		ns  *Namespace
 		end End
-	}{{nic, cfg.NIC}, {host, cfg.Host}} {
-		if err := e.ns.Do(func() error { return configure(e.end) }); err != nil {
-			return nil, fmt.Errorf("configure %s in namespace %q: %w", e.end.Device, e.end.Namespace, err)
+	}
+	places := []place{{nic, cfg.NIC}, {host, cfg.Host}}
+	if cfg.Path == nil {
+		if err := connect(cfg, nic, cfg.NIC, host, cfg.Host); err != nil {
+			return nil, err
+		}
+	} else {
+		if path, err = create(cfg.PathNamespace); err != nil {
+			return nil, err
+		}
+		for _, p := range []struct {
+			ns   *Namespace
+			end  End
+			port string
+		}{{nic, cfg.NIC, impair.NICPort}, {host, cfg.Host, impair.HostPort}} {
+			port := End{Namespace: cfg.PathNamespace, Device: p.port}
+			if err := connect(cfg, p.ns, p.end, path, port); err != nil {
+				return nil, err
+			}
+			places = append(places, place{path, port})
 		}
 	}
-	for _, e := range []struct {
-		ns  *Namespace
-		end End
-	}{{nic, cfg.NIC}, {host, cfg.Host}} {
-		if err := e.ns.Do(func() error { return awaitCarrier(e.end.Device) }); err != nil {
+	for _, p := range places {
+		if err := p.ns.Do(func() error { return configure(p.end) }); err != nil {
+			return nil, fmt.Errorf("configure %s in namespace %q: %w", p.end.Device, p.end.Namespace, err)
+		}
+	}
+	if cfg.Path != nil {
+		for _, p := range places[:2] {
+			if err := p.ns.Do(func() error { return impair.RealChecksums(p.end.Device) }); err != nil {
+				return nil, fmt.Errorf("namespace %q: %w", p.end.Namespace, err)
+			}
+		}
+		if err := path.Do(func() error { return impair.Install(*cfg.Path, cfg.MTU, alias) }); err != nil {
+			return nil, fmt.Errorf("namespace %q: %w", cfg.PathNamespace, err)
+		}
+	}
+	for _, p := range places {
+		if err := p.ns.Do(func() error { return awaitCarrier(p.end.Device) }); err != nil {
 			return nil, err
 		}
 	}
-	l, diff, err := compare(cfg, nic, host)
+	if cfg.Path != nil && cfg.Path.Delay > 0 {
+		// A process that we start ends by itself if we do not get to the end.
+		if cfg.StartRelay != nil {
+			err = cfg.StartRelay(path.f)
+		} else {
+			relay, err = startRelay(path)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	l, diff, err := compare(cfg, nic, host, path)
 	if err == nil && diff != "" {
 		err = fmt.Errorf("the kernel built another lab than asked for: %s", diff)
 	}
 	if err != nil {
 		return nil, err
 	}
-	if err := publish(nic); err != nil {
-		return nil, err
+	var published []string
+	for _, ns := range []*Namespace{path, nic, host} {
+		if ns == nil {
+			continue
+		}
+		if err := publish(ns); err != nil {
+			for _, name := range published {
+				err = errors.Join(err, unpublish(name))
+			}
+			return nil, err
+		}
+		published = append(published, ns.name)
 	}
-	if err := publish(host); err != nil {
-		return nil, errors.Join(err, unpublish(nic.name))
-	}
+	l.relay = relay
 	return l, nil
+}
+
+// connect makes a veth pair, with end a in namespace an and b in bn.
+func connect(cfg LabConfig, an *Namespace, a End, bn *Namespace, b End) error {
+	err := an.Do(func() error {
+		return netlink.LinkAdd(&netlink.Veth{
+			LinkAttrs: netlink.LinkAttrs{
+				Name: a.Device, HardwareAddr: a.MAC, MTU: cfg.MTU,
+				NumRxQueues: cfg.Queues, NumTxQueues: cfg.Queues, TxQLen: -1,
+			},
+			PeerName: b.Device, PeerHardwareAddr: b.MAC, PeerMTU: uint32(cfg.MTU), PeerTxQLen: -1,
+			PeerNumRxQueues: uint32(cfg.Queues), PeerNumTxQueues: uint32(cfg.Queues),
+			PeerNamespace: netlink.NsFd(bn.f.Fd()),
+		})
+	})
+	if err != nil {
+		return fmt.Errorf("create veth pair %s, %s with MTU %d and %d queues: %w", a.Device, b.Device, cfg.MTU, cfg.Queues, err)
+	}
+	return nil
 }
 
 // configure finishes the end whose namespace the thread is in.
@@ -540,9 +784,11 @@ func configure(e End) error {
 	if err := netlink.LinkSetAlias(link, alias); err != nil {
 		return fmt.Errorf("set alias: %w", err)
 	}
-	addr := &netlink.Addr{IPNet: &net.IPNet{IP: e.Addr.Addr().AsSlice(), Mask: net.CIDRMask(e.Addr.Bits(), 32)}}
-	if err := netlink.AddrAdd(link, addr); err != nil {
-		return fmt.Errorf("add address %s: %w", e.Addr, err)
+	if e.Addr.IsValid() {
+		addr := &netlink.Addr{IPNet: &net.IPNet{IP: e.Addr.Addr().AsSlice(), Mask: net.CIDRMask(e.Addr.Bits(), 32)}}
+		if err := netlink.AddrAdd(link, addr); err != nil {
+			return fmt.Errorf("add address %s: %w", e.Addr, err)
+		}
 	}
 	if err := netlink.LinkSetUp(link); err != nil {
 		return fmt.Errorf("set up: %w", err)
@@ -609,7 +855,7 @@ func unpublish(name string) error {
 	return nil
 }
 
-// remove takes down what is there of the lab. It looks at both names before it
+// remove takes down what is there of the lab. It looks at all names before it
 // changes anything.
 func remove(cfg LabConfig) error {
 	var sites []site
@@ -618,13 +864,21 @@ func remove(cfg LabConfig) error {
 			s.close()
 		}
 	}()
-	names := []string{cfg.NIC.Namespace, cfg.Host.Namespace}
+	names := []string{cfg.NIC.Namespace, cfg.Host.Namespace, cfg.PathNamespace}
 	for _, name := range names {
-		s, err := visit(name)
+		look := visit
+		if name == cfg.PathNamespace {
+			look = func(string) (site, error) { return visitPath(cfg) }
+		}
+		s, err := look(name)
 		if err != nil {
 			return err
 		}
 		sites = append(sites, s)
+	}
+	awaitRelay, err := meetRelay(sites[2].ns)
+	if err != nil {
+		return err
 	}
 	for i, s := range sites {
 		if s.ns != nil {
@@ -647,7 +901,35 @@ func remove(cfg LabConfig) error {
 			}
 		}
 	}
-	return nil
+	return awaitRelay()
+}
+
+// meetRelay returns a function that waits for the end of the relay in a
+// namespace, which comes with the end of its devices.
+func meetRelay(ns *Namespace) (await func() error, err error) {
+	await = func() error { return nil }
+	if ns == nil {
+		return await, nil
+	}
+	err = ns.Do(func() error {
+		c, err := impair.DialRelay()
+		if errors.Is(err, impair.ErrNoRelay) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		await = func() error {
+			defer c.Close()
+			const patience = 5 * time.Second
+			_ = c.SetReadDeadline(time.Now().Add(patience))
+			if _, err := c.Read(make([]byte, 1)); errors.Is(err, os.ErrDeadlineExceeded) {
+				return fmt.Errorf("the relay of namespace %q, which is gone, still runs after %v: kill that process", ns.name, patience)
+			}
+			return nil // it has ended, one way or another
+		}
+		return nil
+	})
+	return await, err
 }
 
 func removeDevices(links []netlink.Link) error {

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package impair makes bad network: loss, duplication, corruption, a limited
+// rate, delay and reordering, for the frames that pass through a namespace
+// between the two ends of a lab. Package netns builds that namespace.
+//
+// Loss, duplication and corruption are decided by an eBPF program at tc ingress
+// (bpf/src/impair.bpf.c), at some 100 ns a frame; the rate is made by a token
+// bucket of the kernel. Frames that must wait do so in a [Relay].
+//
+// Decisions are pseudo-random numbers made of the seed, the direction and the
+// number of the frame. The same frames in the same order meet the same fate.
+package impair
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// ErrConfig is returned, wrapped, for a Config that cannot work. The message
+// begins with the name of the field, in lower case.
+var ErrConfig = errors.New("invalid impairment")
+
+// Direction says which frames are impaired.
+type Direction int
+
+const (
+	Both     Direction = iota // each with a random stream of its own
+	FromHost                  // those that the host sends
+	ToHost                    // those that the NIC sends
+)
+
+var directionNames = [...]string{Both: "both", FromHost: "from-host", ToHost: "to-host"}
+
+func (d Direction) String() string {
+	if d < 0 || int(d) >= len(directionNames) {
+		return fmt.Sprintf("Direction(%d)", int(d))
+	}
+	return directionNames[d]
+}
+
+// ParseDirection reads both, from-host or to-host.
+func ParseDirection(s string) (Direction, error) {
+	for d, name := range directionNames {
+		if s == name {
+			return Direction(d), nil
+		}
+	}
+	return 0, fmt.Errorf("want %s", strings.Join(directionNames[:], ", "))
+}
+
+// covers says whether frames of way, FromHost or ToHost, are impaired.
+func (d Direction) covers(way Direction) bool { return d == Both || d == way }
+
+// Limits of a Config.
+const (
+	MaxDelay = time.Second
+	MinRate  = 8_000           // bit/s
+	MaxRate  = 100_000_000_000 // bit/s
+)
+
+// Config says what happens to frames. The zero value lets all pass.
+type Config struct {
+	// Loss, Duplicate, Corrupt and Reorder are probabilities, 0 to 1, for
+	// each frame. They are independent of each other and of other frames.
+	//
+	// A frame is lost, or else duplicated, or corrupted, or both: then the copy,
+	// which goes first, is whole. Corruption flips one bit behind the Ethernet
+	// header of an IP packet; ARP, which has no checksum, is spared.
+	Loss, Duplicate, Corrupt float64
+	// Reorder needs a Delay: a reordered frame is sent at once, and overtakes
+	// those that wait.
+	Reorder float64
+	// Delay is what frames wait, 0 to 1 s. They leave no earlier, in the order in
+	// which they came, and up to 100 us later.
+	Delay time.Duration
+	// Rate limits the frames, Ethernet header included, to so many bits per
+	// second, 8 kbit to 100 gbit. 0 is no limit.
+	Rate uint64
+	// Seed of the random numbers. Defaults to 1.
+	Seed uint64
+	// Direction defaults to Both.
+	Direction Direction
+}
+
+// WithDefaults fills in the seed.
+func (c Config) WithDefaults() Config {
+	if c.Seed == 0 {
+		c.Seed = 1
+	}
+	return c
+}
+
+// Check judges the config.
+func (c Config) Check() error {
+	for _, p := range []struct {
+		name  string
+		value float64
+	}{{"loss", c.Loss}, {"dup", c.Duplicate}, {"reorder", c.Reorder}, {"corrupt", c.Corrupt}} {
+		if !(p.value >= 0 && p.value <= 1) { // not a number is refused as well
+			return fmt.Errorf("%w: %s %s, want 0%% to 100%%", ErrConfig, p.name, FormatFraction(p.value))
+		}
+	}
+	switch {
+	case c.Delay < 0 || c.Delay > MaxDelay:
+		return fmt.Errorf("%w: delay %v, want 0s to %v", ErrConfig, c.Delay, MaxDelay)
+	case c.Rate != 0 && (c.Rate < MinRate || c.Rate > MaxRate):
+		return fmt.Errorf("%w: rate %s, want %s to %s", ErrConfig, FormatRate(c.Rate), FormatRate(MinRate), FormatRate(MaxRate))
+	case c.Direction < Both || c.Direction > ToHost:
+		return fmt.Errorf("%w: direction %d, want %d to %d", ErrConfig, c.Direction, Both, ToHost)
+	case c.Reorder > 0 && c.Delay == 0:
+		return fmt.Errorf("%w: reorder %s without a delay: a reordered frame overtakes those that wait, so let them wait, 1ms say",
+			ErrConfig, FormatFraction(c.Reorder))
+	}
+	return nil
+}
+
+// String lists what is not zero, as on the command line.
+func (c Config) String() string {
+	var parts []string
+	for _, p := range []struct {
+		name  string
+		value float64
+	}{{"loss", c.Loss}, {"dup", c.Duplicate}, {"reorder", c.Reorder}, {"corrupt", c.Corrupt}} {
+		if p.value != 0 {
+			parts = append(parts, p.name+" "+FormatFraction(p.value))
+		}
+	}
+	if c.Delay != 0 {
+		parts = append(parts, "delay "+c.Delay.String())
+	}
+	if c.Rate != 0 {
+		parts = append(parts, "rate "+FormatRate(c.Rate))
+	}
+	if parts == nil {
+		return "nothing impaired"
+	}
+	if c.Direction != Both {
+		parts = append(parts, "direction "+c.Direction.String())
+	}
+	return strings.Join(append(parts, fmt.Sprintf("seed %d", c.Seed)), ", ")
+}
+
+// ParseFraction reads a percentage, with its sign: a bare 0.05 could mean two
+// things.
+func ParseFraction(s string) (float64, error) {
+	const want = "want 0% to 100%, with the sign: 5%"
+	n, ok := strings.CutSuffix(s, "%")
+	if !ok {
+		return 0, errors.New(want)
+	}
+	v, err := strconv.ParseFloat(n, 64)
+	if err != nil || !(v >= 0 && v <= 100) {
+		return 0, errors.New(want)
+	}
+	return v / 100, nil
+}
+
+// FormatFraction is the inverse of ParseFraction, to nine digits.
+func FormatFraction(p float64) string { return strconv.FormatFloat(p*100, 'g', 9, 64) + "%" }
+
+// units of rates, as tc(8) has them, in bit/s. Longer ones before their own
+// endings.
+var units = []struct {
+	suffix string
+	bits   float64
+}{
+	{"kibit", 1 << 10}, {"mibit", 1 << 20}, {"gibit", 1 << 30}, {"tibit", 1 << 40},
+	{"kbit", 1e3}, {"mbit", 1e6}, {"gbit", 1e9}, {"tbit", 1e12}, {"bit", 1},
+	{"kibps", 8 << 10}, {"mibps", 8 << 20}, {"gibps", 8 << 30}, {"tibps", 8 << 40},
+	{"kbps", 8e3}, {"mbps", 8e6}, {"gbps", 8e9}, {"tbps", 8e12}, {"bps", 8},
+	{"", 1},
+}
+
+// ParseRate reads a rate as tc writes it: 10mbit, 1gbit, 1.5gbit. As there, bps
+// and its multiples are bytes per second and a bare number is bit/s. 0 is no
+// limit.
+func ParseRate(s string) (uint64, error) {
+	for _, u := range units {
+		n, ok := strings.CutSuffix(strings.ToLower(s), u.suffix)
+		if !ok {
+			continue
+		}
+		v, err := strconv.ParseFloat(n, 64)
+		if err != nil || math.IsNaN(v) || v < 0 || v*u.bits > 1e18 {
+			break
+		}
+		return uint64(math.Round(v * u.bits)), nil
+	}
+	return 0, fmt.Errorf("want a rate as tc has it: 10mbit, 1gbit (%s to %s, 0 for no limit)", FormatRate(MinRate), FormatRate(MaxRate))
+}
+
+// FormatRate writes a rate so that ParseRate reads it.
+func FormatRate(bits uint64) string {
+	for _, u := range []struct {
+		name string
+		bits uint64
+	}{{"gbit", 1e9}, {"mbit", 1e6}, {"kbit", 1e3}} {
+		if bits >= u.bits && bits%(u.bits/1000) == 0 {
+			return strconv.FormatFloat(float64(bits)/float64(u.bits), 'f', -1, 64) + u.name
+		}
+	}
+	return strconv.FormatUint(bits, 10) + "bit"
+}
+
+// A threshold is a probability in the unit of the programs: 2^32 is always.
+func threshold(p float64) uint64 { return uint64(math.Round(p * (1 << 32))) }
+
+// fraction is the inverse of threshold, without the digits that it made up.
+func fraction(t uint64) float64 { return math.Round(float64(t)/(1<<32)*1e9) / 1e9 }

@@ -1,0 +1,472 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package impair
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/xspin/xspin/bpf"
+)
+
+// The devices of the namespace in the middle.
+const (
+	// HostPort and NICPort are the far ends of the host's and the NIC's device.
+	// They are there before Install.
+	HostPort = "p-host"
+	NICPort  = "p-nic"
+	// The pair through which frames go to the relay, if there is a delay:
+	// what goes into one comes out of the other, next to where it leaves.
+	waitHost = "d-host"
+	waitNIC  = "d-nic"
+)
+
+// A way is one direction through the stage.
+type way struct {
+	direction    Direction
+	slot         uint32 // in the maps
+	in, out      string // the ports
+	enter, leave string // the pair to the relay
+}
+
+var ways = [2]way{
+	{FromHost, 0, HostPort, NICPort, waitHost, waitNIC},
+	{ToHost, 1, NICPort, HostPort, waitNIC, waitHost},
+}
+
+// sendsBy is the device on whose egress the rate is made.
+func (w way) sendsBy(c Config) string {
+	if c.Delay > 0 && c.Direction.covers(w.direction) {
+		return w.enter
+	}
+	return w.out
+}
+
+// queueLength of the devices that frames leave by, in frames. It is for bursts
+// into the 256 places of a veth's own ring, without a rate.
+const queueLength = 4096
+
+// setting is what the programs are told.
+func (c Config) setting(w way) (s bpf.ImpairXspinPath) {
+	if !c.Direction.covers(w.direction) {
+		return s
+	}
+	s.Set.On = 1
+	s.Set.Seed = c.Seed
+	s.Set.Key = keyOf(c.Seed, w.direction)
+	s.Set.Loss = threshold(c.Loss)
+	s.Set.Duplicate = threshold(c.Duplicate)
+	s.Set.Corrupt = threshold(c.Corrupt)
+	s.Set.Reorder = threshold(c.Reorder)
+	s.Set.Delay = uint64(c.Delay)
+	s.Set.Rate = c.Rate
+	return s
+}
+
+// Equal says whether two configs, with their defaults filled in, come to the same.
+func (c Config) Equal(o Config) bool {
+	for _, w := range ways {
+		if c.setting(w) != o.setting(w) {
+			return false
+		}
+	}
+	return true
+}
+
+// configOf is the inverse of setting.
+func configOf(entries [2]bpf.ImpairXspinPath) Config {
+	c := Config{Direction: ToHost}
+	s := entries[1].Set
+	if entries[0].Set.On != 0 {
+		s = entries[0].Set
+		if c.Direction = FromHost; entries[1].Set.On != 0 {
+			c.Direction = Both
+		}
+	}
+	c.Seed = s.Seed
+	c.Loss, c.Duplicate = fraction(s.Loss), fraction(s.Duplicate)
+	c.Corrupt, c.Reorder = fraction(s.Corrupt), fraction(s.Reorder)
+	c.Delay, c.Rate = time.Duration(s.Delay), s.Rate
+	return c
+}
+
+// Install puts cfg into force in the thread's namespace, where HostPort and
+// NICPort have to be, with that MTU. It gives devices that it makes the alias. A
+// Config with a Delay passes nothing until there is a Relay.
+func Install(cfg Config, mtu int, alias string) error {
+	spec, err := bpf.LoadImpair()
+	if err != nil {
+		return fmt.Errorf("impair: %w", err)
+	}
+	var obj bpf.ImpairObjects
+	if err := spec.LoadAndAssign(&obj, nil); err != nil {
+		return fmt.Errorf("impair: load programs: %w", err)
+	}
+	defer obj.Close()
+
+	if cfg.Delay > 0 {
+		if err := addWaitingPair(mtu, alias); err != nil {
+			return fmt.Errorf("impair: %w", err)
+		}
+	}
+	links, err := links(cfg.Delay > 0)
+	if err != nil {
+		return fmt.Errorf("impair: %w", err)
+	}
+	programs := map[string]*ebpf.Program{
+		HostPort: obj.XspinWire, NICPort: obj.XspinWire,
+		waitNIC: obj.XspinWaitFromHost, waitHost: obj.XspinWaitToHost,
+	}
+	for name, l := range links {
+		if err := netlink.LinkSetXdpFdWithFlags(l, programs[name].FD(), nl.XDP_FLAGS_DRV_MODE); err != nil {
+			return fmt.Errorf("impair: attach XDP program to %s: %w", name, err)
+		}
+		// Comes with the program. It would merge frames before they are
+		// impaired.
+		if err := setOffload(name, unix.ETHTOOL_SGRO, false); err != nil {
+			return fmt.Errorf("impair: %w", err)
+		}
+	}
+	for i, w := range ways {
+		s := cfg.setting(w)
+		out := w.sendsBy(cfg)
+		s.Set.Out = uint32(links[out].Attrs().Index)
+		if err := obj.XspinPaths.Put(w.slot, &s); err != nil {
+			return fmt.Errorf("impair: configure %s: %w", w.direction, err)
+		}
+		if err := netlink.QdiscAdd(discipline(links[out], s.Set.Rate, mtu)); err != nil {
+			return fmt.Errorf("impair: queueing discipline of %s: %w", out, err)
+		}
+		if out != w.out {
+			if err := netlink.QdiscAdd(discipline(links[w.out], 0, mtu)); err != nil {
+				return fmt.Errorf("impair: queueing discipline of %s: %w", w.out, err)
+			}
+		}
+		prog := [...]*ebpf.Program{obj.XspinImpairFromHost, obj.XspinImpairToHost}[i]
+		if err := addFilter(links[w.in], prog); err != nil {
+			return fmt.Errorf("impair: %s: %w", w.in, err)
+		}
+	}
+	return nil
+}
+
+// addWaitingPair makes the pair through which frames reach the relay. It has one
+// queue, so that frames keep their order.
+func addWaitingPair(mtu int, alias string) error {
+	err := netlink.LinkAdd(&netlink.Veth{
+		LinkAttrs: netlink.LinkAttrs{Name: waitHost, MTU: mtu, NumRxQueues: 1, NumTxQueues: 1, TxQLen: queueLength},
+		PeerName:  waitNIC, PeerMTU: uint32(mtu), PeerNumRxQueues: 1, PeerNumTxQueues: 1, PeerTxQLen: queueLength,
+	})
+	if err != nil {
+		return fmt.Errorf("create veth pair %s, %s: %w", waitHost, waitNIC, err)
+	}
+	for _, name := range []string{waitHost, waitNIC} {
+		l, err := netlink.LinkByName(name)
+		if err != nil {
+			return err
+		}
+		if err := netlink.LinkSetAlias(l, alias); err != nil {
+			return fmt.Errorf("set alias of %s: %w", name, err)
+		}
+		if err := netlink.LinkSetUp(l); err != nil {
+			return fmt.Errorf("set %s up: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// names of the devices of the stage.
+func names(delay bool) []string {
+	if delay {
+		return []string{HostPort, NICPort, waitHost, waitNIC}
+	}
+	return []string{HostPort, NICPort}
+}
+
+func links(delay bool) (map[string]netlink.Link, error) {
+	m := make(map[string]netlink.Link)
+	for _, name := range names(delay) {
+		l, err := netlink.LinkByName(name)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		m[name] = l
+	}
+	return m, nil
+}
+
+// discipline makes the queue in front of a device. With one, the kernel holds
+// frames back while the ring of the veth is full, instead of dropping them.
+func discipline(l netlink.Link, rate uint64, mtu int) netlink.Qdisc {
+	attrs := netlink.QdiscAttrs{LinkIndex: l.Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT}
+	if rate == 0 {
+		return &netlink.GenericQdisc{QdiscAttrs: attrs, QdiscType: "pfifo"}
+	}
+	b := Burst(rate, mtu)
+	return &netlink.Tbf{
+		QdiscAttrs: attrs, Rate: rate / 8, Limit: uint32(backlog(rate, mtu)),
+		Buffer: netlink.Xmittime(rate/8, uint32(b)),
+	}
+}
+
+// Burst is how many bytes may leave back to back although the rate is lower:
+// what the rate makes of 1 ms, and no less than four frames.
+func Burst(rate uint64, mtu int) int { return max(int(rate/8/1000), 4*(mtu+ethHeader)) }
+
+// backlog is how many bytes wait for the rate before frames are dropped: what it
+// sends in 50 ms, at least 32 frames and at most 32 MiB.
+func backlog(rate uint64, mtu int) int {
+	return min(max(int(rate/8/20), 32*(mtu+ethHeader)), 32<<20)
+}
+
+const ethHeader = 14
+
+// filterName marks our filters.
+const filterName = "xspin_impair"
+
+// addFilter attaches prog to the ingress of a device. The kernel keeps it until
+// the device goes, whatever becomes of this process.
+func addFilter(l netlink.Link, prog *ebpf.Program) error {
+	err := netlink.QdiscAdd(&netlink.GenericQdisc{
+		QdiscAttrs: netlink.QdiscAttrs{LinkIndex: l.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT},
+		QdiscType:  "clsact",
+	})
+	if err != nil {
+		return fmt.Errorf("add clsact: %w", err)
+	}
+	err = netlink.FilterAdd(&netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{
+			LinkIndex: l.Attrs().Index, Parent: netlink.HANDLE_MIN_INGRESS,
+			Handle: netlink.MakeHandle(0, 1), Priority: 1, Protocol: unix.ETH_P_ALL,
+		},
+		Fd: prog.FD(), Name: filterName, DirectAction: true,
+	})
+	if err != nil {
+		return fmt.Errorf("add filter: %w", err)
+	}
+	return nil
+}
+
+// Counters say what happened in one direction since the stage was built.
+type Counters struct {
+	Frames      uint64 `json:"frames"` // that came in
+	Bytes       uint64 `json:"bytes"`  // of them, with Ethernet header
+	Lost        uint64 `json:"lost"`
+	Duplicated  uint64 `json:"duplicated"`
+	Corrupted   uint64 `json:"corrupted"`
+	RateDropped uint64 `json:"rate_dropped"` // the queue in front of the rate was full
+	Delayed     uint64 `json:"delayed"`      // waited in the relay
+	Reordered   uint64 `json:"reordered"`    // did not wait
+	Overflowed  uint64 `json:"overflowed"`   // no room in the relay
+	Unserved    uint64 `json:"unserved"`     // no relay
+	LinkDropped uint64 `json:"link_dropped"` // the next device's ring or queue was full
+}
+
+// State is what Read finds.
+type State struct {
+	Config   Config
+	FromHost Counters
+	ToHost   Counters
+}
+
+// ErrGone is returned, wrapped, by Read where there is no stage, or not all of
+// it.
+var ErrGone = errors.New("the impairment stage is gone")
+
+// Read tells what is in force in the thread's namespace, and what happened
+// there, whoever installed it.
+func Read() (*State, error) {
+	m, err := pathMap()
+	if err != nil {
+		return nil, fmt.Errorf("impair: %w", err)
+	}
+	defer m.Close()
+	entries, err := entriesOf(m)
+	if err != nil {
+		return nil, fmt.Errorf("impair: %w", err)
+	}
+	st := &State{Config: configOf(entries)}
+	links, err := links(st.Config.Delay > 0)
+	if errors.As(err, &netlink.LinkNotFoundError{}) {
+		return nil, fmt.Errorf("impair: %w: %w", ErrGone, err)
+	} else if err != nil {
+		return nil, fmt.Errorf("impair: %w", err)
+	}
+	for i, c := range []*Counters{&st.FromHost, &st.ToHost} {
+		e := &entries[i]
+		*c = Counters{
+			Frames: e.Did.Frames, Bytes: e.Did.Bytes, Lost: e.Did.Lost, Duplicated: e.Did.Duplicated, Corrupted: e.Did.Corrupted,
+			Delayed: e.Relay.Delayed, Reordered: e.Relay.Reordered, Overflowed: e.Relay.Overflowed, Unserved: e.Did.Unserved,
+		}
+		for _, name := range []string{ways[i].sendsBy(st.Config), ways[i].out} {
+			q, err := rootOf(links[name])
+			if err != nil {
+				return nil, fmt.Errorf("impair: %s: %w", name, err)
+			}
+			if _, ok := q.(*netlink.Tbf); ok {
+				c.RateDropped += drops(q)
+			} else {
+				c.LinkDropped += drops(q)
+			}
+			c.LinkDropped += links[name].Attrs().Statistics.TxDropped
+			if name == ways[i].out {
+				break // both are the same without a relay
+			}
+		}
+	}
+	return st, nil
+}
+
+// rootOf returns the queueing discipline that Install gave to a device.
+func rootOf(l netlink.Link) (netlink.Qdisc, error) {
+	list, err := netlink.QdiscList(l)
+	if err != nil {
+		return nil, fmt.Errorf("list queueing disciplines: %w", err)
+	}
+	for _, q := range list {
+		if q.Attrs().Parent == netlink.HANDLE_ROOT && q.Attrs().Handle == netlink.MakeHandle(1, 0) {
+			return q, nil
+		}
+	}
+	return nil, fmt.Errorf("%w: no queueing discipline", ErrGone)
+}
+
+func drops(q netlink.Qdisc) uint64 {
+	if s := q.Attrs().Statistics; s != nil && s.Queue != nil {
+		return uint64(s.Queue.Drops)
+	}
+	return 0
+}
+
+// pathMap finds the settings and counters by way of the filters.
+func pathMap() (*ebpf.Map, error) {
+	var id int
+	for _, w := range ways {
+		l, err := netlink.LinkByName(w.in)
+		if errors.As(err, &netlink.LinkNotFoundError{}) {
+			return nil, fmt.Errorf("%w: %w", ErrGone, err)
+		} else if err != nil {
+			return nil, fmt.Errorf("%s: %w", w.in, err)
+		}
+		filters, err := netlink.FilterList(l, netlink.HANDLE_MIN_INGRESS)
+		if err != nil {
+			return nil, fmt.Errorf("list filters of %s: %w", w.in, err)
+		}
+		id = 0
+		for _, f := range filters {
+			if b, ok := f.(*netlink.BpfFilter); ok && strings.HasPrefix(b.Name, filterName) {
+				id = b.Id
+			}
+		}
+		if id == 0 {
+			return nil, fmt.Errorf("%w: no filter on %s", ErrGone, w.in)
+		}
+	}
+	return mapOf(ebpf.ProgramID(id), bpf.ImpairMapXspinPaths) // one for both
+}
+
+// mapOf opens the map of that name that a program uses.
+func mapOf(id ebpf.ProgramID, name string) (*ebpf.Map, error) {
+	p, err := ebpf.NewProgramFromID(id)
+	if err != nil {
+		return nil, fmt.Errorf("open program %d: %w", id, err)
+	}
+	defer p.Close()
+	info, err := p.Info()
+	if err != nil {
+		return nil, fmt.Errorf("program %d: %w", id, err)
+	}
+	ids, _ := info.MapIDs()
+	for _, id := range ids {
+		m, err := ebpf.NewMapFromID(id)
+		if err != nil {
+			return nil, fmt.Errorf("open map %d: %w", id, err)
+		}
+		if mi, err := m.Info(); err == nil && mi.Name == name {
+			return m, nil
+		}
+		m.Close()
+	}
+	return nil, fmt.Errorf("program %d has no map %s", id, name)
+}
+
+func entriesOf(m *ebpf.Map) (entries [2]bpf.ImpairXspinPath, err error) {
+	for i, w := range ways {
+		if err := m.Lookup(w.slot, &entries[i]); err != nil {
+			return entries, fmt.Errorf("read map %s: %w", bpf.ImpairMapXspinPaths, err)
+		}
+	}
+	return entries, nil
+}
+
+// RealChecksums has a device in the thread's namespace compute checksums and cut
+// segments itself. Otherwise checksums of local senders are not filled in, since
+// veth loses nothing, and a bit that we flip would not be noticed.
+func RealChecksums(device string) error {
+	if err := setOffload(device, unix.ETHTOOL_STXCSUM, false); err != nil {
+		return err
+	}
+	// Goes with it, says the kernel.
+	for _, o := range []struct {
+		cmd  uint32
+		name string
+	}{{unix.ETHTOOL_GTXCSUM, "transmit checksum offload"}, {unix.ETHTOOL_GTSO, "segmentation offload"}} {
+		on, err := offload(device, o.cmd)
+		if err != nil {
+			return err
+		}
+		if on {
+			return fmt.Errorf("%s of %s cannot be turned off", o.name, device)
+		}
+	}
+	return nil
+}
+
+// HasRealChecksums tells whether RealChecksums is in force on a device in the
+// thread's namespace.
+func HasRealChecksums(device string) (bool, error) {
+	on, err := offload(device, unix.ETHTOOL_GTXCSUM)
+	return !on, err
+}
+
+func setOffload(device string, cmd uint32, on bool) error {
+	var data uint32
+	if on {
+		data = 1
+	}
+	_, err := ethtool(device, cmd, data)
+	return err
+}
+
+func offload(device string, cmd uint32) (bool, error) {
+	data, err := ethtool(device, cmd, 0)
+	return data != 0, err
+}
+
+// ethtool makes one of the ioctls that take or give one number.
+func ethtool(device string, cmd, data uint32) (uint32, error) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, fmt.Errorf("socket: %w", err)
+	}
+	defer unix.Close(fd)
+	value := struct{ cmd, data uint32 }{cmd, data}
+	req := struct { // struct ifreq
+		name [unix.IFNAMSIZ]byte
+		data unsafe.Pointer
+		_    [16]byte
+	}{data: unsafe.Pointer(&value)}
+	copy(req.name[:], device)
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&req))); errno != 0 {
+		return 0, fmt.Errorf("ethtool %#x on %s: %w", cmd, device, errno)
+	}
+	return value.data, nil
+}
