@@ -53,9 +53,12 @@ func ParseAck(b []byte) (Ack, error) {
 // Parse reads an acknowledgement into a, into the bitmap that a has if it is
 // large enough. After an error a is not to be used.
 func (a *Ack) Parse(b []byte) error {
+	if len(b) < HeaderLen {
+		return ErrAckSize
+	}
 	h, err := ParseHeader(b)
 	if err != nil {
-		return ErrAckSize
+		return err
 	}
 	if h.Flags&ACK == 0 {
 		return ErrNotAck

@@ -21,13 +21,14 @@ type pipe struct {
 	wake       int64 // ns until a host that sleeps looks at what came
 	plain      bool
 
-	rng     *rand.Rand
-	now     int64
-	seq     int
-	events  events
-	busy    int64 // the bottleneck, until
-	hosts   []*pipeHost
-	dropped int
+	rng          *rand.Rand
+	now          int64
+	seq          int
+	events       events
+	busy         int64 // the bottleneck, until
+	hosts        []*pipeHost
+	dropped      int
+	stalledUntil int64
 }
 
 // A pipeHost sends messages of the given length, one after the other or many at once.
@@ -216,7 +217,7 @@ func (p *pipe) send(h *pipeHost, o Outbound) {
 	if p.late > 0 && p.rng.Float64() < p.late {
 		t += p.lateBy
 	}
-	p.at(t+p.delay, event{kind: arrives, host: h, out: o})
+	p.at(max(t+p.delay, p.stalledUntil), event{kind: arrives, host: h, out: o})
 }
 
 // receive is the receiver: it acknowledges what asks for it.
@@ -254,7 +255,7 @@ func (h *pipeHost) receive(o Outbound, plain bool) []byte {
 	}
 	a.Cumulative, a.Wait = true, wait
 	end := uint64(m.end) * uint64(h.payload)
-	if m.end == m.total {
+	if m.total > 0 && m.end == m.total {
 		end = m.bytes
 	}
 	a.End = uint32(min(end, EndMax))
@@ -268,4 +269,15 @@ func (h *pipeHost) receive(o Outbound, plain bool) []byte {
 		a.Bitmap = append(a.Bitmap, x)
 	}
 	return a.Append(nil)
+}
+
+// stall keeps the receivers from doing anything for so long; what comes waits.
+func (p *pipe) stall(ns int64) {
+	for i := range p.events {
+		if e := &p.events[i]; e.kind == arrives || e.kind == processes {
+			e.at = max(e.at, p.now+ns)
+		}
+	}
+	heap.Init(&p.events)
+	p.stalledUntil = p.now + ns
 }

@@ -57,7 +57,7 @@ type window struct {
 	delivered   uint64 // segments acknowledged, ever
 	deliveredAt int64  // when the last was
 	firstSent   int64  // when the last acknowledged one was sent
-	limited     uint64 // until delivered has passed this, samples show what the application has to send
+	limited     uint64 // up to this many delivered, samples show only what there was to send
 
 	round    uint64              // number
 	roundEnd uint64              // delivered: ends when a segment sent at or after it is acknowledged
@@ -127,6 +127,7 @@ func (w *window) lose(n int) { w.lost += n }
 func (w *window) acked(n int, newest *snapshot, inflight int, now int64) {
 	w.delivered += uint64(n)
 	w.deliveredAt, w.firstSent = now, newest.sent
+	limited := newest.limited || w.delivered <= w.limited
 
 	ended := newest.delivered >= w.roundEnd
 	if ended {
@@ -135,7 +136,7 @@ func (w *window) acked(n int, newest *snapshot, inflight int, now int64) {
 		i := w.round % rateRounds
 		w.rates[i], w.extras[i] = 0, 0
 	}
-	w.measure(newest, now)
+	w.measure(newest, limited, now)
 	w.aggregation(n, now)
 	if ended {
 		w.rate, w.extra = 0, 0
@@ -147,7 +148,7 @@ func (w *window) acked(n int, newest *snapshot, inflight int, now int64) {
 
 	switch w.state {
 	case startup:
-		if ended && !newest.limited {
+		if ended && !limited {
 			if w.rate >= w.fullRate*1.25 {
 				w.fullRate, w.fullCount = w.rate, 0
 			} else if w.fullCount++; w.fullCount == 3 {
@@ -170,17 +171,17 @@ func (w *window) acked(n int, newest *snapshot, inflight int, now int64) {
 			}
 		}
 	}
-	w.resize(n, newest.limited)
+	w.resize(n, limited)
 }
 
 // measure takes the rate of delivery over the newest segment's round trip.
-func (w *window) measure(newest *snapshot, now int64) {
+func (w *window) measure(newest *snapshot, limited bool, now int64) {
 	interval := max(now-newest.deliveredAt, newest.sent-newest.firstSent)
 	if interval <= 0 || interval < w.minRTT {
 		return
 	}
 	r := float64(w.delivered-newest.delivered) / float64(interval)
-	if i := w.round % rateRounds; r > w.rates[i] && (!newest.limited || r > w.rate) {
+	if i := w.round % rateRounds; r > w.rates[i] && (!limited || r > w.rate) {
 		w.rates[i] = r
 		w.rate = max(w.rate, r)
 	}
@@ -223,7 +224,7 @@ func (w *window) judge() {
 }
 
 func (w *window) probeSize() int {
-	return max(minWindow, int(w.rate*float64(w.minRTT+hostTime)/2))
+	return max(minWindow/2, int(w.rate*float64(w.minRTT+hostTime)/2))
 }
 
 // target returns the window that is gain times what the path carries.
@@ -243,6 +244,7 @@ func (w *window) resize(n int, limited bool) {
 		w.size = min(w.size+n, w.target(1.25))
 	case probe:
 		w.size = min(w.size, w.probeSize())
+		return
 	}
 	if w.ceiling > 0 {
 		w.size = min(w.size, int(w.ceiling))

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package slmp
+
+import "testing"
+
+func TestRTT(t *testing.T) {
+	r := rtt{min: 5 * ms, max: second}
+	if got := r.timeout(0); got != int64(initialRTO) {
+		t.Errorf("RTO %d before any sample, want %d", got, int64(initialRTO))
+	}
+	for _, c := range []struct{ sample, smoothed, variance, timeout int64 }{
+		{80 * ms, 80 * ms, 40 * ms, 240 * ms},     // RFC 6298, 2.2
+		{80 * ms, 80 * ms, 30 * ms, 200 * ms},     // 2.3, alpha 1/8, beta 1/4
+		{160 * ms, 90 * ms, 42500 * us, 260 * ms}, //
+		{10 * ms, 80 * ms, 51875 * us, 287500 * us},
+	} {
+		r.sample(c.sample)
+		if r.smoothed != c.smoothed || r.variance != c.variance || r.timeout(0) != c.timeout {
+			t.Errorf("after %d: smoothed %d, variance %d, RTO %d, want %d, %d, %d", c.sample, r.smoothed, r.variance, r.timeout(0), c.smoothed, c.variance, c.timeout)
+		}
+	}
+	for range 1000 {
+		r.sample(100 * us)
+	}
+	for i, want := range []int64{5 * ms, 10 * ms, 20 * ms, 40 * ms, 80 * ms, 160 * ms, 320 * ms, 640 * ms, second, second} {
+		if got := r.timeout(i); got != want {
+			t.Errorf("RTO after %d expiries %d, want %d", i, got, want)
+		}
+	}
+	if got := r.timeout(1 << 30); got != second {
+		t.Errorf("RTO after very many expiries %d", got)
+	}
+}
