@@ -275,8 +275,7 @@ func (r *runner) segment(c *Context, k int) bool {
 	case mpq.Notify:
 		m.ask, m.asked = req.ask, true
 		t.unlock()
-		r.notify(t, m)
-		return true
+		return r.notify(t, m, k)
 	}
 	t.unlock()
 	return true
@@ -318,7 +317,9 @@ func (r *runner) start(t *table, m *Message, k int) bool {
 	}
 	switch {
 	case !ok || code == Fail || code == Segv || code > Segv:
-		r.fail(t, m, r.fault(headerCall, code, ok))
+		if !r.fail(t, m, k, r.fault(headerCall, code, ok)) {
+			return false
+		}
 		t.lock()
 		t.Finish(m.entry, req.seg, r.base)
 		t.unlock()
@@ -357,7 +358,9 @@ func (r *runner) payload(t *table, m *Message, k int) bool {
 			}
 		}
 		if !ok || code != Success && code != Drop {
-			r.fail(t, m, r.fault(call, code, ok))
+			if !r.fail(t, m, k, r.fault(call, code, ok)) {
+				return false
+			}
 			ok = false
 		}
 	}
@@ -421,17 +424,15 @@ func (r *runner) complete(t *table, m *Message, k int) bool {
 		acc.Completions++
 		m.pending = m.pending || code&Pending != 0
 		if code &^= Pending; !ok || code != Success {
-			r.fail(t, m, r.fault(completionCall, code, ok))
-			return true
+			return r.fail(t, m, k, r.fault(completionCall, code, ok))
 		}
 	}
-	r.notify(t, m)
-	return true
+	return r.notify(t, m, k)
 }
 
 // notify tells the application that a message has ended, and its sender. If the
 // application has no room for that, it is tried again now and then.
-func (r *runner) notify(t *table, m *Message) {
+func (r *runner) notify(t *table, m *Message, k int) bool {
 	req, ms := &r.her, m.ctx.msgs
 	if !r.event(m, MessageEvent{Result: m.result}) {
 		if m.result.Cause == Complete {
@@ -441,9 +442,12 @@ func (r *runner) notify(t *table, m *Message) {
 			t.unlock()
 			r.answer(&m.peer, buf)
 			r.w.deferred = append(r.w.deferred, deferred{t, m, m.serial})
-			return
+			return true
 		}
 		req.acc.EventsLost++ // a sender that is gone does not come again
+	}
+	if !r.unbind(m, m.result, k) {
+		return false
 	}
 	var own, eom []byte
 	t.lock()
@@ -461,7 +465,7 @@ func (r *runner) notify(t *table, m *Message) {
 	t.unlock()
 	r.answer(&peer, own)
 	r.answer(&peer, eom)
-	r.unbind(m, m.result)
+	return true
 }
 
 // event gives an event to the application. False: there is no room.
@@ -478,34 +482,47 @@ func (r *runner) event(m *Message, e MessageEvent) bool {
 	}
 }
 
-// unbind ends the binding. It is not a handler: who binds must not fail here.
-func (r *runner) unbind(m *Message, res Result) {
-	if m.bound && !m.pending {
-		m.bound = false
-		r.unbound = res
-		r.unbinding = m
-		_, _ = r.invoke(m.ctx, unbindCall)
-		r.unbinding = nil
+// unbind ends the binding. Whatever Unbind does, the message has ended.
+func (r *runner) unbind(m *Message, res Result, k int) bool {
+	if !m.bound || m.pending {
+		return true
 	}
+	m.bound = false
+	r.unbound, r.unbinding = res, m
+	_, _ = r.invoke(m.ctx, unbindCall)
+	return r.enter(m.ctx.id, k)
 }
 
 // fail ends a message because of an error: no handler runs for it any more and
 // nothing is acknowledged. Segments that run finish later.
-func (r *runner) fail(t *table, m *Message, err error) {
+func (r *runner) fail(t *table, m *Message, k int, err error) bool {
 	t.lock()
 	if !m.live { // another HPU was first
 		t.unlock()
-		return
+		return true
 	}
 	m.err = err
 	res := m.sum(Failed)
 	r.disown(t, m)
-	t.Fail(m.entry, r.base)
+	// While the segment of this HER runs, the entry stays. Else nobody looks
+	// at the message any more, and the slot is not to be used again yet.
+	last := m.entry.State() != mpq.Starting && m.entry.State() != mpq.Open
+	if !last {
+		t.Fail(m.entry, r.base)
+	}
 	t.unlock()
 	if !r.event(m, MessageEvent{Result: res, Err: err}) {
 		r.her.acc.EventsLost++
 	}
-	r.unbind(m, res)
+	if !r.unbind(m, res, k) {
+		return false
+	}
+	if last {
+		t.lock()
+		t.Fail(m.entry, r.base)
+		t.unlock()
+	}
+	return true
 }
 
 // fault makes the error of a call that failed.
@@ -535,8 +552,7 @@ func (r *runner) expire(c *Context, h *her, k int) bool {
 	case was == mpq.Deferred: // its result is there
 		m.result.Cause = Complete
 		if !r.event(m, MessageEvent{Result: m.result}) {
-			r.fail(t, m, errNoEvent)
-			return true
+			return r.fail(t, m, k, errNoEvent)
 		}
 	case ms.cfg.Incomplete == mpq.Discard && h.cause == TimedOut:
 		t.lock()
@@ -548,11 +564,13 @@ func (r *runner) expire(c *Context, h *her, k int) bool {
 		t.unlock()
 		return r.complete(t, m, k)
 	}
+	if !r.unbind(m, m.result, k) {
+		return false
+	}
 	t.lock()
 	r.disown(t, m)
 	t.End(m.entry, r.base)
 	t.unlock()
-	r.unbind(m, m.result)
 	return true
 }
 

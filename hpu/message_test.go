@@ -205,11 +205,12 @@ func testMessages(t *testing.T, shared bool, workers int, rnd *rand.Rand) {
 		cfg.Held = 200
 	})
 	var all []pkt
-	sizes := map[uint32]int{}
+	sizes, last := map[uint32]int{}, map[uint32]uint32{}
 	for id := range uint32(messages) {
 		size := rnd.IntN(12000)
 		sizes[id] = size
 		p := cut(1, id, 0x0a000002, size, 100+rnd.IntN(1200))
+		last[id] = p[len(p)-1].offset
 		if rnd.IntN(2) == 0 {
 			rnd.Shuffle(len(p), func(i, j int) { p[i], p[j] = p[j], p[i] })
 		}
@@ -251,12 +252,13 @@ func testMessages(t *testing.T, shared bool, workers int, rnd *rand.Rand) {
 	eventually(t, "EOM of all messages is acknowledged", func() bool {
 		n := 0
 		for id := range sizes {
-			if slices.Contains(r.acks(), [2]uint32{id, eomOffset(r, id)}) {
+			if slices.Contains(r.acks(), [2]uint32{id, last[id]}) {
 				n++
 			}
 		}
 		return n == messages
 	})
+	eventually(t, "no message is open", func() bool { st, _ := c.Messages(); return st.Open == 0 })
 	if st, _ := c.Messages(); st.Open != 0 || st.Ended != messages || st.HeldNow != 0 {
 		t.Errorf("%+v", st)
 	}
@@ -277,14 +279,4 @@ func testMessages(t *testing.T, shared bool, workers int, rnd *rand.Rand) {
 			}
 		}
 	}
-}
-
-// eomOffset returns the highest offset that was acknowledged.
-func eomOffset(r *rig, id uint32) (off uint32) {
-	for _, a := range r.acks() {
-		if a[0] == id {
-			off = max(off, a[1])
-		}
-	}
-	return off
 }

@@ -478,7 +478,7 @@ func (r *runner) her1(c *Context, h *her, k int) bool {
 		return r.expire(c, h, k)
 	case h.job == notifyJob:
 		r.her.msg = h.msg
-		r.notify(h.table, h.msg)
+		return r.notify(h.table, h.msg, k)
 	}
 	return true
 }
