@@ -64,7 +64,7 @@ func (c *Conn) intake() (closed bool) {
 		}
 	}
 	clear(c.gone)
-	for _, m := range c.streams {
+	for _, m := range c.spools {
 		c.supply(m)
 	}
 	for _, a := range asks {
@@ -90,8 +90,8 @@ func (c *Conn) begin(m *message) {
 	if m.watch {
 		c.watched = append(c.watched, m)
 	}
-	if m.stream != nil {
-		c.streams = append(c.streams, m) // intake goes on with supply
+	if m.spool != nil {
+		c.spools = append(c.spools, m) // intake goes on with supply
 		return
 	}
 	m.out.Supply(m.size, true)
@@ -99,10 +99,10 @@ func (c *Conn) begin(m *message) {
 
 // supply tells the Sender what has come from the stream of m.
 func (c *Conn) supply(m *message) {
-	ended := m.stream.ended.Load() // before filled, which is then the last
-	m.size = m.stream.filled.Load()
-	if ended && m.stream.err != nil {
-		m.out.Abandon(m.stream.err)
+	ended := m.spool.ended.Load() // before filled, which is then the last
+	m.size = m.spool.filled.Load()
+	if ended && m.spool.err != nil {
+		m.out.Abandon(m.spool.err)
 		return
 	}
 	if ended {
@@ -127,8 +127,8 @@ func (c *Conn) receive(now int64) bool {
 			c.refused = 0
 		}
 	}
-	for _, m := range c.streams {
-		m.stream.free(m.out.Unacked())
+	for _, m := range c.spools {
+		m.spool.free(m.out.Unacked())
 	}
 	c.publish()
 	return true
@@ -268,14 +268,14 @@ func (c *Conn) finish(m *message) {
 		posted(err)
 		return
 	}
-	if m.stream != nil {
-		c.streams = without(c.streams, m)
+	if m.spool != nil {
+		c.spools = without(c.spools, m)
 	}
 	if m.watch {
 		c.watched = without(c.watched, m)
 	}
 	st := c.sender.Stats()
-	m.result = Result{
+	m.result = Delivery{
 		ID: m.out.ID(), Bytes: c.done(m), Segments: m.out.Segments(), Retransmitted: m.out.Retransmitted(),
 		Duration: time.Duration(clock.Monotonic() - m.begun),
 		RTT:      RTT{st.RTT, st.RTTVar, st.MinRTT},

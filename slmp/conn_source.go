@@ -12,10 +12,10 @@ import (
 // source is where the bytes of one message come from; one of the three is set.
 // The loop reads it, as often as segments are sent again.
 type source struct {
-	bytes  []byte
-	at     io.ReaderAt
-	base   int64 // of the message in at
-	stream *stream
+	bytes []byte
+	at    io.ReaderAt
+	base  int64 // of the message in at
+	spool *spool
 }
 
 // newSource chooses how to read r, and tells how long the message is; false if
@@ -30,7 +30,7 @@ func newSource(r io.Reader, buffer int) (s source, size uint64, known bool, err 
 			return source{at: at, base: base}, uint64(n), true, nil
 		}
 	}
-	return source{stream: &stream{buf: make([]byte, buffer), room: make(chan struct{}, 1)}}, 0, false, nil
+	return source{spool: &spool{buf: make([]byte, buffer), room: make(chan struct{}, 1)}}, 0, false, nil
 }
 
 // extent tells where r stands and how much comes after that, without moving it:
@@ -76,18 +76,18 @@ func (s *source) read(p []byte, off uint64) error {
 			err = io.ErrUnexpectedEOF
 		}
 		return fmt.Errorf("read %d bytes at %d, got %d: %w", len(p), s.base+int64(off), n, err)
-	case s.stream != nil:
-		s.stream.copy(p, off)
+	case s.spool != nil:
+		s.spool.copy(p, off)
 	default:
 		copy(p, s.bytes[off:])
 	}
 	return nil
 }
 
-// stream holds the part of a message that is read but not acknowledged, in a
+// spool holds the part of a message that is read but not acknowledged, in a
 // circle. Its reader, a goroutine, owns the bytes from filled on, the loop those
 // before; freed comes back to the reader.
-type stream struct {
+type spool struct {
 	buf     []byte
 	filled  atomic.Uint64 // bytes of the message read, by the reader
 	freed   atomic.Uint64 // bytes of the message acknowledged, by the loop
@@ -98,7 +98,7 @@ type stream struct {
 }
 
 // fill reads r until it ends or gone is closed, and calls notify whenever there is more.
-func (s *stream) fill(r io.Reader, gone <-chan struct{}, notify func()) {
+func (s *spool) fill(r io.Reader, gone <-chan struct{}, notify func()) {
 	size := uint64(len(s.buf))
 	var filled uint64
 	empty := 0
@@ -150,7 +150,7 @@ func (s *stream) fill(r io.Reader, gone <-chan struct{}, notify func()) {
 
 // free lets the reader overwrite what comes before n. A reader that waits is
 // woken when it can read a good piece.
-func (s *stream) free(n uint64) {
+func (s *spool) free(n uint64) {
 	s.freed.Store(n)
 	if s.waiting.Load() && n+uint64(len(s.buf))-s.filled.Load() >= uint64(len(s.buf))/4 {
 		select {
@@ -161,7 +161,7 @@ func (s *stream) free(n uint64) {
 }
 
 // copy reads bytes between freed and filled.
-func (s *stream) copy(p []byte, off uint64) {
+func (s *spool) copy(p []byte, off uint64) {
 	at := off % uint64(len(s.buf))
 	n := copy(p, s.buf[at:])
 	copy(p[n:], s.buf)

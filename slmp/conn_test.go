@@ -240,29 +240,29 @@ func fast(c Config) Config {
 }
 
 // sources are all the ways to say what is to be sent.
-var sources = map[string]func(t *testing.T, c *Conn, data []byte) (Result, error){
-	"file": func(t *testing.T, c *Conn, data []byte) (Result, error) {
+var sources = map[string]func(t *testing.T, c *Conn, data []byte) (Delivery, error){
+	"file": func(t *testing.T, c *Conn, data []byte) (Delivery, error) {
 		return c.Send(t.Context(), tempFile(t, data), Options{})
 	},
-	"stream": func(t *testing.T, c *Conn, data []byte) (Result, error) {
+	"stream": func(t *testing.T, c *Conn, data []byte) (Delivery, error) {
 		return c.Send(t.Context(), io.MultiReader(bytes.NewReader(data)), Options{})
 	},
-	"stream in pieces": func(t *testing.T, c *Conn, data []byte) (Result, error) {
+	"stream in pieces": func(t *testing.T, c *Conn, data []byte) (Delivery, error) {
 		return c.Send(t.Context(), iotest.HalfReader(iotest.DataErrReader(bytes.NewReader(data))), Options{})
 	},
-	"bytes": func(t *testing.T, c *Conn, data []byte) (Result, error) {
+	"bytes": func(t *testing.T, c *Conn, data []byte) (Delivery, error) {
 		return c.SendBytes(t.Context(), data, Options{})
 	},
-	"posted": func(_ *testing.T, c *Conn, data []byte) (Result, error) {
+	"posted": func(_ *testing.T, c *Conn, data []byte) (Delivery, error) {
 		done := make(chan error)
 		if err := c.Post(data, func(err error) { done <- err }); err != nil {
-			return Result{}, err
+			return Delivery{}, err
 		}
-		return Result{Bytes: uint64(len(data))}, <-done
+		return Delivery{Bytes: uint64(len(data))}, <-done
 	},
 }
 
-func TestEveryWayOfSendingGivesTheSameBytes(t *testing.T) {
+func TestConnEveryWayOfSendingGivesTheSameBytes(t *testing.T) {
 	for _, plain := range []bool{false, true} {
 		for _, host := range []string{"127.0.0.1:0", "[::1]:0"} {
 			p := newConnPeer(t, host)
@@ -305,7 +305,7 @@ func TestEveryWayOfSendingGivesTheSameBytes(t *testing.T) {
 	}
 }
 
-func TestSegmentsTravelTogether(t *testing.T) {
+func TestConnSegmentsTravelTogether(t *testing.T) {
 	p := newConnPeer(t, "127.0.0.1:0")
 	data := noise(64 * testPayload)
 	calls := map[Offload]uint64{}
@@ -351,7 +351,7 @@ func TestSegmentsTravelTogether(t *testing.T) {
 	}
 }
 
-func TestAKernelWithoutSegmentationGetsDatagrams(t *testing.T) {
+func TestConnAKernelWithoutSegmentationGetsDatagrams(t *testing.T) {
 	p := newConnPeer(t, "127.0.0.1:0")
 	c := mustDial(t, p.addr, Config{Payload: testPayload})
 	// UDP_SEGMENT wants checksums.
@@ -390,7 +390,7 @@ func TestAKernelWithoutSegmentationGetsDatagrams(t *testing.T) {
 	}
 }
 
-func TestWhatIsLostIsSentAgain(t *testing.T) {
+func TestConnWhatIsLostIsSentAgain(t *testing.T) {
 	for _, plain := range []bool{false, true} {
 		for name, send := range sources {
 			t.Run(fmt.Sprintf("plain=%t,%s", plain, name), func(t *testing.T) {
@@ -416,7 +416,7 @@ func TestWhatIsLostIsSentAgain(t *testing.T) {
 	}
 }
 
-func TestManyAtATime(t *testing.T) {
+func TestConnManyAtATime(t *testing.T) {
 	p := newConnPeer(t, "127.0.0.1:0")
 	c := mustDial(t, p.addr, Config{Payload: testPayload})
 	data := noise(200_001)
@@ -428,7 +428,7 @@ func TestManyAtATime(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range ids {
 		wg.Go(func() {
-			var r Result
+			var r Delivery
 			var err error
 			if i%2 == 0 {
 				r, err = c.Send(t.Context(), f, Options{}) // all the same file
@@ -457,7 +457,7 @@ func TestManyAtATime(t *testing.T) {
 	}
 }
 
-func TestPostedMessages(t *testing.T) {
+func TestConnPostedMessages(t *testing.T) {
 	const messages, outstanding = 20_000, 256
 	p := newConnPeer(t, "127.0.0.1:0")
 	c := mustDial(t, p.addr, Config{})
@@ -511,7 +511,7 @@ func TestPostedMessages(t *testing.T) {
 	}
 }
 
-func TestContextEndsASend(t *testing.T) {
+func TestConnContextEndsASend(t *testing.T) {
 	p := newConnPeer(t, "127.0.0.1:0")
 	c := mustDial(t, p.addr, Config{Payload: testPayload})
 	p.deaf.Store(true)
@@ -539,8 +539,8 @@ func TestContextEndsASend(t *testing.T) {
 	if err != nil || string(p.message(t, r.ID)) != "next" {
 		t.Errorf("the next message: %v", err)
 	}
-	if st := c.Stats(); st.Open != 0 || len(c.streams) != 0 {
-		t.Errorf("%d messages, %d streams left", st.Open, len(c.streams))
+	if st := c.Stats(); st.Open != 0 || len(c.spools) != 0 {
+		t.Errorf("%d messages, %d streams left", st.Open, len(c.spools))
 	}
 }
 
@@ -548,7 +548,7 @@ type badReaderAt struct{ *bytes.Reader }
 
 func (badReaderAt) ReadAt([]byte, int64) (int, error) { return 0, errors.New("bad sector") }
 
-func TestErrorsOfTheReader(t *testing.T) {
+func TestConnErrorsOfTheReader(t *testing.T) {
 	p := newConnPeer(t, "127.0.0.1:0")
 	c := mustDial(t, p.addr, Config{Payload: testPayload})
 	broken := errors.New("broken")
@@ -597,7 +597,7 @@ type endless struct{}
 
 func (endless) Read(b []byte) (int, error) { return len(b), nil }
 
-func TestTooLong(t *testing.T) {
+func TestConnTooLong(t *testing.T) {
 	p := newConnPeer(t, "127.0.0.1:0")
 	c := mustDial(t, p.addr, Config{})
 	f := tempFile(t, nil)
@@ -610,7 +610,7 @@ func TestTooLong(t *testing.T) {
 	if n := p.seen(); n != 0 {
 		t.Errorf("%d segments were sent", n)
 	}
-	s := &stream{buf: make([]byte, 1<<20), room: make(chan struct{}, 1)}
+	s := &spool{buf: make([]byte, 1<<20), room: make(chan struct{}, 1)}
 	s.fill(endless{}, nil, func() { s.free(s.filled.Load()) })
 	if !errors.Is(s.err, ErrTooLong) || s.filled.Load() > MaxMessage {
 		t.Errorf("a stream: error %v after %d bytes", s.err, s.filled.Load())
@@ -618,7 +618,7 @@ func TestTooLong(t *testing.T) {
 }
 
 // A file of the kernel's says that it is empty, and is not.
-func TestFilesThatDoNotKnowTheirLength(t *testing.T) {
+func TestConnFilesThatDoNotKnowTheirLength(t *testing.T) {
 	f, err := os.Open("/proc/self/maps")
 	if err != nil {
 		t.Skip(err)
@@ -632,7 +632,7 @@ func TestFilesThatDoNotKnowTheirLength(t *testing.T) {
 	}
 }
 
-func TestNobodyListens(t *testing.T) {
+func TestConnNobodyListens(t *testing.T) {
 	p := newConnPeer(t, "127.0.0.1:0")
 	p.sock.Close()
 	for _, off := range []Offload{OffloadSegments, OffloadCalls, OffloadNone} {
@@ -647,7 +647,7 @@ func TestNobodyListens(t *testing.T) {
 	}
 }
 
-func TestSilence(t *testing.T) {
+func TestConnSilence(t *testing.T) {
 	p := newConnPeer(t, "127.0.0.1:0")
 	p.deaf.Store(true)
 	c := mustDial(t, p.addr, fast(Config{Retries: 3}))
@@ -664,7 +664,7 @@ func TestSilence(t *testing.T) {
 	}
 }
 
-func TestRestartedReceiver(t *testing.T) {
+func TestConnRestartedReceiver(t *testing.T) {
 	p := newConnPeer(t, "127.0.0.1:0")
 	c := mustDial(t, p.addr, fast(Config{Window: 16}))
 	in, out := io.Pipe()
@@ -684,7 +684,7 @@ func TestRestartedReceiver(t *testing.T) {
 	in.Close()
 }
 
-func TestClose(t *testing.T) {
+func TestConnClose(t *testing.T) {
 	p := newConnPeer(t, "127.0.0.1:0")
 	p.deaf.Store(true)
 	c := mustDial(t, p.addr, Config{Payload: testPayload})
@@ -717,7 +717,7 @@ func TestClose(t *testing.T) {
 	}
 }
 
-func TestAnIdleConnectionSleeps(t *testing.T) {
+func TestConnAnIdleConnectionSleeps(t *testing.T) {
 	p := newConnPeer(t, "127.0.0.1:0")
 	c := mustDial(t, p.addr, Config{})
 	if _, err := c.SendBytes(t.Context(), []byte("x"), Options{}); err != nil {
@@ -731,7 +731,7 @@ func TestAnIdleConnectionSleeps(t *testing.T) {
 	}
 }
 
-func TestProgress(t *testing.T) {
+func TestConnProgress(t *testing.T) {
 	p := newConnPeer(t, "127.0.0.1:0")
 	c := mustDial(t, p.addr, Config{Payload: testPayload, Gap: 200 * time.Microsecond})
 	data := noise(1000 * testPayload)
@@ -756,7 +756,7 @@ func TestProgress(t *testing.T) {
 	}
 }
 
-func TestPayload(t *testing.T) {
+func TestConnPayload(t *testing.T) {
 	p4, p6 := newConnPeer(t, "127.0.0.1:0"), newConnPeer(t, "[::1]:0")
 	mtu := func(p *connPeer) int {
 		c := mustDial(t, p.addr, Config{})
@@ -805,7 +805,7 @@ func TestPayload(t *testing.T) {
 	}
 }
 
-func TestAddresses(t *testing.T) {
+func TestConnAddresses(t *testing.T) {
 	for in, want := range map[string]string{
 		"10.0.0.1":          "10.0.0.1:9330",
 		"10.0.0.1:1":        "10.0.0.1:1",
@@ -843,7 +843,7 @@ func TestAddresses(t *testing.T) {
 }
 
 // Datagrams that are no acknowledgements change nothing, from whoever they are.
-func TestRubbishFromThePeer(t *testing.T) {
+func TestConnRubbishFromThePeer(t *testing.T) {
 	p := newConnPeer(t, "127.0.0.1:0")
 	c := mustDial(t, p.addr, Config{Payload: testPayload})
 	to := c.LocalAddr()
