@@ -16,6 +16,7 @@ import (
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/loader"
 	"github.com/xspin/xspin/matcher"
+	"github.com/xspin/xspin/mpq"
 )
 
 // Errors that callers tell apart.
@@ -27,8 +28,8 @@ var (
 	ErrCredit  = errors.New("not enough credit left")
 )
 
-// DefaultMessages is how many messages, or flows, of a context the program
-// tells apart when it keeps them on their HPUs.
+// DefaultMessages is how many messages of a context can be in flight, and how many
+// messages or flows the program tells apart when it keeps them on their HPUs.
 const DefaultMessages = 4096
 
 // minCredit is what a context gets at least: less than a batch makes no sense.
@@ -57,8 +58,31 @@ type ContextSpec struct {
 	// spans more buffers than that is refused always.
 	Credits int
 
-	Messages  int  // see DefaultMessages; rounded up to a power of two
 	Timestamp bool // have packets carry their time of arrival
+
+	// Messages is how many messages can be in flight; beyond, new ones are
+	// refused, unacknowledged. Defaults to DefaultMessages. The following are
+	// for formats whose messages end, such as `slmp`.
+	Messages int
+
+	Binder hpu.Binder              // says where messages go. Defaults to:
+	Window hpu.Window              // all of them to the begin of this window
+	Events chan<- hpu.MessageEvent // and their ends to this channel
+
+	State        int    // bytes of state memory of each message
+	InitialState []byte // what that begins with; the rest is 0
+
+	Timeout    time.Duration  // after which an incomplete message ends, since its last news. Defaults to 10 s
+	Incomplete mpq.Incomplete // how it ends. Defaults to mpq.Abandon
+	Linger     time.Duration  // with mpq.Linger: how long to wait after EOM. Defaults to 10 ms
+	Remember   time.Duration  // for how long late duplicates of a message are known. Defaults to 4 s
+	Held       int            // packets that may wait for their message's header packet. Defaults to a quarter of the credits, 64 at most; negative: none
+	Checksums  hpu.Checksums  // what is done about UDP checksums. Defaults to hpu.VerifyComplete
+
+	// With BlockedRR: a message is cut in sequences of so many bytes, which
+	// are dealt out to so many virtual HPUs, each on one HPU at a time.
+	Sequence uint32
+	VHPUs    int
 }
 
 // A Policy tells how packets are spread over HPUs.
@@ -68,6 +92,7 @@ type Policy = loader.Policy
 const (
 	ByMessage = loader.ByMessage // packets of a message stay on one HPU
 	ByPacket  = loader.ByPacket  // packets go wherever there is room
+	BlockedRR = loader.BlockedRR // sequences of a message stay on one (SC 2019, section 3.2.1)
 )
 
 // A Context is an execution context that was installed. Its methods are safe
@@ -101,6 +126,9 @@ func (c *Context) Rulesets() []int {
 // Stats returns what the context's handlers did.
 func (c *Context) Stats() hpu.ContextStats { return c.hpu.Stats() }
 
+// Messages returns what became of the context's messages, and false if it has none.
+func (c *Context) Messages() (mpq.Stats, bool) { return c.hpu.Messages() }
+
 // ClearCounters zeroes the context's user counters and returns what they were.
 func (c *Context) ClearCounters() [hpu.UserCounters]hpu.UserCounter { return c.hpu.ClearCounters() }
 
@@ -112,8 +140,8 @@ func (s *ContextSpec) complete(hpus int) error {
 	if strings.ContainsFunc(s.Name, func(r rune) bool { return !unicode.IsPrint(r) }) {
 		return errors.New("the name has characters that cannot be printed")
 	}
-	if s.Policy != ByMessage && s.Policy != ByPacket {
-		return fmt.Errorf("scheduling policy %d: there are ByMessage and ByPacket", s.Policy)
+	if s.Policy != ByMessage && s.Policy != ByPacket && s.Policy != BlockedRR {
+		return fmt.Errorf("scheduling policy %d: there are ByMessage, ByPacket and BlockedRR", s.Policy)
 	}
 	s.Rulesets = slices.Clone(s.Rulesets)
 	if last := s.First + len(s.Rulesets) - 1; s.First < 0 || s.First > 0 && last >= matcher.MaxRulesets {
@@ -129,9 +157,6 @@ func (s *ContextSpec) complete(hpus int) error {
 		if err := s.Rulesets[i].Validate(); err != nil {
 			return err
 		}
-	}
-	if s.Handlers.Payload == nil {
-		return errors.New("no payload handler")
 	}
 	if s.Format == nil {
 		name := s.Rulesets[0].Format
@@ -152,6 +177,26 @@ func (s *ContextSpec) complete(hpus int) error {
 	}
 	if len(s.Format.Key) == 0 {
 		s.Policy = ByPacket // every packet is a message
+	}
+	if s.Policy == BlockedRR && (s.Sequence < 1 || s.VHPUs < 1 || s.VHPUs > loader.MaxVHPUs || s.Format.Offset == nil) {
+		return fmt.Errorf("blocked-rr with sequences of %d bytes on %d virtual HPUs in format %s: at least 1 byte, 1..%d virtual HPUs and a format with an offset are needed", s.Sequence, s.VHPUs, s.Format.Name, loader.MaxVHPUs)
+	}
+	if s.ending() {
+		if s.Held == 0 {
+			s.Held = 64
+			if s.Credits > 0 {
+				s.Held = min(64, s.Credits/4)
+			}
+		}
+	} else {
+		switch {
+		case s.Handlers.Payload == nil:
+			return errors.New("no payload handler")
+		case len(s.Format.Key) > 0 && (s.Handlers.Header != nil || s.Handlers.Completion != nil):
+			return fmt.Errorf("messages of format %s never end: there can be no header and no completion handler", s.Format.Name)
+		case s.Binder != nil || s.Window != nil || s.Events != nil || s.State != 0:
+			return fmt.Errorf("format %s has no messages of several packets: no binder, window, events or state", s.Format.Name)
+		}
 	}
 	all := uint64(math.MaxUint64) >> (64 - hpus)
 	if s.CoreMask == 0 {
@@ -197,10 +242,18 @@ func (n *NIC) Install(spec ContextSpec) (_ *Context, err error) {
 		return nil, err
 	}
 	c := &Context{spec: spec, n: n}
-	if spec.Policy == ByMessage {
-		if c.bucket, err = n.buckets.take(pow2(spec.Messages)); err != nil {
+	if spec.Policy != ByPacket {
+		if c.bucket, err = n.buckets.take(min(pow2(spec.Messages), bpf.MaxBuckets)); err != nil {
 			return nil, err
 		}
+		defer func() {
+			if err != nil {
+				n.buckets.give(c.bucket)
+			}
+		}()
+	}
+	if c.hpu, err = spec.context(id, c.bucket); err != nil {
+		return nil, err
 	}
 	prog, err := n.ingress.Stats()
 	if err != nil {
@@ -208,19 +261,45 @@ func (n *NIC) Install(spec ContextSpec) (_ *Context, err error) {
 	}
 	c.refused = prog.Refused[id]
 	atomic.StoreUint32(&n.ingress.Share().Quantum[id], 1) // until its handlers' time is known
-	c.hpu = hpu.NewContext(id, spec.Name, spec.Handlers, c.bucket)
 	n.contexts[id] = c
 	if err := n.rebalance(); err != nil {
 		delete(n.contexts, id)
-		n.buckets.give(c.bucket)
 		return nil, errors.Join(err, n.rebalance())
 	}
 	if err := n.pool.Install(c.hpu); err != nil {
 		delete(n.contexts, id)
-		n.buckets.give(c.bucket)
 		return nil, errors.Join(err, n.rebalance())
 	}
 	return c, nil
+}
+
+// ending tells whether the context has messages of several packets that end.
+func (s *ContextSpec) ending() bool {
+	return len(s.Format.Key) > 0 && s.Format.EOM != nil && *s.Format.EOM != matcher.False
+}
+
+// context makes the HPUs' part of a context.
+func (s *ContextSpec) context(id uint16, buckets bpf.Range) (*hpu.Context, error) {
+	if !s.ending() {
+		return hpu.NewContext(id, s.Name, s.Handlers, buckets), nil
+	}
+	cfg := hpu.MessageConfig{
+		Config: mpq.Config{
+			Messages: s.Messages, Held: s.Held, Timeout: s.Timeout, Remember: s.Remember,
+			Incomplete: s.Incomplete, Linger: s.Linger,
+		},
+		Format:    s.Format,
+		Binder:    s.Binder,
+		Default:   hpu.Binding{Window: s.Window, Events: s.Events},
+		State:     s.State,
+		Initial:   s.InitialState,
+		Checksums: s.Checksums,
+		Shared:    s.Policy != ByMessage,
+	}
+	if s.Format.Name == "slmp" || s.Format.Name == "slmp6" {
+		cfg.Protocol = slmpProtocol{}
+	}
+	return hpu.NewMessageContext(id, s.Name, s.Handlers, buckets, s.CoreMask, cfg)
 }
 
 // freeID returns a context id of which nothing is on its way any more.
@@ -325,6 +404,8 @@ func (n *NIC) publish() error {
 			Policy:    c.spec.Policy,
 			CoreMask:  c.spec.CoreMask,
 			Buckets:   c.bucket,
+			Sequence:  c.spec.Sequence,
+			VHPUs:     c.spec.VHPUs,
 			Timestamp: c.spec.Timestamp,
 		}
 		for i, s := range c.slots {

@@ -287,7 +287,8 @@ func (n *NIC) Transmit(frame []byte) error { return n.pool.Transmit(frame) }
 // counted as lost.
 func (n *NIC) Events() <-chan hpu.Event { return n.pool.Events() }
 
-// Close detaches the program, stops the HPUs and frees everything. Handlers that
+// Close detaches the program, ends open messages as Remove does, stops the HPUs and
+// frees everything. Handlers that
 // are stuck, and packets that were kept and not released, are left behind with
 // the memory that they lie in, and are an error.
 // Idempotent.
@@ -312,6 +313,11 @@ func (n *NIC) Close() error {
 	}
 	stuck, kept := 0, 0
 	if n.pool != nil {
+		for _, c := range n.contexts {
+			if m, ok := c.hpu.Messages(); ok && m.Open > 0 {
+				_ = n.pool.Drain(c.hpu, removeTime) // what is still out is told below
+			}
+		}
 		n.pool.Close()
 		stuck, kept = n.pool.Stuck(), n.pool.Kept()
 	}

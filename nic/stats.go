@@ -12,6 +12,7 @@ import (
 
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/internal/control"
+	"github.com/xspin/xspin/mpq"
 )
 
 // Stats are all counters of a NIC at about one moment.
@@ -55,6 +56,8 @@ type ContextStats struct {
 	InFlight int            `json:"in_flight"`
 	Stopped  bool           `json:"stopped"` // a handler ran past its limit
 	hpu.ContextStats
+	Messages  *mpq.Stats     `json:"messages,omitempty"`  // of contexts with messages
+	Checksums *hpu.Checksums `json:"checksums,omitempty"` // and which of them it verifies
 }
 
 // RulesetStats count the frames that a ruleset matched.
@@ -113,6 +116,9 @@ func (n *NIC) Stats() (*Stats, error) {
 			InFlight:     n.inFlight(id),
 			Stopped:      c.hpu.Stopped(),
 			ContextStats: c.hpu.Stats(),
+		}
+		if m, ok := c.hpu.Messages(); ok {
+			cs.Messages, cs.Checksums = &m, &c.spec.Checksums
 		}
 		for i, slot := range c.slots {
 			cs.Rulesets = append(cs.Rulesets, RulesetStats{Number: slot, Name: c.spec.Rulesets[i].Name, Matched: prog.Matched[slot] - c.matched[i]})

@@ -14,6 +14,7 @@ import (
 
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/internal/control"
+	"github.com/xspin/xspin/mpq"
 	"github.com/xspin/xspin/nic"
 )
 
@@ -84,6 +85,17 @@ func within(h *hpu.Histogram, percent uint64) string {
 	return ">= " + time.Duration(1<<(hpu.HistogramBuckets-2)).String()
 }
 
+// dropHelp explains why packets of messages were dropped.
+var dropHelp = [mpq.Reasons]string{
+	mpq.Messages: "no room for another message",
+	mpq.Memory:   "no room for another hole, or too far ahead",
+	mpq.NoHeader: "no room to hold it until the header packet comes",
+	mpq.Overlap:  "bytes that came before, cut differently",
+	mpq.TwoEnds:  "EOM in two places, or bytes behind it",
+	mpq.Beyond:   "ends behind byte 4 GiB",
+	mpq.Dead:     "of a message that has failed or was abandoned",
+}
+
 // writeStats explains the counters.
 func writeStats(out io.Writer, s *nic.Stats) error {
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
@@ -127,6 +139,30 @@ func writeStats(out io.Writer, s *nic.Stats) error {
 		row("sent", c.Sent, "frames given to a tx ring")
 		row("send full", c.SendFull, "sends refused: ring full, or no frame left")
 		row("to stack", c.ToStack, "packets handed to the Linux stack")
+		if m := c.Messages; m != nil {
+			row("checksums", c.Checksums, "UDP checksums that are verified")
+			row("corrupt", c.Corrupt, "packets dropped for their checksum")
+			row("unverified", c.Unverified, "packets taken without a complete checksum")
+			row("messages", m.Started, "that have begun")
+			row("open", m.Open, "in flight now")
+			row("complete", m.Ended, "every byte was processed, completion handler and event are done")
+			row("failed", m.Failed, "a handler failed")
+			row("abandoned", m.Abandoned, "incomplete: the sender went silent, or the context ended")
+			row("discarded", m.Discarded, "incomplete, without a completion handler")
+			row("refused", m.Refused, "nowhere to put them")
+			row("acks", c.Acks, "answers given to a tx ring")
+			row("ack full", c.AckFull, "answers not sent: ring full, or no frame left")
+			row("duplicates", m.Duplicates, "segments that were processed before")
+			row("waits", m.Waits, "segments again while they were being processed")
+			row("held", m.Held, "packets that came before their message could begin")
+			row("stray", c.Stray, "packets that are no segments")
+			for r := mpq.None + 1; r < mpq.Reasons; r++ {
+				if m.Dropped[r] > 0 {
+					row("drop: "+r.String(), m.Dropped[r], dropHelp[r])
+				}
+			}
+			row("events lost", c.EventsLost, "of messages that failed or were abandoned: nobody took them in time")
+		}
 		mean := time.Duration(0)
 		if c.Handled > 0 {
 			mean = c.HandlerSum / time.Duration(c.Handled)
