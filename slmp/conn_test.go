@@ -21,6 +21,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/xspin/xspin/netns"
+	"github.com/xspin/xspin/netns/netnstest"
 )
 
 // A connPeer receives messages on a socket of its own, as simply as can be: a
@@ -866,5 +869,114 @@ func TestConnRubbishFromThePeer(t *testing.T) {
 	st := c.Stats()
 	if n := st.Malformed + st.Stray + st.NeverSent; n < 400 || n > 500 {
 		t.Errorf("%d datagrams counted as bad, want about 500: %+v", n, st)
+	}
+}
+
+// labPeer is a peer on the NIC's end of a lab, and the host's end's way to dial it.
+func labPeer(t *testing.T) (lab *netns.Lab, p *connPeer, dialed func(Config) *Conn) {
+	t.Helper()
+	lab = netnstest.Temp(t, netns.LabConfig{})
+	if err := lab.NIC.NS.Do(func() error {
+		p = newConnPeer(t, netip.AddrPortFrom(lab.NIC.Addr.Addr(), Port).String())
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return lab, p, func(cfg Config) (c *Conn) {
+		t.Helper()
+		if err := lab.Host.NS.Do(func() error {
+			c = mustDial(t, p.addr, cfg)
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+}
+
+// run runs a command inside a namespace.
+func run(t *testing.T, ns *netns.Namespace, args ...string) {
+	t.Helper()
+	cmd := ns.Command(t.Context(), args[0], args[1:]...)
+	var out strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("%v: %v: %s", args, err, out.String())
+	}
+}
+
+func TestConnPathBecomesNarrower(t *testing.T) {
+	lab, p, dial := labPeer(t)
+	for off := OffloadSegments; off <= OffloadNone; off++ {
+		run(t, lab.Host.NS, "ip", "link", "set", lab.Host.Device, "mtu", "1500")
+		c := dial(Config{Align: 4, Offload: off})
+		if got := c.Stats().Payload; got != 1460 {
+			t.Fatalf("payload %d at an MTU of 1500, aligned to 4; want 1460", got)
+		}
+		in, out := io.Pipe()
+		failed := make(chan error)
+		go func() {
+			_, err := c.Send(t.Context(), in, Options{})
+			failed <- err
+		}()
+		_, _ = out.Write(noise(100_000))
+		run(t, lab.Host.NS, "ip", "link", "set", lab.Host.Device, "mtu", "1400")
+		go func() { _, _ = out.Write(noise(100_000)) }()
+		if err := <-failed; !errors.Is(err, ErrPathMTU) || !strings.Contains(err.Error(), "1460 bytes, 1360 fit now") {
+			t.Errorf("%v: error %v, want ErrPathMTU with both lengths", off, err)
+		}
+		in.Close()
+		data := noise(500_000)
+		r, err := c.SendBytes(t.Context(), data, Options{})
+		if err != nil || !bytes.Equal(p.message(t, r.ID), data) {
+			t.Errorf("%v: the next message: %v", off, err)
+		}
+		if st := c.Stats(); st.Payload != 1360 || st.Offload != off {
+			t.Errorf("%v: payload %d by %v, want 1360 by the same", off, st.Payload, st.Offload)
+		}
+	}
+}
+
+func TestConnWaitsForRoomInTheSocket(t *testing.T) {
+	lab, p, dial := labPeer(t)
+	run(t, lab.Host.NS, "tc", "qdisc", "add", "dev", lab.Host.Device, "root", "tbf", "rate", "100mbit", "burst", "16k", "limit", "10m")
+	for _, mode := range []Mode{EverySegment, Unacknowledged} {
+		c := dial(Config{Mode: mode})
+		// Little enough for the queue to fill the socket, not the reverse.
+		if err := unix.SetsockoptInt(c.sock.fd, unix.SOL_SOCKET, unix.SO_SNDBUF, 200_000); err != nil {
+			t.Fatal(err)
+		}
+		data := noise(1 << 20)
+		r, err := c.SendBytes(t.Context(), data, Options{})
+		if err != nil {
+			t.Fatalf("%v: %v", mode, err)
+		}
+		// In mode Unacknowledged nothing else slows it down: all that it has
+		// counted as sent must come although it closes now.
+		c.Close()
+		if !bytes.Equal(p.message(t, r.ID), data) {
+			t.Errorf("%v: other bytes came", mode)
+		}
+		if st := c.Stats(); st.Sleeps == 0 {
+			t.Errorf("%v: it did not sleep", mode)
+		}
+	}
+}
+
+func TestConnNoSuchHost(t *testing.T) {
+	lab, _, _ := labPeer(t)
+	if err := lab.Host.NS.Do(func() error {
+		none := lab.NIC.Addr.Addr().Next().Next().Next()
+		c := mustDial(t, netip.AddrPortFrom(none, Port), Config{Patience: 3500 * time.Millisecond, Retries: 1})
+		_, err := c.SendBytes(t.Context(), []byte("x"), Options{})
+		if !errors.Is(err, ErrSilent) || !errors.Is(err, unix.EHOSTUNREACH) {
+			t.Errorf("error %v, want ErrSilent and no route to host", err)
+		}
+		if _, err := Dial(t.Context(), "192.0.2.1", Config{}); !errors.Is(err, unix.ENETUNREACH) {
+			t.Errorf("error %v, want network is unreachable", err)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
 	}
 }
