@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package file is the second demo: files that arrive as SLMP messages, put in
+// their place by handlers on XsPIN's HPUs, next to TCP over the same lab.
+package file
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/xspin/xspin/demos/pingpong/rtt"
+	"github.com/xspin/xspin/netns"
+	"github.com/xspin/xspin/slmp"
+)
+
+// Mode is how the bytes travel.
+type Mode string
+
+// Modes, in the order in which they are measured.
+const (
+	SLMP      Mode = "slmp"            // aggregated acknowledgements
+	Plain     Mode = "slmp_plain"      // one acknowledgement for each segment, as FPsPIN does it
+	TCPFrames Mode = "tcp_same_frames" // with the NIC attached: no segmentation offload, so a frame a segment
+	TCP       Mode = "tcp"             // as it comes, no XDP program on either end
+)
+
+var (
+	// ErrConfig is returned, wrapped, for a Config that cannot be meant.
+	ErrConfig = errors.New("invalid file transfer")
+	// ErrContents is returned, wrapped, if a file is not what was sent.
+	ErrContents = errors.New("a file is not what was sent")
+	// ErrBaseline is returned, wrapped, when an XDP program on one end of the
+	// lab would spoil the comparison.
+	ErrBaseline = errors.New("an XDP program is in the way of the comparison")
+)
+
+// Config says what to measure. There are no defaults: the command has them.
+type Config struct {
+	Size     int64 // of the file, bytes
+	Runs     int   // of each mode
+	Parallel int   // times that the file is sent at once; TCP: streams that share the bytes
+	Window   string
+	// Sender is the command that sends: `xspin send`, its path first.
+	Sender    []string
+	SenderCPU int // for it, and iperf3's client; -1 for any
+	// Server says how to receive. With Store.Dir empty that is a directory in
+	// memory, for the time. Store.Ended and Store.Prepare are not for the caller.
+	Server ServerConfig
+	Keep   bool // leave the files of the last run
+}
+
+func (c Config) check() error {
+	switch {
+	case c.Size < 0 || c.Size > slmp.MaxMessage:
+		return fmt.Errorf("%w: %d bytes: want 0 to %d", ErrConfig, c.Size, int64(slmp.MaxMessage))
+	case c.Runs < 1 || c.Parallel < 1:
+		return fmt.Errorf("%w: %d runs, %d at once: want at least one", ErrConfig, c.Runs, c.Parallel)
+	case len(c.Sender) == 0:
+		return fmt.Errorf("%w: no command that sends", ErrConfig)
+	}
+	return nil
+}
+
+// Run transfers in one mode after the other; progress, if not nil, is told before
+// each. When ctx ends it returns the results it has, with ctx's error.
+func Run(ctx context.Context, lab *netns.Lab, c Config, progress func(string)) (_ *Report, err error) {
+	if err := c.check(); err != nil {
+		return nil, err
+	}
+	if progress == nil {
+		progress = func(string) {}
+	}
+	temp, err := os.MkdirTemp(memory(), "xspin-file-")
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if c.Keep && c.Server.Store.Dir == temp {
+			err = errors.Join(err, os.Remove(filepath.Join(temp, sourceName)))
+			return
+		}
+		err = errors.Join(err, os.RemoveAll(temp))
+	}()
+	if c.Server.Store.Dir == "" {
+		c.Server.Store.Dir = temp
+	}
+	source := filepath.Join(temp, sourceName)
+	sum, err := random(source, c.Size)
+	if err != nil {
+		return nil, err
+	}
+	r := newReport(lab, c, sum)
+
+	t := &transfers{lab: lab, c: c, source: source, sum: sum, report: r, ended: make(chan Received, 4096)}
+	if err := t.slmp(ctx, progress); err != nil {
+		return r, err
+	}
+	return r, t.tcp(ctx, TCP, progress)
+}
+
+const sourceName = ".source"
+
+// memory is a directory of files in memory, or any for files that are not to stay.
+func memory() string {
+	if info, err := os.Stat("/dev/shm"); err == nil && info.IsDir() {
+		return "/dev/shm"
+	}
+	return os.TempDir()
+}
+
+// random makes a file that compresses to nothing less.
+func random(name string, size int64) (sum string, err error) {
+	f, err := os.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
+	if err != nil {
+		return "", err
+	}
+	h := sha256.New()
+	seed := sha256.Sum256([]byte(time.Now().String()))
+	_, err = io.CopyN(io.MultiWriter(f, h), rand.NewChaCha8(seed), size)
+	return hex.EncodeToString(h.Sum(nil)), errors.Join(err, f.Close())
+}
+
+// transfers is one run of the demo.
+type transfers struct {
+	lab    *netns.Lab
+	c      Config
+	source string
+	sum    string
+	report *Report
+	ended  chan Received
+}
+
+// slmp measures what needs the NIC.
+func (t *transfers) slmp(ctx context.Context, progress func(string)) (err error) {
+	s := t.c.Server
+	s.Store.Prepare = t.c.Size + step // of the first of those at once
+	s.Store.Ended = func(r Received) { t.ended <- r }
+	server, err := Start(t.lab, s)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, server.Close()) }()
+	for run := range t.c.Runs {
+		for _, m := range []Mode{SLMP, Plain} {
+			progress(fmt.Sprintf("run %d of %d: %s", run+1, t.c.Runs, m.describe()))
+			if err := t.send(ctx, server, m, run == t.c.Runs-1 && m == Plain); err != nil {
+				return fmt.Errorf("%s: %w", m.describe(), err)
+			}
+		}
+	}
+	return t.tcp(ctx, TCPFrames, progress)
+}
+
+// send transfers the file once by SLMP, and compares.
+func (t *transfers) send(ctx context.Context, server *Server, m Mode, last bool) error {
+	links, err := t.links()
+	if err != nil {
+		return err
+	}
+	before := server.ctx.Stats()
+	n := strconv.Itoa(t.c.Parallel)
+	args := append(t.c.Sender[1:len(t.c.Sender):len(t.c.Sender)], "--json", "--window", t.c.Window, "--parallel", n, "--repeat", n,
+		"--to", netip.AddrPortFrom(t.lab.NIC.Addr.Addr(), slmp.Port).String())
+	if m == Plain {
+		args = append(args, "--plain")
+	}
+	cmd := exec.CommandContext(ctx, t.c.Sender[0], append(args, t.source)...)
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err := startIn(t.lab.Host.NS, t.c.SenderCPU, cmd); err != nil {
+		return err
+	}
+	if err := cmd.Wait(); err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		err = fmt.Errorf("sender: %w: %s", err, strings.TrimSpace(errs.String()))
+		for {
+			select {
+			case r := <-t.ended:
+				if r.Err != nil {
+					err = errors.Join(err, fmt.Errorf("receiver: message %d from %s: %w", r.Number, r.Source, r.Err))
+				}
+				continue
+			default:
+			}
+			return err
+		}
+	}
+	var sent struct {
+		Seconds       float64 `json:"seconds"`
+		Segments      uint64  `json:"segments"`
+		Retransmitted uint64  `json:"retransmitted"`
+		RTT           struct {
+			Smoothed float64 `json:"smoothed"`
+		} `json:"rtt_us"`
+	}
+	if err := json.Unmarshal(out.Bytes(), &sent); err != nil {
+		return fmt.Errorf("result of %s: %w", strings.Join(t.c.Sender, " "), err)
+	}
+	if err := t.compare(ctx, t.c.Keep && last); err != nil {
+		return err
+	}
+
+	res := t.report.result(m, links)
+	bytes := float64(t.c.Size) * float64(t.c.Parallel)
+	res.add(bytes*8/1e9/max(sent.Seconds, 1e-9), sent.Seconds)
+	after := server.ctx.Stats()
+	res.Segments += sent.Segments
+	res.Retransmitted += sent.Retransmitted
+	res.RTT = append(res.RTT, sent.RTT.Smoothed)
+	res.Unverified += after.Unverified - before.Unverified
+	return nil
+}
+
+// compare waits for the files of a transfer and holds them against the source.
+func (t *transfers) compare(ctx context.Context, keep bool) error {
+	// The NIC has acknowledged them: what is left are the checksums.
+	limit := time.After(10*time.Second + time.Duration(t.c.Size*int64(t.c.Parallel))*100) // 10 MB/s
+	for range t.c.Parallel {
+		select {
+		case r := <-t.ended:
+			if r.Err != nil {
+				return fmt.Errorf("receiver: message %d from %s: %w", r.Number, r.Source, r.Err)
+			}
+			if r.SHA256 != t.sum {
+				return fmt.Errorf("%w: %s has %d bytes with SHA-256 %s, want %d with %s", ErrContents, r.Path, r.Bytes, r.SHA256, t.c.Size, t.sum)
+			}
+			if keep {
+				t.report.Files = append(t.report.Files, r.Path)
+			} else if err := os.Remove(r.Path); err != nil {
+				return err
+			}
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-limit:
+			return errors.New("the sender says that all is acknowledged, but not all files are there")
+		}
+	}
+	return nil
+}
+
+// tcp measures iperf3, if it is there.
+func (t *transfers) tcp(ctx context.Context, m Mode, progress func(string)) error {
+	if _, err := exec.LookPath("iperf3"); err != nil {
+		t.report.note("no rows of TCP: they need iperf3 (apt-get install iperf3)")
+		return nil
+	}
+	if t.c.Size == 0 {
+		return nil
+	}
+	links, err := t.links()
+	if err != nil {
+		return err
+	}
+	for _, l := range links {
+		if m == TCP && l.XDP != "none" {
+			return fmt.Errorf("%w: %s has one (%s, id %d): stop what attached it", ErrBaseline, l.Device, l.XDP, l.XDPProgram)
+		}
+	}
+	for run := range t.c.Runs {
+		progress(fmt.Sprintf("run %d of %d: %s", run+1, t.c.Runs, m.describe()))
+		gbps, seconds, err := iperf(ctx, t.lab, t.c)
+		if err != nil {
+			return fmt.Errorf("%s: %w", m.describe(), err)
+		}
+		t.report.result(m, links).add(gbps, seconds)
+	}
+	return nil
+}
+
+// links reads both ends, the NIC's first.
+func (t *transfers) links() ([]rtt.LinkState, error) {
+	var states []rtt.LinkState
+	for _, p := range []netns.Port{t.lab.NIC, t.lab.Host} {
+		if err := p.NS.Do(func() error {
+			s, err := rtt.ReadLink(p.Device)
+			states = append(states, s)
+			return err
+		}); err != nil {
+			return nil, err
+		}
+	}
+	return states, nil
+}
+
+func kernel() string {
+	var u unix.Utsname
+	if unix.Uname(&u) != nil {
+		return "unknown"
+	}
+	return unix.ByteSliceToString(u.Sysname[:]) + " " + unix.ByteSliceToString(u.Release[:]) + " " + unix.ByteSliceToString(u.Machine[:])
+}
+
+func newReport(lab *netns.Lab, c Config, sum string) *Report {
+	return &Report{
+		Schema: 1,
+		Env: Env{
+			Kernel: kernel(), CPUs: runtime.NumCPU(), Go: runtime.Version(), MTU: lab.MTU, Queues: lab.Queues,
+			HPUs: c.Server.HPUs, NICWait: c.Server.Wait, NICCPUs: append([]int{}, c.Server.CPUs...),
+			SenderCPU: c.SenderCPU, Window: c.Window, Dir: c.Server.Store.Dir,
+		},
+		Size: c.Size, Parallel: c.Parallel, SHA256: sum, Results: []*Result{},
+	}
+}

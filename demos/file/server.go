@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package file
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/matcher"
+	"github.com/xspin/xspin/netns"
+	"github.com/xspin/xspin/nic"
+)
+
+// Spec is an execution context that receives files into the store.
+func (s *Store) Spec() nic.ContextSpec {
+	return nic.ContextSpec{
+		Name:     "file",
+		Rulesets: []matcher.Ruleset{matcher.SLMP()},
+		Binder:   s, // where a message goes: to a file of its own
+		Handlers: hpu.Handlers{Payload: deposit, Completion: publish},
+		Timeout:  s.cfg.Timeout,
+	}
+}
+
+// deposit puts a packet's payload where it belongs in the file. When it has
+// returned the segment is acknowledged. (A header handler that returns Proceed
+// would have the engine do the same; this one remembers what went wrong.)
+func deposit(h *hpu.HER) hpu.Code {
+	err := h.Deposit()
+	if err == nil {
+		return hpu.Success
+	}
+	in := h.Message().Binding().User.(*incoming)
+	if errors.Is(err, hpu.ErrBounds) {
+		in.fail(fmt.Errorf("longer than %d bytes, which is the limit: %w", in.Size(), err))
+		return hpu.Segv
+	}
+	in.fail(err)
+	return hpu.Fail
+}
+
+// publish makes a file of a message of which everything is there. When it has
+// returned the message is acknowledged.
+func publish(c *hpu.Completion) hpu.Code {
+	if c.Cause != hpu.Complete {
+		return hpu.Success // Unbind says what is missing
+	}
+	in := c.Message().Binding().User.(*incoming)
+	if err := in.publish(c.Length); err != nil {
+		in.fail(err)
+		return hpu.Fail
+	}
+	return hpu.Success
+}
+
+// ServerConfig says how to receive.
+type ServerConfig struct {
+	Store StoreConfig
+	HPUs  int
+	Wait  string // of the HPUs: adaptive, sleep or spin
+	CPUs  []int  // for the threads that serve the HPUs, empty for any
+	Stats bool   // let `xspin stats` ask
+}
+
+// A Server is a NIC that receives files.
+type Server struct {
+	nic   *nic.NIC
+	ctx   *nic.Context
+	store *Store
+}
+
+// Start opens a NIC on the lab's NIC end and arms the context.
+func Start(lab *netns.Lab, c ServerConfig) (_ *Server, err error) {
+	wait, err := hpu.ParseWait(c.Wait)
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{}
+	if s.store, err = OpenStore(c.Store); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.Close())
+		}
+	}()
+	if err := lab.NIC.NS.Do(func() (err error) {
+		s.nic, err = nic.Open(nic.Config{Interface: lab.NIC.Device, HPUs: c.HPUs, Wait: wait, CPUs: c.CPUs})
+		return err
+	}); err != nil {
+		return nil, err
+	}
+	if s.ctx, err = s.nic.Install(s.store.Spec()); err != nil {
+		return nil, err
+	}
+	if err := s.nic.Activate(s.ctx); err != nil {
+		return nil, err
+	}
+	if c.Stats {
+		return s, s.nic.ServeStats()
+	}
+	return s, nil
+}
+
+// Close ends messages that are on their way, tells of all that are over, and
+// leaves the interface as it was.
+func (s *Server) Close() (err error) {
+	if s.nic != nil {
+		err = s.nic.Close()
+	}
+	return errors.Join(err, s.store.Close())
+}
+
+// Serve receives files until ctx ends. ready is called when it does.
+func Serve(ctx context.Context, lab *netns.Lab, c ServerConfig, ready func()) error {
+	c.Stats = true
+	s, err := Start(lab, c)
+	if err != nil {
+		return err
+	}
+	ready()
+	<-ctx.Done()
+	return s.Close()
+}
