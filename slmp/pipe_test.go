@@ -20,6 +20,7 @@ type pipe struct {
 	lateBy     int64
 	wake       int64 // ns until a host that sleeps looks at what came
 	plain      bool
+	limit      int // messages that a receiver has open; it is silent about more. 0: none
 
 	rng          *rand.Rand
 	now          int64
@@ -47,6 +48,7 @@ type pipeHost struct {
 	in       [][]byte // acknowledgements that wait for the host
 	asleep   bool
 	got      map[uint32]*pipeMessage
+	open     int
 	arrived  []Outbound
 	awake    bool // the receiver's wake event is out
 }
@@ -56,6 +58,7 @@ type pipeMessage struct {
 	end   int // contiguous
 	total int // segments, 0: not known
 	bytes uint64
+	ended bool
 }
 
 type event struct {
@@ -129,7 +132,7 @@ func (p *pipe) run(until int64) {
 		case processes:
 			h.awake = false
 			for _, o := range h.arrived {
-				if ack := h.receive(o, p.plain); ack != nil && p.rng.Float64() >= p.loss {
+				if ack := h.receive(o, p); ack != nil && p.rng.Float64() >= p.loss {
 					p.at(p.now+p.delay, event{kind: answers, host: h, ack: ack})
 				}
 			}
@@ -221,9 +224,13 @@ func (p *pipe) send(h *pipeHost, o Outbound) {
 }
 
 // receive is the receiver: it acknowledges what asks for it.
-func (h *pipeHost) receive(o Outbound, plain bool) []byte {
+func (h *pipeHost) receive(o Outbound, p *pipe) []byte {
 	m := h.got[o.Header.ID]
 	if m == nil {
+		if p.limit > 0 && h.open >= p.limit {
+			return nil
+		}
+		h.open++
 		m = &pipeMessage{}
 		h.got[o.Header.ID] = m
 	}
@@ -242,12 +249,16 @@ func (h *pipeHost) receive(o Outbound, plain bool) []byte {
 	for m.end < len(m.have) && m.have[m.end] {
 		m.end++
 	}
+	if m.total > 0 && m.end == m.total && !m.ended {
+		m.ended = true
+		h.open--
+	}
 	if o.Header.Flags&SYN == 0 {
 		return nil
 	}
 	wait := o.Header.Flags&EOM != 0 && m.end != m.total
 	a := Ack{ID: o.Header.ID, Offset: o.Header.Offset}
-	if o.Header.Flags&Cumulative == 0 || plain {
+	if o.Header.Flags&Cumulative == 0 || p.plain {
 		if wait {
 			return nil
 		}

@@ -803,6 +803,20 @@ func TestNetworks(t *testing.T) {
 	}
 }
 
+// A receiver has room for fewer messages than are sent at once, and says nothing
+// about the others until they have it.
+func TestLimit(t *testing.T) {
+	for _, window := range []int{0, 4} {
+		p := newPipe(3)
+		p.perSegment, p.queue, p.delay, p.loss, p.limit = 10*us, 5000, 100*us, 0.01, 16
+		h := p.add(t, SenderConfig{Payload: 1000, Window: window}, 20e3, 300, 300)
+		p.run(1000 * second)
+		if h.finished != 300 || h.endedAt > 60*second {
+			t.Errorf("window %d: %d finished after %v, %v", window, h.finished, time.Duration(h.endedAt), h.failed[:min(len(h.failed), 3)])
+		}
+	}
+}
+
 func FuzzAcknowledge(f *testing.F) {
 	f.Add([]byte{10, 0x30, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 100, 0, 0, 0, 0, 0, 0, 0, 1}, uint16(950), false)
 	f.Add([]byte{3, 0x20, 0, 0, 0, 0, 1, 0, 0, 0, 0}, uint16(300), true)
