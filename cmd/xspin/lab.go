@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/xspin/xspin/netns"
+	"github.com/xspin/xspin/netns/impair"
 )
 
 // newLabCmd returns `xspin lab`.
@@ -21,23 +22,36 @@ func newLabCmd() *cobra.Command {
 		Short: "Two network namespaces joined by a veth pair, to try XsPIN in",
 		Long: `A lab is a NIC and its peer without any hardware: the namespace xspin-nic with
 the device xs-nic (10.0.0.1/24), and xspin-host with xs-host (10.0.0.2/24).
-The machine's own network is not touched.`,
+With xspin lab up --loss and the like there is a third one between them,
+xspin-path, where frames are impaired. The machine's own network is not touched.`,
 		Args: cobra.NoArgs,
 	}
-	lab.AddCommand(newLabUpCmd(), newLabDownCmd(), newLabExecCmd())
+	lab.AddCommand(newLabUpCmd(), newLabDownCmd(), newLabShowCmd(), newLabExecCmd())
 	return lab
 }
 
 func newLabUpCmd() *cobra.Command {
-	var cfg netns.LabConfig
+	cfg := netns.LabConfig{StartRelay: startRelay}
 	var asJSON bool
+	var path func() *impair.Config
 	cmd := &cobra.Command{
 		Use:   "up",
 		Short: "Bring the lab up, or keep it if it is there as asked",
-		Long: `Bring the lab up. A lab that is there with this MTU and these queues is kept;
-another one, and what a crash left, is removed and built anew.`,
+		Long: `Bring the lab up. A lab that is there with this MTU, these queues and these
+impairments is kept; another one, and what a crash left, is removed and built
+anew.
+
+Impairments hold for both directions, each with random numbers of its own, made
+of the seed and of the frame's number: the same frames in the same order meet
+the same fate in a lab that was just built. Frames are impaired as they are on
+the wire, so both ends lose their offloads, and checksums are real. A rate
+counts Ethernet headers, and lets bursts of 1 ms pass. Frames wait, in the order
+in which they came, in a process of their own, which ends with the lab. A
+reordered frame does not wait. An impairment of 0%, or a rate or delay of 0,
+builds the same stage and lets frames pass.`,
 		Example: `  sudo xspin lab up
-  sudo xspin lab up --mtu 9000 --queues 4`,
+  sudo xspin lab up --mtu 9000 --queues 4
+  sudo xspin lab up --loss 5% --dup 1% --reorder 3% --corrupt 0.1% --delay 2ms --rate 1gbit --seed 7`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			// A zero means the default to netns, not to the user.
@@ -48,6 +62,9 @@ another one, and what a crash left, is removed and built anew.`,
 				if cmd.Flags().Changed(f.name) && f.value == 0 {
 					return fmt.Errorf("lab up: %w: --%s 0", netns.ErrConfig, f.name)
 				}
+			}
+			if cfg.Path = path(); cfg.Path != nil && cfg.Path.Seed == 0 {
+				return fmt.Errorf("lab up: %w: --seed 0: want 1 to 18446744073709551615", impair.ErrConfig)
 			}
 			cfg.Warn = warnTo(cmd.ErrOrStderr())
 			l, err := netns.Up(cfg)
@@ -64,6 +81,7 @@ another one, and what a crash left, is removed and built anew.`,
 	}
 	cmd.Flags().IntVar(&cfg.MTU, "mtu", 0, "bytes, 68 to 65535 (default 1500)")
 	cmd.Flags().IntVar(&cfg.Queues, "queues", 0, "receive and transmit queues of each device, 1 to 256 (default one per CPU, up to the 64 that a NIC serves)")
+	path = addPathFlags(cmd.Flags())
 	cmd.Flags().BoolVar(&asJSON, "json", false, "describe the lab as JSON")
 	return cmd
 }
@@ -84,7 +102,7 @@ ended. Namespaces that xspin did not make are never removed.`,
 
 func newLabExecCmd() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "exec [nic|host|NAMESPACE] [--] COMMAND [ARG...]",
+		Use:   "exec [nic|host|path|NAMESPACE] [--] COMMAND [ARG...]",
 		Short: "Run a command inside the lab",
 		Long: `Run a command inside one of the lab's namespaces, or any other one under
 /run/netns. The command takes the place of xspin: terminal, signals and exit
@@ -97,7 +115,7 @@ status are its own. With nothing in front of --, it runs in host.`,
 			if err != nil {
 				return err
 			}
-			return execIn(name, argv)
+			return execIn(name, argv, warnTo(cmd.ErrOrStderr()))
 		},
 	}
 	// The command's flags are not ours.
@@ -119,20 +137,23 @@ func splitExec(args []string, dashed bool) (name string, argv []string, err erro
 		return "", nil, fmt.Errorf("lab exec: no command for %s: try `xspin lab exec %s -- ping -c 3 10.0.0.1`", name, name)
 	}
 	switch name {
-	case "nic", "host":
+	case "nic", "host", "path":
 		name = "xspin-" + name
 	}
 	return name, argv, nil
 }
 
-func execIn(name string, argv []string) error {
+func execIn(name string, argv []string, warn func(string)) error {
 	ns, err := netns.OpenNamespace(name)
 	if errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("lab exec: %w: run `xspin lab up`, or name nic, host or a namespace under /run/netns before the command", err)
+		return fmt.Errorf("lab exec: %w: run `xspin lab up`, or name nic, host, path or a namespace under /run/netns before the command", err)
 	} else if err != nil {
 		return fmt.Errorf("lab exec: %w", err)
 	}
 	defer ns.Close()
+	if name == "xspin-nic" || name == "xspin-host" {
+		warnNoRelay(warn)
+	}
 	return fmt.Errorf("lab exec: %w", ns.Exec(argv, os.Environ()))
 }
 
@@ -140,15 +161,22 @@ func warnTo(w io.Writer) func(string) {
 	return func(msg string) { fmt.Fprintln(w, "warning:", msg) }
 }
 
-// drawLab draws the lab in three lines and says what to type next.
+// drawLab draws the lab in three lines, four with impairments, and says what to
+// type next.
 func drawLab(l *netns.Lab) string {
 	left := []string{l.NIC.Namespace, l.NIC.Device + " " + l.NIC.Addr.String(), l.NIC.MAC.String()}
 	right := []string{l.Host.Namespace, l.Host.Device + " " + l.Host.Addr.String(), l.Host.MAC.String()}
 	mid := []string{fmt.Sprintf("MTU %d", l.MTU), "<---- veth ---->", fmt.Sprintf("queues %d", l.Queues)}
+	if l.Path != nil {
+		mid[1] = "<- " + l.PathNS.Name() + " ->"
+	}
 	var b strings.Builder
 	for i := range mid {
 		pad := len(mid[1]) - len(mid[i])
 		fmt.Fprintf(&b, "  %-22s  %s%s%s  %s\n", left[i], strings.Repeat(" ", pad/2), mid[i], strings.Repeat(" ", pad-pad/2), right[i])
+	}
+	if l.Path != nil {
+		fmt.Fprintf(&b, "  between: %s\n", l.Path)
 	}
 	fmt.Fprintf(&b, "next: sudo xspin lab exec host -- ping -c 3 %s\n", l.NIC.Addr.Addr())
 	return b.String()
@@ -165,11 +193,16 @@ func writeLabJSON(w io.Writer, l *netns.Lab) error {
 	of := func(p netns.Port) port {
 		return port{p.Namespace, p.Device, p.Index, p.MAC.String(), p.Addr.String()}
 	}
+	path, err := pathJSON(l)
+	if err != nil {
+		return err
+	}
 	return writeJSON(w, struct {
 		Schema int  `json:"schema"`
 		NIC    port `json:"nic"`
 		Host   port `json:"host"`
 		MTU    int  `json:"mtu"`
 		Queues int  `json:"queues"`
-	}{1, of(l.NIC), of(l.Host), l.MTU, l.Queues})
+		Path   any  `json:"path,omitempty"`
+	}{1, of(l.NIC), of(l.Host), l.MTU, l.Queues, path})
 }

@@ -113,7 +113,7 @@ func (c Config) Check() error {
 	case c.Direction < Both || c.Direction > ToHost:
 		return fmt.Errorf("%w: direction %d, want %d to %d", ErrConfig, c.Direction, Both, ToHost)
 	case c.Reorder > 0 && c.Delay == 0:
-		return fmt.Errorf("%w: reorder %s without a delay: a reordered frame overtakes those that wait, so let them wait, 1ms say",
+		return fmt.Errorf("%w: reorder %s needs a delay: a reordered frame overtakes those that wait",
 			ErrConfig, FormatFraction(c.Reorder))
 	}
 	return nil
@@ -178,7 +178,7 @@ var units = []struct {
 
 // ParseRate reads a rate as tc writes it: 10mbit, 1gbit, 1.5gbit. As there, bps
 // and its multiples are bytes per second and a bare number is bit/s. 0 is no
-// limit.
+// limit; others are MinRate to MaxRate.
 func ParseRate(s string) (uint64, error) {
 	for _, u := range units {
 		n, ok := strings.CutSuffix(strings.ToLower(s), u.suffix)
@@ -186,7 +186,7 @@ func ParseRate(s string) (uint64, error) {
 			continue
 		}
 		v, err := strconv.ParseFloat(n, 64)
-		if err != nil || math.IsNaN(v) || v < 0 || v*u.bits > 1e18 {
+		if err != nil || !(v == 0 || v*u.bits >= MinRate && v*u.bits <= MaxRate) {
 			break
 		}
 		return uint64(math.Round(v * u.bits)), nil

@@ -265,6 +265,7 @@ type Counters struct {
 	RateDropped uint64 `json:"rate_dropped"` // the queue in front of the rate was full
 	Delayed     uint64 `json:"delayed"`      // waited in the relay
 	Reordered   uint64 `json:"reordered"`    // did not wait
+	Waiting     uint64 `json:"waiting"`      // in the relay just now
 	Overflowed  uint64 `json:"overflowed"`   // no room in the relay
 	Unserved    uint64 `json:"unserved"`     // no relay
 	LinkDropped uint64 `json:"link_dropped"` // the next device's ring or queue was full
@@ -304,7 +305,7 @@ func Read() (*State, error) {
 		e := &entries[i]
 		*c = Counters{
 			Frames: e.Did.Frames, Bytes: e.Did.Bytes, Lost: e.Did.Lost, Duplicated: e.Did.Duplicated, Corrupted: e.Did.Corrupted,
-			Delayed: e.Relay.Delayed, Reordered: e.Relay.Reordered, Overflowed: e.Relay.Overflowed, Unserved: e.Did.Unserved,
+			Delayed: e.Relay.Delayed, Reordered: e.Relay.Reordered, Waiting: e.Relay.Delayed + e.Relay.Reordered - e.Relay.Sent, Overflowed: e.Relay.Overflowed, Unserved: e.Did.Unserved,
 		}
 		for _, name := range []string{ways[i].sendsBy(st.Config), ways[i].out} {
 			q, err := rootOf(links[name])
