@@ -51,6 +51,7 @@ that is there.`,
 	root.AddCommand(demo, newLabCmd(), newRulesCmd(), newStatsCmd(), newBenchCmd())
 	root.AddCommand(newHelperCmds()...)
 	root.AddCommand(newBenchHelperCmds()...)
+	root.AddCommand(newLabHelperCmds()...)
 	for _, group := range root.Commands() {
 		if group.HasSubCommands() && !group.Runnable() {
 			// Cobra would show help, and succeed, for a misspelt subcommand.
