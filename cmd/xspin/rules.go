@@ -32,8 +32,9 @@ func newRulesCmd() *cobra.Command {
 A rule is INDEX&MASK=VALUE or INDEX&MASK=START:END: the 32-bit word number INDEX
 of the frame, counted from the Ethernet header and read big-endian, under the
 mask, is VALUE or lies in the range. A # starts a comment.
-Predefined are bypass, match-all, udp, udp(PORT), tcp(PORT), icmp-echo and slmp,
-formats are packet, flow and slmp. The first ruleset that matches a frame gets it.`,
+Predefined are bypass, match-all, udp, udp(PORT), tcp(PORT), icmp-echo, slmp and
+slmp6, formats are packet, flow, slmp and slmp6. The first ruleset that matches a
+frame gets it.`,
 		Args: cobra.NoArgs,
 	}
 	rules.AddCommand(newRulesCheckCmd(), newRulesExplainCmd(), newRulesTestCmd())
