@@ -477,8 +477,8 @@ func (e *Entry) runs(s Segment) bool {
 	}
 	w := pack(s)
 	i, found := slices.BinarySearch(list, w)
-	if found {
-		return true
+	if found || s.Len == 0 {
+		return found
 	}
 	if i < len(list) && list[i]>>32 < s.End() {
 		return true

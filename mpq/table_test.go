@@ -7,6 +7,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 	"unsafe"
@@ -798,6 +799,57 @@ func TestMisuse(t *testing.T) {
 			_, tab := queue(t, Config{})
 			f(tab, arrive(t, tab, &Key{1}, seg(0, 10), 1, Start, None))
 		}()
+	}
+}
+
+// Several threads, each with a table of its own, share limits and memory.
+func TestThreads(t *testing.T) {
+	q, err := NewQueue(Config{Messages: 50, Held: 8, Memory: 4 << 10})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	for thread := range uint32(4) {
+		tab := q.NewTable()
+		wg.Go(func() {
+			for i := range uint32(2000) {
+				k := Key{thread, i}
+				for j := range uint32(20) {
+					s := seg((j^3)*10, 10)
+					e, d, _ := tab.Arrive(&k, s, int64(i))
+					switch d {
+					case Start:
+						tab.Opened(e, int64(i))
+						tab.Finish(e, s, int64(i))
+						for range e.held {
+							tab.Unhold(e)
+						}
+					case Run:
+						tab.Finish(e, s, int64(i))
+					}
+				}
+				if i%20 == 19 {
+					for e := range tab.All() {
+						for range e.held {
+							tab.Unhold(e)
+						}
+						if tab.Stop(e) && e.State() == Waiting {
+							tab.Refuse(e)
+						} else {
+							tab.End(e, int64(i))
+						}
+					}
+				}
+				if s := q.Stats(); s.Open > 50 || s.HeldNow > 8+4 || s.Memory > 4<<10 {
+					t.Errorf("%+v", s)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if s := q.Stats(); s.Open != 0 || s.HeldNow != 0 || s.Memory != 0 || s.Started == 0 || s.Abandoned != s.Started {
+		t.Errorf("%+v", s)
 	}
 }
 
