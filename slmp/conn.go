@@ -149,8 +149,8 @@ type Progress struct {
 	Retransmitted uint64
 }
 
-// Delivery is what became of a message.
-type Delivery struct {
+// Result is what became of a message.
+type Result struct {
 	ID            uint32
 	Bytes         uint64        // as in Progress, in the end
 	Segments      uint64        // sent, each counted once
@@ -179,7 +179,7 @@ type message struct {
 	done   chan struct{}
 
 	acked, segments, again, total atomic.Uint64 // what Progress tells
-	result                        Delivery
+	result                        Result
 	err                           error
 }
 
@@ -241,7 +241,7 @@ func (c *Conn) RemoteAddr() netip.AddrPort { return c.sock.remote }
 
 // Send sends what r has, to its end, as one message, and returns when the peer
 // has acknowledged all of it, or in mode Unacknowledged when it is sent. The
-// Delivery is also good, as far as it goes, beside an error.
+// Result is also good, as far as it goes, beside an error.
 //
 // A file, and any r that is an io.ReaderAt, an io.Seeker and knows its size, is
 // read where it stands, and again for retransmissions. Its position does not
@@ -253,7 +253,7 @@ func (c *Conn) RemoteAddr() netip.AddrPort { return c.sock.remote }
 //
 // When ctx ends, the message does. The peer is not told; it forgets what it has
 // after a while.
-func (c *Conn) Send(ctx context.Context, r io.Reader, o Options) (Delivery, error) {
+func (c *Conn) Send(ctx context.Context, r io.Reader, o Options) (Result, error) {
 	src, size, known, err := newSource(r, c.cfg.Buffer)
 	if err == nil && known && size > MaxMessage {
 		err = fmt.Errorf("%w: %d bytes, at most %d", ErrTooLong, size, uint64(MaxMessage))
@@ -262,7 +262,7 @@ func (c *Conn) Send(ctx context.Context, r io.Reader, o Options) (Delivery, erro
 		err = context.Cause(ctx)
 	}
 	if err != nil {
-		return Delivery{}, c.explain(err)
+		return Result{}, c.explain(err)
 	}
 	m := &message{source: src, size: size}
 	return c.send(ctx, m, r, o)
@@ -270,9 +270,9 @@ func (c *Conn) Send(ctx context.Context, r io.Reader, o Options) (Delivery, erro
 
 // SendBytes sends msg as one message. It is not copied: it must stay as it is
 // until SendBytes returns.
-func (c *Conn) SendBytes(ctx context.Context, msg []byte, o Options) (Delivery, error) {
+func (c *Conn) SendBytes(ctx context.Context, msg []byte, o Options) (Result, error) {
 	if err := checkLength(msg); err != nil {
-		return Delivery{}, c.explain(err)
+		return Result{}, c.explain(err)
 	}
 	return c.send(ctx, &message{source: source{bytes: msg}, size: uint64(len(msg))}, nil, o)
 }
@@ -349,7 +349,7 @@ func (c *Conn) explain(err error) error {
 
 // send submits m, whose stream, if it is one, comes from r, waits until it is over,
 // and ends it when ctx does.
-func (c *Conn) send(ctx context.Context, m *message, r io.Reader, o Options) (Delivery, error) {
+func (c *Conn) send(ctx context.Context, m *message, r io.Reader, o Options) (Result, error) {
 	m.begun = clock.Monotonic()
 	m.watch = o.Progress != nil
 	m.total.Store(m.size)
@@ -357,7 +357,7 @@ func (c *Conn) send(ctx context.Context, m *message, r io.Reader, o Options) (De
 	c.mu.Lock()
 	if c.closed {
 		c.mu.Unlock()
-		return Delivery{}, c.explain(net.ErrClosed)
+		return Result{}, c.explain(net.ErrClosed)
 	}
 	c.inbox = append(c.inbox, m)
 	c.mu.Unlock()

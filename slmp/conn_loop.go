@@ -275,7 +275,7 @@ func (c *Conn) finish(m *message) {
 		c.watched = without(c.watched, m)
 	}
 	st := c.sender.Stats()
-	m.result = Delivery{
+	m.result = Result{
 		ID: m.out.ID(), Bytes: c.done(m), Segments: m.out.Segments(), Retransmitted: m.out.Retransmitted(),
 		Duration: time.Duration(clock.Monotonic() - m.begun),
 		RTT:      RTT{st.RTT, st.RTTVar, st.MinRTT},

@@ -243,25 +243,25 @@ func fast(c Config) Config {
 }
 
 // sources are all the ways to say what is to be sent.
-var sources = map[string]func(t *testing.T, c *Conn, data []byte) (Delivery, error){
-	"file": func(t *testing.T, c *Conn, data []byte) (Delivery, error) {
+var sources = map[string]func(t *testing.T, c *Conn, data []byte) (Result, error){
+	"file": func(t *testing.T, c *Conn, data []byte) (Result, error) {
 		return c.Send(t.Context(), tempFile(t, data), Options{})
 	},
-	"stream": func(t *testing.T, c *Conn, data []byte) (Delivery, error) {
+	"stream": func(t *testing.T, c *Conn, data []byte) (Result, error) {
 		return c.Send(t.Context(), io.MultiReader(bytes.NewReader(data)), Options{})
 	},
-	"stream in pieces": func(t *testing.T, c *Conn, data []byte) (Delivery, error) {
+	"stream in pieces": func(t *testing.T, c *Conn, data []byte) (Result, error) {
 		return c.Send(t.Context(), iotest.HalfReader(iotest.DataErrReader(bytes.NewReader(data))), Options{})
 	},
-	"bytes": func(t *testing.T, c *Conn, data []byte) (Delivery, error) {
+	"bytes": func(t *testing.T, c *Conn, data []byte) (Result, error) {
 		return c.SendBytes(t.Context(), data, Options{})
 	},
-	"posted": func(_ *testing.T, c *Conn, data []byte) (Delivery, error) {
+	"posted": func(_ *testing.T, c *Conn, data []byte) (Result, error) {
 		done := make(chan error)
 		if err := c.Post(data, func(err error) { done <- err }); err != nil {
-			return Delivery{}, err
+			return Result{}, err
 		}
-		return Delivery{Bytes: uint64(len(data))}, <-done
+		return Result{Bytes: uint64(len(data))}, <-done
 	},
 }
 
@@ -431,7 +431,7 @@ func TestConnManyAtATime(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range ids {
 		wg.Go(func() {
-			var r Delivery
+			var r Result
 			var err error
 			if i%2 == 0 {
 				r, err = c.Send(t.Context(), f, Options{}) // all the same file

@@ -47,8 +47,8 @@ that is there.`,
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error { return configure(cmd, *file) }
 
 	demo := &cobra.Command{Use: "demo", Short: "Demonstrations: what to look at first, and to imitate"}
-	demo.AddCommand(newPingpongCmd())
-	root.AddCommand(demo, newLabCmd(), newRulesCmd(), newStatsCmd(), newBenchCmd())
+	demo.AddCommand(newPingpongCmd(), newFileCmd())
+	root.AddCommand(demo, newLabCmd(), newRulesCmd(), newSendCmd(), newStatsCmd(), newBenchCmd())
 	root.AddCommand(newHelperCmds()...)
 	root.AddCommand(newBenchHelperCmds()...)
 	root.AddCommand(newLabHelperCmds()...)

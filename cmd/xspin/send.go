@@ -1,0 +1,460 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
+
+	"github.com/xspin/xspin/slmp"
+)
+
+// newSendCmd returns `xspin send`.
+func newSendCmd() *cobra.Command {
+	var f sendFlags
+	cmd := &cobra.Command{
+		Use:   "send --to ADDR[:PORT] FILE...|-",
+		Short: "Send files as SLMP messages, to XsPIN or FPsPIN; needs no privileges",
+		Long: `Send each FILE as one SLMP message, standard input for -, and wait until the
+receiver's NIC has processed it. Anybody may: it takes a plain UDP socket.
+
+Several files share the socket, up to --parallel of them on their way at a time.
+A single file is not split. With the first that fails no further one is begun.
+
+Modes:
+  every       the receiver acknowledges, what is lost is sent again (default)
+  first-last  only the first and the last segment are acknowledged; what is lost
+              between them is lost. Give a --gap that the receiver can follow.
+  none        nothing is acknowledged, nothing waits
+
+A receiver that is XsPIN acknowledges many segments at a time; FPsPIN's answers
+each one, which is found out by itself. --plain asks for that of XsPIN too.`,
+		Example: `  xspin send --to 10.0.0.1 image.iso
+  tar c src | xspin send --to 10.0.0.1 -
+  xspin send --to [fe80::1%eth0]:9330 --parallel 8 *.dat
+  xspin send --to 10.0.0.1 --window 256 --align 64 --repeat 10 --json 1g.bin`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return errors.New("send: no FILE: name files, or - for standard input")
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			cfg, err := f.config()
+			if err == nil {
+				err = runSend(cmd, f, cfg, args)
+			}
+			if err != nil {
+				return fmt.Errorf("send: %w", err)
+			}
+			return nil
+		},
+	}
+	f.bind(cmd.Flags())
+	return cmd
+}
+
+// sendFlags are the flags as typed.
+type sendFlags struct {
+	to, window, mode         string
+	gap, timeout             time.Duration
+	parallel, repeat         int
+	align, payload, attempts int
+	plain, json              bool
+}
+
+func (f *sendFlags) bind(fl *pflag.FlagSet) {
+	fl.StringVar(&f.to, "to", "", fmt.Sprintf("the receiver, address or address:port (default port %d)", slmp.Port))
+	fl.StringVar(&f.mode, "mode", "every", "what is acknowledged: every segment, first-last, or none")
+	fl.StringVar(&f.window, "window", "auto", "segments in flight per message, or auto to find out")
+	fl.DurationVar(&f.gap, "gap", 0, "least time between two segments, such as 20us")
+	fl.BoolVar(&f.plain, "plain", false, "one acknowledgement per segment, as FPsPIN does it, also from XsPIN")
+	fl.IntVar(&f.parallel, "parallel", 4, "files on their way at a time")
+	fl.IntVar(&f.repeat, "repeat", 1, "send each file as many times, each time as a message of its own")
+	fl.IntVar(&f.align, "align", 1, "round the bytes per segment down to a multiple of this; FPsPIN's file transfer wants 64")
+	fl.IntVar(&f.payload, "payload", 0, "bytes per segment before that, 0 for what the path's MTU allows")
+	fl.IntVar(&f.attempts, "retries", 8, "how often in a row a segment is sent again without any answer before giving up")
+	fl.DurationVar(&f.timeout, "timeout", 0, "how long all may take, 0 for as long as the receiver answers")
+	fl.BoolVar(&f.json, "json", false, "print one JSON document")
+}
+
+const maxParallel = 4096
+
+// config judges the flags.
+func (f sendFlags) config() (c slmp.Config, err error) {
+	modes := map[string]slmp.Mode{"every": slmp.EverySegment, "first-last": slmp.FirstLast, "none": slmp.Unacknowledged}
+	mode, known := modes[f.mode]
+	window := 0
+	if f.window != "auto" {
+		window, err = strconv.Atoi(f.window)
+		if err != nil || window < 1 || window > slmp.MaxWindow {
+			return c, flagError("window", f.window, fmt.Sprintf("want auto, or segments, 1 to %d", slmp.MaxWindow))
+		}
+	}
+	switch {
+	case f.to == "":
+		return c, errors.New("--to is missing: the receiver's address, such as --to 10.0.0.1")
+	case !known:
+		return c, flagError("mode", f.mode, "want every, first-last or none")
+	case f.gap < 0:
+		return c, flagError("gap", f.gap, "want 0 or more")
+	case f.timeout < 0:
+		return c, flagError("timeout", f.timeout, "want 0 or more")
+	case f.parallel < 1 || f.parallel > maxParallel:
+		return c, flagError("parallel", f.parallel, fmt.Sprintf("want 1 to %d", maxParallel))
+	case f.repeat < 1:
+		return c, flagError("repeat", f.repeat, "want 1 or more")
+	case f.align < 1:
+		return c, flagError("align", f.align, "want 1 or more")
+	case f.payload < 0:
+		return c, flagError("payload", f.payload, "want 0 or more")
+	case f.payload > 0 && f.payload < f.align:
+		return c, flagError("payload", f.payload, fmt.Sprintf("is less than --align %d", f.align))
+	case f.attempts < 1:
+		return c, flagError("retries", f.attempts, "want 1 or more")
+	case f.plain && mode != slmp.EverySegment:
+		return c, flagError("plain", f.plain, "is about mode every")
+	case window > 0 && mode != slmp.EverySegment:
+		return c, flagError("window", f.window, "is about mode every: in the others --gap is what limits")
+	}
+	return slmp.Config{
+		Mode: mode, Window: window, Gap: f.gap, Plain: f.plain,
+		Payload: f.payload, Align: f.align, Retries: f.attempts,
+	}, nil
+}
+
+// sendReport is the document of --json.
+type sendReport struct {
+	Schema        int           `json:"schema"`
+	To            string        `json:"to"`
+	Mode          string        `json:"mode"`
+	Payload       int           `json:"payload"` // bytes per segment
+	Offload       string        `json:"offload"`
+	Bytes         uint64        `json:"bytes"`   // acknowledged; mode none: sent
+	Seconds       float64       `json:"seconds"` // from the first byte to the last acknowledgement
+	Gbps          float64       `json:"gbps"`    // of Bytes, 10^9 bits a second
+	Segments      uint64        `json:"segments"`
+	Retransmitted uint64        `json:"retransmitted"`
+	RTT           sendRTT       `json:"rtt_us"`
+	Messages      []sendMessage `json:"messages"`
+}
+
+type sendRTT struct {
+	Smoothed float64 `json:"smoothed"`
+	Min      float64 `json:"min"`
+}
+
+type sendMessage struct {
+	File          string  `json:"file"`
+	ID            uint32  `json:"id"`
+	Bytes         uint64  `json:"bytes"`
+	Seconds       float64 `json:"seconds"`
+	Gbps          float64 `json:"gbps"`
+	Segments      uint64  `json:"segments"`
+	Retransmitted uint64  `json:"retransmitted"`
+	Error         string  `json:"error,omitempty"`
+}
+
+func gbps(n uint64, d time.Duration) float64 {
+	if d <= 0 {
+		return 0
+	}
+	return math.Round(float64(n)*8/d.Seconds()) / 1e9
+}
+
+func micros(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
+
+var errNotBegun = errors.New("not sent, after an error with another")
+
+func runSend(cmd *cobra.Command, f sendFlags, cfg slmp.Config, files []string) (err error) {
+	total, err := checkFiles(files, f.repeat)
+	if err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(cmd.Context(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
+	defer stop()
+	if f.timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, f.timeout, fmt.Errorf("--timeout of %v: %w", f.timeout, context.DeadlineExceeded))
+		defer cancel()
+	}
+	conn, err := slmp.Dial(ctx, f.to, cfg)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+
+	s := &sending{conn: conn, cmd: cmd, jobs: make([]sendJob, 0, len(files)*f.repeat), total: total}
+	for range f.repeat {
+		for _, name := range files {
+			s.jobs = append(s.jobs, sendJob{name: name, err: errNotBegun})
+		}
+	}
+	quiet := s.watch()
+	begun := time.Now()
+	s.run(ctx, f.parallel)
+	took := time.Since(begun)
+	quiet()
+
+	report := s.report(f.mode, took)
+	if f.json {
+		err = writeJSON(cmd.OutOrStdout(), report)
+	} else if report.Segments > 0 {
+		_, err = fmt.Fprintln(cmd.OutOrStdout(), report)
+	}
+	return errors.Join(s.failure(), err)
+}
+
+// checkFiles looks at all files before anything is sent. It returns the bytes of
+// all of them, 0 if they cannot be known.
+func checkFiles(files []string, repeat int) (total int64, err error) {
+	known := true
+	for i, name := range files {
+		if name == "-" {
+			if repeat > 1 || slices.Contains(files[i+1:], "-") {
+				return 0, errors.New("-: standard input can be read once only")
+			}
+			known = false
+			continue
+		}
+		info, err := os.Stat(name)
+		switch {
+		case err != nil:
+			return 0, err
+		case info.IsDir():
+			return 0, fmt.Errorf("%s is a directory: name the files in it, or pack it: tar c %s | xspin send ... -", name, filepath.Clean(name))
+		case !info.Mode().IsRegular():
+			known = false // a pipe's writer would see that it was opened
+			continue
+		case info.Size() > slmp.MaxMessage:
+			return 0, fmt.Errorf("%s: %w: %d bytes, at most %d: split it", name, slmp.ErrTooLong, info.Size(), int64(slmp.MaxMessage))
+		}
+		file, err := os.Open(name)
+		if err != nil {
+			return 0, err
+		}
+		file.Close()
+		total += info.Size() * int64(repeat)
+	}
+	if !known {
+		return 0, nil
+	}
+	return total, nil
+}
+
+// sending is one run of the command.
+type sending struct {
+	conn  *slmp.Conn
+	cmd   *cobra.Command
+	jobs  []sendJob
+	total int64
+
+	next   atomic.Int64 // job to be begun
+	failed atomic.Bool
+	before atomic.Uint64 // bytes of messages that are over
+
+	mu   sync.Mutex
+	open map[*sendJob]slmp.Progress
+}
+
+// sendJob is one message. The goroutine that sends it writes it.
+type sendJob struct {
+	name string
+	slmp.Result
+	err error
+}
+
+func (s *sending) run(ctx context.Context, parallel int) {
+	var wg sync.WaitGroup
+	for range min(parallel, len(s.jobs)) {
+		wg.Go(func() {
+			for !s.failed.Load() {
+				i := s.next.Add(1) - 1
+				if i >= int64(len(s.jobs)) {
+					return
+				}
+				j := &s.jobs[i]
+				if j.Result, j.err = s.send(ctx, j); j.err != nil {
+					s.failed.Store(true)
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func (s *sending) send(ctx context.Context, j *sendJob) (slmp.Result, error) {
+	var r io.Reader = s.cmd.InOrStdin()
+	if j.name != "-" {
+		file, err := os.Open(j.name)
+		if err != nil {
+			return slmp.Result{}, err
+		}
+		defer file.Close()
+		r = file
+	}
+	var o slmp.Options
+	if s.open != nil {
+		o.Progress = func(p slmp.Progress) {
+			s.mu.Lock()
+			s.open[j] = p
+			s.mu.Unlock()
+		}
+		defer func() {
+			s.mu.Lock()
+			s.before.Add(s.open[j].Bytes)
+			delete(s.open, j)
+			s.mu.Unlock()
+		}()
+	}
+	result, err := s.conn.Send(ctx, r, o)
+	if err != nil {
+		err = fmt.Errorf("%s: %w", j.name, err)
+	}
+	return result, err
+}
+
+// failure joins the errors of those that were begun, each said once.
+func (s *sending) failure() error {
+	var errs []error
+	left := 0
+	for i := range s.jobs {
+		switch err := s.jobs[i].err; {
+		case err == errNotBegun:
+			left++
+		case err != nil:
+			errs = append(errs, err)
+		}
+	}
+	if left > 0 {
+		errs = append(errs, fmt.Errorf("%s not sent for that", count(left, "more message")))
+	}
+	return errors.Join(errs...)
+}
+
+func (s *sending) report(mode string, took time.Duration) *sendReport {
+	st := s.conn.Stats()
+	r := &sendReport{
+		Schema: 1, To: s.conn.RemoteAddr().String(), Mode: mode, Payload: st.Payload, Offload: st.Offload.String(),
+		Seconds: took.Seconds(), RTT: sendRTT{micros(st.RTT), micros(st.MinRTT)},
+	}
+	for i := range s.jobs {
+		j := &s.jobs[i]
+		m := sendMessage{
+			File: j.name, ID: j.ID, Bytes: j.Bytes, Seconds: j.Duration.Seconds(), Gbps: gbps(j.Bytes, j.Duration),
+			Segments: j.Segments, Retransmitted: j.Retransmitted,
+		}
+		if j.err != nil {
+			m.Error = j.err.Error()
+		}
+		r.Bytes += j.Bytes
+		r.Segments += j.Segments
+		r.Retransmitted += j.Retransmitted
+		r.Messages = append(r.Messages, m)
+	}
+	r.Gbps = gbps(r.Bytes, took)
+	return r
+}
+
+// String is the report for people.
+func (r *sendReport) String() string {
+	var b strings.Builder
+	if n := len(r.Messages); n > 1 {
+		fmt.Fprintf(&b, "%d messages, ", n)
+	}
+	fmt.Fprintf(&b, "%s in %.3f s: %.3f Gbit/s. %s of up to %d bytes", size(r.Bytes), r.Seconds, r.Gbps, count(int(r.Segments), "segment"), r.Payload)
+	fmt.Fprintf(&b, ", %d sent again", r.Retransmitted)
+	if r.RTT.Smoothed > 0 {
+		fmt.Fprintf(&b, ", round trip %.0f us (least %.0f)", r.RTT.Smoothed, r.RTT.Min)
+	}
+	return b.String()
+}
+
+// size returns n bytes in three digits or so.
+func size(n uint64) string {
+	if n < 1<<10 {
+		return count(int(n), "byte")
+	}
+	v, unit := float64(n), 0
+	for ; v >= 1023.95 && unit < 4; unit++ {
+		v /= 1 << 10
+	}
+	return fmt.Sprintf("%.1f %s", v, []string{"", "KiB", "MiB", "GiB", "TiB"}[unit])
+}
+
+// watch draws a line on the terminal that says how far all is, until the
+// function that it returns is called. Without a terminal it does nothing.
+func (s *sending) watch() (stop func()) {
+	term, ok := s.cmd.ErrOrStderr().(*os.File)
+	if !ok {
+		return func() {}
+	}
+	if _, err := unix.IoctlGetTermios(int(term.Fd()), unix.TCGETS); err != nil {
+		return func() {}
+	}
+	s.open = map[*sendJob]slmp.Progress{}
+	done, gone := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(gone)
+		begun, tick := time.Now(), time.NewTicker(200*time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-done:
+				fmt.Fprint(term, "\r\x1b[K")
+				return
+			case <-tick.C:
+				bytes := s.bytes()
+				fmt.Fprint(term, "\r\x1b[K"+progressLine(bytes, uint64(s.total), s.conn.Stats().Retransmitted, time.Since(begun)))
+			}
+		}
+	}()
+	return func() {
+		close(done)
+		<-gone
+	}
+}
+
+// bytes returns how many are acknowledged.
+func (s *sending) bytes() uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := s.before.Load()
+	for _, p := range s.open {
+		n += p.Bytes
+	}
+	return n
+}
+
+// progressLine returns what watch draws: on most terminals it is one line.
+func progressLine(done, total, again uint64, since time.Duration) string {
+	rate := fmt.Sprintf("%.2f Gbit/s  %d again", gbps(done, since), again)
+	if total == 0 {
+		return size(done) + "  " + rate
+	}
+	const width = 24
+	part := min(float64(done)/float64(total), 1)
+	full := int(part * width)
+	line := fmt.Sprintf("[%s%s] %3.0f %%  %s of %s  %s", strings.Repeat("=", full), strings.Repeat(" ", width-full), 100*part, size(done), size(total), rate)
+	if done > 0 && done < total {
+		left := time.Duration(float64(since) * (1/part - 1))
+		line += fmt.Sprintf("  %v left", left.Round(time.Second))
+	}
+	return line
+}
