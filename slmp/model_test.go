@@ -1,0 +1,759 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package slmp_test
+
+import (
+	"container/heap"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/xspin/xspin/mpq"
+	"github.com/xspin/xspin/slmp"
+)
+
+// The model test: senders and a receiver, both pure, on a random network in
+// simulated time. Everything that happens follows from the seed.
+
+var (
+	seeds = flag.Uint64("seeds", 2000, "how many seeds the model tests run")
+	seed  = flag.Uint64("seed", 0, "run the model tests with this seed only")
+)
+
+const (
+	usec = int64(time.Microsecond)
+	msec = int64(time.Millisecond)
+	sec  = int64(time.Second)
+)
+
+// A world is a simulation.
+type world struct {
+	*testing.T
+	*rand.Rand
+	now    int64
+	events events
+	count  int
+
+	there, back link // to the receiver, from it
+	senders     []*sender
+	receivers   []*receiver // the last one is alive
+	c           slmp.ReceiverConfig
+	behave      behaviour
+}
+
+// behaviour of handlers and of the application.
+type behaviour struct {
+	pending  float64 // how many calls finish later
+	slow     int64   // at most so much
+	fail     float64 // how many calls fail
+	refuse   float64 // how many messages have no place, at first
+	room     int     // in the event queue
+	readTime int64   // of an event
+}
+
+type event struct {
+	at  int64
+	seq int
+	f   func()
+}
+
+type events []event
+
+func (e events) Len() int { return len(e) }
+func (e events) Less(i, j int) bool {
+	return e[i].at < e[j].at || e[i].at == e[j].at && e[i].seq < e[j].seq
+}
+func (e events) Swap(i, j int) { e[i], e[j] = e[j], e[i] }
+func (e *events) Push(x any)   { *e = append(*e, x.(event)) }
+func (e *events) Pop() any {
+	n := len(*e) - 1
+	x := (*e)[n]
+	(*e)[n] = event{}
+	*e = (*e)[:n]
+	return x
+}
+
+func (w *world) at(t int64, f func()) {
+	w.count++
+	heap.Push(&w.events, event{max(t, w.now), w.count, f})
+}
+
+func (w *world) chance(p float64) bool { return p > 0 && w.Float64() < p }
+
+// run lets time pass until done says so, or nothing happens any more.
+func (w *world) run(limit int64, done func() bool) {
+	w.Helper()
+	for n := 0; len(w.events) > 0 && !done(); n++ {
+		e := heap.Pop(&w.events).(event)
+		if e.at > limit || n > 5_000_000 {
+			w.Fatalf("no end after %v and %d events: %s", time.Duration(w.now), n, w.state())
+		}
+		w.now = e.at
+		e.f()
+		w.bounds()
+	}
+}
+
+func (w *world) state() (s string) {
+	for _, x := range w.senders {
+		s += fmt.Sprintf("\nsender %v: %+v", x.addr, x.s.Stats())
+	}
+	return s + fmt.Sprintf("\nreceiver: %+v", w.receivers[len(w.receivers)-1].r.Stats())
+}
+
+// A link loses, doubles, delays, reorders and corrupts datagrams.
+type link struct {
+	loss, double, reorder, corrupt float64
+	delay, jitter                  int64
+	perByte                        int64 // ns; 0: no limit
+	queue                          int64 // ns of waiting at most
+	free                           int64
+	deadFrom, deadTo               int64
+	corrupted                      int
+}
+
+// sum is the checksum of UDP.
+func sum(b []byte) (s uint32) {
+	for i := range b {
+		s += uint32(b[i]) << (8 * (^i & 1))
+	}
+	for s>>16 != 0 {
+		s = s&0xffff + s>>16
+	}
+	return s
+}
+
+func (w *world) send(l *link, b []byte, deliver func([]byte)) {
+	if w.chance(l.loss) || w.now >= l.deadFrom && w.now < l.deadTo {
+		return
+	}
+	if l.perByte > 0 {
+		l.free = max(l.free, w.now)
+		if l.free-w.now > l.queue {
+			return
+		}
+		l.free += int64(len(b)) * l.perByte
+	}
+	copies := 1
+	if w.chance(l.double) {
+		copies++
+	}
+	for range copies {
+		d := slices.Clone(b)
+		check := sum(d)
+		if w.chance(l.corrupt) {
+			d[w.IntN(len(d))] ^= 1 << w.IntN(8)
+			l.corrupted++
+		}
+		t := max(l.free, w.now) + l.delay
+		if l.jitter > 0 {
+			t += w.Int64N(l.jitter)
+		}
+		if w.chance(l.reorder) {
+			t += w.Int64N(l.delay + 1000*usec)
+		}
+		w.at(t, func() {
+			if sum(d) == check {
+				deliver(d)
+			}
+		})
+	}
+}
+
+// content is what is at a place of a message.
+func content(id uint32, at uint64) byte { return byte(at) ^ byte(at>>8)*31 ^ byte(id)*7 }
+
+// A sender drives a Sender.
+type sender struct {
+	w    *world
+	c    slmp.SenderConfig
+	s    *slmp.Sender
+	addr netip.AddrPort
+	wake int64
+	dead bool
+
+	size map[uint32]uint64 // of messages
+	open int
+	errs map[uint32]error // of those that are over
+}
+
+func (w *world) newSender(c slmp.SenderConfig) *sender {
+	w.Helper()
+	s, err := slmp.NewSender(c)
+	if err != nil {
+		w.Fatal(err)
+	}
+	x := &sender{w: w, c: c, s: s, size: map[uint32]uint64{}, errs: map[uint32]error{}}
+	x.addr = netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(2 + len(w.senders)/2)}), uint16(1000+len(w.senders)))
+	w.senders = append(w.senders, x)
+	return x
+}
+
+// message sends a message, from time t on, all of it at once or as it comes.
+func (x *sender) message(id uint32, size uint64, t int64, slowly bool) {
+	x.size[id] = size
+	x.open++
+	w := x.w
+	w.at(t, func() {
+		o, err := x.s.Open(id)
+		if err != nil {
+			w.Fatal(err)
+		}
+		if !slowly {
+			o.Supply(size, true)
+			x.pump()
+			return
+		}
+		var more func()
+		n := uint64(0)
+		more = func() {
+			if x.dead {
+				return
+			}
+			n = min(n+w.Uint64N(size/4+2), size)
+			last := n == size && w.chance(0.5)
+			o.Supply(n, last)
+			x.pump()
+			if !last {
+				w.at(w.now+w.Int64N(5*msec), more)
+			}
+		}
+		more()
+	})
+}
+
+// pump sends what is to be sent.
+func (x *sender) pump() {
+	if x.dead {
+		return
+	}
+	w := x.w
+	var out [16]slmp.Outbound
+	for {
+		n := x.s.Next(out[:], w.now)
+		if n == 0 {
+			break
+		}
+		for _, o := range out[:n] {
+			b := make([]byte, slmp.HeaderLen+o.Len)
+			o.Header.Put(b)
+			for i := range b[slmp.HeaderLen:] {
+				b[slmp.HeaderLen+i] = content(o.Header.ID, uint64(o.Header.Offset)+uint64(i))
+			}
+			w.send(&w.there, b, func(b []byte) { w.receivers[len(w.receivers)-1].receive(x.addr, b) })
+		}
+	}
+	for o := x.s.Finished(); o != nil; o = x.s.Finished() {
+		x.errs[o.ID()] = o.Err()
+		x.open--
+		x.s.Recycle(o)
+	}
+	d := x.s.Deadline()
+	if d != 0 && d <= w.now {
+		w.Fatalf("%v: nothing to send at %d, but a deadline at %d", x.addr, w.now, d)
+	}
+	if d != 0 && (x.wake == 0 || d < x.wake || x.wake <= w.now) {
+		x.wake = d
+		w.at(d, func() {
+			if x.wake <= w.now {
+				x.wake = 0
+			}
+			x.pump()
+		})
+	}
+}
+
+func (x *sender) acknowledge(b []byte) {
+	if !x.dead {
+		_ = x.s.Acknowledge(b, x.w.now)
+		x.pump()
+	}
+}
+
+// name is a message.
+type name struct {
+	from netip.AddrPort
+	id   uint32
+}
+
+// A record is what handlers have seen of a message.
+type record struct {
+	name
+	opened, failed bool
+	completing     bool
+	completed      bool
+	queued         bool // its event, of a complete message
+	told           bool // its event, of another
+	running        int
+	claimed        []bool
+	done           []bool
+	first          int // length of the header segment
+	cause          slmp.Cause
+	missing        uint64
+	size           uint64
+	ours           bool  // size is that of a message of a sender
+	seen           int64 // when a datagram of it came
+}
+
+// A receiver drives a Receiver, and checks what it does.
+type receiver struct {
+	w       *world
+	r       *slmp.Receiver
+	records map[name]*record
+	all     []*record
+	wake    int64
+	events  int // in the queue
+	stopped bool
+	sent    map[name]uint64 // sizes, by sender
+}
+
+func (w *world) newReceiver() *receiver {
+	w.Helper()
+	x := &receiver{w: w, records: map[name]*record{}}
+	c := w.c
+	c.Send = x.send
+	c.Handlers = slmp.Handlers{Header: x.header, Payload: x.payload, Completion: x.completion, Event: x.event}
+	r, err := slmp.NewReceiver(c)
+	if err != nil {
+		w.Fatal(err)
+	}
+	x.r = r
+	w.receivers = append(w.receivers, x)
+	return x
+}
+
+func (x *receiver) receive(from netip.AddrPort, b []byte) {
+	if h, err := slmp.ParseHeader(b); err == nil {
+		if r := x.records[name{from, h.ID}]; r != nil {
+			defer func(now int64) { r.seen = now }(x.w.now)
+		}
+	}
+	x.r.Receive(from, b, x.w.now)
+	x.timer()
+}
+
+func (x *receiver) timer() {
+	w := x.w
+	if d := x.r.Deadline(); d != 0 && (x.wake == 0 || d < x.wake || x.wake <= w.now) {
+		x.wake = d
+		w.at(d, func() {
+			if x.wake <= w.now {
+				x.wake = 0
+			}
+			if !x.stopped {
+				x.r.Expire(w.now)
+				x.timer()
+			}
+		})
+	}
+}
+
+// outcome finishes a call: now or later, well or not. finish is called just before
+// the Receiver knows.
+func (x *receiver) outcome(c *slmp.Call, finish func(slmp.Code)) slmp.Code {
+	w, code := x.w, slmp.Success
+	if w.chance(w.behave.fail) {
+		code = slmp.Fail
+	}
+	if !w.chance(w.behave.pending) {
+		finish(code)
+		return code
+	}
+	w.at(w.now+w.Int64N(w.behave.slow), func() {
+		if x.stopped {
+			return
+		}
+		finish(code)
+		x.r.Done(c, code, w.now)
+		x.timer()
+	})
+	return slmp.Pending
+}
+
+func (x *receiver) size(n name) (uint64, bool) {
+	for _, s := range x.w.senders {
+		if s.addr == n.from {
+			v, ok := s.size[n.id]
+			return v, ok
+		}
+	}
+	return 0, false
+}
+
+func (x *receiver) header(c *slmp.Call) slmp.Code {
+	w, m := x.w, c.Message
+	n := name{m.Source(), m.ID()}
+	if m.Data != nil {
+		w.Fatalf("%v: data of another message", n)
+	}
+	if old := x.records[n]; old != nil {
+		if old.failed && w.now-old.seen >= 4*sec { // forgotten
+			old.seen = w.now
+			return slmp.Fail
+		}
+		w.Fatalf("%v: begins twice: %+v", n, old)
+	}
+	if c.Segment.Offset != 0 || c.Segment.Len != len(c.Payload) {
+		w.Fatalf("%v: header handler with %+v", n, c.Segment)
+	}
+	if w.chance(w.behave.refuse) {
+		return slmp.Refuse
+	}
+	r := &record{name: n, first: c.Segment.Len}
+	r.size, r.ours = x.size(n)
+	x.records[n] = r
+	x.all = append(x.all, r)
+	m.Data = r
+	return x.outcome(c, func(code slmp.Code) {
+		r.opened = code == slmp.Success
+		r.failed = !r.opened
+	})
+}
+
+func (x *receiver) payload(c *slmp.Call) slmp.Code {
+	w := x.w
+	r := c.Message.Data.(*record)
+	s := c.Segment
+	switch {
+	case !r.opened:
+		w.Fatalf("%v: payload handler before the header handler has returned: %+v", r.name, s)
+	case r.failed || r.completing:
+		w.Fatalf("%v: payload handler after the end: %+v", r.name, s)
+	case s.Len != len(c.Payload):
+		w.Fatalf("%v: %+v with %d bytes", r.name, s, len(c.Payload))
+	case r.ours && s.End() > r.size, r.ours && s.EOM && s.End() != r.size:
+		w.Fatalf("%v: %+v of a message of %d bytes", r.name, s, r.size)
+	}
+	for len(r.claimed) < int(s.End()) {
+		r.claimed, r.done = append(r.claimed, false), append(r.done, false)
+	}
+	for i, b := range c.Payload {
+		at := uint64(s.Offset) + uint64(i)
+		if r.claimed[at] {
+			w.Fatalf("%v: byte %d of %+v is delivered twice", r.name, at, s)
+		}
+		r.claimed[at] = true
+		if r.ours && b != content(r.id, at) {
+			w.Fatalf("%v: byte %d is wrong", r.name, at)
+		}
+	}
+	r.running++
+	return x.outcome(c, func(code slmp.Code) {
+		r.running--
+		r.failed = r.failed || code != slmp.Success
+		if code != slmp.Success {
+			return
+		}
+		for i := range s.Len {
+			r.done[int(s.Offset)+i] = true
+		}
+	})
+}
+
+func (r *record) processed() (n uint64) {
+	for _, d := range r.done {
+		if d {
+			n++
+		}
+	}
+	return n
+}
+
+func (x *receiver) completion(c *slmp.Call) slmp.Code {
+	w := x.w
+	r := c.Message.Data.(*record)
+	n := r.processed()
+	switch e := c.Ending; {
+	case r.completing || r.failed || !r.opened:
+		w.Fatalf("%v: completed twice, or after an error: %+v", r.name, r)
+	case r.running > 0:
+		w.Fatalf("%v: completed while %d payload handlers run", r.name, r.running)
+	case e.Length-e.Missing != n:
+		w.Fatalf("%v: %+v, but %d bytes were processed", r.name, e, n)
+	case e.Cause == slmp.Complete && (e.Missing != 0 || r.ours && e.Length != r.size):
+		w.Fatalf("%v: %+v, want %d bytes", r.name, e, r.size)
+	case e.Cause != slmp.Complete && r.ours && e.Missing == 0 && e.Length == r.size && r.size > 0 && w.known(c.Message):
+		w.Fatalf("%v: %+v of a complete message", r.name, e)
+	}
+	r.completing, r.cause, r.missing = true, c.Ending.Cause, c.Ending.Missing
+	return x.outcome(c, func(code slmp.Code) {
+		r.failed = code != slmp.Success
+		r.completed = !r.failed
+	})
+}
+
+func (w *world) known(m *slmp.Incoming) bool { _, ok := m.Length(); return ok }
+
+func (x *receiver) event(m *slmp.Incoming, e slmp.Ending) bool {
+	w := x.w
+	r, ok := m.Data.(*record)
+	if !ok { // began again when it was forgotten that it had failed
+		return true
+	}
+	switch {
+	case r.queued || r.told:
+		w.Fatalf("%v: a second event: %+v", r.name, e)
+	case e.Cause == slmp.HasFailed && !r.failed, e.Cause != slmp.HasFailed && !r.completed:
+		w.Fatalf("%v: event %+v before its time: %+v", r.name, e, r)
+	}
+	if x.events == w.behave.room {
+		r.told = e.Cause != slmp.Complete // it is lost
+		return false
+	}
+	x.events++
+	w.at(w.now+1+w.Int64N(w.behave.readTime), func() {
+		x.events--
+		if !x.stopped && w.chance(0.5) {
+			x.r.Retry(w.now)
+			x.timer()
+		}
+	})
+	if e.Cause == slmp.Complete {
+		r.queued = true
+	} else {
+		r.told = true
+	}
+	return true
+}
+
+// send checks what an acknowledgement says.
+func (x *receiver) send(to netip.AddrPort, b []byte) {
+	w := x.w
+	a, err := slmp.ParseAck(b)
+	if err != nil {
+		w.Fatal(err)
+	}
+	n := name{to, a.ID}
+	r := x.records[n]
+	var from *sender
+	for _, s := range w.senders {
+		if s.addr == to {
+			from = s
+		}
+	}
+	if a.Cumulative && from != nil && from.c.Plain {
+		w.Fatalf("%v: %+v, but it was not offered", n, a)
+	}
+	bad := func(what string) {
+		w.Helper()
+		w.Fatalf("%v: acknowledged: %s: %+v; %+v", n, what, a, r)
+	}
+	switch {
+	case r == nil && (!a.Wait || a.End != 0 || a.Bitmap[0] != 0):
+		bad("a message that has not begun")
+	case r == nil:
+	case r.failed:
+		bad("a message that has failed")
+	case r.completed && r.cause != slmp.Complete:
+		bad("an abandoned message")
+	case r.queued:
+		// All of it may be.
+	default:
+		isDone := func(at, n uint64) bool {
+			for i := at; i < at+n; i++ {
+				if i >= uint64(len(r.done)) || !r.done[i] {
+					return false
+				}
+			}
+			return true
+		}
+		length := uint64(r.first)
+		eom := false
+		if r.ours {
+			length = min(length, r.size-min(r.size, uint64(a.Offset)))
+			eom = uint64(a.Offset)+length == r.size && (uint64(a.Offset)%uint64(max(r.first, 1)) == 0)
+		} else {
+			length = 1 // its cuts are not known
+		}
+		if !a.Wait && r.ours && eom {
+			bad("EOM of a message whose event is not queued")
+		}
+		if !a.Wait && r.ours && !isDone(uint64(a.Offset), length) {
+			bad("a segment that is not processed")
+		}
+		if a.Cumulative {
+			if !isDone(0, uint64(a.End)) {
+				bad("end")
+			}
+			for i := range len(a.Bitmap) * 64 {
+				at := uint64(a.End) + uint64(i+1)*uint64(r.first)
+				if a.Bitmap[i/64]>>(i%64)&1 == 0 {
+					continue
+				}
+				l := uint64(r.first)
+				if r.ours {
+					l = min(l, r.size-min(r.size, at))
+				} else {
+					l = 1
+				}
+				if l == 0 || !isDone(at, l) {
+					bad(fmt.Sprintf("bit %d", i))
+				}
+			}
+		}
+	}
+	if from != nil {
+		w.send(&w.back, b, from.acknowledge)
+	}
+}
+
+// bounds checks that nothing grows.
+func (w *world) bounds() {
+	x := w.receivers[len(w.receivers)-1]
+	if w.count%64 != 0 {
+		return
+	}
+	s := x.r.Stats().Messages
+	if s.Open > w.c.Messages || s.HeldNow > max(w.c.Held, 0) || s.Memory > w.c.Memory {
+		w.Fatalf("bounds: %+v", s)
+	}
+}
+
+// newWorld makes a random one.
+func newWorld(t *testing.T, seed uint64) *world {
+	w := &world{T: t, Rand: rand.New(rand.NewPCG(seed, 42)), now: 1}
+	pick := func(l ...float64) float64 { return l[w.IntN(len(l))] }
+	net := func() link {
+		l := link{
+			loss: pick(0, 0, 0.01, 0.05, 0.2), double: pick(0, 0, 0.02, 0.2), reorder: pick(0, 0.03, 0.3),
+			corrupt: pick(0, 0, 0.001, 0.05),
+			delay:   int64(pick(10, 100, 2000, 20000)) * usec, jitter: int64(pick(0, 10, 500, 3000)) * usec,
+		}
+		if w.IntN(4) == 0 {
+			l.perByte, l.queue = int64(pick(8, 80, 800)), int64(pick(1, 10, 50))*msec
+		}
+		if w.IntN(8) == 0 {
+			l.deadFrom = w.Int64N(100 * msec)
+			l.deadTo = l.deadFrom + w.Int64N(500*msec)
+		}
+		return l
+	}
+	w.there, w.back = net(), net()
+	w.behave = behaviour{
+		pending: pick(0, 0.1, 0.5, 1), slow: int64(pick(10, 100, 1000, 20000)) * usec,
+		fail: pick(0, 0, 0, 0, 0.001, 0.02), refuse: pick(0, 0, 0, 0.3),
+		room: int(pick(1, 4, 1000)), readTime: int64(pick(1, 100, 50000)) * usec,
+	}
+	w.c.Config = mpq.Config{
+		Messages: int(pick(2, 16, 4096)), Held: int(pick(-1, 4, 64)), Memory: int(pick(256, 64<<10, 16<<20)),
+	}
+	return w
+}
+
+// config makes a random sender's.
+func (w *world) config() slmp.SenderConfig {
+	pick := func(l ...int) int { return l[w.IntN(len(l))] }
+	c := slmp.SenderConfig{
+		Payload: pick(1, 7, 64, 500, 1408, 1462), Window: pick(0, 0, 1, 4, 16, 100, 1000), Plain: w.IntN(4) == 0,
+		Retries: 40, // with so much loss in a row
+	}
+	if c.Window > 0 && w.IntN(8) == 0 {
+		c.Gap = time.Duration(w.Int64N(200 * usec))
+	}
+	return c
+}
+
+// length makes a random message's length.
+func (w *world) length(payload int) uint64 {
+	p := uint64(payload)
+	return min(200_000, []uint64{0, 1, p - 1, p, p + 1, 2 * p, w.Uint64N(5*p + 1), w.Uint64N(60*p + 1), w.Uint64N(600*p + 1)}[w.IntN(9)])
+}
+
+// settle waits until the receiver has nothing to do with anything any more, and
+// checks that nothing is left.
+func (w *world) settle() {
+	w.Helper()
+	x := w.receivers[len(w.receivers)-1]
+	for range 20 {
+		w.at(w.now+5*sec, func() { x.r.Retry(w.now); x.r.Expire(w.now) })
+		end := w.now + 5*sec
+		w.run(w.now+1000*sec, func() bool { return w.now >= end })
+	}
+	s := x.r.Stats().Messages
+	if s.Open != 0 || s.HeldNow != 0 || s.Memory != 0 {
+		w.Fatalf("left in the receiver: %+v", s)
+	}
+	for _, r := range x.all {
+		if r.running != 0 || r.opened && !r.failed && !r.completed {
+			w.Fatalf("left: %+v", r)
+		}
+	}
+	for _, x := range w.senders {
+		if s := x.s.Stats(); !x.dead && (s.Open != 0 || s.InFlight != 0) {
+			w.Fatalf("left in a sender: %+v", s)
+		}
+	}
+}
+
+// each runs a test for many seeds.
+func each(t *testing.T, n uint64, f func(t *testing.T, seed uint64)) {
+	t.Helper()
+	if *seed != 0 {
+		f(t, *seed)
+		return
+	}
+	for s := uint64(1); s <= n && !t.Failed(); s++ {
+		func() {
+			defer func() {
+				if p := recover(); p != nil {
+					t.Errorf("seed %d: %v", s, p)
+					panic(p)
+				}
+				if t.Failed() {
+					t.Logf("seed %d: go test ./slmp -run '^%s$' -seed %d", s, t.Name(), s)
+				}
+			}()
+			f(t, s)
+		}()
+	}
+}
+
+// Reliable senders on bad networks: all that does not fail arrives, and its sender
+// says so.
+func TestModel(t *testing.T) {
+	var total slmp.SenderStats
+	causes := map[string]int{}
+	each(t, *seeds, func(t *testing.T, seed uint64) {
+		w := newWorld(t, seed)
+		w.newReceiver()
+		for range 1 + w.IntN(3) {
+			x := w.newSender(w.config())
+			for id := range uint32(1 + w.IntN(6)) { // the same ids, from all senders
+				x.message(id, w.length(x.c.Payload), w.Int64N(20*msec), w.IntN(5) == 0)
+			}
+		}
+		w.run(600*sec, func() bool {
+			for _, x := range w.senders {
+				if x.open > 0 {
+					return false
+				}
+			}
+			return true
+		})
+		for _, x := range w.senders {
+			st := x.s.Stats()
+			total.Segments += st.Segments
+			total.Retransmitted += st.Retransmitted
+			for id, err := range x.errs {
+				r := w.receivers[0].records[name{x.addr, id}]
+				switch {
+				case err == nil && (r == nil || !r.queued):
+					t.Fatalf("%v %d: success, but %+v", x.addr, id, r)
+				case err != nil && (r == nil || !r.failed):
+					t.Fatalf("%v %d: %v; %+v%s", x.addr, id, err, r, w.state())
+				case err != nil:
+					causes[errors.Unwrap(err).Error()]++
+				default:
+					causes["success"]++
+				}
+			}
+		}
+		w.settle()
+	})
+	t.Logf("%d segments, %d of them again; %v", total.Segments, total.Retransmitted, causes)
+}
