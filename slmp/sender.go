@@ -99,7 +99,7 @@ func (e *MessageError) Error() string {
 	case errors.Is(e.Err, ErrRestarted):
 		return s + ": it answers, but knows less than it has acknowledged: the receiver has restarted or abandoned the message. Send it again under another id"
 	case errors.Is(e.Err, ErrIncomplete):
-		return s + ": the receiver waits for them. Use a longer gap, or the mode that acknowledges every segment"
+		return s + fmt.Sprintf(": the receiver waits for them, its last answer is %v old. Use a longer gap, or the mode that acknowledges every segment", e.Silent)
 	case errors.Is(e.Err, errLength):
 		return s + fmt.Sprintf(": at most %d bytes. Cut it in several", uint64(MaxMessage))
 	}
@@ -556,8 +556,8 @@ func (s *Sender) timeout(o *Outgoing, now int64) {
 	}
 	if o.unanswered > retries && now-o.answerAt >= int64(s.c.Patience) {
 		err := ErrSilent
-		if s.c.Mode == FirstLast && o.everAnswered && s.answerAt == o.answerAt && o.known && o.end > 2 {
-			err = ErrIncomplete
+		if s.c.Mode == FirstLast && s.peer == plain && o.everAnswered && o.end > 2 {
+			err = ErrIncomplete // most probably: a plain peer says nothing then
 		}
 		s.fail(o, err, now)
 		return

@@ -250,6 +250,7 @@ func TestSupply(t *testing.T) {
 		{"exactly one segment", []step{{100, false, ""}, {100, true, "1:0SCE"}}},
 		{"more than one", []step{{101, false, "1:0SC"}, {101, true, "1:100SCE"}}},
 		{"as it comes", []step{{150, false, "1:0SC"}, {250, false, "1:100SC"}, {451, false, "1:200 1:300SC"}, {500, true, "1:400SCE"}}},
+		{"last is last", []step{{250, true, "1:0 1:100 1:200SCE"}, {450, true, ""}, {450, false, ""}}},
 		{"not fewer", []step{{350, false, "1:0 1:100 1:200SC"}, {100, false, ""}, {400, true, "1:300SCE"}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -352,6 +353,19 @@ func TestBitmapReach(t *testing.T) {
 	}
 }
 
+// Where the bitmap does not reach, each segment is asked for itself.
+func TestBitmapTooShort(t *testing.T) {
+	d := newDesk(t, SenderConfig{Window: 2048})
+	d.meet()
+	d.open(1, 1e6)
+	n := strings.Count(d.next(), "S")
+	d.after(ms).cumulative(1, 12700, 0, ^uint64(0), 1<<63-1) // 0 is lost
+	all := strings.Fields(d.next())
+	if n != 64 || len(all) != 127 || strings.Count(strings.Join(all, ""), "S") != 127 {
+		t.Errorf("%d SYN among the first 2048, then %q", n, all)
+	}
+}
+
 func TestTimeout(t *testing.T) {
 	d := newDesk(t, SenderConfig{Window: 4})
 	d.meet()
@@ -370,12 +384,40 @@ func TestTimeout(t *testing.T) {
 	rtt := d.s.Stats().RTT
 	// The answer to a segment that was sent several times is no sample. It may be
 	// the first one's: the others get a round trip.
-	d.after(ms).cumulative(1, 0, 100, 0)
+	d.after(3*ms).cumulative(1, 0, 100, 0)
 	if got := d.s.Stats().RTT; got != rtt {
 		t.Errorf("round trip %v after an answer to a retransmission, was %v", got, rtt)
 	}
 	d.sends("1:400SC")
 	d.deadline("1:100SCr 1:200SCr 1:300SCr")
+	// Something was acknowledged: it begins with 5 ms again.
+	start = d.now
+	d.cumulative(1, 400, 100, 4)
+	d.sends("1:500SC")
+	d.deadline("1:100SCr")
+	if got := time.Duration(d.now - start); got != 5*time.Millisecond {
+		t.Errorf("probe %v after the last answer, want 5ms", got)
+	}
+}
+
+// It was the first transmission that was acknowledged after the timeout, and the
+// others come one by one.
+func TestSpuriousTimeoutSlow(t *testing.T) {
+	d := newDesk(t, SenderConfig{Window: 4, Plain: true})
+	d.open(0, 1)
+	d.next()
+	d.after(ms).plain(0, 0)
+	d.open(1, 1000)
+	d.next()
+	d.after(ms).plain(1, 0)
+	d.sends("1:100S 1:200S 1:300S 1:400S")
+	d.deadline("1:100Sr")
+	d.after(2*ms).plain(1, 100)
+	for _, k := range []uint32{200, 300, 400} {
+		d.after(800 * us)
+		d.sends(fmt.Sprintf("1:%dS", k+300))
+		d.plain(1, k)
+	}
 }
 
 // A receiver that was away for a while costs its probes, no more.
@@ -403,6 +445,7 @@ func TestSilence(t *testing.T) {
 	}{
 		{"never there", false, SenderConfig{Window: 4}, 8, 2 * time.Second},
 		{"gone", true, SenderConfig{Window: 4}, 8, 2 * time.Second},
+		{"patient", true, SenderConfig{Window: 4, Retries: 3, Patience: time.Second}, 3, time.Second},
 		{"impatient", true, SenderConfig{Window: 4, Retries: 3, Patience: -1}, 3, 75 * time.Millisecond},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -661,6 +704,25 @@ func TestFirstLast(t *testing.T) {
 	var e *MessageError
 	if err := d.over(2, ErrIncomplete).Err(); !errors.As(err, &e) || e.Acked != 200 {
 		t.Error(err)
+	}
+}
+
+func TestFirstLastPlain(t *testing.T) {
+	for _, length := range []uint64{450, 150} {
+		d := newDesk(t, SenderConfig{Mode: FirstLast, Plain: true, Retries: 2, Patience: -1})
+		d.open(1, length)
+		d.sends("1:0S")
+		d.plain(1, 0)
+		d.next()
+		for range 3 {
+			d.now = d.s.Deadline()
+			d.next()
+		}
+		want := ErrIncomplete
+		if length == 150 {
+			want = ErrSilent // nothing could be lost
+		}
+		d.over(1, want)
 	}
 }
 

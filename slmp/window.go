@@ -13,21 +13,20 @@ const (
 	maxWindow  = 4096
 	initWindow = 32
 
-	// hostTime is added to the path's round-trip time when the window is
-	// computed. Threads that sleep and wake, and batches on either end, make
-	// round trips of a fast LAN differ by more than they take; the window has
-	// to bridge it. At 10 Mbit/s it adds one segment, at 10 Gbit/s 800.
+	// hostTime is what the window covers at least. Threads that sleep and
+	// wake, and batches on either end, make the round trips of a fast LAN
+	// differ by more than they take. At 10 Mbit/s it is one segment, at 10
+	// Gbit/s 800.
 	hostTime = int64(time.Millisecond)
 
 	rateRounds = 10                      // a delivery rate is remembered for
 	minRTTLife = int64(10 * time.Second) // a minimal round trip is believed for
 	probeTime  = int64(10 * time.Millisecond)
 
-	// A round with more loss than overload is not chance: something drops
-	// because too much is on its way. The same in 1/64, and how many segments
-	// at least to judge by.
-	overloadPer64 = 4 // 6 %
-	judgeBy       = 100
+	// More loss than this in a round is overload: something drops because too
+	// much is on its way. And how many segments at least to judge by.
+	overloadPer64 = 3 // 4.7 %
+	judgeBy       = 200
 )
 
 // window says how many segments may be in flight: the congestion controller of a
@@ -36,8 +35,8 @@ const (
 // It is model-based, after BBR (draft-cardwell-iccrg-bbr-congestion-control): what
 // the path can carry is measured, the largest rate of delivery during the last ten
 // round trips and the smallest round-trip time during the last ten seconds, and
-// the window is twice their product, so that a lost segment now and then does not
-// matter. There is no pacing: acknowledgements are the clock.
+// the window is 5/4 of their product, whether a segment is lost now and then or
+// not. There is no pacing: acknowledgements are the clock.
 //
 //	          rate grows by less than 1/4 in three rounds, or overload
 //	startup ──────────────────────────────────────────────────────► steady ◄──► probe
@@ -45,12 +44,12 @@ const (
 //	every round                                             little in flight for 10 ms
 //
 // Beyond the product there is an allowance for acknowledgements that come many at
-// once (the most that came more than the rate explains), and a constant: of flows
-// that share a bottleneck those with little gain more from it than those with
-// much, which is what makes their shares equal after a while.
+// once (the most that came more than the rate explains), and one that grows with
+// the root of the product: of flows that share a bottleneck those with little gain
+// more from it than those with much, which makes their shares equal after a while.
 //
-// Loss above 6 % in a round cuts the window to 0.7 of what it was; this cap goes
-// up again by 1/16 each round.
+// Loss of 5 % in a round is not chance but overload: it cuts the window to 0.7 of
+// what it was, not below the product. This ceiling goes up again by 1/16 each round.
 type window struct {
 	size int // segments in flight, at most
 
@@ -231,7 +230,7 @@ func (w *window) probeSize() int {
 func (w *window) target(gain float64) int {
 	product := w.rate * float64(w.minRTT)
 	host := w.rate * float64(hostTime)
-	return int(max(gain*product+float64(w.extra), host)+2*math.Sqrt(max(product, host))) + minWindow
+	return int(max(gain*product+float64(w.extra), host)+3*math.Sqrt(max(product, host))) + minWindow
 }
 
 func (w *window) resize(n int, limited bool) {
