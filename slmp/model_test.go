@@ -290,14 +290,53 @@ type record struct {
 	queued         bool // its event, of a complete message
 	told           bool // its event, of another
 	running        int
-	claimed        []bool
-	done           []bool
+	claimed        marks
+	done           marks
 	first          int // length of the header segment
 	cause          slmp.Cause
 	missing        uint64
 	size           uint64
 	ours           bool  // size is that of a message of a sender
 	seen           int64 // when a datagram of it came
+}
+
+func (r *record) String() string {
+	return fmt.Sprintf("%v %d: opened %v, failed %v, completing %v, completed %v (%v, missing %d), queued %v, told %v, %d run, %d bytes done, header of %d, size %d (%v)",
+		r.from, r.id, r.opened, r.failed, r.completing, r.completed, r.cause, r.missing, r.queued, r.told, r.running, r.done.count(), r.first, r.size, r.ours)
+}
+
+// marks are set on bytes of a message.
+type marks map[uint64]*[1024]bool
+
+func (m marks) set(at uint64) {
+	p := m[at/1024]
+	if p == nil {
+		p = new([1024]bool)
+		m[at/1024] = p
+	}
+	p[at%1024] = true
+}
+
+// on returns how many of n bytes from at are set.
+func (m marks) on(at, n uint64) (c uint64) {
+	for end := at + n; at < end; {
+		stop := min(end, at/1024*1024+1024)
+		p := m[at/1024]
+		for ; p != nil && at < stop; at++ {
+			if p[at%1024] {
+				c++
+			}
+		}
+		at = stop
+	}
+	return c
+}
+
+func (m marks) count() (n uint64) {
+	for i := range m {
+		n += m.on(i*1024, 1024)
+	}
+	return n
 }
 
 // A receiver drives a Receiver, and checks what it does.
@@ -396,7 +435,7 @@ func (x *receiver) header(c *slmp.Call) slmp.Code {
 			old.seen = w.now
 			return slmp.Fail
 		}
-		w.Fatalf("%v: begins twice: %+v", n, old)
+		w.Fatalf("begins twice: %v", old)
 	}
 	if c.Segment.Offset != 0 || c.Segment.Len != len(c.Payload) {
 		w.Fatalf("%v: header handler with %+v", n, c.Segment)
@@ -404,7 +443,7 @@ func (x *receiver) header(c *slmp.Call) slmp.Code {
 	if w.chance(w.behave.refuse) {
 		return slmp.Refuse
 	}
-	r := &record{name: n, first: c.Segment.Len}
+	r := &record{name: n, first: c.Segment.Len, claimed: marks{}, done: marks{}}
 	r.size, r.ours = x.size(n)
 	x.records[n] = r
 	x.all = append(x.all, r)
@@ -429,15 +468,12 @@ func (x *receiver) payload(c *slmp.Call) slmp.Code {
 	case r.ours && s.End() > r.size, r.ours && s.EOM && s.End() != r.size:
 		w.Fatalf("%v: %+v of a message of %d bytes", r.name, s, r.size)
 	}
-	for len(r.claimed) < int(s.End()) {
-		r.claimed, r.done = append(r.claimed, false), append(r.done, false)
+	if n := r.claimed.on(uint64(s.Offset), uint64(s.Len)); n > 0 {
+		w.Fatalf("%v: %d bytes of %+v are delivered twice", r.name, n, s)
 	}
 	for i, b := range c.Payload {
 		at := uint64(s.Offset) + uint64(i)
-		if r.claimed[at] {
-			w.Fatalf("%v: byte %d of %+v is delivered twice", r.name, at, s)
-		}
-		r.claimed[at] = true
+		r.claimed.set(at)
 		if r.ours && b != content(r.id, at) {
 			w.Fatalf("%v: byte %d is wrong", r.name, at)
 		}
@@ -450,24 +486,15 @@ func (x *receiver) payload(c *slmp.Call) slmp.Code {
 			return
 		}
 		for i := range s.Len {
-			r.done[int(s.Offset)+i] = true
+			r.done.set(uint64(s.Offset) + uint64(i))
 		}
 	})
-}
-
-func (r *record) processed() (n uint64) {
-	for _, d := range r.done {
-		if d {
-			n++
-		}
-	}
-	return n
 }
 
 func (x *receiver) completion(c *slmp.Call) slmp.Code {
 	w := x.w
 	r := c.Message.Data.(*record)
-	n := r.processed()
+	n := r.done.count()
 	switch e := c.Ending; {
 	case r.completing || r.failed || !r.opened:
 		w.Fatalf("%v: completed twice, or after an error: %+v", r.name, r)
@@ -554,14 +581,7 @@ func (x *receiver) send(to netip.AddrPort, b []byte) {
 	case r.queued:
 		// All of it may be.
 	default:
-		isDone := func(at, n uint64) bool {
-			for i := at; i < at+n; i++ {
-				if i >= uint64(len(r.done)) || !r.done[i] {
-					return false
-				}
-			}
-			return true
-		}
+		isDone := func(at, n uint64) bool { return r.done.on(at, n) == n }
 		length := uint64(r.first)
 		eom := false
 		if r.ours {
@@ -679,7 +699,7 @@ func (w *world) settle() {
 		w.Fatalf("left in the receiver: %+v", s)
 	}
 	for _, r := range x.all {
-		if r.running != 0 || r.opened && !r.failed && !r.completed {
+		if r.running != 0 || r.opened && !r.failed && !r.completed && w.c.Incomplete != mpq.Discard {
 			w.Fatalf("left: %+v", r)
 		}
 	}
@@ -745,7 +765,7 @@ func TestModel(t *testing.T) {
 				case err == nil && (r == nil || !r.queued):
 					t.Fatalf("%v %d: success, but %+v", x.addr, id, r)
 				case err != nil && (r == nil || !r.failed):
-					t.Fatalf("%v %d: %v; %+v%s", x.addr, id, err, r, w.state())
+					t.Fatalf("%v %d: %v; %v%s", x.addr, id, err, r, w.state())
 				case err != nil:
 					causes[errors.Unwrap(err).Error()]++
 				default:
@@ -756,4 +776,195 @@ func TestModel(t *testing.T) {
 		w.settle()
 	})
 	t.Logf("%d segments, %d of them again; %v", total.Segments, total.Retransmitted, causes)
+}
+
+// all reports whether no message is open any more.
+func (w *world) all() bool {
+	return !slices.ContainsFunc(w.senders, func(x *sender) bool { return x.open > 0 && !x.dead })
+}
+
+// delivered reports whether some receiver has put the event of a complete message
+// in the queue.
+func (w *world) delivered(n name) bool {
+	return slices.ContainsFunc(w.receivers, func(x *receiver) bool { r := x.records[n]; return r != nil && r.queued })
+}
+
+// A receiver that restarts knows nothing: the message is delivered to the old one or
+// to the new one, or its sender gets an error.
+func TestModelRestart(t *testing.T) {
+	causes := map[string]int{}
+	each(t, *seeds/8, func(t *testing.T, seed uint64) {
+		w := newWorld(t, seed)
+		w.behave.fail = 0
+		w.newReceiver()
+		for range 1 + w.IntN(2) {
+			x := w.newSender(w.config())
+			for id := range uint32(1 + w.IntN(3)) {
+				x.message(id, w.length(x.c.Payload), w.Int64N(20*msec), w.IntN(5) == 0)
+			}
+		}
+		for range 1 + w.IntN(2) {
+			w.at(w.Int64N(100*msec), func() {
+				w.receivers[len(w.receivers)-1].stopped = true
+				w.newReceiver()
+			})
+		}
+		w.run(600*sec, w.all)
+		for _, x := range w.senders {
+			for id, err := range x.errs {
+				switch n := (name{x.addr, id}); {
+				case err == nil && !w.delivered(n):
+					t.Fatalf("%v: success, but nobody has received it", n)
+				case err == nil:
+					causes["success"]++
+				case !errors.Is(err, slmp.ErrRestarted) && !errors.Is(err, slmp.ErrSilent):
+					t.Fatalf("%v: %v", n, err)
+				default:
+					causes[errors.Unwrap(err).Error()]++
+				}
+			}
+		}
+		w.settle()
+	})
+	t.Log(causes)
+}
+
+// Senders that die leave nothing behind: what they had begun is completed with what
+// is missing.
+func TestModelDeath(t *testing.T) {
+	causes := map[slmp.Cause]int{}
+	each(t, *seeds/8, func(t *testing.T, seed uint64) {
+		w := newWorld(t, seed)
+		w.c.Timeout = time.Duration(1+w.IntN(3)) * time.Second
+		w.behave.room = 1000
+		w.newReceiver()
+		for range 2 + w.IntN(2) {
+			x := w.newSender(w.config())
+			for id := range uint32(1 + w.IntN(3)) {
+				x.message(id, w.length(x.c.Payload), w.Int64N(20*msec), w.IntN(5) == 0)
+			}
+			if w.IntN(2) == 0 {
+				w.at(w.Int64N(100*msec), func() { x.dead = true })
+			}
+		}
+		w.run(600*sec, w.all)
+		w.settle()
+		for _, r := range w.receivers[0].all {
+			causes[r.cause]++
+			if r.opened && !r.failed && !r.queued && !r.told {
+				t.Fatalf("%v ended without an event: %+v", r.name, r)
+			}
+			if r.cause == slmp.TimedOut && r.completed && r.missing == 0 && r.done.count() == r.size && r.size > uint64(r.first) {
+				// All but an EOM without bytes can be there.
+				t.Fatalf("%v: nothing is missing: %+v", r.name, r)
+			}
+		}
+	})
+	t.Log(causes)
+}
+
+// What senders without retransmission lose is lost; who asks learns of it.
+func TestModelModes(t *testing.T) {
+	outcomes := map[string]int{}
+	each(t, *seeds/4, func(t *testing.T, seed uint64) {
+		w := newWorld(t, seed)
+		w.c.Incomplete = mpq.Incomplete(w.IntN(3))
+		w.c.Linger = time.Duration(w.Int64N(50 * msec))
+		w.behave.fail, w.behave.refuse = 0, 0
+		w.newReceiver()
+		for range 1 + w.IntN(2) {
+			c := w.config()
+			c.Mode = slmp.FirstLast + slmp.Mode(w.IntN(2))
+			c.Retries = 8
+			x := w.newSender(c)
+			for id := range uint32(1 + w.IntN(3)) {
+				x.message(id, w.length(c.Payload), w.Int64N(20*msec), w.IntN(5) == 0)
+			}
+		}
+		w.run(600*sec, w.all)
+		w.settle()
+		for _, x := range w.senders {
+			for id, err := range x.errs {
+				n := name{x.addr, id}
+				switch {
+				case err == nil && x.c.Mode == slmp.FirstLast && !w.delivered(n):
+					t.Fatalf("%v: success, but %+v", n, w.receivers[0].records[n])
+				case err == nil:
+					outcomes[fmt.Sprint(x.c.Mode, ": success")]++
+				default:
+					outcomes[fmt.Sprint(x.c.Mode, ": ", errors.Unwrap(err))]++
+				}
+			}
+		}
+		for _, r := range w.receivers[0].all {
+			switch {
+			case w.c.Incomplete == mpq.Discard && r.completed && r.cause != slmp.Complete:
+				t.Fatalf("%v: completed though incomplete", r.name)
+			case w.c.Incomplete != mpq.Discard && r.opened && !r.completed:
+				t.Fatalf("%v: not completed: %+v", r.name, r)
+			case r.completed:
+				outcomes[fmt.Sprint("receiver: ", r.cause)]++
+			}
+		}
+	})
+	t.Log(outcomes)
+}
+
+// Somebody sends nonsense, of all kinds, and begins messages from addresses that do
+// not exist. The others do not notice, unless there is no room for them.
+func TestModelHostile(t *testing.T) {
+	each(t, *seeds/8, func(t *testing.T, seed uint64) {
+		w := newWorld(t, seed)
+		w.c.Messages, w.c.Memory, w.c.Held = 4096, 16<<20, 64
+		w.behave.fail, w.behave.refuse, w.behave.room = 0, 0, 1000
+		x := w.newReceiver()
+		for range 1 + w.IntN(2) {
+			s := w.newSender(w.config())
+			for id := range uint32(1 + w.IntN(3)) {
+				s.message(id, w.length(s.c.Payload), w.Int64N(20*msec), w.IntN(5) == 0)
+			}
+		}
+		size := uint32(1 + w.IntN(30))
+		var nonsense func()
+		n := 0
+		nonsense = func() {
+			from := netip.AddrPortFrom(netip.MustParseAddr("fe80::1%eth7"), 7)
+			h := slmp.Header{Flags: slmp.Flags(w.Uint32()) &^ slmp.ACK, ID: w.Uint32N(3), Offset: w.Uint32N(50) * size}
+			b := make([]byte, slmp.HeaderLen+int(size))
+			switch w.IntN(8) {
+			case 0:
+				b = b[:w.IntN(len(b)+1)]
+			case 1:
+				h.Offset = w.Uint32N(1500)
+			case 2:
+				h.Offset = w.Uint32()
+			case 3:
+				h.Flags |= slmp.ACK
+			case 4:
+				h.Offset = 0
+			case 5, 6:
+				h.Flags &^= slmp.EOM
+			case 7: // an address of its own
+				from = netip.AddrPortFrom(netip.AddrFrom4([4]byte{1, 2, byte(w.Uint32()), byte(w.Uint32())}), uint16(w.Uint32()))
+			}
+			if len(b) >= slmp.HeaderLen {
+				h.Put(b)
+			}
+			x.receive(from, b)
+			if n++; n < 3000 {
+				w.at(w.now+w.Int64N(100*usec), nonsense)
+			}
+		}
+		w.at(0, nonsense)
+		w.run(600*sec, w.all)
+		for _, x := range w.senders {
+			for id, err := range x.errs {
+				if err != nil || !w.delivered(name{x.addr, id}) {
+					t.Fatalf("%v %d: %v%s", x.addr, id, err, w.state())
+				}
+			}
+		}
+		w.run(w.now+sec, func() bool { return n == 3000 })
+		w.settle()
+	})
 }
