@@ -8,20 +8,34 @@ import (
 	_ "embed"
 	"fmt"
 	"io"
+	"structs"
 
 	"github.com/cilium/ebpf"
 )
+
+type BenchXspinSegments struct {
+	_     structs.HostLayout
+	Id    uint32
+	Next  uint32
+	Count uint32
+	Step  uint32
+	Every uint32
+	Ask   uint16
+	Last  uint16
+}
 
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	BenchMapBareSockets = "bare_sockets"
-	BenchProgXspinBare  = "xspin_bare"
-	BenchProgXspinDrop  = "xspin_drop"
-	BenchProgXspinPass  = "xspin_pass"
-	BenchProgXspinSend  = "xspin_send"
-	BenchVarTarget      = "target"
+	BenchMapBareSockets    = "bare_sockets"
+	BenchProgXspinBare     = "xspin_bare"
+	BenchProgXspinDrop     = "xspin_drop"
+	BenchProgXspinPass     = "xspin_pass"
+	BenchProgXspinSegments = "xspin_segments"
+	BenchProgXspinSend     = "xspin_send"
+	BenchVarSegments       = "segments"
+	BenchVarTarget         = "target"
 )
 
 // LoadBench returns the embedded CollectionSpec for Bench.
@@ -66,10 +80,11 @@ type BenchSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type BenchProgramSpecs struct {
-	XspinBare *ebpf.ProgramSpec `ebpf:"xspin_bare"`
-	XspinDrop *ebpf.ProgramSpec `ebpf:"xspin_drop"`
-	XspinPass *ebpf.ProgramSpec `ebpf:"xspin_pass"`
-	XspinSend *ebpf.ProgramSpec `ebpf:"xspin_send"`
+	XspinBare     *ebpf.ProgramSpec `ebpf:"xspin_bare"`
+	XspinDrop     *ebpf.ProgramSpec `ebpf:"xspin_drop"`
+	XspinPass     *ebpf.ProgramSpec `ebpf:"xspin_pass"`
+	XspinSegments *ebpf.ProgramSpec `ebpf:"xspin_segments"`
+	XspinSend     *ebpf.ProgramSpec `ebpf:"xspin_send"`
 }
 
 // BenchMapSpecs contains maps before they are loaded into the kernel.
@@ -83,7 +98,8 @@ type BenchMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type BenchVariableSpecs struct {
-	Target *ebpf.VariableSpec `ebpf:"target"`
+	Segments *ebpf.VariableSpec `ebpf:"segments"`
+	Target   *ebpf.VariableSpec `ebpf:"target"`
 }
 
 // BenchObjects contains all objects after they have been loaded into the kernel.
@@ -119,17 +135,19 @@ func (m *BenchMaps) Close() error {
 //
 // It can be passed to LoadBenchObjects or ebpf.CollectionSpec.LoadAndAssign.
 type BenchVariables struct {
-	Target *ebpf.Variable `ebpf:"target"`
+	Segments *ebpf.Variable `ebpf:"segments"`
+	Target   *ebpf.Variable `ebpf:"target"`
 }
 
 // BenchPrograms contains all programs after they have been loaded into the kernel.
 //
 // It can be passed to LoadBenchObjects or ebpf.CollectionSpec.LoadAndAssign.
 type BenchPrograms struct {
-	XspinBare *ebpf.Program `ebpf:"xspin_bare"`
-	XspinDrop *ebpf.Program `ebpf:"xspin_drop"`
-	XspinPass *ebpf.Program `ebpf:"xspin_pass"`
-	XspinSend *ebpf.Program `ebpf:"xspin_send"`
+	XspinBare     *ebpf.Program `ebpf:"xspin_bare"`
+	XspinDrop     *ebpf.Program `ebpf:"xspin_drop"`
+	XspinPass     *ebpf.Program `ebpf:"xspin_pass"`
+	XspinSegments *ebpf.Program `ebpf:"xspin_segments"`
+	XspinSend     *ebpf.Program `ebpf:"xspin_send"`
 }
 
 func (p *BenchPrograms) Close() error {
@@ -137,6 +155,7 @@ func (p *BenchPrograms) Close() error {
 		p.XspinBare,
 		p.XspinDrop,
 		p.XspinPass,
+		p.XspinSegments,
 		p.XspinSend,
 	)
 }

@@ -174,21 +174,49 @@ const (
 	generatorRun = 1 << 15
 )
 
-// A Generator sends copies of a frame from inside the kernel. It is good for
-// traffic at the speed of the receiver. Not safe for concurrent use.
-type Generator struct {
-	coll *ebpf.Collection
-	prog *ebpf.Program
-	link link.Link
-	out  *net.Interface
+// Segments say which segments of SLMP messages a Generator sends: as many messages
+// as it takes, of Count segments each, one after the other.
+type Segments struct {
+	ID    uint32 // of the first message; each has the next
+	Count uint32 // segments of a message, at least 1
+	Step  uint32 // bytes from a segment's offset to the next one's
+	Every uint32 // so many segments ask once for an acknowledgement, and a message's last. 0: none
+	Ask   uint16 // SLMP flags of those that ask
+	Last  uint16 // SLMP flags of a message's last segment
 }
 
-// NewGenerator returns a generator that sends out of an interface. If that is
-// an end of a veth pair, the other end must have an XDP program to get anything.
-// The calling thread must be in the interface's network namespace, whose
-// loopback interface serves the generator and carries no traffic while it lives.
+// A Generator sends frames from inside the kernel. It is good for traffic at the
+// speed of the receiver. Not safe for concurrent use.
+type Generator struct {
+	coll     *ebpf.Collection
+	prog     *ebpf.Program
+	segments *ebpf.Variable // nil if it sends copies
+	link     link.Link
+	out      *net.Interface
+}
+
+// NewGenerator returns a generator that sends copies of a frame out of an
+// interface. If that is an end of a veth pair, the other end must have an XDP
+// program to get anything. The calling thread must be in the interface's network
+// namespace, whose loopback interface serves the generator and carries no traffic
+// while it lives.
 func NewGenerator(out *net.Interface) (*Generator, error) {
-	const program = bpf.BenchProgXspinSend
+	return newGenerator(bpf.BenchProgXspinSend, out)
+}
+
+// NewSegmentGenerator returns a generator that writes an SLMP header into each
+// frame, behind the headers of Ethernet, IPv4 and UDP, as SetSegments says. All
+// else is as with NewGenerator.
+func NewSegmentGenerator(out *net.Interface) (*Generator, error) {
+	g, err := newGenerator(bpf.BenchProgXspinSegments, out)
+	if err != nil {
+		return nil, err
+	}
+	g.segments = g.coll.Variables[bpf.BenchVarSegments]
+	return g, nil
+}
+
+func newGenerator(program string, out *net.Interface) (*Generator, error) {
 	coll, err := loadBench(program, map[string]any{bpf.BenchVarTarget: uint32(out.Index)})
 	if err != nil {
 		return nil, err
@@ -207,13 +235,39 @@ func NewGenerator(out *net.Interface) (*Generator, error) {
 	return g, nil
 }
 
-// Send sends copies of a frame for a time, and returns how many there were and
-// how long it took. The calling CPU sends, and runs also what receives them, up
-// to the XDP program and its redirect. The calling thread must be in the
-// interface's network namespace.
+// SetSegments says what comes next.
+func (g *Generator) SetSegments(s Segments) error {
+	if g.segments == nil || s.Count == 0 {
+		return fmt.Errorf("generate messages of %d segments: want at least 1, from a generator of segments", s.Count)
+	}
+	err := g.segments.Set(bpf.BenchXspinSegments{Id: s.ID, Count: s.Count, Step: s.Step, Every: s.Every, Ask: s.Ask, Last: s.Last})
+	if err != nil {
+		return fmt.Errorf("configure segments: %w", err)
+	}
+	return nil
+}
+
+// Send sends frames for a time, and returns how many there were and how long it
+// took. The calling CPU sends, and runs also what receives them, up to the XDP
+// program and its redirect. The calling thread must be in the interface's network
+// namespace.
 func (g *Generator) Send(frame []byte, d time.Duration) (sent int, took time.Duration, err error) {
+	start := time.Now()
+	sent, err = g.Feed(frame, func(int) int {
+		if took = time.Since(start); took >= d {
+			return 0
+		}
+		return generatorRun
+	})
+	return sent, took, err
+}
+
+// Feed is Send with a say in how many frames go: next is told how many have been
+// sent, and returns how many more there are to be at once, 0 for no more at all. A
+// call costs as much as 60 frames.
+func (g *Generator) Feed(frame []byte, next func(sent int) int) (sent int, err error) {
 	if len(frame) < 14 || len(frame) > MaxGenerated {
-		return 0, 0, fmt.Errorf("generate frames of %d bytes: possible are 14..%d", len(frame), MaxGenerated)
+		return 0, fmt.Errorf("generate frames of %d bytes: possible are 14..%d", len(frame), MaxGenerated)
 	}
 	// Struct xdp_md of linux/bpf.h.
 	md := struct{ Data, DataEnd, DataMeta, IngressIfindex, RxQueueIndex, EgressIfindex uint32 }{
@@ -221,7 +275,7 @@ func (g *Generator) Send(frame []byte, d time.Duration) (sent int, took time.Dur
 		IngressIfindex: uint32(g.out.Index),
 	}
 	opts := &ebpf.RunOptions{
-		Data: frame, Context: md, Repeat: generatorRun, BatchSize: generatorBatch,
+		Data: frame, Context: md, BatchSize: generatorBatch,
 		Flags: unix.BPF_F_TEST_XDP_LIVE_FRAMES,
 	}
 	// A signal ends a run, and the whole of it is repeated: nobody would know how
@@ -233,16 +287,17 @@ func (g *Generator) Send(frame []byte, d time.Duration) (sent int, took time.Dur
 		all.Val[i] = ^all.Val[i]
 	}
 	if err := unix.PthreadSigmask(unix.SIG_SETMASK, &all, &before); err != nil {
-		return 0, 0, fmt.Errorf("block signals: %w", err)
+		return 0, fmt.Errorf("block signals: %w", err)
 	}
 	defer func() { _ = unix.PthreadSigmask(unix.SIG_SETMASK, &before, nil) }() // worked a moment ago
-	for start := time.Now(); took < d; took = time.Since(start) {
+	for n := next(0); n > 0; n = next(sent) {
+		opts.Repeat = uint32(n)
 		if _, err := g.prog.Run(opts); err != nil {
-			return sent, took, fmt.Errorf("generate frames out of %s: %w", g.out.Name, err)
+			return sent, fmt.Errorf("generate frames out of %s: %w", g.out.Name, err)
 		}
-		sent += generatorRun
+		sent += n
 	}
-	return sent, took, nil
+	return sent, nil
 }
 
 // Close frees the generator.

@@ -2,7 +2,19 @@
 /* Peers and traffic of the benchmarks, and the programs a lab may need. */
 #include "kernel.h"
 
-const volatile __u32 target; /* of xspin_send: interface index */
+const volatile __u32 target; /* of xspin_send and xspin_segments: interface index */
+
+/*
+ * What xspin_segments sends next: segment `next` of `count` of message `id`. One
+ * CPU sends.
+ */
+struct xspin_segments {
+	__u32 id, next, count;
+	__u32 step; /* bytes from a segment's offset to the next one's */
+	__u32 every; /* so many segments ask for an acknowledgement once, and the last; 0: none */
+	__u16 ask; /* flags of those that do */
+	__u16 last; /* flags of a message's last */
+} segments;
 
 struct {
 	__uint(type, BPF_MAP_TYPE_XSKMAP);
@@ -34,6 +46,42 @@ int xspin_bare(struct xdp_md *ctx)
 SEC("xdp")
 int xspin_send(struct xdp_md *ctx)
 {
+	return bpf_redirect(target, 0);
+}
+
+/* FPsPIN's SLMP header, big endian, behind Ethernet, IPv4 and UDP. */
+struct slmp_header {
+	__u16 flags;
+	__u32 id, offset;
+} __attribute__((packed));
+
+enum { SLMP_AT = 14 + 20 + 8 };
+
+/* Live-frame runs of this send segments of SLMP messages, one after the other,
+ * out of `target`. The frame has all but the SLMP header. */
+SEC("xdp")
+int xspin_segments(struct xdp_md *ctx)
+{
+	struct slmp_header *h = (void *)(long)ctx->data + SLMP_AT;
+	struct xspin_segments *s = &segments;
+	__u32 k = s->next;
+	__u16 flags = 0;
+
+	if ((void *)(h + 1) > (void *)(long)ctx->data_end)
+		return XDP_ABORTED;
+	s->next = k + 1;
+	if (s->every && s->next % s->every == 0)
+		flags = s->ask;
+	h->id = bswap32(s->id);
+	h->offset = bswap32(k * s->step);
+	if (s->next >= s->count) {
+		if (s->every)
+			flags = s->ask;
+		flags |= s->last;
+		s->next = 0;
+		s->id++;
+	}
+	h->flags = __builtin_bswap16(flags);
 	return bpf_redirect(target, 0);
 }
 
