@@ -210,5 +210,14 @@ func FormatRate(bits uint64) string {
 // A threshold is a probability in the unit of the programs: 2^32 is always.
 func threshold(p float64) uint64 { return uint64(math.Round(p * (1 << 32))) }
 
-// fraction is the inverse of threshold, without the digits that it made up.
-func fraction(t uint64) float64 { return math.Round(float64(t)/(1<<32)*1e9) / 1e9 }
+// fraction is the inverse of threshold: of the probabilities that come to t, the
+// one with the fewest digits.
+func fraction(t uint64) float64 {
+	exact := float64(t) / (1 << 32)
+	for scale := 1.0; scale <= 1e9; scale *= 10 {
+		if p := math.Round(exact*scale) / scale; threshold(p) == t {
+			return p
+		}
+	}
+	return exact
+}

@@ -215,7 +215,7 @@ type relayed struct{ delayed, reordered, overflowed, sent uint64 }
 
 // store writes the counters of a direction into the map.
 func (r *Relay) store(slot uint32, c relayed) {
-	var e bpf.ImpairXspinPath
+	var e settings
 	var b [4 * 8]byte
 	for i, v := range []uint64{c.delayed, c.reordered, c.overflowed, c.sent} {
 		binary.NativeEndian.PutUint64(b[i*8:], v)
@@ -254,7 +254,8 @@ type lane struct {
 
 	express line       // reordered frames: next to leave
 	waiting line       // the others
-	frame   []xsk.Desc // being received, or being sent
+	frame   []xsk.Desc // being received: a batch may end inside
+	leaving []xsk.Desc // being sent
 	arrived int64      // of the frame being received
 	flow    uint32
 	seen    uint64   // frames received
@@ -302,7 +303,7 @@ func bufferSize(mtu int) int {
 
 const vlanTag = 4
 
-func openLane(e *bpf.ImpairXspinPath, from, to netlink.Link) (_ *lane, err error) {
+func openLane(e *settings, from, to netlink.Link) (_ *lane, err error) {
 	mtu, queues := to.Attrs().MTU, to.Attrs().NumTxQueues
 	room := capacity(time.Duration(e.Set.Delay), e.Set.Rate, mtu)
 	l := &lane{
@@ -458,16 +459,15 @@ func (l *lane) send(now int64) (blocked bool) {
 	for _, queue := range [...]*line{&l.express, &l.waiting} {
 		for s := queue.first(); s != nil && s.due <= now; s = queue.first() {
 			x := l.tx[s.flow%uint32(len(l.tx))]
-			l.frame = queue.frame(l.frame[:0])
-			if len(x.out)+len(l.frame) > batch && !l.flush(x) {
+			l.leaving = queue.frame(l.leaving[:0])
+			if len(x.out)+len(l.leaving) > batch && !l.flush(x) {
 				break // the others behind it wait too: they keep their order
 			}
-			x.out = append(x.out, l.frame...)
-			queue.drop(len(l.frame))
+			x.out = append(x.out, l.leaving...)
+			queue.drop(len(l.leaving))
 			l.count.sent++
 		}
 	}
-	l.frame = l.frame[:0]
 	for _, x := range l.tx {
 		if !l.flush(x) {
 			blocked = true

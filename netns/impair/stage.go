@@ -54,8 +54,11 @@ func (w way) sendsBy(c Config) string {
 // into the 256 places of a veth's own ring, without a rate.
 const queueLength = 4096
 
+// settings are an entry of the map: what the programs are told, and counters.
+type settings = bpf.ImpairXspinPath
+
 // setting is what the programs are told.
-func (c Config) setting(w way) (s bpf.ImpairXspinPath) {
+func (c Config) setting(w way) (s settings) {
 	if !c.Direction.covers(w.direction) {
 		return s
 	}
@@ -82,7 +85,7 @@ func (c Config) Equal(o Config) bool {
 }
 
 // configOf is the inverse of setting.
-func configOf(entries [2]bpf.ImpairXspinPath) Config {
+func configOf(entries [2]settings) Config {
 	c := Config{Direction: ToHost}
 	s := entries[1].Set
 	if entries[0].Set.On != 0 {
@@ -399,7 +402,7 @@ func mapOf(id ebpf.ProgramID, name string) (*ebpf.Map, error) {
 	return nil, fmt.Errorf("program %d has no map %s", id, name)
 }
 
-func entriesOf(m *ebpf.Map) (entries [2]bpf.ImpairXspinPath, err error) {
+func entriesOf(m *ebpf.Map) (entries [2]settings, err error) {
 	for i, w := range ways {
 		if err := m.Lookup(w.slot, &entries[i]); err != nil {
 			return entries, fmt.Errorf("read map %s: %w", bpf.ImpairMapXspinPaths, err)
