@@ -3,8 +3,10 @@
 GOLANGCI := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 CLANG    := 19.1.7
 
-# How often `make demo` pings per protocol, mode and size.
+# How often `make demo` pings per protocol, mode and size, and how long a file it
+# sends.
 COUNT := 2000
+SIZE  := 256MiB
 # What `make bench` runs.
 BENCH := rx match rtt bystander
 
@@ -30,8 +32,9 @@ build: go ## bin/xspin, one static binary
 # Client and server on different CPUs, for both modes: left to themselves they
 # change places, and the figures jump by a factor of ten. The client spins, so
 # that its own wakeup is not in the figures.
-demo: root build ## ping-pong, Linux next to XsPIN, as a table (root; COUNT=n)
+demo: root build ## ping-pong and a file transfer, next to Linux, as tables (root; COUNT=n SIZE=n)
 	bin/xspin demo pingpong --proto both --mode host,nic --size 16,516,1016,1416 --count $(COUNT) --pin --client-wait spin
+	bin/xspin demo file --size $(SIZE) --pin
 
 test: root go test-tools generate-check lint ## every test, none skipped; installs Debian packages they need (root)
 	XSPIN_NO_SKIP=1 CGO_ENABLED=1 go test -race -count=1 -p 1 -timeout 25m ./...

@@ -46,11 +46,12 @@ type Result struct {
 	Gbps    Spread    `json:"gbps"`    // goodput, first byte to last acknowledgement
 	Seconds []float64 `json:"seconds"` // run by run
 
+	Retransmitted uint64 `json:"retransmitted"` // segments, all runs together
+
 	// With SLMP, all runs together.
-	Segments      uint64    `json:"segments,omitempty"`
-	Retransmitted uint64    `json:"retransmitted,omitempty"`
-	Unverified    uint64    `json:"unverified,omitempty"` // segments whose UDP checksum a local sender left to the device
-	RTT           []float64 `json:"rtt_us,omitempty"`     // smoothed, run by run
+	Segments   uint64    `json:"segments,omitempty"`
+	Unverified uint64    `json:"unverified,omitempty"` // segments whose UDP checksum a local sender left to the device
+	RTT        []float64 `json:"rtt_us,omitempty"`     // smoothed, run by run
 
 	Links []rtt.LinkState `json:"links"` // the NIC's end and the host's
 
@@ -125,9 +126,9 @@ func (r *Report) WriteText(out io.Writer) error {
 	fmt.Fprintln(w, "Gbit/s\t[least, most]\tseconds\tsent again\t")
 	var lines []string
 	for _, res := range r.Results {
-		again := "-"
+		again := fmt.Sprint(res.Retransmitted)
 		if res.Segments > 0 {
-			again = fmt.Sprintf("%d of %d", res.Retransmitted, res.Segments)
+			again += fmt.Sprintf(" of %d", res.Segments)
 		}
 		fmt.Fprintf(w, "%.2f\t[%.2f, %.2f]\t%.3f\t%s\t\n", res.Gbps.Median, res.Gbps.Min, res.Gbps.Max, median(res.Seconds), again)
 		lines = append(lines, res.Mode.describe())

@@ -55,7 +55,7 @@ var (
 type Config struct {
 	Size     int64 // of the file, bytes
 	Runs     int   // of each mode
-	Parallel int   // times that the file is sent at once; TCP: streams that share the bytes
+	Parallel int   // times that the file is sent at once; TCP: streams that share as many bytes
 	Window   string
 	// Sender is the command that sends: `xspin send`, its path first.
 	Sender    []string
@@ -277,11 +277,13 @@ func (t *transfers) tcp(ctx context.Context, m Mode, progress func(string)) erro
 	}
 	for run := range t.c.Runs {
 		progress(fmt.Sprintf("run %d of %d: %s", run+1, t.c.Runs, m.describe()))
-		gbps, seconds, err := iperf(ctx, t.lab, t.c)
+		gbps, seconds, again, err := iperf(ctx, t.lab, t.c)
 		if err != nil {
 			return fmt.Errorf("%s: %w", m.describe(), err)
 		}
-		t.report.result(m, links).add(gbps, seconds)
+		res := t.report.result(m, links)
+		res.add(gbps, seconds)
+		res.Retransmitted += again
 	}
 	return nil
 }

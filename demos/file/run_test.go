@@ -225,7 +225,7 @@ func TestInterruptedMessagesLeaveNothing(t *testing.T) {
 	for _, size := range []int{1500, 1 << 20} {
 		conn := dial(t, lab, slmp.Config{})
 		ctx, cancel := context.WithCancel(t.Context())
-		_, err := conn.Send(ctx, &trickle{noise(size, 1), ctx.Done()}, slmp.Options{Progress: func(p slmp.Progress) {
+		_, err := conn.Send(ctx, &trickle{noise(size, 1), t.Context().Done()}, slmp.Options{Progress: func(p slmp.Progress) {
 			if p.Bytes > 0 {
 				cancel()
 			}
@@ -249,7 +249,7 @@ func TestInterruptedMessagesLeaveNothing(t *testing.T) {
 		var once sync.Once
 		var sending sync.WaitGroup
 		sending.Go(func() {
-			_, _ = conn.Send(ctx, &trickle{noise(1<<20, 1), ctx.Done()}, slmp.Options{Progress: func(p slmp.Progress) {
+			_, _ = conn.Send(ctx, &trickle{noise(1<<20, 1), t.Context().Done()}, slmp.Options{Progress: func(p slmp.Progress) {
 				if p.Bytes > 0 {
 					once.Do(func() { close(arrived) })
 				}

@@ -30,6 +30,7 @@ const (
 
 	small      = 16 << 10  // a message up to here waits in memory and becomes a file at its end
 	unmapped   = 256 << 10 // a file up to here is not worth a mapping
+	copied     = 1 << 20   // a message up to here does not keep a file that was prepared for a longer one
 	step       = 4 << 20   // bytes allocated at a time
 	leastAhead = 1 << 20   // see ahead
 	mostAhead  = 32 << 20
@@ -80,12 +81,13 @@ type Store struct {
 	stop chan struct{}
 	quit sync.WaitGroup
 
-	mu     sync.Mutex
-	cond   sync.Cond // ended or closed has changed
-	live   map[*incoming]struct{}
-	ended  []*incoming
-	spare  *part // prepared
-	closed bool
+	mu       sync.Mutex
+	cond     sync.Cond // ended or closed has changed
+	live     map[*incoming]struct{}
+	ended    []*incoming
+	spare    *part // prepared, for the next message that is not small
+	prepared bool  // there is one, here or with a message
+	closed   bool
 }
 
 // OpenStore checks the directory and prepares the first file.
@@ -183,7 +185,7 @@ func (s *Store) prepare() {
 		n = min(n, int64(fs.Bavail)/4*fs.Bsize)
 	}
 	s.mu.Lock()
-	idle := s.spare != nil || s.closed
+	idle := s.prepared || s.closed
 	s.mu.Unlock()
 	if idle || n <= unmapped {
 		return
@@ -193,9 +195,32 @@ func (s *Store) prepare() {
 		return
 	}
 	p.extend(n)
+	p.prepared = true
 	s.mu.Lock()
-	s.spare = p
+	s.spare, s.prepared = p, true
 	s.mu.Unlock()
+}
+
+// recycle takes back a file that was written into and not kept. If it was prepared
+// it is the next message's: a message becomes a file only if it has overwritten all
+// that it has of this one.
+func (s *Store) recycle(p *part) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !p.prepared || s.closed || p.high.Load() > p.ready.Load() {
+		s.forget(p)
+		p.close()
+		return
+	}
+	p.high.Store(0)
+	s.spare = p
+}
+
+// forget notes that a file is used up. s.mu is held.
+func (s *Store) forget(p *part) {
+	if p.prepared {
+		s.prepared = false
+	}
 }
 
 // growAll extends files ahead of what is written into them.
@@ -293,9 +318,10 @@ type incoming struct {
 
 	mu    sync.Mutex
 	small *[small]byte // the message, while nothing of it is behind
-	part  *part
-	old   *os.File // that had its name
-	over  bool     // nothing is written any more
+	part  *part        // what is written into
+	file  *part        // what has become of it
+	old   *os.File     // that had its name
+	over  bool         // nothing is written any more
 }
 
 var smalls = sync.Pool{New: func() any { return new([small]byte) }}
@@ -380,15 +406,16 @@ func (in *incoming) publish(n uint64) (err error) {
 		return os.ErrClosed
 	}
 	in.over = true
-	if in.part == nil {
-		if in.part, err = in.store.create(); err != nil {
-			return err
-		}
-		if n > 0 {
-			_, err = in.part.f.Write(in.small[:n])
-		}
-	} else {
-		err = in.part.finish(int64(n))
+	switch p := in.part; {
+	case p == nil && n == 0:
+		in.file, err = in.store.create()
+	case p == nil:
+		err = in.copy(in.small[:n])
+	case n <= copied && p.ready.Load() >= 2*int64(n):
+		err = in.copy(p.mem[:n])
+	default:
+		in.file = p
+		err = p.finish(int64(n))
 	}
 	if err != nil {
 		return err
@@ -401,9 +428,17 @@ func (in *incoming) publish(n uint64) (err error) {
 	return nil
 }
 
+// copy makes a file of data.
+func (in *incoming) copy(data []byte) (err error) {
+	if in.file, err = in.store.create(); err == nil {
+		_, err = in.file.f.Write(data)
+	}
+	return err
+}
+
 // name gives the file its name. Another one of that name is replaced in one step.
 func (in *incoming) name(name string) error {
-	fd, dir := fmt.Sprintf("/proc/self/fd/%d", in.part.f.Fd()), int(in.store.dir.Fd())
+	fd, dir := fmt.Sprintf("/proc/self/fd/%d", in.file.f.Fd()), int(in.store.dir.Fd())
 	link := func(name string) error {
 		return unix.Linkat(unix.AT_FDCWD, fd, dir, name, unix.AT_SYMLINK_FOLLOW)
 	}
@@ -437,7 +472,7 @@ func (in *incoming) name(name string) error {
 // hash returns the file's checksum.
 func (in *incoming) hash() (string, error) {
 	h := sha256.New()
-	if _, err := io.Copy(h, io.NewSectionReader(in.part.f, 0, int64(in.Bytes))); err != nil {
+	if _, err := io.Copy(h, io.NewSectionReader(in.file.f, 0, int64(in.Bytes))); err != nil {
 		return "", err
 	}
 	return hex.EncodeToString(h.Sum(nil)), nil
@@ -452,10 +487,16 @@ func (in *incoming) release() {
 		smalls.Put(in.small)
 		in.small = nil
 	}
-	if in.part != nil {
-		in.part.close()
-		in.part = nil
+	if in.part != nil && in.part != in.file {
+		in.store.recycle(in.part)
 	}
+	if p := in.file; p != nil {
+		in.store.mu.Lock()
+		in.store.forget(p)
+		in.store.mu.Unlock()
+		p.close()
+	}
+	in.part, in.file = nil, nil
 	if in.old != nil {
 		in.old.Close()
 		in.old = nil
@@ -470,6 +511,8 @@ type part struct {
 	ready atomic.Int64 // bytes from the start that are allocated and mapped
 	asked atomic.Bool  // to be extended
 	final atomic.Int64 // its size in the end, -1 as long as that is not known
+
+	prepared bool // see Store.prepare
 
 	mu     sync.Mutex // of extend and close
 	mem    []byte     // the mapping, of all that the file may become

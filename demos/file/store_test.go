@@ -388,6 +388,85 @@ func TestAFaultInTheMappingFailsTheMessage(t *testing.T) {
 	s.end(in)
 }
 
+// A file may be extended by another goroutine when it gets its size.
+func TestWhatIsAllocatedTooLateIsGivenBack(t *testing.T) {
+	s, _ := open(t, StoreConfig{Dir: t.TempDir(), Prepare: -1})
+	p, err := s.createLarge()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.close()
+	if _, err := p.write(noise(10_000, 1), 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.finish(10_000); err != nil {
+		t.Fatal(err)
+	}
+	p.extend(8 << 20)
+	var st unix.Stat_t
+	if err := unix.Fstat(int(p.f.Fd()), &st); err != nil {
+		t.Fatal(err)
+	}
+	if st.Size != 10_000 || st.Blocks*512 > 1<<20 {
+		t.Errorf("%d bytes long, %d bytes allocated", st.Size, st.Blocks*512)
+	}
+}
+
+// A file that was prepared is kept for a message that is worth it.
+func TestShortMessagesDoNotUseUpWhatWasPrepared(t *testing.T) {
+	dir := t.TempDir()
+	s, ended := open(t, StoreConfig{Dir: dir, Prepare: 8 << 20})
+	spare := s.spare
+	for i, size := range []int{small + 1, copied, 100} {
+		for _, good := range []bool{true, false} {
+			data := noise(size, byte(i))
+			in := begin(t, s, uint32(i))
+			if err := write(in, data); err != nil {
+				t.Fatal(err)
+			}
+			if size > small && in.part != spare {
+				t.Errorf("%d bytes: not into the file that was prepared", size)
+			}
+			// Another one at the same time has to do without.
+			other := begin(t, s, 100)
+			if err := write(other, noise(100_000, 1)); err != nil {
+				t.Fatal(err)
+			}
+			other.part.extend(1 << 20)
+			other.fail(os.ErrInvalid)
+			if good {
+				if err := in.publish(uint64(size)); err != nil {
+					t.Fatal(err)
+				}
+			} else {
+				in.fail(os.ErrInvalid)
+			}
+			s.end(in)
+			s.end(other)
+			r := <-ended
+			<-ended
+			if good && (r.Err != nil || r.SHA256 != sumOf(data)) {
+				t.Errorf("%d bytes: told %+v", size, r)
+			}
+			if s.spare != spare || spare.ready.Load() < 8<<20 {
+				t.Errorf("%d bytes, good %t: the file that was prepared is gone", size, good)
+			}
+		}
+	}
+	in := begin(t, s, 10)
+	data := noise(2<<20, 10)
+	if err := errors.Join(write(in, data), in.publish(2<<20)); err != nil {
+		t.Fatal(err)
+	}
+	s.end(in)
+	if r := <-ended; r.Err != nil || r.SHA256 != sumOf(data) {
+		t.Errorf("told %+v", r)
+	}
+	if s.spare == nil || s.spare == spare {
+		t.Errorf("no other file is prepared in the place of one that was used")
+	}
+}
+
 // What is told faster than it is dealt with is bounded: new messages wait.
 func TestNewMessagesAreRefusedWhileTooManyAreNotDealtWith(t *testing.T) {
 	gate := make(chan struct{})

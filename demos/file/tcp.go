@@ -40,23 +40,24 @@ func startIn(ns *netns.Namespace, cpu int, cmd *exec.Cmd) error {
 	})
 }
 
-// iperf sends size bytes through TCP, in as many streams, and returns how fast
-// they arrived: by iperf3, from the host's end of the lab to the NIC's.
-func iperf(ctx context.Context, lab *netns.Lab, c Config) (gbps, seconds float64, err error) {
+// iperf sends as many bytes by TCP as SLMP does, in as many streams, and returns how
+// fast they arrived, and what was sent again: by iperf3, from the host's end of the
+// lab to the NIC's.
+func iperf(ctx context.Context, lab *netns.Lab, c Config) (gbps, seconds float64, again uint64, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	addr := lab.NIC.Addr.Addr().String()
 	server := exec.CommandContext(ctx, "iperf3", "-s", "-1", "-B", addr, "--forceflush", "--idle-timeout", "30")
 	log, err := server.StdoutPipe()
 	if err != nil {
-		return 0, 0, err
+		return 0, 0, 0, err
 	}
 	cpu := -1
 	if len(c.Server.CPUs) > 0 {
 		cpu = c.Server.CPUs[0]
 	}
 	if err := startIn(lab.NIC.NS, cpu, server); err != nil {
-		return 0, 0, err
+		return 0, 0, 0, err
 	}
 	defer func() {
 		cancel()
@@ -67,22 +68,25 @@ func iperf(ctx context.Context, lab *netns.Lab, c Config) (gbps, seconds float64
 		listening = strings.Contains(s.Text(), "listening")
 	}
 	if !listening {
-		return 0, 0, fmt.Errorf("iperf3 does not listen on %s: %w", addr, errors.Join(server.Wait(), ctx.Err()))
+		return 0, 0, 0, fmt.Errorf("iperf3 does not listen on %s: %w", addr, errors.Join(server.Wait(), ctx.Err()))
 	}
 
-	client := exec.CommandContext(ctx, "iperf3", "-c", addr, "-J", "-n", strconv.FormatInt(c.Size, 10), "-P", strconv.Itoa(c.Parallel))
+	client := exec.CommandContext(ctx, "iperf3", "-c", addr, "-J", "-n", strconv.FormatInt(c.Size*int64(c.Parallel), 10), "-P", strconv.Itoa(c.Parallel))
 	var out strings.Builder
 	client.Stdout = &out
 	if err := startIn(lab.Host.NS, c.SenderCPU, client); err != nil {
-		return 0, 0, err
+		return 0, 0, 0, err
 	}
 	err = client.Wait()
 	if ctx.Err() != nil {
-		return 0, 0, ctx.Err()
+		return 0, 0, 0, ctx.Err()
 	}
 	var report struct {
 		Error string
 		End   struct {
+			Sent struct {
+				Retransmits uint64
+			} `json:"sum_sent"`
 			Received struct {
 				Seconds float64
 				Bits    float64 `json:"bits_per_second"`
@@ -90,13 +94,13 @@ func iperf(ctx context.Context, lab *netns.Lab, c Config) (gbps, seconds float64
 		}
 	}
 	if e := json.Unmarshal([]byte(out.String()), &report); e != nil {
-		return 0, 0, fmt.Errorf("iperf3: %w", errors.Join(err, e))
+		return 0, 0, 0, fmt.Errorf("iperf3: %w", errors.Join(err, e))
 	}
 	if report.Error != "" {
-		return 0, 0, fmt.Errorf("iperf3: %s", report.Error)
+		return 0, 0, 0, fmt.Errorf("iperf3: %s", report.Error)
 	}
 	if err != nil {
-		return 0, 0, fmt.Errorf("iperf3: %w", err)
+		return 0, 0, 0, fmt.Errorf("iperf3: %w", err)
 	}
-	return report.End.Received.Bits / 1e9, report.End.Received.Seconds, nil
+	return report.End.Received.Bits / 1e9, report.End.Received.Seconds, report.End.Sent.Retransmits, nil
 }

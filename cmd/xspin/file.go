@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"os/signal"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
+
+	"github.com/xspin/xspin/demos/file"
+	"github.com/xspin/xspin/netns"
+	"github.com/xspin/xspin/nic"
+	"github.com/xspin/xspin/slmp"
+)
+
+// newFileCmd returns `xspin demo file`.
+func newFileCmd() *cobra.Command {
+	var f fileFlags
+	cmd := &cobra.Command{
+		Use:   "file",
+		Short: "Files sent to handlers on the NIC by SLMP, next to TCP",
+		Long: `Send a file of random bytes through the lab, which is brought up for it unless it
+is there, and compare what has arrived. The sender is xspin send, in a process of
+its own. The receiver is a NIC whose handlers put every packet's payload in its
+place in the file, and give the file its name when all of it is there; then the
+message is acknowledged. It is sent with aggregated acknowledgements and with one
+for each segment. iperf3 moves as many bytes by TCP over the same lab, with the
+NIC attached, and then without any XDP program.
+
+With --serve nothing is measured: files are received into --dir until
+interrupted, from whoever sends some. A file is called after the address and port
+of its sender and the number of the message; another of that name is replaced.
+Nobody ever sees half of one. Files come fastest into memory: a tmpfs, better one
+mounted with -o huge=within_size.`,
+		Example: `  sudo xspin demo file
+  sudo xspin demo file --size 1GiB --pin --json
+  sudo xspin demo file --serve --dir /dev/shm --max-size 4GiB`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			// Nothing is set up before all flags are right.
+			cfg, err := f.config(cmd.Flags().Changed)
+			if err != nil {
+				return fmt.Errorf("demo file: %w", err)
+			}
+			return runFile(cmd, f, cfg)
+		},
+	}
+	f.bind(cmd.Flags())
+	return cmd
+}
+
+// fileFlags are the flags as typed.
+type fileFlags struct {
+	size, maxSize, window, wait, dir string
+	nicCPUs                          []string
+	runs, parallel, senderCPU, hpus  int
+	json, serve, keep, pin           bool
+}
+
+func (f *fileFlags) bind(fl *pflag.FlagSet) {
+	fl.StringVar(&f.size, "size", "256MiB", "of the file: bytes, or with KiB, MiB, GiB; up to 4GiB")
+	fl.IntVar(&f.runs, "runs", 3, "transfers measured in each way")
+	fl.IntVar(&f.parallel, "parallel", 1, "how often the file is sent at once, each time as a message of its own")
+	fl.StringVar(&f.window, "window", "auto", "segments in flight per message, or auto to find out")
+	fl.StringVar(&f.dir, "dir", "", "where files are received (default a directory in memory; with --serve the current one)")
+	fl.StringVar(&f.maxSize, "max-size", "1GiB", "refuse what is longer; without --serve the default is --size")
+	fl.BoolVar(&f.keep, "keep", false, "leave the last file that was received")
+	fl.IntVar(&f.senderCPU, "sender-cpu", -1, "the CPU for the sender, and for iperf3's client, -1 for any")
+	fl.IntVar(&f.hpus, "hpus", 16, fmt.Sprintf("handler processing units, 1 to %d", nic.MaxHPUs))
+	fl.StringVar(&f.wait, "wait", "adaptive", "how HPUs wait for packets: adaptive (spin, then sleep), sleep or spin")
+	fl.StringSliceVar(&f.nicCPUs, "nic-cpu", nil, "CPUs for the threads that serve the HPUs; iperf3's server runs on the first (default any)")
+	fl.BoolVar(&f.pin, "pin", false, "sender on the first CPU that this process may use, receiver on the second")
+	fl.BoolVar(&f.json, "json", false, "print one JSON document")
+	fl.BoolVar(&f.serve, "serve", false, "do not measure: receive files until interrupted")
+}
+
+// config judges the flags. changed tells which of them the user chose.
+func (f fileFlags) config(changed func(string) bool) (c file.Config, err error) {
+	if c.Size, err = bytesFlag("size", f.size, 0, slmp.MaxMessage); err != nil {
+		return c, err
+	}
+	if c.Server.Store.MaxSize, err = bytesFlag("max-size", f.maxSize, 1, slmp.MaxMessage); err != nil {
+		return c, err
+	}
+	if !f.serve && !changed("max-size") {
+		c.Server.Store.MaxSize = max(c.Size, 1)
+	}
+	if c.Server.CPUs, err = numbers("nic-cpu", f.nicCPUs, 0, maxCPU, "a CPU number"); err != nil {
+		return c, err
+	}
+	if f.window != "auto" {
+		if n, err := strconv.Atoi(f.window); err != nil || n < 1 || n > slmp.MaxWindow {
+			return c, flagError("window", f.window, fmt.Sprintf("want auto, or segments, 1 to %d", slmp.MaxWindow))
+		}
+	}
+	switch {
+	case f.runs < 1 || f.runs > 1000:
+		return c, flagError("runs", f.runs, "want 1 to 1000")
+	case f.parallel < 1 || f.parallel > maxFilesAtOnce:
+		return c, flagError("parallel", f.parallel, fmt.Sprintf("want 1 to %d", maxFilesAtOnce))
+	case f.senderCPU < -1 || f.senderCPU > maxCPU:
+		return c, flagError("sender-cpu", f.senderCPU, fmt.Sprintf("want a CPU number from 0 to %d, or -1 for any", maxCPU))
+	case f.hpus < 1 || f.hpus > nic.MaxHPUs:
+		return c, flagError("hpus", f.hpus, fmt.Sprintf("want 1 to %d", nic.MaxHPUs))
+	case f.wait != "adaptive" && f.wait != "sleep" && f.wait != "spin":
+		return c, flagError("wait", f.wait, "want adaptive, sleep or spin")
+	case f.pin && (f.senderCPU != -1 || len(c.Server.CPUs) > 0):
+		return c, flagError("pin", f.pin, "not with --sender-cpu or --nic-cpu: it chooses both")
+	case f.json && f.serve:
+		return c, flagError("json", f.json, "not with --serve, which measures nothing: `xspin stats --json` tells what is going on")
+	case f.keep && f.serve:
+		return c, flagError("keep", f.keep, "not with --serve, which keeps all files")
+	}
+	for _, p := range []struct {
+		flag string
+		cpus []int
+	}{{"sender-cpu", []int{f.senderCPU}}, {"nic-cpu", c.Server.CPUs}} {
+		for _, cpu := range p.cpus {
+			if cpu >= 0 && !cpuAllowed(cpu) {
+				return c, flagError(p.flag, cpu, fmt.Sprintf("not one of the %d CPUs that this process may use", runtime.NumCPU()))
+			}
+		}
+	}
+	if f.pin {
+		f.senderCPU, c.Server.CPUs = pinTo(usableCPUs())
+	}
+	c.Runs, c.Parallel, c.Window, c.SenderCPU, c.Keep = f.runs, f.parallel, f.window, f.senderCPU, f.keep
+	c.Server.HPUs, c.Server.Wait, c.Server.Store.Dir = f.hpus, f.wait, f.dir
+	if f.serve && f.dir == "" {
+		c.Server.Store.Dir = "."
+	}
+	return c, nil
+}
+
+// maxFilesAtOnce is FPsPIN's largest sweep, and some.
+const maxFilesAtOnce = 1024
+
+// bytesFlag reads a number of bytes such as 1000, 64KiB or 1GiB.
+func bytesFlag(flag, s string, lo, hi int64) (int64, error) {
+	digits, shift := s, 0
+	for i, unit := range []string{"KiB", "MiB", "GiB"} {
+		if d, ok := strings.CutSuffix(s, unit); ok {
+			digits, shift = strings.TrimSpace(d), 10*(i+1)
+		}
+	}
+	n, err := strconv.ParseInt(digits, 10, 64)
+	if err != nil || n > math.MaxInt64>>shift || n<<shift < lo || n<<shift > hi {
+		return 0, flagError(flag, s, fmt.Sprintf("want %d to %d bytes, such as 1000, 64KiB, 20MiB or 1GiB", lo, hi))
+	}
+	return n << shift, nil
+}
+
+func runFile(cmd *cobra.Command, f fileFlags, cfg file.Config) (err error) {
+	ctx, stop := signal.NotifyContext(cmd.Context(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
+	defer stop()
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	cfg.Sender = []string{self, "send"}
+
+	lab, down, err := borrowLab(netns.LabConfig{Warn: warnTo(cmd.ErrOrStderr())})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, down()) }()
+
+	out := cmd.OutOrStdout()
+	if f.serve {
+		cfg.Server.Store.Ended = func(r file.Received) { writeReceived(out, r) }
+		return file.Serve(ctx, lab, cfg.Server, func() {
+			addr := lab.NIC.Addr.Addr()
+			fmt.Fprintf(out, "XsPIN receives files on %s (%s in namespace %s) into %s until interrupted. In another terminal:\n", addr, lab.NIC.Device, lab.NIC.Namespace, cfg.Server.Store.Dir)
+			fmt.Fprintf(out, "  sudo xspin lab exec host -- xspin send --to %s FILE\n", addr)
+		})
+	}
+	report, err := file.Run(ctx, lab, cfg, func(msg string) { fmt.Fprintln(cmd.ErrOrStderr(), msg) })
+	if report != nil && len(report.Results) > 0 {
+		write := report.WriteText
+		if f.json {
+			write = report.WriteJSON
+		}
+		err = errors.Join(err, write(out))
+	}
+	return err
+}
+
+// writeReceived tells of a message in a line.
+func writeReceived(w io.Writer, r file.Received) {
+	if r.Err != nil {
+		fmt.Fprintf(w, "refused: message %d from %s: %v\n", r.Number, r.Source, r.Err)
+		return
+	}
+	fmt.Fprintf(w, "%s  %s  %s in %v, %.3f Gbit/s\n", r.SHA256, r.Path, file.Bytes(int64(r.Bytes)), r.Took.Round(time.Microsecond), gbps(r.Bytes, r.Took))
+}

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/xspin/xspin/demos/file"
+)
+
+func TestFileFlags(t *testing.T) {
+	parse := func(line string) (file.Config, error) {
+		var f fileFlags
+		fl := pflag.NewFlagSet("file", pflag.ContinueOnError)
+		f.bind(fl)
+		if err := fl.Parse(strings.Fields(line)); err != nil {
+			return file.Config{}, err
+		}
+		return f.config(fl.Changed)
+	}
+
+	t.Run("the defaults", func(t *testing.T) {
+		got, err := parse("")
+		want := file.Config{
+			Size: 256 << 20, Runs: 3, Parallel: 1, Window: "auto", SenderCPU: -1,
+			Server: file.ServerConfig{HPUs: 16, Wait: "adaptive", Store: file.StoreConfig{MaxSize: 256 << 20}},
+		}
+		if err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("error %v\ngot  %+v\nwant %+v", err, got, want)
+		}
+	})
+	for _, tc := range []struct {
+		line, dir string
+		limit     int64
+	}{
+		{"--serve", ".", 1 << 30},
+		{"--serve --dir /tmp", "/tmp", 1 << 30},
+		{"--dir /tmp --size 0", "/tmp", 1},
+		{"--size 2MiB --max-size 1MiB", "", 1 << 20},
+		{"--serve --max-size 4GiB", ".", 4 << 30},
+	} {
+		if got, err := parse(tc.line); err != nil || got.Server.Store.Dir != tc.dir || got.Server.Store.MaxSize != tc.limit {
+			t.Errorf("%s: directory %q, at most %d bytes, error %v", tc.line, got.Server.Store.Dir, got.Server.Store.MaxSize, err)
+		}
+	}
+	t.Run("--pin gives sender and receiver the CPUs of this process", func(t *testing.T) {
+		sender, receiver := pinTo(usableCPUs())
+		got, err := parse("--pin")
+		if err != nil || got.SenderCPU != sender || !slices.Equal(got.Server.CPUs, receiver) {
+			t.Errorf("sender %d, receiver %v, error %v, want %d, %v", got.SenderCPU, got.Server.CPUs, err, sender, receiver)
+		}
+	})
+
+	for _, tc := range []struct{ good, bad, says string }{
+		{"--size 0", "--size -1", "--size -1: want 0 to 4294967296 bytes"},
+		{"--size 4GiB", "--size 5GiB", "--size 5GiB: want 0 to"},
+		{"--size 1000", "--size 1e3", "--size 1e3: want 0 to"},
+		{"--size 64KiB", "--size 64kB", "--size 64kB: want 0 to"},
+		{"--size 64KiB", "--size 9999999999999GiB", "--size 9999999999999GiB: want 0 to"},
+		{"--max-size 1", "--max-size 0", "--max-size 0: want 1 to"},
+		{"--runs 1", "--runs 0", "--runs 0: want 1 to 1000"},
+		{"--parallel 64", "--parallel 0", "--parallel 0: want 1 to 1024"},
+		{"--parallel 1024", "--parallel 1025", "--parallel 1025: want 1 to 1024"},
+		{"--window 1", "--window 0", "--window 0: want auto, or segments"},
+		{"--window auto", "--window wide", "--window wide: want auto, or segments"},
+		{"--sender-cpu -1", "--sender-cpu -2", "--sender-cpu -2: want a CPU number"},
+		{"--sender-cpu -1", "--sender-cpu 1023", "--sender-cpu 1023: not one of the"},
+		{"--nic-cpu=", "--nic-cpu -1", "--nic-cpu -1: want a CPU number"},
+		{"--hpus 64", "--hpus 65", "--hpus 65: want 1 to 64"},
+		{"--wait spin", "--wait block", "--wait block: want adaptive, sleep or spin"},
+		{"--pin", "--pin --sender-cpu 0", "--pin true: not with --sender-cpu or --nic-cpu"},
+		{"--serve", "--serve --json", "--json true: not with --serve"},
+		{"--keep", "--serve --keep", "--keep true: not with --serve"},
+	} {
+		if _, err := parse(tc.good); err != nil {
+			t.Errorf("%s: %v", tc.good, err)
+		}
+		if _, err := parse(tc.bad); err == nil || !strings.Contains(err.Error(), tc.says) {
+			t.Errorf("%s: error %v, want %q", tc.bad, err, tc.says)
+		}
+	}
+
+	t.Run("a wrong flag is found before anything is set up", func(t *testing.T) {
+		cmd := newFileCmd()
+		cmd.SetArgs([]string{"--size", "much"})
+		cmd.SetOut(io.Discard)
+		cmd.SetErr(io.Discard)
+		if err := cmd.Execute(); err == nil || !strings.Contains(err.Error(), "demo file: --size much") {
+			t.Errorf("error %v", err)
+		}
+	})
+}
+
+func TestWhatIsReceivedIsTold(t *testing.T) {
+	r := file.Received{Source: netip.MustParseAddrPort("10.0.0.2:40001"), Number: 7, Path: "dir/10.0.0.2-40001-7", Bytes: 1 << 20, Took: 8 * time.Millisecond, SHA256: "abc"}
+	bad := file.Received{Source: r.Source, Number: 8, Err: errors.New("longer than 100 bytes, which is the limit")}
+	for _, tc := range []struct {
+		r    file.Received
+		want string
+	}{
+		{r, "abc  dir/10.0.0.2-40001-7  1 MiB in 8ms, 1.049 Gbit/s\n"},
+		{bad, "refused: message 8 from 10.0.0.2:40001: longer than 100 bytes, which is the limit\n"},
+	} {
+		var b bytes.Buffer
+		if writeReceived(&b, tc.r); b.String() != tc.want {
+			t.Errorf("got %q, want %q", b.String(), tc.want)
+		}
+	}
+}
