@@ -298,6 +298,7 @@ type record struct {
 	size           uint64
 	ours           bool  // size is that of a message of a sender
 	seen           int64 // when a datagram of it came
+	old            bool  // that it failed may be forgotten
 }
 
 func (r *record) String() string {
@@ -369,7 +370,8 @@ func (w *world) newReceiver() *receiver {
 func (x *receiver) receive(from netip.AddrPort, b []byte) {
 	if h, err := slmp.ParseHeader(b); err == nil {
 		if r := x.records[name{from, h.ID}]; r != nil {
-			defer func(now int64) { r.seen = now }(x.w.now)
+			r.old = r.old || r.failed && x.w.now-r.seen >= 4*sec
+			r.seen = x.w.now
 		}
 	}
 	x.r.Receive(from, b, x.w.now)
@@ -431,8 +433,7 @@ func (x *receiver) header(c *slmp.Call) slmp.Code {
 		w.Fatalf("%v: data of another message", n)
 	}
 	if old := x.records[n]; old != nil {
-		if old.failed && w.now-old.seen >= 4*sec { // forgotten
-			old.seen = w.now
+		if old.old {
 			return slmp.Fail
 		}
 		w.Fatalf("begins twice: %v", old)
@@ -573,7 +574,7 @@ func (x *receiver) send(to netip.AddrPort, b []byte) {
 	switch {
 	case r == nil && (!a.Wait || a.End != 0 || a.Bitmap[0] != 0):
 		bad("a message that has not begun")
-	case r == nil:
+	case r == nil, r.old && a.Wait && a.End == 0 && a.Bitmap[0] == 0:
 	case r.failed:
 		bad("a message that has failed")
 	case r.completed && r.cause != slmp.Complete:
