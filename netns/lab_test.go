@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/netns"
+	"github.com/xspin/xspin/netns/impair"
 	"github.com/xspin/xspin/netns/netnstest"
 )
 
@@ -46,8 +47,22 @@ func TestMain(m *testing.M) {
 		names, _ := os.ReadDir("/run/netns")
 		fmt.Print(len(names), " names, no space: ", errors.Is(err, unix.ENOSPC))
 		os.Exit(0)
+	case "relay": // of the namespace that is descriptor 3
+		err := netns.ServeRelay(os.NewFile(3, "path"), func() { fmt.Println("ready") })
+		if err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		os.Exit(0)
 	case "updown": // the lab in namespaces argv[0] and argv[1], until killed
 		cfg := config(argv[0], argv[1])
+		if len(argv) > 2 { // with frames that wait in a process with the mark argv[2]
+			cfg.Path = &impair.Config{Loss: 0.01, Delay: time.Millisecond}
+			cfg.StartRelay = func(path *os.File) error {
+				_, err := startRelay(path, argv[2])
+				return err
+			}
+		}
 		for fmt.Println("ready"); ; {
 			if l, err := netns.Up(cfg); err != nil {
 				fmt.Fprintln(os.Stderr, err)
@@ -74,7 +89,7 @@ func unique(t *testing.T) netns.LabConfig {
 	cfg.Warn = func(msg string) { t.Errorf("unexpected warning: %s", msg) }
 	t.Cleanup(func() {
 		wantNoNames(t, cfg)
-		for _, name := range []string{cfg.NIC.Namespace, cfg.Host.Namespace} {
+		for _, name := range []string{cfg.NIC.Namespace, cfg.Host.Namespace, pathName(cfg)} {
 			path := filepath.Join("/run/netns", name)
 			_ = unix.Unmount(path, unix.MNT_DETACH)
 			_ = os.Remove(path)
@@ -85,7 +100,7 @@ func unique(t *testing.T) netns.LabConfig {
 
 func wantNoNames(t testing.TB, cfg netns.LabConfig) {
 	t.Helper()
-	for _, name := range []string{cfg.NIC.Namespace, cfg.Host.Namespace} {
+	for _, name := range []string{cfg.NIC.Namespace, cfg.Host.Namespace, pathName(cfg)} {
 		if _, err := os.Lstat(filepath.Join("/run/netns", name)); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("stat %s: %v, want it gone", name, err)
 		}
@@ -232,6 +247,8 @@ func TestConfigIsCheckedBeforeAnythingElse(t *testing.T) {
 		{"a namespace name with a slash is refused", cfg{NIC: end{Namespace: "../x"}}, "no name for a namespace"},
 		{"a namespace called .. is refused", cfg{NIC: end{Namespace: ".."}}, "no name for a namespace"},
 		{"a namespace called ... is fine", cfg{NIC: end{Namespace: "..."}}, ""},
+		{"an end in the namespace between the ends is refused", cfg{NIC: end{Namespace: "a-nic"}, Host: end{Namespace: "a-path"}}, `an end in namespace "a-path"`},
+		{"an impairment is checked", cfg{Path: &impair.Config{Loss: 2}}, "loss 200%, want 0% to 100%"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			err := tc.cfg.Check()
