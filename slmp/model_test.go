@@ -298,7 +298,7 @@ type record struct {
 	size           uint64
 	ours           bool  // size is that of a message of a sender
 	seen           int64 // when a datagram of it came
-	old            bool  // that it failed may be forgotten
+	old            bool  // it may be forgotten
 }
 
 func (r *record) String() string {
@@ -370,7 +370,8 @@ func (w *world) newReceiver() *receiver {
 func (x *receiver) receive(from netip.AddrPort, b []byte) {
 	if h, err := slmp.ParseHeader(b); err == nil {
 		if r := x.records[name{from, h.ID}]; r != nil {
-			r.old = r.old || r.failed && x.w.now-r.seen >= 4*sec
+			over := r.failed || r.queued || r.told || x.w.c.Incomplete == mpq.Discard
+			r.old = r.old || over && x.w.now-r.seen >= 4*sec
 			r.seen = x.w.now
 		}
 	}
@@ -433,10 +434,12 @@ func (x *receiver) header(c *slmp.Call) slmp.Code {
 		w.Fatalf("%v: data of another message", n)
 	}
 	if old := x.records[n]; old != nil {
-		if old.old {
+		switch {
+		case old.old && old.failed:
 			return slmp.Fail
+		case old.ours || !old.old:
+			w.Fatalf("begins twice: %v", old)
 		}
-		w.Fatalf("begins twice: %v", old)
 	}
 	if c.Segment.Offset != 0 || c.Segment.Len != len(c.Payload) {
 		w.Fatalf("%v: header handler with %+v", n, c.Segment)
