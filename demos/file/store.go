@@ -206,21 +206,25 @@ func (s *Store) prepare() {
 // that it has of this one.
 func (s *Store) recycle(p *part) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !p.prepared || s.closed || p.high.Load() > p.ready.Load() {
-		s.forget(p)
-		p.close()
-		return
+	if p.prepared && !s.closed && p.high.Load() <= p.ready.Load() {
+		p.high.Store(0)
+		s.spare = p
+		p = nil
 	}
-	p.high.Store(0)
-	s.spare = p
+	s.mu.Unlock()
+	if p != nil {
+		s.discard(p)
+	}
 }
 
-// forget notes that a file is used up. s.mu is held.
-func (s *Store) forget(p *part) {
+// discard closes a file.
+func (s *Store) discard(p *part) {
 	if p.prepared {
+		s.mu.Lock()
 		s.prepared = false
+		s.mu.Unlock()
 	}
+	p.close()
 }
 
 // growAll extends files ahead of what is written into them.
@@ -260,7 +264,7 @@ func (s *Store) endAll() {
 			r.SHA256, r.Err = in.hash()
 		}
 		in.release()
-		s.prepare()
+		s.prepare() // before, so that who is told can rely on it
 		s.cfg.Ended(r)
 	}
 }
@@ -490,11 +494,8 @@ func (in *incoming) release() {
 	if in.part != nil && in.part != in.file {
 		in.store.recycle(in.part)
 	}
-	if p := in.file; p != nil {
-		in.store.mu.Lock()
-		in.store.forget(p)
-		in.store.mu.Unlock()
-		p.close()
+	if in.file != nil {
+		in.store.discard(in.file)
 	}
 	in.part, in.file = nil, nil
 	if in.old != nil {
