@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"net/netip"
+	"os"
 	"reflect"
 	"slices"
 	"strings"
@@ -16,7 +17,45 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/xspin/xspin/demos/file"
+	"github.com/xspin/xspin/netns"
+	"github.com/xspin/xspin/netns/netnstest"
 )
+
+// The demo starts xspin send. Here it is this executable.
+func init() {
+	if len(os.Args) > 1 && os.Args[1] == "_send" {
+		os.Args[1] = "send"
+		main()
+		os.Exit(0)
+	}
+}
+
+func TestFileIsSentByXspinSend(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, window := range []string{"auto", "64"} {
+		dir := t.TempDir()
+		r, err := file.Run(t.Context(), lab, file.Config{
+			Size: 5_000_000, Runs: 1, Parallel: 3, Window: window, Sender: []string{self, "_send"}, SenderCPU: -1, Keep: true,
+			Server: file.ServerConfig{HPUs: 2, Wait: "adaptive", Store: file.StoreConfig{Dir: dir, MaxSize: 5_000_000}},
+		}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// 3420 segments of 1462 bytes each.
+		if len(r.Results) < 2 || r.Results[0].Segments != 3*3420 || r.Results[0].Seconds[0] <= 0 || r.Results[0].RTT[0] <= 0 || len(r.Files) != 3 {
+			t.Errorf("window %s: %+v, kept %v", window, r.Results[0], r.Files)
+		}
+		for _, name := range r.Files {
+			if info, err := os.Stat(name); err != nil || info.Size() != 5_000_000 {
+				t.Errorf("window %s: %v, error %v", window, info, err)
+			}
+		}
+	}
+}
 
 func TestFileFlags(t *testing.T) {
 	parse := func(line string) (file.Config, error) {
