@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -106,7 +107,6 @@ type Conn struct {
 	// All below is the loop's.
 	sender  *Sender
 	nextID  uint32
-	open    int        // messages
 	spools  []*message // open, from a stream
 	watched []*message // open, with somebody who wants to know how far they are
 	taken   []*message
@@ -114,6 +114,7 @@ type Conn struct {
 	outs    [txSegments]Outbound
 	scratch []byte
 	payload int
+	alone   bool       // the process has one CPU
 	spin    int64      // ns to look for acknowledgements before sleeping, found by itself
 	nap     int64      // when to try again after ENOBUFS, 0 for now
 	blocked bool       // until there is room in the socket
@@ -208,7 +209,7 @@ func dial(ctx context.Context, address string, cfg Config) (c *Conn, err error) 
 		cfg.Buffer = defaultBuffer
 	}
 	cfg.Buffer = max(cfg.Buffer, minBuffer)
-	c = &Conn{cfg: cfg, over: make(chan struct{}), nextID: rand.Uint32(), spin: int64(maxSpin)}
+	c = &Conn{cfg: cfg, over: make(chan struct{}), nextID: rand.Uint32(), spin: int64(maxSpin), alone: runtime.GOMAXPROCS(0) == 1}
 	sock, err := dialSocket(ctx, address, cfg.Local, cfg.Offload)
 	if err != nil {
 		return nil, err
@@ -283,10 +284,14 @@ func (c *Conn) SendBytes(ctx context.Context, msg []byte, o Options) (Result, er
 // what went wrong. Until then msg must stay as it is. The connection's goroutine
 // calls done, so it must be quick and must not wait for this connection; it may
 // call Post. Post does not wait: how many messages are on their way at a time is
-// for the caller to bound. After an error of Post itself done is not called.
+// for the caller to bound. After an error of Post itself done is not called; nil
+// will do where nobody wants to know.
 func (c *Conn) Post(msg []byte, done func(error)) error {
 	if err := checkLength(msg); err != nil {
 		return c.explain(err)
+	}
+	if done == nil {
+		done = func(error) {}
 	}
 	c.mu.Lock()
 	if c.closed {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"runtime"
 	"slices"
 	"time"
 
@@ -112,26 +111,31 @@ func (c *Conn) supply(m *message) {
 }
 
 // receive takes the acknowledgements that have come. False: there were none.
-func (c *Conn) receive(now int64) bool {
-	n, errno := c.sock.receive()
-	if errno != 0 {
-		if errno != unix.EAGAIN && errno != unix.EINTR {
-			c.trouble(errno)
+func (c *Conn) receive(now int64) (some bool) {
+	for range rxBatches {
+		n, errno := c.sock.receive()
+		if errno == unix.EAGAIN || errno == unix.EINTR {
+			break
 		}
-		return false
-	}
-	for i := range n {
-		// An error is one more in the Sender's counters; the datagram is none
-		// of ours, or damaged.
-		if c.sender.Acknowledge(c.sock.datagram(i), now) == nil {
-			c.refused = 0
+		if errno != 0 {
+			return c.trouble(errno) || some
+		}
+		for i := range n {
+			// An error is one more in the Sender's counters; the datagram is
+			// none of ours, or damaged.
+			if c.sender.Acknowledge(c.sock.datagram(i), now) == nil {
+				c.refused = 0
+			}
+		}
+		some = true
+		if n < rxBatch {
+			break
 		}
 	}
-	for _, m := range c.spools {
-		m.spool.free(m.out.Unacked())
+	if some {
+		c.publish()
 	}
-	c.publish()
-	return true
+	return some
 }
 
 func (c *Conn) snapshot() ConnStats {
@@ -140,8 +144,11 @@ func (c *Conn) snapshot() ConnStats {
 	return st
 }
 
-// publish lets those who watch a message know how far it is.
+// publish lets those who read a stream, or watch a message, know how far it is.
 func (c *Conn) publish() {
+	for _, m := range c.spools {
+		m.spool.free(m.out.Unacked())
+	}
 	for _, m := range c.watched {
 		m.acked.Store(c.done(m))
 		m.segments.Store(m.out.Segments())
@@ -164,6 +171,7 @@ func (c *Conn) transmit(now int64) bool {
 	if c.blocked || now < c.nap {
 		return false
 	}
+	c.nap = 0
 	if c.sock.empty() {
 		c.sock.clear()
 		n := c.sender.Next(c.outs[:c.sock.room(HeaderLen+c.payload)], now)
@@ -171,6 +179,9 @@ func (c *Conn) transmit(now int64) bool {
 			return false
 		}
 		c.load(c.outs[:n])
+		if c.cfg.Mode != EverySegment {
+			c.publish() // that is how far it is: no acknowledgement will tell
+		}
 	}
 	failed := 0
 	for {
@@ -183,7 +194,7 @@ func (c *Conn) transmit(now int64) bool {
 			c.blocked = true
 			return false
 		case unix.ENOBUFS, unix.ENOMEM:
-			c.nap = now + int64(noBufferNap)
+			c.nap = clock.Monotonic() + int64(noBufferNap)
 			return false
 		}
 		// Often it is the answer to a datagram sent earlier, and this one was
@@ -300,7 +311,13 @@ func without(list []*message, m *message) []*message {
 // trouble judges an error of the socket. It returns true when it has ended all
 // messages.
 func (c *Conn) trouble(errno unix.Errno) bool {
-	c.sock.drainErrors()
+	if _, stale := c.sock.drainErrors(c.isOpen); stale {
+		return false
+	}
+	return c.judge(errno)
+}
+
+func (c *Conn) judge(errno unix.Errno) bool {
 	switch errno {
 	case unix.ECONNREFUSED:
 		c.refused++
@@ -323,10 +340,12 @@ func (c *Conn) trouble(errno unix.Errno) bool {
 	return true
 }
 
+func (c *Conn) isOpen(id uint32) bool { return c.sender.messages[id] != nil }
+
 // endAll ends all messages that are open. What is staged is theirs.
 func (c *Conn) endAll(err error) {
 	c.sock.clear()
-	c.blocked = false
+	c.blocked, c.nap = false, 0
 	for _, o := range c.sender.messages {
 		o.Abandon(err)
 	}
@@ -338,11 +357,10 @@ func (c *Conn) endAll(err error) {
 func (c *Conn) wait() {
 	begin := clock.Monotonic()
 	until := c.sender.Deadline()
-	if c.nap > begin {
+	if c.nap != 0 {
 		until = c.nap
 	}
-	// On one CPU the others, the peer perhaps, run only when we do not.
-	spinning := len(c.sender.messages) > 0 && !c.blocked && runtime.GOMAXPROCS(0) > 1
+	spinning := len(c.sender.messages) > 0 && !c.blocked && !c.alone
 	now := begin
 	if spinning {
 		for ; now < begin+c.spin; now = clock.Monotonic() {
@@ -404,8 +422,8 @@ func (c *Conn) sleep(timeout *unix.Timespec) bool {
 	}
 	if got&unix.POLLERR != 0 {
 		// Also left over from a send or receive that told a good part.
-		if errno := c.sock.drainErrors(); errno != 0 {
-			c.trouble(errno)
+		if errno, stale := c.sock.drainErrors(c.isOpen); errno != 0 && !stale {
+			c.judge(errno)
 		}
 	}
 	return got&unix.POLLIN != 0

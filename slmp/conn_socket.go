@@ -47,6 +47,7 @@ const (
 	txSegments = 128 // staged at a time
 	txBytes    = 128 << 10
 	rxBatch    = 64  // acknowledgements per system call
+	rxBatches  = 4   // of them in a row
 	rxBytes    = 256 // no acknowledgement is longer than 10 + 4 + 8*16
 	sockBuffer = 4 << 20
 )
@@ -112,13 +113,13 @@ func dialSocket(ctx context.Context, address string, local netip.AddrPort, offlo
 	defer udp.Close()
 	s := &socket{
 		fd:      -1,
-		local:   udp.LocalAddr().(*net.UDPAddr).AddrPort(),
-		remote:  udp.RemoteAddr().(*net.UDPAddr).AddrPort(),
+		local:   unmap(udp.LocalAddr()),
+		remote:  unmap(udp.RemoteAddr()),
 		offload: offload,
 		buf:     make([]byte, txBytes),
 		inBuf:   make([]byte, rxBatch*rxBytes),
 	}
-	s.ip6 = s.remote.Addr().Unmap().Is6()
+	s.ip6 = s.remote.Addr().Is6()
 	raw, err := udp.SyscallConn()
 	if err != nil {
 		return nil, fmt.Errorf("UDP socket: %w", err)
@@ -145,6 +146,11 @@ func dialSocket(ctx context.Context, address string, local netip.AddrPort, offlo
 		s.cuts[i].hdr.SetLen(unix.CmsgLen(2))
 	}
 	return s, nil
+}
+
+func unmap(a net.Addr) netip.AddrPort {
+	p := a.(*net.UDPAddr).AddrPort()
+	return netip.AddrPortFrom(p.Addr().Unmap(), p.Port())
 }
 
 // withPort adds the default port to a bare address: 10.0.0.1, fe80::1%eth0,
@@ -355,16 +361,23 @@ func (s *socket) datagram(i int) []byte {
 	return s.inBuf[i*rxBytes : i*rxBytes+int(s.in[i].len)]
 }
 
-// drainErrors empties the queue of ICMP errors, which keeps poll from waiting
-// until it is, and returns the last errno in it.
-func (s *socket) drainErrors() (last unix.Errno) {
+// drainErrors empties the queue of errors, which keeps poll from waiting until it
+// is, and returns the last one. An ICMP error quotes the datagram that it is about:
+// stale if all were about messages that are not open any more.
+func (s *socket) drainErrors(open func(id uint32) bool) (last unix.Errno, stale bool) {
 	var data, control [256]byte
+	live := false
 	for {
-		_, n, _, _, err := unix.Recvmsg(s.fd, data[:], control[:], unix.MSG_ERRQUEUE|unix.MSG_DONTWAIT)
+		n, nc, _, _, err := unix.Recvmsg(s.fd, data[:], control[:], unix.MSG_ERRQUEUE|unix.MSG_DONTWAIT)
 		if err != nil {
-			return last
+			return last, stale && !live
 		}
-		cmsgs, err := unix.ParseSocketControlMessage(control[:n])
+		if h, err := ParseHeader(data[:n]); err == nil && !open(h.ID) {
+			stale = true
+			continue
+		}
+		live = true
+		cmsgs, err := unix.ParseSocketControlMessage(control[:nc])
 		if err != nil {
 			continue
 		}

@@ -600,6 +600,20 @@ type endless struct{}
 
 func (endless) Read(b []byte) (int, error) { return len(b), nil }
 
+// Nothing tells what has arrived, and still what is sent need not be kept.
+func TestConnStreamsLongerThanTheBuffer(t *testing.T) {
+	p := newConnPeer(t, "127.0.0.1:0")
+	for _, mode := range []Mode{EverySegment, FirstLast, Unacknowledged} {
+		// The peer may lose some, then FirstLast fails: what counts is how far
+		// it comes.
+		c := mustDial(t, p.addr, Config{Mode: mode, Buffer: 1, Gap: 2 * time.Microsecond})
+		r, _ := c.Send(t.Context(), io.LimitReader(endless{}, 3*minBuffer), Options{Progress: func(Progress) {}})
+		if r.Bytes != 3*minBuffer {
+			t.Errorf("%v: %d bytes went, want %d", mode, r.Bytes, 3*minBuffer)
+		}
+	}
+}
+
 func TestConnTooLong(t *testing.T) {
 	p := newConnPeer(t, "127.0.0.1:0")
 	c := mustDial(t, p.addr, Config{})
@@ -647,6 +661,63 @@ func TestConnNobodyListens(t *testing.T) {
 		if err != nil && !strings.Contains(err.Error(), fmt.Sprintf("UDP port %d of 127.0.0.1", p.addr.Port())) {
 			t.Errorf("error does not say where: %v", err)
 		}
+	}
+}
+
+// What the network says about a message that is over does not harm the next.
+func TestConnAStaleRefusalHarmsNobody(t *testing.T) {
+	p := newConnPeer(t, "127.0.0.1:0")
+	p.sock.Close()
+	c := mustDial(t, p.addr, fast(Config{}))
+	// Each segment of a window is refused; the first ends the message.
+	for range 20 {
+		_, err := c.SendBytes(t.Context(), noise(100*testPayload), Options{})
+		if !errors.Is(err, ErrRefused) {
+			t.Fatalf("error %v, want ErrRefused", err)
+		}
+		again := newConnPeer(t, p.addr.String())
+		r, err := c.SendBytes(t.Context(), []byte("next"), Options{})
+		if err != nil || string(again.message(t, r.ID)) != "next" {
+			t.Fatalf("the next message: %v", err)
+		}
+		again.sock.Close()
+	}
+}
+
+// Errors that loopback does not make.
+func TestConnErrorsOfTheSocket(t *testing.T) {
+	p := newConnPeer(t, "127.0.0.1:0")
+	for _, tc := range []struct {
+		errno unix.Errno
+		ends  bool
+		says  string
+	}{
+		{unix.EPERM, true, "a local firewall or security policy refuses it"},
+		{unix.EACCES, true, "a local firewall or security policy refuses it"},
+		{unix.EIO, true, "UDP socket: input/output error"},
+		{unix.ENETUNREACH, false, ""},
+		{unix.EHOSTUNREACH, false, ""},
+		{unix.EMSGSIZE, false, ""},
+		{unix.EINVAL, false, ""},
+	} {
+		c, err := dial(t.Context(), p.addr.String(), Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got error
+		if err := c.Post([]byte("x"), func(err error) { got = err }); err != nil {
+			t.Fatal(err)
+		}
+		c.intake()
+		if ends := c.trouble(tc.errno); ends != tc.ends {
+			t.Errorf("%v: ended messages %t, want %t", tc.errno, ends, tc.ends)
+		}
+		c.collect()
+		if (got != nil) != tc.ends || got != nil && (!errors.Is(got, tc.errno) || !strings.Contains(got.Error(), tc.says)) {
+			t.Errorf("%v: error %v, want %q", tc.errno, got, tc.says)
+		}
+		go c.run()
+		c.Close()
 	}
 }
 
@@ -963,11 +1034,30 @@ func TestConnWaitsForRoomInTheSocket(t *testing.T) {
 	}
 }
 
+// A device that drops because its queue is full says so: what it dropped is given
+// to it again.
+func TestConnWaitsForRoomInTheDevice(t *testing.T) {
+	lab, p, dial := labPeer(t)
+	run(t, lab.Host.NS, "tc", "qdisc", "add", "dev", lab.Host.Device, "root", "tbf", "rate", "100mbit", "burst", "8k", "limit", "20k")
+	for _, off := range []Offload{OffloadCalls, OffloadNone} {
+		c := dial(Config{Mode: Unacknowledged, Offload: off})
+		data := noise(1 << 20)
+		r, err := c.SendBytes(t.Context(), data, Options{})
+		if err != nil {
+			t.Fatalf("%v: %v", off, err)
+		}
+		if !bytes.Equal(p.message(t, r.ID), data) {
+			t.Errorf("%v: other bytes came", off)
+		}
+	}
+}
+
 func TestConnNoSuchHost(t *testing.T) {
 	lab, _, _ := labPeer(t)
+	run(t, lab.Host.NS, "sysctl", "-qw", "net.ipv4.neigh."+lab.Host.Device+".retrans_time_ms=50")
 	if err := lab.Host.NS.Do(func() error {
 		none := lab.NIC.Addr.Addr().Next().Next().Next()
-		c := mustDial(t, netip.AddrPortFrom(none, Port), Config{Patience: 3500 * time.Millisecond, Retries: 1})
+		c := mustDial(t, netip.AddrPortFrom(none, Port), Config{Patience: time.Second, Retries: 1})
 		_, err := c.SendBytes(t.Context(), []byte("x"), Options{})
 		if !errors.Is(err, ErrSilent) || !errors.Is(err, unix.EHOSTUNREACH) {
 			t.Errorf("error %v, want ErrSilent and no route to host", err)

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package slmp_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"net"
+	"net/netip"
+	"strings"
+
+	"github.com/xspin/xspin/slmp"
+)
+
+func Example() {
+	addr, stop := startReceiver()
+	defer stop()
+
+	c, err := slmp.Dial(context.Background(), addr, slmp.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer c.Close()
+	// Files, and anything else that can be read. Any number of goroutines may
+	// send at the same time.
+	r, err := c.Send(context.Background(), strings.NewReader("hello, NIC"), slmp.Options{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(r.Bytes, "bytes acknowledged in", r.Segments, "segment")
+	// Output: 10 bytes acknowledged in 1 segment
+}
+
+// Many small messages, 256 of them on their way at a time, and no goroutine for
+// any of them.
+func ExampleConn_Post() {
+	addr, stop := startReceiver()
+	defer stop()
+	c, err := slmp.Dial(context.Background(), addr, slmp.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer c.Close()
+
+	const messages = 10_000
+	msg := make([]byte, 64)
+	room := make(chan struct{}, 256)
+	var failed error
+	for range messages {
+		room <- struct{}{}
+		if err := c.Post(msg, func(err error) {
+			if err != nil {
+				failed = err
+			}
+			<-room
+		}); err != nil {
+			log.Fatal(err)
+		}
+	}
+	for range cap(room) {
+		room <- struct{}{} // all are back
+	}
+	fmt.Println(c.Stats().Completed, "messages delivered, error:", failed)
+	// Output: 10000 messages delivered, error: <nil>
+}
+
+// startReceiver starts a receiver without handlers on loopback. A NIC would be
+// one: see package nic.
+func startReceiver() (addr string, stop func()) {
+	sock, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		log.Fatal(err)
+	}
+	r, err := slmp.NewReceiver(slmp.ReceiverConfig{Send: func(netip.AddrPort, []byte) {}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = r.Serve(ctx, sock)
+	}()
+	return sock.LocalAddr().String(), func() {
+		cancel()
+		<-done
+		sock.Close()
+	}
+}
