@@ -5,7 +5,6 @@ package slmp_test
 import (
 	"context"
 	"fmt"
-	"log"
 	"net"
 	"net/netip"
 	"strings"
@@ -19,14 +18,14 @@ func Example() {
 
 	c, err := slmp.Dial(context.Background(), addr, slmp.Config{})
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	defer c.Close()
 	// Files, and anything else that can be read. Any number of goroutines may
 	// send at the same time.
 	r, err := c.Send(context.Background(), strings.NewReader("hello, NIC"), slmp.Options{})
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	fmt.Println(r.Bytes, "bytes acknowledged in", r.Segments, "segment")
 	// Output: 10 bytes acknowledged in 1 segment
@@ -39,7 +38,7 @@ func ExampleConn_Post() {
 	defer stop()
 	c, err := slmp.Dial(context.Background(), addr, slmp.Config{})
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	defer c.Close()
 
@@ -55,7 +54,7 @@ func ExampleConn_Post() {
 			}
 			<-room
 		}); err != nil {
-			log.Fatal(err)
+			panic(err)
 		}
 	}
 	for range cap(room) {
@@ -70,11 +69,11 @@ func ExampleConn_Post() {
 func startReceiver() (addr string, stop func()) {
 	sock, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	r, err := slmp.NewReceiver(slmp.ReceiverConfig{Send: func(netip.AddrPort, []byte) {}})
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
