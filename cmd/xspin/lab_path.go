@@ -200,6 +200,11 @@ func newLabHelperCmds() []*cobra.Command {
 		Hidden:             true,
 		DisableFlagParsing: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			// Our copy of the mounts would keep namespaces alive, our own
+			// lab's too if its names are mounted in another place than
+			// the machine's. EINVAL: nothing is mounted there (any more).
+			for unix.Unmount("/run/netns", unix.MNT_DETACH) == nil {
+			}
 			// Whoever started us reads one line and goes.
 			err := netns.ServeRelay(os.NewFile(3, "path"), func() {
 				fmt.Println()
@@ -220,7 +225,7 @@ func startRelay(path *os.File) error {
 	c.Args[0] = "xspin"
 	c.Dir = "/"
 	c.ExtraFiles = []*os.File{path}
-	c.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	c.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Unshareflags: unix.CLONE_NEWNS}
 	out, err := c.StdoutPipe()
 	if err != nil {
 		return fmt.Errorf("start the relay: %w", err)
