@@ -75,7 +75,7 @@ func (f *fileFlags) bind(fl *pflag.FlagSet) {
 	fl.StringVar(&f.window, "window", "auto", "segments in flight per message, or auto to find out")
 	fl.StringVar(&f.dir, "dir", "", "where files are received (default a directory in memory; with --serve the current one)")
 	fl.StringVar(&f.maxSize, "max-size", "1GiB", "refuse what is longer; without --serve the default is --size")
-	fl.BoolVar(&f.keep, "keep", false, "leave the last file that was received")
+	fl.BoolVar(&f.keep, "keep", false, "leave the last file that was received in --dir")
 	fl.IntVar(&f.senderCPU, "sender-cpu", -1, "the CPU for the sender, and for iperf3's client, -1 for any")
 	fl.IntVar(&f.hpus, "hpus", 16, fmt.Sprintf("handler processing units, 1 to %d", nic.MaxHPUs))
 	fl.StringVar(&f.wait, "wait", "adaptive", "how HPUs wait for packets: adaptive (spin, then sleep), sleep or spin")
@@ -119,8 +119,8 @@ func (f fileFlags) config(changed func(string) bool) (c file.Config, err error) 
 		return c, flagError("pin", f.pin, "not with --sender-cpu or --nic-cpu: it chooses both")
 	case f.json && f.serve:
 		return c, flagError("json", f.json, "not with --serve, which measures nothing: `xspin stats --json` tells what is going on")
-	case f.keep && f.serve:
-		return c, flagError("keep", f.keep, "not with --serve, which keeps all files")
+	case f.keep && (f.serve || f.dir == ""):
+		return c, flagError("keep", f.keep, "want --dir too; and not with --serve, which keeps all files")
 	}
 	for _, p := range []struct {
 		flag string

@@ -119,7 +119,8 @@ func TestFileFlags(t *testing.T) {
 		{"--wait spin", "--wait block", "--wait block: want adaptive, sleep or spin"},
 		{"--pin", "--pin --sender-cpu 0", "--pin true: not with --sender-cpu or --nic-cpu"},
 		{"--serve", "--serve --json", "--json true: not with --serve"},
-		{"--keep", "--serve --keep", "--keep true: not with --serve"},
+		{"--keep --dir .", "--keep", "--keep true: want --dir too"},
+		{"--serve --dir .", "--serve --dir . --keep", "--keep true: want --dir too; and not with --serve"},
 	} {
 		if _, err := parse(tc.good); err != nil {
 			t.Errorf("%s: %v", tc.good, err)

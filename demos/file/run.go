@@ -63,7 +63,7 @@ type Config struct {
 	// Server says how to receive. With Store.Dir empty that is a directory in
 	// memory, for the time. Store.Ended and Store.Prepare are not for the caller.
 	Server ServerConfig
-	Keep   bool // leave the files of the last run
+	Keep   bool // leave the files of the last run, in Store.Dir
 }
 
 func (c Config) check() error {
@@ -72,6 +72,8 @@ func (c Config) check() error {
 		return fmt.Errorf("%w: %d bytes: want 0 to %d", ErrConfig, c.Size, int64(slmp.MaxMessage))
 	case c.Runs < 1 || c.Parallel < 1:
 		return fmt.Errorf("%w: %d runs, %d at once: want at least one", ErrConfig, c.Runs, c.Parallel)
+	case c.Keep && c.Server.Store.Dir == "":
+		return fmt.Errorf("%w: files in a directory that is there for the time cannot be kept", ErrConfig)
 	case len(c.Sender) == 0:
 		return fmt.Errorf("%w: no command that sends", ErrConfig)
 	}
@@ -87,21 +89,16 @@ func Run(ctx context.Context, lab *netns.Lab, c Config, progress func(string)) (
 	if progress == nil {
 		progress = func(string) {}
 	}
-	temp, err := os.MkdirTemp(memory(), "xspin-file-")
+	sweep()
+	temp, err := os.MkdirTemp(memory(), fmt.Sprintf(pattern, os.Getpid()))
 	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		if c.Keep && c.Server.Store.Dir == temp {
-			err = errors.Join(err, os.Remove(filepath.Join(temp, sourceName)))
-			return
-		}
-		err = errors.Join(err, os.RemoveAll(temp))
-	}()
+	defer func() { err = errors.Join(err, os.RemoveAll(temp)) }()
 	if c.Server.Store.Dir == "" {
 		c.Server.Store.Dir = temp
 	}
-	source := filepath.Join(temp, sourceName)
+	source := filepath.Join(temp, ".source")
 	sum, err := random(source, c.Size)
 	if err != nil {
 		return nil, err
@@ -115,7 +112,21 @@ func Run(ctx context.Context, lab *netns.Lab, c Config, progress func(string)) (
 	return r, t.tcp(ctx, TCP, progress)
 }
 
-const sourceName = ".source"
+const pattern = "xspin-file-%d-"
+
+// sweep removes what demos left that were killed.
+func sweep() {
+	dirs, _ := filepath.Glob(filepath.Join(memory(), "xspin-file-*")) // fails for bad patterns only
+	for _, dir := range dirs {
+		var pid int
+		if _, err := fmt.Sscanf(filepath.Base(dir), pattern, &pid); err != nil {
+			continue
+		}
+		if _, err := os.Stat(fmt.Sprintf("/proc/%d", pid)); errors.Is(err, os.ErrNotExist) {
+			_ = os.RemoveAll(dir) // or the next one does
+		}
+	}
+}
 
 // memory is a directory of files in memory, or any for files that are not to stay.
 func memory() string {

@@ -358,9 +358,14 @@ func TestRunComparesWhatHasArrivedAndMeasures(t *testing.T) {
 
 func TestRunTellsWhatWentWrong(t *testing.T) {
 	lab := netnstest.Temp(t, netns.LabConfig{})
-	before, err := filepath.Glob(filepath.Join(memory(), "xspin-file-*"))
-	if err != nil {
-		t.Fatal(err)
+	before := left(t)
+	// Of a demo that was killed, and of one that has the number of a process.
+	gone, other := filepath.Join(memory(), fmt.Sprintf(pattern+"x", 1<<30)), filepath.Join(memory(), fmt.Sprintf(pattern+"x", 1))
+	for _, dir := range []string{gone, other} {
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		defer os.RemoveAll(dir)
 	}
 	t.Run("other contents", func(t *testing.T) {
 		if _, err := Run(t.Context(), lab, config(t, "wrong"), nil); !errors.Is(err, ErrContents) {
@@ -410,6 +415,7 @@ func TestRunTellsWhatWentWrong(t *testing.T) {
 			func(c *Config) { c.Runs = 0 },
 			func(c *Config) { c.Parallel = 0 },
 			func(c *Config) { c.Sender = nil },
+			func(c *Config) { c.Keep, c.Server.Store.Dir = true, "" },
 		} {
 			c := config(t, "right")
 			change(&c)
@@ -418,10 +424,19 @@ func TestRunTellsWhatWentWrong(t *testing.T) {
 			}
 		}
 	})
-	after, err := filepath.Glob(filepath.Join(memory(), "xspin-file-*"))
-	if err != nil || !slices.Equal(before, after) {
-		t.Errorf("directories before %v, after %v, error %v", before, after, err)
+	if after := left(t); !slices.Equal(slices.Sorted(slices.Values(append(before, other))), after) {
+		t.Errorf("directories before %v, and now %v", before, after)
 	}
+}
+
+// left lists directories of demos.
+func left(t *testing.T) []string {
+	t.Helper()
+	dirs, err := filepath.Glob(filepath.Join(memory(), "xspin-file-*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dirs
 }
 
 func TestServeReceivesUntilItsContextEnds(t *testing.T) {
