@@ -340,7 +340,9 @@ func (s *Sender) Next(dst []Outbound, now int64) int {
 		s.enqueue(o)
 		if o.turn++; o.turn >= quantum {
 			o.turn = 0
-			s.queues[ready].rotate()
+			if s.queues[ready].first == o {
+				s.queues[ready].rotate()
+			}
 		}
 		if s.c.Mode == Unacknowledged && o.known && o.next == o.end {
 			s.finish(o, nil)
@@ -764,9 +766,6 @@ func (s *Sender) settle(o *Outgoing, k int, e *evidence, now int64) {
 		return // which of them arrived, nobody knows
 	}
 	if o.racked && int32(r.order-o.rackOrder) <= 0 {
-		if o.rackAgain && !r.again {
-			o.rackAt = now // they are still coming
-		}
 		return
 	}
 	o.racked, o.rackAgain = true, r.again
@@ -831,7 +830,8 @@ func (s *Sender) detect(o *Outgoing, now int64) {
 	limit := o.rackSent - late + (now - o.rackAt) // sent before it: lost
 	if o.rackAgain {
 		// It may be the first transmission that was acknowledged. If so,
-		// acknowledgements of others are on the way.
+		// acknowledgements of others are on the way, and make the smoothed
+		// round trip as long as it was.
 		if wait := o.rackAt + s.rtt.smoothed; wait > now {
 			o.reorderAt = wait
 			return

@@ -6,9 +6,8 @@ import "testing"
 
 // An echo is a receiver that takes all in order.
 type echo struct {
-	ends map[uint32]int
-	ack  Ack
-	buf  []byte
+	ack Ack
+	buf []byte
 }
 
 func (e *echo) answer(o *Outbound, payload int) []byte {
