@@ -668,20 +668,43 @@ func TestConnNobodyListens(t *testing.T) {
 func TestConnAStaleRefusalHarmsNobody(t *testing.T) {
 	p := newConnPeer(t, "127.0.0.1:0")
 	p.sock.Close()
-	c := mustDial(t, p.addr, fast(Config{}))
-	// Each segment of a window is refused; the first ends the message.
-	for range 20 {
-		_, err := c.SendBytes(t.Context(), noise(100*testPayload), Options{})
-		if !errors.Is(err, ErrRefused) {
-			t.Fatalf("error %v, want ErrRefused", err)
-		}
-		again := newConnPeer(t, p.addr.String())
-		r, err := c.SendBytes(t.Context(), []byte("next"), Options{})
-		if err != nil || string(again.message(t, r.ID)) != "next" {
-			t.Fatalf("the next message: %v", err)
-		}
-		again.sock.Close()
+	c, err := dial(t.Context(), p.addr.String(), Config{})
+	if err != nil {
+		t.Fatal(err)
 	}
+	var first, second error
+	if err := c.Post([]byte("x"), func(err error) { first = err }); err != nil {
+		t.Fatal(err)
+	}
+	c.intake()
+	c.transmit(1) // loopback has refused it when this returns
+	why := errors.New("no more")
+	c.endAll(why)
+	c.collect()
+	if !errors.Is(first, why) {
+		t.Fatalf("the first message: %v", first)
+	}
+	if err := c.Post([]byte("y"), func(err error) { second = err }); err != nil {
+		t.Fatal(err)
+	}
+	c.intake()
+	if c.receive(2) {
+		t.Error("the first one's refusal ended the second")
+	}
+	c.collect()
+	if second != nil {
+		t.Fatalf("the second message: %v", second)
+	}
+	c.transmit(3)
+	if !c.receive(4) {
+		t.Error("the second one's refusal did not end it")
+	}
+	c.collect()
+	if !errors.Is(second, ErrRefused) {
+		t.Errorf("the second message: %v", second)
+	}
+	go c.run()
+	c.Close()
 }
 
 // Errors that loopback does not make.
@@ -938,8 +961,8 @@ func TestConnRubbishFromThePeer(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	st := c.Stats()
-	if n := st.Malformed + st.Stray + st.NeverSent; n < 400 || n > 500 {
-		t.Errorf("%d datagrams counted as bad, want about 500: %+v", n, st)
+	if n := st.Malformed + st.Stray + st.NeverSent; n < 400 {
+		t.Errorf("%d datagrams counted as bad, want about 500 and late answers: %+v", n, st)
 	}
 }
 
@@ -1046,6 +1069,7 @@ func TestConnWaitsForRoomInTheDevice(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%v: %v", off, err)
 		}
+		c.Close() // all is sent already
 		if !bytes.Equal(p.message(t, r.ID), data) {
 			t.Errorf("%v: other bytes came", off)
 		}
