@@ -412,7 +412,7 @@ func drive(t *testing.T, data []byte) {
 			}
 		}
 		st := q.Stats()
-		if st.Open != len(live) || st.Open > c.Messages || st.HeldNow != n || n > held || st.Memory > c.Memory {
+		if st.Open != len(live) || st.Open > c.Messages || st.HeldNow != n || n > held || st.Memory > c.Memory || len(live) == 0 && st.Memory != 0 {
 			t.Fatalf("%+v, but %d live and %d held", st, len(live), n)
 		}
 	}

@@ -162,13 +162,14 @@ func (t *Table) claim(e *Entry, s Segment) (Decision, Reason) {
 		switch {
 		case regular:
 			some = start < e.low || e.has(start/size)
-			all = some && !s.EOM && !(e.eom && start == uint64(e.eomOffset))
+			all = some
 		case size != 0:
 			some = start < e.low || e.hasAny(start/size, (end-1)/size)
 		default:
 			all, some = e.cover(start, end-1)
-			all = all && !s.EOM
 		}
+		// EOM's acknowledgement would say more than that its bytes are there.
+		all = all && !s.EOM && !(e.eom && end > uint64(e.eomOffset))
 		switch {
 		case all && e.runs(s):
 			return Wait, None
@@ -500,7 +501,6 @@ func (t *Table) free(e *Entry) {
 	e.state = Free
 	t.clearTimer(e)
 	e.release(t.q)
-	e.runRelease(t.q)
 	c := t.chain(e.hash)
 	for *c != e {
 		c = &(*c).next

@@ -116,8 +116,17 @@ func TestDecisions(t *testing.T) {
 		"two ends": {
 			{seg(0, 10), Start, None, false}, {seg(20, 10), Run, None, false},
 			{eom(10, 10), Drop, TwoEnds, false}, {eom(30, 5), Run, None, false},
-			{eom(30, 6), Drop, TwoEnds, false}, {eom(20, 10), Drop, TwoEnds, false}, {seg(30, 10), Drop, TwoEnds, false},
+			{seg(30, 5), Drop, Overlap, false}, {eom(30, 6), Drop, TwoEnds, false}, {eom(20, 10), Drop, TwoEnds, false}, {seg(30, 10), Drop, TwoEnds, false},
 			{seg(40, 10), Drop, TwoEnds, false}, {eom(31, 4), Drop, Overlap, false}, {seg(10, 10), Run, None, false},
+		},
+		"EOM's bytes without EOM": {
+			{seg(0, 10), Start, None, false}, {eom(20, 10), Run, None, false}, {seg(20, 10), Drop, Overlap, false},
+			{seg(10, 10), Run, None, false},
+		},
+		"EOM's bytes without EOM, irregular": {
+			{seg(0, 10), Start, None, false}, {seg(15, 5), Run, None, false}, {eom(20, 10), Run, None, false},
+			{seg(20, 10), Drop, Overlap, false}, {seg(22, 3), Drop, Overlap, false}, {seg(15, 10), Drop, Overlap, false},
+			{seg(10, 5), Run, None, false},
 		},
 		"empty message":              {{eom(0, 0), Start, None, false}},
 		"one segment":                {{eom(0, 9), Start, None, false}},
