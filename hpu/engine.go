@@ -145,14 +145,14 @@ func (ms *messages) message(c *Context, e *mpq.Entry) *Message {
 }
 
 // adopt prepares for a message that begins. The caller has the table.
-func (r *runner) adopt(m *Message) {
+func (r *runner) adopt(t *table, m *Message) {
 	ms, req := m.ctx.msgs, &r.her
 	m.live = true
-	m.serial++
+	m.table = t
 	m.port = req.port
 	m.binding = ms.cfg.Default
-	m.err, m.dropped = nil, 0
-	m.bound, m.deposit, m.discard, m.pending, m.starved, m.asked = false, false, false, false, false, false
+	m.dropped = 0
+	m.bound, m.deposit, m.discard, m.pending, m.starved, m.asked, m.failed = false, false, false, false, false, false, false
 	clear(m.state[copy(m.state, ms.cfg.Initial):])
 	m.peer.learn(req.head)
 	if !ms.cfg.Shared && m.ctx.buckets.Size > 0 {
@@ -165,6 +165,10 @@ func (r *runner) adopt(m *Message) {
 // and of packets that waited for it. The caller has the table, and t may be used.
 func (r *runner) disown(t *table, m *Message) {
 	m.live = false
+	if m.waits != nil {
+		m.waits.over = true
+		m.waits = nil
+	}
 	if m.bucket != noBucket {
 		r.pool.pin(m.ctx, m.bucket, -1)
 		m.bucket = noBucket
@@ -176,10 +180,17 @@ func (r *runner) disown(t *table, m *Message) {
 	}
 }
 
-// pin holds a bucket for an open message, or lets go of it.
+// pin holds a bucket for an open message, or lets go of it: in such an order that
+// a sweep in between never sees more users than there are pins.
 func (p *Pool) pin(c *Context, bucket int32, n int) {
-	c.pins[int(bucket)-c.buckets.Base].Add(int32(n))
+	pins := &c.pins[int(bucket)-c.buckets.Base]
+	if n > 0 {
+		pins.Add(int32(n))
+	}
 	atomic.AddUint64(&p.cfg.Buckets[bucket], uint64(n)<<32)
+	if n < 0 {
+		pins.Add(int32(n))
+	}
 }
 
 func (m *Message) takeHeld() []*Kept {
@@ -188,7 +199,10 @@ func (m *Message) takeHeld() []*Kept {
 	defer ms.mu.Unlock()
 	held := m.held
 	m.held = nil
-	return held
+	if held == nil {
+		return nil
+	}
+	return *held
 }
 
 // segment runs HER k, a packet of a context with messages. Like all that follows
@@ -207,8 +221,8 @@ func (r *runner) segment(c *Context, k int) bool {
 	}
 	req.payload = f.Header
 	req.seg = mpq.Segment{Offset: req.meta.Offset, Len: end - f.Header, EOM: req.EOM()}
-	if ms.cfg.Checksums != VerifyNone {
-		switch s := req.verify(); {
+	if ms.cfg.Checksums != VerifyNone && r.hers[k].job == packetJob {
+		switch s := req.verify(ms.cfg.Checksums == VerifyAll); {
 		case s == sumWrong || s != sumRight && ms.cfg.Checksums == VerifyAll:
 			req.acc.Corrupt++
 			return true
@@ -241,7 +255,7 @@ func (r *runner) segment(c *Context, k int) bool {
 	}
 	m := ms.message(c, e)
 	if !m.live && d != mpq.Drop {
-		r.adopt(m)
+		r.adopt(t, m)
 	}
 	m.port = req.port
 	req.msg = m
@@ -249,22 +263,31 @@ func (r *runner) segment(c *Context, k int) bool {
 	case mpq.Drop:
 		m.starved = m.starved || why == mpq.Memory || why == mpq.NoHeader
 	case mpq.Hold:
-		k := req.hold()
 		ms.mu.Lock()
-		m.held = append(m.held, k)
+		if !ms.flushed { // else nobody would ever give it back
+			if m.held == nil {
+				m.held = new([]*Kept)
+			}
+			*m.held = append(*m.held, req.hold())
+		}
 		ms.mu.Unlock()
 		buf := r.say(ms, req.ask, Waiting, e)
+		r.peer = m.peer
 		t.unlock()
-		r.answerNew(&m.peer, buf)
+		r.answerNew(&r.peer, buf)
 		return true
 	case mpq.Again, mpq.Wait:
 		o := Processed
 		if d == mpq.Wait {
 			o = Waiting
 		}
-		buf := r.say(ms, req.ask, o, e)
+		var buf []byte
+		if !m.failed {
+			buf = r.say(ms, req.ask, o, e)
+		}
+		r.peer = m.peer
 		t.unlock()
-		r.answer(&m.peer, buf)
+		r.answer(&r.peer, buf)
 		return true
 	case mpq.Start:
 		t.unlock()
@@ -274,7 +297,11 @@ func (r *runner) segment(c *Context, k int) bool {
 		return r.payload(t, m, k)
 	case mpq.Notify:
 		m.ask, m.asked = req.ask, true
+		r.result = m.waits.result
 		t.unlock()
+		if !r.back(c.id, k) {
+			return false
+		}
 		return r.notify(t, m, k)
 	}
 	t.unlock()
@@ -287,8 +314,8 @@ func (r *runner) start(t *table, m *Message, k int) bool {
 	ms, req := c.msgs, &r.her
 	if ms.cfg.Binder != nil {
 		r.bindErr = nil
-		_, ok := r.invoke(c, bindCall)
-		if !r.enter(c.id, k) {
+		_, ok, mine := r.call(c, bindCall, k)
+		if !mine {
 			return false
 		}
 		if !ok || r.bindErr != nil {
@@ -305,19 +332,20 @@ func (r *runner) start(t *table, m *Message, k int) bool {
 		m.bound = true
 	}
 	code, ok := Success, true
-	switch {
-	case c.handlers.Header != nil:
-		code, ok = r.invoke(c, headerCall)
-		if !r.enter(c.id, k) {
+	if c.handlers.Header != nil {
+		var mine bool
+		if code, ok, mine = r.call(c, headerCall, k); !mine {
 			return false
 		}
 		m.pending = code&Pending != 0
 		code &^= Pending
 		req.acc.Headers++
+	} else if !r.back(c.id, k) {
+		return false
 	}
 	switch {
-	case !ok || code == Fail || code == Segv || code > Segv:
-		if !r.fail(t, m, k, r.fault(headerCall, code, ok)) {
+	case !ok || code != Success && code != Drop && code != Proceed:
+		if !r.fail(t, m, k, r.fault(headerCall, code, ok), false) {
 			return false
 		}
 		t.lock()
@@ -343,26 +371,31 @@ func (r *runner) start(t *table, m *Message, k int) bool {
 // was claimed.
 func (r *runner) payload(t *table, m *Message, k int) bool {
 	c, req := m.ctx, &r.her
-	code, ok := Success, true
-	if m.discard {
+	code, ok, mine := Success, true, true
+	what := payloadCall
+	switch {
+	case m.discard:
 		code = Drop
-	} else {
-		call := payloadCall
-		if m.deposit {
-			call = depositCall
+		mine = r.back(c.id, k)
+	case !m.deposit:
+		code, ok, mine = r.call(c, what, k)
+	case m.binding.Window != nil:
+		what = depositCall
+		code, ok, mine = r.call(c, what, k)
+	default:
+		mine = r.back(c.id, k)
+	}
+	if !mine {
+		return false
+	}
+	if !ok || code != Success && code != Drop {
+		if req.action == keep {
+			req.kept.job = releaseJob // the header handler's: the segment finishes now
 		}
-		if call == payloadCall || m.binding.Window != nil {
-			code, ok = r.invoke(c, call)
-			if !r.enter(c.id, k) {
-				return false
-			}
+		if !r.fail(t, m, k, r.fault(what, code, ok), false) {
+			return false
 		}
-		if !ok || code != Success && code != Drop {
-			if !r.fail(t, m, k, r.fault(call, code, ok)) {
-				return false
-			}
-			ok = false
-		}
+		ok = false
 	}
 	if req.action == keep && ok {
 		// Its HER finishes when it is released.
@@ -383,7 +416,7 @@ func (r *runner) finished(t *table, m *Message, k int, drop, ok bool) bool {
 		m.ask, m.asked = req.ask, true
 	}
 	if t.Finish(m.entry, req.seg, r.base) {
-		m.result = m.sum(Complete)
+		r.result = m.sum(Complete)
 		t.unlock()
 		return r.complete(t, m, k)
 	}
@@ -394,9 +427,10 @@ func (r *runner) finished(t *table, m *Message, k int, drop, ok bool) bool {
 			o = Waiting
 		}
 		buf = r.say(ms, req.ask, o, m.entry)
+		r.peer = m.peer // the message may end, and its slot be another's, before the answer is made
 	}
 	t.unlock()
-	r.answer(&m.peer, buf)
+	r.answer(&r.peer, buf)
 	return true
 }
 
@@ -411,47 +445,52 @@ func (m *Message) sum(cause Cause) Result {
 }
 
 // complete ends a message of which nothing is missing, or nothing will come any
-// more. m.result says which.
+// more. r.result says which.
 func (r *runner) complete(t *table, m *Message, k int) bool {
 	c, acc := m.ctx, r.her.acc
 	if c.handlers.Completion != nil {
 		r.done.Task = r.her.Task
-		r.done.Result = m.result
-		code, ok := r.invoke(c, completionCall)
-		if !r.enter(c.id, k) {
+		r.done.Result = r.result
+		code, ok, mine := r.call(c, completionCall, k)
+		if !mine {
 			return false
 		}
 		acc.Completions++
 		m.pending = m.pending || code&Pending != 0
 		if code &^= Pending; !ok || code != Success {
-			return r.fail(t, m, k, r.fault(completionCall, code, ok))
+			return r.fail(t, m, k, r.fault(completionCall, code, ok), true)
 		}
 	}
 	return r.notify(t, m, k)
 }
 
 // notify tells the application that a message has ended, and its sender. If the
-// application has no room for that, it is tried again now and then.
+// application has no room for that, it is tried again now and then. r.result says
+// how it has ended.
 func (r *runner) notify(t *table, m *Message, k int) bool {
 	req, ms := &r.her, m.ctx.msgs
-	if !r.event(m, MessageEvent{Result: m.result}) {
-		if m.result.Cause == Complete {
+	if !r.event(m, MessageEvent{Result: r.result}) {
+		if r.result.Cause == Complete {
 			t.lock()
+			if m.waits == nil {
+				m.waits = &deferred{t: t, m: m, events: m.binding.Events, result: r.result}
+				r.w.deferred = append(r.w.deferred, m.waits)
+			}
 			t.Defer(m.entry, r.base)
 			buf := r.say(ms, m.ask, Waiting, m.entry)
+			r.peer = m.peer
 			t.unlock()
-			r.answer(&m.peer, buf)
-			r.w.deferred = append(r.w.deferred, deferred{t, m, m.serial})
+			r.answer(&r.peer, buf)
 			return true
 		}
 		req.acc.EventsLost++ // a sender that is gone does not come again
 	}
-	if !r.unbind(m, m.result, k) {
+	if !r.unbind(m, r.result, k) {
 		return false
 	}
 	var own, eom []byte
 	t.lock()
-	if m.result.Cause == Complete {
+	if r.result.Cause == Complete {
 		if m.asked {
 			eom = r.say(ms, m.ask, Processed, m.entry)
 		}
@@ -459,12 +498,15 @@ func (r *runner) notify(t *table, m *Message, k int) bool {
 			own = ms.say(r.buf2[:0], req.ask, Processed, m.entry)
 		}
 	}
-	peer := m.peer
+	r.peer = m.peer
 	r.disown(t, m)
 	t.End(m.entry, r.base)
 	t.unlock()
-	r.answer(&peer, own)
-	r.answer(&peer, eom)
+	if len(eom) > 0 {
+		r.answerNew(&r.peer, own) // such frames leave before the packet's own
+		own = eom
+	}
+	r.answer(&r.peer, own)
 	return true
 }
 
@@ -489,25 +531,24 @@ func (r *runner) unbind(m *Message, res Result, k int) bool {
 	}
 	m.bound = false
 	r.unbound, r.unbinding = res, m
-	_, _ = r.invoke(m.ctx, unbindCall)
-	return r.enter(m.ctx.id, k)
+	_, _, mine := r.call(m.ctx, unbindCall, k)
+	return mine
 }
 
 // fail ends a message because of an error: no handler runs for it any more and
-// nothing is acknowledged. Segments that run finish later.
-func (r *runner) fail(t *table, m *Message, k int, err error) bool {
+// nothing is acknowledged. Segments that run finish later. last says that none
+// does, that of this HER included: its entry is gone on return.
+func (r *runner) fail(t *table, m *Message, k int, err error, last bool) bool {
 	t.lock()
-	if !m.live { // another HPU was first
+	if m.failed { // another HPU was first
 		t.unlock()
 		return true
 	}
-	m.err = err
+	m.failed = true
 	res := m.sum(Failed)
-	r.disown(t, m)
-	// While the segment of this HER runs, the entry stays. Else nobody looks
-	// at the message any more, and the slot is not to be used again yet.
-	last := m.entry.State() != mpq.Starting && m.entry.State() != mpq.Open
 	if !last {
+		// While the segment of this HER runs, the entry stays.
+		r.disown(t, m)
 		t.Fail(m.entry, r.base)
 	}
 	t.unlock()
@@ -519,6 +560,7 @@ func (r *runner) fail(t *table, m *Message, k int, err error) bool {
 	}
 	if last {
 		t.lock()
+		r.disown(t, m)
 		t.Fail(m.entry, r.base)
 		t.unlock()
 	}
@@ -550,21 +592,21 @@ func (r *runner) expire(c *Context, h *her, k int) bool {
 		t.unlock()
 		return true
 	case was == mpq.Deferred: // its result is there
-		m.result.Cause = Complete
-		if !r.event(m, MessageEvent{Result: m.result}) {
-			return r.fail(t, m, k, errNoEvent)
+		r.result = m.waits.result
+		if !r.event(m, MessageEvent{Result: r.result}) {
+			return r.fail(t, m, k, errNoEvent, true)
 		}
 	case ms.cfg.Incomplete == mpq.Discard && h.cause == TimedOut:
 		t.lock()
-		m.result = m.sum(h.cause)
+		r.result = m.sum(h.cause)
 		t.unlock()
 	default:
 		t.lock()
-		m.result = m.sum(h.cause)
+		r.result = m.sum(h.cause)
 		t.unlock()
 		return r.complete(t, m, k)
 	}
-	if !r.unbind(m, m.result, k) {
+	if !r.unbind(m, r.result, k) {
 		return false
 	}
 	t.lock()
@@ -576,11 +618,14 @@ func (r *runner) expire(c *Context, h *her, k int) bool {
 
 var errNoEvent = errors.New("complete, but nobody took its event in time")
 
-// A deferred message is complete, and waits for room in its event queue.
+// A deferred message is complete, and waits for room in its event queue. It has
+// one of these for so long, in the list of the worker that completed it.
 type deferred struct {
 	t      *table
-	m      *Message
-	serial uint32
+	m      *Message // not to be looked at when it is over: its slot may be another's
+	events chan<- MessageEvent
+	result Result
+	over   bool // whoever has the table
 }
 
 // timerEvery is how often workers look at the time of messages.
@@ -607,7 +652,7 @@ func (r *runner) timers() (worked, ok bool) {
 	r.timed = now
 	for _, c := range *list {
 		if c.halt.Load() != 0 {
-			r.flush(c)
+			r.pool.flush(c)
 			continue
 		}
 		if !r.expired(c) {
@@ -652,15 +697,17 @@ func (r *runner) expired(c *Context) bool {
 			} else {
 				e = t.Expired(clock.Monotonic())
 			}
+			var came *port
 			if e != nil {
 				h.msg = ms.message(c, e)
+				came = h.msg.port
 			}
 			t.unlock()
 			if e == nil {
 				break
 			}
 			h.meta.Context = c.id
-			if !r.serveOne(r.w.portFor(c, h.msg.port), h) {
+			if !r.serveOne(r.w.portFor(c, came), h) {
 				return false
 			}
 		}
@@ -669,36 +716,43 @@ func (r *runner) expired(c *Context) bool {
 }
 
 // retry tries to tell the application once more that a message is complete.
-func (r *runner) retry(d deferred) bool {
-	if ev := d.m.binding.Events; len(ev) == cap(ev) {
-		r.w.deferred = append(r.w.deferred, d)
+func (r *runner) retry(d *deferred) bool {
+	c := d.m.ctx
+	if c.halt.Load() != 0 {
 		return true
 	}
-	if d.m.ctx.halt.Load() != 0 {
-		return true
-	}
+	var came *port
 	d.t.lock()
-	mine := d.m.live && d.m.serial == d.serial && d.t.Retry(d.m.entry, clock.Monotonic())
+	over := d.over
+	full := cap(d.events) > 0 && len(d.events) == cap(d.events)
+	mine := !over && !full && d.t.Retry(d.m.entry, clock.Monotonic())
+	if !over {
+		came = d.m.port
+	}
 	d.t.unlock()
+	if over {
+		return true
+	}
+	r.w.deferred = append(r.w.deferred, d)
 	if !mine {
 		return true
 	}
-	h := her{table: d.t, msg: d.m, job: notifyJob}
-	h.meta.Context = d.m.ctx.id
-	return r.serveOne(r.w.portFor(d.m.ctx, d.m.port), h)
+	h := her{table: d.t, msg: d.m, job: notifyJob, deferred: d}
+	h.meta.Context = c.id
+	return r.serveOne(r.w.portFor(c, came), h)
 }
 
 // flush gives back what is held for messages of a context that was stopped: its
-// tables are not touched any more.
-func (r *runner) flush(c *Context) {
+// tables are not touched any more, and nothing more is held.
+func (p *Pool) flush(c *Context) {
 	ms := c.msgs
 	ms.mu.Lock()
 	var held []*Kept
 	if !ms.flushed {
 		ms.flushed = true
 		for _, m := range ms.slots {
-			if m != nil {
-				held = append(held, m.held...)
+			if m != nil && m.held != nil {
+				held = append(held, *m.held...)
 				m.held = nil
 			}
 		}
@@ -706,7 +760,7 @@ func (r *runner) flush(c *Context) {
 	ms.mu.Unlock()
 	for _, k := range held {
 		k.job = releaseJob
-		r.pool.giveBack(k)
+		p.giveBack(k)
 	}
 }
 
@@ -830,12 +884,12 @@ const (
 // serveJobs runs HERs of packets that come from elsewhere than from a ring.
 func (r *runner) serveJobs(jobs []*Kept) bool {
 	for len(jobs) > 0 {
-		p := r.w.portFor(nil, jobs[0].port)
+		p := r.portOf(jobs[0])
 		start := r.pool.scale.Ticks()
 		r.begin(p, start)
 		r.count = 0
 		n := 0
-		for len(jobs) > 0 && r.count < batchSize && r.w.portFor(nil, jobs[0].port) == p && n+len(jobs[0].all) <= len(r.descs) {
+		for len(jobs) > 0 && r.count < batchSize && r.portOf(jobs[0]) == p && n+len(jobs[0].all) <= len(r.descs) {
 			k := jobs[0]
 			jobs = jobs[1:]
 			h := &r.hers[r.count]
@@ -852,6 +906,17 @@ func (r *runner) serveJobs(jobs []*Kept) bool {
 		}
 	}
 	return true
+}
+
+// portOf returns where a packet is to be run: where it came, or on another HPU of
+// its context's that the worker serves.
+func (r *runner) portOf(k *Kept) *port {
+	if c := r.pool.contexts[k.meta.Context].Load(); c != nil {
+		if p := r.w.portFor(c, k.port); p != nil {
+			return p
+		}
+	}
+	return r.w.portFor(nil, k.port)
 }
 
 // serveOne runs a HER without a packet.
@@ -914,6 +979,9 @@ func (p *Pool) setEnding(c *Context, on bool) {
 func (p *Pool) keepTime(c *Context, on bool) {
 	if c.msgs == nil {
 		return
+	}
+	if !on {
+		defer p.flush(c) // no worker will
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -192,27 +192,29 @@ type MessageEvent struct {
 // completion handler has returned; of the methods, only State gives memory that
 // handlers may write, and with policies other than ByMessage several do at the
 // same time.
+//
+// With an entry of mpq it is what a message in flight costs: at most 512 bytes.
 type Message struct {
 	entry   *mpq.Entry
 	ctx     *Context
-	port    *port // of its latest packet
+	table   *table // that the entry is in
+	port    *port  // of its latest packet
 	binding Binding
-	state   []byte // of the slot
-	held    []*Kept
-	err     error  // the first
-	ask     Ask    // of EOM
-	dropped uint64 // bytes
-	bucket  int32  // that the message holds, or noBucket
+	state   []byte    // of the slot
+	held    *[]*Kept  // guarded by messages.mu
+	waits   *deferred // complete, and the event found no room
+	dropped uint64    // bytes
+	ask     Ask       // of EOM
+	bucket  int32     // that the message holds, or noBucket
 	bound   bool
 	deposit bool // the header handler said Proceed
 	discard bool // it said Drop
 	pending bool
 	starved bool
-	asked   bool   // ask is there
-	live    bool   // the slot has a message
-	serial  uint32 // of the message among those of the slot
+	asked   bool // ask is there
+	live    bool // the slot has a message
+	failed  bool
 	peer    peer
-	result  Result // of a complete message whose event waits
 }
 
 // Slot returns the message's number among those in flight: 0 up to the context's
@@ -237,7 +239,11 @@ func (m *Message) Number() uint32 { return m.entry.Key()[m.ctx.msgs.words-1] }
 func (m *Message) Source() netip.AddrPort { return m.peer.addr() }
 
 // Length returns how long the message is, in bytes, if EOM has come.
-func (m *Message) Length() (n uint64, known bool) { return m.entry.Length() }
+func (m *Message) Length() (n uint64, known bool) {
+	m.table.lock()
+	defer m.table.unlock()
+	return m.entry.Length()
+}
 
 // A Completion is what a completion handler gets: a message, and no packet.
 type Completion struct {

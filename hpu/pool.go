@@ -271,9 +271,12 @@ func (p *Pool) Idle(c *Context) bool {
 // says what is still out: its id must not be used again before Idle.
 func (p *Pool) Drain(c *Context, d time.Duration) error {
 	deadline := time.Now().Add(d)
+	half := deadline.Add(-d / 2)
 	for (!p.Idle(c) || c.open() > 0) && time.Now().Before(deadline) {
-		if c.msgs != nil && p.inFlight(c) <= c.msgs.queue.Held() {
-			p.setEnding(c, true) // what was on its way has been seen
+		// Has what was on its way been seen? Packets that handlers keep cannot
+		// be told from it, but do not last for ever.
+		if c.msgs != nil && (p.inFlight(c) <= c.msgs.queue.Held() || time.Now().After(half)) {
+			p.setEnding(c, true)
 		}
 		p.wake()
 		time.Sleep(time.Millisecond)

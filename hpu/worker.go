@@ -64,6 +64,8 @@ type her struct {
 	msg   *Message
 	table *table // of msg, without a packet
 	cause Cause
+
+	deferred *deferred // what waits, of a message whose event is tried again
 }
 
 func (p *port) occupancy() uint32 {
@@ -82,9 +84,9 @@ type worker struct {
 	due      []due // by queue
 	txq      []xsk.Desc
 	done     []uint64
-	aside    int        // of the room on a tx ring: what the NIC's own frames leave to handlers
-	jobs     []*Kept    // packets to run, or run again
-	deferred []deferred // messages whose events wait
+	aside    int         // of the room on a tx ring: what the NIC's own frames leave to handlers
+	jobs     []*Kept     // packets to run, or run again
+	deferred []*deferred // messages whose events wait
 
 	returned []*Kept     // finished behind the worker's back; guarded by Pool.mu
 	hasWork  atomic.Bool // returned, and for worker 0 Pool.own, may have some
@@ -156,6 +158,8 @@ func (w *worker) wake() {
 //	running     it runs handlers one after the other and writes only what is its own
 //	abandoned   its handler ran past the limit; another runner has taken over and
 //	            this one must end without a trace
+//	between     it does, between handlers of a message, what must not be cut short;
+//	            who waits for the context's handlers to end waits for this too
 //
 // Only the watchdog abandons, and only a runner that is running. The runner
 // learns of it when its handler returns and it swaps its state.
@@ -163,14 +167,15 @@ const (
 	owned = iota
 	running
 	abandoned
+	between
 
 	stateBits   = 2
 	indexBits   = 16 // of the HER in its batch
 	contextBits = 16
 )
 
-func runningState(tick uint64, ctx uint16, k int) uint64 {
-	return (tick<<contextBits|uint64(ctx))<<(indexBits+stateBits) | uint64(k)<<stateBits | running
+func herState(state int, tick uint64, ctx uint16, k int) uint64 {
+	return (tick<<contextBits|uint64(ctx))<<(indexBits+stateBits) | uint64(k)<<stateBits | uint64(state)
 }
 
 func stateOf(s uint64) int      { return int(s & (1<<stateBits - 1)) }
@@ -225,6 +230,8 @@ type runner struct {
 	sent   int   // frames of its handlers, counted as sent
 
 	// For calls into the code of a context, and what they leave behind.
+	calm       bool // between handlers
+	result     Result
 	done       Completion
 	bindErr    error
 	depositErr error
@@ -235,10 +242,10 @@ type runner struct {
 	buf, buf2  [256]byte
 }
 
-// running returns the id of the context whose handler runs.
+// running returns the id of the context whose handler runs, or may run next.
 func (r *runner) running() (ctx uint16, ok bool) {
 	s := r.state.Load()
-	return contextOf(s), stateOf(s) == running
+	return contextOf(s), stateOf(s) == running || stateOf(s) == between
 }
 
 func (r *runner) now() int64 {
@@ -470,6 +477,8 @@ func (r *runner) her1(c *Context, h *her, k int) bool {
 		return r.packet(c, k)
 	case h.job == packetJob || h.job == replayJob:
 		return r.segment(c, k)
+	case !r.back(c.id, k):
+		return false
 	case h.job == finishJob:
 		req := &r.her
 		req.msg, req.seg, req.ask = h.msg, h.kept.seg, h.kept.ask
@@ -477,7 +486,7 @@ func (r *runner) her1(c *Context, h *her, k int) bool {
 	case h.job == expireJob:
 		return r.expire(c, h, k)
 	case h.job == notifyJob:
-		r.her.msg = h.msg
+		r.her.msg, r.result = h.msg, h.deferred.result
 		return r.notify(h.table, h.msg, k)
 	}
 	return true
@@ -487,21 +496,33 @@ func (r *runner) her1(c *Context, h *her, k int) bool {
 // message, or one of an endless one.
 func (r *runner) packet(c *Context, k int) bool {
 	req := &r.her
+	code := Success
 	if c.handlers.Header != nil {
-		if code, ok := r.invoke(c, headerCall); !ok || code != Success {
-			return true
+		var ok bool
+		if code, ok = r.invoke(c, headerCall); !ok {
+			return true // the next swap of the state tells whether it was abandoned
 		}
 		if !r.enter(c.id, k) {
 			return false
 		}
 		req.acc.Headers++
+		code &^= Pending
 	}
-	code, ok := r.invoke(c, payloadCall)
-	if c.handlers.Completion == nil || !ok || code == Fail || code == Segv {
-		return true // the next swap of the state tells whether it was abandoned
+	switch code {
+	case Success:
+		var ok bool
+		if code, ok = r.invoke(c, payloadCall); c.handlers.Completion == nil || !ok || code != Success && code != Drop {
+			return true
+		}
+		if !r.enter(c.id, k) {
+			return false
+		}
+	case Drop, Proceed: // no payload handler, and there is no window
+	default:
+		return true
 	}
-	if !r.enter(c.id, k) {
-		return false
+	if c.handlers.Completion == nil {
+		return true
 	}
 	r.done.Task = req.Task
 	r.done.Result = Result{Length: uint64(req.Headers().PayloadLen)}
@@ -517,7 +538,29 @@ func (r *runner) packet(c *Context, k int) bool {
 // HER k. It returns false if the runner was abandoned in the meantime.
 func (r *runner) enter(id uint16, k int) bool {
 	r.tick++
-	return stateOf(r.state.Swap(runningState(r.tick, id, k))) != abandoned
+	r.calm = false
+	return stateOf(r.state.Swap(herState(running, r.tick, id, k))) != abandoned
+}
+
+// back says that no code of the context runs, and that HER k is not over: what
+// follows writes what others read. It returns false if the runner was abandoned.
+func (r *runner) back(id uint16, k int) bool {
+	if r.calm {
+		return true
+	}
+	r.calm = true
+	r.tick++
+	return stateOf(r.state.Swap(herState(between, r.tick, id, k))) != abandoned
+}
+
+// call is invoke for HER k of a context with messages, and back. mine is false if
+// the runner was abandoned.
+func (r *runner) call(c *Context, what call, k int) (code Code, ok, mine bool) {
+	if r.calm && !r.enter(c.id, k) {
+		return 0, false, false
+	}
+	code, ok = r.invoke(c, what)
+	return code, ok, r.back(c.id, k)
 }
 
 // invoke makes a call into the code of a context, and accounts for it. A call that
