@@ -8,7 +8,7 @@ CLANG    := 19.1.7
 COUNT := 2000
 SIZE  := 256MiB
 # What `make bench` runs.
-BENCH := rx match rtt bystander
+BENCH := rx match rtt bystander slmp
 
 # Commands that tests and benches run, and the Debian packages they are in.
 TEST_TOOLS  := git:git gcc:gcc,libc6-dev ping:iputils-ping iperf3:iperf3 tshark:tshark clang-19:clang-19 llvm-strip-19:llvm-19
@@ -42,7 +42,7 @@ test: root go test-tools generate-check lint ## every test, none skipped; instal
 test-quick: go ## the short tests, in a minute; those that need root skip without it
 	go test -short -count=1 -p 1 ./...
 
-bench: root bench-tools build ## the figures and their targets (root; BENCH="rx match rtt bystander")
+bench: root bench-tools build ## the figures and their targets (root; BENCH="rx match rtt bystander slmp")
 	@bad=; for b in $(BENCH); do \
 		echo "bin/xspin bench $$b"; bin/xspin bench $$b || bad="$$bad $$b"; \
 	done; [ -z "$$bad" ] || { echo "make bench: failed:$$bad" >&2; exit 1; }

@@ -10,3 +10,8 @@ import _ "embed"
 //
 //go:embed peers/xsk_rx.c
 var XSKReceive []byte
+
+// UDPBatch is a UDP echo, server and client, that sends and receives in batches.
+//
+//go:embed peers/udp_batch.c
+var UDPBatch []byte

@@ -15,12 +15,14 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/demos/pingpong/rtt"
 	"github.com/xspin/xspin/internal/bench"
 	"github.com/xspin/xspin/loader"
 	"github.com/xspin/xspin/netns"
+	"github.com/xspin/xspin/netns/impair"
 	"github.com/xspin/xspin/nic"
 	"github.com/xspin/xspin/packet"
 )
@@ -38,8 +40,14 @@ type benchCommand struct {
 	name, short, long string
 	duration          time.Duration // of a run, by default
 	least, step       time.Duration // what it may be
-	measure           func(context.Context, *benchLab, benchConfig, *bench.Document) error
+	measure           measureFunc
+	// flags, if there, adds flags of its own. What it returns judges them and
+	// returns what to measure, instead of measure.
+	flags func(*pflag.FlagSet) func() (measureFunc, error)
 }
+
+// A measureFunc adds the rows of a benchmark.
+type measureFunc func(context.Context, *benchLab, benchConfig, *bench.Document) error
 
 var benches = []benchCommand{
 	{
@@ -48,28 +56,36 @@ var benches = []benchCommand{
 handler that does nothing, then to a bare receive-and-recycle loop on the same
 package of sockets, then to the same loop in C (built when a compiler is there).
 Also what an idle NIC costs.`,
-		300 * time.Millisecond, 10 * time.Millisecond, time.Millisecond, benchRx,
+		300 * time.Millisecond, 10 * time.Millisecond, time.Millisecond, benchRx, nil,
 	},
 	{
 		"match", "What matching costs, with tables of 4 to 256 rulesets",
 		`Frames from an in-kernel generator are matched and dropped, next to dropped at
 once. Frames that no ruleset wants are timed by running the program over one
 frame many times, next to a program that passes everything.`,
-		200 * time.Millisecond, 10 * time.Millisecond, time.Millisecond, benchMatch,
+		200 * time.Millisecond, 10 * time.Millisecond, time.Millisecond, benchMatch, nil,
 	},
 	{
 		"rtt", "Round trips of UDP and ICMP echo, next to a socket and to Linux",
 		`A client in a process of its own pings a handler, then Linux: a UDP echo server
 in a process of its own, or the kernel's ICMP responder, without any XDP program
 on either end. Pinning and ways of waiting stand with each row.`,
-		200 * time.Millisecond, 50 * time.Millisecond, time.Millisecond, benchRTT,
+		200 * time.Millisecond, 50 * time.Millisecond, time.Millisecond, benchRTT, nil,
 	},
 	{
 		"bystander", "What TCP through the interface loses when a NIC is on it",
 		`iperf3 runs into the interface with the NIC attached and a context active that
 matches none of it, with a bare XDP program that passes everything, and without
 any. Takes whole seconds a run.`,
-		time.Second, time.Second, time.Second, benchBystander,
+		time.Second, time.Second, time.Second, benchBystander, nil,
+	},
+	{
+		"slmp", "Reliable messages: goodput next to TCP, segments and messages a second, windows",
+		`Files sent by xspin send to handlers on the NIC next to iperf3, also through bad
+network; segments from an in-kernel generator next to a bare receive loop; small
+messages next to UDP echo; scheduling policies, fairness, memory; and which window
+is best. All of it takes the better part of an hour: --only names parts.`,
+		2 * time.Second, 20 * time.Millisecond, time.Millisecond, nil, slmpFlags,
 	},
 }
 
@@ -79,6 +95,7 @@ func newBenchCmd() *cobra.Command {
 	for _, b := range benches {
 		var asJSON bool
 		cfg := benchConfig{idle: 5 * time.Second}
+		var judge func() (measureFunc, error)
 		cmd := &cobra.Command{
 			Use:   b.name,
 			Short: b.short,
@@ -96,9 +113,16 @@ bootstrap over the turns. Leave the machine alone meanwhile.`,
 				case cfg.duration < b.least || cfg.duration > time.Minute || cfg.duration%b.step != 0:
 					return fmt.Errorf("bench %s: %w", b.name, flagError("duration", cfg.duration, fmt.Sprintf("want %v to %v in steps of %v", b.least, time.Minute, b.step)))
 				}
+				measure := b.measure
+				if judge != nil {
+					var err error
+					if measure, err = judge(); err != nil {
+						return fmt.Errorf("bench %s: %w", b.name, err)
+					}
+				}
 				cfg.warn = warnTo(cmd.ErrOrStderr())
 				doc := bench.NewDocument(bench.Environment("xspin bench "+b.name, cfg.runs, cfg.duration))
-				if err := runBench(cmd.Context(), cfg, doc, b.measure); err != nil {
+				if err := runBench(cmd.Context(), cfg, doc, measure); err != nil {
 					return fmt.Errorf("bench %s: %w", b.name, err)
 				}
 				if asJSON {
@@ -110,13 +134,16 @@ bootstrap over the turns. Leave the machine alone meanwhile.`,
 		cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON document")
 		cmd.Flags().IntVar(&cfg.runs, "runs", 11, "how often each side is measured")
 		cmd.Flags().DurationVar(&cfg.duration, "duration", b.duration, "how long a run takes")
+		if b.flags != nil {
+			judge = b.flags(cmd.Flags())
+		}
 		root.AddCommand(cmd)
 	}
 	return root
 }
 
 // runBench measures in a lab of its own.
-func runBench(ctx context.Context, cfg benchConfig, doc *bench.Document, measure func(context.Context, *benchLab, benchConfig, *bench.Document) error) (err error) {
+func runBench(ctx context.Context, cfg benchConfig, doc *bench.Document, measure measureFunc) (err error) {
 	ctx, stop := signal.NotifyContext(ctx, unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
 	defer stop()
 	lab, err := newBenchLab(cfg.warn)
@@ -132,6 +159,7 @@ func runBench(ctx context.Context, cfg benchConfig, doc *bench.Document, measure
 type benchLab struct {
 	*netns.Lab
 	sender, receiver int
+	warn             func(string)
 }
 
 const benchNamespace = "xspin-bench%d-"
@@ -152,7 +180,7 @@ func newBenchLab(warn func(string)) (*benchLab, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &benchLab{lab, cpus[0], cpus[len(cpus)-1]}
+	l := &benchLab{lab, cpus[0], cpus[len(cpus)-1], warn}
 	if len(cpus) == 1 {
 		warn(fmt.Sprintf("this process may use one CPU only, %d: all rows are of sender and receiver in turn", l.sender))
 	}
@@ -162,6 +190,22 @@ func newBenchLab(warn func(string)) (*benchLab, error) {
 func benchLabConfig(pid int, warn func(string)) netns.LabConfig {
 	name := fmt.Sprintf(benchNamespace, pid)
 	return netns.LabConfig{NIC: netns.End{Namespace: name + "nic"}, Host: netns.End{Namespace: name + "host"}, Warn: warn}
+}
+
+// reshape puts a network that is as bad as the config says between the ends, or
+// with nil none. What was open on the lab must be closed.
+func (l *benchLab) reshape(path *impair.Config) error {
+	cfg := benchLabConfig(os.Getpid(), l.warn)
+	cfg.Path = path
+	if err := l.Close(); err != nil {
+		return err
+	}
+	lab, err := netns.Up(cfg)
+	if err != nil {
+		return err
+	}
+	l.Lab = lab
+	return nil
 }
 
 // sweepBenchLabs removes the labs of benchmarks that were killed.
@@ -214,22 +258,27 @@ func plain(p loader.Plain) func() (*loader.Yardstick, error) {
 }
 
 // open opens a NIC on the NIC's end with one active context.
-func (l *benchLab) open(cfg nic.Config, spec nic.ContextSpec) (n *nic.NIC, err error) {
+func (l *benchLab) open(cfg nic.Config, spec nic.ContextSpec) (*nic.NIC, error) {
+	n, _, err := l.openContext(cfg, spec)
+	return n, err
+}
+
+// openContext is open that tells which context.
+func (l *benchLab) openContext(cfg nic.Config, spec nic.ContextSpec) (n *nic.NIC, c *nic.Context, err error) {
 	cfg.Interface = l.NIC.Device
 	if err := l.NIC.NS.Do(func() error {
 		n, err = nic.Open(cfg)
 		return err
 	}); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	c, err := n.Install(spec)
-	if err == nil {
+	if c, err = n.Install(spec); err == nil {
 		err = n.Activate(c)
 	}
 	if err != nil {
-		return nil, errors.Join(err, n.Close())
+		return nil, nil, errors.Join(err, n.Close())
 	}
-	return n, nil
+	return n, c, nil
 }
 
 // state says what is on at either end.
@@ -331,6 +380,14 @@ func newBenchHelperCmds() []*cobra.Command {
 		Args:               cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return idleNIC(args[0], cmd.OutOrStdout(), os.Stdin)
+		},
+	}, {
+		Use:                loadCommand,
+		Hidden:             true,
+		DisableFlagParsing: true,
+		Args:               cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return sendLoad(cmd.Context(), args[0], cmd.OutOrStdout(), os.Stdin)
 		},
 	}}
 }

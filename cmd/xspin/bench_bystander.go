@@ -11,7 +11,6 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -50,7 +49,7 @@ func benchBystander(ctx context.Context, lab *benchLab, cfg benchConfig, doc *be
 				if f.on, err = lab.state(); err != nil {
 					return err
 				}
-				gbit, err := lab.iperf(ctx, cfg.duration, dir.reverse)
+				gbit, err := lab.iperf(ctx, dir.reverse, "-t", strconv.Itoa(int(cfg.duration.Seconds())))
 				f.gbit = append(f.gbit, gbit)
 				return err
 			}
@@ -98,9 +97,9 @@ func benchBystander(ctx context.Context, lab *benchLab, cfg benchConfig, doc *be
 	return nil
 }
 
-// iperf runs one stream from the host's end to the NIC's, or back, and returns
-// what arrived, in Gbit/s.
-func (l *benchLab) iperf(ctx context.Context, d time.Duration, reverse bool) (float64, error) {
+// iperf runs one stream from the host's end to the NIC's, or back, until iperf3's
+// flag for that says it is the end, and returns what arrived, in Gbit/s.
+func (l *benchLab) iperf(ctx context.Context, reverse bool, end ...string) (float64, error) {
 	addr := l.NIC.Addr.Addr().String()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -126,7 +125,7 @@ func (l *benchLab) iperf(ctx context.Context, d time.Duration, reverse bool) (fl
 		return 0, fmt.Errorf("iperf3 does not listen on %s: %w", addr, errors.Join(server.Wait(), ctx.Err()))
 	}
 
-	args := []string{"-c", addr, "-J", "-t", strconv.Itoa(int(d.Seconds())), "-A", fmt.Sprintf("%d,%d", l.sender, l.receiver)}
+	args := append([]string{"-c", addr, "-J", "-A", fmt.Sprintf("%d,%d", l.sender, l.receiver)}, end...)
 	if reverse {
 		args = append(args, "-R")
 	}

@@ -85,7 +85,7 @@ func benchRx(ctx context.Context, lab *benchLab, cfg benchConfig, doc *bench.Doc
 		side(&full, func() (receiver, error) { return lab.openNoop() }),
 		side(&bare, func() (receiver, error) { return lab.openBare() }),
 	}
-	peer, err := buildPeer(ctx)
+	peer, err := buildPeer(ctx, "xsk_rx", peers.XSKReceive)
 	if err != nil {
 		cfg.warn(fmt.Sprintf("no row rx/bare_over_c: %v", err))
 	} else {
@@ -498,9 +498,9 @@ func (c *cLoop) Close() error {
 	return errors.Join(errs...)
 }
 
-// buildPeer compiles the C loop, once for each version of it, and returns where
-// the program is.
-func buildPeer(ctx context.Context) (string, error) {
+// buildPeer compiles a C program, once for each version of it, and returns where
+// it is.
+func buildPeer(ctx context.Context, name string, source []byte) (string, error) {
 	cc, err := exec.LookPath("cc")
 	if err != nil {
 		return "", fmt.Errorf("no C compiler: %w", err)
@@ -513,8 +513,8 @@ func buildPeer(ctx context.Context) (string, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", err
 	}
-	sum := sha256.Sum256(peers.XSKReceive)
-	path := filepath.Join(dir, fmt.Sprintf("xsk_rx-%x", sum[:8]))
+	sum := sha256.Sum256(source)
+	path := filepath.Join(dir, fmt.Sprintf("%s-%x", name, sum[:8]))
 	if _, err := os.Stat(path); err == nil {
 		return path, nil
 	}
@@ -523,9 +523,9 @@ func buildPeer(ctx context.Context) (string, error) {
 		return "", err
 	}
 	defer os.RemoveAll(tmp)
-	out := filepath.Join(tmp, "xsk_rx")
+	out := filepath.Join(tmp, name)
 	cmd := exec.CommandContext(ctx, cc, "-O2", "-Wall", "-x", "c", "-o", out, "-")
-	cmd.Stdin = bytes.NewReader(peers.XSKReceive)
+	cmd.Stdin = bytes.NewReader(source)
 	if msg, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("%s: %w: %s", cc, err, bytes.TrimSpace(msg))
 	}

@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	peers "github.com/xspin/xspin/bench"
 	"github.com/xspin/xspin/internal/bench"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/netns"
@@ -29,7 +30,7 @@ import (
 
 // The benches start their own executable for what must be another process.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && strings.HasPrefix(os.Args[1], "_") {
+	if len(os.Args) > 1 && (os.Args[1] == "send" || strings.HasPrefix(os.Args[1], "_")) {
 		main()
 		os.Exit(0)
 	}
@@ -116,7 +117,7 @@ func TestBenchesMeasureEveryRow(t *testing.T) {
 
 func noBenchLab(t *testing.T, pid int) {
 	t.Helper()
-	for _, side := range []string{"nic", "host"} {
+	for _, side := range []string{"nic", "host", "path"} {
 		if _, err := os.Stat("/run/netns/" + fmt.Sprintf(benchNamespace, pid) + side); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("the lab's %s end is still there: %v", side, err)
 		}
@@ -256,7 +257,7 @@ func TestPeerIsBuiltOnceAndErrorsOfTheCompilerAreTold(t *testing.T) {
 	}
 	cache := t.TempDir()
 	t.Setenv("XDG_CACHE_HOME", cache)
-	path, err := buildPeer(t.Context())
+	path, err := buildPeer(t.Context(), "xsk_rx", peers.XSKReceive)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -264,7 +265,7 @@ func TestPeerIsBuiltOnceAndErrorsOfTheCompilerAreTold(t *testing.T) {
 	if err != nil || before.Mode()&0o100 == 0 || filepath.Dir(path) != filepath.Join(cache, "xspin") {
 		t.Fatalf("%s: mode %v, error %v", path, before.Mode(), err)
 	}
-	again, err := buildPeer(t.Context())
+	again, err := buildPeer(t.Context(), "xsk_rx", peers.XSKReceive)
 	after, _ := os.Stat(again)
 	if err != nil || !os.SameFile(before, after) {
 		t.Errorf("built %s, then %s, error %v", path, again, err)
@@ -279,7 +280,7 @@ func TestPeerIsBuiltOnceAndErrorsOfTheCompilerAreTold(t *testing.T) {
 	}
 	t.Setenv("PATH", bin)
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())
-	if _, err := buildPeer(t.Context()); err == nil || !strings.Contains(err.Error(), "no headers") {
+	if _, err := buildPeer(t.Context(), "xsk_rx", peers.XSKReceive); err == nil || !strings.Contains(err.Error(), "no headers") {
 		t.Errorf("error %v", err)
 	}
 }
