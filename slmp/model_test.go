@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"runtime/debug"
 	"slices"
 	"testing"
 	"time"
@@ -21,7 +22,7 @@ import (
 // simulated time. Everything that happens follows from the seed.
 
 var (
-	seeds = flag.Uint64("seeds", 2000, "how many seeds the model tests run")
+	seeds = flag.Uint64("seeds", 0, "how many seeds the model tests run: 2000, or 200 with the race detector")
 	seed  = flag.Uint64("seed", 0, "run the model tests with this seed only")
 )
 
@@ -349,7 +350,6 @@ type receiver struct {
 	wake    int64
 	events  int // in the queue
 	stopped bool
-	sent    map[name]uint64 // sizes, by sender
 }
 
 func (w *world) newReceiver() *receiver {
@@ -714,13 +714,22 @@ func (w *world) settle() {
 	}
 }
 
-// each runs a test for many seeds.
-func each(t *testing.T, n uint64, f func(t *testing.T, seed uint64)) {
+// each runs a test for many seeds, or that part of them.
+func each(t *testing.T, part uint64, f func(t *testing.T, seed uint64)) {
 	t.Helper()
 	if *seed != 0 {
 		f(t, *seed)
 		return
 	}
+	n := *seeds
+	if n == 0 {
+		n = 2000
+		b, ok := debug.ReadBuildInfo()
+		if ok && slices.Contains(b.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) {
+			n = 200
+		}
+	}
+	n = max(n/part, 1)
 	for s := uint64(1); s <= n && !t.Failed(); s++ {
 		func() {
 			defer func() {
@@ -742,7 +751,7 @@ func each(t *testing.T, n uint64, f func(t *testing.T, seed uint64)) {
 func TestModel(t *testing.T) {
 	var total slmp.SenderStats
 	causes := map[string]int{}
-	each(t, *seeds, func(t *testing.T, seed uint64) {
+	each(t, 1, func(t *testing.T, seed uint64) {
 		w := newWorld(t, seed)
 		w.newReceiver()
 		for range 1 + w.IntN(3) {
@@ -797,7 +806,7 @@ func (w *world) delivered(n name) bool {
 // to the new one, or its sender gets an error.
 func TestModelRestart(t *testing.T) {
 	causes := map[string]int{}
-	each(t, *seeds/8, func(t *testing.T, seed uint64) {
+	each(t, 8, func(t *testing.T, seed uint64) {
 		w := newWorld(t, seed)
 		w.behave.fail = 0
 		w.newReceiver()
@@ -837,7 +846,7 @@ func TestModelRestart(t *testing.T) {
 // is missing.
 func TestModelDeath(t *testing.T) {
 	causes := map[slmp.Cause]int{}
-	each(t, *seeds/8, func(t *testing.T, seed uint64) {
+	each(t, 8, func(t *testing.T, seed uint64) {
 		w := newWorld(t, seed)
 		w.c.Timeout = time.Duration(1+w.IntN(3)) * time.Second
 		w.behave.room = 1000
@@ -870,7 +879,7 @@ func TestModelDeath(t *testing.T) {
 // What senders without retransmission lose is lost; who asks learns of it.
 func TestModelModes(t *testing.T) {
 	outcomes := map[string]int{}
-	each(t, *seeds/4, func(t *testing.T, seed uint64) {
+	each(t, 4, func(t *testing.T, seed uint64) {
 		w := newWorld(t, seed)
 		w.c.Incomplete = mpq.Incomplete(w.IntN(3))
 		w.c.Linger = time.Duration(w.Int64N(50 * msec))
@@ -917,7 +926,7 @@ func TestModelModes(t *testing.T) {
 // Somebody sends nonsense, of all kinds, and begins messages from addresses that do
 // not exist. The others do not notice, unless there is no room for them.
 func TestModelHostile(t *testing.T) {
-	each(t, *seeds/8, func(t *testing.T, seed uint64) {
+	each(t, 8, func(t *testing.T, seed uint64) {
 		w := newWorld(t, seed)
 		w.c.Messages, w.c.Memory, w.c.Held = 4096, 16<<20, 64
 		w.behave.fail, w.behave.refuse, w.behave.room = 0, 0, 1000

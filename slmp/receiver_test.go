@@ -28,9 +28,8 @@ type log struct {
 	data map[uint32][]byte // of messages, by id
 	late map[string]*slmp.Call
 
-	codes   map[string]slmp.Code // by what is said of a call
-	full    bool
-	pending bool // all payload calls
+	codes map[string]slmp.Code // by what is said of a call
+	full  bool
 }
 
 var alice, bob = netip.MustParseAddrPort("10.0.0.2:1000"), netip.MustParseAddrPort("10.0.0.2:1001")
