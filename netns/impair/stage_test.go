@@ -16,6 +16,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/internal/clock"
@@ -551,5 +554,43 @@ func TestIdleRelaySleeps(t *testing.T) {
 	// A relay that looked at its rings every 100 us would be at 5000.
 	if n := after.Nvcsw - before.Nvcsw; n > 500 {
 		t.Errorf("%d sleeps in 0.5 s without a frame", n)
+	}
+}
+
+// What a NIC sends from within XDP comes through, with a relay and without.
+func TestFramesFromXDPComeThrough(t *testing.T) {
+	for _, delay := range []time.Duration{0, time.Millisecond} {
+		t.Run("delay "+delay.String(), func(t *testing.T) {
+			l := netnstest.Temp(t, netns.LabConfig{Path: &impair.Config{Delay: delay}})
+			prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+				Type: ebpf.XDP, License: "GPL",
+				Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 3), asm.Return()}, // XDP_TX
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer prog.Close()
+			var lnk link.Link
+			err = l.NIC.NS.Do(func() (err error) {
+				lnk, err = link.AttachXDP(link.XDPOptions{Program: prog, Interface: l.NIC.Index, Flags: link.XDPDriverMode})
+				return err
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer lnk.Close()
+			in := frames(l.Host, l.NIC, 100, 1514)
+			rx := rawSocket(t, l.Host)
+			send(t, l, impair.FromHost, rawSocket(t, l.Host), in)
+			buf := make([]byte, 2048)
+			for i, want := range in {
+				if got := receive(t, rx, buf); !bytes.Equal(got, want) {
+					t.Fatalf("frame %d is\n%x, want\n%x", i, got, want)
+				}
+			}
+			if c := settled(t, l, impair.ToHost); c.Frames != uint64(len(in)) {
+				t.Errorf("%+v, want %d frames sent by the NIC", c, len(in))
+			}
+		})
 	}
 }
