@@ -1234,7 +1234,7 @@ func TestLengthOfASharedMessage(t *testing.T) {
 			t.Errorf("length %d", n)
 		}
 		return Success
-	}}, func(m *MessageConfig) { m.Shared = true })
+	}}, func(m *MessageConfig) { m.Shared, m.Held = true, 256 })
 	for id := range uint32(200) {
 		p := cut(1, id, peerA, 800, 100)
 		for i := range p {

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nic_test
+
+import (
+	"errors"
+	"net/netip"
+	"runtime"
+	"sync"
+	"testing"
+
+	"github.com/xspin/xspin/matcher"
+	"github.com/xspin/xspin/netns"
+	"github.com/xspin/xspin/netns/netnstest"
+	"github.com/xspin/xspin/nic"
+	"github.com/xspin/xspin/slmp"
+	"github.com/xspin/xspin/slmp/fpspintest"
+)
+
+// TestFPsPINSender has messages sent as FPsPIN's library does, which sends nothing
+// twice and waits for as many acknowledgements as it has sent packets.
+func TestFPsPINSender(t *testing.T) {
+	for _, p := range policies()[:3] {
+		t.Run(p.name, func(t *testing.T) {
+			lab := netnstest.Temp(t, netns.LabConfig{})
+			n := open(t, lab, nic.Config{HPUs: 3, Workers: 2})
+			w := newWitness(t, p.spec.Policy == nic.ByMessage)
+			spec := p.spec
+			spec.Name, spec.Rulesets, spec.Handlers = "slmp", sets(matcher.SLMP()), w.handlers()
+			spec.Held = 512
+			c := run(t, n, spec)
+			to := netip.AddrPortFrom(lab.NIC.Addr.Addr(), slmp.Port)
+			me := lab.Host.Addr.Addr()
+			send := func(s fpspintest.Sender, id uint32, data []byte) (r fpspintest.Result, err error) {
+				runtime.LockOSThread()
+				defer runtime.UnlockOSThread()
+				err = lab.Host.NS.Do(func() (err error) {
+					r, err = s.Send(to, id, data)
+					return err
+				})
+				return r, err
+			}
+			id := uint32(0)
+			for _, window := range []int{1, 4, 16, 64} {
+				for _, align := range []int{64, 4} { // 1408 and 1460 bytes in a packet
+					s := fpspintest.Sender{Window: window, Align: align}
+					for _, size := range []int{0, 1, s.Payload() - 1, s.Payload(), s.Payload() + 1, 2 * s.Payload(), 20*s.Payload() + 5} {
+						id++
+						data := noise(size)
+						r, err := send(s, id, data)
+						if err != nil || r.ACKs != r.Sent || r.Other != 0 {
+							t.Errorf("window %d, align %d, %d bytes: %v, %+v", window, align, size, err, r)
+							continue
+						}
+						w.check(messageID{netip.AddrPortFrom(me, r.Port), id}, data)
+					}
+				}
+			}
+			// All with the same number: their ports tell them apart.
+			var wg sync.WaitGroup
+			for i := range 16 {
+				wg.Go(func() {
+					data := noise(30_000 + i)
+					r, err := send(fpspintest.Sender{Window: 16, Align: 64}, 77, data)
+					if err != nil {
+						t.Errorf("one of 16: %v, %+v", err, r)
+						return
+					}
+					w.check(messageID{netip.AddrPortFrom(me, r.Port), 77}, data)
+				})
+			}
+			wg.Wait()
+			// Without acknowledgements between the first and the last it sends
+			// everything and reports a failure, which is FPsPIN's.
+			data := noise(20_000)
+			r, err := send(fpspintest.Sender{Align: 64}, 78, data)
+			if !errors.Is(err, fpspintest.ErrData) {
+				t.Errorf("window 0: %v, %+v", err, r)
+			}
+			one, err := send(fpspintest.Sender{Align: 64}, 79, data[:100])
+			if err != nil {
+				t.Errorf("window 0, one packet: %v", err)
+			}
+			w.check(messageID{netip.AddrPortFrom(me, one.Port), 79}, data[:100])
+			if st := c.Stats(); st.AckFull != 0 || st.Failed != 0 {
+				t.Errorf("%+v", st)
+			}
+			idle(t, c)
+		})
+	}
+}
