@@ -28,6 +28,12 @@
 
 enum { BATCH = 64, SIZE = 2048, BUFFER = 8 << 20 };
 
+/* How long the ends look for datagrams before they sleep: the most that a worker of
+ * the NIC does, and a sender of SLMP, in the manner of the former. */
+#define SERVER_SPIN 200e-6
+#define CLIENT_SPIN 50e-6
+#define YIELD_EVERY 16
+
 static struct mmsghdr msgs[BATCH];
 static struct iovec iovs[BATCH];
 static struct sockaddr_in peers[BATCH];
@@ -63,6 +69,22 @@ static int give(int fd, int n)
 	return done;
 }
 
+/* Takes up to a batch. It sleeps at most as long as the socket's option says. */
+static int take(int fd, double spin)
+{
+	double until = now() + spin;
+	int n, spins = 0;
+
+	do {
+		n = recvmmsg(fd, msgs, BATCH, MSG_DONTWAIT, NULL);
+		if (n >= 0 || (errno != EAGAIN && errno != EINTR))
+			return n;
+		if (++spins % YIELD_EVERY == 0)
+			sched_yield();
+	} while (now() < until);
+	return recvmmsg(fd, msgs, BATCH, MSG_WAITFORONE, NULL);
+}
+
 static int serve(int fd)
 {
 	for (;;) {
@@ -72,7 +94,7 @@ static int serve(int fd)
 			iovs[i].iov_len = SIZE;
 			msgs[i].msg_hdr.msg_namelen = sizeof(peers[i]);
 		}
-		n = recvmmsg(fd, msgs, BATCH, MSG_WAITFORONE, NULL);
+		n = take(fd, SERVER_SPIN);
 		if (n < 0) {
 			struct pollfd in = { .fd = 0, .events = POLLIN };
 
@@ -113,7 +135,7 @@ static int ask(int fd, int size, int outstanding, double seconds)
 		}
 		for (int i = 0; i < BATCH; i++)
 			iovs[i].iov_len = SIZE;
-		n = recvmmsg(fd, msgs, BATCH, MSG_WAITFORONE, NULL);
+		n = take(fd, CLIENT_SPIN);
 		t = now();
 		if (n < 0) {
 			if (errno != EAGAIN && errno != EINTR)

@@ -294,7 +294,7 @@ const (
 	// ahead is how many generated frames may be on their way: none is lost for
 	// lack of room, and the receiver never waits.
 	ahead = 1536
-	burst = 256
+	burst = 512
 	// stall is after which frames of which nothing is heard are given up.
 	stall = 300 * time.Millisecond
 )
