@@ -22,7 +22,7 @@ import (
 // simulated time. Everything that happens follows from the seed.
 
 var (
-	seeds = flag.Uint64("seeds", 0, "how many seeds the model tests run: 2000, or 200 with the race detector")
+	seeds = flag.Uint64("seeds", 0, "how many seeds the model tests run: 2000; 200 with -race or -short")
 	seed  = flag.Uint64("seed", 0, "run the model tests with this seed only")
 )
 
@@ -725,7 +725,8 @@ func each(t *testing.T, part uint64, f func(t *testing.T, seed uint64)) {
 	if n == 0 {
 		n = 2000
 		b, ok := debug.ReadBuildInfo()
-		if ok && slices.Contains(b.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) {
+		race := ok && slices.Contains(b.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
+		if race || testing.Short() {
 			n = 200
 		}
 	}
