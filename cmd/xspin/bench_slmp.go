@@ -126,7 +126,8 @@ func (o slmpOptions) measure(ctx context.Context, lab *benchLab, cfg benchConfig
 	if b.self, err = os.Executable(); err != nil {
 		return err
 	}
-	if b.dir, err = os.MkdirTemp("/dev/shm", "xspin-bench-"); err != nil {
+	sweepBenchFiles()
+	if b.dir, err = os.MkdirTemp(benchMemory, fmt.Sprintf(benchFiles, os.Getpid())); err != nil {
 		return fmt.Errorf("files in memory are needed: %w", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(b.dir)) }()
@@ -144,6 +145,27 @@ func (o slmpOptions) measure(ctx context.Context, lab *benchLab, cfg benchConfig
 		}
 	}
 	return nil
+}
+
+// benchMemory is where files in memory are, and benchFiles a directory there, by
+// process id.
+const (
+	benchMemory = "/dev/shm"
+	benchFiles  = "xspin-bench-%d-"
+)
+
+// sweepBenchFiles removes what benchmarks that were killed have left in memory.
+func sweepBenchFiles() {
+	entries, _ := os.ReadDir(benchMemory) // if it is not there, neither are they
+	for _, e := range entries {
+		var pid int
+		if n, _ := fmt.Sscanf(e.Name(), benchFiles, &pid); n != 1 {
+			continue
+		}
+		if _, err := os.Stat(fmt.Sprintf("/proc/%d", pid)); errors.Is(err, os.ErrNotExist) {
+			_ = os.RemoveAll(filepath.Join(benchMemory, e.Name())) // another one may be doing it
+		}
+	}
 }
 
 // slmpBench is one run of `xspin bench slmp`.

@@ -11,6 +11,7 @@ import (
 	"io"
 	"math"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -101,7 +102,7 @@ func TestBenchSLMPMeasuresEveryRow(t *testing.T) {
 			} else if testing.Short() {
 				t.Skip("takes seconds")
 			}
-			before := benchFiles(t)
+			before := inMemory(t)
 			var warnings []string
 			cfg := benchConfig{1, 40 * time.Millisecond, time.Millisecond, func(s string) { warnings = append(warnings, s) }}
 			o := smallest()
@@ -134,20 +135,46 @@ func TestBenchSLMPMeasuresEveryRow(t *testing.T) {
 				t.Errorf("JSON %s, error %v", out.String(), err)
 			}
 			noBenchLab(t, os.Getpid())
-			if after := benchFiles(t); !slices.Equal(after, before) {
+			if after := inMemory(t); !slices.Equal(after, before) {
 				t.Errorf("files %v are left", after)
 			}
 		})
 	}
 }
 
-func benchFiles(t *testing.T) []string {
+func inMemory(t *testing.T) []string {
 	t.Helper()
 	files, err := filepath.Glob("/dev/shm/xspin-bench-*")
 	if err != nil {
 		t.Fatal(err)
 	}
 	return files
+}
+
+func TestFilesOfKilledBenchesAreRemovedAndOthersNot(t *testing.T) {
+	gone := exec.Command("/bin/true")
+	if err := gone.Run(); err != nil {
+		t.Fatal(err)
+	}
+	var dirs []string
+	for _, pid := range []int{gone.Process.Pid, os.Getppid()} {
+		dir, err := os.MkdirTemp(benchMemory, fmt.Sprintf(benchFiles, pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { os.RemoveAll(dir) })
+		if err := os.WriteFile(filepath.Join(dir, "1"), []byte("x"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		dirs = append(dirs, dir)
+	}
+	sweepBenchFiles()
+	if _, err := os.Stat(dirs[0]); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("files of a process that is gone: %v", err)
+	}
+	if _, err := os.Stat(filepath.Join(dirs[1], "1")); err != nil {
+		t.Errorf("files of a process that lives: %v", err)
+	}
 }
 
 // Whatever it is at when it is interrupted, it leaves nothing.
@@ -158,7 +185,7 @@ func TestInterruptedBenchSLMPCleansUp(t *testing.T) {
 	}
 	for _, only := range []string{"file", "small", "fairness", "loss", "auto"} {
 		t.Run(only, func(t *testing.T) {
-			before := benchFiles(t)
+			before := inMemory(t)
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			o := smallest()
@@ -172,7 +199,7 @@ func TestInterruptedBenchSLMPCleansUp(t *testing.T) {
 				t.Errorf("error %v", err)
 			}
 			noBenchLab(t, os.Getpid())
-			if after := benchFiles(t); !slices.Equal(after, before) {
+			if after := inMemory(t); !slices.Equal(after, before) {
 				t.Errorf("files %v are left", after)
 			}
 			if left := children(t); len(left) > 0 {
