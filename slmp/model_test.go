@@ -676,7 +676,7 @@ func (w *world) config() slmp.SenderConfig {
 		Payload: pick(1, 7, 64, 500, 1408, 1462), Window: pick(0, 0, 1, 4, 16, 100, 1000), Plain: w.IntN(4) == 0,
 		Retries: 40, // with so much loss in a row
 	}
-	if c.Window > 0 && w.IntN(8) == 0 {
+	if w.IntN(8) == 0 {
 		c.Gap = time.Duration(w.Int64N(200 * usec))
 	}
 	return c

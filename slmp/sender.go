@@ -357,8 +357,11 @@ func (s *Sender) Next(dst []Outbound, now int64) int {
 
 // mayGo reports whether the window of all messages, and the gap, allow a segment.
 func (s *Sender) mayGo(now int64) bool {
-	return (!s.auto || s.inflight < s.win.size) && (s.c.Gap == 0 || now >= s.gapAt)
+	return s.fits() && (s.c.Gap == 0 || now >= s.gapAt)
 }
+
+// fits reports whether the window of all messages has room.
+func (s *Sender) fits() bool { return !s.auto || s.inflight < s.win.size }
 
 // Deadline returns when Next is to be called again, at the latest. It may be
 // early. 0: never.
@@ -367,7 +370,7 @@ func (s *Sender) Deadline() int64 {
 	if len(s.timers) > 0 {
 		t = max(s.timers[0].timer, 1)
 	}
-	if s.c.Gap > 0 && (s.queues[ready].first != nil || s.queues[losing].first != nil) && (t == 0 || s.gapAt < t) {
+	if s.c.Gap > 0 && s.fits() && (s.queues[ready].first != nil || s.queues[losing].first != nil) && (t == 0 || s.gapAt < t) {
 		t = max(s.gapAt, 1)
 	}
 	return t
