@@ -415,13 +415,14 @@ func (r *runner) finished(t *table, m *Message, k int, drop, ok bool) bool {
 	if req.seg.EOM {
 		m.ask, m.asked = req.ask, true
 	}
+	live := m.live // if not, Finish may give the slot away
 	if t.Finish(m.entry, req.seg, r.base) {
 		r.result = m.sum(Complete)
 		t.unlock()
 		return r.complete(t, m, k)
 	}
 	var buf []byte
-	if ok && m.live {
+	if ok && live {
 		o := Processed
 		if req.seg.EOM {
 			o = Waiting

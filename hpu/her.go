@@ -284,6 +284,7 @@ func (h *HER) Keep() (*Kept, error) {
 func (h *HER) keep() *Kept {
 	k := &Kept{
 		pool:    h.r.pool,
+		worker:  h.r.w,
 		port:    h.origin(),
 		account: h.account(),
 		size:    h.size,
@@ -318,6 +319,7 @@ func (h *HER) origin() *port {
 // goroutine until Release.
 type Kept struct {
 	pool    *Pool
+	worker  *worker // that runs its handler, and takes it back: not before that returns
 	port    *port
 	account account
 	all     []xsk.Desc

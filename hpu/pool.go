@@ -380,7 +380,7 @@ func (p *Pool) giveBack(k *Kept) {
 	if p.closed.Load() {
 		return // nobody is left to take it, and the waker may be gone
 	}
-	w := p.workers[k.port.hpu%len(p.workers)]
+	w := k.worker
 	w.returned = append(w.returned, k)
 	w.hasWork.Store(true)
 	w.wake()
