@@ -525,7 +525,7 @@ func TestContextIsReplacedInTheMiddleOfAMessage(t *testing.T) {
 				}},
 			}
 			c := run(t, n, spec)
-			conn := connect(t, lab, slmp.Port, slmp.Config{Patience: 300 * time.Millisecond, Plain: plain})
+			conn := connect(t, lab, slmp.Port, slmp.Config{Patience: 300 * time.Millisecond, Retries: 4, Plain: plain})
 			sent := make(chan error, 1)
 			go func() {
 				_, err := conn.SendBytes(patient(t), noise(8<<20), slmp.Options{})
@@ -769,7 +769,7 @@ func TestFloodedMessagesDoNotHurtAnotherContext(t *testing.T) {
 	})
 	w := newWitness(t, true)
 	other := matcher.SLMP()
-	other.Name = "slmp on 9331"
+	other.Name = "slmp-9331"
 	for i := range other.Rules {
 		if r := &other.Rules[i]; r.Index == 9 && r.Start == slmp.Port<<16 {
 			r.Start, r.End = 9331<<16, 9331<<16
