@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"reflect"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -65,6 +66,8 @@ type ContextSpec struct {
 	// for formats whose messages end, such as `slmp`.
 	Messages int
 
+	Protocol hpu.Protocol // acknowledges. Defaults to SLMP for the predefined formats of it, else nobody does
+
 	Binder hpu.Binder              // says where messages go. Defaults to:
 	Window hpu.Window              // all of them to the begin of this window
 	Events chan<- hpu.MessageEvent // and their ends to this channel
@@ -77,6 +80,7 @@ type ContextSpec struct {
 	Linger     time.Duration  // with mpq.Linger: how long to wait after EOM. Defaults to 10 ms
 	Remember   time.Duration  // for how long late duplicates of a message are known. Defaults to 4 s
 	Held       int            // packets that may wait for their message's header packet. Defaults to a quarter of the credits, 64 at most; negative: none
+	Memory     int            // bytes for what of messages came behind a hole, all together. Defaults to 16 MiB
 	Checksums  hpu.Checksums  // what is done about UDP checksums. Defaults to hpu.VerifyComplete
 
 	// With BlockedRR: a message is cut in sequences of so many bytes, which
@@ -286,9 +290,10 @@ func (s *ContextSpec) context(id uint16, buckets bpf.Range) (*hpu.Context, error
 	cfg := hpu.MessageConfig{
 		Config: mpq.Config{
 			Messages: s.Messages, Held: s.Held, Timeout: s.Timeout, Remember: s.Remember,
-			Incomplete: s.Incomplete, Linger: s.Linger,
+			Memory: s.Memory, Incomplete: s.Incomplete, Linger: s.Linger,
 		},
 		Format:    s.Format,
+		Protocol:  s.Protocol,
 		Binder:    s.Binder,
 		Default:   hpu.Binding{Window: s.Window, Events: s.Events},
 		State:     s.State,
@@ -296,8 +301,10 @@ func (s *ContextSpec) context(id uint16, buckets bpf.Range) (*hpu.Context, error
 		Checksums: s.Checksums,
 		Shared:    s.Policy != ByMessage,
 	}
-	if s.Format.Name == "slmp" || s.Format.Name == "slmp6" {
-		cfg.Protocol = slmpProtocol{}
+	for _, name := range []string{"slmp", "slmp6"} {
+		if s.Protocol == nil && reflect.DeepEqual(s.Format, matcher.FormatByName(name)) {
+			cfg.Protocol = slmpProtocol{}
+		}
 	}
 	return hpu.NewMessageContext(id, s.Name, s.Handlers, buckets, s.CoreMask, cfg)
 }

@@ -313,11 +313,13 @@ func (n *NIC) Close() error {
 	}
 	stuck, kept := 0, 0
 	if n.pool != nil {
+		var drains sync.WaitGroup // all at once: one time limit for all
 		for _, c := range n.contexts {
 			if m, ok := c.hpu.Messages(); ok && m.Open > 0 {
-				_ = n.pool.Drain(c.hpu, removeTime) // what is still out is told below
+				drains.Go(func() { _ = n.pool.Drain(c.hpu, removeTime) }) // what is still out is told below
 			}
 		}
+		drains.Wait()
 		n.pool.Close()
 		stuck, kept = n.pool.Stuck(), n.pool.Kept()
 	}

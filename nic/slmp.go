@@ -13,7 +13,7 @@ type slmpProtocol struct{}
 
 // Inspect implements hpu.Protocol.
 func (slmpProtocol) Inspect(header []byte) (hpu.Ask, bool) {
-	h, err := slmp.ParseHeader(header[len(header)-slmp.HeaderLen:])
+	h, err := slmp.ParseHeader(header[max(len(header)-slmp.HeaderLen, 0):])
 	if err != nil || h.Flags&slmp.ACK != 0 {
 		return hpu.Ask{}, false
 	}
