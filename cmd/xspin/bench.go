@@ -84,7 +84,7 @@ any. Takes whole seconds a run.`,
 		`Files sent by xspin send to handlers on the NIC next to iperf3, also through bad
 network; segments from an in-kernel generator next to a bare receive loop; small
 messages next to UDP echo; scheduling policies, fairness, memory; and which window
-is best. All of it takes the better part of an hour: --only names parts.`,
+is best. All of it takes half an hour: --only names parts.`,
 		2 * time.Second, 20 * time.Millisecond, time.Millisecond, nil, slmpFlags,
 	},
 }
@@ -122,13 +122,18 @@ bootstrap over the turns. Leave the machine alone meanwhile.`,
 				}
 				cfg.warn = warnTo(cmd.ErrOrStderr())
 				doc := bench.NewDocument(bench.Environment("xspin bench "+b.name, cfg.runs, cfg.duration))
-				if err := runBench(cmd.Context(), cfg, doc, measure); err != nil {
-					return fmt.Errorf("bench %s: %w", b.name, err)
+				err := runBench(cmd.Context(), cfg, doc, measure)
+				if err != nil {
+					err = fmt.Errorf("bench %s: %w", b.name, err)
+					if len(doc.Results) == 0 {
+						return err
+					}
 				}
+				// What was measured before something went wrong is good.
 				if asJSON {
-					return doc.WriteJSON(cmd.OutOrStdout())
+					return errors.Join(err, doc.WriteJSON(cmd.OutOrStdout()))
 				}
-				return doc.WriteText(cmd.OutOrStdout())
+				return errors.Join(err, doc.WriteText(cmd.OutOrStdout()))
 			},
 		}
 		cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON document")

@@ -139,6 +139,40 @@ func TestInterruptedBenchCleansUp(t *testing.T) {
 	noBenchLab(t, os.Getpid())
 }
 
+func TestRowsMeasuredBeforeAnErrorArePrinted(t *testing.T) {
+	netnstest.NeedRoot(t)
+	all := benches
+	defer func() { benches = all }()
+	broken := errors.New("broken")
+	for rows := range 2 {
+		benches = []benchCommand{{
+			name: "half", duration: time.Second, step: time.Millisecond,
+			measure: func(_ context.Context, _ *benchLab, _ benchConfig, doc *bench.Document) error {
+				for range rows {
+					row, err := bench.Absolute("half/row", bench.Higher, bench.NewSide("", "x", []float64{1}))
+					if err := doc.Add("", row, err); err != nil {
+						return err
+					}
+				}
+				return broken
+			},
+		}}
+		root := newRootCmd()
+		root.SetArgs([]string{"bench", "half", "--json"})
+		var out bytes.Buffer
+		root.SetOut(&out)
+		root.SetErr(&out)
+		if err := root.Execute(); !errors.Is(err, broken) {
+			t.Errorf("error %v", err)
+		}
+		var doc bench.Document
+		if err := json.Unmarshal(out.Bytes(), &doc); rows == 0 && out.Len() > 0 || rows > 0 && (err != nil || len(doc.Results) != rows) {
+			t.Errorf("%d rows: printed %q, error %v", rows, out.String(), err)
+		}
+	}
+	noBenchLab(t, os.Getpid())
+}
+
 func TestLabsOfKilledBenchesAreRemovedAndOthersNot(t *testing.T) {
 	netnstest.NeedRoot(t)
 	gone := exec.Command("/bin/true")
