@@ -272,7 +272,8 @@ func (p *Pool) Idle(c *Context) bool {
 func (p *Pool) Drain(c *Context, d time.Duration) error {
 	deadline := time.Now().Add(d)
 	half := deadline.Add(-d / 2)
-	for (!p.Idle(c) || c.open() > 0) && time.Now().Before(deadline) {
+	// Messages of a context that was stopped do not end any more.
+	for (!p.Idle(c) || c.open() > 0 && c.halt.Load() == 0) && time.Now().Before(deadline) {
 		// Has what was on its way been seen? Packets that handlers keep cannot
 		// be told from it, but do not last for ever.
 		if c.msgs != nil && (p.inFlight(c) <= c.msgs.queue.Held() || time.Now().After(half)) {
