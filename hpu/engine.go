@@ -173,8 +173,7 @@ func (r *runner) disown(t *table, m *Message) {
 		r.pool.pin(m.ctx, m.bucket, -1)
 		m.bucket = noBucket
 	}
-	for _, k := range m.takeHeld() {
-		t.Unhold(m.entry)
+	for _, k := range m.takeHeld(t) {
 		k.job = releaseJob
 		r.w.jobs = append(r.w.jobs, k)
 	}
@@ -193,7 +192,13 @@ func (p *Pool) pin(c *Context, bucket int32, n int) {
 	}
 }
 
-func (m *Message) takeHeld() []*Kept {
+// takeHeld takes the packets that are held for the message, from its table too. Of
+// those that the table counts, flush may have taken some already. The caller has
+// the table.
+func (m *Message) takeHeld(t *table) []*Kept {
+	for ; m.holds > 0; m.holds-- {
+		t.Unhold(m.entry)
+	}
 	ms := m.ctx.msgs
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
@@ -263,6 +268,7 @@ func (r *runner) segment(c *Context, k int) bool {
 	case mpq.Drop:
 		m.starved = m.starved || why == mpq.Memory || why == mpq.NoHeader
 	case mpq.Hold:
+		m.holds++
 		ms.mu.Lock()
 		if !ms.flushed { // else nobody would ever give it back
 			if m.held == nil {
@@ -359,10 +365,7 @@ func (r *runner) start(t *table, m *Message, k int) bool {
 	}
 	t.lock()
 	t.Opened(m.entry, r.base)
-	for _, h := range m.takeHeld() {
-		t.Unhold(m.entry)
-		r.w.jobs = append(r.w.jobs, h)
-	}
+	r.w.jobs = append(r.w.jobs, m.takeHeld(t)...)
 	t.unlock()
 	return r.payload(t, m, k)
 }
@@ -371,7 +374,8 @@ func (r *runner) start(t *table, m *Message, k int) bool {
 // was claimed.
 func (r *runner) payload(t *table, m *Message, k int) bool {
 	c, req := m.ctx, &r.her
-	code, ok, mine := Success, true, true
+	code, ok := Success, true
+	var mine bool
 	what := payloadCall
 	switch {
 	case m.discard:
@@ -660,18 +664,19 @@ func (r *runner) timers() (worked, ok bool) {
 			return worked, false
 		}
 	}
-	if waiting := r.w.deferred; len(waiting) > 0 {
-		r.w.deferred = nil
-		for _, d := range waiting {
-			if !r.retry(d) {
-				return worked, false
-			}
+	// Each once. What retry does not get to is the next runner's.
+	for range len(r.w.deferred) {
+		d := r.w.deferred[0]
+		r.w.deferred = slices.Delete(r.w.deferred, 0, 1)
+		if !r.retry(d) {
+			return worked, false
 		}
 	}
 	return worked, true
 }
 
-// expired ends what is to end of a context's messages.
+// expired ends what is to end of a context's messages: a batch of each table's, for
+// packets wait meanwhile.
 func (r *runner) expired(c *Context) bool {
 	if r.w.portFor(c, nil) == nil {
 		return true // the worker has no HPU of the context's
@@ -683,7 +688,7 @@ func (r *runner) expired(c *Context) bool {
 		if !ms.cfg.Shared && i != r.w.id {
 			continue
 		}
-		for {
+		for range batchSize {
 			t.lock()
 			var e *mpq.Entry
 			h := her{table: t, job: expireJob, cause: TimedOut}

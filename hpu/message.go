@@ -202,6 +202,7 @@ type Message struct {
 	binding Binding
 	state   []byte    // of the slot
 	held    *[]*Kept  // guarded by messages.mu
+	holds   uint32    // packets that the table holds for it
 	waits   *deferred // complete, and the event found no room
 	dropped uint64    // bytes
 	ask     Ask       // of EOM
