@@ -40,14 +40,14 @@ type bench struct {
 // A benchConfig says what the handlers do beside: nil for Success, and no handler
 // for one that is out.
 type benchConfig struct {
-	shared             bool
-	rig                rigConfig
-	header, payload    Handler
-	completion         CompletionHandler
-	noHeader, noBinder bool
-	noPayload          bool
-	events             int // room for so many; 0 for 100
-	change             func(*MessageConfig)
+	shared          bool
+	rig             rigConfig
+	header, payload Handler
+	completion      CompletionHandler
+	noHeader        bool
+	noPayload       bool
+	events          int // room for so many; 0 for 100
+	change          func(*MessageConfig)
 }
 
 func newBench(t testing.TB, cfg benchConfig) *bench {
