@@ -213,7 +213,7 @@ func (c *Context) sweep(p *Pool) bool {
 		if c.pins != nil {
 			open = uint64(c.pins[i].Load())
 		}
-		if before[i]>>32 == open {
+		if before[i]>>32 <= open {
 			continue
 		}
 		if !p.Idle(c) {

@@ -185,14 +185,7 @@ func (s *ContextSpec) complete(hpus int) error {
 	if s.Policy == BlockedRR && (s.Sequence < 1 || s.VHPUs < 1 || s.VHPUs > loader.MaxVHPUs || s.Format.Offset == nil) {
 		return fmt.Errorf("blocked-rr with sequences of %d bytes on %d virtual HPUs in format %s: at least 1 byte, 1..%d virtual HPUs and a format with an offset are needed", s.Sequence, s.VHPUs, s.Format.Name, loader.MaxVHPUs)
 	}
-	if s.ending() {
-		if s.Held == 0 {
-			s.Held = 64
-			if s.Credits > 0 {
-				s.Held = min(64, s.Credits/4)
-			}
-		}
-	} else {
+	if !s.ending() {
 		switch {
 		case s.Handlers.Payload == nil:
 			return errors.New("no payload handler")
@@ -255,6 +248,16 @@ func (n *NIC) Install(spec ContextSpec) (_ *Context, err error) {
 				n.buckets.give(c.bucket)
 			}
 		}()
+	}
+	if spec.Held == 0 {
+		// Of its credit: packets that wait must leave some to those that come.
+		credit := spec.Credits
+		if credit == 0 {
+			credit = n.cfg.Ring / (len(n.contexts) + 1)
+		}
+		if spec.Held = min(64, credit/4); spec.Held == 0 {
+			spec.Held = -1
+		}
 	}
 	if c.hpu, err = spec.context(id, c.bucket); err != nil {
 		return nil, err
