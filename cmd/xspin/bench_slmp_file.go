@@ -93,7 +93,8 @@ func (b *slmpBench) fileRows(ctx context.Context) (err error) {
 			{"slmp/file_over_tcp_same_frames", bench.AtLeast(1), a, f},
 			{"slmp/file_over_tcp", bench.AtLeast(0.40), a, t},
 			{"slmp/file_plain_over_tcp_same_frames", bench.Higher, p, f},
-			{"slmp/file_stored_over_tcp_same_frames", bench.Higher, s, f},
+			{"slmp/file_stored_over_tcp_same_frames", bench.AtLeast(1), s, f},
+			{"slmp/file_stored_over_tcp", bench.AtLeast(0.40), s, t},
 		} {
 			row, err := bench.Ratio(c.name, c.goal, c.a, c.b)
 			if err := b.doc.Add(conditions, row, err); err != nil {

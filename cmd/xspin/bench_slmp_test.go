@@ -84,7 +84,7 @@ func TestBenchSLMPMeasuresEveryRow(t *testing.T) {
 		rows string
 		warn string
 	}{
-		{"file", "", "slmp/file_over_tcp_same_frames slmp/file_over_tcp slmp/file_plain_over_tcp_same_frames slmp/file_stored_over_tcp_same_frames slmp/file slmp/file_plain slmp/file_stored slmp/allocs_per_packet", ""},
+		{"file", "", "slmp/file_over_tcp_same_frames slmp/file_over_tcp slmp/file_plain_over_tcp_same_frames slmp/file_stored_over_tcp_same_frames slmp/file_stored_over_tcp slmp/file slmp/file_plain slmp/file_stored slmp/allocs_per_packet", ""},
 		{"file", "/nonexistent", "slmp/file slmp/file_plain slmp/file_stored slmp/allocs_per_packet", "no rows of TCP: iperf3 is needed"},
 		{"noop", "", "slmp/noop3_over_bare slmp/noop3_syn_over_bare slmp/noop3_cumulative_over_bare slmp/noop3_over_bare_1514B", ""},
 		{"small", "", "slmp/small_over_udp_echo/16 slmp/allocs_per_packet_small", ""},
