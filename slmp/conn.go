@@ -22,8 +22,6 @@ import (
 )
 
 var (
-	// ErrTooLong is returned, wrapped, for messages of more than MaxMessage bytes.
-	ErrTooLong = errors.New("message too long for SLMP")
 	// ErrRefused is returned, wrapped, when the peer's host answers that no
 	// program receives on the port.
 	ErrRefused = errors.New("nobody listens")

@@ -81,8 +81,8 @@ func (c *Conn) intake() (closed bool) {
 // connection that the kernel gives the same port.
 func (c *Conn) begin(m *message) {
 	var err error
-	for m.out, err = c.sender.Open(c.nextID); err != nil; m.out, err = c.sender.Open(c.nextID) {
-		c.nextID++ // in use by a message as old as 2^32 others
+	for m.out, err = c.sender.Open(c.nextID); errors.Is(err, ErrInUse); m.out, err = c.sender.Open(c.nextID) {
+		c.nextID++ // by a message as old as 2^32 others
 	}
 	c.nextID++
 	m.out.Data = m

@@ -127,7 +127,7 @@ func (o *Outgoing) Supply(n uint64, last bool) {
 		return
 	}
 	if n > MaxMessage {
-		o.s.fail(o, errLength, o.answerAt)
+		o.s.fail(o, ErrTooLong, o.answerAt)
 		return
 	}
 	size := uint64(o.s.c.Payload)

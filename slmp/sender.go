@@ -67,8 +67,11 @@ var (
 	ErrSilent     = errors.New("peer does not answer")
 	ErrRestarted  = errors.New("peer has forgotten the message")
 	ErrIncomplete = errors.New("segments that are not sent again were lost")
-	errLength     = errors.New("message too long")
+	ErrTooLong    = errors.New("message too long for SLMP") // more than MaxMessage bytes
 )
+
+// ErrInUse is returned, wrapped, by Open for the id of a message that is not over.
+var ErrInUse = errors.New("being sent already")
 
 // Errors of Acknowledge. They allocate nothing: who can send datagrams to a sender
 // can send many.
@@ -100,7 +103,7 @@ func (e *MessageError) Error() string {
 		return s + ": it answers, but knows less than it has acknowledged: the receiver has restarted or abandoned the message. Send it again under another id"
 	case errors.Is(e.Err, ErrIncomplete):
 		return s + fmt.Sprintf(": the receiver waits for them, its last answer is %v old. Use a longer gap, or the mode that acknowledges every segment", e.Silent)
-	case errors.Is(e.Err, errLength):
+	case errors.Is(e.Err, ErrTooLong):
 		return s + fmt.Sprintf(": at most %d bytes. Cut it in several", uint64(MaxMessage))
 	}
 	return s
@@ -269,10 +272,10 @@ func NewSender(c SenderConfig) (*Sender, error) {
 	return s, nil
 }
 
-// Open begins a message. The id must not be in use.
+// Open begins a message. ErrInUse: choose another id.
 func (s *Sender) Open(id uint32) (*Outgoing, error) {
 	if s.messages[id] != nil {
-		return nil, fmt.Errorf("SLMP message %d: being sent already", id)
+		return nil, fmt.Errorf("SLMP message %d: %w", id, ErrInUse)
 	}
 	o := s.queues[free].pop()
 	if o == nil {

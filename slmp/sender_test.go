@@ -276,14 +276,14 @@ func TestTooLong(t *testing.T) {
 	}
 	o.Supply(MaxMessage+1, false)
 	var e *MessageError
-	if !errors.As(d.over(1, errLength).Err(), &e) {
+	if !errors.As(d.over(1, ErrTooLong).Err(), &e) {
 		t.Error("no MessageError")
 	}
 	if _, err := d.s.Open(1); err != nil {
 		t.Error(err)
 	}
-	if _, err := d.s.Open(1); err == nil {
-		t.Error("same id twice")
+	if _, err := d.s.Open(1); !errors.Is(err, ErrInUse) {
+		t.Errorf("error %v of the same id twice, want ErrInUse", err)
 	}
 }
 
