@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"net/netip"
 	"strings"
 
 	"github.com/xspin/xspin/slmp"
@@ -71,7 +70,7 @@ func startReceiver() (addr string, stop func()) {
 	if err != nil {
 		panic(err)
 	}
-	r, err := slmp.NewReceiver(slmp.ReceiverConfig{Send: func(netip.AddrPort, []byte) {}})
+	r, err := slmp.NewReceiver(slmp.ReceiverConfig{})
 	if err != nil {
 		panic(err)
 	}

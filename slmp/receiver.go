@@ -127,7 +127,8 @@ type ReceiverConfig struct {
 	mpq.Config // Words is set by NewReceiver
 	Handlers
 	// Send is given acknowledgements, which it must not keep. What it cannot
-	// send it may drop.
+	// send it may drop. Nil: nothing is acknowledged, but by Serve, which has
+	// a socket.
 	Send func(to netip.AddrPort, b []byte)
 }
 
@@ -159,9 +160,6 @@ type Receiver struct {
 
 // NewReceiver returns a Receiver.
 func NewReceiver(c ReceiverConfig) (*Receiver, error) {
-	if c.Send == nil {
-		return nil, errors.New("SLMP receiver: no way to send acknowledgements")
-	}
 	c.Words = 7
 	q, err := mpq.NewQueue(c.Config)
 	if err != nil {
@@ -513,6 +511,9 @@ func (r *Receiver) Retry(now int64) {
 
 // answer sends the answer to a segment, if there is one.
 func (r *Receiver) answer(to netip.AddrPort, h Header, processed bool, e *mpq.Entry) {
+	if r.c.Send == nil {
+		return
+	}
 	if b, ok := Answer(r.buf[:0], h, processed, e); ok {
 		r.stats.Acks++
 		r.c.Send(to, b)

@@ -430,10 +430,15 @@ func TestReceiverAllocations(t *testing.T) {
 }
 
 func TestReceiverConfig(t *testing.T) {
-	if _, err := slmp.NewReceiver(slmp.ReceiverConfig{}); err == nil {
-		t.Error("no error without Send")
+	var c slmp.ReceiverConfig
+	r, err := slmp.NewReceiver(c)
+	if err != nil {
+		t.Fatal(err)
 	}
-	c := slmp.ReceiverConfig{Send: func(netip.AddrPort, []byte) {}}
+	r.Receive(alice, datagram(end, 1, 0, 1), sec) // and there is no Send
+	if s := r.Stats(); s.Messages.Ended != 1 || s.Acks != 0 {
+		t.Errorf("%+v", s)
+	}
 	c.Messages = -1
 	if _, err := slmp.NewReceiver(c); err == nil || !strings.Contains(err.Error(), "SLMP receiver") {
 		t.Error(err)

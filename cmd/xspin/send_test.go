@@ -11,7 +11,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -114,7 +113,6 @@ func newSendPeer(t *testing.T) *sendPeer {
 				return true
 			},
 		},
-		Send: func(netip.AddrPort, []byte) {},
 	})
 	if err != nil {
 		t.Fatal(err)
