@@ -177,6 +177,7 @@ type sender struct {
 	addr netip.AddrPort
 	wake int64
 	dead bool
+	wide int // segments of the largest window that it has had
 
 	size map[uint32]uint64 // of messages
 	open int
@@ -234,6 +235,7 @@ func (x *sender) pump() {
 		return
 	}
 	w := x.w
+	x.wide = max(x.wide, x.s.Stats().Window)
 	var out [16]slmp.Outbound
 	for {
 		n := x.s.Next(out[:], w.now)
@@ -628,13 +630,14 @@ func (x *receiver) send(to netip.AddrPort, b []byte) {
 
 // bounds checks that nothing grows.
 func (w *world) bounds() {
-	x := w.receivers[len(w.receivers)-1]
-	if w.count%64 != 0 {
-		return
-	}
-	s := x.r.Stats().Messages
+	s := w.receivers[len(w.receivers)-1].r.Stats().Messages
 	if s.Open > w.c.Messages || s.HeldNow > max(w.c.Held, 0) || s.Memory > w.c.Memory {
 		w.Fatalf("bounds: %+v", s)
+	}
+	for _, x := range w.senders {
+		if err := x.s.Bounds(len(x.size), x.wide); err != nil {
+			w.Fatalf("bounds: sender %v: %v", x.addr, err)
+		}
 	}
 }
 
@@ -675,6 +678,9 @@ func (w *world) config() slmp.SenderConfig {
 	c := slmp.SenderConfig{
 		Payload: pick(1, 7, 64, 500, 1408, 1462), Window: pick(0, 0, 1, 4, 16, 100, 1000), Plain: w.IntN(4) == 0,
 		Retries: 40, // with so much loss in a row
+	}
+	if w.there.loss <= 0.05 && w.back.loss <= 0.05 && w.IntN(2) == 0 {
+		c.Retries = 0 // the default
 	}
 	if w.IntN(8) == 0 {
 		c.Gap = time.Duration(w.Int64N(200 * usec))
