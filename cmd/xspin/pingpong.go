@@ -19,6 +19,7 @@ import (
 	"github.com/xspin/xspin/demos/pingpong"
 	"github.com/xspin/xspin/demos/pingpong/rtt"
 	"github.com/xspin/xspin/netns"
+	"github.com/xspin/xspin/netns/impair"
 	"github.com/xspin/xspin/nic"
 )
 
@@ -266,13 +267,14 @@ func runPingpong(cmd *cobra.Command, f pingpongFlags, cfg pingpong.Config) (err 
 }
 
 // borrowLab uses the lab that is up, or brings one up for the time until down is
-// called.
+// called. One whose relay has died is not replaced: its frames were to be impaired,
+// and a new one's would not be.
 func borrowLab(cfg netns.LabConfig) (lab *netns.Lab, down func() error, err error) {
 	lab, err = netns.Open(cfg)
 	if err == nil {
 		return lab, lab.Close, nil
 	}
-	if !errors.Is(err, netns.ErrNotUp) {
+	if !errors.Is(err, netns.ErrNotUp) || errors.Is(err, impair.ErrNoRelay) {
 		return nil, nil, err
 	}
 	if lab, err = netns.Up(cfg); err != nil {
