@@ -42,7 +42,8 @@ With --serve nothing is measured: files are received into --dir until
 interrupted, from whoever sends some. A file is called after the address and port
 of its sender and the number of the message; another of that name is replaced.
 Nobody ever sees half of one. Files come fastest into memory: a tmpfs, better one
-mounted with -o huge=within_size.`,
+mounted with -o huge=within_size. A disk may stall for 30 seconds; after that no
+file is received any more, until the command is started again.`,
 		Example: `  sudo xspin demo file
   sudo xspin demo file --size 1GiB --pin --json
   sudo xspin demo file --serve --dir /dev/shm --max-size 4GiB`,

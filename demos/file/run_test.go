@@ -20,6 +20,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/netnstest"
 	"github.com/xspin/xspin/slmp"
@@ -201,6 +202,54 @@ func TestWhatIsTooLongIsRefusedAndOthersAreNot(t *testing.T) {
 	if left := names(t, dir); len(left) != 1 {
 		t.Errorf("the directory has %v", left)
 	}
+}
+
+// A disk that stalls for longer than handlers may take elsewhere.
+func TestSlowDiskStopsNothing(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	s, ended := serve(t, lab, StoreConfig{Dir: t.TempDir()})
+	conn := dial(t, lab, slmp.Config{Patience: 30 * time.Second})
+	data := noise(1<<20, 1)
+	begun, more := make(chan struct{}), make(chan struct{})
+	var sending sync.WaitGroup
+	sending.Go(func() {
+		half := len(data) / 2
+		r := io.MultiReader(bytes.NewReader(data[:half]), &signal{begun, more}, bytes.NewReader(data[half:]))
+		if _, err := conn.Send(t.Context(), r, slmp.Options{}); err != nil {
+			t.Error(err)
+		}
+	})
+	<-begun
+	var in *incoming
+	for in == nil {
+		s.store.mu.Lock()
+		for in = range s.store.live {
+		}
+		s.store.mu.Unlock()
+	}
+	in.mu.Lock() // as a handler has it that waits for the disk
+	close(more)
+	time.Sleep(hpu.DefaultLimit * 3 / 2)
+	in.mu.Unlock()
+	sending.Wait()
+	if r := wait(t, ended); r.Err != nil || r.SHA256 != sumOf(data) {
+		t.Errorf("told %+v", r)
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// signal is no bytes: it tells that it was read, and ends when it may.
+type signal struct{ begun, more chan struct{} }
+
+func (r *signal) Read([]byte) (int, error) {
+	close(r.begun)
+	<-r.more
+	return 0, io.EOF
 }
 
 // trickle is a file that never ends: it gives a piece, and then waits.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/matcher"
@@ -64,6 +65,11 @@ type ServerConfig struct {
 	Stats bool   // let `xspin stats` ask
 }
 
+// limit is how long a handler may take. Handlers make system calls for files: a disk
+// that stalls for a moment keeps one of them for as long. After nic's default of a
+// second that would stop the context, and so all messages, for good.
+const limit = 30 * time.Second
+
 // A Server is a NIC that receives files.
 type Server struct {
 	nic   *nic.NIC
@@ -87,7 +93,7 @@ func Start(lab *netns.Lab, c ServerConfig) (_ *Server, err error) {
 		}
 	}()
 	if err := lab.NIC.NS.Do(func() (err error) {
-		s.nic, err = nic.Open(nic.Config{Interface: lab.NIC.Device, HPUs: c.HPUs, Wait: wait, CPUs: c.CPUs})
+		s.nic, err = nic.Open(nic.Config{Interface: lab.NIC.Device, HPUs: c.HPUs, Wait: wait, CPUs: c.CPUs, Limit: limit})
 		return err
 	}); err != nil {
 		return nil, err
