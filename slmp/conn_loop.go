@@ -193,6 +193,13 @@ func (c *Conn) transmit(now int64) bool {
 		case unix.EAGAIN:
 			c.blocked = true
 			return false
+		case unix.EFAULT:
+			// A mapped file was cut short. Which one, reading will tell.
+			for _, o := range c.sender.messages {
+				o.Data.(*message).pages = nil
+			}
+			c.sock.clear() // lost, as far as the Sender can see
+			return true
 		case unix.ENOBUFS, unix.ENOMEM:
 			c.nap = clock.Monotonic() + int64(noBufferNap)
 			return false
@@ -214,6 +221,11 @@ func (c *Conn) transmit(now int64) bool {
 func (c *Conn) load(outs []Outbound) {
 	for len(outs) > 0 {
 		m := outs[0].Message.Data.(*message)
+		if b := m.inPlace(uint64(outs[0].Header.Offset), outs[0].Len); b != nil {
+			outs[0].Header.Put(c.sock.stageWith(b))
+			outs = outs[1:]
+			continue
+		}
 		first, total, n := outs[0].Header.Offset, outs[0].Len, 1
 		for m.at != nil && n < len(outs) && outs[n].Message == outs[0].Message && outs[n].Header.Offset == first+uint32(total) {
 			total += outs[n].Len
@@ -262,7 +274,11 @@ func (c *Conn) collect() {
 }
 
 func (c *Conn) finish(m *message) {
+	cut := m.unmap()
 	err := m.out.Err()
+	if err == nil {
+		err = cut
+	}
 	if err != nil {
 		if errors.Is(err, ErrSilent) && c.passing != 0 {
 			err = fmt.Errorf("%w. The network's last word: %w", err, c.passing)

@@ -77,11 +77,12 @@ type socket struct {
 	// them. Those before next are sent.
 	buf    []byte
 	used   int
-	ends   [txSegments]int // where each segment ends in buf
-	count  int             // segments
+	ends   [txSegments]int    // where each segment ends in buf
+	tails  [txSegments][]byte // what comes behind that and lies elsewhere
+	count  int                // segments
 	sealed bool
 	msgs   [txSegments]mmsghdr
-	iovs   [txSegments]unix.Iovec
+	iovs   [2 * txSegments]unix.Iovec
 	cuts   [txSegments]cutMessage
 	holds  [txSegments]int // segments in each message
 	made   int
@@ -140,8 +141,6 @@ func dialSocket(ctx context.Context, address string, local netip.AddrPort, offlo
 		s.in[i].hdr.SetIovlen(1)
 	}
 	for i := range s.msgs {
-		s.msgs[i].hdr.Iov = &s.iovs[i]
-		s.msgs[i].hdr.SetIovlen(1)
 		s.cuts[i].hdr.Level, s.cuts[i].hdr.Type = unix.IPPROTO_UDP, unix.UDP_SEGMENT
 		s.cuts[i].hdr.SetLen(unix.CmsgLen(2))
 	}
@@ -222,8 +221,48 @@ func (s *socket) stage(n int) []byte {
 	b := s.buf[s.used : s.used+n : s.used+n]
 	s.used += n
 	s.ends[s.count] = s.used
+	s.tails[s.count] = nil
 	s.count++
 	return b
+}
+
+// stageWith returns the place of the next segment's header; tail comes behind it.
+func (s *socket) stageWith(tail []byte) []byte {
+	b := s.stage(HeaderLen)
+	s.tails[s.count-1] = tail
+	return b
+}
+
+// size returns the length of segment i.
+func (s *socket) size(i int) int {
+	begin := 0
+	if i > 0 {
+		begin = s.ends[i-1]
+	}
+	return s.ends[i] - begin + len(s.tails[i])
+}
+
+// gather adds segment i to iovs, of which n are taken and those from first on are
+// of the same message. It returns how many are taken then.
+func (s *socket) gather(i, first, n int) int {
+	begin := 0
+	if i > 0 {
+		begin = s.ends[i-1]
+	}
+	if n > first && i > 0 && s.tails[i-1] == nil {
+		// Behind the one before it.
+		s.iovs[n-1].SetLen(int(s.iovs[n-1].Len) + s.ends[i] - begin)
+	} else {
+		s.iovs[n].Base = &s.buf[begin]
+		s.iovs[n].SetLen(s.ends[i] - begin)
+		n++
+	}
+	if t := s.tails[i]; t != nil {
+		s.iovs[n].Base = &t[0]
+		s.iovs[n].SetLen(len(t))
+		n++
+	}
+	return n
 }
 
 // unstage takes the last segment, of n bytes, back.
@@ -236,30 +275,28 @@ func (s *socket) unstage(n int) {
 // message takes a run of equal length, whose last may be shorter.
 func (s *socket) seal() {
 	s.sealed, s.made, s.next = true, 0, 0
-	begin := 0
-	if s.out > 0 {
-		begin = s.ends[s.out-1]
-	}
+	iov := 0
 	for i := s.out; i < s.count; {
-		size := s.ends[i] - begin
-		end, n := s.ends[i], 1
+		first := iov
+		size, n := s.size(i), 1
+		iov = s.gather(i, first, iov)
 		if s.offload == OffloadSegments {
-			for i+n < s.count && n < maxCut {
-				next := s.ends[i+n] - end
-				if next > size || s.ends[i+n]-begin > maxDatagram {
+			for total := size; i+n < s.count && n < maxCut; n++ {
+				next := s.size(i + n)
+				if total += next; next > size || total > maxDatagram {
 					break
 				}
-				end = s.ends[i+n]
-				n++
+				iov = s.gather(i+n, first, iov)
 				if next < size {
+					n++
 					break
 				}
 			}
 		}
 		k := s.made
-		s.iovs[k].Base = &s.buf[begin]
-		s.iovs[k].SetLen(end - begin)
 		h := &s.msgs[k].hdr
+		h.Iov = &s.iovs[first]
+		h.SetIovlen(iov - first)
 		if n > 1 {
 			s.cuts[k].size = uint16(size)
 			h.Control = (*byte)(unsafe.Pointer(&s.cuts[k]))
@@ -271,7 +308,6 @@ func (s *socket) seal() {
 		s.holds[k] = n
 		s.made++
 		i += n
-		begin = end
 	}
 }
 
@@ -306,8 +342,7 @@ func (s *socket) flush() unix.Errno {
 func (s *socket) send() (sent int, errno unix.Errno) {
 	m := &s.msgs[s.next]
 	if s.offload == OffloadNone {
-		_, _, errno = unix.Syscall6(unix.SYS_SENDTO, uintptr(s.fd), uintptr(unsafe.Pointer(m.hdr.Iov.Base)),
-			uintptr(m.hdr.Iov.Len), unix.MSG_DONTWAIT, 0, 0)
+		_, _, errno = unix.Syscall(unix.SYS_SENDMSG, uintptr(s.fd), uintptr(unsafe.Pointer(&m.hdr)), unix.MSG_DONTWAIT)
 		return 1, errno
 	}
 	n, _, errno := unix.Syscall6(unix.SYS_SENDMMSG, uintptr(s.fd), uintptr(unsafe.Pointer(m)),

@@ -6,7 +6,10 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"os"
 	"sync/atomic"
+
+	"golang.org/x/sys/unix"
 )
 
 // source is where the bytes of one message come from; one of the three is set.
@@ -14,8 +17,12 @@ import (
 type source struct {
 	bytes []byte
 	at    io.ReaderAt
-	base  int64 // of the message in at
-	spool *spool
+	base  int64  // of the message in at
+	pages []byte // the message in a mapped file: the kernel reads it, we never do
+
+	mapped []byte // pages, and what comes before on the same page
+	file   *os.File
+	spool  *spool
 }
 
 // newSource chooses how to read r, and tells how long the message is; false if
@@ -27,7 +34,9 @@ func newSource(r io.Reader, buffer int) (s source, size uint64, known bool, err 
 			return s, 0, false, err
 		}
 		if n > 0 {
-			return source{at: at, base: base}, uint64(n), true, nil
+			s = source{at: at, base: base}
+			s.mapFile(r, n)
+			return s, uint64(n), true, nil
 		}
 	}
 	return source{spool: &spool{buf: make([]byte, buffer), room: make(chan struct{}, 1)}}, 0, false, nil
@@ -63,6 +72,64 @@ func extent(r io.Reader) (base, n int64, err error) {
 	}
 	return base, max(size-base, 0), nil
 }
+
+// mapFile maps the message, if it is a file of some length. We never look at the
+// mapping ourselves: where a file is cut short meanwhile, we would fault, but the
+// kernel says EFAULT, and the message is read from then on, which tells more.
+func (s *source) mapFile(r io.Reader, n int64) {
+	f, ok := r.(*os.File)
+	if !ok || n < mapFrom || n > MaxMessage {
+		return
+	}
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return
+	}
+	page := int64(os.Getpagesize())
+	first := s.base &^ (page - 1)
+	_ = raw.Control(func(fd uintptr) {
+		b, err := unix.Mmap(int(fd), first, int(s.base-first+n), unix.PROT_READ, unix.MAP_SHARED)
+		if err == nil { // else it is read
+			_ = unix.Madvise(b, unix.MADV_SEQUENTIAL)
+			s.mapped, s.pages, s.file = b, b[s.base-first:], f
+		}
+	})
+}
+
+// unmap ends the mapping. It is an error if the file has been cut short: the last
+// page is then full of zeros, which the kernel does not tell.
+func (s *source) unmap() error {
+	if s.mapped == nil {
+		return nil
+	}
+	end := s.base + int64(len(s.mapped)) - s.base%int64(os.Getpagesize())
+	_ = unix.Munmap(s.mapped)
+	s.mapped, s.pages = nil, nil
+	if info, err := s.file.Stat(); err == nil && info.Size() < end {
+		return fmt.Errorf("%s has been cut to %d bytes while %d were sent: %w", s.file.Name(), info.Size(), end-s.base, io.ErrUnexpectedEOF)
+	}
+	return nil
+}
+
+// inPlace returns the message's bytes where the kernel can fetch them, nil if they
+// have to be read.
+func (s *source) inPlace(off uint64, n int) []byte {
+	if n < copyBelow {
+		return nil
+	}
+	switch {
+	case s.pages != nil:
+		return s.pages[off : off+uint64(n)]
+	case s.bytes != nil:
+		return s.bytes[off : off+uint64(n)]
+	}
+	return nil
+}
+
+const (
+	mapFrom   = 1 << 20 // files shorter than this are read
+	copyBelow = 256     // bytes that are cheaper to copy than to describe
+)
 
 // read fills p with the message's bytes from off on.
 func (s *source) read(p []byte, off uint64) error {
