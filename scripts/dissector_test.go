@@ -23,13 +23,7 @@ import (
 // TestDissector has tshark read datagrams as the protocol's own code writes
 // them, and broken ones, with docs/slmp.lua.
 func TestDissector(t *testing.T) {
-	tshark, err := exec.LookPath("tshark")
-	if err != nil {
-		if os.Getenv("XSPIN_NO_SKIP") == "1" {
-			t.Fatal(err)
-		}
-		t.Skip(err)
-	}
+	needTshark(t)
 	segment := func(flags slmp.Flags, id, offset uint32, n int) []byte {
 		b := make([]byte, slmp.HeaderLen+n)
 		slmp.Header{Flags: flags, ID: id, Offset: offset}.Put(b)
@@ -106,29 +100,14 @@ func TestDissector(t *testing.T) {
 			fields: "flags=0x1000 eom=0 syn=0 ack=0 cumulative=1 wait=0 reserved=0x0000 id=7 offset=0 len=0"},
 	}
 
-	dir := t.TempDir()
-	name := filepath.Join(dir, "slmp.pcap")
-	file, err := os.Create(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	w := pcapgo.NewWriter(file)
-	if err := w.WriteFileHeader(65535, layers.LinkTypeEthernet); err != nil {
-		t.Fatal(err)
-	}
-	for i, d := range datagrams {
-		frame := datagram(t, d.b, d.reply, d.six)
-		size := len(frame)
+	var frames []frame
+	for _, d := range datagrams {
+		b := datagram(t, d.b, d.reply, d.six)
+		f := frame{b, len(b)}
 		if d.snap > 0 {
-			frame = frame[:d.snap]
+			f.b = b[:d.snap]
 		}
-		info := gopacket.CaptureInfo{Timestamp: time.Unix(int64(i), 0), CaptureLength: len(frame), Length: size}
-		if err := w.WritePacket(info, frame); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := file.Close(); err != nil {
-		t.Fatal(err)
+		frames = append(frames, f)
 	}
 
 	columns := []string{
@@ -137,30 +116,16 @@ func TestDissector(t *testing.T) {
 		"length=slmp.length", "end=slmp.ack.end", "bitmap=slmp.ack.bitmap",
 	}
 	experts := []string{"short", "size", "beyond", "odd"}
-	args := []string{"-r", name, "-X", "lua_script:../docs/slmp.lua", "-T", "fields", "-E", "separator=|", "-E", "occurrence=a"}
+	var fields []string
 	for _, c := range columns {
 		_, field, _ := strings.Cut(c, "=")
-		args = append(args, "-e", field)
+		fields = append(fields, field)
 	}
-	args = append(args, "-e", "slmp.short", "-e", "slmp.ack.size", "-e", "slmp.beyond", "-e", "slmp.flags.odd", "-e", "_ws.col.Protocol", "-e", "_ws.col.Info")
-	c := exec.Command(tshark, args...)
-	c.Env = append(os.Environ(), "HOME="+dir, "XDG_CONFIG_HOME="+dir) // nobody's own settings
-	var stderr strings.Builder
-	c.Stderr = &stderr
-	out, err := c.Output()
-	if err != nil || strings.Contains(stderr.String(), "Lua") {
-		t.Fatalf("%v: %v\n%s", c, err, &stderr)
-	}
-	lines := strings.Split(strings.TrimSuffix(string(out), "\n"), "\n")
-	if len(lines) != len(datagrams) {
-		t.Fatalf("%d lines for %d datagrams:\n%s%s", len(lines), len(datagrams), out, &stderr)
-	}
+	fields = append(fields, "slmp.short", "slmp.ack.size", "slmp.beyond", "slmp.flags.odd", "_ws.col.Protocol", "_ws.col.Info")
+	lines := dissect(t, frames, fields...)
 	truth := strings.NewReplacer("True", "1", "False", "0") // newer versions say so
 	for i, d := range datagrams {
-		cells := strings.Split(lines[i], "|")
-		if len(cells) != len(columns)+len(experts)+2 {
-			t.Fatalf("line %d has %d cells: %s", i, len(cells), lines[i])
-		}
+		cells := lines[i]
 		var fields, said []string
 		for k, c := range columns {
 			if cells[k] != "" {
@@ -184,6 +149,71 @@ func TestDissector(t *testing.T) {
 			t.Errorf("datagram %d: columns %q, want %q", i, rest, d.info)
 		}
 	}
+}
+
+// needTshark skips the test where there is no tshark. With XSPIN_NO_SKIP=1 in the
+// environment it fails instead.
+func needTshark(t *testing.T) {
+	t.Helper()
+	if _, err := exec.LookPath("tshark"); err != nil {
+		if os.Getenv("XSPIN_NO_SKIP") == "1" {
+			t.Fatal(err)
+		}
+		t.Skip(err)
+	}
+}
+
+// A frame is what a capture has of one of size bytes.
+type frame struct {
+	b    []byte
+	size int
+}
+
+// dissect returns what tshark with docs/slmp.lua makes of these fields of each frame.
+func dissect(t *testing.T, frames []frame, fields ...string) (lines [][]string) {
+	t.Helper()
+	dir := t.TempDir()
+	name := filepath.Join(dir, "slmp.pcap")
+	file, err := os.Create(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := pcapgo.NewWriter(file)
+	if err := w.WriteFileHeader(65535, layers.LinkTypeEthernet); err != nil {
+		t.Fatal(err)
+	}
+	for i, f := range frames {
+		info := gopacket.CaptureInfo{Timestamp: time.Unix(int64(i), 0), CaptureLength: len(f.b), Length: f.size}
+		if err := w.WritePacket(info, f.b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := file.Close(); err != nil {
+		t.Fatal(err)
+	}
+	args := []string{"-r", name, "-X", "lua_script:../docs/slmp.lua", "-T", "fields", "-E", "separator=|", "-E", "occurrence=a"}
+	for _, f := range fields {
+		args = append(args, "-e", f)
+	}
+	c := exec.Command("tshark", args...)
+	c.Env = append(os.Environ(), "HOME="+dir, "XDG_CONFIG_HOME="+dir) // nobody's own settings
+	var stderr strings.Builder
+	c.Stderr = &stderr
+	out, err := c.Output()
+	if err != nil || strings.Contains(stderr.String(), "Lua") {
+		t.Fatalf("%v: %v\n%s", c, err, &stderr)
+	}
+	for line := range strings.Lines(string(out)) {
+		cells := strings.Split(strings.TrimSuffix(line, "\n"), "|")
+		if len(cells) != len(fields) {
+			t.Fatalf("line %d has %d cells: %s", len(lines), len(cells), line)
+		}
+		lines = append(lines, cells)
+	}
+	if len(lines) != len(frames) {
+		t.Fatalf("%d lines for %d frames:\n%s%s", len(lines), len(frames), out, &stderr)
+	}
+	return lines
 }
 
 // datagram returns a frame with b as UDP payload: to the SLMP port, or from it.
