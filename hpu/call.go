@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hpu
+
+import (
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"time"
+)
+
+// call is a kind of call into the code of a context.
+type call uint8
+
+const (
+	payloadCall call = iota
+	headerCall
+	completionCall
+	depositCall
+	bindCall
+	unbindCall
+)
+
+func (c call) String() string {
+	return [...]string{"payload", "header", "completion", "deposit", "bind", "unbind"}[c]
+}
+
+// enter says that the runner is about to run, or has run, code of a context for
+// HER k. It returns false if the runner was abandoned in the meantime.
+func (r *runner) enter(id uint16, k int) bool {
+	r.tick++
+	r.calm = false
+	return stateOf(r.state.Swap(herState(running, r.tick, id, k))) != abandoned
+}
+
+// back says that no code of the context runs, and that HER k is not over: what
+// follows writes what others read. It returns false if the runner was abandoned.
+func (r *runner) back(id uint16, k int) bool {
+	if r.calm {
+		return true
+	}
+	r.calm = true
+	r.tick++
+	return stateOf(r.state.Swap(herState(between, r.tick, id, k))) != abandoned
+}
+
+// call is invoke for HER k of a context with messages, and back. mine is false if
+// the runner was abandoned.
+func (r *runner) call(c *Context, what call, k int) (code Code, ok, mine bool) {
+	if r.calm && !r.enter(c.id, k) {
+		return 0, false, false
+	}
+	code, ok = r.invoke(c, what)
+	return code, ok, r.back(c.id, k)
+}
+
+// invoke makes a call into the code of a context, and accounts for it. A call that
+// fails has sent and kept nothing. It returns false if it panicked.
+func (r *runner) invoke(c *Context, what call) (code Code, ok bool) {
+	req := &r.her
+	acc := r.account(c)
+	mark, before := r.made, req.action
+	code, ok = r.contain(c, what)
+	now := r.pool.scale.Ticks()
+	ns := r.pool.scale.Nanoseconds(now - r.ticks)
+	r.ticks = now
+	acc.HandlerSum += time.Duration(ns)
+	if ok && (what == payloadCall || what == depositCall) {
+		acc.Handled++
+		acc.HandlerTime.add(ns)
+	}
+	plain := code &^ Pending
+	if ok && plain != Success && plain != Proceed {
+		r.complain(c, r.port, plain, acc)
+	}
+	if !ok || plain == Fail || plain == Segv {
+		r.unsend(mark)
+		if before == recycle {
+			switch {
+			case req.action == send:
+				req.action = recycle
+				r.room += len(req.segs)
+			case req.action == keep:
+				req.kept.job = releaseJob
+				if req.kept.finish() {
+					req.action = recycle
+				}
+			}
+		}
+	}
+	n := r.made - mark
+	if before == recycle && req.action == send {
+		n++
+	}
+	acc.Sent += uint64(n)
+	r.sent += n
+	return code, ok
+}
+
+// contain makes a call and contains its panics.
+func (r *runner) contain(c *Context, what call) (code Code, ok bool) {
+	defer func() {
+		if ok {
+			return
+		}
+		r.panicked = recover()
+		r.account(c).Panics++
+		r.pool.emit(HandlerPanic, c, r.port.hpu, fmt.Sprintf("%v\n%s", r.panicked, debug.Stack()))
+	}()
+	switch what {
+	case payloadCall:
+		code = c.handlers.Payload(&r.her)
+	case headerCall:
+		code = c.handlers.Header(&r.her)
+	case completionCall:
+		code = c.handlers.Completion(&r.done)
+	case depositCall:
+		if r.depositErr = r.her.Deposit(); r.depositErr != nil {
+			code = Fail
+			if errors.Is(r.depositErr, ErrBounds) {
+				code = Segv
+			}
+		}
+	case bindCall:
+		m := r.her.msg
+		m.binding, r.bindErr = c.msgs.cfg.Binder.Bind(m)
+	case unbindCall:
+		c.msgs.cfg.Binder.Unbind(r.unbinding, &r.unbound)
+	}
+	return code, true
+}
+
+func (r *runner) complain(c *Context, p *port, code Code, acc *ContextStats) {
+	if code == Drop {
+		acc.Dropped++
+		return
+	}
+	acc.Failed++
+	if !c.failed.Swap(true) {
+		r.pool.emit(HandlerFailed, c, p.hpu, fmt.Sprintf("the handler returned %v", code))
+	}
+}
+
+// fault makes the error of a call that failed.
+func (r *runner) fault(call call, code Code, ok bool) error {
+	if !ok {
+		return fmt.Errorf("%v handler: panic: %v", call, r.panicked)
+	}
+	if call == depositCall && r.depositErr != nil {
+		return fmt.Errorf("deposit: %w", r.depositErr)
+	}
+	return fmt.Errorf("%v handler: %v", call, code)
+}

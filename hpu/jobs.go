@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hpu
+
+import "slices"
+
+// job says what a HER of a batch is about.
+type job uint8
+
+const (
+	packetJob  job = iota // a packet from a ring
+	replayJob             // a packet that was held
+	releaseJob            // a packet to be given back
+	finishJob             // a packet that its payload handler had kept
+	expireJob             // a message whose time is up
+	notifyJob             // a message whose event waits
+)
+
+// serveJobs runs HERs of packets that come from elsewhere than from a ring.
+func (r *runner) serveJobs(jobs []*Kept) bool {
+	for len(jobs) > 0 {
+		p := r.portOf(jobs[0])
+		start := r.pool.scale.Ticks()
+		r.begin(p, start)
+		r.count = 0
+		n := 0
+		for len(jobs) > 0 && r.count < batchSize && r.portOf(jobs[0]) == p && n+len(jobs[0].all) <= len(r.descs) {
+			k := jobs[0]
+			jobs = jobs[1:]
+			h := &r.hers[r.count]
+			*h = her{first: n, last: n + len(k.all), meta: k.meta, late: k.account.paid, from: k.port, job: k.job, kept: k, msg: k.msg}
+			n += copy(r.descs[n:], k.all)
+			r.count++
+		}
+		if !r.run(p, 0) || !r.settle(p, start) {
+			// What was not begun goes to the next runner.
+			for _, k := range jobs {
+				r.pool.giveBack(k)
+			}
+			return false
+		}
+	}
+	return true
+}
+
+// portOf returns where a packet is to be run: where it came, or on another HPU of
+// its context's that the worker serves.
+func (r *runner) portOf(k *Kept) *port {
+	if c := r.pool.contexts[k.meta.Context].Load(); c != nil {
+		if p := r.w.portFor(c, k.port); p != nil {
+			return p
+		}
+	}
+	return r.w.portFor(nil, k.port)
+}
+
+// serveOne runs a HER without a packet.
+func (r *runner) serveOne(p *port, h her) bool {
+	start := r.pool.scale.Ticks()
+	r.begin(p, start)
+	r.hers[0] = h
+	r.count = 1
+	return r.run(p, 0) && r.settle(p, start)
+}
+
+// portFor returns the worker's port for work of a context's (nil for any) that has
+// to do with a port (nil for any): that one, or one on the same queue. It returns
+// nil if the worker serves no HPU of the context.
+func (w *worker) portFor(c *Context, like *port) *port {
+	if like != nil && slices.Contains(w.ports, like) {
+		return like
+	}
+	var found *port
+	for _, p := range w.ports {
+		if c != nil && c.hpus>>p.hpu&1 == 0 {
+			continue
+		}
+		if like == nil || p.queue == like.queue {
+			return p
+		}
+		if found == nil {
+			found = p
+		}
+	}
+	return found
+}
