@@ -148,7 +148,7 @@ func (d *Drops) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// What becomes of a message that stays incomplete.
+// Incomplete says what becomes of a message that stays incomplete.
 type Incomplete uint8
 
 const (

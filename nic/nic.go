@@ -288,9 +288,8 @@ func (n *NIC) Transmit(frame []byte) error { return n.pool.Transmit(frame) }
 func (n *NIC) Events() <-chan hpu.Event { return n.pool.Events() }
 
 // Close detaches the program, ends open messages as Remove does, stops the HPUs and
-// frees everything. Handlers that
-// are stuck, and packets that were kept and not released, are left behind with
-// the memory that they lie in, and are an error.
+// frees everything. Handlers that are stuck, and packets that were kept and not
+// released, are left behind with the memory that they lie in, and are an error.
 // Idempotent.
 func (n *NIC) Close() error {
 	n.mu.Lock()
