@@ -226,10 +226,10 @@ func (m *Message) Slot() int { return m.entry.Slot() }
 func (m *Message) State() []byte { return m.state }
 
 // Binding returns where the message goes.
-func (m *Message) Binding() *Binding { return &m.binding }
+func (m *Message) Binding() Binding { return m.binding }
 
 // Key returns the words that name the message.
-func (m *Message) Key() *mpq.Key { return m.entry.Key() }
+func (m *Message) Key() mpq.Key { return *m.entry.Key() }
 
 // Number returns the last word of the key: which of its sender's messages it is.
 func (m *Message) Number() uint32 { return m.entry.Key()[m.ctx.msgs.words-1] }
