@@ -10,7 +10,6 @@ import (
 	"net"
 	"os"
 	"os/signal"
-	"runtime"
 	"strings"
 	"time"
 
@@ -20,6 +19,7 @@ import (
 
 	"github.com/xspin/xspin/demos/pingpong/rtt"
 	"github.com/xspin/xspin/internal/bench"
+	"github.com/xspin/xspin/internal/testbed"
 	"github.com/xspin/xspin/loader"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/impair"
@@ -288,27 +288,22 @@ func (l *benchLab) openContext(cfg nic.Config, spec nic.ContextSpec) (n *nic.NIC
 
 // state says what is on at either end.
 func (l *benchLab) state() (string, error) {
+	links, err := rtt.ReadLinks(l.Lab)
+	if err != nil {
+		return "", err
+	}
 	var ends []string
-	for _, p := range []netns.Port{l.NIC, l.Host} {
-		if err := p.NS.Do(func() error {
-			s, err := rtt.ReadLink(p.Device)
-			ends = append(ends, fmt.Sprintf("%s: XDP %s, TSO %s, GSO %s, GRO %s, checksums %s", s.Device, s.XDP,
-				onOff(s.TSO), onOff(s.GSO), onOff(s.GRO), map[bool]string{true: "partial", false: "real"}[s.TxChecksum]))
-			return err
-		}); err != nil {
-			return "", err
-		}
+	for _, s := range links {
+		ends = append(ends, fmt.Sprintf("%s: XDP %s, TSO %s, GSO %s, GRO %s, checksums %s", s.Device, s.XDP, s.TSO, s.GSO, s.GRO, s.Checksums()))
 	}
 	return strings.Join(ends, "; "), nil
 }
-
-func onOff(b bool) string { return map[bool]string{true: "on", false: "off"}[b] }
 
 // generate sends a frame for a time, from the sender's CPU into the NIC's end,
 // which must have an XDP program.
 func (l *benchLab) generate(g *loader.Generator, frame []byte, d time.Duration) (sent int, took time.Duration, err error) {
 	err = l.Host.NS.Do(func() error {
-		return pinned(l.sender, func() error {
+		return testbed.OnCPU(l.sender, func() error {
 			sent, took, err = g.Send(frame, d)
 			return err
 		})
@@ -326,27 +321,6 @@ func (l *benchLab) generator() (g *loader.Generator, err error) {
 		return err
 	})
 	return g, err
-}
-
-// pinned runs fn on one CPU.
-func pinned(cpu int, fn func() error) error {
-	runtime.LockOSThread()
-	var before, one unix.CPUSet
-	err := unix.SchedGetaffinity(0, &before)
-	if err == nil {
-		one.Set(cpu)
-		err = unix.SchedSetaffinity(0, &one)
-	}
-	if err != nil {
-		runtime.UnlockOSThread()
-		return fmt.Errorf("pin thread to CPU %d: %w", cpu, err)
-	}
-	err = fn()
-	// A thread that cannot be let go stays locked, and ends with the goroutine.
-	if unix.SchedSetaffinity(0, &before) == nil {
-		runtime.UnlockOSThread()
-	}
-	return err
 }
 
 // benchPort is where the traffic of rx and match goes: the echo service's.

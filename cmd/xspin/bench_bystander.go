@@ -3,19 +3,15 @@
 package main
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os/exec"
 	"strconv"
-	"strings"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/internal/bench"
+	"github.com/xspin/xspin/internal/testbed"
 	"github.com/xspin/xspin/loader"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/nic"
@@ -28,11 +24,11 @@ func benchBystander(ctx context.Context, lab *benchLab, cfg benchConfig, doc *be
 	}
 	for _, dir := range []struct {
 		suffix, flow string
-		reverse      bool
+		args         []string
 		goal         bench.Goal
 	}{
-		{"", "into the interface: the NIC's end receives the data", false, bench.AtLeast(0.95)},
-		{"_out", "out of the interface: the NIC's end sends the data and receives acknowledgements", true, bench.Higher},
+		{"", "into the interface: the NIC's end receives the data", nil, bench.AtLeast(0.95)},
+		{"_out", "out of the interface: the NIC's end sends the data and receives acknowledgements", []string{"-R"}, bench.Higher},
 	} {
 		type figures struct {
 			gbit []float64
@@ -49,7 +45,7 @@ func benchBystander(ctx context.Context, lab *benchLab, cfg benchConfig, doc *be
 				if f.on, err = lab.state(); err != nil {
 					return err
 				}
-				gbit, err := lab.iperf(ctx, dir.reverse, "-t", strconv.Itoa(int(cfg.duration.Seconds())))
+				gbit, err := lab.iperf(ctx, append(dir.args, "-t", strconv.Itoa(int(cfg.duration.Seconds())))...)
 				f.gbit = append(f.gbit, gbit)
 				return err
 			}
@@ -97,60 +93,9 @@ func benchBystander(ctx context.Context, lab *benchLab, cfg benchConfig, doc *be
 	return nil
 }
 
-// iperf runs one stream from the host's end to the NIC's, or back, until iperf3's
-// flag for that says it is the end, and returns what arrived, in Gbit/s.
-func (l *benchLab) iperf(ctx context.Context, reverse bool, end ...string) (float64, error) {
-	addr := l.NIC.Addr.Addr().String()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	// It ends after one client, with ctx, or, if we are killed, when it is idle.
-	server := l.NIC.NS.Command(ctx, "iperf3", "-s", "-1", "-B", addr, "--forceflush", "--idle-timeout", "10")
-	server.SysProcAttr = &unix.SysProcAttr{Setpgid: true} // Ctrl-C is for us
-	log, err := server.StdoutPipe()
-	if err != nil {
-		return 0, err
-	}
-	if err := server.Start(); err != nil {
-		return 0, err
-	}
-	defer func() {
-		cancel()
-		_ = server.Wait() // killed, most likely: the client has told what there is to tell
-	}()
-	listening := false
-	for s := bufio.NewScanner(log); !listening && s.Scan(); {
-		listening = strings.Contains(s.Text(), "listening")
-	}
-	if !listening {
-		return 0, fmt.Errorf("iperf3 does not listen on %s: %w", addr, errors.Join(server.Wait(), ctx.Err()))
-	}
-
-	args := append([]string{"-c", addr, "-J", "-A", fmt.Sprintf("%d,%d", l.sender, l.receiver)}, end...)
-	if reverse {
-		args = append(args, "-R")
-	}
-	client := l.Host.NS.Command(ctx, "iperf3", args...)
-	client.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
-	out, err := client.Output()
-	if ctx.Err() != nil {
-		return 0, ctx.Err()
-	}
-	var report struct {
-		Error string
-		End   struct {
-			SumReceived struct {
-				BitsPerSecond float64 `json:"bits_per_second"`
-			} `json:"sum_received"`
-		}
-	}
-	if e := json.Unmarshal(out, &report); e != nil {
-		return 0, fmt.Errorf("iperf3: %w", errors.Join(err, e))
-	}
-	if report.Error != "" {
-		return 0, fmt.Errorf("iperf3: %s", report.Error)
-	}
-	if err != nil {
-		return 0, fmt.Errorf("iperf3: %w", err)
-	}
-	return report.End.SumReceived.BitsPerSecond / 1e9, nil
+// iperf runs one stream between the ends and returns what arrived, in Gbit/s. The
+// arguments say how much, and -R which way.
+func (l *benchLab) iperf(ctx context.Context, args ...string) (float64, error) {
+	f, err := testbed.IPerf(ctx, l.Lab, l.sender, l.receiver, args...)
+	return f.Gbps, err
 }

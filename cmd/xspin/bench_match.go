@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/xspin/xspin/internal/bench"
+	"github.com/xspin/xspin/internal/testbed"
 	"github.com/xspin/xspin/loader"
 	"github.com/xspin/xspin/matcher"
 )
@@ -183,7 +184,7 @@ func (l *benchLab) matchTime(ctx context.Context, cfg benchConfig, doc *bench.Do
 		}
 		return func(context.Context) error {
 			var each time.Duration
-			err := pinned(l.sender, func() (err error) {
+			err := testbed.OnCPU(l.sender, func() (err error) {
 				_, each, err = y.Time(c.frame, repeat)
 				return err
 			})

@@ -27,6 +27,7 @@ import (
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/internal/bench"
 	"github.com/xspin/xspin/internal/clock"
+	"github.com/xspin/xspin/internal/testbed"
 	"github.com/xspin/xspin/loader"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/netns"
@@ -314,7 +315,7 @@ func (l *benchLab) openBare() (_ receiver, err error) {
 		return nil, err
 	}
 	b.done = make(chan error, 1)
-	go func() { b.done <- pinned(l.receiver, b.run) }()
+	go func() { b.done <- testbed.OnCPU(l.receiver, b.run) }()
 	return b, nil
 }
 

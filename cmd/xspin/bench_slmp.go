@@ -23,9 +23,9 @@ import (
 
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/internal/bench"
+	"github.com/xspin/xspin/internal/testbed"
 	"github.com/xspin/xspin/loader"
 	"github.com/xspin/xspin/matcher"
-	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/impair"
 	"github.com/xspin/xspin/nic"
 	"github.com/xspin/xspin/packet"
@@ -126,8 +126,7 @@ func (o slmpOptions) measure(ctx context.Context, lab *benchLab, cfg benchConfig
 	if b.self, err = os.Executable(); err != nil {
 		return err
 	}
-	sweepBenchFiles()
-	if b.dir, err = os.MkdirTemp(benchMemory, fmt.Sprintf(benchFiles, os.Getpid())); err != nil {
+	if b.dir, err = testbed.TempDir(benchMemory, "bench"); err != nil {
 		return fmt.Errorf("files in memory are needed: %w", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(b.dir)) }()
@@ -147,26 +146,8 @@ func (o slmpOptions) measure(ctx context.Context, lab *benchLab, cfg benchConfig
 	return nil
 }
 
-// benchMemory is where files in memory are, and benchFiles a directory there, by
-// process id.
-const (
-	benchMemory = "/dev/shm"
-	benchFiles  = "xspin-bench-%d-"
-)
-
-// sweepBenchFiles removes what benchmarks that were killed have left in memory.
-func sweepBenchFiles() {
-	entries, _ := os.ReadDir(benchMemory) // if it is not there, neither are they
-	for _, e := range entries {
-		var pid int
-		if n, _ := fmt.Sscanf(e.Name(), benchFiles, &pid); n != 1 {
-			continue
-		}
-		if _, err := os.Stat(fmt.Sprintf("/proc/%d", pid)); errors.Is(err, os.ErrNotExist) {
-			_ = os.RemoveAll(filepath.Join(benchMemory, e.Name())) // another one may be doing it
-		}
-	}
-}
+// benchMemory is where files in memory are.
+const benchMemory = "/dev/shm"
 
 // slmpBench is one run of `xspin bench slmp`.
 type slmpBench struct {
@@ -205,14 +186,6 @@ func (b *slmpBench) file(n int64) (string, error) {
 	return path, os.WriteFile(path, b.bytes[:n], 0o644)
 }
 
-// start starts a command in a namespace, on one CPU. A signal from the terminal is
-// not for it: it ends with its context.
-func start(ns *netns.Namespace, cpu int, cmd *exec.Cmd) error {
-	cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
-	// A child is born with the namespace and the CPUs of the thread that forks it.
-	return ns.Do(func() error { return pinned(cpu, cmd.Start) })
-}
-
 // to is where messages go.
 func (b *slmpBench) to() string {
 	return netip.AddrPortFrom(b.NIC.Addr.Addr(), slmp.Port).String()
@@ -228,7 +201,7 @@ func (b *slmpBench) send(ctx context.Context, file string, limit time.Duration, 
 	cmd := exec.CommandContext(ctx, b.self, append(args, file)...)
 	var out, msg bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &msg
-	if err := start(b.Host.NS, b.sender, cmd); err != nil {
+	if err := testbed.Start(b.Host.NS, b.sender, cmd); err != nil {
 		return r, err
 	}
 	mallocs := countMallocs()
@@ -329,7 +302,7 @@ func (b *slmpBench) feed(g *loader.Generator, frame []byte, d, nap time.Duration
 		return f, err
 	}
 	err = b.Host.NS.Do(func() error {
-		return pinned(b.sender, func() error {
+		return testbed.OnCPU(b.sender, func() error {
 			begin := time.Now()
 			last, moved, lost := base, begin, 0
 			var failed error

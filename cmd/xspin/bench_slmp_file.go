@@ -195,7 +195,7 @@ func (b *slmpBench) iperfTo(ctx context.Context, runs *sendRuns, attached bool, 
 	if runs.on, err = b.state(); err != nil {
 		return err
 	}
-	gbit, err := b.iperf(ctx, false, end...)
+	gbit, err := b.iperf(ctx, end...)
 	runs.gbps = append(runs.gbps, gbit)
 	return err
 }

@@ -20,6 +20,7 @@ import (
 	peers "github.com/xspin/xspin/bench"
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/internal/bench"
+	"github.com/xspin/xspin/internal/testbed"
 	"github.com/xspin/xspin/slmp"
 )
 
@@ -161,7 +162,7 @@ func (b *slmpBench) runLoads(ctx context.Context, n int, l load) (reports []load
 		if p.begin, err = p.cmd.StdinPipe(); err != nil {
 			return nil, err
 		}
-		if err := start(b.Host.NS, b.sender, p.cmd); err != nil {
+		if err := testbed.Start(b.Host.NS, b.sender, p.cmd); err != nil {
 			return nil, err
 		}
 		all = append(all, p)
@@ -279,7 +280,7 @@ func (b *slmpBench) smallEcho(ctx context.Context, peer string, n int, runs *sma
 	if err != nil {
 		return err
 	}
-	if err := start(b.NIC.NS, b.receiver, server); err != nil {
+	if err := testbed.Start(b.NIC.NS, b.receiver, server); err != nil {
 		return err
 	}
 	defer func() {
@@ -294,7 +295,7 @@ func (b *slmpBench) smallEcho(ctx context.Context, peer string, n int, runs *sma
 		strconv.FormatFloat(b.cfg.duration.Seconds(), 'f', 3, 64))
 	var answer, msg bytes.Buffer
 	client.Stdout, client.Stderr = &answer, &msg
-	if err := start(b.Host.NS, b.sender, client); err != nil {
+	if err := testbed.Start(b.Host.NS, b.sender, client); err != nil {
 		return err
 	}
 	if err := client.Wait(); err != nil {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/internal/bench"
+	"github.com/xspin/xspin/internal/testbed"
 	"github.com/xspin/xspin/loader"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/nic"
@@ -308,7 +309,7 @@ func work(rounds int) (x uint64) {
 
 // rounds returns how much work takes handlerTime on the receiver's CPU.
 func (b *slmpBench) rounds() (n int, err error) {
-	err = pinned(b.receiver, func() error {
+	err = testbed.OnCPU(b.receiver, func() error {
 		const sample = 100_000
 		best := time.Hour
 		for range 50 {
@@ -431,7 +432,7 @@ func (b *slmpBench) heapOfMessages(g *loader.Generator, segments int) (bytes flo
 	frame, want := b.slmpFrame(rxFrame), stateMessages*segments
 	before := heap()
 	err = b.Host.NS.Do(func() error {
-		return pinned(b.sender, func() error {
+		return testbed.OnCPU(b.sender, func() error {
 			begin := time.Now()
 			_, err := g.Feed(frame, func(sent int) int {
 				for sent < want {

@@ -11,7 +11,6 @@ import (
 	"io"
 	"math"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -149,32 +148,6 @@ func inMemory(t *testing.T) []string {
 		t.Fatal(err)
 	}
 	return files
-}
-
-func TestFilesOfKilledBenchesAreRemovedAndOthersNot(t *testing.T) {
-	gone := exec.Command("/bin/true")
-	if err := gone.Run(); err != nil {
-		t.Fatal(err)
-	}
-	var dirs []string
-	for _, pid := range []int{gone.Process.Pid, os.Getppid()} {
-		dir, err := os.MkdirTemp(benchMemory, fmt.Sprintf(benchFiles, pid))
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { os.RemoveAll(dir) })
-		if err := os.WriteFile(filepath.Join(dir, "1"), []byte("x"), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		dirs = append(dirs, dir)
-	}
-	sweepBenchFiles()
-	if _, err := os.Stat(dirs[0]); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("files of a process that is gone: %v", err)
-	}
-	if _, err := os.Stat(filepath.Join(dirs[1], "1")); err != nil {
-		t.Errorf("files of a process that lives: %v", err)
-	}
 }
 
 // Whatever it is at when it is interrupted, it leaves nothing.

@@ -11,6 +11,7 @@ import (
 	"text/tabwriter"
 
 	"github.com/xspin/xspin/demos/pingpong/rtt"
+	"github.com/xspin/xspin/internal/quantile"
 )
 
 // Report is what the demo prints: WriteJSON for programs, WriteText for people.
@@ -81,13 +82,7 @@ func (r *Report) result(m Mode, links []rtt.LinkState) *Result {
 func (r *Result) add(gbps, seconds float64) {
 	r.Seconds = append(r.Seconds, seconds)
 	r.gbps = append(r.gbps, gbps)
-	r.Gbps = Spread{median(r.gbps), slices.Min(r.gbps), slices.Max(r.gbps)}
-}
-
-func median(v []float64) float64 {
-	v = slices.Sorted(slices.Values(v))
-	n := len(v)
-	return (v[(n-1)/2] + v[n/2]) / 2
+	r.Gbps = Spread{quantile.Median(r.gbps), slices.Min(r.gbps), slices.Max(r.gbps)}
 }
 
 func (r *Report) note(s string) {
@@ -130,7 +125,7 @@ func (r *Report) WriteText(out io.Writer) error {
 		if res.Segments > 0 {
 			again += fmt.Sprintf(" of %d", res.Segments)
 		}
-		fmt.Fprintf(w, "%.2f\t[%.2f, %.2f]\t%.3f\t%s\t\n", res.Gbps.Median, res.Gbps.Min, res.Gbps.Max, median(res.Seconds), again)
+		fmt.Fprintf(w, "%.2f\t[%.2f, %.2f]\t%.3f\t%s\t\n", res.Gbps.Median, res.Gbps.Min, res.Gbps.Max, quantile.Median(res.Seconds), again)
 		lines = append(lines, res.Mode.describe())
 	}
 	if err := w.Flush(); err != nil {
@@ -161,7 +156,7 @@ func (r *Report) writeNotes(out io.Writer) error {
 		if len(res.Links) == 2 {
 			n, h := res.Links[0], res.Links[1]
 			fmt.Fprintf(&b, "on: %-44s %s: XDP %s; %s: TSO %s, checksums %s\n", res.Mode.describe(), n.Device, n.XDP,
-				h.Device, onOff(h.TSO), map[bool]string{true: "partial", false: "real"}[h.TxChecksum])
+				h.Device, h.TSO, h.Checksums())
 		}
 	}
 	if s := r.find(SLMP); s != nil && s.Unverified > 0 {
@@ -186,8 +181,6 @@ func (r *Report) find(m Mode) *Result {
 	}
 	return nil
 }
-
-func onOff(b bool) string { return map[bool]string{true: "on", false: "off"}[b] }
 
 // Bytes writes a number of bytes for people.
 func Bytes(n int64) string {

@@ -23,9 +23,8 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/xspin/xspin/demos/pingpong/rtt"
+	"github.com/xspin/xspin/internal/testbed"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/slmp"
 )
@@ -89,8 +88,7 @@ func Run(ctx context.Context, lab *netns.Lab, c Config, progress func(string)) (
 	if progress == nil {
 		progress = func(string) {}
 	}
-	sweep()
-	temp, err := os.MkdirTemp(memory(), fmt.Sprintf(pattern, os.Getpid()))
+	temp, err := testbed.TempDir(memory(), "file")
 	if err != nil {
 		return nil, err
 	}
@@ -110,22 +108,6 @@ func Run(ctx context.Context, lab *netns.Lab, c Config, progress func(string)) (
 		return r, err
 	}
 	return r, t.tcp(ctx, TCP, progress)
-}
-
-const pattern = "xspin-file-%d-"
-
-// sweep removes what demos left that were killed.
-func sweep() {
-	dirs, _ := filepath.Glob(filepath.Join(memory(), "xspin-file-*")) // fails for bad patterns only
-	for _, dir := range dirs {
-		var pid int
-		if _, err := fmt.Sscanf(filepath.Base(dir), pattern, &pid); err != nil {
-			continue
-		}
-		if _, err := os.Stat(fmt.Sprintf("/proc/%d", pid)); errors.Is(err, os.ErrNotExist) {
-			_ = os.RemoveAll(dir) // or the next one does
-		}
-	}
 }
 
 // memory is a directory of files in memory, or any for files that are not to stay.
@@ -181,7 +163,7 @@ func (t *transfers) slmp(ctx context.Context, progress func(string)) (err error)
 
 // send transfers the file once by SLMP, and compares.
 func (t *transfers) send(ctx context.Context, server *Server, m Mode, last bool) error {
-	links, err := t.links()
+	links, err := rtt.ReadLinks(t.lab)
 	if err != nil {
 		return err
 	}
@@ -195,7 +177,7 @@ func (t *transfers) send(ctx context.Context, server *Server, m Mode, last bool)
 	cmd := exec.CommandContext(ctx, t.c.Sender[0], append(args, t.source)...)
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
-	if err := startIn(t.lab.Host.NS, t.c.SenderCPU, cmd); err != nil {
+	if err := testbed.Start(t.lab.Host.NS, t.c.SenderCPU, cmd); err != nil {
 		return err
 	}
 	if err := cmd.Wait(); err != nil {
@@ -277,10 +259,16 @@ func (t *transfers) tcp(ctx context.Context, m Mode, progress func(string)) erro
 	if t.c.Size == 0 {
 		return nil
 	}
-	links, err := t.links()
+	links, err := rtt.ReadLinks(t.lab)
 	if err != nil {
 		return err
 	}
+	server := -1
+	if cpus := t.c.Server.CPUs; len(cpus) > 0 {
+		server = cpus[0]
+	}
+	// As many bytes as SLMP sends, in as many streams.
+	args := []string{"-n", strconv.FormatInt(t.c.Size*int64(t.c.Parallel), 10), "-P", strconv.Itoa(t.c.Parallel)}
 	for _, l := range links {
 		if m == TCP && l.XDP != "none" {
 			return fmt.Errorf("%w: %s has one (%s, id %d): stop what attached it", ErrBaseline, l.Device, l.XDP, l.XDPProgram)
@@ -288,45 +276,22 @@ func (t *transfers) tcp(ctx context.Context, m Mode, progress func(string)) erro
 	}
 	for run := range t.c.Runs {
 		progress(fmt.Sprintf("run %d of %d: %s", run+1, t.c.Runs, m.describe()))
-		gbps, seconds, again, err := iperf(ctx, t.lab, t.c)
+		flow, err := testbed.IPerf(ctx, t.lab, t.c.SenderCPU, server, args...)
 		if err != nil {
 			return fmt.Errorf("%s: %w", m.describe(), err)
 		}
 		res := t.report.result(m, links)
-		res.add(gbps, seconds)
-		res.Retransmitted += again
+		res.add(flow.Gbps, flow.Seconds)
+		res.Retransmitted += flow.Retransmitted
 	}
 	return nil
-}
-
-// links reads both ends, the NIC's first.
-func (t *transfers) links() ([]rtt.LinkState, error) {
-	var states []rtt.LinkState
-	for _, p := range []netns.Port{t.lab.NIC, t.lab.Host} {
-		if err := p.NS.Do(func() error {
-			s, err := rtt.ReadLink(p.Device)
-			states = append(states, s)
-			return err
-		}); err != nil {
-			return nil, err
-		}
-	}
-	return states, nil
-}
-
-func kernel() string {
-	var u unix.Utsname
-	if unix.Uname(&u) != nil {
-		return "unknown"
-	}
-	return unix.ByteSliceToString(u.Sysname[:]) + " " + unix.ByteSliceToString(u.Release[:]) + " " + unix.ByteSliceToString(u.Machine[:])
 }
 
 func newReport(lab *netns.Lab, c Config, sum string) *Report {
 	return &Report{
 		Schema: 1,
 		Env: Env{
-			Kernel: kernel(), CPUs: runtime.NumCPU(), Go: runtime.Version(), MTU: lab.MTU, Queues: lab.Queues,
+			Kernel: testbed.Kernel(), CPUs: runtime.NumCPU(), Go: runtime.Version(), MTU: lab.MTU, Queues: lab.Queues,
 			HPUs: c.Server.HPUs, NICWait: c.Server.Wait, NICCPUs: append([]int{}, c.Server.CPUs...),
 			SenderCPU: c.SenderCPU, Window: c.Window, Dir: c.Server.Store.Dir,
 		},

@@ -409,7 +409,7 @@ func TestRunTellsWhatWentWrong(t *testing.T) {
 	lab := netnstest.Temp(t, netns.LabConfig{})
 	before := left(t)
 	// Of a demo that was killed, and of one that has the number of a process.
-	gone, other := filepath.Join(memory(), fmt.Sprintf(pattern+"x", 1<<30)), filepath.Join(memory(), fmt.Sprintf(pattern+"x", 1))
+	gone, other := filepath.Join(memory(), fmt.Sprintf("xspin-file-%d-x", 1<<30)), filepath.Join(memory(), "xspin-file-1-x")
 	for _, dir := range []string{gone, other} {
 		if err := os.Mkdir(dir, 0o700); err != nil {
 			t.Fatal(err)

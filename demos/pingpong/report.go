@@ -3,20 +3,17 @@
 package pingpong
 
 import (
-	"bufio"
 	"encoding/json"
 	"fmt"
 	"io"
-	"os"
 	"runtime"
 	"slices"
 	"strings"
 	"text/tabwriter"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/xspin/xspin/demos/pingpong/rtt"
 	"github.com/xspin/xspin/internal/quantile"
+	"github.com/xspin/xspin/internal/testbed"
 	"github.com/xspin/xspin/netns"
 )
 
@@ -112,33 +109,11 @@ func (r *Report) verdict() error {
 
 func environment(lab *netns.Lab, c Config) Env {
 	return Env{
-		Kernel: kernel(), CPU: cpuModel(), CPUs: runtime.NumCPU(), Go: runtime.Version(), GOMAXPROCS: runtime.GOMAXPROCS(0),
+		Kernel: testbed.Kernel(), CPU: testbed.CPU(), CPUs: runtime.NumCPU(), Go: runtime.Version(), GOMAXPROCS: runtime.GOMAXPROCS(0),
 		ClientWait: c.ClientWait, ClientCPU: c.ClientCPU, IntervalUS: float64(c.Interval.Nanoseconds()) / 1e3, Warmup: c.Warmup,
 		HostWait: rtt.Block, HPUs: c.Server.HPUs, NICWait: c.Server.Wait, NICCPUs: append([]int{}, c.Server.CPUs...),
 		Queues: lab.Queues, Links: map[Mode][]rtt.LinkState{},
 	}
-}
-
-func kernel() string {
-	var u unix.Utsname
-	if unix.Uname(&u) != nil {
-		return "unknown"
-	}
-	return unix.ByteSliceToString(u.Sysname[:]) + " " + unix.ByteSliceToString(u.Release[:]) + " " + unix.ByteSliceToString(u.Machine[:])
-}
-
-func cpuModel() string {
-	f, err := os.Open("/proc/cpuinfo")
-	if err != nil {
-		return "unknown"
-	}
-	defer f.Close()
-	for s := bufio.NewScanner(f); s.Scan(); {
-		if key, value, ok := strings.Cut(s.Text(), ":"); ok && strings.TrimSpace(key) == "model name" {
-			return strings.TrimSpace(value)
-		}
-	}
-	return "unknown" // other architectures call it otherwise, or not at all
 }
 
 // WriteJSON writes the report as one JSON document.
@@ -169,7 +144,7 @@ func (r *Report) WriteText(w io.Writer) error {
 		}
 		for _, l := range e.Links[m] {
 			fmt.Fprintf(&b, "  %s: XDP %s, TSO %s, GSO %s, GRO %s, transmit checksums %s\n", l.Device, l.XDP,
-				onOff(l.TSO), onOff(l.GSO), onOff(l.GRO), map[bool]string{true: "offloaded (partial)", false: "real"}[l.TxChecksum])
+				l.TSO, l.GSO, l.GRO, l.Checksums())
 		}
 	}
 	r.compare(&b)
@@ -257,13 +232,6 @@ func digits(us float64) string {
 		return fmt.Sprintf("%.2f", us)
 	}
 	return fmt.Sprintf("%.0f", us)
-}
-
-func onOff(on bool) string {
-	if on {
-		return "on"
-	}
-	return "off"
 }
 
 func cpuList(cpus ...int) string {

@@ -147,7 +147,7 @@ func (r *Report) measure(ctx context.Context, lab *netns.Lab, c Config, m Mode, 
 		}
 		defer func() { err = errors.Join(err, echo.Close()) }()
 	}
-	if r.Env.Links[m], err = links(lab); err != nil {
+	if r.Env.Links[m], err = rtt.ReadLinks(lab); err != nil {
 		return err
 	}
 
@@ -188,24 +188,9 @@ func Serve(ctx context.Context, lab *netns.Lab, c ServerConfig, ready func()) er
 	return nic.Close()
 }
 
-// links reads both ends, the NIC's first.
-func links(lab *netns.Lab) ([]rtt.LinkState, error) {
-	var states []rtt.LinkState
-	for _, p := range []netns.Port{lab.NIC, lab.Host} {
-		if err := p.NS.Do(func() error {
-			s, err := rtt.ReadLink(p.Device)
-			states = append(states, s)
-			return err
-		}); err != nil {
-			return nil, err
-		}
-	}
-	return states, nil
-}
-
 // noXDP makes sure that both ends are as Linux has them.
 func noXDP(lab *netns.Lab) error {
-	states, err := links(lab)
+	states, err := rtt.ReadLinks(lab)
 	if err != nil {
 		return err
 	}

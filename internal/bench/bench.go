@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/xspin/xspin/internal/quantile"
+	"github.com/xspin/xspin/internal/testbed"
 )
 
 // A Goal says which way a figure is better, and perhaps how good it must be.
@@ -180,20 +181,10 @@ func Environment(command string, runs int, d time.Duration) Env {
 		load = []byte("unknown")
 	}
 	return Env{
-		Kernel: "Linux " + strings.TrimSpace(string(kernel)), CPU: cpuModel(), CPUs: runtime.NumCPU(), Arch: runtime.GOARCH,
+		Kernel: "Linux " + strings.TrimSpace(string(kernel)), CPU: testbed.CPU(), CPUs: runtime.NumCPU(), Arch: runtime.GOARCH,
 		Go: runtime.Version(), GOMAXPROCS: runtime.GOMAXPROCS(0),
 		Command: command, Runs: runs, DurationS: d.Seconds(), Started: time.Now().Format(time.RFC3339), Load: strings.Fields(string(load))[0],
 	}
-}
-
-func cpuModel() string {
-	info, _ := os.ReadFile("/proc/cpuinfo")
-	for line := range strings.Lines(string(info)) {
-		if key, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(key) == "model name" {
-			return strings.TrimSpace(value)
-		}
-	}
-	return "unknown" // other architectures call it otherwise, or not at all
 }
 
 // A Document is the outcome of a benchmark.

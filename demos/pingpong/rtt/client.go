@@ -16,12 +16,13 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"runtime"
 	"sync/atomic"
 	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/xspin/xspin/internal/testbed"
 )
 
 // Proto is how a ping travels.
@@ -204,7 +205,7 @@ func (c *Client) Close() error { return unix.Close(c.fd) }
 // A blocking client holds a P of the Go scheduler while it waits: where handlers
 // run in the same process, measure with Ping.
 func (c *Client) Run(ctx context.Context) (Result, error) {
-	unpin, err := pin(c.o.CPU)
+	unpin, err := testbed.Pin(c.o.CPU)
 	if err != nil {
 		return Result{}, err
 	}
@@ -348,30 +349,4 @@ func (c *Client) sleepUntil(t time.Duration) {
 		c.pause = unix.NsecToTimespec(int64(min(d, slice)))
 		unix.RawSyscall6(unix.SYS_CLOCK_NANOSLEEP, unix.CLOCK_MONOTONIC, 0, uintptr(unsafe.Pointer(&c.pause)), 0, 0, 0)
 	}
-}
-
-// pin locks the goroutine to its thread and the thread to a CPU, -1 for any.
-// The function it returns undoes both.
-func pin(cpu int) (unpin func(), err error) {
-	runtime.LockOSThread()
-	if cpu < 0 {
-		return runtime.UnlockOSThread, nil
-	}
-	var before, one unix.CPUSet
-	err = unix.SchedGetaffinity(0, &before)
-	if err == nil {
-		one.Set(cpu)
-		err = unix.SchedSetaffinity(0, &one)
-	}
-	if err != nil {
-		runtime.UnlockOSThread()
-		return nil, fmt.Errorf("pin thread to CPU %d of %d: %w: no such CPU, or not one this process may use", cpu, runtime.NumCPU(), err)
-	}
-	return func() {
-		// A thread that stays pinned must not serve other goroutines: left
-		// locked, it ends with this one.
-		if unix.SchedSetaffinity(0, &before) == nil {
-			runtime.UnlockOSThread()
-		}
-	}, nil
 }

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/xspin/xspin/internal/testbed"
 	"github.com/xspin/xspin/netns"
 )
 
@@ -91,7 +92,7 @@ func echo(o EchoOptions, w io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("name of UDP socket: %w", err)
 	}
-	unpin, err := pin(o.CPU)
+	unpin, err := testbed.Pin(o.CPU)
 	if err != nil {
 		return err
 	}

@@ -10,6 +10,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/xspin/xspin/netns"
 )
 
 // LinkState is what of an interface decides how fast packets pass it.
@@ -18,10 +20,43 @@ type LinkState struct {
 	MTU        int    `json:"mtu"`              // bytes
 	XDP        string `json:"xdp"`              // none, native, generic, offloaded or several
 	XDPProgram uint32 `json:"xdp_id,omitempty"` // id of the program, 0 if none or several
-	TSO        bool   `json:"tso"`              // TCP segmentation offload
-	GSO        bool   `json:"gso"`              // generic segmentation offload
-	GRO        bool   `json:"gro"`              // generic receive offload
-	TxChecksum bool   `json:"tx_checksum"`      // offloaded: checksums on a veth are partial
+	TSO        OnOff  `json:"tso"`              // TCP segmentation offload
+	GSO        OnOff  `json:"gso"`              // generic segmentation offload
+	GRO        OnOff  `json:"gro"`              // generic receive offload
+	TxChecksum OnOff  `json:"tx_checksum"`      // offloaded: checksums on a veth are partial
+}
+
+// OnOff is a bool that is printed as on or off.
+type OnOff bool
+
+func (b OnOff) String() string {
+	if b {
+		return "on"
+	}
+	return "off"
+}
+
+// Checksums says how frames leave the interface.
+func (s LinkState) Checksums() string {
+	if s.TxChecksum {
+		return "partial"
+	}
+	return "real"
+}
+
+// ReadLinks reads both ends of a lab, the NIC's first.
+func ReadLinks(lab *netns.Lab) ([]LinkState, error) {
+	var states []LinkState
+	for _, p := range []netns.Port{lab.NIC, lab.Host} {
+		if err := p.NS.Do(func() error {
+			s, err := ReadLink(p.Device)
+			states = append(states, s)
+			return err
+		}); err != nil {
+			return nil, err
+		}
+	}
+	return states, nil
 }
 
 // ReadLink reads the state of an interface in the network namespace of the
@@ -43,7 +78,7 @@ func ReadLink(device string) (LinkState, error) {
 	defer unix.Close(fd)
 	for _, f := range []struct {
 		cmd uint32
-		on  *bool
+		on  *OnOff
 	}{
 		{unix.ETHTOOL_GTSO, &s.TSO},
 		{unix.ETHTOOL_GGSO, &s.GSO},
@@ -71,7 +106,7 @@ func attachMode(m uint32) string {
 
 // ethtoolFlag asks one on/off question. A driver that does not know the
 // question has not got the feature.
-func ethtoolFlag(fd int, device string, cmd uint32) (bool, error) {
+func ethtoolFlag(fd int, device string, cmd uint32) (OnOff, error) {
 	value := struct{ cmd, data uint32 }{cmd: cmd} // struct ethtool_value
 	req := struct {                               // struct ifreq
 		name [unix.IFNAMSIZ]byte

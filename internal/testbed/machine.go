@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package testbed
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// TempDir makes a directory in parent, which the caller removes. Before that it
+// removes those of this name whose processes were killed.
+func TempDir(parent, name string) (string, error) {
+	pattern := "xspin-" + name + "-%d-"
+	entries, _ := os.ReadDir(parent) // if it is not there, MkdirTemp says so
+	for _, e := range entries {
+		var pid int
+		if _, err := fmt.Sscanf(e.Name(), pattern, &pid); err != nil {
+			continue
+		}
+		if _, err := os.Stat(fmt.Sprintf("/proc/%d", pid)); errors.Is(err, os.ErrNotExist) {
+			_ = os.RemoveAll(filepath.Join(parent, e.Name())) // or another one does
+		}
+	}
+	return os.MkdirTemp(parent, fmt.Sprintf(pattern, os.Getpid()))
+}
+
+// Kernel returns the kernel's name and release, and the kind of machine.
+func Kernel() string {
+	var u unix.Utsname
+	if unix.Uname(&u) != nil {
+		return "unknown"
+	}
+	return unix.ByteSliceToString(u.Sysname[:]) + " " + unix.ByteSliceToString(u.Release[:]) + " " + unix.ByteSliceToString(u.Machine[:])
+}
+
+// CPU returns the processor's model.
+func CPU() string {
+	info, _ := os.ReadFile("/proc/cpuinfo")
+	for line := range strings.Lines(string(info)) {
+		if key, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(key) == "model name" {
+			return strings.TrimSpace(value)
+		}
+	}
+	return "unknown" // other architectures call it otherwise, or not at all
+}
