@@ -2,7 +2,10 @@
 
 package slmp
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // initialRTO is the timeout before anything has been measured. RFC 6298 says 1 s,
 // for the Internet; a LAN's round trips are a thousandth of this. Too early is
@@ -42,4 +45,30 @@ func (r *rtt) timeout(expiries int) int64 {
 		t *= 2
 	}
 	return min(t, r.max)
+}
+
+// A floor looks for the round-trip time of an empty path. The least of all samples
+// will not do: where segments overtake each other, some are answered far too soon.
+// So it is the least of the lower third of a few samples in a row.
+type floor struct {
+	block [15]int64
+	n     int
+	begun bool // a block was full before
+}
+
+// sample returns the bound of a lower third that d completes, 0 if it completes
+// none. The first few samples complete one each.
+func (f *floor) sample(d int64) int64 {
+	f.block[f.n] = d
+	f.n++
+	if f.n < len(f.block) && f.begun {
+		return 0
+	}
+	sorted := f.block
+	slices.Sort(sorted[:f.n])
+	low := sorted[f.n/3]
+	if f.n == len(f.block) {
+		f.n, f.begun = 0, true
+	}
+	return low
 }

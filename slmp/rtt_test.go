@@ -32,3 +32,36 @@ func TestRTT(t *testing.T) {
 		t.Errorf("RTO after very many expiries %d", got)
 	}
 }
+
+// TestFloor: answers to segments that overtook others do not lower the floor, an
+// emptier path does.
+func TestFloor(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 1))
+	var f floor
+	least := int64(0)
+	take := func(d int64) {
+		if low := f.sample(d); low != 0 && (least == 0 || low < least) {
+			least = low
+		}
+	}
+	take(5000)
+	if least != 5000 {
+		t.Errorf("%d after one sample of 5000", least)
+	}
+	for range 10000 {
+		d := 4000 + rng.Int64N(1000)
+		if rng.IntN(100) < 6 {
+			d = 100
+		}
+		take(d)
+	}
+	if least < 4000 {
+		t.Errorf("%d: too soon are 6 in 100 only", least)
+	}
+	for range 2 * len(f.block) {
+		take(2000)
+	}
+	if least != 2000 {
+		t.Errorf("%d after some samples of 2000", least)
+	}
+}

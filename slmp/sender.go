@@ -212,7 +212,8 @@ type Sender struct {
 	inflight int // of messages that are not stalled
 	win      window
 	rtt      rtt
-	minRTT   int64
+	floor    floor
+	minRTT   int64 // least of floor's
 	gapAt    int64 // no segment before
 	waiting  bool  // there were some when Next returned
 
@@ -729,8 +730,8 @@ func (s *Sender) echoed(o *Outgoing, k int, now int64) {
 	}
 	d := max(now-r.sent, 1)
 	s.rtt.sample(d)
-	if s.minRTT == 0 || d < s.minRTT {
-		s.minRTT = d
+	if low := s.floor.sample(d); low != 0 && (s.minRTT == 0 || low < s.minRTT) {
+		s.minRTT = low
 	}
 	if s.auto {
 		s.win.sample(d, now)

@@ -67,6 +67,8 @@ type window struct {
 	burstAt  int64               // since when aggregation is measured
 	burst    uint64              // acknowledged since
 
+	floor    floor
+	trial    floor // of the probe going on
 	minRTT   int64 // 0: not known
 	minRTTAt int64
 	fresh    int64 // smallest of the probe going on
@@ -110,11 +112,11 @@ func (w *window) idle(inflight int) { w.limited = w.delivered + uint64(inflight)
 
 // sample says how long a round trip took.
 func (w *window) sample(d, now int64) {
-	if w.minRTT == 0 || d <= w.minRTT {
-		w.minRTT, w.minRTTAt = max(d, 1), now
+	if low := w.floor.sample(d); low != 0 && (w.minRTT == 0 || low <= w.minRTT) {
+		w.minRTT, w.minRTTAt = low, now
 	}
-	if w.fresh == 0 || d < w.fresh {
-		w.fresh = max(d, 1)
+	if low := w.trial.sample(d); low != 0 && (w.fresh == 0 || !w.trial.begun || low < w.fresh) {
+		w.fresh = low
 	}
 }
 
@@ -162,7 +164,7 @@ func (w *window) acked(n int, newest *snapshot, inflight int, now int64) {
 		switch {
 		case w.probeEnd == 0 && inflight <= w.probeSize():
 			w.probeEnd = now + max(probeTime, w.minRTT)
-			w.fresh = 0
+			w.fresh, w.trial = 0, floor{}
 		case w.probeEnd != 0 && now >= w.probeEnd:
 			w.state, w.minRTTAt = steady, now
 			if w.fresh != 0 {
