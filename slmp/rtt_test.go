@@ -2,7 +2,10 @@
 
 package slmp
 
-import "testing"
+import (
+	"math/rand/v2"
+	"testing"
+)
 
 func TestRTT(t *testing.T) {
 	r := rtt{min: 5 * ms, max: second}
