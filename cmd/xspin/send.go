@@ -22,6 +22,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
+	"github.com/xspin/xspin/demos/file"
 	"github.com/xspin/xspin/slmp"
 )
 
@@ -378,24 +379,12 @@ func (r *sendReport) String() string {
 	if n := len(r.Messages); n > 1 {
 		fmt.Fprintf(&b, "%d messages, ", n)
 	}
-	fmt.Fprintf(&b, "%s in %.3f s: %.3f Gbit/s. %s of up to %d bytes", size(r.Bytes), r.Seconds, r.Gbps, count(int(r.Segments), "segment"), r.Payload)
+	fmt.Fprintf(&b, "%s in %.3f s: %.3f Gbit/s. %s of up to %d bytes", file.Bytes(r.Bytes), r.Seconds, r.Gbps, count(int(r.Segments), "segment"), r.Payload)
 	fmt.Fprintf(&b, ", %d sent again", r.Retransmitted)
 	if r.RTT.Smoothed > 0 {
 		fmt.Fprintf(&b, ", round trip %.0f us (least %.0f)", r.RTT.Smoothed, r.RTT.Min)
 	}
 	return b.String()
-}
-
-// size returns n bytes in three digits or so.
-func size(n uint64) string {
-	if n < 1<<10 {
-		return count(int(n), "byte")
-	}
-	v, unit := float64(n), 0
-	for ; v >= 1023.95 && unit < 4; unit++ {
-		v /= 1 << 10
-	}
-	return fmt.Sprintf("%.1f %s", v, []string{"", "KiB", "MiB", "GiB", "TiB"}[unit])
 }
 
 // watch draws a line on the terminal that says how far all is, until the
@@ -446,12 +435,12 @@ func (s *sending) bytes() uint64 {
 func progressLine(done, total, again uint64, since time.Duration) string {
 	rate := fmt.Sprintf("%.2f Gbit/s  %d again", gbps(done, since), again)
 	if total == 0 {
-		return size(done) + "  " + rate
+		return file.Bytes(done) + "  " + rate
 	}
 	const width = 24
 	part := min(float64(done)/float64(total), 1)
 	full := int(part * width)
-	line := fmt.Sprintf("[%s%s] %3.0f %%  %s of %s  %s", strings.Repeat("=", full), strings.Repeat(" ", width-full), 100*part, size(done), size(total), rate)
+	line := fmt.Sprintf("[%s%s] %3.0f %%  %s of %s  %s", strings.Repeat("=", full), strings.Repeat(" ", width-full), 100*part, file.Bytes(done), file.Bytes(total), rate)
 	if done > 0 && done < total {
 		left := time.Duration(float64(since) * (1/part - 1))
 		line += fmt.Sprintf("  %v left", left.Round(time.Second))

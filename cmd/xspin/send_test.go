@@ -23,6 +23,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
+	"github.com/xspin/xspin/demos/file"
 	"github.com/xspin/xspin/mpq"
 	"github.com/xspin/xspin/slmp"
 )
@@ -224,7 +225,7 @@ func TestSendDeliversFiles(t *testing.T) {
 	}
 
 	out, err := send(t.Context(), nil, io.Discard, small, small, "--to", r.addr)
-	if err != nil || !strings.HasPrefix(out, "2 messages, 10 bytes in ") || !strings.Contains(out, "2 segments of up to") || !strings.Contains(out, "round trip") {
+	if err != nil || !strings.HasPrefix(out, "2 messages, 10 B in ") || !strings.Contains(out, "2 segments of up to") || !strings.Contains(out, "round trip") {
 		t.Errorf("for people: %q, error %v", out, err)
 	}
 	t.Setenv("XSPIN_SEND_TO", r.addr)
@@ -306,7 +307,7 @@ func TestSendSaysWhatFailed(t *testing.T) {
 	})
 	t.Run("nobody listens", func(t *testing.T) {
 		deaf.Close()
-		if out, err := send(t.Context(), nil, io.Discard, small, "--to", to); !errors.Is(err, slmp.ErrRefused) || !strings.Contains(out, "0 bytes in") {
+		if out, err := send(t.Context(), nil, io.Discard, small, "--to", to); !errors.Is(err, slmp.ErrRefused) || !strings.Contains(out, "0 B in") {
 			t.Errorf("error %v, output %q", err, out)
 		}
 	})
@@ -364,10 +365,10 @@ func TestSendDrawsOnATerminal(t *testing.T) {
 
 func TestSendSizesAndProgress(t *testing.T) {
 	for n, want := range map[uint64]string{
-		0: "0 bytes", 1: "1 byte", 1023: "1023 bytes", 1024: "1.0 KiB", 1536: "1.5 KiB",
-		1<<20 - 1: "1.0 MiB", 5 << 30: "5.0 GiB", 1 << 52: "4096.0 TiB",
+		0: "0 B", 1: "1 B", 1023: "1023 B", 1024: "1 KiB", 1536: "1.5 KiB",
+		1<<20 - 1: "1 MiB", 5 << 30: "5 GiB", 1 << 52: "4096 TiB",
 	} {
-		if got := size(n); got != want {
+		if got := file.Bytes(n); got != want {
 			t.Errorf("%d: %q, want %q", n, got, want)
 		}
 	}
@@ -378,14 +379,14 @@ func TestSendSizesAndProgress(t *testing.T) {
 		{1e9, 0, 3, "953.7 MiB  8.00 Gbit/s  3 again"},
 		{1e9, 4e9, 0, "[======                  ]  25 %  953.7 MiB of 3.7 GiB  8.00 Gbit/s  0 again  3s left"},
 		{4e9, 4e9, 0, "[========================] 100 %  3.7 GiB of 3.7 GiB  32.00 Gbit/s  0 again"},
-		{0, 4e9, 0, "[                        ]   0 %  0 bytes of 3.7 GiB  0.00 Gbit/s  0 again"},
+		{0, 4e9, 0, "[                        ]   0 %  0 B of 3.7 GiB  0.00 Gbit/s  0 again"},
 		{5e9, 4e9, 0, "[========================] 100 %  4.7 GiB of 3.7 GiB  40.00 Gbit/s  0 again"},
 	} {
 		if got := progressLine(tc.done, tc.total, tc.again, time.Second); got != tc.want {
 			t.Errorf("%+v:\ngot  %s\nwant %s", tc, got, tc.want)
 		}
 	}
-	if got := fmt.Sprint(&sendReport{Bytes: 1 << 20, Seconds: 0.001, Gbps: 8.388608, Segments: 718, Retransmitted: 2, Payload: 1462}); got != "1.0 MiB in 0.001 s: 8.389 Gbit/s. 718 segments of up to 1462 bytes, 2 sent again" {
+	if got := fmt.Sprint(&sendReport{Bytes: 1 << 20, Seconds: 0.001, Gbps: 8.388608, Segments: 718, Retransmitted: 2, Payload: 1462}); got != "1 MiB in 0.001 s: 8.389 Gbit/s. 718 segments of up to 1462 bytes, 2 sent again" {
 		t.Errorf("report %q", got)
 	}
 }

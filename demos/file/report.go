@@ -183,13 +183,13 @@ func (r *Report) find(m Mode) *Result {
 }
 
 // Bytes writes a number of bytes for people.
-func Bytes(n int64) string {
+func Bytes[T int64 | uint64](n T) string {
 	v, unit := float64(n), ""
-	for _, u := range []string{"Ki", "Mi", "Gi"} {
-		if v < 1024 {
+	for _, u := range []string{"Ki", "Mi", "Gi", "Ti"} {
+		if v < 1023.95 {
 			break
 		}
 		v, unit = v/1024, u
 	}
-	return fmt.Sprintf("%.4g %sB", v, unit)
+	return strings.TrimSuffix(fmt.Sprintf("%.1f", v), ".0") + " " + unit + "B"
 }
