@@ -9,7 +9,6 @@ import (
 	"math"
 	"os"
 	"os/signal"
-	"runtime"
 	"strconv"
 	"strings"
 	"time"
@@ -20,7 +19,6 @@ import (
 
 	"github.com/xspin/xspin/demos/file"
 	"github.com/xspin/xspin/netns"
-	"github.com/xspin/xspin/nic"
 	"github.com/xspin/xspin/slmp"
 )
 
@@ -63,10 +61,10 @@ file is received any more, until the command is started again.`,
 
 // fileFlags are the flags as typed.
 type fileFlags struct {
-	size, maxSize, window, wait, dir string
-	nicCPUs                          []string
-	runs, parallel, senderCPU, hpus  int
-	json, serve, keep, pin           bool
+	demoFlags
+	size, maxSize, window, dir string
+	runs, parallel             int
+	keep                       bool
 }
 
 func (f *fileFlags) bind(fl *pflag.FlagSet) {
@@ -77,13 +75,9 @@ func (f *fileFlags) bind(fl *pflag.FlagSet) {
 	fl.StringVar(&f.dir, "dir", "", "where files are received (default a directory in memory; with --serve the current one)")
 	fl.StringVar(&f.maxSize, "max-size", "1GiB", "refuse what is longer; without --serve the default is --size")
 	fl.BoolVar(&f.keep, "keep", false, "leave the last file that was received in --dir")
-	fl.IntVar(&f.senderCPU, "sender-cpu", -1, "the CPU for the sender, and for iperf3's client, -1 for any")
-	fl.IntVar(&f.hpus, "hpus", 16, fmt.Sprintf("handler processing units, 1 to %d", nic.MaxHPUs))
-	fl.StringVar(&f.wait, "wait", "adaptive", "how HPUs wait for packets: adaptive (spin, then sleep), sleep or spin")
-	fl.StringSliceVar(&f.nicCPUs, "nic-cpu", nil, "CPUs for the threads that serve the HPUs; iperf3's server runs on the first (default any)")
-	fl.BoolVar(&f.pin, "pin", false, "sender on the first CPU that this process may use, receiver on the second")
-	fl.BoolVar(&f.json, "json", false, "print one JSON document")
-	fl.BoolVar(&f.serve, "serve", false, "do not measure: receive files until interrupted")
+	f.demoFlags.bind(fl, "sender")
+	fl.Lookup("sender-cpu").Usage += "; iperf3's client's too"
+	fl.Lookup("nic-cpu").Usage += "; iperf3's server runs on the first"
 }
 
 // config judges the flags. changed tells which of them the user chose.
@@ -97,7 +91,7 @@ func (f fileFlags) config(changed func(string) bool) (c file.Config, err error) 
 	if !f.serve && !changed("max-size") {
 		c.Server.Store.MaxSize = max(c.Size, 1)
 	}
-	if c.Server.CPUs, err = numbers("nic-cpu", f.nicCPUs, 0, maxCPU, "a CPU number"); err != nil {
+	if c.SenderCPU, c.Server.CPUs, err = f.cpus(); err != nil {
 		return c, err
 	}
 	if f.window != "auto" {
@@ -110,33 +104,10 @@ func (f fileFlags) config(changed func(string) bool) (c file.Config, err error) 
 		return c, flagError("runs", f.runs, "want 1 to 1000")
 	case f.parallel < 1 || f.parallel > maxFilesAtOnce:
 		return c, flagError("parallel", f.parallel, fmt.Sprintf("want 1 to %d", maxFilesAtOnce))
-	case f.senderCPU < -1 || f.senderCPU > maxCPU:
-		return c, flagError("sender-cpu", f.senderCPU, fmt.Sprintf("want a CPU number from 0 to %d, or -1 for any", maxCPU))
-	case f.hpus < 1 || f.hpus > nic.MaxHPUs:
-		return c, flagError("hpus", f.hpus, fmt.Sprintf("want 1 to %d", nic.MaxHPUs))
-	case f.wait != "adaptive" && f.wait != "sleep" && f.wait != "spin":
-		return c, flagError("wait", f.wait, "want adaptive, sleep or spin")
-	case f.pin && (f.senderCPU != -1 || len(c.Server.CPUs) > 0):
-		return c, flagError("pin", f.pin, "not with --sender-cpu or --nic-cpu: it chooses both")
-	case f.json && f.serve:
-		return c, flagError("json", f.json, "not with --serve, which measures nothing: `xspin stats --json` tells what is going on")
 	case f.keep && (f.serve || f.dir == ""):
 		return c, flagError("keep", f.keep, "want --dir too; and not with --serve, which keeps all files")
 	}
-	for _, p := range []struct {
-		flag string
-		cpus []int
-	}{{"sender-cpu", []int{f.senderCPU}}, {"nic-cpu", c.Server.CPUs}} {
-		for _, cpu := range p.cpus {
-			if cpu >= 0 && !cpuAllowed(cpu) {
-				return c, flagError(p.flag, cpu, fmt.Sprintf("not one of the %d CPUs that this process may use", runtime.NumCPU()))
-			}
-		}
-	}
-	if f.pin {
-		f.senderCPU, c.Server.CPUs = pinTo(usableCPUs())
-	}
-	c.Runs, c.Parallel, c.Window, c.SenderCPU, c.Keep = f.runs, f.parallel, f.window, f.senderCPU, f.keep
+	c.Runs, c.Parallel, c.Window, c.Keep = f.runs, f.parallel, f.window, f.keep
 	c.Server.HPUs, c.Server.Wait, c.Server.Store.Dir = f.hpus, f.wait, f.dir
 	if f.serve && f.dir == "" {
 		c.Server.Store.Dir = "."
@@ -203,5 +174,5 @@ func writeReceived(w io.Writer, r file.Received) {
 		fmt.Fprintf(w, "refused: message %d from %s: %v\n", r.Number, r.Source, r.Err)
 		return
 	}
-	fmt.Fprintf(w, "%s  %s  %s in %v, %.3f Gbit/s\n", r.SHA256, r.Path, file.Bytes(int64(r.Bytes)), r.Took.Round(time.Microsecond), gbps(r.Bytes, r.Took))
+	fmt.Fprintf(w, "%s  %s  %s in %v, %.3f Gbit/s\n", r.SHA256, r.Path, file.Bytes(r.Bytes), r.Took.Round(time.Microsecond), gbps(r.Bytes, r.Took))
 }

@@ -5,16 +5,12 @@ package main
 import (
 	"bytes"
 	"errors"
-	"io"
 	"net/netip"
 	"os"
 	"reflect"
 	"slices"
-	"strings"
 	"testing"
 	"time"
-
-	"github.com/spf13/pflag"
 
 	"github.com/xspin/xspin/demos/file"
 	"github.com/xspin/xspin/netns"
@@ -60,9 +56,8 @@ func TestFileIsSentByXspinSend(t *testing.T) {
 func TestFileFlags(t *testing.T) {
 	parse := func(line string) (file.Config, error) {
 		var f fileFlags
-		fl := pflag.NewFlagSet("file", pflag.ContinueOnError)
-		f.bind(fl)
-		if err := fl.Parse(strings.Fields(line)); err != nil {
+		fl, err := parseFlags(f.bind, line)
+		if err != nil {
 			return file.Config{}, err
 		}
 		return f.config(fl.Changed)
@@ -100,7 +95,7 @@ func TestFileFlags(t *testing.T) {
 		}
 	})
 
-	for _, tc := range []struct{ good, bad, says string }{
+	checkFlags(t, parse, []flagCase{
 		{"--size 0", "--size -1", "--size -1: want 0 to 4294967296 bytes"},
 		{"--size 4GiB", "--size 5GiB", "--size 5GiB: want 0 to"},
 		{"--size 1000", "--size 1e3", "--size 1e3: want 0 to"},
@@ -121,24 +116,9 @@ func TestFileFlags(t *testing.T) {
 		{"--serve", "--serve --json", "--json true: not with --serve"},
 		{"--keep --dir .", "--keep", "--keep true: want --dir too"},
 		{"--serve --dir .", "--serve --dir . --keep", "--keep true: want --dir too; and not with --serve"},
-	} {
-		if _, err := parse(tc.good); err != nil {
-			t.Errorf("%s: %v", tc.good, err)
-		}
-		if _, err := parse(tc.bad); err == nil || !strings.Contains(err.Error(), tc.says) {
-			t.Errorf("%s: error %v, want %q", tc.bad, err, tc.says)
-		}
-	}
-
-	t.Run("a wrong flag is found before anything is set up", func(t *testing.T) {
-		cmd := newFileCmd()
-		cmd.SetArgs([]string{"--size", "much"})
-		cmd.SetOut(io.Discard)
-		cmd.SetErr(io.Discard)
-		if err := cmd.Execute(); err == nil || !strings.Contains(err.Error(), "demo file: --size much") {
-			t.Errorf("error %v", err)
-		}
 	})
+
+	refusedFirst(t, newFileCmd(), "demo file: --size much", "--size", "much")
 }
 
 func TestWhatIsReceivedIsTold(t *testing.T) {

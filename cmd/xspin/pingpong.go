@@ -6,9 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os/signal"
-	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -19,8 +17,6 @@ import (
 	"github.com/xspin/xspin/demos/pingpong"
 	"github.com/xspin/xspin/demos/pingpong/rtt"
 	"github.com/xspin/xspin/netns"
-	"github.com/xspin/xspin/netns/impair"
-	"github.com/xspin/xspin/nic"
 )
 
 // maxPing is the largest payload that fits the lab's MTU of 1500.
@@ -82,12 +78,11 @@ func newHelperCmds() []*cobra.Command {
 
 // pingpongFlags are the flags as typed.
 type pingpongFlags struct {
-	proto, clientWait, wait string
-	modes, sizes, nicCPUs   []string
-	count, warmup           int
-	clientCPU, hpus         int
-	interval, timeout       time.Duration
-	json, serve, pin        bool
+	demoFlags
+	proto, clientWait string
+	modes, sizes      []string
+	count, warmup     int
+	interval, timeout time.Duration
 }
 
 func (f *pingpongFlags) bind(fl *pflag.FlagSet) {
@@ -99,13 +94,9 @@ func (f *pingpongFlags) bind(fl *pflag.FlagSet) {
 	fl.DurationVar(&f.interval, "interval", 0, "least time from ping to ping, such as 5ms; 0 for back to back")
 	fl.DurationVar(&f.timeout, "timeout", time.Second, "how long to wait for a reply before it is lost")
 	fl.StringVar(&f.clientWait, "client-wait", "block", "how the client waits for a reply: block or spin")
-	fl.IntVar(&f.clientCPU, "client-cpu", -1, "the CPU for the client, -1 for any")
-	fl.IntVar(&f.hpus, "hpus", 16, fmt.Sprintf("handler processing units, 1 to %d", nic.MaxHPUs))
-	fl.StringVar(&f.wait, "wait", "adaptive", "how HPUs wait for packets: adaptive (spin, then sleep), sleep or spin")
-	fl.StringSliceVar(&f.nicCPUs, "nic-cpu", nil, "CPUs for the threads that serve the HPUs; mode host's UDP echo runs on the first (default any)")
-	fl.BoolVar(&f.pin, "pin", false, "client on the first CPU that this process may use, server (HPUs, or mode host's UDP echo) on the second")
-	fl.BoolVar(&f.json, "json", false, "print one JSON document")
-	fl.BoolVar(&f.serve, "serve", false, "do not measure: answer until interrupted")
+	f.demoFlags.bind(fl, "client")
+	fl.Lookup("nic-cpu").Usage += "; mode host's UDP echo runs on the first"
+	fl.Lookup("pin").Usage += " (HPUs, or mode host's UDP echo)"
 }
 
 // config judges the flags. modeSet tells whether the user chose the modes:
@@ -138,7 +129,7 @@ func (f pingpongFlags) config(modeSet bool) (c pingpong.Config, err error) {
 	if c.Sizes, err = numbers("size", f.sizes, rtt.MinSize, maxPing, "bytes of payload"); err != nil {
 		return c, err
 	}
-	if c.Server.CPUs, err = numbers("nic-cpu", f.nicCPUs, 0, maxCPU, "a CPU number"); err != nil {
+	if c.ClientCPU, c.Server.CPUs, err = f.cpus(); err != nil {
 		return c, err
 	}
 	switch {
@@ -156,90 +147,14 @@ func (f pingpongFlags) config(modeSet bool) (c pingpong.Config, err error) {
 		return c, flagError("timeout", f.timeout, "want more than 0")
 	case f.clientWait != "block" && f.clientWait != "spin":
 		return c, flagError("client-wait", f.clientWait, "want block or spin")
-	case f.clientCPU < -1 || f.clientCPU > maxCPU:
-		return c, flagError("client-cpu", f.clientCPU, fmt.Sprintf("want a CPU number from 0 to %d, or -1 for any", maxCPU))
-	case f.hpus < 1 || f.hpus > nic.MaxHPUs:
-		return c, flagError("hpus", f.hpus, fmt.Sprintf("want 1 to %d", nic.MaxHPUs))
-	case f.wait != "adaptive" && f.wait != "sleep" && f.wait != "spin":
-		return c, flagError("wait", f.wait, "want adaptive, sleep or spin")
-	case f.pin && (f.clientCPU != -1 || len(c.Server.CPUs) > 0):
-		return c, flagError("pin", f.pin, "not with --client-cpu or --nic-cpu: it chooses both")
-	case f.json && f.serve:
-		return c, flagError("json", f.json, "not with --serve, which measures nothing: `xspin stats --json` tells what is going on")
 	}
-	// Which of the CPUs may be used only the kernel knows.
-	for _, p := range []struct {
-		flag string
-		cpus []int
-	}{{"client-cpu", []int{f.clientCPU}}, {"nic-cpu", c.Server.CPUs}} {
-		for _, cpu := range p.cpus {
-			if cpu >= 0 && !cpuAllowed(cpu) {
-				return c, flagError(p.flag, cpu, fmt.Sprintf("not one of the %d CPUs that this process may use", runtime.NumCPU()))
-			}
-		}
-	}
-	if f.pin {
-		if f.clientCPU, c.Server.CPUs = pinTo(usableCPUs()); f.clientCPU < 0 {
-			f.clientWait = "block"
-		}
+	if f.pin && c.ClientCPU < 0 {
+		f.clientWait = "block"
 	}
 	c.Count, c.Warmup, c.Interval, c.Timeout = f.count, f.warmup, f.interval, f.timeout
-	c.ClientWait, c.ClientCPU = rtt.Wait(f.clientWait), f.clientCPU
+	c.ClientWait = rtt.Wait(f.clientWait)
 	c.Server.Protos, c.Server.HPUs, c.Server.Wait = c.Protos, f.hpus, f.wait
 	return c, nil
-}
-
-func flagError(flag string, value any, want string) error {
-	return fmt.Errorf("--%s %v: %s", flag, value, want)
-}
-
-// numbers reads a list of different numbers.
-func numbers(flag string, list []string, lo, hi int, what string) ([]int, error) {
-	var out []int
-	for _, s := range list {
-		n, err := strconv.Atoi(strings.TrimSpace(s))
-		if err != nil || n < lo || n > hi {
-			return nil, flagError(flag, s, fmt.Sprintf("want %s, %d to %d", what, lo, hi))
-		}
-		if slices.Contains(out, n) {
-			return nil, flagError(flag, strings.Join(list, ","), fmt.Sprintf("%d is there twice", n))
-		}
-		out = append(out, n)
-	}
-	return out, nil
-}
-
-// maxCPU is the last CPU that unix.CPUSet has room for.
-const maxCPU = 1023
-
-func cpuAllowed(cpu int) bool {
-	var s unix.CPUSet
-	// If the kernel does not tell, pinning will.
-	return unix.SchedGetaffinity(0, &s) != nil || s.IsSet(cpu)
-}
-
-// usableCPUs are the CPUs that this process may use, none if the kernel does
-// not tell.
-func usableCPUs() (cpus []int) {
-	var s unix.CPUSet
-	if unix.SchedGetaffinity(0, &s) != nil {
-		return nil
-	}
-	for cpu := range maxCPU + 1 {
-		if s.IsSet(cpu) {
-			cpus = append(cpus, cpu)
-		}
-	}
-	return cpus
-}
-
-// pinTo gives client and server a CPU each, or none where there is one only: a
-// client that spins there keeps the server from answering.
-func pinTo(cpus []int) (client int, server []int) {
-	if len(cpus) < 2 {
-		return -1, nil
-	}
-	return cpus[0], cpus[1:2]
 }
 
 func runPingpong(cmd *cobra.Command, f pingpongFlags, cfg pingpong.Config) (err error) {
@@ -264,23 +179,6 @@ func runPingpong(cmd *cobra.Command, f pingpongFlags, cfg pingpong.Config) (err 
 		err = errors.Join(err, write(cmd.OutOrStdout()))
 	}
 	return err
-}
-
-// borrowLab uses the lab that is up, or brings one up for the time until down is
-// called. One whose relay has died is not replaced: its frames were to be impaired,
-// and a new one's would not be.
-func borrowLab(cfg netns.LabConfig) (lab *netns.Lab, down func() error, err error) {
-	lab, err = netns.Open(cfg)
-	if err == nil {
-		return lab, lab.Close, nil
-	}
-	if !errors.Is(err, netns.ErrNotUp) || errors.Is(err, impair.ErrNoRelay) {
-		return nil, nil, err
-	}
-	if lab, err = netns.Up(cfg); err != nil {
-		return nil, nil, err
-	}
-	return lab, lab.Down, nil
 }
 
 // serving says what to type in another terminal.

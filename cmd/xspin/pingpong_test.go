@@ -3,29 +3,21 @@
 package main
 
 import (
-	"errors"
-	"io"
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/spf13/pflag"
-
 	"github.com/xspin/xspin/demos/pingpong"
 	"github.com/xspin/xspin/demos/pingpong/rtt"
-	"github.com/xspin/xspin/netns"
-	"github.com/xspin/xspin/netns/impair"
-	"github.com/xspin/xspin/netns/netnstest"
 )
 
 func TestPingpongFlags(t *testing.T) {
 	parse := func(line string) (pingpong.Config, error) {
 		var f pingpongFlags
-		fl := pflag.NewFlagSet("pingpong", pflag.ContinueOnError)
-		f.bind(fl)
-		if err := fl.Parse(strings.Fields(line)); err != nil {
+		fl, err := parseFlags(f.bind, line)
+		if err != nil {
 			return pingpong.Config{}, err
 		}
 		return f.config(fl.Changed("mode"))
@@ -66,7 +58,7 @@ func TestPingpongFlags(t *testing.T) {
 		}
 	}
 
-	for _, tc := range []struct{ good, bad, says string }{
+	checkFlags(t, parse, []flagCase{
 		{"--proto icmp", "--proto tcp", "--proto tcp: want icmp, udp or both"},
 		{"--mode nic", "--mode fpga", "--mode fpga: want host, nic"},
 		{"--mode nic,host", "--mode nic,nic", "--mode nic,nic: want each mode once"},
@@ -92,25 +84,9 @@ func TestPingpongFlags(t *testing.T) {
 		{"--pin", "--pin --client-cpu 0", "--pin true: not with --client-cpu or --nic-cpu"},
 		{"--pin", "--pin --nic-cpu 0", "--pin true: not with --client-cpu or --nic-cpu"},
 		{"--serve", "--serve --json", "--json true: not with --serve"},
-	} {
-		if _, err := parse(tc.good); err != nil {
-			t.Errorf("%s: %v", tc.good, err)
-		}
-		if _, err := parse(tc.bad); err == nil || !strings.Contains(err.Error(), tc.says) {
-			t.Errorf("%s: error %v, want %q", tc.bad, err, tc.says)
-		}
-	}
-
-	t.Run("a wrong flag is found before anything is set up", func(t *testing.T) {
-		cmd := newPingpongCmd()
-		cmd.SetArgs([]string{"--size", "7"})
-		cmd.SetOut(io.Discard)
-		cmd.SetErr(io.Discard)
-		// Without a lab and perhaps without root: the flag comes first.
-		if err := cmd.Execute(); err == nil || !strings.Contains(err.Error(), "demo pingpong: --size 7") {
-			t.Errorf("error %v", err)
-		}
 	})
+
+	refusedFirst(t, newPingpongCmd(), "demo pingpong: --size 7", "--size", "7")
 }
 
 func TestHelperCommandsAreHidden(t *testing.T) {
@@ -123,55 +99,5 @@ func TestHelperCommandsAreHidden(t *testing.T) {
 		if err := cmd.RunE(cmd, nil); err == nil || !strings.Contains(err.Error(), "own use") {
 			t.Errorf("%s without options: error %v", cmd.Name(), err)
 		}
-	}
-}
-
-func TestDemosUseTheLabThatIsUp(t *testing.T) {
-	netnstest.NeedRoot(t)
-	cfg := netnstest.Unique(netns.LabConfig{})
-	ends := func() (up int) {
-		for _, name := range []string{cfg.NIC.Namespace, cfg.Host.Namespace} {
-			if ns, err := netns.OpenNamespace(name); err == nil {
-				up++
-				ns.Close()
-			}
-		}
-		return up
-	}
-	borrow := func() {
-		t.Helper()
-		lab, down, err := borrowLab(cfg)
-		if err != nil || lab == nil || ends() != 2 {
-			t.Fatalf("error %v, %d ends", err, ends())
-		}
-		if err := down(); err != nil {
-			t.Error(err)
-		}
-	}
-	borrow()
-	if n := ends(); n != 0 {
-		t.Errorf("%d ends are left of a lab that was not there before", n)
-	}
-
-	bad := cfg
-	bad.Path = &impair.Config{Delay: time.Millisecond}
-	lab, err := netns.Up(bad)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := netns.Down(bad); err != nil {
-			t.Error(err)
-		}
-	})
-	borrow()
-	if n := ends(); n != 2 {
-		t.Errorf("%d ends are left of a lab that was there before", n)
-	}
-	if err := lab.Close(); err != nil { // with the relay, which is ours
-		t.Fatal(err)
-	}
-	if _, _, err := borrowLab(cfg); !errors.Is(err, impair.ErrNoRelay) || !strings.Contains(err.Error(), "xspin lab up") {
-		t.Errorf("error %v of a lab without its relay, want ErrNoRelay and the way out", err)
 	}
 }

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
+
+	"github.com/xspin/xspin/netns"
+	"github.com/xspin/xspin/netns/impair"
+	"github.com/xspin/xspin/nic"
+)
+
+// demoFlags are those of all demos, as typed.
+type demoFlags struct {
+	peer             string // what is at the other end
+	peerCPU, hpus    int
+	wait             string
+	nicCPUs          []string
+	json, serve, pin bool
+}
+
+func (f *demoFlags) bind(fl *pflag.FlagSet, peer string) {
+	f.peer = peer
+	fl.IntVar(&f.peerCPU, peer+"-cpu", -1, "the CPU for the "+peer+", -1 for any")
+	fl.IntVar(&f.hpus, "hpus", 16, fmt.Sprintf("handler processing units, 1 to %d", nic.MaxHPUs))
+	fl.StringVar(&f.wait, "wait", "adaptive", "how HPUs wait for packets: adaptive (spin, then sleep), sleep or spin")
+	fl.StringSliceVar(&f.nicCPUs, "nic-cpu", nil, "CPUs for the threads that serve the HPUs (default any)")
+	fl.BoolVar(&f.pin, "pin", false, peer+" on the first CPU that this process may use, what it talks to on the second")
+	fl.BoolVar(&f.json, "json", false, "print one JSON document")
+	fl.BoolVar(&f.serve, "serve", false, "do not measure: serve whoever comes until interrupted")
+}
+
+// cpus judges the flags and returns which CPU is the peer's, -1 for any, and which
+// are the NIC's.
+func (f *demoFlags) cpus() (peer int, server []int, err error) {
+	if server, err = numbers("nic-cpu", f.nicCPUs, 0, maxCPU, "a CPU number"); err != nil {
+		return 0, nil, err
+	}
+	peerFlag := f.peer + "-cpu"
+	switch {
+	case f.peerCPU < -1 || f.peerCPU > maxCPU:
+		return 0, nil, flagError(peerFlag, f.peerCPU, fmt.Sprintf("want a CPU number from 0 to %d, or -1 for any", maxCPU))
+	case f.hpus < 1 || f.hpus > nic.MaxHPUs:
+		return 0, nil, flagError("hpus", f.hpus, fmt.Sprintf("want 1 to %d", nic.MaxHPUs))
+	case f.wait != "adaptive" && f.wait != "sleep" && f.wait != "spin":
+		return 0, nil, flagError("wait", f.wait, "want adaptive, sleep or spin")
+	case f.pin && (f.peerCPU != -1 || len(server) > 0):
+		return 0, nil, flagError("pin", f.pin, "not with --"+peerFlag+" or --nic-cpu: it chooses both")
+	case f.json && f.serve:
+		return 0, nil, flagError("json", f.json, "not with --serve, which measures nothing: `xspin stats --json` tells what is going on")
+	case f.pin:
+		peer, server = pinTo(usableCPUs())
+		return peer, server, nil
+	}
+	// Which of the CPUs may be used only the kernel knows.
+	if f.peerCPU >= 0 && !cpuAllowed(f.peerCPU) {
+		return 0, nil, cpuError(peerFlag, f.peerCPU)
+	}
+	for _, cpu := range server {
+		if !cpuAllowed(cpu) {
+			return 0, nil, cpuError("nic-cpu", cpu)
+		}
+	}
+	return f.peerCPU, server, nil
+}
+
+func cpuError(flag string, cpu int) error {
+	return flagError(flag, cpu, fmt.Sprintf("not one of the %d CPUs that this process may use", runtime.NumCPU()))
+}
+
+func flagError(flag string, value any, want string) error {
+	return fmt.Errorf("--%s %v: %s", flag, value, want)
+}
+
+// numbers reads a list of different numbers.
+func numbers(flag string, list []string, lo, hi int, what string) ([]int, error) {
+	var out []int
+	for _, s := range list {
+		n, err := strconv.Atoi(strings.TrimSpace(s))
+		if err != nil || n < lo || n > hi {
+			return nil, flagError(flag, s, fmt.Sprintf("want %s, %d to %d", what, lo, hi))
+		}
+		if slices.Contains(out, n) {
+			return nil, flagError(flag, strings.Join(list, ","), fmt.Sprintf("%d is there twice", n))
+		}
+		out = append(out, n)
+	}
+	return out, nil
+}
+
+// maxCPU is the last CPU that unix.CPUSet has room for.
+const maxCPU = 1023
+
+func cpuAllowed(cpu int) bool {
+	var s unix.CPUSet
+	// If the kernel does not tell, pinning will.
+	return unix.SchedGetaffinity(0, &s) != nil || s.IsSet(cpu)
+}
+
+// usableCPUs are the CPUs that this process may use, none if the kernel does
+// not tell.
+func usableCPUs() (cpus []int) {
+	var s unix.CPUSet
+	if unix.SchedGetaffinity(0, &s) != nil {
+		return nil
+	}
+	for cpu := range maxCPU + 1 {
+		if s.IsSet(cpu) {
+			cpus = append(cpus, cpu)
+		}
+	}
+	return cpus
+}
+
+// pinTo gives client and server a CPU each, or none where there is one only: a
+// client that spins there keeps the server from answering.
+func pinTo(cpus []int) (client int, server []int) {
+	if len(cpus) < 2 {
+		return -1, nil
+	}
+	return cpus[0], cpus[1:2]
+}
+
+// borrowLab uses the lab that is up, or brings one up for the time until down is
+// called. One whose relay has died is not replaced: its frames were to be impaired,
+// and a new one's would not be.
+func borrowLab(cfg netns.LabConfig) (lab *netns.Lab, down func() error, err error) {
+	lab, err = netns.Open(cfg)
+	if err == nil {
+		return lab, lab.Close, nil
+	}
+	if !errors.Is(err, netns.ErrNotUp) || errors.Is(err, impair.ErrNoRelay) {
+		return nil, nil, err
+	}
+	if lab, err = netns.Up(cfg); err != nil {
+		return nil, nil, err
+	}
+	return lab, lab.Down, nil
+}
