@@ -107,6 +107,7 @@ func (r *runner) contain(c *Context, what call) (code Code, ok bool) {
 		r.account(c).Panics++
 		r.pool.emit(HandlerPanic, c, r.port.hpu, fmt.Sprintf("%v\n%s", r.panicked, debug.Stack()))
 	}()
+	r.depositErr = nil
 	switch what {
 	case payloadCall:
 		code = c.handlers.Payload(&r.her)
@@ -115,9 +116,9 @@ func (r *runner) contain(c *Context, what call) (code Code, ok bool) {
 	case completionCall:
 		code = c.handlers.Completion(&r.done)
 	case depositCall:
-		if r.depositErr = r.her.Deposit(); r.depositErr != nil {
+		if err := r.her.Deposit(); err != nil {
 			code = Fail
-			if errors.Is(r.depositErr, ErrBounds) {
+			if errors.Is(err, ErrBounds) {
 				code = Segv
 			}
 		}
@@ -137,7 +138,11 @@ func (r *runner) complain(c *Context, p *port, code Code, acc *ContextStats) {
 	}
 	acc.Failed++
 	if !c.failed.Swap(true) {
-		r.pool.emit(HandlerFailed, c, p.hpu, fmt.Sprintf("the handler returned %v", code))
+		detail := fmt.Sprintf("the handler returned %v", code)
+		if r.depositErr != nil {
+			detail += ": " + r.depositErr.Error()
+		}
+		r.pool.emit(HandlerFailed, c, p.hpu, detail)
 	}
 }
 
@@ -146,8 +151,8 @@ func (r *runner) fault(call call, code Code, ok bool) error {
 	if !ok {
 		return fmt.Errorf("%v handler: panic: %v", call, r.panicked)
 	}
-	if call == depositCall && r.depositErr != nil {
-		return fmt.Errorf("deposit: %w", r.depositErr)
+	if (call == depositCall || call == payloadCall) && r.depositErr != nil {
+		return r.depositErr
 	}
 	return fmt.Errorf("%v handler: %v", call, code)
 }

@@ -148,6 +148,12 @@ func (h *HER) Payload() iter.Seq[[]byte] {
 // Deposit writes the payload to its offset in the message's place in the window.
 // An error wraps ErrBounds if it does not fit there; nothing is written then.
 func (h *HER) Deposit() error {
+	err := h.deposit()
+	h.r.depositErr = err // for the message's first error, if the handler fails
+	return err
+}
+
+func (h *HER) deposit() error {
 	if h.msg == nil || h.msg.binding.Window == nil {
 		return fmt.Errorf("deposit: %w", errNoWindow)
 	}

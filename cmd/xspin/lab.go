@@ -154,6 +154,11 @@ func execIn(name string, argv []string, warn func(string)) error {
 	if name == "xspin-nic" || name == "xspin-host" {
 		warnNoRelay(warn)
 	}
+	if argv[0] == "xspin" { // this one, wherever it lies
+		if self, err := os.Executable(); err == nil {
+			argv = append([]string{self}, argv[1:]...)
+		}
+	}
 	return fmt.Errorf("lab exec: %w", ns.Exec(argv, os.Environ()))
 }
 
