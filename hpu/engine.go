@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"unsafe"
 
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/mpq"
@@ -130,7 +131,10 @@ func (ms *messages) message(c *Context, e *mpq.Entry) *Message {
 	if e.User != nil {
 		return e.User.(*Message)
 	}
-	m := &Message{entry: e, ctx: c, bucket: noBucket, state: make([]byte, ms.cfg.State)}
+	m := &Message{entry: e, ctx: c, bucket: noBucket}
+	if n := ms.cfg.State; n > 0 {
+		m.state = unsafe.SliceData(make([]byte, n))
+	}
 	e.User = m
 	ms.mu.Lock()
 	for len(ms.slots) <= e.Slot() {
@@ -150,7 +154,8 @@ func (r *runner) adopt(t *table, m *Message) {
 	m.binding = ms.cfg.Default
 	m.dropped = 0
 	m.bound, m.deposit, m.discard, m.pending, m.starved, m.asked, m.failed = false, false, false, false, false, false, false
-	clear(m.state[copy(m.state, ms.cfg.Initial):])
+	state := m.State()
+	clear(state[copy(state, ms.cfg.Initial):])
 	m.peer.learn(req.head)
 	if !ms.cfg.Shared && m.ctx.buckets.Size > 0 {
 		m.bucket = m.ctx.bucket(req.meta.Hash)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"sync"
+	"unsafe"
 
 	"github.com/xspin/xspin/mpq"
 )
@@ -199,7 +200,7 @@ type Message struct {
 	table   *table // that the entry is in
 	port    *port  // of its latest packet
 	binding Binding
-	state   []byte    // of the slot
+	state   *byte     // of the slot, as many as the context says; nil: none. A slice would cost each message 16 bytes
 	held    *[]*Kept  // guarded by messages.mu
 	holds   uint32    // packets that the table holds for it
 	waits   *deferred // complete, and the event found no room
@@ -223,7 +224,12 @@ func (m *Message) Slot() int { return m.entry.Slot() }
 
 // State returns the message's own memory, as long as the context says; a copy of
 // its initial state when the message starts.
-func (m *Message) State() []byte { return m.state }
+func (m *Message) State() []byte {
+	if m.state == nil {
+		return nil
+	}
+	return unsafe.Slice(m.state, m.ctx.msgs.cfg.State)
+}
 
 // Binding returns where the message goes.
 func (m *Message) Binding() Binding { return m.binding }
