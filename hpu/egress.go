@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/xspin/xspin/internal/clock"
 	"github.com/xspin/xspin/xsk"
 )
 
@@ -88,7 +89,7 @@ func (r *runner) drop(queue int, d xsk.Desc) {
 // kick has the kernel send what is on the port's tx ring. If it cannot take all
 // of it now, tidy tries again.
 func (r *runner) kick(p *port) {
-	p.unsent = true
+	p.unsent, p.kicked = true, clock.Monotonic()
 	free := -1
 	for range kicks {
 		pending, err := p.ring.Kick()

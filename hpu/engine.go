@@ -48,7 +48,6 @@ const sharedTables = 8
 // messages is the message engine of a context.
 type messages struct {
 	cfg    MessageConfig
-	words  int // of the key
 	queue  *mpq.Queue
 	tables []table // one a worker; or shared
 	ending bool    // guarded by Pool.mu: all messages are to end, no more will come
@@ -96,7 +95,7 @@ func newMessages(cfg MessageConfig) (*messages, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &messages{cfg: cfg, words: len(f.Key), queue: q}, nil
+	return &messages{cfg: cfg, queue: q}, nil
 }
 
 // open makes the tables.

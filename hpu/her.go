@@ -52,7 +52,6 @@ type HER struct {
 	parsed  bool
 	headers packet.Headers
 	action  action
-	held    bool  // with action keep: it waits for the header handler
 	kept    *Kept // with action keep, if the handler kept it
 }
 
@@ -310,7 +309,6 @@ func (h *HER) hold() *Kept {
 	k := h.keep()
 	k.job = replayJob
 	h.action = keep
-	h.held = true
 	return k
 }
 

@@ -238,7 +238,7 @@ func (m *Message) Binding() Binding { return m.binding }
 func (m *Message) Key() mpq.Key { return *m.entry.Key() }
 
 // Number returns the last word of the key: which of its sender's messages it is.
-func (m *Message) Number() uint32 { return m.entry.Key()[m.ctx.msgs.words-1] }
+func (m *Message) Number() uint32 { return m.entry.Key()[len(m.ctx.msgs.cfg.Format.Key)-1] }
 
 // Source returns the address and port that the message comes from; not valid if
 // it does not come over UDP or TCP.

@@ -256,12 +256,15 @@ func (p *Pool) Install(c *Context) error {
 // Idle tells whether no packet of the context is on its way, in a handler or
 // in a send.
 func (p *Pool) Idle(c *Context) bool {
+	return p.inFlight(c) == 0
+}
+
+// inFlight returns how many buffers of a context are out.
+func (p *Pool) inFlight(c *Context) (n int) {
 	for _, q := range p.cfg.Queues {
-		if atomic.LoadUint32(&q.Shared.Issued[c.id]) != atomic.LoadUint32(&q.Shared.Done[c.id]) {
-			return false
-		}
+		n += int(atomic.LoadUint32(&q.Shared.Issued[c.id]) - atomic.LoadUint32(&q.Shared.Done[c.id]))
 	}
-	return true
+	return n
 }
 
 // Drain waits until the context is idle, and ends its open messages: no more
@@ -304,11 +307,7 @@ func (p *Pool) Drain(c *Context, d time.Duration) error {
 		}
 		return nil
 	}
-	var out uint32
-	for _, q := range p.cfg.Queues {
-		out += atomic.LoadUint32(&q.Shared.Issued[c.id]) - atomic.LoadUint32(&q.Shared.Done[c.id])
-	}
-	return fmt.Errorf("context %d (%s): %d buffers still out after %v", c.id, c.name, out, d)
+	return fmt.Errorf("context %d (%s): %d buffers still out after %v", c.id, c.name, p.inFlight(c), d)
 }
 
 // Transmit sends a frame of the NIC's own, at least 14 bytes; the bytes are

@@ -5,7 +5,6 @@ package hpu
 import (
 	"errors"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/xspin/xspin/internal/clock"
@@ -70,7 +69,7 @@ func (r *runner) expired(c *Context) bool {
 		for range batchSize {
 			t.lock()
 			var e *mpq.Entry
-			h := her{table: t, job: expireJob, cause: TimedOut}
+			h := her{job: expireJob, cause: TimedOut}
 			if all {
 				h.cause = Removed
 				for open := range t.All() {
@@ -103,7 +102,7 @@ func (r *runner) expired(c *Context) bool {
 // expire ends a message whose time is up, or whose context ends: HER k has no
 // packet. Its entry is ending already, so nobody else looks at the message.
 func (r *runner) expire(c *Context, h *her, k int) bool {
-	t, m := h.table, h.msg
+	t, m := h.msg.table, h.msg
 	ms := c.msgs
 	r.her.msg = m
 	switch was := m.entry.State(); {
@@ -172,7 +171,7 @@ func (r *runner) retry(d *deferred) bool {
 	if !mine {
 		return true
 	}
-	h := her{table: d.t, msg: d.m, job: notifyJob, deferred: d}
+	h := her{msg: d.m, job: notifyJob, deferred: d}
 	h.meta.Context = c.id
 	return r.serveOne(r.w.portFor(c, came), h)
 }
@@ -276,14 +275,6 @@ func (p *Pool) keepTime(c *Context, on bool) {
 		list = append(list, c)
 	}
 	p.messaging.Store(&list)
-}
-
-// inFlight returns how many buffers of a context are out.
-func (p *Pool) inFlight(c *Context) (n int) {
-	for _, q := range p.cfg.Queues {
-		n += int(atomic.LoadUint32(&q.Shared.Issued[c.id]) - atomic.LoadUint32(&q.Shared.Done[c.id]))
-	}
-	return n
 }
 
 // open returns how many messages the context has in flight.

@@ -127,7 +127,9 @@ func (r *runner) sleep(timeout int) {
 // to a fill ring that does not take them.
 func (r *runner) tidy() (left int) {
 	for _, p := range r.w.ports {
-		if p.unsent {
+		// A device that took no more a moment ago is not asked every round
+		// of a worker that spins: each time is a system call.
+		if p.unsent && clock.Monotonic()-p.kicked >= soon*int64(time.Millisecond) {
 			r.kick(p)
 		}
 	}

@@ -38,6 +38,7 @@ type port struct {
 	carry int                 // how many descriptors of it there are
 
 	unsent  bool  // the tx ring wants another kick
+	kicked  int64 // when it had the last one, ns
 	emptied int64 // when the rx ring was last seen to be empty, ns
 
 	// What the program's counter of buffers for (queue, HPU, context) should
@@ -59,7 +60,6 @@ type her struct {
 	from  *port // with a packet that is not from the batch's port
 	kept  *Kept // what it was, if it was held or kept
 	msg   *Message
-	table *table // of msg, without a packet
 	cause Cause
 
 	deferred *deferred // what waits, of a message whose event is tried again
@@ -440,7 +440,7 @@ func (r *runner) run(p *port, k int) bool {
 		req.r, req.ctx, req.port, req.msg = r, c, p, nil
 		req.meta, req.late, req.from = h.meta, h.late, h.from
 		req.all = r.descs[h.first:h.last:h.last]
-		req.action, req.held = recycle, false
+		req.action = recycle
 		r.sent, r.acked = 0, 0
 		if c == nil || c.halt.Load() != 0 || h.job == releaseJob || c.msgs == nil && c.handlers.Payload == nil {
 			r.results[k] = result{sends: r.made}
@@ -484,7 +484,7 @@ func (r *runner) her1(c *Context, h *her, k int) bool {
 		return r.expire(c, h, k)
 	case h.job == notifyJob:
 		r.her.msg, r.result = h.msg, h.deferred.result
-		return r.notify(h.table, h.msg, k)
+		return r.notify(h.msg.table, h.msg, k)
 	}
 	return true
 }
