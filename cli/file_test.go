@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package cli
 
 import (
 	"bytes"
@@ -21,7 +21,7 @@ import (
 func init() {
 	if len(os.Args) > 1 && os.Args[1] == "_send" {
 		os.Args[1] = "send"
-		main()
+		Main()
 		os.Exit(0)
 	}
 }

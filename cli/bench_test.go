@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package cli
 
 import (
 	"bytes"
@@ -31,7 +31,7 @@ import (
 // The benches start their own executable for what must be another process.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && (os.Args[1] == "send" || strings.HasPrefix(os.Args[1], "_")) {
-		main()
+		Main()
 		os.Exit(0)
 	}
 	os.Exit(m.Run())

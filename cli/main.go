@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package cli is the command line of XsPIN. A program that imports handlers of its
+// own beside it is an xspin that knows them, see docs/handlers.md:
+//
+//	package main
+//
+//	import (
+//		"github.com/xspin/xspin/cli"
+//
+//		_ "example.com/my/handlers"
+//	)
+//
+//	func main() { cli.Main() }
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"runtime/debug"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"github.com/spf13/viper"
+)
+
+// Main runs the command that the arguments of the process name, and exits with
+// status 1 if it fails.
+func Main() {
+	if err := newRootCmd().Execute(); err != nil {
+		fmt.Fprintf(os.Stderr, "xspin: %v\n", err)
+		os.Exit(1)
+	}
+}
+
+// newRootCmd returns the whole command line.
+func newRootCmd() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "xspin",
+		Short: "A sPIN SmartNIC in software",
+		Long: `XsPIN turns a network interface into a SmartNIC that runs small handlers on
+every matching packet, and leaves all other traffic to Linux.
+
+Every flag can also come from the environment or from a file, in this order:
+  1. the command line                 --count 100
+  2. XSPIN_ and the command and flag  XSPIN_DEMO_PINGPONG_COUNT=100
+  3. the configuration file           demo: {pingpong: {count: 100}}
+The file is given with --config or XSPIN_CONFIG, else it is /etc/xspin.yaml if
+that is there.`,
+		Version:       version(),
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		Args:          cobra.NoArgs,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	file := root.PersistentFlags().String("config", "", "configuration file (YAML, TOML or JSON)")
+	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error { return configure(cmd, *file) }
+
+	demo := &cobra.Command{Use: "demo", Short: "Demonstrations: what to look at first, and to imitate"}
+	demo.AddCommand(newPingpongCmd(), newFileCmd())
+	root.AddCommand(demo, newLabCmd(), newRulesCmd(), newSendCmd(), newStatsCmd(), newBenchCmd())
+	root.AddCommand(newHelperCmds()...)
+	root.AddCommand(newBenchHelperCmds()...)
+	root.AddCommand(newLabHelperCmds()...)
+	for _, group := range root.Commands() {
+		if group.HasSubCommands() && !group.Runnable() {
+			// Cobra would show help, and succeed, for a misspelt subcommand.
+			group.Args, group.RunE = cobra.NoArgs, root.RunE
+		}
+	}
+	return root
+}
+
+// version tells which commit this binary was built from.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	v := info.Main.Version
+	for _, s := range info.Settings {
+		if s.Key == "vcs.modified" && s.Value == "true" && !strings.HasSuffix(v, "+dirty") {
+			v += "+dirty"
+		}
+	}
+	return v + ", " + info.GoVersion
+}
+
+// defaultConfig is read if it is there.
+const defaultConfig = "/etc/xspin.yaml"
+
+// envKey makes the name of an environment variable, but for its case and prefix.
+var envKey = strings.NewReplacer(".", "_", "-", "_")
+
+// configure gives the flags that were not typed the values that environment and
+// file have for them.
+func configure(cmd *cobra.Command, file string) error {
+	if cmd.DisableFlagParsing {
+		return nil // processes that we start ourselves
+	}
+	v := viper.New()
+	v.SetEnvPrefix("XSPIN")
+	v.SetEnvKeyReplacer(envKey)
+	if file == "" {
+		file = os.Getenv("XSPIN_CONFIG")
+	}
+	optional := file == ""
+	if optional {
+		file = defaultConfig
+	}
+	v.SetConfigFile(file)
+	if err := v.ReadInConfig(); err != nil && !(optional && errors.Is(err, fs.ErrNotExist)) {
+		return fmt.Errorf("configuration file %s: %w", file, err)
+	}
+	if err := unknownKeys(cmd.Root(), v.AllKeys()); err != nil {
+		return fmt.Errorf("configuration file %s: %w", file, err)
+	}
+	path := strings.ReplaceAll(strings.TrimPrefix(cmd.CommandPath(), cmd.Root().Name()+" "), " ", ".")
+	var errs []error
+	cmd.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) {
+		key := path + "." + f.Name
+		if f.Changed || f.Name == "help" {
+			return
+		}
+		_ = v.BindEnv(key) // fails for an empty key only
+		if !v.IsSet(key) {
+			return
+		}
+		value := v.GetString(key)
+		if strings.HasSuffix(f.Value.Type(), "Slice") {
+			value = strings.Join(v.GetStringSlice(key), ",")
+		}
+		if err := cmd.Flags().Set(f.Name, value); err != nil {
+			where := "in " + file
+			env := "XSPIN_" + strings.ToUpper(envKey.Replace(key))
+			if _, set := os.LookupEnv(env); set {
+				where = "in the environment (" + env + ")"
+			}
+			errs = append(errs, fmt.Errorf("%s %s: %w", key, where, err))
+		}
+	})
+	return errors.Join(errs...)
+}
+
+// unknownKeys returns an error that names the keys which are no flag of any
+// command: misspelt ones, that is.
+func unknownKeys(root *cobra.Command, keys []string) error {
+	known := map[string]bool{}
+	var visit func(cmd *cobra.Command, path string)
+	visit = func(cmd *cobra.Command, path string) {
+		cmd.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) { known[path+f.Name] = true })
+		for _, sub := range cmd.Commands() {
+			visit(sub, path+sub.Name()+".")
+		}
+	}
+	visit(root, "")
+	var errs []error
+	for _, k := range keys {
+		if !known[k] {
+			errs = append(errs, fmt.Errorf("%q is no command and flag: write them as in demo: {pingpong: {count: 100}}", k))
+		}
+	}
+	return errors.Join(errs...)
+}
