@@ -58,6 +58,10 @@ type Handlers struct {
 	Header     Handler           // once, with the packet of offset 0, before all others
 	Payload    Handler           // for every packet, the first and the last included
 	Completion CompletionHandler // once, after all payload HERs have finished
+
+	// In contexts of all kinds.
+	Init  func(*Task) error // once, before the context is activated
+	Timer func(*Task) Code  // as often as Resources.Timer says, on one HPU
 }
 
 // UserCounters is how many counters the handlers of a context have.

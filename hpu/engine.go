@@ -480,7 +480,7 @@ func (r *runner) notify(t *table, m *Message, k int) bool {
 		if r.result.Cause == Complete {
 			t.lock()
 			if m.waits == nil {
-				m.waits = &deferred{t: t, m: m, events: m.binding.Events, result: r.result}
+				m.waits = &deferred{t: t, m: m, result: r.result}
 				r.w.deferred = append(r.w.deferred, m.waits)
 			}
 			t.Defer(m.entry, r.base)
@@ -523,12 +523,8 @@ func (r *runner) event(m *Message, e MessageEvent) bool {
 		return true
 	}
 	e.Context, e.Source, e.Number, e.Slot, e.User = m.ctx.name, m.Source(), m.Number(), m.Slot(), m.binding.User
-	select {
-	case m.binding.Events <- e:
-		return true
-	default:
-		return false
-	}
+	r.note = e // not on the heap
+	return m.binding.Events.Post(&r.note)
 }
 
 // unbind ends the binding. Whatever Unbind does, the message has ended.

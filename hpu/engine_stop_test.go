@@ -141,7 +141,7 @@ func TestMessagesWaitOnAfterACallThatDoesNotReturn(t *testing.T) {
 		}
 		c, err := NewMessageContext(2, "waiting", Handlers{}, buckets, math.MaxUint64, MessageConfig{
 			Config: mpq.Config{Timeout: time.Hour}, // at its end the event is tried in any case
-			Format: matcher.FormatByName("slmp"), Protocol: echoing{}, Shared: shared, Default: Binding{Events: events},
+			Format: matcher.FormatByName("slmp"), Protocol: echoing{}, Shared: shared, Default: Binding{Events: EventChan(events)},
 		})
 		if err != nil {
 			t.Fatal(err)

@@ -87,7 +87,7 @@ func newBench(t testing.TB, cfg benchConfig) *bench {
 	}
 	b.c = b.receiveMessages(1, h, func(m *MessageConfig) {
 		m.Shared = cfg.shared
-		m.Default.Events = b.events
+		m.Default.Events = EventChan(b.events)
 		if cfg.change != nil {
 			cfg.change(m)
 		}
@@ -404,7 +404,7 @@ func TestFullEventQueueDelaysTheEndOfMessages(t *testing.T) {
 // A channel without buffer has room when somebody waits for it.
 func TestUnbufferedEventChannel(t *testing.T) {
 	ch := make(chan MessageEvent)
-	b := newBench(t, benchConfig{change: func(m *MessageConfig) { m.Default.Events = ch }})
+	b := newBench(t, benchConfig{change: func(m *MessageConfig) { m.Default.Events = EventChan(ch) }})
 	b.send(cut(1, 1, peerA, 100, 100)...)
 	b.quiet(0)
 	b.acked()
@@ -1270,7 +1270,7 @@ func TestReceivingAllocatesNothing(t *testing.T) {
 					Header:     func(*HER) Code { return Success },
 					Payload:    func(h *HER) Code { _ = h.Deposit(); return Success },
 					Completion: func(*Completion) Code { return Success },
-				}, func(m *MessageConfig) { m.Shared, m.Default = shared, Binding{Window: mem, Events: ev} })
+				}, func(m *MessageConfig) { m.Shared, m.Default = shared, Binding{Window: mem, Events: EventChan(ev)} })
 				n := 64
 				all := make([]pkt, n)
 				next := uint32(0)

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"unsafe"
 
+	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/mpq"
 )
 
@@ -24,7 +25,7 @@ type Window interface {
 
 // ErrBounds is returned, wrapped, for an access outside of a window, or outside of
 // a message's place in it.
-var ErrBounds = errors.New("out of bounds")
+var ErrBounds = hostq.ErrBounds
 
 // Memory is a Window on a slice.
 type Memory []byte
@@ -64,7 +65,7 @@ type Binding struct {
 	// Events hears of the message's end, and of its first error. The worker
 	// does not wait: a message whose end finds no room is not over, and its
 	// sender has no acknowledgement of EOM, until there is. Optional.
-	Events chan<- MessageEvent
+	Events EventSink
 
 	User any // whatever the binder wants handlers and events to know
 }
@@ -186,6 +187,25 @@ type MessageEvent struct {
 	Slot    int
 	User    any   // of the binding
 	Err     error // with Cause Failed: the first error
+}
+
+// An EventSink takes events of messages. Post does not wait: false says that there is
+// no room. The event is good until it returns.
+type EventSink interface {
+	Post(*MessageEvent) bool
+}
+
+// EventChan is an EventSink.
+type EventChan chan<- MessageEvent
+
+// Post implements EventSink.
+func (c EventChan) Post(e *MessageEvent) bool {
+	select {
+	case c <- *e:
+		return true
+	default:
+		return false
+	}
 }
 
 // A Message is a message in flight, as its handlers share it. Good until its

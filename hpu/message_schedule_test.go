@@ -195,7 +195,7 @@ func playMessages(t *testing.T, script []byte) {
 				Linger:  time.Millisecond, Incomplete: mpq.Incomplete(more >> 6 % 3),
 			},
 		}
-		cfg.Binder = &funcBinder{b: Binding{Window: make(Memory, segments*size-10), Events: events}, bind: func(*Message) error {
+		cfg.Binder = &funcBinder{b: Binding{Window: make(Memory, segments*size-10), Events: EventChan(events)}, bind: func(*Message) error {
 			if roll()&7 == 0 {
 				return errors.New("refused")
 			}

@@ -155,7 +155,7 @@ func testMessages(t *testing.T, shared bool, workers int, rnd *rand.Rand) {
 	events := make(chan MessageEvent, messages)
 	for id := range uint32(messages) {
 		memory[id] = make(Memory, 64<<10)
-		binder.Post(Receive{Binding: Binding{Window: memory[id], Events: events, User: id}, Tag: id})
+		binder.Post(Receive{Binding: Binding{Window: memory[id], Events: EventChan(events), User: id}, Tag: id})
 	}
 	c := r.receiveMessages(1, Handlers{
 		Header: func(h *HER) Code {

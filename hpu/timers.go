@@ -144,7 +144,6 @@ var errNoEvent = errors.New("complete, but nobody took its event in time")
 type deferred struct {
 	t      *table
 	m      *Message // not to be looked at when it is over: its slot may be another's
-	events chan<- MessageEvent
 	result Result
 	over   bool // whoever has the table
 }
@@ -158,8 +157,7 @@ func (r *runner) retry(d *deferred) bool {
 	var came *port
 	d.t.lock()
 	over := d.over
-	full := cap(d.events) > 0 && len(d.events) == cap(d.events)
-	mine := !over && !full && d.t.Retry(d.m.entry, clock.Monotonic())
+	mine := !over && d.t.Retry(d.m.entry, clock.Monotonic())
 	if !over {
 		came = d.m.port
 	}

@@ -235,6 +235,7 @@ type runner struct {
 	panicked   any
 	unbinding  *Message
 	unbound    Result
+	note       MessageEvent
 	peer       peer
 	buf, buf2  [256]byte
 }

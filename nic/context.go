@@ -83,6 +83,17 @@ type ContextSpec struct {
 	Memory     int            // bytes for what of messages came behind a hole, all together. Defaults to 16 MiB
 	Checksums  hpu.Checksums  // what is done about UDP checksums. Defaults to hpu.VerifyComplete
 
+	// Resources are what handlers use beside packets. Its Host, if there is one,
+	// gets the events of all messages whose binding names nobody else; its lanes
+	// must be NIC.Workers. A Resolver is there without being named.
+	Resources hpu.Resources
+
+	Overload Overload // what happens to packets for which the context has no credit. Defaults to OverloadDrops
+	Share    int      // weight of the context's HPU time when there is not enough for all, 1..1000. Defaults to 1
+
+	// HostActivated contexts have no rulesets: see NIC.Trigger.
+	HostActivated bool
+
 	// With BlockedRR: a message is cut in sequences of so many bytes, which
 	// are dealt out to so many virtual HPUs, each on one HPU at a time.
 	Sequence uint32
@@ -97,6 +108,15 @@ const (
 	ByMessage = loader.ByMessage // packets of a message stay on one HPU
 	ByPacket  = loader.ByPacket  // packets go wherever there is room
 	BlockedRR = loader.BlockedRR // sequences of a message stay on one (SC 2019, section 3.2.1)
+)
+
+// Overload says what happens to packets for which a context has no credit left.
+type Overload int
+
+// What happens to them.
+const (
+	OverloadDrops  Overload = iota // dropped, in the XDP program, and counted
+	OverloadSpills                 // to the Linux stack, as if they had matched nothing, and counted
 )
 
 // A Context is an execution context that was installed. Its methods are safe
@@ -298,11 +318,14 @@ func (s *ContextSpec) context(id uint16, buckets bpf.Range) (*hpu.Context, error
 		Format:    s.Format,
 		Protocol:  s.Protocol,
 		Binder:    s.Binder,
-		Default:   hpu.Binding{Window: s.Window, Events: s.Events},
+		Default:   hpu.Binding{Window: s.Window},
 		State:     s.State,
 		Initial:   s.InitialState,
 		Checksums: s.Checksums,
 		Shared:    s.Policy != ByMessage,
+	}
+	if s.Events != nil {
+		cfg.Default.Events = hpu.EventChan(s.Events)
 	}
 	for _, name := range []string{"slmp", "slmp6"} {
 		if s.Protocol == nil && reflect.DeepEqual(s.Format, matcher.FormatByName(name)) {

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package control is the daemon's interface for other programs: HTTP and JSON on a
+// Unix socket, see docs/control.md. It has the documents and a client.
+package control
+
+import (
+	"time"
+
+	"github.com/xspin/xspin/hostq"
+	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/mpq"
+)
+
+// Socket is where the daemon listens unless told otherwise. XSPIN_SOCKET and --socket
+// name another.
+const Socket = "/run/xspin/xspin.sock"
+
+// Context is an execution context of the daemon's, as in the configuration file (its
+// keys are the JSON names here) and as POST /v1/contexts takes it.
+type Context struct {
+	Name      string         `json:"name"`
+	Interface string         `json:"interface,omitempty"` // may be left out if there is one
+	Rulesets  string         `json:"rulesets,omitempty"`  // text form, see xspin rules; defaults to the handlers'
+	First     int            `json:"first,omitempty"`     // number of the first ruleset
+	Handler   string         `json:"handler"`             // a name of handlers.All
+	Params    map[string]any `json:"params,omitempty"`
+	Format    string         `json:"format,omitempty"` // message format; defaults to the rulesets'
+	Policy    string         `json:"policy,omitempty"` // message, packet, blocked-rr
+	Sequence  uint32         `json:"sequence,omitempty"`
+	VHPUs     int            `json:"vhpus,omitempty"`
+	HPUs      string         `json:"hpus,omitempty"` // core mask as a list: "0-3,8"
+	Credits   int            `json:"credits,omitempty"`
+	Share     int            `json:"share,omitempty"`    // weight of its HPU time, 1 if left out
+	Overload  string         `json:"overload,omitempty"` // drop (default) or stack
+	Messages  int            `json:"messages,omitempty"`
+	Timeout   Duration       `json:"timeout,omitempty"`
+	Remember  Duration       `json:"remember,omitempty"`
+	Timer     Duration       `json:"timer,omitempty"`
+	Memory    Size           `json:"memory,omitempty"`     // HPU memory of the context
+	HPUMemory Size           `json:"hpu_memory,omitempty"` // of each HPU
+	Windows   []Window       `json:"windows,omitempty"`    // the first takes messages by default
+	Queue     *Queue         `json:"queue,omitempty"`      // to the application; {} for the defaults
+	Attach    *Attach        `json:"attach,omitempty"`     // who may attach; root only if left out
+	Activate  string         `json:"activate,omitempty"`   // start (default), attach (while an application is attached), or manual
+	Triggered bool           `json:"triggered,omitempty"`  // host-activated: no rulesets
+}
+
+// Window is a use of a window by a context.
+type Window struct {
+	Name   string `json:"name"`
+	Size   Size   `json:"size,omitempty"`   // makes one of the context's own; else the name is of one in the top-level list
+	Rights string `json:"rights,omitempty"` // of the handlers: r, w, a; "rwa" if left out
+	App    string `json:"app,omitempty"`    // of the application: rw (mapped, default), r (by copying), or none
+}
+
+// Queue says how large the queues to the application are.
+type Queue struct {
+	Events   int    `json:"events,omitempty"`
+	Requests int    `json:"requests,omitempty"`
+	Payload  Size   `json:"payload,omitempty"`
+	Full     string `json:"full,omitempty"` // fail (default), drop or wait
+}
+
+// Attach says who may attach to a context.
+type Attach struct {
+	Users  []string `json:"users,omitempty"`  // names or numbers
+	Groups []string `json:"groups,omitempty"` // names or numbers
+	// Observers may attach beside the application: windows and counters, no
+	// events and requests.
+	Observers bool `json:"observers,omitempty"`
+}
+
+// ContextInfo is what the daemon tells of a context.
+type ContextInfo struct {
+	Context
+	ID           int              `json:"id"`
+	State        string           `json:"state"` // installing, installed, active, draining, stopped, failed
+	Error        string           `json:"error,omitempty"`
+	Rules        []Rule           `json:"rules"` // of its rulesets, numbered while it is active
+	Attached     []Peer           `json:"attached"`
+	Since        time.Time        `json:"since"`          // of the state
+	Pair         *hostq.PairStats `json:"pair,omitempty"` // with a queue
+	MessageStats *mpq.Stats       `json:"message_stats,omitempty"`
+	HandlerStats hpu.ContextStats `json:"handler_stats"`
+}
+
+// Rule is a ruleset in the matching table.
+type Rule struct {
+	Number  int    `json:"number"` // -1: not active
+	Text    string `json:"text"`
+	Matched uint64 `json:"matched"`
+}
+
+// Peer is a process at the other end of the socket.
+type Peer struct {
+	PID      int       `json:"pid"`
+	UID      int       `json:"uid"`
+	GID      int       `json:"gid"`
+	Observer bool      `json:"observer,omitempty"`
+	Since    time.Time `json:"since"`
+}
+
+// Trigger activates a host-activated context.
+type Trigger struct {
+	Words  [4]uint64 `json:"words"`
+	Window string    `json:"window,omitempty"` // by name
+	Offset int64     `json:"offset,omitempty"`
+	Length int64     `json:"length,omitempty"`
+	Slice  int       `json:"slice,omitempty"`
+}
+
+// LogLine is what a handler has printed.
+type LogLine struct {
+	Seq  uint64    `json:"seq"` // of the HPU's lines, from 1
+	Time time.Time `json:"time"`
+	HPU  int       `json:"hpu"`
+	Text string    `json:"text"`
+	Lost uint64    `json:"lost,omitempty"` // lines before this one that nobody kept
+}
+
+// AttachReply is the first document of a session; descriptors come with it in the
+// order of Windows (those that are mapped), then the pair's.
+type AttachReply struct {
+	Context string         `json:"context"`
+	Windows []AttachWindow `json:"windows"`
+	Pair    *hostq.Layout  `json:"pair,omitempty"` // then descriptors: memory, bell, a bell for each lane
+	HPUs    int            `json:"hpus"`
+	Error   string         `json:"error,omitempty"`
+}
+
+// AttachWindow is a window of a session.
+type AttachWindow struct {
+	Name   string `json:"name"`
+	Size   int64  `json:"size"`
+	App    string `json:"app"` // rw: a descriptor comes with it
+	Rights string `json:"rights"`
+}
+
+// Ask is what a session may ask the daemon; Answer comes back with the same number.
+type Ask struct {
+	Seq     uint64   `json:"seq"`
+	Do      string   `json:"do"` // post, unpost, read, trigger, activate, deactivate, stats, counters
+	Receive *Receive `json:"receive,omitempty"`
+	Trigger *Trigger `json:"trigger,omitempty"`
+	Read    *Range   `json:"read,omitempty"`
+}
+
+// Receive is a posted receive: where the next message that matches goes.
+type Receive struct {
+	Window string `json:"window"`
+	Place  int64  `json:"place"`
+	Size   int64  `json:"size,omitempty"`
+	Tag    uint32 `json:"tag"`
+	Ignore uint32 `json:"ignore"`
+	Keep   bool   `json:"keep,omitempty"`
+	User   uint64 `json:"user"`
+}
+
+// Range is a part of a window.
+type Range struct {
+	Window string `json:"window"`
+	Offset int64  `json:"offset"`
+	Length int64  `json:"length"`
+}
+
+// Answer is what the daemon answers to Ask.
+type Answer struct {
+	Seq   uint64       `json:"seq"`
+	Error string       `json:"error,omitempty"`
+	Data  []byte       `json:"data,omitempty"`
+	Info  *ContextInfo `json:"info,omitempty"`
+	// Unasked, with Seq 0: why the session ends.
+	Bye string `json:"bye,omitempty"`
+}
+
+// Status is what the daemon tells of itself.
+type Status struct {
+	Version    string         `json:"version"`
+	PID        int            `json:"pid"`
+	Started    time.Time      `json:"started"`
+	Config     string         `json:"config"` // file
+	Interfaces []string       `json:"interfaces"`
+	Handlers   []Registration `json:"handlers"`
+}
+
+// Registration is a set of handlers that the daemon has compiled in.
+type Registration struct {
+	Name string `json:"name"`
+	Help string `json:"help"`
+}

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package hostq is what a NIC and an application in another process share: windows,
+// events, counters, and queue pairs, all in memory that both have mapped.
+//
+//	Memory   a mapped BPF array map, passed by descriptor
+//	Window   a range of a Memory, with rights: what handlers may use
+//	Pair     the NIC's side of events, counters, requests and responses
+//	Host     the application's side of the same
+//
+// Each side takes the other for hostile: what lies in shared memory is read once,
+// checked, and used from private copies; an index that cannot be breaks the pair and
+// nothing else. The process that scribbles over all it can map loses its own data.
+package hostq
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+)
+
+// Errors that callers tell apart.
+var (
+	ErrBounds   = errors.New("out of bounds")
+	ErrRights   = errors.New("no right to do so")
+	ErrFull     = errors.New("ring full")
+	ErrDetached = errors.New("no application is attached")
+	ErrBroken   = errors.New("the other side has broken the rules of the ring")
+	ErrTooLong  = errors.New("payload too long")
+)
+
+// Rights say what a window may be used for.
+type Rights uint8
+
+// Rights.
+const (
+	Read Rights = 1 << iota
+	Write
+	Atomic // compare-and-swap, fetch-and-add
+	All    = Read | Write | Atomic
+)
+
+const rightLetters = "rwa"
+
+func (r Rights) String() string {
+	var b strings.Builder
+	for i, c := range rightLetters {
+		if r>>i&1 != 0 {
+			b.WriteRune(c)
+		}
+	}
+	return b.String()
+}
+
+// ParseRights reads what String writes, such as "rw".
+func ParseRights(s string) (r Rights, err error) {
+	for _, c := range s {
+		i := strings.IndexRune(rightLetters, c)
+		if i < 0 || r>>i&1 != 0 {
+			return 0, fmt.Errorf("rights %q: possible are r, w and a (atomic), each once", s)
+		}
+		r |= 1 << i
+	}
+	if r == 0 {
+		return 0, errors.New("no rights: possible are r, w and a (atomic)")
+	}
+	return r, nil
+}
+
+// An EventKind says what an event is about.
+type EventKind uint8
+
+// Kinds of events.
+const (
+	MessageEnded  EventKind = iota + 1 // complete, or not: see Cause
+	MessageFailed                      // its first error, once; nothing more comes of the message
+	ContextFault                       // the context runs no handlers any more
+	Overflow                           // Lost events found no room before this one
+)
+
+// An Event is what the NIC tells the application.
+type Event struct {
+	Kind        EventKind
+	Cause       uint8 // hpu.Cause
+	FlowControl bool  // the NIC had to drop packets of the message
+	Number      uint32
+	Slot        uint32
+	Source      netip.AddrPort
+	Length      uint64 // bytes
+	Dropped     uint64 // of these
+	Missing     uint64 // of these
+	User        uint64 // of the binding
+	Lost        uint64 // with Overflow
+	Text        string // of an error; cut to TextLen bytes
+}
+
+// TextLen is how much of an error's text fits into an event.
+const TextLen = 64
+
+// Counters is how many counting events a pair has.
+const Counters = 64
+
+// A Layout says how big the parts of a pair are. The NIC's side tells it to the
+// application's.
+type Layout struct {
+	Events   int `json:"events"`   // slots, a power of two
+	Requests int `json:"requests"` // slots, a power of two
+	Payload  int `json:"payload"`  // bytes of a request or a response, at most
+	Lanes    int `json:"lanes"`    // response rings, each for one thread of the NIC
+}
+
+// Defaults and limits of a Layout.
+const (
+	DefaultEvents   = 1024
+	DefaultRequests = 1024
+	DefaultPayload  = 2048
+	MaxSlots        = 1 << 20
+	MaxPayload      = 64 << 10
+	MaxLanes        = 64
+)
+
+// A Request is what a handler asks of the application.
+type Request struct {
+	Tag     uint64    // what it is about: the application's business
+	Words   [2]uint64 // and two words more
+	HPU     uint32    // that asks
+	Reply   bool      // a response is wanted
+	Payload []byte    // copied
+}
+
+// A Response is the application's answer.
+type Response struct {
+	ID      uint64
+	Tag     uint64
+	Status  int32  // the application's business
+	Payload []byte // a private copy, good until the function it is given to returns
+	User    any    // what Pair.Request was given
+	Err     error  // ErrDetached: there will be no answer
+}

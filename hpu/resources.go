@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hpu
+
+import (
+	"errors"
+	"net/netip"
+	"time"
+
+	"github.com/xspin/xspin/hostq"
+)
+
+// Resources are what the handlers of a context may use beside their packet. All are
+// optional. They must outlive the context, handlers that are stuck included.
+type Resources struct {
+	Windows []NamedWindow // see Task.Window
+
+	// HPU memory: Memory is the context's, which other contexts and the outside
+	// may use at the same time; PerHPU is cut in as many equal parts as there
+	// are HPUs.
+	Memory []byte
+	PerHPU []byte
+
+	Host     *hostq.Pair   // to the application. Its lanes are the workers
+	Full     Full          // what to do when its request ring is full
+	Timer    time.Duration // how often Handlers.Timer runs, at least 1 ms. 0: never
+	Resolver Resolver      // for Task.Resolve and Task.SendUDP
+	Log      LogSink       // for Task.Logf. Defaults to the pool's logger
+}
+
+// A NamedWindow is a window as handlers find it.
+type NamedWindow struct {
+	Name string
+	Window
+}
+
+// Full says what becomes of a request for which the ring to the application has no room.
+type Full int
+
+// What becomes of it.
+const (
+	FullFails Full = iota // the handler gets ErrFull
+	FullDrops             // it is counted as dropped, and the handler not told
+	FullWaits             // the handler waits for room, as long as its time limit allows
+)
+
+// A Hop is the way to a destination.
+type Hop struct {
+	Source    netip.Addr // our address on the way
+	SourceMAC [6]byte
+	MAC       [6]byte // of the destination, or of the gateway to it
+	MTU       int     // of the interface
+}
+
+// ErrUnresolved says that the way to a destination is not known yet: it has been asked
+// for, so try again with a later packet.
+var ErrUnresolved = errors.New("address is being resolved")
+
+// A Resolver knows neighbours and routes. Resolve never waits; its errors wrap
+// ErrUnresolved if asking again makes sense.
+type Resolver interface {
+	Resolve(dst netip.Addr) (Hop, error)
+}
+
+// A LogSink takes what handlers print. Log does not wait, and copies the text. Now is
+// CLOCK_MONOTONIC in ns.
+type LogSink interface {
+	Log(now int64, hpu int, text []byte)
+}
+
+// A Tap sees the frames of a context. Packet is called by workers, does not wait, and
+// copies what it wants to have.
+type Tap interface {
+	Packet(r *TapRecord, frame []byte)
+}
+
+// A TapRecord is what is known of a frame.
+type TapRecord struct {
+	Time    int64 // CLOCK_MONOTONIC, ns, when the worker took it
+	Out     bool  // sent by a handler, or an answer; else it came in, and frame is as it came
+	HPU     int
+	Queue   int
+	Ruleset int
+	Number  uint32 // of the message, in contexts with messages
+	Offset  uint32 // in it
+	EOM     bool
+	Message bool   // Number, Offset and EOM are there
+	Verdict string // what became of it, a constant: "success", "drop", "sent", "kept", "held", "duplicate", ...
+	Size    int    // of the frame, which may be cut
+}
