@@ -45,6 +45,7 @@ const (
 	PolicyPacket     = uint8(IngressXspinPolicyXSPIN_POLICY_PACKET)
 	PolicyBlocked    = uint8(IngressXspinPolicyXSPIN_POLICY_BLOCKED)
 	ContextTimestamp = uint8(IngressXspinContextFlagsXSPIN_CONTEXT_TIMESTAMP)
+	ContextSpill     = uint8(IngressXspinContextFlagsXSPIN_CONTEXT_SPILL)
 	MetaEOM          = uint8(IngressXspinMetaFlagsXSPIN_META_EOM)
 )
 

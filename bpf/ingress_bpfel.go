@@ -49,6 +49,7 @@ type IngressXspinContextFlags uint32
 
 const (
 	IngressXspinContextFlagsXSPIN_CONTEXT_TIMESTAMP IngressXspinContextFlags = 1
+	IngressXspinContextFlagsXSPIN_CONTEXT_SPILL     IngressXspinContextFlags = 2
 )
 
 type IngressXspinField struct {
@@ -156,6 +157,7 @@ type IngressXspinStats struct {
 	Oversize   uint64
 	Matched    [256]uint64
 	Refused    [256]uint64
+	Spilled    [256]uint64
 }
 
 type IngressXspinTable struct {

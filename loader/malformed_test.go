@@ -115,9 +115,9 @@ func addUp(t *testing.T, in *Ingress) Stats {
 		t.Fatal(err)
 	}
 	sum, matched := s.Passed+s.Redirected+s.Failed+s.Malformed+s.Oversize, s.Redirected+s.Failed+s.Malformed+s.Oversize
-	for _, n := range s.Refused {
-		sum += n
-		matched += n
+	for i := range s.Refused {
+		sum += s.Refused[i] + s.Spilled[i]
+		matched += s.Refused[i] + s.Spilled[i]
 	}
 	for _, n := range s.Matched {
 		matched -= n

@@ -540,6 +540,30 @@ func TestCredit(t *testing.T) {
 			s.in.Queue(0).Done[0] = 1<<32 - 2
 			expect(s, 0, small, "rrrdd")
 		})
+		spills := []Context{{Policy: ByPacket, CoreMask: 0b11, Spill: true}, {Policy: ByPacket, CoreMask: 0b11}, {Policy: ByPacket, CoreMask: 0b11, Spill: true, Timestamp: true}}
+		s.with("packets beyond the credit of a context that spills pass, and are counted for it", spills, func(s *sched) {
+			before := s.stats()
+			for c := range 3 {
+				s.in.Share().Credit[c] = 3
+			}
+			expect(s, 0, small, "rrrpp")
+			expect(s, 1, small, "rrrdd")
+			expect(s, 2, small, "rrrpp")
+			s.in.Queue(0).Done[0]++
+			expect(s, 0, []int{1001, 60, 60}, "prp") // 2 buffers are too many, 1 is not
+			after := s.stats()
+			for c, want := range []struct{ refused, spilled uint64 }{{0, 4}, {2, 0}, {0, 2}, {0, 0}} {
+				if r, p := after.Refused[c]-before.Refused[c], after.Spilled[c]-before.Spilled[c]; r != want.refused || p != want.spilled {
+					s.Errorf("context %d: %d refused and %d spilled, want %d and %d", c, r, p, want.refused, want.spilled)
+				}
+			}
+			if after.Passed != before.Passed {
+				s.Errorf("%d of them count as unmatched too", after.Passed-before.Passed)
+			}
+			if n := s.in.Queue(0).Issued[0]; n != 4 {
+				s.Errorf("%d buffers issued, want 4", n)
+			}
+		})
 		s.with("credits are per queue", two, func(s *sched) {
 			s.in.Share().Credit[0] = 2
 			s.in.Queue(1).Issued[0] = 2

@@ -10,7 +10,7 @@ import (
 
 // Stats are the program's counters, in frames, summed over CPUs since it was
 // attached: Seen is the sum of Passed, Redirected, Failed, Malformed, Oversize
-// and all of Refused.
+// and all of Refused and of Spilled.
 type Stats struct {
 	Seen       uint64
 	Passed     uint64                  // no ruleset matched
@@ -20,6 +20,7 @@ type Stats struct {
 	Oversize   uint64                  // matched, more buffers than AF_XDP takes here, passed on
 	Matched    [bpf.MaxRulesets]uint64 // by ruleset
 	Refused    [bpf.MaxContexts]uint64 // by context: dropped for lack of credit
+	Spilled    [bpf.MaxContexts]uint64 // by context: passed on for lack of credit
 }
 
 // Stats reads the program's counters.
@@ -42,6 +43,9 @@ func (in *Ingress) Stats() (Stats, error) {
 		}
 		for k, n := range c.Refused {
 			sum.Refused[k] += n
+		}
+		for k, n := range c.Spilled {
+			sum.Spilled[k] += n
 		}
 	}
 	return sum, nil

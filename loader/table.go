@@ -39,6 +39,7 @@ type Context struct {
 	Sequence  uint32    // for BlockedRR: bytes, at least 1
 	VHPUs     int       // for BlockedRR: of each message, 1..MaxVHPUs
 	Timestamp bool      // stamp frames with their arrival time
+	Spill     bool      // frames for which there is no credit pass to the stack; else they are dropped
 }
 
 // A Table is all that decides where a frame goes. Publish makes it law for
@@ -210,6 +211,9 @@ func (c *Context) fill(out *bpf.Context) error {
 	}
 	if c.Timestamp {
 		out.Flags |= bpf.ContextTimestamp
+	}
+	if c.Spill {
+		out.Flags |= bpf.ContextSpill
 	}
 	return nil
 }

@@ -5,7 +5,8 @@
  *   frame -> match -> message key, offset, EOM -> HPU -> metadata -> XSKMAP
  *
  * Whatever is not matched, or cannot be delivered, goes to the Linux stack as it
- * came. Only a frame whose context has no credit left is dropped, and counted.
+ * came. Only a frame whose context has no credit left is dropped, and counted,
+ * unless the context has such frames spilled to the stack.
  */
 #include "kernel.h"
 #include "xspin.h"
@@ -240,6 +241,10 @@ static __always_inline int ingress(struct xdp_md *ctx, int deliver)
 	 */
 	if (READ_ONCE(q->issued[context]) - READ_ONCE(q->done[context]) + buffers >
 	    READ_ONCE(share.credit[context])) {
+		if (c->flags & XSPIN_CONTEXT_SPILL) {
+			stats->spilled[context]++;
+			return XDP_PASS;
+		}
 		stats->refused[context]++;
 		return XDP_DROP;
 	}

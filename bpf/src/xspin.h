@@ -31,6 +31,7 @@ enum xspin_policy {
 
 enum xspin_context_flags {
 	XSPIN_CONTEXT_TIMESTAMP = 1 << 0, /* stamp frames with their arrival time */
+	XSPIN_CONTEXT_SPILL = 1 << 1,	  /* out of credit: to the stack, instead of dropped */
 };
 
 enum xspin_meta_flags {
@@ -164,6 +165,7 @@ struct xspin_stats {
 	__u64 oversize;	  /* matched, more buffers than AF_XDP takes here, passed on */
 	__u64 matched[XSPIN_MAX_RULESETS];
 	__u64 refused[XSPIN_MAX_CONTEXTS]; /* dropped for lack of credit */
+	__u64 spilled[XSPIN_MAX_CONTEXTS]; /* passed on for lack of credit */
 };
 
 struct xspin_config {
