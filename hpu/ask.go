@@ -3,9 +3,14 @@
 package hpu
 
 import (
-	"net/netip"
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/hostq"
+	"github.com/xspin/xspin/mpq"
 )
 
 // A Reply is the application's answer to a request.
@@ -13,76 +18,314 @@ type Reply struct {
 	Tag     uint64
 	Status  int32
 	Payload []byte // good until the continuation returns
-	Err     error  // there is no answer: wraps hostq.ErrDetached, or ErrTime
+	Err     error  // there is no answer: wraps hostq.ErrDetached
 }
 
-// Then is a continuation: it runs on the HPU of the handler that asked, when the answer
-// has come or is sure not to come, with the packet as the handler has left it. In a
-// context with messages the packet's HER finishes when it has returned, and in all
-// it may do what the payload handler may, also ask again.
+// Then is a continuation of a packet's handler: it runs on the HPU that asked, when the
+// answer has come or is sure not to come, with the packet as the handler has left it.
+// It may do what a payload handler may, also ask again. Only when it has returned does
+// the packet's HER finish.
 type Then func(h *HER, r *Reply) Code
 
-// Window returns one of the context's windows, nil if there is none of that name.
-func (t *Task) Window(name string) Window { panic("not yet") }
+// ThenComplete is a continuation of a completion handler. The message ends when it has
+// returned.
+type ThenComplete func(c *Completion, r *Reply) Code
 
-// Memory returns the context's HPU memory. Other HPUs use it at the same time, and
-// other contexts may: it is for sync/atomic, or for one writer.
-func (t *Task) Memory() []byte { panic("not yet") }
+// A continuation waits for its answer. Its packet, if it has one, is in the Kept.
+type continuation struct {
+	Kept
+	id     uint64
+	then   Then
+	last   ThenComplete
+	result Result // with last
+	reply  Reply
+	buf    []byte // of the reply
+}
 
-// HPUMemory returns the HPU's own memory of the context.
-func (t *Task) HPUMemory() []byte { panic("not yet") }
+// asking is a handler that waits for its answer.
+type asking struct {
+	dst    []byte
+	n      int
+	status int32
+	err    error
+	done   atomic.Bool // the above is there
+}
 
-// Counter returns counting event i of the application's, nil without one.
-func (t *Task) Counter(i int) *hostq.Counter { panic("not yet") }
+var (
+	errNoRoom   = fmt.Errorf("request to the application: %w", ErrFull)
+	errNoHost   = fmt.Errorf("request to the application: %w", ErrNoHost)
+	errAskTime  = fmt.Errorf("request to the application: %w", ErrTime)
+	errAskAgain = fmt.Errorf("ask: %w", ErrTwice)
+	errAskHere  = fmt.Errorf("ask with a continuation: %w: only payload and completion handlers, and their continuations, can", ErrHere)
+)
 
-// Notify sends a request to the application that wants no answer.
-func (t *Task) Notify(tag uint64, payload []byte) error { panic("not yet") }
+// Notify sends a request to the application that wants no answer. The payload is copied.
+func (t *Task) Notify(tag uint64, payload []byte) error {
+	_, err := t.request(tag, payload, false, nil)
+	if err != nil && t.ctx.res.Full == FullDrops && errors.Is(err, ErrFull) {
+		return nil // counted as unasked
+	}
+	return err
+}
 
 // Ask sends a request to the application and waits for its answer, of which it copies
-// into dst what fits. The HPU does nothing else meanwhile; it waits for three quarters
-// of the handlers' time limit at most, and then returns ErrTime.
+// into dst what fits. The HPU does nothing else meanwhile; it waits until three quarters
+// of the handler's time are over at most, and then returns ErrTime.
 func (t *Task) Ask(tag uint64, payload, dst []byte) (n int, status int32, err error) {
-	panic("not yet")
+	r := t.r
+	a := new(asking) // an answer may be copied into it after it was given up
+	a.dst = dst
+	id, err := t.request(tag, payload, true, a)
+	if err != nil {
+		return 0, 0, err
+	}
+	host := t.ctx.res.Host
+	for spins := 0; !a.done.Load(); spins++ {
+		if host.Poll(r.w.id, batchSize, r.onReply) == 0 && !r.patient(spins) && host.Cancel(id) {
+			t.acc.Unanswered++
+			return 0, 0, errAskTime
+		}
+	}
+	if a.err != nil {
+		t.acc.Unanswered++
+	}
+	return a.n, a.status, a.err
 }
 
 // AskThen sends a request to the application, and has then run when the answer comes.
-// The handler must return Success then, and not send, keep or hand on the packet. Not
-// in header handlers.
-func (h *HER) AskThen(tag uint64, payload []byte, then Then) error { panic("not yet") }
-
-// Resolve returns the way to an address. It does not wait: errors that wrap
-// ErrUnresolved say that the neighbour is being asked.
-func (t *Task) Resolve(dst netip.Addr) (Hop, error) { panic("not yet") }
-
-// SendUDP is SendNew for a datagram with n bytes of payload from a port of this
-// interface's address, to wherever: its headers are there, and the payload is
-// returned, of unknown content. IPv4 only; without a checksum.
-func (t *Task) SendUDP(from uint16, to netip.AddrPort, n int) ([]byte, error) { panic("not yet") }
-
-// A Trigger activates a context from the host's side (D4.7 section 4.4.7): a message
-// without packets, for which all handlers run. Its payload is a range of a window, cut
-// in slices, each of which is a payload HER.
-type Trigger struct {
-	Words  [4]uint64 // for handlers: Message.Words
-	Window Window    // Optional: without, the message is empty
-	Offset int64
-	Length int64
-	Slice  int // bytes; Defaults to 1408
+// Until then the packet is kept and its HER does not finish; nobody waits. After that
+// the handler can neither send, keep nor hand on the packet; it must return Success or
+// Drop, of which what the continuation returns takes the place. Not in header handlers.
+func (h *HER) AskThen(tag uint64, payload []byte, then Then) error {
+	if h.r.what != payloadCall && h.r.what != contCall {
+		return errAskHere
+	}
+	if h.action != recycle {
+		return errAskAgain
+	}
+	c := h.r.newContinuation()
+	h.keepAs(&c.Kept)
+	c.data = append(c.data[:0], h.data...)
+	c.then = then
+	if err := h.r.askThen(&h.Task, c, tag, payload); err != nil {
+		return err
+	}
+	h.action = keep
+	h.kept = &c.Kept
+	return nil
 }
 
-// Trigger runs a context's handlers for a message of the host's. It returns when the
-// message has been accepted: its end is an event like that of others.
-func (p *Pool) Trigger(c *Context, t Trigger) error { panic("not yet") }
+// AskThen sends a request to the application, and has then run when the answer comes:
+// only then is the message over. The handler must return Success.
+func (c *Completion) AskThen(tag uint64, payload []byte, then ThenComplete) error {
+	r := c.r
+	if r.what != completionCall && r.what != lastCall || c.msg == nil {
+		return errAskHere
+	}
+	if r.pending != nil {
+		return errAskAgain
+	}
+	k := r.newContinuation()
+	k.pool, k.worker, k.port = r.pool, r.w, c.port
+	k.meta = r.her.meta
+	k.meta.Context = c.ctx.id
+	k.account = account{ctx: c.ctx.id, paid: true, bucket: noBucket}
+	k.msg, k.all, k.segs = c.msg, nil, nil
+	k.last, k.result = then, c.Result
+	if err := r.askThen(&c.Task, k, tag, payload); err != nil {
+		return err
+	}
+	r.pending = k
+	return nil
+}
 
-// Init runs the init handler of a context, if it has one, on one of its HPUs, and
-// returns what that returns.
-func (p *Pool) Init(c *Context) error { panic("not yet") }
+// newContinuation takes one that is over, or makes one.
+func (r *runner) newContinuation() *continuation {
+	if n := len(r.conts); n > 0 {
+		c := r.conts[n-1]
+		r.conts = r.conts[:n-1]
+		return c
+	}
+	c := new(continuation)
+	c.cont = c
+	return c
+}
 
-// SetResources gives the context what its handlers may use. Before Pool.Install.
-func (c *Context) SetResources(r Resources) error { panic("not yet") }
+// over puts a continuation by, of which nobody has a pointer any more.
+func (r *runner) over(c *continuation) {
+	if len(r.conts) == cap(r.conts) {
+		return
+	}
+	*c = continuation{Kept: Kept{all: c.all[:0], data: c.data[:0]}, buf: c.buf[:0]}
+	c.cont = c
+	r.conts = append(r.conts, c)
+}
 
-// SetTap has a tap see the context's frames from now on; nil ends that.
-func (c *Context) SetTap(t Tap) { panic("not yet") }
+func (r *runner) askThen(t *Task, c *continuation, tag uint64, payload []byte) error {
+	c.job = contJob
+	c.pool.kept.Add(1)
+	id, err := t.request(tag, payload, true, c)
+	if err != nil {
+		c.finish()
+		r.over(c)
+		return err
+	}
+	// Its answer cannot have been looked at yet: this worker does that, later.
+	// (A runner that was abandoned in Ask may, and does not look at id.)
+	c.id = id
+	return nil
+}
 
-// Words returns the words of the trigger that made the message; zero for others.
-func (m *Message) Words() [4]uint64 { panic("not yet") }
+// unask takes a request back whose handler has failed after all. It returns false
+// if the answer is here already: then the Kept comes back by itself.
+func (r *runner) unask(c *continuation) bool {
+	if r.her.ctx.res.Host.Cancel(c.id) {
+		c.finish()
+		r.over(c)
+		return true
+	}
+	return false
+}
+
+// request sends a request, or waits for room if the context says so.
+func (t *Task) request(tag uint64, payload []byte, reply bool, user any) (id uint64, err error) {
+	r, host := t.r, t.ctx.res.Host
+	if host == nil {
+		return 0, errNoHost
+	}
+	r.ask = hostq.Request{Tag: tag, HPU: uint32(t.port.hpu), Reply: reply, Payload: payload}
+	for spins := 0; ; spins++ {
+		id, err = host.Request(r.w.id, &r.ask, user)
+		if err == nil {
+			t.acc.Requests++
+			return id, nil
+		}
+		if !errors.Is(err, hostq.ErrFull) {
+			return 0, err
+		}
+		if t.ctx.res.Full != FullWaits {
+			t.acc.Unasked++
+			return 0, errNoRoom
+		}
+		// Answers that wait make room too.
+		if host.Poll(r.w.id, batchSize, r.onReply) == 0 && !r.patient(spins) {
+			t.acc.Unasked++
+			return 0, errAskTime
+		}
+	}
+}
+
+// patient is a round of waiting in a handler. It returns false when that has had
+// three quarters of its time, or was given up.
+func (r *runner) patient(spins int) bool {
+	if spins%yieldEvery != yieldEvery-1 {
+		return true
+	}
+	unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+	ns := r.pool.scale.Nanoseconds(r.pool.scale.Ticks() - r.ticks)
+	return ns < int64(r.pool.cfg.Limit)/4*3 && stateOf(r.state.Load()) != abandoned
+}
+
+// reply takes an answer: to a handler that waits for it, maybe another runner's, or
+// for a continuation, which becomes a HER of the worker's.
+func (r *runner) reply(a *hostq.Response) {
+	switch u := a.User.(type) {
+	case *asking:
+		u.n, u.status, u.err = copy(u.dst, a.Payload), a.Status, a.Err
+		u.done.Store(true)
+	case *continuation:
+		u.buf = append(u.buf[:0], a.Payload...)
+		u.reply = Reply{Tag: a.Tag, Status: a.Status, Payload: u.buf, Err: a.Err}
+		if !u.finish() {
+			return
+		}
+		if r.polling {
+			r.w.jobs = append(r.w.jobs, &u.Kept)
+		} else { // a handler runs: what is the worker's may be somebody else's by now
+			r.pool.giveBack(&u.Kept)
+		}
+	}
+}
+
+// replies takes the answers of all applications.
+func (r *runner) replies() (worked bool) {
+	list := r.pool.hosting.Load()
+	if list == nil {
+		return false
+	}
+	r.polling = true
+	for _, c := range *list {
+		for c.res.Host.Poll(r.w.id, batchSize, r.onReply) > 0 {
+			worked = true
+			if !r.pool.closed.Load() {
+				break
+			}
+		}
+	}
+	r.polling = false
+	return worked
+}
+
+// arm says that the worker is about to sleep. It returns false if there are answers.
+func (r *runner) arm() bool {
+	list := r.pool.hosting.Load()
+	if list == nil {
+		return true
+	}
+	for _, c := range *list {
+		if h := c.res.Host; h.Outstanding(r.w.id) > 0 && !h.Arm(r.w.id) {
+			r.disarm()
+			return false
+		}
+	}
+	return true
+}
+
+func (r *runner) disarm() {
+	if list := r.pool.hosting.Load(); list != nil {
+		for _, c := range *list {
+			c.res.Host.Disarm(r.w.id)
+		}
+	}
+}
+
+// resumed runs HER k, a continuation.
+func (r *runner) resumed(c *Context, h *her, k int) bool {
+	req, cont := &r.her, h.kept.cont
+	r.cont = cont
+	if cont.reply.Err != nil {
+		req.acc.Unanswered++
+	}
+	req.data = cont.data
+	switch {
+	case cont.last != nil:
+		return r.completed(c, h.msg, k)
+	case c.msgs == nil:
+		code, ok := r.invoke(c, contCall)
+		return r.afterPayload(c, k, code, ok)
+	}
+	req.msg, req.seg, req.ask = h.msg, cont.seg, cont.ask
+	req.payload = c.msgs.cfg.Format.Header
+	if len(req.all) == 0 {
+		req.payload = 0
+	}
+	t := c.msgs.table(r.w, (*mpq.Key)(&h.meta.Key))
+	t.lock()
+	failed := h.msg.failed
+	t.unlock()
+	if failed { // no handler runs for it any more
+		return r.back(c.id, k) && r.finished(t, h.msg, k, false, false)
+	}
+	code, ok, mine := r.call(c, contCall, k)
+	return mine && r.paid(t, h.msg, k, contCall, code, ok)
+}
+
+// completed runs the continuation of a completion handler, and ends the message.
+func (r *runner) completed(c *Context, m *Message, k int) bool {
+	r.her.msg = m
+	r.done.Task = r.her.Task
+	r.done.Result = r.cont.result
+	r.result = r.cont.result
+	code, ok, mine := r.call(c, lastCall, k)
+	return mine && r.concluded(m.table, m, k, lastCall, code, ok)
+}

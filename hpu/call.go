@@ -19,10 +19,14 @@ const (
 	depositCall
 	bindCall
 	unbindCall
+	contCall // of a payload handler
+	lastCall // continuation of a completion handler
+	initCall
+	timerCall
 )
 
 func (c call) String() string {
-	return [...]string{"payload", "header", "completion", "deposit", "bind", "unbind"}[c]
+	return [...]string{"payload", "header", "completion", "deposit", "bind", "unbind", "continued payload", "continued completion", "init", "timer"}[c]
 }
 
 // enter says that the runner is about to run, or has run, code of a context for
@@ -60,6 +64,7 @@ func (r *runner) invoke(c *Context, what call) (code Code, ok bool) {
 	req := &r.her
 	acc := r.account(c)
 	mark, before := r.made, req.action
+	r.what = what
 	code, ok = r.contain(c, what)
 	now := r.pool.scale.Ticks()
 	ns := r.pool.scale.Nanoseconds(now - r.ticks)
@@ -70,6 +75,9 @@ func (r *runner) invoke(c *Context, what call) (code Code, ok bool) {
 		acc.HandlerTime.add(ns)
 	}
 	plain := code &^ Pending
+	if what == payloadCall || what == depositCall || what == headerCall {
+		r.verdict = verdictOf(plain, ok)
+	}
 	if ok && plain != Success && plain != Proceed {
 		r.complain(c, r.port, plain, acc)
 	}
@@ -80,6 +88,11 @@ func (r *runner) invoke(c *Context, what call) (code Code, ok bool) {
 			case req.action == send:
 				req.action = recycle
 				r.room += len(req.segs)
+			case req.action == keep && req.kept.cont != nil:
+				req.kept.job = releaseJob
+				if r.unask(req.kept.cont) {
+					req.action = recycle
+				}
 			case req.action == keep:
 				req.kept.job = releaseJob
 				if req.kept.finish() {
@@ -87,6 +100,11 @@ func (r *runner) invoke(c *Context, what call) (code Code, ok bool) {
 				}
 			}
 		}
+	}
+	if p := r.pending; p != nil && (!ok || plain != Success) {
+		p.job = releaseJob
+		r.unask(p)
+		r.pending = nil
 	}
 	n := r.made - mark
 	if before == recycle && req.action == send {
@@ -127,6 +145,14 @@ func (r *runner) contain(c *Context, what call) (code Code, ok bool) {
 		m.binding, r.bindErr = c.msgs.cfg.Binder.Bind(m)
 	case unbindCall:
 		c.msgs.cfg.Binder.Unbind(r.unbinding, &r.unbound)
+	case contCall:
+		code = r.cont.then(&r.her, &r.cont.reply)
+	case lastCall:
+		code = r.cont.last(&r.done, &r.cont.reply)
+	case initCall:
+		r.initErr = c.handlers.Init(&r.her.Task)
+	case timerCall:
+		code = c.handlers.Timer(&r.her.Task)
 	}
 	return code, true
 }
@@ -151,7 +177,7 @@ func (r *runner) fault(call call, code Code, ok bool) error {
 	if !ok {
 		return fmt.Errorf("%v handler: panic: %v", call, r.panicked)
 	}
-	if (call == depositCall || call == payloadCall) && r.depositErr != nil {
+	if (call == depositCall || call == payloadCall || call == contCall) && r.depositErr != nil {
 		return r.depositErr
 	}
 	return fmt.Errorf("%v handler: %v", call, code)

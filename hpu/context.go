@@ -115,6 +115,12 @@ type ContextStats struct {
 	Unbound     uint64 `json:"unbound"`     // messages refused by the binder, once for each packet
 	EventsLost  uint64 `json:"events_lost"` // of messages that failed or were abandoned: no room
 
+	Requests   uint64 `json:"requests"`   // to the application
+	Unasked    uint64 `json:"unasked"`    // of these, dropped because the ring was full
+	Unanswered uint64 `json:"unanswered"` // of these, given up: no answer in time, or nobody there
+	Timers     uint64 `json:"timers"`     // timer handlers that returned
+	Triggers   uint64 `json:"triggers"`   // messages of the host's that were begun
+
 	HandlerTime Histogram     `json:"handler_time_log2_ns"`
 	HandlerSum  time.Duration `json:"handler_time_ns"`
 
@@ -142,6 +148,11 @@ func (s *ContextStats) merge(a *ContextStats) {
 	s.Unverified += a.Unverified
 	s.Unbound += a.Unbound
 	s.EventsLost += a.EventsLost
+	s.Requests += a.Requests
+	s.Unasked += a.Unasked
+	s.Unanswered += a.Unanswered
+	s.Timers += a.Timers
+	s.Triggers += a.Triggers
 	s.HandlerSum += a.HandlerSum
 	if a.Handled > 0 {
 		for i, n := range a.HandlerTime {
@@ -164,6 +175,10 @@ type Context struct {
 	hpus     uint64         // that it may use
 	msgs     *messages      // nil without messages
 	pins     []atomic.Int32 // by bucket: open messages that hold it
+	res      Resources
+	tap      atomic.Pointer[Tap]
+	ready    atomic.Bool // Pool.Init has returned: timers run
+	tick     int64       // when the timer is due, ns; its worker's
 
 	halt    atomic.Uint32 // why no handler may run any more
 	failed  atomic.Bool   // a handler has, and the event was sent

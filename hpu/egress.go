@@ -152,6 +152,8 @@ func (r *runner) housework() (worked bool) {
 	r.pool.mu.Lock()
 	kept := r.w.returned
 	r.w.returned = nil
+	r.w.chores = append(r.w.chores, r.w.errands...)
+	r.w.errands = nil
 	r.w.hasWork.Store(r.w.id == 0 && len(r.pool.own) > 0)
 	r.pool.mu.Unlock()
 	if len(kept) > 0 {

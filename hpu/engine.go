@@ -53,7 +53,9 @@ type messages struct {
 	ending bool    // guarded by Pool.mu: all messages are to end, no more will come
 
 	mu      sync.Mutex
-	slots   []*Message // by slot, as far as used
+	hosted  atomic.Bool       // there are words
+	words   map[int][4]uint64 // by slot, of messages of the host's
+	slots   []*Message        // by slot, as far as used
 	flushed bool       // the context was stopped, its held packets are given back
 }
 
@@ -156,10 +158,37 @@ func (r *runner) adopt(t *table, m *Message) {
 	state := m.State()
 	clear(state[copy(state, ms.cfg.Initial):])
 	m.peer.learn(req.head)
+	ms.setWords(m, req.trig)
 	if !ms.cfg.Shared && m.ctx.buckets.Size > 0 {
 		m.bucket = m.ctx.bucket(req.meta.Hash)
 		r.pool.pin(m.ctx, m.bucket, 1)
 	}
+}
+
+// setWords notes the words of a message of the host's, whose trigger is t.
+func (ms *messages) setWords(m *Message, t *triggered) {
+	if t == nil && !ms.hosted.Load() {
+		return
+	}
+	ms.mu.Lock()
+	defer ms.mu.Unlock()
+	if t == nil {
+		delete(ms.words, m.Slot())
+		return
+	}
+	if ms.words == nil {
+		ms.words = map[int][4]uint64{}
+		ms.hosted.Store(true)
+	}
+	ms.words[m.Slot()] = t.Words
+}
+
+// Words returns the words of the trigger that made the message; zero for others.
+func (m *Message) Words() [4]uint64 {
+	ms := m.ctx.msgs
+	ms.mu.Lock()
+	defer ms.mu.Unlock()
+	return ms.words[m.Slot()]
 }
 
 // disown is the end of a message, but for its entry: of the hold on its bucket,
@@ -224,6 +253,7 @@ func (r *runner) segment(c *Context, k int) bool {
 	}
 	if len(req.head) < f.Header || end < f.Header || end > req.size {
 		req.acc.Malformed++ // the program lets none through
+		r.verdict = "malformed"
 		return true
 	}
 	req.payload = f.Header
@@ -232,6 +262,7 @@ func (r *runner) segment(c *Context, k int) bool {
 		switch s := req.verify(ms.cfg.Checksums == VerifyAll); {
 		case s == sumWrong || s != sumRight && ms.cfg.Checksums == VerifyAll:
 			req.acc.Corrupt++
+			r.verdict = "corrupt"
 			return true
 		case s != sumRight:
 			req.acc.Unverified++
@@ -241,17 +272,27 @@ func (r *runner) segment(c *Context, k int) bool {
 		var ok bool
 		if req.ask, ok = ms.cfg.Protocol.Inspect(req.head[:f.Header]); !ok {
 			req.acc.Stray++
+			r.verdict = "stray"
 			return true
 		}
 	}
+	return r.arrive(c, k)
+}
 
+// arrive gives the segment of HER k to its message.
+func (r *runner) arrive(c *Context, k int) bool {
+	req, ms := &r.her, c.msgs
 	t := ms.table(r.w, (*mpq.Key)(&req.meta.Key))
 	t.lock()
 	e, d, why := t.Arrive((*mpq.Key)(&req.meta.Key), req.seg, r.base)
 	if e == nil {
 		var buf []byte
+		r.verdict = "duplicate"
 		if d == mpq.Again {
 			buf = r.say(ms, req.ask, Processed, nil)
+		} else {
+			r.verdict = why.String()
+			r.refused++
 		}
 		t.unlock()
 		if len(buf) > 0 {
@@ -269,8 +310,11 @@ func (r *runner) segment(c *Context, k int) bool {
 	switch d {
 	case mpq.Drop:
 		m.starved = m.starved || why == mpq.Memory || why == mpq.NoHeader
+		r.verdict = why.String()
+		r.refused++
 	case mpq.Hold:
 		m.holds++
+		r.verdict = "held"
 		ms.mu.Lock()
 		if !ms.flushed { // else nobody would ever give it back
 			if m.held == nil {
@@ -286,6 +330,7 @@ func (r *runner) segment(c *Context, k int) bool {
 		return true
 	case mpq.Again, mpq.Wait:
 		o := Processed
+		r.verdict = "duplicate"
 		if d == mpq.Wait {
 			o = Waiting
 		}
@@ -328,6 +373,8 @@ func (r *runner) start(t *table, m *Message, k int) bool {
 		}
 		if !ok || r.bindErr != nil {
 			req.acc.Unbound++
+			r.refused++
+			r.verdict = "unbound"
 			if r.bindErr != nil && !c.unbound.Swap(true) {
 				r.pool.emit(MessageRefused, c, r.port.hpu, r.bindErr.Error())
 			}
@@ -375,7 +422,7 @@ func (r *runner) start(t *table, m *Message, k int) bool {
 // payload runs the payload handler, or what takes its place, for a segment that
 // was claimed.
 func (r *runner) payload(t *table, m *Message, k int) bool {
-	c, req := m.ctx, &r.her
+	c := m.ctx
 	code, ok := Success, true
 	var mine bool
 	what := payloadCall
@@ -391,11 +438,14 @@ func (r *runner) payload(t *table, m *Message, k int) bool {
 	default:
 		mine = r.back(c.id, k)
 	}
-	if !mine {
-		return false
-	}
+	return mine && r.paid(t, m, k, what, code, ok)
+}
+
+// paid is the rest of payload, when a handler has returned.
+func (r *runner) paid(t *table, m *Message, k int, what call, code Code, ok bool) bool {
+	req := &r.her
 	if !ok || code != Success && code != Drop {
-		if req.action == keep {
+		if req.action == keep && req.kept != nil {
 			req.kept.job = releaseJob // the header handler's: the segment finishes now
 		}
 		if !r.fail(t, m, k, r.fault(what, code, ok), false) {
@@ -454,19 +504,29 @@ func (m *Message) sum(cause Cause) Result {
 // complete ends a message of which nothing is missing, or nothing will come any
 // more. r.result says which.
 func (r *runner) complete(t *table, m *Message, k int) bool {
-	c, acc := m.ctx, r.her.acc
-	if c.handlers.Completion != nil {
-		r.done.Task = r.her.Task
-		r.done.Result = r.result
-		code, ok, mine := r.call(c, completionCall, k)
-		if !mine {
-			return false
-		}
-		acc.Completions++
-		m.pending = m.pending || code&Pending != 0
-		if code &^= Pending; !ok || code != Success {
-			return r.fail(t, m, k, r.fault(completionCall, code, ok), true)
-		}
+	c := m.ctx
+	if c.handlers.Completion == nil {
+		return r.notify(t, m, k)
+	}
+	r.done.Task = r.her.Task
+	r.done.Result = r.result
+	code, ok, mine := r.call(c, completionCall, k)
+	if !mine {
+		return false
+	}
+	r.her.acc.Completions++
+	return r.concluded(t, m, k, completionCall, code, ok)
+}
+
+// concluded is the rest of complete, when a handler has returned.
+func (r *runner) concluded(t *table, m *Message, k int, what call, code Code, ok bool) bool {
+	m.pending = m.pending || code&Pending != 0
+	if code &^= Pending; !ok || code != Success {
+		return r.fail(t, m, k, r.fault(what, code, ok), true)
+	}
+	if r.pending != nil { // it goes on when the application has answered
+		r.pending = nil
+		return true
 	}
 	return r.notify(t, m, k)
 }

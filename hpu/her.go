@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 
 	"github.com/xspin/xspin/bpf"
+	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/mpq"
 	"github.com/xspin/xspin/packet"
 	"github.com/xspin/xspin/xsk"
@@ -17,7 +18,7 @@ import (
 
 // What a handler may be told when it asks for something.
 var (
-	ErrFull   = errors.New("ring full")        // no room on the tx ring or for the stack: try with a later packet
+	ErrFull   = hostq.ErrFull                  // no room on the tx ring or for the stack: try with a later packet
 	ErrFrames = errors.New("no frame left")    // all frames for sends of handlers are on their way
 	ErrSize   = errors.New("size not allowed") // longer than a frame, or than the packet
 	ErrTwice  = errors.New("already sent, kept or handed on")
@@ -46,9 +47,11 @@ type HER struct {
 
 	seg     mpq.Segment // in contexts with messages
 	ask     Ask
-	payload int   // where it begins
-	from    *port // where the packet came from, if that is not the batch's port
-	late    bool  // see her
+	trig    *triggered // the message is the host's
+	payload int        // where it begins
+	data    []byte // payload that is not in a frame: see Trigger
+	from    *port  // where the packet came from, if that is not the batch's port
+	late    bool   // see her
 	parsed  bool
 	headers packet.Headers
 	action  action
@@ -124,6 +127,10 @@ func (h *HER) PayloadLen() int {
 // Payload yields the bytes that the packet brings to its message, buffer by buffer.
 func (h *HER) Payload() iter.Seq[[]byte] {
 	return func(yield func([]byte) bool) {
+		if len(h.data) > 0 {
+			yield(h.data)
+			return
+		}
 		off, n := h.payload, h.seg.Len
 		if h.msg == nil {
 			off, n = h.Headers().Payload, h.Headers().PayloadLen
@@ -162,7 +169,7 @@ func (h *HER) deposit() error {
 	}
 	at := b.Place + int64(h.seg.Offset)
 	// The usual case is one buffer: no iterator needed.
-	if off, n := h.payload, h.seg.Len; off+n <= len(h.head) {
+	if off, n := h.payload, h.seg.Len; h.data == nil && off+n <= len(h.head) {
 		_, err := b.Window.WriteAt(h.head[off:off+n], at)
 		return err
 	}
@@ -174,6 +181,8 @@ func (h *HER) deposit() error {
 	}
 	return nil
 }
+
+var errNoPacket = fmt.Errorf("send, keep or hand on a message of the host's: %w: there is no packet", ErrHere)
 
 var errNoWindow = errors.New("the message has no window")
 
@@ -216,6 +225,9 @@ func (h *HER) Send() error {
 	if h.action != recycle {
 		return fmt.Errorf("send: %w", ErrTwice)
 	}
+	if len(h.segs) == 0 {
+		return errNoPacket
+	}
 	if !h.r.reserve(len(h.segs)) {
 		h.acc.SendFull++
 		return fmt.Errorf("send: HPU %d, queue %d: %w", h.port.hpu, h.port.queue, ErrFull)
@@ -230,6 +242,9 @@ func (h *HER) Send() error {
 func (h *HER) ToStack() error {
 	if h.r.pool.cfg.Stack == nil {
 		return fmt.Errorf("hand packet to the stack: %w", errors.ErrUnsupported)
+	}
+	if len(h.segs) == 0 {
+		return errNoPacket
 	}
 	h.completeChecksum()
 	if err := h.r.pool.cfg.Stack.Inject(h.size, h.CopyTo); err != nil {
@@ -276,6 +291,9 @@ func (h *HER) Keep() (*Kept, error) {
 	if h.action != recycle {
 		return nil, fmt.Errorf("keep: %w", ErrTwice)
 	}
+	if len(h.segs) == 0 {
+		return nil, errNoPacket
+	}
 	h.action = keep
 	h.kept = h.keep()
 	if h.msg != nil {
@@ -287,21 +305,22 @@ func (h *HER) Keep() (*Kept, error) {
 
 // keep makes a Kept of the packet.
 func (h *HER) keep() *Kept {
-	k := &Kept{
-		pool:    h.r.pool,
-		worker:  h.r.w,
-		port:    h.origin(),
-		account: h.account(),
-		size:    h.size,
-		meta:    h.meta,
-		job:     releaseJob,
-		msg:     h.msg,
-		seg:     h.seg,
-		ask:     h.ask,
-	}
-	k.all = append(k.all, h.all...)
-	k.segs = k.all[:len(h.segs)]
+	k := new(Kept)
+	h.keepAs(k)
 	return k
+}
+
+func (h *HER) keepAs(k *Kept) {
+	k.pool = h.r.pool
+	k.worker = h.r.w
+	k.port = h.origin()
+	k.account = h.account()
+	k.size = h.size
+	k.meta = h.meta
+	k.job = releaseJob
+	k.msg, k.seg, k.ask = h.msg, h.seg, h.ask
+	k.all = append(k.all[:0], h.all...)
+	k.segs = k.all[:len(h.segs)]
 }
 
 // hold keeps the packet until the header handler of its message has run.
@@ -337,7 +356,9 @@ type Kept struct {
 	msg  *Message
 	seg  mpq.Segment
 	ask  Ask
-	drop bool // its handler said Drop
+	drop bool          // its handler said Drop
+	cont *continuation // that it is part of
+	data []byte        // with cont: payload that is not in a frame
 }
 
 // Len returns the packet's length in bytes.

@@ -14,6 +14,10 @@ const (
 	finishJob             // a packet that its payload handler had kept
 	expireJob             // a message whose time is up
 	notifyJob             // a message whose event waits
+	contJob               // a continuation whose answer has come
+	initJob               // the init handler
+	timerJob              // the timer handler
+	triggerJob            // a slice of a message of the host's
 )
 
 // serveJobs runs HERs of packets that come from elsewhere than from a ring.

@@ -28,6 +28,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/bpf"
+	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/internal/clock"
 	"github.com/xspin/xspin/xsk"
 )
@@ -166,8 +167,9 @@ type Pool struct {
 	spare []uint64
 	own   []xsk.Desc // the NIC's own frames, waiting for worker 0
 
-	messaging atomic.Pointer[[]*Context] // contexts with messages; written under mu
-	ending    atomic.Int32               // how many of them end all their messages
+	timed   atomic.Pointer[[]*Context] // contexts with messages or a timer; written under mu
+	hosting atomic.Pointer[[]*Context] // contexts with an application; written under mu
+	ending  atomic.Int32               // how many of them end all their messages
 }
 
 // New returns a pool that runs.
@@ -246,10 +248,36 @@ func (p *Pool) Install(c *Context) error {
 	if c.msgs != nil && c.msgs.tables == nil {
 		c.msgs.open(len(p.workers))
 	}
+	if l, ok := c.res.Host.(interface{ Layout() hostq.Layout }); ok && l.Layout().Lanes != len(p.workers) {
+		return fmt.Errorf("the pair of context %d has %d lanes: one for each of the %d workers is needed", c.id, l.Layout().Lanes, len(p.workers))
+	}
 	if !p.contexts[c.id].CompareAndSwap(nil, c) {
 		return fmt.Errorf("context id %d is in use", c.id)
 	}
+	if err := p.bells(c, unix.EPOLL_CTL_ADD); err != nil {
+		p.contexts[c.id].Store(nil)
+		return err
+	}
 	p.keepTime(c, true)
+	return nil
+}
+
+// bells has the workers hear an application that answers, or no longer.
+func (p *Pool) bells(c *Context, op int) error {
+	if c.res.Host == nil {
+		return nil
+	}
+	for _, w := range p.workers {
+		fd := c.res.Host.Bell(w.id)
+		if fd < 0 {
+			continue
+		}
+		// Edge-triggered: nobody has to read for it to be quiet again.
+		ev := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET, Fd: int32(fd)}
+		if err := unix.EpollCtl(w.ep, op, fd, &ev); err != nil {
+			return fmt.Errorf("epoll_ctl: bell of context %d, descriptor %d: %w", c.id, fd, err)
+		}
+	}
 	return nil
 }
 
@@ -282,6 +310,9 @@ func (p *Pool) Drain(c *Context, d time.Duration) error {
 		if c.msgs != nil && (p.inFlight(c) <= c.msgs.queue.Held() || time.Now().After(half)) {
 			p.setEnding(c, true)
 		}
+		if c.res.Host != nil && time.Now().After(half) {
+			c.res.Host.Detach() // who has not answered will not be waited for
+		}
 		p.wake()
 		time.Sleep(time.Millisecond)
 	}
@@ -299,8 +330,10 @@ func (p *Pool) Drain(c *Context, d time.Duration) error {
 			time.Sleep(time.Millisecond)
 		}
 	}
-	p.contexts[c.id].CompareAndSwap(c, nil)
-	p.keepTime(c, false)
+	if p.contexts[c.id].CompareAndSwap(c, nil) {
+		p.keepTime(c, false)
+		_ = p.bells(c, unix.EPOLL_CTL_DEL) // the application may have the other end for longer
+	}
 	if p.Idle(c) {
 		for i := range c.buckets.Size {
 			atomic.StoreUint64(&p.cfg.Buckets[c.buckets.Base+i], 0)
@@ -401,6 +434,11 @@ func (p *Pool) wake() {
 // Close stops the workers and waits for them, but not for handlers that were
 // given up: those keep the memory they may still touch, and Stuck tells so.
 func (p *Pool) Close() {
+	if list := p.hosting.Load(); list != nil {
+		for _, c := range *list {
+			c.res.Host.Detach() // continuations run now
+		}
+	}
 	p.mu.Lock()
 	first := !p.closed.Swap(true)
 	p.mu.Unlock()

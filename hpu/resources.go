@@ -4,6 +4,7 @@ package hpu
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"time"
 
@@ -21,12 +22,27 @@ type Resources struct {
 	Memory []byte
 	PerHPU []byte
 
-	Host     *hostq.Pair   // to the application. Its lanes are the workers
+	Host     Host          // to the application. Its lanes are the workers
 	Full     Full          // what to do when its request ring is full
 	Timer    time.Duration // how often Handlers.Timer runs, at least 1 ms. 0: never
 	Resolver Resolver      // for Task.Resolve and Task.SendUDP
 	Log      LogSink       // for Task.Logf. Defaults to the pool's logger
 }
+
+// A Host is the way to an application; *hostq.Pair is one.
+type Host interface {
+	Request(lane int, r *hostq.Request, user any) (id uint64, err error)
+	Poll(lane, most int, f func(*hostq.Response)) int
+	Cancel(id uint64) bool
+	Outstanding(lane int) int
+	Bell(lane int) int // a descriptor for epoll, -1 for none
+	Arm(lane int) bool
+	Disarm(lane int)
+	Counter(i int) *hostq.Counter
+	Detach()
+}
+
+var _ Host = (*hostq.Pair)(nil)
 
 // A NamedWindow is a window as handlers find it.
 type NamedWindow struct {
@@ -51,6 +67,13 @@ type Hop struct {
 	MAC       [6]byte // of the destination, or of the gateway to it
 	MTU       int     // of the interface
 }
+
+// Errors of what handlers ask for.
+var (
+	ErrNoHost = errors.New("the context has no application to ask")
+	ErrTime   = errors.New("no answer in time")
+	ErrHere   = errors.New("not in a handler of this kind")
+)
 
 // ErrUnresolved says that the way to a destination is not known yet: it has been asked
 // for, so try again with a later packet.
@@ -87,4 +110,55 @@ type TapRecord struct {
 	Message bool   // Number, Offset and EOM are there
 	Verdict string // what became of it, a constant: "success", "drop", "sent", "kept", "held", "duplicate", ...
 	Size    int    // of the frame, which may be cut
+}
+
+// check tells what is wrong with resources for a context with these handlers.
+func (r *Resources) check(h *Handlers) error {
+	switch {
+	case r.Timer != 0 && r.Timer < time.Millisecond:
+		return fmt.Errorf("timer of %v: at least 1ms", r.Timer)
+	case (r.Timer != 0) != (h.Timer != nil):
+		return errors.New("a timer without a timer handler, or the other way round")
+	case r.Full < FullFails || r.Full > FullWaits:
+		return fmt.Errorf("%d says nothing about a full request ring", r.Full)
+	}
+	return nil
+}
+
+// SetResources gives the context what its handlers may use. Before Pool.Install.
+func (c *Context) SetResources(r Resources) error {
+	if err := r.check(&c.handlers); err != nil {
+		return err
+	}
+	c.res = r
+	return nil
+}
+
+// Window returns one of the context's windows, nil if there is none of that name.
+func (t *Task) Window(name string) Window {
+	for i := range t.ctx.res.Windows {
+		if w := &t.ctx.res.Windows[i]; w.Name == name {
+			return w.Window
+		}
+	}
+	return nil
+}
+
+// Memory returns the context's HPU memory. Other HPUs use it at the same time, and
+// other contexts may: it is for sync/atomic, or for one writer.
+func (t *Task) Memory() []byte { return t.ctx.res.Memory }
+
+// HPUMemory returns the HPU's own part of the context's memory.
+func (t *Task) HPUMemory() []byte {
+	all := t.ctx.res.PerHPU
+	n := len(all) / t.HPUs()
+	return all[t.port.hpu*n:][:n:n]
+}
+
+// Counter returns counting event i of the application's, nil without one.
+func (t *Task) Counter(i int) *hostq.Counter {
+	if t.ctx.res.Host == nil {
+		return nil
+	}
+	return t.ctx.res.Host.Counter(i)
 }

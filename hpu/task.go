@@ -64,7 +64,12 @@ func (t *Task) Count(i int, v uint64) {
 	c.Count++
 }
 
-// Logf writes a line to the NIC's log.
+// Logf writes a line to the context's log.
 func (t *Task) Logf(format string, args ...any) {
+	if sink := t.ctx.res.Log; sink != nil {
+		t.r.line = fmt.Appendf(t.r.line[:0], format, args...)
+		sink.Log(t.Now(), t.port.hpu, t.r.line)
+		return
+	}
 	t.r.pool.cfg.Logger.Info(fmt.Sprintf(format, args...), "context", t.ctx.name, "hpu", t.port.hpu)
 }

@@ -5,6 +5,7 @@ package hpu
 import (
 	"errors"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/xspin/xspin/internal/clock"
@@ -14,9 +15,9 @@ import (
 // timerEvery is how often workers look at the time of messages.
 const timerEvery = time.Millisecond
 
-// timers ends messages whose time is up, and does what was put off. It returns
-// whether there was something to do, and false if the runner was abandoned.
-func (r *runner) timers() (worked, ok bool) {
+// errandsAndTimers runs what is not a packet from a ring. It returns whether there was
+// something to do, and false if the runner was abandoned.
+func (r *runner) errandsAndTimers() (worked, ok bool) {
 	if jobs := r.w.jobs; len(jobs) > 0 {
 		worked = true
 		r.w.jobs = nil
@@ -24,22 +25,34 @@ func (r *runner) timers() (worked, ok bool) {
 			return worked, false
 		}
 	}
-	list := r.pool.messaging.Load()
-	if list == nil || len(*list) == 0 {
+	if len(r.w.chores) > 0 || len(r.w.triggers) > 0 {
+		worked = true
+		if !r.errands() {
+			return worked, false
+		}
+	}
+	list := r.pool.timed.Load()
+	if list == nil {
 		return worked, true
 	}
+	return worked, r.timers(*list)
+}
+
+// timers ends messages whose time is up, runs timer handlers, and does what was put
+// off. It returns false if the runner was abandoned.
+func (r *runner) timers(list []*Context) bool {
 	now := r.pool.scale.Ticks()
 	if r.pool.scale.Nanoseconds(now-r.timed) < int64(timerEvery) && r.pool.ending.Load() == 0 {
-		return worked, true
+		return true
 	}
 	r.timed = now
-	for _, c := range *list {
+	for _, c := range list {
 		if c.halt.Load() != 0 {
 			r.pool.flush(c)
 			continue
 		}
-		if !r.expired(c) {
-			return worked, false
+		if !r.tick1(c) || c.msgs != nil && !r.expired(c) {
+			return false
 		}
 	}
 	// Each once. What retry does not get to is the next runner's.
@@ -47,10 +60,10 @@ func (r *runner) timers() (worked, ok bool) {
 		d := r.w.deferred[0]
 		r.w.deferred = slices.Delete(r.w.deferred, 0, 1)
 		if !r.retry(d) {
-			return worked, false
+			return false
 		}
 	}
-	return worked, true
+	return true
 }
 
 // expired ends what is to end of a context's messages: a batch of each table's, for
@@ -178,6 +191,9 @@ func (r *runner) retry(d *deferred) bool {
 // tables are not touched any more, and nothing more is held.
 func (p *Pool) flush(c *Context) {
 	ms := c.msgs
+	if ms == nil {
+		return
+	}
 	ms.mu.Lock()
 	var held []*Kept
 	if !ms.flushed {
@@ -201,13 +217,19 @@ func (r *runner) nextTimer() int {
 	if len(r.w.deferred) > 0 || len(r.w.jobs) > 0 {
 		return soon
 	}
-	list := r.pool.messaging.Load()
+	list := r.pool.timed.Load()
 	if list == nil {
 		return -1
 	}
 	next := int64(0)
 	for _, c := range *list {
 		if c.halt.Load() != 0 {
+			continue
+		}
+		if c.res.Timer != 0 && c.ready.Load() && r.pool.home(c) == r.w && (next == 0 || c.tick < next) {
+			next = max(c.tick, 1)
+		}
+		if c.msgs == nil {
 			continue
 		}
 		for i := range c.msgs.tables {
@@ -254,25 +276,37 @@ func (p *Pool) setEnding(c *Context, on bool) {
 	}
 }
 
-// keepTime keeps the list of contexts with messages.
+// keepTime keeps the lists of contexts with messages or timers, and of those with an
+// application.
 func (p *Pool) keepTime(c *Context, on bool) {
-	if c.msgs == nil {
-		return
-	}
 	if !on {
 		defer p.flush(c) // no worker will
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if c.msgs != nil || c.res.Timer != 0 {
+		enlist(&p.timed, c, on)
+	}
+	if c.res.Host != nil {
+		enlist(&p.hosting, c, on)
+	}
+}
+
+// enlist adds a context to a list, or takes it away. Nil is the empty list.
+func enlist(to *atomic.Pointer[[]*Context], c *Context, on bool) {
 	var list []*Context
-	if old := p.messaging.Load(); old != nil {
+	if old := to.Load(); old != nil {
 		list = slices.Clone(*old)
 	}
 	list = slices.DeleteFunc(list, func(x *Context) bool { return x == c })
 	if on {
 		list = append(list, c)
 	}
-	p.messaging.Store(&list)
+	if len(list) == 0 {
+		to.Store(nil)
+		return
+	}
+	to.Store(&list)
 }
 
 // open returns how many messages the context has in flight.

@@ -76,7 +76,11 @@ func (w *waiter) idle() {
 	if due := r.nextTimer(); due >= 0 && (timeout < 0 || due < timeout) {
 		timeout = due
 	}
+	if !r.arm() {
+		return
+	}
 	r.sleep(timeout)
+	r.disarm()
 	woke := clock.Monotonic()
 	w.adapt(woke - now)
 	w.since = woke

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/bpf"
+	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/internal/clock"
 	"github.com/xspin/xspin/mpq"
 	"github.com/xspin/xspin/xsk"
@@ -62,7 +63,9 @@ type her struct {
 	msg   *Message
 	cause Cause
 
-	deferred *deferred // what waits, of a message whose event is tried again
+	deferred *deferred  // what waits, of a message whose event is tried again
+	trig     *triggered // with triggerJob
+	errand   *errand    // that somebody waits for; Optional
 }
 
 func (p *port) occupancy() uint32 {
@@ -84,9 +87,13 @@ type worker struct {
 	aside    int         // of the room on a tx ring: what the NIC's own frames leave to handlers
 	jobs     []*Kept     // packets to run, or run again
 	deferred []*deferred // messages whose events wait
+	chores   []*errand
+	triggers []hostMessage
+	numbers  uint32 // of messages of the host's
 
 	returned []*Kept     // finished behind the worker's back; guarded by Pool.mu
-	hasWork  atomic.Bool // returned, and for worker 0 Pool.own, may have some
+	errands  []*errand   // guarded by Pool.mu
+	hasWork  atomic.Bool // returned, errands, and for worker 0 Pool.own, may have some
 
 	current atomic.Pointer[runner]
 }
@@ -236,6 +243,22 @@ type runner struct {
 	unbinding  *Message
 	unbound    Result
 	note       MessageEvent
+	what       call
+	initErr    error
+	refused    int    // segments for which there was no place
+	slice      []byte // of a message of the host's
+	frame      []byte // as it came, for a tap
+	verdict    string // on it
+	line       []byte // of the log
+	record     TapRecord
+
+	// Requests to applications.
+	ask     hostq.Request
+	onReply func(*hostq.Response)
+	polling bool            // no handler runs: what is the worker's may be touched
+	conts   []*continuation // to use again
+	cont    *continuation   // that runs
+	pending *continuation   // that the completion handler has asked for
 	peer       peer
 	buf, buf2  [256]byte
 }
@@ -263,7 +286,9 @@ func (p *Pool) launch(w *worker, cut *takeover) {
 		w:     w,
 		spare: make([]uint64, 0, 2*spareCache),
 		dirty: make([]uint16, 0, bpf.MaxContexts),
+		conts: make([]*continuation, 0, 2*batchSize),
 	}
+	r.onReply = r.reply
 	w.current.Store(r)
 	p.wg.Add(1)
 	go func() {
@@ -304,7 +329,10 @@ func (r *runner) main(cut *takeover) bool {
 		if r.w.hasWork.Load() && r.housework() {
 			worked = true
 		}
-		did, ok := r.timers()
+		if r.replies() {
+			worked = true
+		}
+		did, ok := r.errandsAndTimers()
 		if !ok {
 			r.leave()
 			return false
@@ -366,7 +394,7 @@ func (r *runner) take(p *port) {
 		h := &r.hers[r.count]
 		h.first, h.last = i, j+1
 		i = j + 1
-		h.job, h.from, h.kept, h.msg = packetJob, nil, nil, nil
+		h.job, h.from, h.kept, h.msg, h.errand = packetJob, nil, nil, nil, nil
 		if r.inspect(p, h) {
 			r.count++
 		}
@@ -441,17 +469,18 @@ func (r *runner) run(p *port, k int) bool {
 		req.r, req.ctx, req.port, req.msg = r, c, p, nil
 		req.meta, req.late, req.from = h.meta, h.late, h.from
 		req.all = r.descs[h.first:h.last:h.last]
-		req.action = recycle
+		req.action, req.kept, req.data, req.trig = recycle, nil, nil, nil
 		r.sent, r.acked = 0, 0
-		if c == nil || c.halt.Load() != 0 || h.job == releaseJob || c.msgs == nil && c.handlers.Payload == nil {
+		fromRing := h.job == packetJob || h.job == replayJob
+		if c == nil || c.halt.Load() != 0 || h.job == releaseJob || fromRing && c.msgs == nil && c.handlers.Payload == nil {
 			r.results[k] = result{sends: r.made}
-			if c != nil && (h.job == packetJob || h.job == replayJob) {
+			if c != nil && fromRing {
 				r.account(c).Unrun++
 			}
 			continue
 		}
 		req.acc = r.account(c)
-		req.segs = req.all
+		req.segs, req.head, req.size = req.all, nil, 0
 		if len(req.all) > 0 {
 			req.size = int(req.all[0].Len)
 			for _, d := range req.all[1:] {
@@ -460,7 +489,11 @@ func (r *runner) run(p *port, k int) bool {
 			req.head = r.pool.cfg.Memory.Bytes(req.all[0].Addr, int(req.all[0].Len))
 		}
 		req.parsed = false
-		if !r.her1(c, h, k) {
+		if tap := c.tap.Load(); tap != nil && h.job == packetJob {
+			if !r.tapped(*tap, c, h, k) {
+				return false
+			}
+		} else if !r.her1(c, h, k) {
 			return false
 		}
 		r.results[k] = result{action: req.action, segs: len(req.segs), sends: r.made}
@@ -471,6 +504,18 @@ func (r *runner) run(p *port, k int) bool {
 // her1 runs HER k. It returns false if the runner was abandoned.
 func (r *runner) her1(c *Context, h *her, k int) bool {
 	switch {
+	case h.job == contJob:
+		cont := h.kept.cont
+		if !r.resumed(c, h, k) {
+			return false
+		}
+		r.cont = nil
+		r.over(cont)
+		return true
+	case h.job == triggerJob:
+		return r.hostSlice(c, h, k)
+	case h.job == initJob || h.job == timerJob:
+		return r.called(c, h)
 	case c.msgs == nil:
 		return r.packet(c, k)
 	case h.job == packetJob || h.job == replayJob:
@@ -508,19 +553,23 @@ func (r *runner) packet(c *Context, k int) bool {
 	}
 	switch code {
 	case Success:
-		var ok bool
-		if code, ok = r.invoke(c, payloadCall); c.handlers.Completion == nil || !ok || code != Success && code != Drop {
-			return true
-		}
-		if !r.enter(c.id, k) {
-			return false
-		}
+		code, ok := r.invoke(c, payloadCall)
+		return r.afterPayload(c, k, code, ok)
 	case Drop, Proceed: // no payload handler, and there is no window
-	default:
+		return r.afterPayload(c, k, code, true)
+	}
+	return true
+}
+
+// afterPayload is the rest of packet, when the payload handler has finished.
+func (r *runner) afterPayload(c *Context, k int, code Code, ok bool) bool {
+	req := &r.her
+	asked := req.action == keep && req.kept.cont != nil
+	if c.handlers.Completion == nil || asked || !ok || code != Success && code != Drop && code != Proceed {
 		return true
 	}
-	if c.handlers.Completion == nil {
-		return true
+	if !r.enter(c.id, k) {
+		return false
 	}
 	r.done.Task = req.Task
 	r.done.Result = Result{Length: uint64(req.Headers().PayloadLen)}
@@ -593,8 +642,16 @@ func (r *runner) settle(p *port, start int64) bool {
 	made := 0
 	for k := range r.count {
 		h, res := &r.hers[k], &r.results[k]
+		c := r.pool.contexts[h.meta.Context].Load()
+		var tap *Tap
+		if c != nil {
+			tap = c.tap.Load()
+		}
 		for ; made < res.sends; made++ {
 			d := r.sends[made]
+			if tap != nil {
+				r.tapOut(*tap, p, h, mem.Bytes(d.Addr, int(d.Len)))
+			}
 			r.pool.records[mem.Frame(d.Addr)].Store(spareRecord)
 			w.txq = append(w.txq, d)
 		}
@@ -602,7 +659,7 @@ func (r *runner) settle(p *port, start int64) bool {
 		if h.from != nil {
 			from = h.from
 		}
-		acct := from.account(r.pool.contexts[h.meta.Context].Load(), &h.meta, h.late)
+		acct := from.account(c, &h.meta, h.late)
 		all := r.descs[h.first:h.last]
 		sent := 0
 		switch res.action {
@@ -610,6 +667,12 @@ func (r *runner) settle(p *port, start int64) bool {
 			continue
 		case send:
 			sent = res.segs
+			if tap != nil {
+				if r.frame == nil {
+					r.frame = make([]byte, maxFrame)
+				}
+				r.tapOut(*tap, p, h, r.frame[:copyTo(mem, all[:sent], r.frame, 0)])
+			}
 		}
 		for i, d := range all {
 			a := acct

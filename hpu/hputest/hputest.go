@@ -1,0 +1,470 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package hputest runs the handlers of an execution context in a test: without a NIC,
+// without privileges, and without waiting for anything but the handlers.
+//
+//	func TestEcho(t *testing.T) {
+//		n := hputest.New(t, hputest.Config{
+//			Handlers: hpu.Handlers{Payload: echo},
+//			Rulesets: []matcher.Ruleset{matcher.UDPPort(7)},
+//		})
+//		out := n.Packet(hputest.UDP(hputest.Peer(4000), hputest.Here(7), []byte("hello")))
+//		if out.Code() != hpu.Success || len(out.Sent) != 1 { ... }
+//	}
+//
+// What runs the handlers is package hpu itself, on rings whose other end the test has.
+// Rulesets and formats are read by package matcher's reference, as the XDP program
+// reads them. The application is the test: see [NIC.Answer].
+//
+// There is one worker, whatever the number of HPUs, so handlers run one after the
+// other, and a test does the same each time. Methods of a [NIC] return when
+// everything has been done that they have begun. They are for the test's goroutine.
+package hputest
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"log/slog"
+	"math"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/xspin/xspin/bpf"
+	"github.com/xspin/xspin/hostq"
+	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/matcher"
+	"github.com/xspin/xspin/mpq"
+)
+
+// Config describes the context under test. Only Handlers is required.
+type Config struct {
+	hpu.Handlers
+	Rulesets []matcher.Ruleset // that bring packets. Defaults to matcher.MatchAll
+	Format   *matcher.Format   // of messages. Defaults to that of the rulesets, or to `packet`
+	HPUs     int               // Defaults to 1
+
+	// Of formats with messages.
+	State      int               // bytes of state of each
+	Initial    []byte            // what that begins with
+	Binder     hpu.Binder        // Defaults to the first window for all, at its begin
+	Protocol   hpu.Protocol      // Defaults to SLMP for the predefined formats of it
+	Checksums  hpu.Checksums     // Defaults to hpu.VerifyComplete
+	Incomplete mpq.Incomplete    // how messages end of which something is missing
+	Windows    []hpu.NamedWindow // such as {"in", make(hpu.Memory, 4096)}
+
+	Memory    []byte       // HPU memory of the context
+	HPUMemory int          // bytes of each HPU
+	Queue     bool         // there is an application, see NIC.Answer
+	Requests  int          // how many fit into the ring to it. Defaults to hostq.DefaultRequests
+	Full      hpu.Full     // what happens when that is full
+	Resolver  hpu.Resolver // Defaults to one that knows all IPv4 addresses, see Hop
+
+	Buffer int           // bytes of a frame in each of its buffers. Defaults to all that fit
+	TxRing int           // frames that a batch can send. Defaults to 256
+	Limit  time.Duration // that a handler may run. Defaults to 10 s
+}
+
+// A NIC is a context with handlers under test.
+type NIC struct {
+	t       testing.TB
+	cfg     Config
+	wire    *wire
+	pool    *hpu.Pool
+	ctx     *hpu.Context
+	table   *matcher.Table
+	app     *application // nil without Queue
+	answer  func(Request) Answer
+	task    func(*hpu.Task) error
+	next    int // HPU of the next packet that has no message
+
+	mu   sync.Mutex // of out, which the worker writes too
+	out  Outcome
+	over bool // the test has ended
+}
+
+// An Outcome is what packets and other things that a test did have led to.
+type Outcome struct {
+	Verdicts []matcher.Verdict  // of the packets; those that are not delivered went to the Linux stack
+	Calls    []Call             // of handlers, in order
+	Sent     [][]byte           // frames, in order: those of handlers, and acknowledgements
+	Stack    [][]byte           // packets that handlers handed to the Linux stack
+	Messages []hpu.MessageEvent // ends and failures of messages
+	Faults   []hpu.Event        // what went wrong in handlers
+	Requests []Request          // that the application got, answered or not
+	Log      []string           // lines of Task.Logf
+}
+
+// A Call is a handler that ran.
+type Call struct {
+	Handler string // "header", "payload", "completion", "init", "timer"
+	HPU     int
+	Code    hpu.Code // hpu.Fail if it panicked
+	Panic   any
+}
+
+// Code returns what the last handler returned; it is -1 if none ran.
+func (o *Outcome) Code() hpu.Code {
+	if len(o.Calls) == 0 {
+		return -1
+	}
+	return o.Calls[len(o.Calls)-1].Code
+}
+
+// New installs the context on a NIC of its own, and runs its init handler: an error of
+// that ends the test. All is taken away when the test ends; packets that handlers have
+// kept and not released by then are errors.
+func New(t testing.TB, cfg Config) *NIC {
+	t.Helper()
+	n := &NIC{t: t, cfg: cfg}
+	if err := n.open(); err != nil {
+		t.Fatalf("hputest: %v", err)
+	}
+	return n
+}
+
+const contextID = 1
+
+func (n *NIC) open() (err error) {
+	cfg := &n.cfg
+	cfg.HPUs = cmp.Or(cfg.HPUs, 1)
+	cfg.TxRing = cmp.Or(cfg.TxRing, 256)
+	cfg.Limit = cmp.Or(cfg.Limit, 10*time.Second)
+	cfg.Requests = cmp.Or(cfg.Requests, hostq.DefaultRequests)
+	if cfg.HPUs < 1 || cfg.HPUs > bpf.MaxHPUs {
+		return fmt.Errorf("%d HPUs: possible are 1..%d", cfg.HPUs, bpf.MaxHPUs)
+	}
+	if err := n.match(); err != nil {
+		return err
+	}
+	if n.wire, err = newWire(cfg.HPUs, cfg.TxRing); err != nil {
+		return err
+	}
+	cfg.Buffer = cmp.Or(cfg.Buffer, n.wire.room())
+	if cfg.Buffer < 64 || cfg.Buffer > n.wire.room() {
+		n.wire.close()
+		return fmt.Errorf("buffers of %d bytes: possible are 64..%d", cfg.Buffer, n.wire.room())
+	}
+	queue := hpu.Queue{Frames: n.wire, Shared: n.wire.queue}
+	for _, r := range n.wire.rings {
+		queue.Rings = append(queue.Rings, r)
+	}
+	n.pool, err = hpu.New(hpu.Config{
+		Memory: n.wire.mem, Queues: []hpu.Queue{queue}, Share: n.wire.share, Buckets: make([]uint64, 1), Spare: n.wire.spare(),
+		Stack: stack{n}, Workers: 1, Wait: hpu.Sleep, Limit: cfg.Limit,
+		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), // Faults has it all
+	})
+	if err != nil {
+		n.wire.close()
+		return err
+	}
+	n.t.Cleanup(n.close)
+	if err := n.install(); err != nil {
+		return err
+	}
+	if cfg.Init == nil {
+		return nil
+	}
+	return n.run(func(t *hpu.Task) error {
+		err := error(nil)
+		n.call("init", t, func() (code hpu.Code) {
+			if err = cfg.Init(t); err != nil {
+				code = hpu.Fail
+			}
+			return code
+		})
+		return err
+	})
+}
+
+// match makes the matching table.
+func (n *NIC) match() error {
+	cfg := &n.cfg
+	if len(cfg.Rulesets) == 0 {
+		cfg.Rulesets = []matcher.Ruleset{matcher.MatchAll()}
+	}
+	if cfg.Format == nil {
+		cfg.Format = matcher.FormatByName(cmp.Or(cfg.Rulesets[0].Format, "packet"))
+		if cfg.Format == nil {
+			return fmt.Errorf("message format %q: there are %v", cfg.Rulesets[0].Format, matcher.FormatNames())
+		}
+	}
+	n.table = &matcher.Table{Entries: map[int]matcher.Entry{}}
+	for i, rs := range cfg.Rulesets {
+		n.table.Entries[i] = matcher.Entry{Ruleset: rs, Context: contextID, Format: cfg.Format}
+	}
+	return n.table.Validate()
+}
+
+func (n *NIC) install() (err error) {
+	cfg := &n.cfg
+	f := cfg.Format
+	ending := len(f.Key) > 0 && f.EOM != nil && *f.EOM != matcher.False
+	h := n.watched()
+	if !ending {
+		if len(f.Key) > 0 && (h.Header != nil || h.Completion != nil) {
+			return fmt.Errorf("messages of format %s never end: there can be no header and no completion handler", f.Name)
+		}
+		n.ctx = hpu.NewContext(contextID, "test", h, bpf.Range{})
+	} else {
+		mc := hpu.MessageConfig{
+			Config: mpq.Config{Incomplete: cfg.Incomplete},
+			Format: f, Protocol: cfg.Protocol, Binder: cfg.Binder, Default: hpu.Binding{Events: events{n}},
+			State: cfg.State, Initial: cfg.Initial, Checksums: cfg.Checksums,
+		}
+		if len(cfg.Windows) > 0 {
+			mc.Default.Window = cfg.Windows[0].Window
+		}
+		if mc.Protocol == nil && (f.Name == "slmp" || f.Name == "slmp6") {
+			mc.Protocol = slmpProtocol{}
+		}
+		if n.ctx, err = hpu.NewMessageContext(contextID, "test", h, bpf.Range{}, math.MaxUint64, mc); err != nil {
+			return err
+		}
+	}
+	res := hpu.Resources{
+		Windows: cfg.Windows, Memory: cfg.Memory, PerHPU: make([]byte, cfg.HPUs*cfg.HPUMemory),
+		Full: cfg.Full, Resolver: cfg.Resolver, Log: logSink{n},
+	}
+	if cfg.Queue {
+		n.app = &application{w: n.wire, slots: cfg.Requests, asked: map[uint64]asked{}}
+		res.Host = n.app
+	}
+	if res.Resolver == nil {
+		res.Resolver = resolver{}
+	}
+	if err := n.ctx.SetResources(res); err != nil {
+		return err
+	}
+	return n.pool.Install(n.ctx)
+}
+
+// watched returns the context's handlers, which say what they return. The timer is not
+// among them: it runs when the test says so.
+func (n *NIC) watched() (h hpu.Handlers) {
+	if f := n.cfg.Header; f != nil {
+		h.Header = func(h *hpu.HER) hpu.Code {
+			return n.call("header", &h.Task, func() hpu.Code { return f(h) })
+		}
+	}
+	if f := n.cfg.Payload; f != nil {
+		h.Payload = func(h *hpu.HER) hpu.Code {
+			return n.call("payload", &h.Task, func() hpu.Code { return f(h) })
+		}
+	}
+	if f := n.cfg.Completion; f != nil {
+		h.Completion = func(c *hpu.Completion) hpu.Code {
+			return n.call("completion", &c.Task, func() hpu.Code { return f(c) })
+		}
+	}
+	h.Init = func(t *hpu.Task) error { return n.task(t) }
+	return h
+}
+
+// call calls a handler, and notes what it returns.
+func (n *NIC) call(name string, t *hpu.Task, f func() hpu.Code) (code hpu.Code) {
+	c := Call{Handler: name, HPU: t.HPU(), Code: hpu.Fail}
+	returned := false
+	defer func() {
+		if !returned {
+			c.Panic = recover()
+		}
+		n.note(func(o *Outcome) { o.Calls = append(o.Calls, c) })
+		if !returned {
+			panic(c.Panic) // the pool is to see it too
+		}
+	}()
+	c.Code = f()
+	returned = true
+	return c.Code
+}
+
+// note writes to the outcome, while there is somebody to read it.
+func (n *NIC) note(f func(*Outcome)) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !n.over {
+		f(&n.out)
+	}
+}
+
+// run runs f as a handler on HPU 0.
+func (n *NIC) run(f func(*hpu.Task) error) error {
+	n.task = f
+	return n.during(func() error { return n.pool.Init(n.ctx) })
+}
+
+// Packet has packets come, all at once, and returns what that led to. A packet of a
+// message goes to the HPU of that; others to one HPU after the other.
+func (n *NIC) Packet(frames ...[]byte) *Outcome {
+	n.t.Helper()
+	n.wire.mu.Lock()
+	var verdicts []matcher.Verdict
+	for i, f := range frames {
+		v := n.table.Match(f)
+		verdicts = append(verdicts, v)
+		if v.Action != matcher.Deliver {
+			continue
+		}
+		at := n.next % n.cfg.HPUs
+		if v.NKey > 0 {
+			at = int(hash(&v) % uint32(n.cfg.HPUs))
+		} else {
+			n.next++
+		}
+		if !n.wire.receive(at, f, &v, contextID, n.cfg.Buffer) {
+			n.wire.mu.Unlock()
+			n.t.Fatalf("hputest: no frame is left for packet %d of %d: handlers have kept %d packets", i+1, len(frames), n.pool.Kept())
+		}
+	}
+	n.wire.deliver()
+	n.wire.mu.Unlock()
+	n.note(func(o *Outcome) { o.Verdicts = verdicts })
+	return n.Settle()
+}
+
+// Tick runs the timer handler once.
+func (n *NIC) Tick() *Outcome {
+	n.t.Helper()
+	if n.cfg.Timer == nil {
+		n.t.Fatal("hputest: Tick: there is no timer handler")
+	}
+	_ = n.run(func(t *hpu.Task) error { // its code is in the outcome
+		if code := n.call("timer", t, func() hpu.Code { return n.cfg.Timer(t) }); code != hpu.Success && code != hpu.Drop {
+			return fmt.Errorf("timer handler: %v", code) // nothing that it sent is
+		}
+		return nil
+	})
+	return n.Settle()
+}
+
+// Trigger runs the handlers for a message of the host's.
+func (n *NIC) Trigger(tr hpu.Trigger) *Outcome {
+	n.t.Helper()
+	if err := n.during(func() error { return n.pool.Trigger(n.ctx, tr) }); err != nil {
+		n.t.Fatalf("hputest: trigger: %v", err)
+	}
+	return n.Settle()
+}
+
+// Answer has f answer requests of handlers, those that wait included, from the next
+// call of another method on. It is called by the test's goroutine. What it returns for
+// a request that wants no answer counts for nothing. Nil lets requests wait.
+func (n *NIC) Answer(f func(Request) Answer) {
+	n.t.Helper()
+	if n.app == nil {
+		n.t.Fatal("hputest: Answer: there is no application, set Config.Queue")
+	}
+	n.answer = f
+}
+
+// Detach is the end of the application: requests fail, also those that wait.
+func (n *NIC) Detach() *Outcome {
+	n.t.Helper()
+	if n.app == nil {
+		n.t.Fatal("hputest: Detach: there is no application, set Config.Queue")
+	}
+	n.app.Detach()
+	return n.Settle()
+}
+
+// Remove takes the context away, as a NIC does: messages that are open end.
+func (n *NIC) Remove() *Outcome {
+	n.t.Helper()
+	if err := n.during(func() error { return n.pool.Drain(n.ctx, n.cfg.Limit) }); err != nil {
+		n.t.Errorf("hputest: %v", err)
+	}
+	return n.Settle()
+}
+
+// Settle returns what has happened since the last Outcome, when nothing more does: for
+// what a test sets going by itself, such as the release of a packet that was kept.
+func (n *NIC) Settle() *Outcome {
+	n.t.Helper()
+	for !n.wire.settle(n.asked) {
+		n.serve()
+	}
+	sent := n.wire.take()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	out := n.out
+	n.out = Outcome{}
+	out.Sent = sent
+	if n.app != nil {
+		out.Requests = n.app.news()
+	}
+	for {
+		select {
+		case e := <-n.pool.Events():
+			out.Faults = append(out.Faults, e)
+			continue
+		default:
+		}
+		return &out
+	}
+}
+
+// during has something done by another goroutine, and is the application meanwhile.
+func (n *NIC) during(f func() error) (err error) {
+	w := n.wire
+	over := false
+	go func() {
+		e := f()
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		err, over = e, true
+		w.quiet.Broadcast()
+	}()
+	for {
+		w.mu.Lock()
+		for !over && !n.asked() {
+			w.quiet.Wait()
+		}
+		ended := over
+		w.mu.Unlock()
+		if ended {
+			return err
+		}
+		n.serve()
+	}
+}
+
+// asked tells whether there are requests that the test answers. The caller has the
+// wire's lock.
+func (n *NIC) asked() bool { return n.answer != nil && n.app != nil && len(n.app.waiting) > 0 }
+
+// serve is what the application does.
+func (n *NIC) serve() {
+	for n.answer != nil {
+		r, ok := n.app.take()
+		if !ok {
+			return
+		}
+		n.app.respond(r.id, n.answer(r.Request))
+	}
+}
+
+// Counter returns the value of counting event i.
+func (n *NIC) Counter(i int) uint64 {
+	n.t.Helper()
+	if n.app == nil {
+		n.t.Fatal("hputest: Counter: there is no application, set Config.Queue")
+	}
+	return n.app.Counter(i).Get()
+}
+
+// Stats returns the context's statistics, user counters included.
+func (n *NIC) Stats() hpu.ContextStats { return n.ctx.Stats() }
+
+func (n *NIC) close() {
+	kept := n.pool.Kept()
+	n.pool.Close()
+	n.mu.Lock()
+	n.over = true
+	n.mu.Unlock()
+	n.wire.close()
+	if kept > 0 {
+		n.t.Errorf("hputest: handlers have kept packets and not released %d", kept)
+	}
+}

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hputest
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/mpq"
+	"github.com/xspin/xspin/slmp"
+)
+
+// stack is the Linux stack.
+type stack struct{ n *NIC }
+
+// Inject implements hpu.Stack.
+func (s stack) Inject(size int, copyTo func([]byte, int) int) error {
+	b := make([]byte, size)
+	copyTo(b, 0)
+	s.n.note(func(o *Outcome) { o.Stack = append(o.Stack, b) })
+	return nil
+}
+
+// events takes the events of messages.
+type events struct{ n *NIC }
+
+// Post implements hpu.EventSink.
+func (s events) Post(e *hpu.MessageEvent) bool {
+	s.n.note(func(o *Outcome) { o.Messages = append(o.Messages, *e) })
+	return true
+}
+
+// logSink takes what handlers print.
+type logSink struct{ n *NIC }
+
+// Log implements hpu.LogSink.
+func (s logSink) Log(_ int64, _ int, text []byte) {
+	line := string(text)
+	s.n.note(func(o *Outcome) { o.Log = append(o.Log, line) })
+}
+
+// Hop is what handlers resolve addresses to, unless Config has another Resolver:
+// all are in reach at PeerMAC.
+func Hop() hpu.Hop {
+	return hpu.Hop{Source: HereAddr, SourceMAC: HereMAC, MAC: PeerMAC, MTU: 1500}
+}
+
+// resolver knows all IPv4 addresses.
+type resolver struct{}
+
+// Resolve implements hpu.Resolver.
+func (resolver) Resolve(dst netip.Addr) (hpu.Hop, error) {
+	if !dst.Is4() {
+		return hpu.Hop{}, fmt.Errorf("resolve %v: not an IPv4 address", dst)
+	}
+	return Hop(), nil
+}
+
+// slmpProtocol is SLMP as package nic has it, which cannot be imported here: its
+// handlers are tested with this package.
+type slmpProtocol struct{}
+
+// Inspect implements hpu.Protocol.
+func (slmpProtocol) Inspect(header []byte) (hpu.Ask, bool) {
+	h, err := slmp.ParseHeader(header[max(len(header)-slmp.HeaderLen, 0):])
+	if err != nil || h.Flags&slmp.ACK != 0 {
+		return hpu.Ask{}, false
+	}
+	return hpu.Ask{Flags: uint32(h.Flags), ID: h.ID, Offset: h.Offset}, true
+}
+
+// Answer implements hpu.Protocol.
+func (slmpProtocol) Answer(dst []byte, a hpu.Ask, o hpu.Outcome, e *mpq.Entry) []byte {
+	b, _ := slmp.Answer(dst, slmp.Header{Flags: slmp.Flags(a.Flags), ID: a.ID, Offset: a.Offset}, o == hpu.Processed, e)
+	return b
+}
