@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/xspin/xspin/internal/pcapng"
 	"github.com/xspin/xspin/loader"
 	"github.com/xspin/xspin/matcher"
 )
@@ -253,7 +254,7 @@ itself, run frame by frame and attached to nothing; it needs root.`,
 				return fmt.Errorf("rules test: %w", err)
 			}
 			defer f.Close()
-			c, err := newCapture(f)
+			c, err := pcapng.NewReader(f)
 			if err != nil {
 				return fmt.Errorf("rules test: %s: %w", path, err)
 			}
@@ -291,23 +292,22 @@ itself, run frame by frame and attached to nothing; it needs root.`,
 
 // testFrames gives each frame of the capture to the engine. A frame that the
 // engine cannot decide about is shown, and makes an error at the end.
-func testFrames(c *capture, eng verdictEngine, all []matcher.Ruleset, warn io.Writer, show func(frameVerdict)) error {
+func testFrames(c *pcapng.Reader, eng verdictEngine, all []matcher.Ruleset, warn io.Writer, show func(frameVerdict)) error {
 	var failed, cut, n int
 	var first error
 	for {
-		frame, length, err := c.Next()
-		if err == io.EOF {
+		var f pcapng.Frame
+		if err := c.Next(&f); err == io.EOF {
 			break
-		}
-		if err != nil {
+		} else if err != nil {
 			return fmt.Errorf("behind frame %d: %w", n, err)
 		}
 		n++
-		if len(frame) < length {
+		if len(f.Data) < f.Length {
 			cut++
 		}
-		fv := frameVerdict{Number: n, Length: length, Captured: len(frame)}
-		v, err := eng.Verdict(frame)
+		fv := frameVerdict{Number: n, Length: f.Length, Captured: len(f.Data)}
+		v, err := eng.Verdict(f.Data)
 		if err != nil {
 			if failed++; first == nil {
 				first = fmt.Errorf("frame %d: %w", n, err)

@@ -4,13 +4,16 @@ package cli
 
 import (
 	"bytes"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/google/gopacket"
+	"github.com/google/gopacket/layers"
+	"github.com/google/gopacket/pcapgo"
 
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/netns/netnstest"
@@ -59,7 +62,7 @@ func testCapture() []byte {
 	arp := make([]byte, 60)
 	arp[12], arp[13] = 0x08, 0x06
 	slmp := udpFrame(9330, 0xc0, 0, 0, 0, 0, 7, 0, 0, 0x05, 0x80, 'x', 'y')
-	return pcapFile(binary.LittleEndian, 0xa1b2c3d4, 1,
+	return pcapFile(1,
 		frameOf{arp, len(arp)},
 		frameOf{udpFrame(7000, 'h', 'i'), 44},
 		frameOf{slmp, len(slmp)},
@@ -379,7 +382,7 @@ func TestRulesTestErrors(t *testing.T) {
 		{"bad rules", "1 error", []string{"--pcap", good, bad}},
 		{"an unknown engine", `no engine "x"`, []string{"--pcap", good, "--engine", "x", file}},
 		{"a cut capture", "behind frame 3: capture file: damaged", []string{"--pcap", writeFile(t, "cut.pcap", trace[:len(trace)-1]), "--engine", "reference", file}},
-		{"a capture on any", "link type 113", []string{"--pcap", writeFile(t, "any.pcap", pcapFile(binary.LittleEndian, 0xa1b2c3d4, 113, frameOf{make([]byte, 60), 60})), file}},
+		{"a capture on any", "link type 113", []string{"--pcap", writeFile(t, "any.pcap", pcapFile(113, frameOf{make([]byte, 60), 60})), file}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			_, _, err := runRules(t, "", append([]string{"test"}, tt.args...)...)
@@ -388,4 +391,20 @@ func TestRulesTestErrors(t *testing.T) {
 			}
 		})
 	}
+}
+
+type frameOf struct {
+	data   []byte
+	length int
+}
+
+// pcapFile makes a capture.
+func pcapFile(link layers.LinkType, frames ...frameOf) []byte {
+	var b bytes.Buffer
+	w := pcapgo.NewWriter(&b)
+	_ = w.WriteFileHeader(262144, link)
+	for _, f := range frames {
+		_ = w.WritePacket(gopacket.CaptureInfo{CaptureLength: len(f.data), Length: f.length}, f.data)
+	}
+	return b.Bytes()
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package pcapng
 
 import (
 	"bytes"
@@ -80,25 +80,24 @@ func obsolete(order binary.AppendByteOrder, f frameOf) []byte {
 }
 
 func readAll(data []byte) (frames []frameOf, err error) {
-	c, err := newCapture(bytes.NewReader(data))
+	c, err := NewReader(bytes.NewReader(data))
 	if err != nil {
 		return nil, err
 	}
 	for {
-		frame, length, err := c.Next()
-		if err == io.EOF {
+		var f Frame
+		if err := c.Next(&f); err == io.EOF {
 			return frames, nil
-		}
-		if err != nil {
+		} else if err != nil {
 			return frames, err
 		}
-		frames = append(frames, frameOf{bytes.Clone(frame), length})
+		frames = append(frames, frameOf{bytes.Clone(f.Data), f.Length})
 	}
 }
 
 func cat(parts ...[]byte) []byte { return bytes.Join(parts, nil) }
 
-func TestCapture(t *testing.T) {
+func TestReader(t *testing.T) {
 	le, be := binary.LittleEndian, binary.BigEndian
 	a, b, cut := frameOf{[]byte("frame a"), 7}, frameOf{[]byte("frame bb"), 8}, frameOf{[]byte("cut"), 1514}
 	for _, tt := range []struct {
@@ -158,7 +157,7 @@ func TestDamagedCaptures(t *testing.T) {
 		{"a cut frame", "EOF", pcap[:len(pcap)-2]},
 		{"a frame of 4 GiB", "damaged", at(pcap, 32, 0xffffffff)},
 		{"a frame of 4 GiB, allowed by the file", "damaged", at(at(at(pcap, 16, 0xffffffff), 32, 0xffffffff), 36, 0xffffffff)},
-		{"a frame of a byte more than 256 KiB", "damaged", at(at(pcap, 32, maxFrame+1), 36, maxFrame+1)},
+		{"a frame of a byte more than 256 KiB", "damaged", at(at(pcap, 32, MaxFrame+1), 36, MaxFrame+1)},
 		{"Linux cooked frames", "link type 113", pcapFile(le, 0xa1b2c3d4, 113, a)},
 		{"pcapng: Linux cooked frames", "only link type 1", cat(section(le, 276, 0), enhanced(le, 0, a))},
 		{"pcapng: a link type of more than 8 bits", "link type 257", cat(section(le, 257, 0), enhanced(le, 0, a))},
@@ -168,10 +167,10 @@ func TestDamagedCaptures(t *testing.T) {
 		{"pcapng: a cut block header", "EOF", ng[:len(section(le, 1, 0))+7]},
 		{"pcapng: a cut block", "EOF", ng[:len(ng)-2]},
 		{"pcapng: a block of 4 GiB", "length 4294967292", at(ng, 52, 0xfffffffc)},
-		{"pcapng: a block of 1 MiB and a bit", "length 1048580", at(ng, 52, maxBlock+4)},
+		{"pcapng: a block of 1 MiB and a bit", "length 1048580", at(ng, 52, MaxBlock+4)},
 		{"pcapng: a block of 8 bytes", "length 8", at(ng, 52, 8)},
 		{"pcapng: a block of no whole words", "length 43", at(ng, 52, 43)},
-		{"pcapng: a block too short for its type", "want at least 20", cat(section(le, 1, 0), block(le, ngEnhanced, make([]byte, 16)...))},
+		{"pcapng: a block too short for its type", "want at least 20", cat(section(le, 1, 0), block(le, blockEnhanced, make([]byte, 16)...))},
 		{"pcapng: a frame of 4 GiB", "frame of 4294967295 bytes", at(at(ng, 68, 0xffffffff), 72, 0xffffffff)},
 		{"pcapng: a frame longer than its block", "frame of 9 bytes in a block of 8", at(ng, 68, 9)},
 		{"pcapng: a simple packet of 4 GiB", "frame of 4294967295 bytes", cat(section(le, 1, 0), simple(le, frameOf{a.data, 1<<32 - 1}))},
@@ -186,21 +185,21 @@ func TestDamagedCaptures(t *testing.T) {
 			if n := after.TotalAlloc - before.TotalAlloc; n > 4<<20 {
 				t.Errorf("took %d bytes of memory for a file of %d", n, len(tt.data))
 			}
-			if !errors.Is(err, errCapture) || !strings.Contains(err.Error(), tt.want) {
+			if !errors.Is(err, ErrFile) || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("error is %v, want %q", err, tt.want)
 			}
 		})
 	}
 }
 
-func FuzzCapture(f *testing.F) {
+func FuzzReader(f *testing.F) {
 	le, be := binary.LittleEndian, binary.BigEndian
 	a, cut := frameOf{[]byte("frame a"), 7}, frameOf{[]byte("cut"), 1514}
 	f.Add(pcapFile(be, 0xa1b23c4d, 1, a, cut))
 	f.Add(cat(section(le, 1, 2), enhanced(le, 0, a), simple(le, cut), obsolete(le, a), section(be, 1, 0), enhanced(be, 0, cut)))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		frames, err := readAll(data)
-		if err != nil && !errors.Is(err, errCapture) {
+		if err != nil && !errors.Is(err, ErrFile) {
 			t.Fatal(err)
 		}
 		total := 0
