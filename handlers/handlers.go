@@ -21,13 +21,6 @@ import (
 	"github.com/xspin/xspin/matcher"
 )
 
-// Params are what the configuration says of a set: keys and values as YAML has them.
-type Params map[string]any
-
-// Decode puts the parameters into a struct with fields tagged `param:"name"`. Unknown
-// names and wrong types are errors that name them.
-func (p Params) Decode(into any) error { panic("not yet") }
-
 // A Set is the handlers of an application, and what they need.
 type Set struct {
 	hpu.Handlers
