@@ -3,67 +3,374 @@
 package control
 
 import (
+	"bytes"
+	"cmp"
 	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
 	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
 )
 
 // A Client talks to a daemon. Its methods are safe for concurrent use; their errors
-// carry what the daemon said.
-type Client struct{}
+// carry what the daemon said, in an *[Error].
+type Client struct {
+	socket string
+	http   http.Client
+}
+
+// An Error is what the daemon says to what it does not do.
+type Error struct {
+	Status int // of HTTP: 404 for a context that is not there, 403, 409, ...
+	Text   string
+}
+
+func (e *Error) Error() string { return e.Text }
+
+// ErrNoDaemon is wrapped by errors of who asked where nobody answers.
+var ErrNoDaemon = errors.New("no daemon answers")
+
+// SocketPath returns the socket that is meant by "": that of XSPIN_SOCKET, or Socket.
+func SocketPath(socket string) string {
+	return cmp.Or(socket, os.Getenv("XSPIN_SOCKET"), Socket)
+}
+
+// Connect returns a connection to the daemon at a socket, "" for XSPIN_SOCKET or
+// Socket.
+func Connect(ctx context.Context, socket string) (*net.UnixConn, error) {
+	socket = SocketPath(socket)
+	var d net.Dialer
+	c, err := d.DialContext(ctx, "unix", socket)
+	switch {
+	case err == nil:
+		return c.(*net.UnixConn), nil
+	case ctx.Err() != nil:
+		return nil, ctx.Err()
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.ENOTDIR):
+		return nil, fmt.Errorf("%w at %s: start one with `sudo xspin run`, or name its socket with --socket or XSPIN_SOCKET (%w)", ErrNoDaemon, socket, errno(err))
+	case errors.Is(err, fs.ErrPermission):
+		return nil, fmt.Errorf("the daemon at %s may not be asked by this user: its socket is closed to others (%w)", socket, errno(err))
+	}
+	return nil, fmt.Errorf("ask the daemon at %s: %w", socket, errno(err))
+}
+
+// errno strips an error of what the caller says in a better way.
+func errno(err error) error {
+	var e syscall.Errno
+	if errors.As(err, &e) {
+		return e
+	}
+	return err
+}
 
 // Dial returns a client for the daemon at a socket, "" for XSPIN_SOCKET or Socket. It
 // fails at once, with a hint, if nobody listens or may not be asked.
-func Dial(socket string) (*Client, error) { panic("not yet") }
+func Dial(socket string) (*Client, error) {
+	c := &Client{socket: SocketPath(socket)}
+	probe, err := Connect(context.Background(), c.socket)
+	if err != nil {
+		return nil, err
+	}
+	probe.Close()
+	c.http.Transport = &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return Connect(ctx, c.socket) },
+		// A document that is refused should not be sent.
+		ExpectContinueTimeout: 10 * time.Second,
+		IdleConnTimeout:       10 * time.Second, // before the daemon's
+		DisableCompression:    true,
+	}
+	return c, nil
+}
+
+// Close closes idle connections. The client can be used on.
+func (c *Client) Close() { c.http.CloseIdleConnections() }
+
+// do sends a request. The body of the response is the caller's to close.
+func (c *Client) do(ctx context.Context, method, path string, q url.Values, size int64, body io.Reader) (*http.Response, error) {
+	r, err := http.NewRequestWithContext(ctx, method, "http://xspin"+path, body)
+	if err != nil {
+		return nil, err
+	}
+	r.URL.RawQuery = q.Encode()
+	if body != nil {
+		r.Header.Set("Content-Type", "application/octet-stream")
+		r.Header.Set("Expect", "100-continue")
+		r.ContentLength = size
+	}
+	w, err := c.http.Do(r)
+	if err != nil {
+		return nil, c.failed(ctx, err)
+	}
+	if w.StatusCode/100 == 2 {
+		return w, nil
+	}
+	defer w.Body.Close()
+	return nil, ReadError(w)
+}
+
+// failed says what became of the daemon.
+func (c *Client) failed(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	var u *url.Error
+	if errors.As(err, &u) {
+		err = u.Err
+	}
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) {
+		return fmt.Errorf("the daemon at %s went away before it had answered (%w): is it still running?", c.socket, errno(err))
+	}
+	return err
+}
+
+// ReadError makes an error of a response that is one.
+func ReadError(w *http.Response) error {
+	b, _ := io.ReadAll(io.LimitReader(w.Body, 64<<10))
+	var doc struct {
+		Error string `json:"error"`
+	}
+	if err := json.Unmarshal(b, &doc); err != nil || doc.Error == "" {
+		doc.Error = strings.TrimSpace(fmt.Sprintf("the daemon answers %s: %s", w.Status, b))
+	}
+	return &Error{w.StatusCode, doc.Error}
+}
+
+// call sends a document, nil for none, and decodes the one that comes back.
+func (c *Client) call(ctx context.Context, method, path string, doc, into any) error {
+	var body io.Reader
+	var size int64
+	if doc != nil {
+		b, err := json.Marshal(doc)
+		if err != nil {
+			return err
+		}
+		body, size = bytes.NewReader(b), int64(len(b))
+	}
+	w, err := c.do(ctx, method, path, nil, size, body)
+	if err != nil {
+		return err
+	}
+	defer w.Body.Close()
+	if into != nil {
+		if err := json.NewDecoder(w.Body).Decode(into); err != nil {
+			return fmt.Errorf("answer of the daemon at %s: %w", c.socket, c.failed(ctx, err))
+		}
+	}
+	_, _ = io.Copy(io.Discard, w.Body) // to its end, for the connection to be used again
+	return nil
+}
+
+func of(name string, what ...string) string {
+	return strings.Join(append([]string{"/v1/contexts", url.PathEscape(name)}, what...), "/")
+}
 
 // Status asks for the daemon's status.
-func (c *Client) Status(ctx context.Context) (*Status, error) { panic("not yet") }
+func (c *Client) Status(ctx context.Context) (*Status, error) {
+	var s Status
+	if err := c.call(ctx, http.MethodGet, "/v1/status", nil, &s); err != nil {
+		return nil, err
+	}
+	return &s, nil
+}
 
 // Stats asks for the counters of all interfaces: *into is a []nic.Stats, or whatever
 // the same JSON fits into.
-func (c *Client) Stats(ctx context.Context, into any) error { panic("not yet") }
+func (c *Client) Stats(ctx context.Context, into any) error {
+	return c.call(ctx, http.MethodGet, "/v1/stats", nil, into)
+}
 
 // Contexts asks for all contexts.
-func (c *Client) Contexts(ctx context.Context) ([]ContextInfo, error) { panic("not yet") }
+func (c *Client) Contexts(ctx context.Context) (all []ContextInfo, err error) {
+	err = c.call(ctx, http.MethodGet, "/v1/contexts", nil, &all)
+	return all, err
+}
 
 // Context asks for one.
-func (c *Client) Context(ctx context.Context, name string) (*ContextInfo, error) { panic("not yet") }
+func (c *Client) Context(ctx context.Context, name string) (*ContextInfo, error) {
+	var info ContextInfo
+	if err := c.call(ctx, http.MethodGet, of(name), nil, &info); err != nil {
+		return nil, err
+	}
+	return &info, nil
+}
+
+// Rules asks for the matching tables, in their order.
+func (c *Client) Rules(ctx context.Context) (all []TableRule, err error) {
+	err = c.call(ctx, http.MethodGet, "/v1/rules", nil, &all)
+	return all, err
+}
 
 // Install installs a context.
-func (c *Client) Install(ctx context.Context, spec *Context) (*ContextInfo, error) { panic("not yet") }
+func (c *Client) Install(ctx context.Context, spec *Context) (*ContextInfo, error) {
+	var info ContextInfo
+	if err := c.call(ctx, http.MethodPost, "/v1/contexts", spec, &info); err != nil {
+		return nil, err
+	}
+	return &info, nil
+}
 
 // Activate arms a context's rulesets.
-func (c *Client) Activate(ctx context.Context, name string) error { panic("not yet") }
+func (c *Client) Activate(ctx context.Context, name string) error {
+	return c.call(ctx, http.MethodPost, of(name, "activate"), nil, nil)
+}
 
 // Deactivate disarms them; the context stays.
-func (c *Client) Deactivate(ctx context.Context, name string) error { panic("not yet") }
+func (c *Client) Deactivate(ctx context.Context, name string) error {
+	return c.call(ctx, http.MethodPost, of(name, "deactivate"), nil, nil)
+}
 
 // Remove takes a context away.
-func (c *Client) Remove(ctx context.Context, name string) error { panic("not yet") }
+func (c *Client) Remove(ctx context.Context, name string) error {
+	return c.call(ctx, http.MethodDelete, of(name), nil, nil)
+}
 
 // Trigger activates a host-activated context.
-func (c *Client) Trigger(ctx context.Context, name string, t Trigger) error { panic("not yet") }
+func (c *Client) Trigger(ctx context.Context, name string, t Trigger) error {
+	return c.call(ctx, http.MethodPost, of(name, "trigger"), t, nil)
+}
+
+func memoryQuery(hpu int, offset, length int64) url.Values {
+	q := url.Values{"offset": {strconv.FormatInt(offset, 10)}}
+	if hpu >= 0 {
+		q.Set("hpu", strconv.Itoa(hpu))
+	}
+	if length != 0 {
+		q.Set("length", strconv.FormatInt(length, 10))
+	}
+	return q
+}
 
 // ReadMemory copies HPU memory to w: of the context, or with hpu >= 0 of an HPU.
 // length 0: to the end.
 func (c *Client) ReadMemory(ctx context.Context, name string, hpu int, offset, length int64, w io.Writer) (int64, error) {
-	panic("not yet")
+	r, err := c.do(ctx, http.MethodGet, of(name, "memory"), memoryQuery(hpu, offset, length), 0, nil)
+	if err != nil {
+		return 0, err
+	}
+	defer r.Body.Close()
+	return c.stream(ctx, w, r.Body)
+}
+
+// stream copies to the end of an answer. Who writes may fail, too.
+func (c *Client) stream(ctx context.Context, w io.Writer, body io.Reader) (n int64, err error) {
+	in := &source{Reader: body}
+	n, err = io.Copy(w, in)
+	if in.err != nil {
+		err = c.failed(ctx, in.err)
+	}
+	return n, err
+}
+
+// A source remembers how reading failed.
+type source struct {
+	io.Reader
+	err error
+}
+
+func (s *source) Read(p []byte) (int, error) {
+	n, err := s.Reader.Read(p)
+	if err != nil && !errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		s.err = err
+	}
+	return n, err
 }
 
 // WriteMemory copies r to HPU memory. What does not fit is an error, and nothing is written.
 func (c *Client) WriteMemory(ctx context.Context, name string, hpu int, offset int64, r io.Reader) (int64, error) {
-	panic("not yet")
+	// A length that is known is checked before anything is sent.
+	size := int64(-1)
+	switch v := r.(type) {
+	case interface{ Len() int }:
+		size = int64(v.Len())
+	case *os.File:
+		if i, err := v.Stat(); err == nil && i.Mode().IsRegular() {
+			if at, err := v.Seek(0, io.SeekCurrent); err == nil {
+				size = max(0, i.Size()-at)
+				r = io.LimitReader(r, size)
+			}
+		}
+	}
+	if size == 0 {
+		r = http.NoBody
+	}
+	w, err := c.do(ctx, http.MethodPut, of(name, "memory"), memoryQuery(hpu, offset, 0), size, r)
+	if err != nil {
+		return 0, err
+	}
+	defer w.Body.Close()
+	var doc struct {
+		Written int64 `json:"written"`
+	}
+	if err := json.NewDecoder(w.Body).Decode(&doc); err != nil {
+		return 0, c.failed(ctx, err)
+	}
+	return doc.Written, nil
 }
 
 // Log calls f for each line of a context's log, of one HPU if hpu >= 0; with follow,
-// until ctx ends.
+// until ctx ends, whose error it returns then.
 func (c *Client) Log(ctx context.Context, name string, hpu int, follow bool, f func(LogLine) error) error {
-	panic("not yet")
+	q := url.Values{}
+	if hpu >= 0 {
+		q.Set("hpu", strconv.Itoa(hpu))
+	}
+	if follow {
+		q.Set("follow", "1")
+	}
+	r, err := c.do(ctx, http.MethodGet, of(name, "log"), q, 0, nil)
+	if err != nil {
+		return err
+	}
+	defer r.Body.Close()
+	dec := json.NewDecoder(r.Body)
+	for {
+		var l LogLine
+		err := dec.Decode(&l)
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return c.failed(ctx, err)
+		}
+		if err := f(l); err != nil {
+			return err
+		}
+	}
 }
 
 // Capture copies frames of a context to w as pcapng, until ctx ends or count frames
-// (0: any number) were written.
+// (0: any number) were written. In the first case it returns ctx's error.
 func (c *Client) Capture(ctx context.Context, name string, o CaptureOptions, w io.Writer) error {
-	panic("not yet")
+	q := url.Values{}
+	for key, v := range map[string]string{"filter": o.Filter, "verdict": o.Verdict} {
+		if v != "" {
+			q.Set(key, v)
+		}
+	}
+	for key, v := range map[string]int{"snap": o.Snap, "count": o.Count} {
+		if v != 0 {
+			q.Set(key, strconv.Itoa(v))
+		}
+	}
+	if o.HPU >= 0 {
+		q.Set("hpu", strconv.Itoa(o.HPU))
+	}
+	r, err := c.do(ctx, http.MethodGet, of(name, "capture"), q, 0, nil)
+	if err != nil {
+		return err
+	}
+	defer r.Body.Close()
+	_, err = c.stream(ctx, w, r.Body)
+	return err
 }
 
 // CaptureOptions say what to capture.
@@ -76,4 +383,10 @@ type CaptureOptions struct {
 }
 
 // Reload has the daemon read its configuration file again, and returns what changed.
-func (c *Client) Reload(ctx context.Context) (changes []string, err error) { panic("not yet") }
+func (c *Client) Reload(ctx context.Context) (changes []string, err error) {
+	var doc struct {
+		Changes []string `json:"changes"`
+	}
+	err = c.call(ctx, http.MethodPost, "/v1/reload", nil, &doc)
+	return doc.Changes, err
+}

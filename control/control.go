@@ -92,11 +92,19 @@ type Rule struct {
 	Matched uint64 `json:"matched"`
 }
 
+// TableRule is a ruleset of any context.
+type TableRule struct {
+	Interface string `json:"interface"`
+	Context   string `json:"context"`
+	Rule
+}
+
 // Peer is a process at the other end of the socket.
 type Peer struct {
 	PID      int       `json:"pid"`
 	UID      int       `json:"uid"`
 	GID      int       `json:"gid"`
+	Groups   []int     `json:"-"` // supplementary
 	Observer bool      `json:"observer,omitempty"`
 	Since    time.Time `json:"since"`
 }
@@ -118,6 +126,9 @@ type LogLine struct {
 	Text string    `json:"text"`
 	Lost uint64    `json:"lost,omitempty"` // lines before this one that nobody kept
 }
+
+// SessionProtocol is what the connection of an application is upgraded to.
+const SessionProtocol = "xspin-session/1"
 
 // AttachReply is the first document of a session; descriptors come with it in the
 // order of Windows (those that are mapped), then the pair's.
@@ -163,6 +174,9 @@ type Range struct {
 	Offset int64  `json:"offset"`
 	Length int64  `json:"length"`
 }
+
+// MaxRead is how many bytes one Ask may read.
+const MaxRead = 1 << 20
 
 // Answer is what the daemon answers to Ask.
 type Answer struct {

@@ -1,0 +1,612 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/xspin/xspin/control"
+	"github.com/xspin/xspin/nic"
+)
+
+// A backend is what the server serves: a Daemon.
+type backend interface {
+	status() control.Status
+	stats() ([]nic.Stats, error)
+	infos() []control.ContextInfo
+	info(name string) (*control.ContextInfo, error)
+	install(*control.Context) (*control.ContextInfo, error)
+	activate(name string) error
+	deactivate(name string) error
+	remove(name string) error
+	trigger(name string, t control.Trigger) error
+	// withMemory calls f with HPU memory of a context, which does not go away
+	// meanwhile: hpu -1 for the context's.
+	withMemory(name string, hpu int, f func([]byte) error) error
+	// log calls f for lines of a context's log, until it has seen all of them, or with
+	// follow until ctx ends or the context is removed.
+	log(ctx context.Context, name string, hpu int, follow bool, f func(control.LogLine) error) error
+	// capture writes frames of a context, until ctx ends, the context is removed or
+	// there are as many as asked for.
+	capture(ctx context.Context, name string, o control.CaptureOptions, w io.Writer) error
+	Reload() (changes []string, err error)
+
+	mayAdmin(control.Peer) error
+	mayRead(p control.Peer, name string) error
+	admit(name string, p control.Peer, observer bool) (attached, error)
+}
+
+// Limits on what a peer can make the server hold. Slow peers lose their connection;
+// memory is bounded by connections.
+const (
+	maxBody     = 1 << 20          // of a JSON document
+	maxHeader   = 16 << 10         // of a request
+	maxPerUser  = 64               // connections of a user that is not root
+	maxUsers    = 1024             // connections of all of these: a user may own many numbers
+	stall       = 10 * time.Second // that a peer may take over its next bytes
+	idle        = 2 * time.Minute  // between requests of a connection
+	memoryChunk = 256 << 10        // of HPU memory that is copied at once
+	goodbye     = 1 * time.Second  // for the last document of a session
+	patience    = 3 * time.Second  // with requests when the server closes
+	drain       = 64 << 20         // of a body that is not wanted: a peer that still writes may not read
+)
+
+// A server answers on the daemon's socket.
+type server struct {
+	d    backend
+	log  *slog.Logger
+	l    *listener
+	http *http.Server
+
+	ctx      context.Context // of streams and sessions
+	end      context.CancelCauseFunc
+	mu       sync.Mutex // Add of sessions and Wait
+	closed   bool
+	sessions sync.WaitGroup
+}
+
+// newServer makes the socket. Peers can connect from here on, and wait until serve.
+func newServer(path string, d backend, log *slog.Logger) (*server, error) {
+	l, err := listen(path, log)
+	if err != nil {
+		return nil, err
+	}
+	s := &server{d: d, log: log, l: l}
+	s.ctx, s.end = context.WithCancelCause(context.Background())
+	s.http = &http.Server{
+		Handler:           s.routes(),
+		ReadHeaderTimeout: stall,
+		IdleTimeout:       idle,
+		MaxHeaderBytes:    maxHeader,
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			return context.WithValue(ctx, peerKey{}, c.(*conn).peer)
+		},
+	}
+	return s, nil
+}
+
+// serve answers until close. It does not wait.
+func (s *server) serve() {
+	go func() {
+		if err := s.http.Serve(s.l); !errors.Is(err, http.ErrServerClosed) {
+			s.log.Error("the control socket is dead", "socket", s.l.path, "error", err)
+		}
+	}()
+}
+
+// close stops answering. Sessions are told why, and release what they have; requests
+// may end until ctx does, or for some seconds: peers that only hold a connection would
+// have us wait.
+func (s *server) close(ctx context.Context, reason string) error {
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
+	s.end(errors.New(reason))
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	err := s.http.Shutdown(ctx)
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+		err = s.http.Close()
+	}
+	err = errors.Join(err, s.l.Close()) // if it was never served
+	s.sessions.Wait()                   // bounded, see session
+	return err
+}
+
+// enter begins a session, false if the server is closed.
+func (s *server) enter() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.closed {
+		s.sessions.Add(1)
+	}
+	return !s.closed
+}
+
+type peerKey struct{}
+
+// peerOf returns who has sent a request.
+func peerOf(r *http.Request) control.Peer { return r.Context().Value(peerKey{}).(control.Peer) }
+
+// A handler answers a request, with a document for the peer (nil for none) or an error.
+type handler func(w http.ResponseWriter, r *http.Request) (any, error)
+
+func (s *server) routes() http.Handler {
+	mux := http.NewServeMux()
+	add := func(pattern string, h handler) {
+		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) { s.answer(w, r, h) })
+	}
+	add("GET /v1/status", plain(func(*http.Request) (any, error) { return s.d.status(), nil }))
+	add("GET /v1/stats", plain(func(*http.Request) (any, error) {
+		all, err := s.d.stats()
+		return append([]nic.Stats{}, all...), err
+	}))
+	add("GET /v1/rules", plain(s.rules))
+	add("GET /v1/contexts", plain(s.contexts))
+	add("GET /v1/contexts/{name}", plain(s.context))
+	add("POST /v1/contexts", s.install)
+	add("DELETE /v1/contexts/{name}", s.admin(func(r *http.Request) (any, error) {
+		return nil, s.d.remove(r.PathValue("name"))
+	}))
+	add("POST /v1/contexts/{name}/activate", s.admin(s.then(s.d.activate)))
+	add("POST /v1/contexts/{name}/deactivate", s.admin(s.then(s.d.deactivate)))
+	add("POST /v1/contexts/{name}/trigger", s.trigger)
+	add("POST /v1/contexts/{name}/attach", s.attach)
+	add("GET /v1/contexts/{name}/memory", s.readMemory)
+	add("PUT /v1/contexts/{name}/memory", s.writeMemory)
+	add("GET /v1/contexts/{name}/log", s.logLines)
+	add("GET /v1/contexts/{name}/capture", s.capture)
+	add("POST /v1/reload", s.admin(func(*http.Request) (any, error) {
+		changes, err := s.d.Reload()
+		return struct {
+			Changes []string `json:"changes"`
+		}{append([]string{}, changes...)}, err
+	}))
+	add("/", func(w http.ResponseWriter, r *http.Request) (any, error) {
+		var allowed []string
+		for _, m := range []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodDelete} {
+			if _, pattern := mux.Handler(&http.Request{Method: m, URL: r.URL, Host: r.Host}); pattern != "/" {
+				allowed = append(allowed, m)
+			}
+		}
+		if allowed == nil {
+			return nil, statusError{http.StatusNotFound, fmt.Errorf("%s: there is no such path, see docs/control.md", r.URL.Path)}
+		}
+		w.Header().Set("Allow", strings.Join(allowed, ", "))
+		return nil, statusError{http.StatusMethodNotAllowed, fmt.Errorf("%s %s: possible is %s", r.Method, r.URL.Path, strings.Join(allowed, ", "))}
+	})
+	return mux
+}
+
+// answer calls a handler and writes what it returns.
+func (s *server) answer(w http.ResponseWriter, r *http.Request, h handler) {
+	ctl := http.NewResponseController(w)
+	_ = ctl.SetReadDeadline(time.Now().Add(stall))
+	_ = ctl.SetWriteDeadline(time.Now().Add(stall)) // handlers that do more than a bit move both
+	doc, err := h(w, r)
+	if err == nil && doc == nil {
+		return // no document, or written already
+	}
+	status := http.StatusOK
+	switch {
+	case err != nil:
+		status = statusOf(err)
+		doc = struct {
+			Error string `json:"error"`
+		}{err.Error()}
+		if r.Header.Get("Expect") == "" {
+			// A peer that is busy writing what nobody wants would not see the answer.
+			_, _ = io.CopyN(io.Discard, r.Body, drain)
+		}
+	default:
+		if c, ok := doc.(created); ok {
+			status, doc = http.StatusCreated, c.ContextInfo
+		}
+	}
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", "  ")
+	if err := enc.Encode(doc); err != nil {
+		status = http.StatusInternalServerError
+		b.Reset()
+		fmt.Fprintf(&b, "{\"error\": %q}\n", err)
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Content-Length", strconv.Itoa(b.Len()))
+	_ = ctl.SetWriteDeadline(time.Now().Add(stall))
+	w.WriteHeader(status)
+	_, _ = w.Write(b.Bytes()) // who does not read it does not want it
+}
+
+// created is the document of something new.
+type created struct{ *control.ContextInfo }
+
+// A statusError is an error with an HTTP status of its own.
+type statusError struct {
+	status int
+	error
+}
+
+func (e statusError) Unwrap() error { return e.error }
+
+func statusOf(err error) int {
+	var e statusError
+	var long *http.MaxBytesError
+	switch {
+	case errors.As(err, &e):
+		return e.status
+	case errors.As(err, &long):
+		return http.StatusRequestEntityTooLarge
+	case errors.Is(err, errNotFound):
+		return http.StatusNotFound
+	case errors.Is(err, errDenied):
+		return http.StatusForbidden
+	case errors.Is(err, errBusy):
+		return http.StatusConflict
+	case errors.Is(err, errInvalid):
+		return http.StatusBadRequest
+	}
+	return http.StatusInternalServerError
+}
+
+func invalid(format string, a ...any) error {
+	return statusError{http.StatusBadRequest, fmt.Errorf(format, a...)}
+}
+
+// query returns the parameters of a request, of which only these may be there.
+func query(r *http.Request, allowed ...string) (url.Values, error) {
+	q, err := url.ParseQuery(r.URL.RawQuery)
+	if err != nil {
+		return nil, invalid("parameters %q: %w", r.URL.RawQuery, err)
+	}
+	for k, v := range q {
+		if !slices.Contains(allowed, k) {
+			return nil, invalid("parameter %q: possible here: %s", k, cmp.Or(strings.Join(allowed, ", "), "none"))
+		}
+		if len(v) > 1 {
+			return nil, invalid("parameter %q: given %d times", k, len(v))
+		}
+	}
+	return q, nil
+}
+
+// number reads a parameter.
+func number(q url.Values, key string, least, left int64) (int64, error) {
+	if q.Get(key) == "" {
+		return left, nil
+	}
+	n, err := strconv.ParseInt(q.Get(key), 10, 64)
+	if err != nil || n < least {
+		return 0, invalid("parameter %s=%q: want a number from %d", key, q.Get(key), least)
+	}
+	return n, nil
+}
+
+func boolean(q url.Values, key string) (bool, error) {
+	if q.Get(key) == "" {
+		return false, nil
+	}
+	b, err := strconv.ParseBool(q.Get(key))
+	if err != nil {
+		return false, invalid("parameter %s=%q: want 1 or 0", key, q.Get(key))
+	}
+	return b, nil
+}
+
+// body decodes the document of a request; nil: there must be none.
+func body(w http.ResponseWriter, r *http.Request, into any) error {
+	b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	if err != nil {
+		return fmt.Errorf("read the request's document: %w", err)
+	}
+	if into == nil {
+		if len(bytes.TrimSpace(b)) > 0 {
+			return invalid("%s %s takes no document", r.Method, r.URL.Path)
+		}
+		return nil
+	}
+	return strict(b, into)
+}
+
+// strict decodes a JSON document that has nothing unknown in it, and nothing behind it.
+func strict(b []byte, into any) error {
+	dec := json.NewDecoder(bytes.NewReader(b))
+	dec.DisallowUnknownFields()
+	err := dec.Decode(into)
+	var kind *json.UnmarshalTypeError
+	switch {
+	case errors.Is(err, io.EOF):
+		return invalid("no document: want a JSON object")
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		return invalid("JSON: the document ends in the middle")
+	case errors.As(err, &kind):
+		return invalid("JSON: byte %d: %s cannot be a %s", kind.Offset, cmp.Or(kind.Field, "the document"), kind.Value)
+	case err != nil:
+		return invalid("JSON: byte %d: %s", dec.InputOffset(), strings.TrimPrefix(err.Error(), "json: "))
+	}
+	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
+		return invalid("JSON: byte %d: something behind the document", dec.InputOffset())
+	}
+	return nil
+}
+
+// plain is a handler without parameters and request document.
+func plain(f func(*http.Request) (any, error)) handler {
+	return func(w http.ResponseWriter, r *http.Request) (any, error) {
+		if _, err := query(r); err != nil {
+			return nil, err
+		}
+		if err := body(w, r, nil); err != nil {
+			return nil, err
+		}
+		doc, err := f(r)
+		if err == nil && doc == nil {
+			w.WriteHeader(http.StatusNoContent)
+		}
+		return doc, err
+	}
+}
+
+// admin is plain, for administrators.
+func (s *server) admin(f func(*http.Request) (any, error)) handler {
+	h := plain(f)
+	return func(w http.ResponseWriter, r *http.Request) (any, error) {
+		if err := s.d.mayAdmin(peerOf(r)); err != nil {
+			return nil, err
+		}
+		return h(w, r)
+	}
+}
+
+// then does something to a context and returns what it is like afterwards.
+func (s *server) then(do func(string) error) func(*http.Request) (any, error) {
+	return func(r *http.Request) (any, error) {
+		if err := do(r.PathValue("name")); err != nil {
+			return nil, err
+		}
+		return s.d.info(r.PathValue("name"))
+	}
+}
+
+// show takes away what a peer may not see: parameters of handlers may be secrets.
+func (s *server) show(r *http.Request, c *control.ContextInfo) {
+	if c.Params != nil && s.d.mayRead(peerOf(r), c.Name) != nil {
+		c.Params = nil
+	}
+}
+
+func (s *server) contexts(r *http.Request) (any, error) {
+	all := append([]control.ContextInfo{}, s.d.infos()...)
+	for i := range all {
+		s.show(r, &all[i])
+	}
+	return all, nil
+}
+
+func (s *server) context(r *http.Request) (any, error) {
+	c, err := s.d.info(r.PathValue("name"))
+	if err != nil {
+		return nil, err
+	}
+	s.show(r, c)
+	return c, nil
+}
+
+// rules returns the matching tables in their order; last what is not in one.
+func (s *server) rules(*http.Request) (any, error) {
+	all := []control.TableRule{}
+	for _, c := range s.d.infos() {
+		for _, rule := range c.Rules {
+			all = append(all, control.TableRule{Interface: c.Interface, Context: c.Name, Rule: rule})
+		}
+	}
+	slices.SortStableFunc(all, func(a, b control.TableRule) int {
+		return cmp.Or(cmp.Compare(a.Interface, b.Interface), cmp.Compare(uint(a.Number), uint(b.Number)))
+	})
+	return all, nil
+}
+
+func (s *server) install(w http.ResponseWriter, r *http.Request) (any, error) {
+	if err := s.d.mayAdmin(peerOf(r)); err != nil {
+		return nil, err
+	}
+	if _, err := query(r); err != nil {
+		return nil, err
+	}
+	var c control.Context
+	if err := body(w, r, &c); err != nil {
+		return nil, err
+	}
+	info, err := s.d.install(&c)
+	if err != nil {
+		return nil, err
+	}
+	return created{info}, nil
+}
+
+func (s *server) trigger(w http.ResponseWriter, r *http.Request) (any, error) {
+	if err := s.d.mayAdmin(peerOf(r)); err != nil {
+		return nil, err
+	}
+	if _, err := query(r); err != nil {
+		return nil, err
+	}
+	var t control.Trigger
+	if err := body(w, r, &t); err != nil {
+		return nil, err
+	}
+	if err := s.d.trigger(r.PathValue("name"), t); err != nil {
+		return nil, err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil, nil
+}
+
+// place reads where in HPU memory: hpu is -1 for the context's memory.
+func place(q url.Values) (hpu int, offset, length int64, err error) {
+	h, err1 := number(q, "hpu", -1, -1)
+	offset, err2 := number(q, "offset", 0, 0)
+	length, err3 := number(q, "length", 0, 0)
+	return int(min(h, int64(nic.MaxHPUs))), // that is one too many: the context says so
+		offset, length, errors.Join(err1, err2, err3)
+}
+
+// readMemory copies in pieces, so that a slow peer does not hold the context.
+func (s *server) readMemory(w http.ResponseWriter, r *http.Request) (any, error) {
+	name := r.PathValue("name")
+	if err := s.d.mayRead(peerOf(r), name); err != nil {
+		return nil, err
+	}
+	q, err := query(r, "hpu", "offset", "length")
+	if err != nil {
+		return nil, err
+	}
+	hpu, offset, length, err := place(q)
+	if err != nil {
+		return nil, err
+	}
+	err = s.d.withMemory(name, hpu, func(b []byte) error {
+		size := int64(len(b))
+		if offset > size || length > size-offset {
+			return invalid("%d bytes at %d: %s has %d bytes of this memory", length, offset, name, size)
+		}
+		if length == 0 {
+			length = size - offset
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	w.Header().Set("Content-Type", "application/octet-stream")
+	w.Header().Set("Content-Length", strconv.FormatInt(length, 10))
+	if r.Method == http.MethodHead {
+		w.WriteHeader(http.StatusOK)
+		return nil, nil
+	}
+	ctl := http.NewResponseController(w)
+	chunk := make([]byte, min(length, memoryChunk))
+	for length > 0 {
+		chunk = chunk[:min(length, memoryChunk)]
+		err := s.d.withMemory(name, hpu, func(b []byte) error {
+			if int64(len(b)) < offset+int64(len(chunk)) {
+				return errOther
+			}
+			copy(chunk, b[offset:])
+			return nil
+		})
+		if err == nil {
+			_ = ctl.SetWriteDeadline(time.Now().Add(stall))
+			_, err = w.Write(chunk)
+		}
+		if err != nil {
+			panic(http.ErrAbortHandler) // the peer sees that something is missing
+		}
+		offset, length = offset+int64(len(chunk)), length-int64(len(chunk))
+	}
+	return nil, nil
+}
+
+// writeMemory writes nothing unless all of it fits. What is longer than a chunk, and
+// does not say how long it is, is collected first.
+func (s *server) writeMemory(w http.ResponseWriter, r *http.Request) (any, error) {
+	if err := s.d.mayAdmin(peerOf(r)); err != nil {
+		return nil, err
+	}
+	name := r.PathValue("name")
+	q, err := query(r, "hpu", "offset", "length")
+	if err != nil {
+		return nil, err
+	}
+	hpu, offset, length, err := place(q)
+	if err != nil {
+		return nil, err
+	}
+	var room int64
+	if err := s.d.withMemory(name, hpu, func(b []byte) error {
+		if room = int64(len(b)) - offset; room < 0 {
+			return invalid("offset %d: %s has %d bytes of this memory", offset, name, len(b))
+		}
+		return nil
+	}); err != nil {
+		return nil, err
+	}
+	switch {
+	case length != 0 && r.ContentLength >= 0 && length != r.ContentLength:
+		return nil, invalid("length=%d, and %d bytes come", length, r.ContentLength)
+	case max(length, r.ContentLength) > room:
+		return nil, invalid("%d bytes at %d: %s has room for %d there; nothing was written", max(length, r.ContentLength), offset, name, room)
+	}
+	ctl := http.NewResponseController(w)
+	var src io.Reader = patient{r.Body, ctl}
+	if r.ContentLength < 0 {
+		var all bytes.Buffer
+		n, err := io.Copy(&all, io.LimitReader(src, room+1))
+		switch {
+		case err != nil:
+			return nil, fmt.Errorf("memory of %s: %w; nothing was written", name, err)
+		case n > room:
+			return nil, invalid("more than %d bytes at %d: %s has no room for more there; nothing was written", room, offset, name)
+		case length != 0 && n != length:
+			return nil, invalid("length=%d, and %d bytes came; nothing was written", length, n)
+		}
+		src = &all
+	}
+	done, err := io.Copy(writer(func(p []byte) error {
+		defer func() { offset += int64(len(p)) }()
+		return s.d.withMemory(name, hpu, func(b []byte) error {
+			if int64(len(b)) < offset+int64(len(p)) {
+				return errOther
+			}
+			copy(b[offset:], p)
+			return nil
+		})
+	}), src)
+	if err != nil {
+		return nil, fmt.Errorf("memory of %s, after %d bytes: %w", name, done, err)
+	}
+	return struct {
+		Written int64 `json:"written"`
+	}{done}, nil
+}
+
+// errOther ends a copy whose context has gone, and come again with less memory.
+var errOther = errors.New("another context has taken the name")
+
+// A writer is an io.Writer.
+type writer func([]byte) error
+
+func (w writer) Write(p []byte) (int, error) {
+	if err := w(p); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+// patient reads a body from a peer that makes progress.
+type patient struct {
+	io.Reader
+	ctl *http.ResponseController
+}
+
+func (p patient) Read(b []byte) (int, error) {
+	_ = p.ctl.SetReadDeadline(time.Now().Add(stall))
+	return p.Reader.Read(b)
+}

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/xspin/xspin/control"
+	"github.com/xspin/xspin/internal/peer"
+)
+
+// maxPath is what fits into a sockaddr_un, with the 0 behind it.
+const maxPath = 107
+
+// A listener accepts connections, knows who is at their other end, and lets no user
+// have so many of them that others find none.
+type listener struct {
+	*net.UnixListener
+	path string
+	log  *slog.Logger
+
+	done chan struct{}
+	once sync.Once
+
+	mu    sync.Mutex
+	users map[int]int // connections by uid; root is not counted
+	all   int
+}
+
+// A conn is a connection whose peer is known.
+type conn struct {
+	*net.UnixConn
+	peer control.Peer
+	l    *listener
+	once sync.Once
+}
+
+// listen makes the socket. One that a killed daemon has left is replaced, one that
+// somebody answers on is not, nor is anything else of that name. All may connect:
+// what they may do is decided by who they are.
+func listen(path string, log *slog.Logger) (_ *listener, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("control socket %s: %w", path, err)
+		}
+	}()
+	if len(path) > maxPath {
+		return nil, fmt.Errorf("the path has %d bytes: Linux allows %d", len(path), maxPath)
+	}
+	dir := filepath.Dir(path)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
+	}
+	// Two daemons that start at the same time must not both find a stale socket: the
+	// second would remove that of the first.
+	d, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	if err := syscall.Flock(int(d.Fd()), syscall.LOCK_EX); err != nil {
+		return nil, fmt.Errorf("lock %s: %w", dir, err)
+	}
+	if err := removeStale(path); err != nil {
+		return nil, err
+	}
+	u, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(path, 0o666); err != nil {
+		return nil, errors.Join(err, u.Close())
+	}
+	return &listener{UnixListener: u, path: path, log: log, done: make(chan struct{}), users: map[int]int{}}, nil
+}
+
+func removeStale(path string) error {
+	i, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case i.Mode().Type() != fs.ModeSocket:
+		return fmt.Errorf("there is something that is no socket (%v): it stays as it is, name another path or remove it", i.Mode())
+	}
+	c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
+	if err == nil {
+		defer c.Close()
+		who := "a process"
+		if p, err := peer.Of(c); err == nil {
+			who = fmt.Sprintf("process %d", p.PID)
+		}
+		return fmt.Errorf("%w: %s answers there already; stop it, or name another path", syscall.EADDRINUSE, who)
+	}
+	if !errors.Is(err, syscall.ECONNREFUSED) {
+		return fmt.Errorf("%w: whether somebody answers there cannot be told: %w", syscall.EADDRINUSE, err)
+	}
+	return os.Remove(path)
+}
+
+// Accept returns the next connection. When the process has no descriptors left it
+// waits for some: peers wait in the socket's queue, and those that are connected are
+// served.
+func (l *listener) Accept() (net.Conn, error) {
+	wait := time.Duration(0)
+	for {
+		u, err := l.AcceptUnix()
+		switch {
+		case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE), errors.Is(err, syscall.ENOBUFS), errors.Is(err, syscall.ENOMEM):
+			if wait == 0 {
+				l.log.Warn("no more connections can be accepted for now", "socket", l.path, "error", err)
+			}
+			wait = min(max(2*wait, 5*time.Millisecond), time.Second)
+			select {
+			case <-time.After(wait):
+				continue
+			case <-l.done:
+				return nil, net.ErrClosed
+			}
+		case errors.Is(err, syscall.ECONNABORTED):
+			continue
+		case err != nil:
+			return nil, err
+		}
+		if wait != 0 {
+			l.log.Info("connections are accepted again", "socket", l.path)
+			wait = 0
+		}
+		p, err := peer.Of(u)
+		if err != nil { // it has gone
+			u.Close()
+			continue
+		}
+		c := &conn{UnixConn: u, l: l, peer: control.Peer{
+			PID: p.PID, UID: p.UID, GID: p.GID, Groups: p.Groups, Since: time.Now(),
+		}}
+		if err := l.take(p.UID); err != nil {
+			refuse(u, err)
+			continue
+		}
+		return c, nil
+	}
+}
+
+// take counts a connection.
+func (l *listener) take(uid int) error {
+	if uid == 0 {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.users[uid] >= maxPerUser:
+		return fmt.Errorf("user %d has %d connections to the daemon, which is the most: close some", uid, l.users[uid])
+	case l.all >= maxUsers:
+		return fmt.Errorf("users have %d connections to the daemon, which is the most", l.all)
+	}
+	l.users[uid]++
+	l.all++
+	return nil
+}
+
+func (l *listener) give(uid int) {
+	if uid == 0 {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.all--
+	if l.users[uid]--; l.users[uid] == 0 {
+		delete(l.users, uid)
+	}
+}
+
+// refuse answers whatever the peer may ask. It does not wait: the buffer of a new
+// connection has room for it.
+func refuse(u *net.UnixConn, why error) {
+	text := fmt.Sprintf("{\"error\": %q}\n", why)
+	_ = u.SetDeadline(time.Now().Add(time.Millisecond))
+	_, _ = fmt.Fprintf(u, "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s", len(text), text)
+	u.Close()
+}
+
+// Close removes the socket. Idempotent.
+func (l *listener) Close() (err error) {
+	l.once.Do(func() {
+		close(l.done)
+		err = l.UnixListener.Close()
+	})
+	return err
+}
+
+// Close closes the connection.
+func (c *conn) Close() error {
+	c.once.Do(func() { c.l.give(c.peer.UID) })
+	return c.UnixConn.Close()
+}
+
+func (c *conn) String() string {
+	return fmt.Sprintf("process %d of user %d", c.peer.PID, c.peer.UID)
+}
