@@ -56,7 +56,7 @@ type messages struct {
 	hosted  atomic.Bool       // there are words
 	words   map[int][4]uint64 // by slot, of messages of the host's
 	slots   []*Message        // by slot, as far as used
-	flushed bool       // the context was stopped, its held packets are given back
+	flushed bool              // the context was stopped, its held packets are given back
 }
 
 // table is a part of a context's messages.

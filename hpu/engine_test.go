@@ -48,6 +48,7 @@ type benchConfig struct {
 	noPayload       bool
 	events          int // room for so many; 0 for 100
 	change          func(*MessageConfig)
+	resources       Resources
 }
 
 func newBench(t testing.TB, cfg benchConfig) *bench {
@@ -85,6 +86,7 @@ func newBench(t testing.TB, cfg benchConfig) *bench {
 	if cfg.noPayload {
 		h.Payload = nil
 	}
+	b.resources = cfg.resources
 	b.c = b.receiveMessages(1, h, func(m *MessageConfig) {
 		m.Shared = cfg.shared
 		m.Default.Events = EventChan(b.events)

@@ -441,7 +441,8 @@ func (k *kernel) wireFrames() []wireFrame {
 type rig struct {
 	*kernel
 	*Pool
-	closed bool
+	closed    bool
+	resources Resources // of contexts with messages
 }
 
 type rigConfig struct {

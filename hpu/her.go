@@ -49,9 +49,9 @@ type HER struct {
 	ask     Ask
 	trig    *triggered // the message is the host's
 	payload int        // where it begins
-	data    []byte // payload that is not in a frame: see Trigger
-	from    *port  // where the packet came from, if that is not the batch's port
-	late    bool   // see her
+	data    []byte     // payload that is not in a frame: see Trigger
+	from    *port      // where the packet came from, if that is not the batch's port
+	late    bool       // see her
 	parsed  bool
 	headers packet.Headers
 	action  action

@@ -111,6 +111,9 @@ func (r *rig) receiveMessages(id uint16, h Handlers, change func(*MessageConfig)
 	if err != nil {
 		r.t.Fatal(err)
 	}
+	if err := c.SetResources(r.resources); err != nil {
+		r.t.Fatal(err)
+	}
 	if err := r.Install(c); err != nil {
 		r.t.Fatal(err)
 	}

@@ -20,10 +20,12 @@ const timerEvery = time.Millisecond
 func (r *runner) errandsAndTimers() (worked, ok bool) {
 	if jobs := r.w.jobs; len(jobs) > 0 {
 		worked = true
-		r.w.jobs = nil
+		r.w.jobs, r.w.spent = r.w.spent, nil // these may make new ones
 		if !r.serveJobs(jobs) {
 			return worked, false
 		}
+		clear(jobs)
+		r.w.spent = jobs[:0]
 	}
 	if len(r.w.chores) > 0 || len(r.w.triggers) > 0 {
 		worked = true

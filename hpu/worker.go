@@ -86,6 +86,7 @@ type worker struct {
 	done     []uint64
 	aside    int         // of the room on a tx ring: what the NIC's own frames leave to handlers
 	jobs     []*Kept     // packets to run, or run again
+	spent    []*Kept     // room for the next jobs
 	deferred []*deferred // messages whose events wait
 	chores   []*errand
 	triggers []hostMessage
@@ -253,14 +254,14 @@ type runner struct {
 	record     TapRecord
 
 	// Requests to applications.
-	ask     hostq.Request
-	onReply func(*hostq.Response)
-	polling bool            // no handler runs: what is the worker's may be touched
-	conts   []*continuation // to use again
-	cont    *continuation   // that runs
-	pending *continuation   // that the completion handler has asked for
-	peer       peer
-	buf, buf2  [256]byte
+	ask       hostq.Request
+	onReply   func(*hostq.Response)
+	polling   bool            // no handler runs: what is the worker's may be touched
+	conts     []*continuation // to use again
+	cont      *continuation   // that runs
+	pending   *continuation   // that the completion handler has asked for
+	peer      peer
+	buf, buf2 [256]byte
 }
 
 // running returns the id of the context whose handler runs, or may run next.
