@@ -11,7 +11,7 @@ SIZE  := 256MiB
 BENCH := rx match rtt bystander slmp
 
 # Commands that tests and benches run, and the Debian packages they are in.
-TEST_TOOLS  := git:git gcc:gcc,libc6-dev ping:iputils-ping iperf3:iperf3 tshark:tshark clang-19:clang-19 llvm-strip-19:llvm-19
+TEST_TOOLS  := curl:curl git:git gcc:gcc,libc6-dev ping:iputils-ping iperf3:iperf3 tshark:tshark clang-19:clang-19 llvm-strip-19:llvm-19
 BENCH_TOOLS := gcc:gcc,libc6-dev iperf3:iperf3
 
 # A tree that is no repository, or one git does not trust, builds without the
