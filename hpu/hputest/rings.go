@@ -97,7 +97,7 @@ func (w *wire) receive(hpu int, frame []byte, v *matcher.Verdict, ctx uint16, bu
 		return false
 	}
 	meta := bpf.Meta{
-		Magic: bpf.MetaMagic, Context: ctx, Ruleset: uint16(v.Ruleset), Key: v.Key, Offset: v.Offset,
+		Magic: bpf.MetaMagic, Context: ctx, Ruleset: uint8(v.Ruleset), Key: v.Key, Offset: v.Offset,
 		Hash: hash(v), Seq: w.queue.Seq[hpu][ctx], Arrival: uint64(clock.Monotonic()),
 	}
 	if v.EOM {
@@ -149,14 +149,11 @@ func (w *wire) settle(until func() bool) bool {
 	defer w.mu.Unlock()
 	w.rounds = 0
 	w.rings[0].ring(true) // keeps the worker awake
-	for w.rounds < 3 {
-		if until() {
-			return false
-		}
+	for w.rounds < 3 && !until() {
 		w.quiet.Wait()
 	}
 	w.rings[0].ring(false)
-	return true
+	return !until()
 }
 
 // busy says that the worker does something. The caller has w.mu.

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package handlers
+
+import (
+	"fmt"
+
+	"github.com/xspin/xspin/hpu"
+)
+
+func init() {
+	Register("count", "counts packets and bytes, in user counter 0 and, for the application, in counting events 0 and 1; param to (stack or drop)", newCount)
+}
+
+// Counting events of "count".
+const (
+	CountPackets = iota
+	CountBytes
+)
+
+func newCount(p Params) (*Set, error) {
+	c := struct {
+		To string `param:"to"`
+	}{"stack"}
+	if err := p.Decode(&c); err != nil {
+		return nil, err
+	}
+	if c.To != "stack" && c.To != "drop" {
+		return nil, fmt.Errorf("param \"to\": %q is neither stack nor drop", c.To)
+	}
+	toStack := c.To == "stack"
+	return &Set{Handlers: hpu.Handlers{Payload: func(h *hpu.HER) hpu.Code {
+		h.Count(0, uint64(h.Len()))
+		if packets := h.Counter(CountPackets); packets != nil { // there is an application
+			packets.Add(1)
+			h.Counter(CountBytes).Add(uint64(h.Len()))
+		}
+		if toStack && h.ToStack() == nil {
+			return hpu.Success
+		}
+		return hpu.Drop
+	}}}, nil
+}

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package handlers
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+
+	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/matcher"
+	"github.com/xspin/xspin/packet"
+)
+
+func init() {
+	Register("echo-icmp", "answers pings", newEchoICMP)
+	Register("echo-udp", "sends each datagram back; param port (7)", newEchoUDP)
+	Register("echo-host", "sends packets back with checksums that the application computes; params proto (icmp or udp), port (7)", newEchoHost)
+}
+
+func newEchoICMP(p Params) (*Set, error) {
+	if err := p.Decode(&struct{}{}); err != nil {
+		return nil, err
+	}
+	return &Set{
+		Handlers: hpu.Handlers{Payload: echoICMP},
+		Rulesets: []matcher.Ruleset{matcher.ICMPEcho()},
+	}, nil
+}
+
+// echoICMP answers a ping: addresses swapped, type 0, and the checksum computed again.
+func echoICMP(h *hpu.HER) hpu.Code {
+	if !h.Headers().ReplyICMPEcho() || h.Send() != nil {
+		return hpu.Drop
+	}
+	return hpu.Success
+}
+
+func newEchoUDP(p Params) (*Set, error) {
+	c := struct {
+		Port uint16 `param:"port"`
+	}{7}
+	if err := p.Decode(&c); err != nil {
+		return nil, err
+	}
+	return &Set{
+		Handlers: hpu.Handlers{Payload: echoUDP},
+		Rulesets: []matcher.Ruleset{matcher.UDPPort(c.Port)},
+	}, nil
+}
+
+// echoUDP answers a datagram: addresses and ports swapped, which leaves the checksum
+// right as it is.
+func echoUDP(h *hpu.HER) hpu.Code {
+	if !h.Headers().ReplyUDP() || h.Send() != nil {
+		return hpu.Drop
+	}
+	return hpu.Success
+}
+
+func newEchoHost(p Params) (*Set, error) {
+	c := struct {
+		Proto string `param:"proto"`
+		Port  uint16 `param:"port"`
+	}{"udp", 7}
+	if err := p.Decode(&c); err != nil {
+		return nil, err
+	}
+	s := &Set{Handlers: hpu.Handlers{Payload: echoHost}, Queue: true}
+	switch c.Proto {
+	case "icmp":
+		s.Rulesets = []matcher.Ruleset{matcher.ICMPEcho()}
+	case "udp":
+		s.Rulesets = []matcher.Ruleset{matcher.UDPPort(c.Port)}
+	default:
+		return nil, fmt.Errorf("param \"proto\": %q is neither icmp nor udp", c.Proto)
+	}
+	return s, nil
+}
+
+// echoHost is the NIC's half of an echo: it turns the packet round, with a checksum of 0,
+// and asks the application for that. The HPU does not wait for the answer.
+func echoHost(h *hpu.HER) hpu.Code {
+	if h.Segments() > 1 || !turn(h.Headers()) || h.AskThen(uint64(h.Headers().IPv4.Protocol()), h.Head(), echoSum) != nil {
+		return hpu.Drop
+	}
+	return hpu.Success
+}
+
+// turn swaps the addresses of an echo request or a datagram, and clears its checksum.
+func turn(hdr *packet.Headers) bool {
+	switch {
+	case hdr.UDP != nil:
+		hdr.UDP.SetChecksum(0) // or it would be completed here, if it is partial
+		return hdr.ReplyUDP()
+	case hdr.ICMP != nil && hdr.ICMP.Type() == packet.ICMPEchoRequest:
+		if !unicast(hdr) {
+			return false
+		}
+		hdr.Ethernet.Swap()
+		hdr.IPv4.SwapAddrs()
+		hdr.ICMP.SetType(packet.ICMPEchoReply)
+		hdr.ICMP.SetChecksum(0)
+		return true
+	}
+	return false
+}
+
+// unicast tells whether a packet is from one and to one.
+func unicast(hdr *packet.Headers) bool {
+	if (hdr.Ethernet.Src()[0]|hdr.Ethernet.Dst()[0])&1 != 0 {
+		return false
+	}
+	for _, a := range [][4]byte{hdr.IPv4.Src(), hdr.IPv4.Dst()} {
+		if ip := netip.AddrFrom4(a); ip.IsMulticast() || ip.IsUnspecified() || a == [4]byte{255, 255, 255, 255} {
+			return false
+		}
+	}
+	return true
+}
+
+// echoSum has the answer: two bytes, the checksum.
+func echoSum(h *hpu.HER, r *hpu.Reply) hpu.Code {
+	if r.Err != nil || r.Status != 0 || len(r.Payload) != 2 {
+		return hpu.Drop
+	}
+	sum := binary.BigEndian.Uint16(r.Payload)
+	if hdr := h.Headers(); hdr.UDP != nil {
+		hdr.UDP.SetChecksum(sum)
+	} else {
+		hdr.ICMP.SetChecksum(sum)
+	}
+	if h.Send() != nil {
+		return hpu.Drop
+	}
+	return hpu.Success
+}
+
+// EchoSum is the application's half of "echo-host": it appends to dst what answers a
+// request, whose payload is a frame. False: the frame is none that could be answered.
+func EchoSum(dst, frame []byte) ([]byte, bool) {
+	hdr := packet.Parse(frame, len(frame))
+	switch {
+	case hdr.UDP != nil:
+		sum, ok := hdr.UDPChecksum()
+		return binary.BigEndian.AppendUint16(dst, sum), ok
+	case hdr.ICMP != nil && hdr.Contiguous():
+		message := frame[hdr.Transport : hdr.Payload+hdr.PayloadLen]
+		return binary.BigEndian.AppendUint16(dst, packet.ChecksumOf(message)), true
+	}
+	return dst, false
+}

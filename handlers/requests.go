@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package handlers
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/matcher"
+	"github.com/xspin/xspin/packet"
+)
+
+func init() {
+	Register("requests", "has the application answer datagrams; params port (required), mtu (1500)", newRequests)
+}
+
+// headers of a datagram on IPv4 without options.
+const udpHeaders = packet.EthernetLen + packet.IPv4Len + packet.UDPLen
+
+// requests has the application answer datagrams: each becomes a request, whose tag is
+// the source, address and port, and whose answer is sent back. An answer with another
+// status than 0 is none.
+type requests struct {
+	Port uint16 `param:"port,required"`
+	MTU  int    `param:"mtu"`
+}
+
+func newRequests(p Params) (*Set, error) {
+	s := &requests{MTU: 1500}
+	if err := p.Decode(s); err != nil {
+		return nil, err
+	}
+	if s.MTU < 68 || s.MTU > 65535 {
+		return nil, fmt.Errorf("param \"mtu\": %d: possible are 68 to 65535", s.MTU)
+	}
+	return &Set{
+		Handlers: hpu.Handlers{Payload: s.ask},
+		Rulesets: []matcher.Ruleset{matcher.UDPPort(s.Port)},
+		Queue:    true,
+	}, nil
+}
+
+func (s *requests) ask(h *hpu.HER) hpu.Code {
+	hdr := h.Headers()
+	if hdr.UDP == nil || hdr.Payload != udpHeaders || !hdr.Contiguous() {
+		return hpu.Drop
+	}
+	// Before anybody works on it: is the sender one that can be answered?
+	source := binary.BigEndian.Uint32(hdr.IPv4[12:16])
+	tag := uint64(source)<<16 | uint64(hdr.UDP.SrcPort())
+	if !hdr.ReplyUDP() || h.AskThen(tag, hdr.UDP.Payload(), s.reply) != nil {
+		return hpu.Drop
+	}
+	return hpu.Success
+}
+
+// reply sends the answer in a frame of its own, as it may be longer than the question:
+// with the headers of the packet, which ask has turned round.
+func (s *requests) reply(h *hpu.HER, r *hpu.Reply) hpu.Code {
+	n := len(r.Payload)
+	if r.Err != nil || r.Status != 0 || udpHeaders-packet.EthernetLen+n > s.MTU {
+		return hpu.Drop
+	}
+	frame, err := h.SendNew(max(udpHeaders+n, 60))
+	if err != nil {
+		return hpu.Drop
+	}
+	copy(frame, h.Head()[:udpHeaders])
+	clear(frame[udpHeaders+copy(frame[udpHeaders:], r.Payload):]) // what other frames left there
+	ip := packet.IPv4(frame[packet.EthernetLen:])
+	ip.SetTotalLen(uint16(packet.IPv4Len + packet.UDPLen + n))
+	ip.SetTTL(64)
+	ip.SetChecksum(ip.HeaderChecksum())
+	udp := packet.UDP(ip[packet.IPv4Len:])
+	udp.SetLength(uint16(packet.UDPLen + n))
+	hdr := packet.Parse(frame, len(frame))
+	sum, _ := hdr.UDPChecksum()
+	udp.SetChecksum(sum)
+	return hpu.Success
+}

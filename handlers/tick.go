@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package handlers
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync/atomic"
+	"time"
+
+	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/matcher"
+)
+
+func init() {
+	Register("tick", "counts packets on their way to the Linux stack, and sends the counts to a collector every second; params to (required, address:port), port (9401, source)", newTick)
+}
+
+// tick is telemetry: its timer sends a datagram, three numbers of 64 bits, big-endian:
+// of the datagram, from 1; packets and bytes so far.
+type tick struct {
+	To   netip.AddrPort `param:"to,required"`
+	Port uint16         `param:"port"`
+
+	packets, bytes atomic.Uint64
+	sent           uint64 // the timer runs on one HPU at a time
+}
+
+// tickLen is how long its datagrams are.
+const tickLen = 24
+
+func newTick(p Params) (*Set, error) {
+	t := &tick{Port: 9401}
+	if err := p.Decode(t); err != nil {
+		return nil, err
+	}
+	if !t.To.Addr().Is4() || t.To.Port() == 0 {
+		return nil, fmt.Errorf("param \"to\": %v: want an IPv4 address and a port", t.To)
+	}
+	return &Set{
+		Handlers: hpu.Handlers{Payload: t.count, Timer: t.send},
+		Rulesets: []matcher.Ruleset{matcher.ICMPEcho()},
+		Timer:    time.Second,
+	}, nil
+}
+
+func (t *tick) count(h *hpu.HER) hpu.Code {
+	t.packets.Add(1)
+	t.bytes.Add(uint64(h.Len()))
+	if h.ToStack() != nil {
+		return hpu.Drop
+	}
+	return hpu.Success
+}
+
+func (t *tick) send(task *hpu.Task) hpu.Code {
+	b, err := task.SendUDP(t.Port, t.To, tickLen)
+	if err != nil {
+		if !errors.Is(err, hpu.ErrUnresolved) { // else the next time
+			task.Logf("telemetry to %v: %v", t.To, err)
+		}
+		return hpu.Drop
+	}
+	t.sent++
+	binary.BigEndian.PutUint64(b, t.sent)
+	binary.BigEndian.PutUint64(b[8:], t.packets.Load())
+	binary.BigEndian.PutUint64(b[16:], t.bytes.Load())
+	return hpu.Success
+}
