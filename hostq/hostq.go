@@ -28,6 +28,8 @@ var (
 	ErrDetached = errors.New("no application is attached")
 	ErrBroken   = errors.New("the other side has broken the rules of the ring")
 	ErrTooLong  = errors.New("payload too long")
+
+	errUnaligned = fmt.Errorf("not aligned: %w", ErrBounds)
 )
 
 // Rights say what a window may be used for.

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostq
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// A bell is a pipe, and a word in shared memory. Who is about to sleep sets the word,
+// looks whether there is something to do, and sleeps; who has published something looks
+// at the word, and only if it is set writes a byte into the pipe. A full pipe is fine:
+// then there is a byte that nobody has read.
+//
+// It is no eventfd, because an eventfd is one open file for all who have it: the other
+// side could make it blocking, so that our write waits for ever, or read our wakeups.
+// Of a pipe each end is an open file of its own. An end that the other side has
+// as well (SCM_RIGHTS duplicates descriptors of the same open file) is used with care:
+// its O_NONBLOCK is whatever the other side wants.
+
+// newPipe makes a bell.
+func newPipe() (r, w int, err error) {
+	var fds [2]int
+	if err := unix.Pipe2(fds[:], unix.O_NONBLOCK|unix.O_CLOEXEC); err != nil {
+		return -1, -1, fmt.Errorf("pipe2: %w", os.NewSyscallError("pipe2", err))
+	}
+	return fds[0], fds[1], nil
+}
+
+// needed tells whether somebody sleeps, and is to be woken by the caller. Of several
+// callers one is told so.
+func needed(word *uint32) bool {
+	return atomic.LoadUint32(word) != 0 && atomic.SwapUint32(word, 0) != 0
+}
+
+var one = [1]byte{1}
+
+// strike writes to a pipe. RawSyscall: it is over in no time, so the scheduler need
+// not know. The end must not block.
+func strike(fd int) error {
+	_, _, e := unix.RawSyscall(unix.SYS_WRITE, uintptr(fd), uintptr(unsafe.Pointer(&one[0])), 1)
+	if e != 0 && e != unix.EAGAIN {
+		return e
+	}
+	return nil
+}
+
+// drain empties a pipe of which we have the only reading end, or whose other holders
+// gain nothing from making it block. It gives up after a while, lest somebody who
+// keeps writing keeps us; then it returns more than 0 as well.
+func drain(fd int) (n int) {
+	var buf [512]byte
+	for range 256 {
+		k, _, e := unix.RawSyscall(unix.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(&buf[0])), uintptr(len(buf)))
+		if e == unix.EINTR {
+			continue
+		}
+		if e != 0 || int(k) <= 0 {
+			return n
+		}
+		if n += int(k); int(k) < len(buf) {
+			return n
+		}
+	}
+	return n
+}
+
+// isPipe tells whether a descriptor is an end of a pipe that can be read, or written.
+func isPipe(fd int, mode int) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return os.NewSyscallError("fstat", err)
+	}
+	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
+	if err != nil {
+		return os.NewSyscallError("fcntl", err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFIFO || flags&unix.O_ACCMODE != mode {
+		return errors.New("not the right end of a pipe")
+	}
+	return nil
+}
