@@ -5,56 +5,69 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
+	"os"
+	"slices"
+	"sync"
+	"time"
 
 	"github.com/xspin/xspin/control"
+	"github.com/xspin/xspin/handlers"
+	"github.com/xspin/xspin/hostq"
+	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/netns"
+	"github.com/xspin/xspin/nic"
 )
 
-// Config of a daemon, as its file has it.
-type Config struct {
-	Socket     string            `json:"socket,omitempty"`  // defaults to control.Socket
-	Metrics    string            `json:"metrics,omitempty"` // TCP address for Prometheus; none if left out
-	Admins     control.Attach    `json:"admins,omitempty"`  // who may do what root may
-	Limits     Limits            `json:"limits,omitempty"`
-	Log        Log               `json:"log,omitempty"`
-	Interfaces []Interface       `json:"interfaces"`
-	Windows    []control.Window  `json:"windows,omitempty"` // that several contexts may use
-	Contexts   []control.Context `json:"contexts,omitempty"`
-}
+// A kindError is an error that is errNotFound, errDenied, errBusy or errInvalid as well,
+// without saying so.
+type kindError struct{ kind, err error }
 
-// Interface is a NIC.
-type Interface struct {
-	Name    string           `json:"name"`
-	Netns   string           `json:"netns,omitempty"` // name of a network namespace, as ip netns has them
-	Mode    string           `json:"mode,omitempty"`  // auto, native, generic
-	HPUs    int              `json:"hpus,omitempty"`
-	Workers int              `json:"workers,omitempty"`
-	CPUs    []int            `json:"cpus,omitempty"`
-	Wait    string           `json:"wait,omitempty"`
-	Ring    int              `json:"ring,omitempty"`
-	Limit   control.Duration `json:"limit,omitempty"` // of handlers
-}
+func (e kindError) Error() string   { return e.err.Error() }
+func (e kindError) Unwrap() []error { return []error{e.kind, e.err} }
 
-// Limits bound what contexts may ask for.
-type Limits struct {
-	Window control.Size `json:"window,omitempty"` // one window; 4GiB if left out
-	Memory control.Size `json:"memory,omitempty"` // all of them and HPU memory; 8GiB if left out
+func failf(kind error, format string, args ...any) error {
+	return kindError{kind, fmt.Errorf(format, args...)}
 }
-
-// Log says what is done with what handlers print.
-type Log struct {
-	Lines int    `json:"lines,omitempty"` // kept for each HPU of a context
-	Rate  int    `json:"rate,omitempty"`  // lines a second and HPU that are kept for sure
-	Dir   string `json:"dir,omitempty"`   // also into files there
-}
-
-// Load reads a configuration file and checks all that can be checked without a NIC.
-// Errors name file, line and column where there are.
-func Load(file string) (*Config, error) { panic("not yet") }
 
 // A Daemon is a running one.
-type Daemon struct{}
+//
+// Locks, in the order in which they are taken: reload, then op of contexts by their
+// names, then mu, then mu of a context. The first two are held while something takes
+// its time; the others never.
+type Daemon struct {
+	logger  *slog.Logger
+	opts    Options
+	started time.Time
+	socket  string
+	server  *server
+	cards   []*card
+	memory  budget
+	leaks   leaks
+
+	reload sync.Mutex
+
+	mu       sync.RWMutex
+	cfg      *Config // in force
+	admins   who
+	windows  map[string]*hostq.Memory // shared ones
+	contexts map[string]*hosted
+	closing  bool
+	closed   sync.Once
+	closeErr error
+}
+
+// A card is an interface with its NIC.
+type card struct {
+	key   string
+	nic   *nic.NIC
+	limit time.Duration // of handlers
+	done  chan struct{} // closed when its events have ended
+}
 
 // Options of Start.
 type Options struct {
@@ -66,14 +79,329 @@ type Options struct {
 	KeepPrivileges bool
 }
 
-// Start opens the NICs, installs the contexts and listens.
-func Start(cfg *Config, o Options) (*Daemon, error) { panic("not yet") }
+// Start opens the NICs, installs the contexts and listens. After that it needs no
+// other privileges than what capability.Drop leaves, and gives them up.
+func Start(cfg *Config, o Options) (_ *Daemon, err error) {
+	var c checker
+	blueprints := checkConfig(&c, cfg)
+	if err := c.err(); err != nil {
+		return nil, fmt.Errorf("configuration: %w", err)
+	}
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+	d := &Daemon{
+		logger:   o.Logger,
+		opts:     o,
+		started:  time.Now(),
+		socket:   cmp.Or(cfg.Socket, control.Socket),
+		memory:   budget{limit: int64(cfg.Limits.complete().Memory)},
+		cfg:      cfg,
+		admins:   checkWho(new(checker), "", &cfg.Admins),
+		windows:  map[string]*hostq.Memory{},
+		contexts: map[string]*hosted{},
+	}
+	defer func() {
+		if err != nil {
+			ctx, cancel := context.WithTimeout(context.Background(), closeTime)
+			defer cancel()
+			err = errors.Join(err, d.Close(ctx))
+		}
+	}()
+	// First of all: a second daemon shall not touch the first one's interfaces.
+	if d.server, err = newServer(d.socket, d, d.logger); err != nil {
+		return nil, err
+	}
+	for i := range cfg.Interfaces {
+		if err := d.open(&cfg.Interfaces[i]); err != nil {
+			return nil, err
+		}
+	}
+	for i := range cfg.Windows {
+		if err := d.share(&cfg.Windows[i]); err != nil {
+			return nil, err
+		}
+	}
+	for _, b := range blueprints {
+		if _, err := d.add(b, true); err != nil {
+			return nil, err
+		}
+	}
+	if err := d.dropPrivileges(); err != nil {
+		return nil, err
+	}
+	d.server.serve()
+	d.logger.Info("daemon is ready", "socket", d.socket, "interfaces", len(d.cards), "contexts", len(blueprints))
+	notifyReady(d.logger)
+	return d, nil
+}
 
-// Reload reads the file again and does what has changed: all of it, or nothing.
-func (d *Daemon) Reload() (changes []string, err error) { panic("not yet") }
+// open makes a NIC of an interface.
+func (d *Daemon) open(f *Interface) error {
+	cfg := nic.Config{
+		Interface: f.Name,
+		Mode:      modes[f.Mode],
+		HPUs:      f.HPUs,
+		Workers:   f.Workers,
+		CPUs:      f.CPUs,
+		Wait:      waits[f.Wait],
+		Ring:      f.Ring,
+		Limit:     time.Duration(f.Limit),
+		Logger:    d.logger,
+	}
+	c := &card{key: f.key(), limit: cmp.Or(time.Duration(f.Limit), hpu.DefaultLimit), done: make(chan struct{})}
+	open := func() (err error) {
+		c.nic, err = nic.Open(cfg)
+		return err
+	}
+	if f.Netns != "" {
+		ns, err := netns.OpenNamespace(f.Netns)
+		if err != nil {
+			return fmt.Errorf("interface %s: %w", c.key, err)
+		}
+		defer ns.Close()
+		// What the NIC opens belongs to the namespace for good.
+		if err := ns.Do(open); err != nil {
+			return fmt.Errorf("interface %s: %w", c.key, err)
+		}
+	} else if err := open(); err != nil {
+		return fmt.Errorf("interface %s: %w", c.key, err)
+	}
+	d.cards = append(d.cards, c)
+	go d.listen(c)
+	return nil
+}
+
+// share makes a window that several contexts may use.
+func (d *Daemon) share(w *control.Window) error {
+	m, err := d.newMemory(w.Name, int64(w.Size))
+	if err != nil {
+		return fmt.Errorf("window %q: %w", w.Name, err)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.windows[w.Name] = m
+	return nil
+}
+
+// newMemory makes memory that counts for limits.memory until closeMemory.
+func (d *Daemon) newMemory(name string, size int64) (*hostq.Memory, error) {
+	if err := d.memory.take(whole(size)); err != nil {
+		return nil, err
+	}
+	m, err := hostq.NewMemory(name, size)
+	if err != nil {
+		d.memory.give(whole(size))
+	}
+	return m, err
+}
+
+func (d *Daemon) closeMemory(m *hostq.Memory) {
+	if m == nil {
+		return
+	}
+	size := m.Size()
+	if err := m.Close(); err != nil {
+		d.logger.Error("memory is not freed", "error", err)
+		return
+	}
+	d.memory.give(whole(size))
+}
+
+// listen hears what goes wrong in handlers of a NIC, until that is closed.
+func (d *Daemon) listen(c *card) {
+	defer close(c.done)
+	for e := range c.nic.Events() {
+		d.logger.Warn("handler", "interface", c.key, "context", e.Name, "hpu", e.HPU, "event", e.Kind.String(), "detail", e.Detail)
+		if e.Kind != hpu.HandlerOverrun {
+			continue
+		}
+		if h, err := d.find(e.Name); err == nil && h.card == c {
+			h.overrun(int(e.Context), e.Detail)
+		}
+	}
+}
+
+// A budget is limits.memory.
+type budget struct {
+	mu          sync.Mutex
+	used, limit int64
+	lenient     int // reloads that have old and new at the same time
+}
+
+func (b *budget) take(n int64) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.used+n > b.limit && b.lenient == 0 {
+		return failf(errBusy, "%v more memory is wanted, and %v of %v are in use: raise limits.memory, or remove contexts", control.Size(n), control.Size(b.used), control.Size(b.limit))
+	}
+	b.used += n
+	return nil
+}
+
+func (b *budget) give(n int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.used -= n
+}
+
+// setLimit changes the limit; what is in use already stays.
+func (b *budget) setLimit(n int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.limit = n
+}
+
+func (b *budget) overdraw(by int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.lenient += by
+}
 
 // Socket returns where it listens.
-func (d *Daemon) Socket() string { panic("not yet") }
+func (d *Daemon) Socket() string { return d.socket }
 
-// Close detaches applications, drains contexts and closes the NICs.
-func (d *Daemon) Close(ctx context.Context) error { panic("not yet") }
+// status returns what the daemon tells of itself.
+func (d *Daemon) status() control.Status {
+	s := control.Status{
+		Version:    d.opts.Version,
+		PID:        os.Getpid(),
+		Started:    d.started,
+		Config:     d.opts.File,
+		Interfaces: []string{},
+		Handlers:   []control.Registration{},
+	}
+	for _, c := range d.cards {
+		s.Interfaces = append(s.Interfaces, c.key)
+	}
+	for _, r := range handlers.All() {
+		s.Handlers = append(s.Handlers, control.Registration{Name: r.Name, Help: r.Help})
+	}
+	return s
+}
+
+// stats returns the counters of all NICs.
+func (d *Daemon) stats() ([]nic.Stats, error) {
+	all := []nic.Stats{}
+	for _, c := range d.cards {
+		s, err := c.nic.Stats()
+		if err != nil {
+			return nil, err
+		}
+		s.Interface = c.key
+		all = append(all, *s)
+	}
+	return all, nil
+}
+
+// mayAdmin returns an error unless a peer may do everything.
+func (d *Daemon) mayAdmin(p control.Peer) error {
+	if d.isAdmin(p) {
+		return nil
+	}
+	return failf(errDenied, "user %d may not do this: root may, and who is in admins of the configuration", p.UID)
+}
+
+func (d *Daemon) isAdmin(p control.Peer) bool {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	return p.UID == 0 || p.UID == os.Getuid() || d.admins.has(p)
+}
+
+// mayRead returns an error unless a peer may see what handlers of a context print and
+// keep in memory: who may attach to it.
+func (d *Daemon) mayRead(p control.Peer, name string) error {
+	h, err := d.find(name)
+	if err != nil {
+		return err
+	}
+	if d.isAdmin(p) || h.mayAttach(p) {
+		return nil
+	}
+	return failf(errDenied, "context %q is not for user %d: root may see it, and who is in its attach or in admins", name, p.UID)
+}
+
+const (
+	closeTime   = 10 * time.Second
+	whyClosing  = "the daemon is ending"
+	whyRemoved  = "the context was removed"
+	whyReloaded = "the context was changed by a reload"
+)
+
+// Close detaches applications, drains contexts and closes the NICs. Handlers that are
+// stuck, and what they may still touch, are left behind and are an error. Idempotent.
+func (d *Daemon) Close(ctx context.Context) error {
+	d.closed.Do(func() { d.closeErr = d.close(ctx) })
+	return d.closeErr
+}
+
+func (d *Daemon) close(ctx context.Context) error {
+	notifyStopping(d.logger)
+	// A reload ends first, and nothing begins any more.
+	d.reload.Lock()
+	defer d.reload.Unlock()
+	d.mu.Lock()
+	d.closing = true
+	var all []*hosted
+	for _, h := range d.contexts {
+		all = append(all, h)
+	}
+	d.mu.Unlock()
+	for _, h := range all {
+		h.dismiss(whyClosing)
+	}
+	var errs []error
+	if d.server != nil {
+		errs = append(errs, d.server.close(ctx, whyClosing))
+	}
+	// No transition is under way from here on.
+	for _, h := range all {
+		h.op <- struct{}{}
+		h.silence()
+	}
+	for _, c := range d.cards {
+		err := c.nic.Close() // drains all of its contexts
+		errs = append(errs, err)
+		<-c.done
+		for _, h := range all {
+			if h.card == c && err == nil {
+				h.letGo()
+			}
+		}
+	}
+	for _, h := range all {
+		h.book.close()
+	}
+	d.leaks.close()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("close the daemon: %w", err) // handlers may use windows
+	}
+	for _, m := range d.windows {
+		d.closeMemory(m)
+	}
+	return nil
+}
+
+// find returns a context by name.
+func (d *Daemon) find(name string) (*hosted, error) {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	if h := d.contexts[name]; h != nil {
+		return h, nil
+	}
+	return nil, failf(errNotFound, "no context %q", name)
+}
+
+// all returns the contexts by name.
+func (d *Daemon) all() []*hosted {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	var all []*hosted
+	for _, h := range d.contexts {
+		all = append(all, h)
+	}
+	slices.SortFunc(all, func(a, b *hosted) int { return cmp.Compare(a.name, b.name) })
+	return all
+}

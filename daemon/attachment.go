@@ -1,0 +1,546 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"encoding/binary"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/xspin/xspin/control"
+	"github.com/xspin/xspin/hostq"
+	"github.com/xspin/xspin/hpu"
+)
+
+// holdings are what one life of a context uses: memory that nobody else has, but for
+// shared windows. It is freed when the last who refers to it drops it: the context,
+// sessions (which pass its descriptors on), and who reads or writes it.
+type holdings struct {
+	d        *Daemon
+	windows  []heldWindow
+	memory   *hostq.Memory // nil: none
+	perHPU   *hostq.Memory // nil: none
+	pair     *hostq.Pair   // nil: none
+	receives *receives
+	bytes    int64 // of its own
+	queue    int64 // of these: the pair's
+
+	refs atomic.Int32
+}
+
+type heldWindow struct {
+	windowUse
+	mem *hostq.Memory
+	win *hostq.Window
+}
+
+// hold makes what a context needs. It takes some ms per MiB.
+func (d *Daemon) hold(b *blueprint, lanes int) (_ *holdings, err error) {
+	has := &holdings{d: d, bytes: b.charge()}
+	has.refs.Store(1)
+	defer func() {
+		if err != nil {
+			has.drop()
+		}
+	}()
+	for _, use := range b.windows {
+		w := heldWindow{windowUse: use}
+		if use.shared {
+			d.mu.RLock()
+			w.mem = d.windows[use.name]
+			d.mu.RUnlock()
+			if w.mem == nil || w.mem.Size() != use.size {
+				return nil, failf(errBusy, "shared window %q has changed meanwhile", use.name)
+			}
+		} else if w.mem, err = d.newMemory(use.name, use.size); err != nil {
+			return nil, fmt.Errorf("window %q: %w", use.name, err)
+		}
+		has.windows = append(has.windows, w)
+		if has.windows[len(has.windows)-1].win, err = w.mem.Window(0, use.size, use.rights); err != nil {
+			return nil, fmt.Errorf("window %q: %w", use.name, err)
+		}
+	}
+	if b.memory > 0 {
+		if has.memory, err = d.newMemory(b.doc.Name, b.memory); err != nil {
+			return nil, fmt.Errorf("HPU memory: %w", err)
+		}
+	}
+	if b.perHPU > 0 {
+		if has.perHPU, err = d.newMemory(b.doc.Name, b.perHPU*int64(b.hpus)); err != nil {
+			return nil, fmt.Errorf("memory of HPUs: %w", err)
+		}
+	}
+	if b.queue != nil {
+		cfg := *b.queue
+		cfg.Lanes = lanes
+		n := queueBytes(cfg.Layout)
+		if err := d.memory.take(n); err != nil {
+			return nil, fmt.Errorf("queue: %w", err)
+		}
+		has.queue = n
+		if has.pair, err = hostq.NewPair(cfg); err != nil {
+			return nil, fmt.Errorf("queue: %w", err)
+		}
+	}
+	has.receives = &receives{}
+	for i := range has.windows {
+		if w := has.windows[i].win; w.Rights()&hostq.Write != 0 {
+			has.receives.first = w
+			break
+		}
+	}
+	return has, nil
+}
+
+// equip gives handlers what they may use.
+func (has *holdings) equip(r *hpu.Resources) {
+	for i := range has.windows {
+		r.Windows = append(r.Windows, hpu.NamedWindow{Name: has.windows[i].name, Window: has.windows[i].win})
+	}
+	if has.memory != nil {
+		r.Memory = has.memory.Bytes()
+	}
+	if has.perHPU != nil {
+		r.PerHPU = has.perHPU.Bytes()
+	}
+	if has.pair != nil {
+		r.Host = has.pair
+	}
+}
+
+// ref keeps it from being freed, until drop. The caller knows that it is not yet.
+func (has *holdings) ref() { has.refs.Add(1) }
+
+func (has *holdings) drop() {
+	if has.refs.Add(-1) > 0 {
+		return
+	}
+	for _, w := range has.windows {
+		if !w.shared {
+			has.d.closeMemory(w.mem)
+		}
+	}
+	has.d.closeMemory(has.memory)
+	has.d.closeMemory(has.perHPU)
+	if has.pair != nil {
+		if err := has.pair.Close(); err != nil {
+			has.d.logger.Error("a queue is not freed", "error", err)
+			return
+		}
+	}
+	has.d.memory.give(has.queue)
+}
+
+// window finds a window by name, the first if there is none.
+func (has *holdings) window(name string) (*heldWindow, error) {
+	for i := range has.windows {
+		if w := &has.windows[i]; name == "" || w.name == name {
+			return w, nil
+		}
+	}
+	if name == "" {
+		return nil, failf(errInvalid, "the context has no window")
+	}
+	return nil, failf(errInvalid, "the context has no window %q", name)
+}
+
+// maxPosted is how many receives an application may have posted.
+const maxPosted = 1 << 16
+
+// receives bind messages. Until the application has posted its first receive, messages
+// go to the first window that handlers may write, at place 0: FPsPIN's way, for handlers
+// that place what they get themselves. From then on each message takes a posted receive,
+// and is refused if none matches, so that its sender tries again: an application that
+// posts receives is never overwritten.
+type receives struct {
+	first hpu.Window // nil: none
+
+	mu     sync.Mutex
+	posted bool // ever
+	list   []hpu.Receive
+}
+
+// Bind implements hpu.Binder.
+func (l *receives) Bind(m *hpu.Message) (hpu.Binding, error) {
+	n := m.Number()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.posted {
+		return hpu.Binding{Window: l.first}, nil
+	}
+	for i, r := range l.list {
+		if (r.Tag^n)&^r.Ignore != 0 {
+			continue
+		}
+		if !r.Keep {
+			l.list = append(l.list[:i], l.list[i+1:]...)
+		}
+		return r.Binding, nil
+	}
+	return hpu.Binding{}, fmt.Errorf("message %d from %v: %w", n, m.Source(), hpu.ErrNoReceive)
+}
+
+// Unbind implements hpu.Binder.
+func (l *receives) Unbind(*hpu.Message, *hpu.Result) {}
+
+func (l *receives) post(r hpu.Receive) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.list) == maxPosted {
+		return failf(errBusy, "%d receives are posted, and more cannot be", maxPosted)
+	}
+	l.posted = true
+	l.list = append(l.list, r)
+	return nil
+}
+
+// unpost takes back the first receive that is as r.
+func (l *receives) unpost(r hpu.Receive) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i, p := range l.list {
+		if p.Tag == r.Tag && p.Ignore == r.Ignore && p.Keep == r.Keep && p.User == r.User &&
+			p.Window == r.Window && p.Place == r.Place && p.Size == r.Size {
+			l.list = append(l.list[:i], l.list[i+1:]...)
+			return true
+		}
+	}
+	return false
+}
+
+// An attachment is a process attached to a context.
+type attachment struct {
+	h    *hosted
+	has  *holdings
+	peer control.Peer
+	over chan string // why the daemon ends it; room for one
+	once sync.Once
+}
+
+func (a *attachment) String() string {
+	what := "application"
+	if a.peer.Observer {
+		what = "observer"
+	}
+	return fmt.Sprintf("%s (pid %d, uid %d)", what, a.peer.PID, a.peer.UID)
+}
+
+// admit attaches a process to a context. There is one application at a time; observers
+// do not disturb it.
+func (d *Daemon) admit(name string, p control.Peer, observer bool) (attached, error) {
+	h, err := d.find(name)
+	if err != nil {
+		return nil, err
+	}
+	admin := d.isAdmin(p)
+	if !admin && !h.mayAttach(p) {
+		return nil, failf(errDenied, "context %q is not for user %d: see attach in its configuration", name, p.UID)
+	}
+	b := h.blueprint()
+	if observer && !admin && !b.doc.Attach.Observers {
+		return nil, failf(errDenied, "context %q takes no observers: see attach.observers in its configuration", name)
+	}
+	if err := h.taken(observer); err != nil {
+		return nil, err // before waiting for what may take seconds
+	}
+	if err := h.begin(); err != nil {
+		return nil, err
+	}
+	defer h.end()
+	if err := h.taken(observer); err != nil {
+		return nil, err
+	}
+	p.Observer, p.Since = observer, time.Now()
+	a := &attachment{h: h, peer: p, over: make(chan string, 1)}
+	d.mu.RLock()
+	closing := d.closing
+	d.mu.RUnlock()
+	h.mu.Lock()
+	switch {
+	case closing:
+		err = failf(errBusy, "%s", whyClosing)
+	case h.state == stopped || h.state == failed:
+		err = failf(errBusy, "context %q is %s (%s): it begins anew when it is activated", name, h.state, h.why)
+	case h.has == nil:
+		err = failf(errBusy, "context %q is %s", name, h.state)
+	}
+	if err != nil {
+		h.mu.Unlock()
+		return nil, err
+	}
+	a.has = h.has
+	a.has.ref()
+	if observer {
+		h.observers[a] = true
+	} else {
+		h.owner = a
+	}
+	arm := !observer && h.state == installed && b.doc.Activate == atAttach && !h.off
+	h.mu.Unlock()
+	if arm {
+		if err := h.arm(); err != nil {
+			h.mu.Lock()
+			h.owner = nil
+			h.mu.Unlock()
+			a.has.drop()
+			return nil, err
+		}
+	}
+	d.logger.Info("attached", "context", name, "pid", p.PID, "uid", p.UID, "observer", observer)
+	return a, nil
+}
+
+// taken says that somebody else is the application.
+func (h *hosted) taken(observer bool) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if a := h.owner; a != nil && !observer {
+		return failf(errBusy, "context %q is taken: %v is attached since %s", h.name, a, a.peer.Since.Format(time.TimeOnly))
+	}
+	return nil
+}
+
+// mapped tells whether the process gets a window's descriptor. Observers get none: a
+// descriptor that can be mapped can be written.
+func (a *attachment) mapped(w *heldWindow) bool { return w.app == appMapped && !a.peer.Observer }
+
+// reply is the first document of the session.
+func (a *attachment) reply() control.AttachReply {
+	r := control.AttachReply{Context: a.h.name, Windows: []control.AttachWindow{}, HPUs: a.h.card.nic.HPUs()}
+	for i := range a.has.windows {
+		w := &a.has.windows[i]
+		if w.app == appNone {
+			continue
+		}
+		app := appCopies
+		if a.mapped(w) {
+			app = appMapped
+		}
+		r.Windows = append(r.Windows, control.AttachWindow{Name: w.name, Size: w.size, App: app, Rights: w.rights.String()})
+	}
+	if a.has.pair != nil && !a.peer.Observer {
+		l := a.has.pair.Layout()
+		r.Pair = &l
+	}
+	return r
+}
+
+// descriptors are those that come with reply: of the windows that are mapped, then the
+// pair's memory, bell, and a bell for each lane. They are there until release.
+func (a *attachment) descriptors() (fds []int) {
+	for i := range a.has.windows {
+		if w := &a.has.windows[i]; a.mapped(w) {
+			fds = append(fds, w.mem.FD())
+		}
+	}
+	if a.has.pair != nil && !a.peer.Observer {
+		memory, bell, lanes := a.has.pair.Descriptors()
+		fds = append(append(fds, memory, bell), lanes...)
+	}
+	return fds
+}
+
+// ended says that the daemon ends the session, and why.
+func (a *attachment) ended() <-chan string { return a.over }
+
+// dismiss ends the session.
+func (a *attachment) dismiss(why string) {
+	select {
+	case a.over <- why:
+	default: // it is ending
+	}
+}
+
+// do does what the session asks.
+func (a *attachment) do(ask *control.Ask) control.Answer {
+	ans := control.Answer{Seq: ask.Seq}
+	var err error
+	switch ask.Do {
+	case "stats":
+		i := a.h.info(a.h.card.stats())
+		ans.Info = &i
+	case "read":
+		ans.Data, err = a.read(ask.Read)
+	case "counters":
+		ans.Data, err = a.counters()
+	case "post", "unpost", "trigger", "activate", "deactivate":
+		if a.peer.Observer {
+			err = failf(errDenied, "%s: observers cannot", ask.Do)
+			break
+		}
+		switch ask.Do {
+		case "post", "unpost":
+			err = a.post(ask.Do, ask.Receive)
+		case "trigger":
+			if ask.Trigger == nil {
+				err = failf(errInvalid, "trigger: what is missing")
+				break
+			}
+			err = a.h.trigger(ask.Trigger)
+		default:
+			err = a.arm(ask.Do == "activate")
+		}
+	default:
+		err = failf(errInvalid, "%q: possible are post, unpost, read, trigger, activate, deactivate, stats, counters", ask.Do)
+	}
+	if err != nil {
+		ans.Error = err.Error()
+	}
+	return ans
+}
+
+// arm activates or deactivates the context, as long as it is this session's.
+func (a *attachment) arm(on bool) error {
+	h := a.h
+	if err := h.begin(); err != nil {
+		return err
+	}
+	defer h.end()
+	h.mu.Lock()
+	mine, state, off, why := h.owner == a && h.has == a.has, h.state, h.off, h.why
+	h.mu.Unlock()
+	switch {
+	case !mine:
+		return failf(errBusy, "the session is over")
+	case on && off:
+		return failf(errBusy, "context %q was deactivated by an administrator", h.name)
+	case on && state == installed:
+		return h.arm()
+	case !on && state == active:
+		return h.disarm()
+	case state == installed || state == active:
+		return nil
+	}
+	return failf(errBusy, "context %q is %s: %s", h.name, state, why)
+}
+
+func (a *attachment) read(r *control.Range) ([]byte, error) {
+	if r == nil || r.Offset < 0 || r.Length < 0 || r.Length > control.MaxRead {
+		return nil, failf(errInvalid, "read: want a range of a window, of up to %d bytes", control.MaxRead)
+	}
+	w, err := a.window(r.Window)
+	if err != nil {
+		return nil, err
+	}
+	if r.Offset > w.size || r.Length > w.size-r.Offset {
+		return nil, failf(errInvalid, "%d bytes at %d of window %q of %d: %w", r.Length, r.Offset, w.name, w.size, hostq.ErrBounds)
+	}
+	b := make([]byte, r.Length)
+	copy(b, w.mem.Bytes()[r.Offset:])
+	return b, nil
+}
+
+// window finds a window that the application may use.
+func (a *attachment) window(name string) (*heldWindow, error) {
+	w, err := a.has.window(name)
+	if err == nil && w.app == appNone {
+		return nil, failf(errDenied, "window %q is not for applications", w.name)
+	}
+	return w, err
+}
+
+// counters are all counting events, of 8 bytes each, the least significant first.
+func (a *attachment) counters() ([]byte, error) {
+	if a.has.pair == nil {
+		return nil, failf(errInvalid, "the context has no queue to the application, and no counters")
+	}
+	var b []byte
+	for i := range hostq.Counters {
+		b = binary.LittleEndian.AppendUint64(b, a.has.pair.Counter(i).Get())
+	}
+	return b, nil
+}
+
+func (a *attachment) post(do string, r *control.Receive) error {
+	if r == nil {
+		return failf(errInvalid, "%s: which receive is missing", do)
+	}
+	if !a.h.blueprint().ending {
+		return failf(errInvalid, "%s: the context's messages never end, and go nowhere", do)
+	}
+	w, err := a.window(r.Window)
+	switch {
+	case err != nil:
+		return err
+	case w.rights&hostq.Write == 0:
+		return failf(errInvalid, "handlers cannot write window %q: %w", w.name, hostq.ErrRights)
+	case r.Place < 0 || r.Place > w.size || r.Size < 0 || r.Size > w.size-r.Place:
+		return failf(errInvalid, "%d bytes at %d of window %q of %d: %w", r.Size, r.Place, w.name, w.size, hostq.ErrBounds)
+	}
+	rcv := hpu.Receive{
+		Binding: hpu.Binding{Window: w.win, Place: r.Place, Size: r.Size, User: r.User},
+		Tag:     r.Tag, Ignore: r.Ignore, Keep: r.Keep,
+	}
+	if do == "post" {
+		return a.has.receives.post(rcv)
+	}
+	if !a.has.receives.unpost(rcv) {
+		return failf(errNotFound, "no such receive is posted: a message has taken it, or it never was")
+	}
+	return nil
+}
+
+// release says that the process is gone, in whatever way. When it returns the context
+// is ready for the next, who finds nothing of this one: its memory is new, so that
+// who has kept the old one harms nobody. Idempotent.
+func (a *attachment) release(reason string) { a.once.Do(func() { a.leave(reason) }) }
+
+func (a *attachment) leave(reason string) {
+	h, d := a.h, a.h.d
+	defer a.has.drop()
+	log := d.logger.With("context", h.name, "pid", a.peer.PID, "uid", a.peer.UID, "reason", reason)
+	if a.peer.Observer {
+		h.mu.Lock()
+		delete(h.observers, a)
+		h.mu.Unlock()
+		log.Info("observer detached")
+		return
+	}
+	h.op <- struct{}{} // all that holds it is bounded
+	defer h.end()
+	h.mu.Lock()
+	h.owner = nil
+	gone, state, off, mode := h.gone, h.state, h.off, h.b.doc.Activate
+	mine := h.has == a.has
+	h.mu.Unlock()
+	d.mu.RLock()
+	closing := d.closing
+	d.mu.RUnlock()
+	switch {
+	case gone || closing || !mine:
+		log.Info("detached")
+		return
+	case state == stopped:
+		h.silence()
+		log.Warn("detached, and the context is stopped: it begins anew when it is activated")
+		return
+	}
+	l, err := h.renew()
+	if err == nil && mode == atStart && !off {
+		if err = h.arm(); err != nil {
+			h.set(failed, err.Error())
+		}
+	}
+	log = log.With("messages_ended", l.messages, "requests_failed", l.requests)
+	if err != nil {
+		log.Error("detached, and the context could not begin anew", "error", err)
+		return
+	}
+	// Those who looked on look at what is no more.
+	h.mu.Lock()
+	for o := range h.observers {
+		if o.has != h.has {
+			o.dismiss("the application has detached, and its windows are gone")
+		}
+	}
+	h.mu.Unlock()
+	log.Info("detached, and the context has begun anew", "state", h.currentState())
+}
+
+func (h *hosted) currentState() string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.state
+}

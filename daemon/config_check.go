@@ -1,0 +1,626 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math/bits"
+	"net"
+	"os/user"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/xspin/xspin/bpf"
+	"github.com/xspin/xspin/control"
+	"github.com/xspin/xspin/handlers"
+	"github.com/xspin/xspin/hostq"
+	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/loader"
+	"github.com/xspin/xspin/matcher"
+	"github.com/xspin/xspin/nic"
+)
+
+// What words of a configuration mean.
+var (
+	modes     = map[string]nic.Mode{"auto": nic.Auto, "native": nic.Native, "generic": nic.Generic}
+	waits     = map[string]hpu.Wait{"adaptive": hpu.Adaptive, "spin": hpu.Spin, "sleep": hpu.Sleep}
+	policies  = map[string]nic.Policy{"message": nic.ByMessage, "packet": nic.ByPacket, "blocked-rr": nic.BlockedRR}
+	overloads = map[string]nic.Overload{"drop": nic.OverloadDrops, "stack": nic.OverloadSpills}
+	fulls     = map[string]hpu.Full{"fail": hpu.FullFails, "drop": hpu.FullDrops, "wait": hpu.FullWaits}
+)
+
+// When a context is activated.
+const (
+	atStart  = "start"
+	atAttach = "attach"
+	manually = "manual"
+)
+
+// What an application may do with a window.
+const (
+	appMapped = "rw"
+	appCopies = "r"
+	appNone   = "none"
+)
+
+// minTimer is the shortest time between calls of a timer handler.
+const minTimer = time.Millisecond
+
+// nameForm is what names of contexts and windows look like: they are parts of paths,
+// of URLs and of command lines.
+var nameForm = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._-]{0,62}$`)
+
+// A checker collects what is wrong.
+type checker struct{ problems []problem }
+
+func (c *checker) fail(path, format string, args ...any) {
+	c.problems = append(c.problems, problem{path: path, msg: fmt.Sprintf(format, args...)})
+}
+
+func (c *checker) err() error {
+	var errs []error
+	for _, p := range c.problems {
+		errs = append(errs, p)
+	}
+	return errors.Join(errs...)
+}
+
+// word looks up a word, whose zero value is the first.
+func word[T any](c *checker, path, s string, words map[string]T) (v T) {
+	if s == "" {
+		return v
+	}
+	v, ok := words[s]
+	if !ok {
+		var known []string
+		for w := range words {
+			known = append(known, w)
+		}
+		slices.Sort(known)
+		c.fail(path, "%q: there are %s", s, strings.Join(known, ", "))
+	}
+	return v
+}
+
+// name checks a name that must be its only one.
+func (c *checker) name(path, name, what string, taken map[string]string) {
+	switch first, twice := taken[name]; {
+	case name == "":
+		c.fail(path, "a %s needs a name", what)
+	case !nameForm.MatchString(name):
+		c.fail(path, "%q: names have up to 63 of the characters A-Z a-z 0-9 . _ -, and do not begin with . or -", name)
+	case twice:
+		c.fail(path, "%s %q is there already: %s", what, name, first)
+	default:
+		taken[name] = path
+	}
+}
+
+// between checks a number that may be left out, as 0.
+func (c *checker) between(path string, v, lo, hi int) {
+	if v != 0 && (v < lo || v > hi) {
+		c.fail(path, "%d: possible are %d..%d", v, lo, hi)
+	}
+}
+
+// surroundings are what a context is checked against: the rest of the configuration.
+type surroundings struct {
+	limits     Limits
+	interfaces []Interface
+	windows    map[string]control.Size // shared ones
+}
+
+// checkConfig checks a configuration as a whole.
+func checkConfig(c *checker, cfg *Config) []*blueprint {
+	if cfg.Socket != "" && !filepath.IsAbs(cfg.Socket) && !strings.HasPrefix(cfg.Socket, "@") {
+		c.fail("socket", "%q: want an absolute path", cfg.Socket)
+	}
+	if cfg.Metrics != "" {
+		if _, port, err := net.SplitHostPort(cfg.Metrics); err != nil {
+			c.fail("metrics", `%q: want an address and port, such as "127.0.0.1:9465" or "[::1]:9465"`, cfg.Metrics)
+		} else if _, err := strconv.ParseUint(port, 10, 16); err != nil {
+			c.fail("metrics", "%q: the port is a number up to 65535", cfg.Metrics)
+		}
+	}
+	if cfg.User != "" {
+		if _, err := lookupUser(cfg.User); err != nil {
+			c.fail("user", "%v", err)
+		}
+	}
+	if cfg.Admins.Observers {
+		c.fail("admins.observers", "goes with a context's attach")
+	}
+	checkWho(c, "admins", &cfg.Admins)
+	env := &surroundings{limits: cfg.Limits.complete(), interfaces: cfg.Interfaces, windows: map[string]control.Size{}}
+	c.between("log.lines", cfg.Log.Lines, 1, 1<<20)
+	c.between("log.rate", cfg.Log.Rate, 1, 1<<20)
+	if cfg.Log.Dir != "" && !filepath.IsAbs(cfg.Log.Dir) {
+		c.fail("log.dir", "%q: want an absolute path", cfg.Log.Dir)
+	}
+	checkInterfaces(c, cfg.Interfaces)
+
+	var total, shared int64
+	names := map[string]string{}
+	for i, w := range cfg.Windows {
+		path := fmt.Sprintf("windows[%d]", i)
+		c.name(path+".name", w.Name, "window", names)
+		if w.Size == 0 {
+			c.fail(path+".size", "a window needs a size")
+		}
+		checkSize(c, path+".size", "window", w.Size, env.limits)
+		if w.Rights != "" || w.App != "" {
+			c.fail(path, "rights and app go with the contexts that use the window")
+		}
+		env.windows[w.Name] = w.Size
+		shared += whole(int64(w.Size))
+	}
+	var all []*blueprint
+	taken := map[string]string{}
+	numbers := map[string]string{} // ruleset numbers that are asked for, by interface
+	total = shared
+	for i := range cfg.Contexts {
+		path := fmt.Sprintf("contexts[%d]", i)
+		c.name(path+".name", cfg.Contexts[i].Name, "context", taken)
+		b := checkContext(c, path, &cfg.Contexts[i], env)
+		if b == nil {
+			continue
+		}
+		all = append(all, b)
+		total += b.charge()
+		for n := range len(b.spec.Rulesets) {
+			if b.spec.First == 0 {
+				break
+			}
+			key := fmt.Sprintf("%s %d", b.iface, b.spec.First+n)
+			if other, twice := numbers[key]; twice {
+				c.fail(path+".first", "ruleset number %d is that of %s already", b.spec.First+n, other)
+				break
+			}
+			numbers[key] = fmt.Sprintf("context %q", b.doc.Name)
+		}
+	}
+	if total > int64(env.limits.Memory) {
+		c.fail("limits.memory", "windows, queues and HPU memory take %v, and %v are allowed: raise limits.memory, or make windows smaller", control.Size(total), env.limits.Memory)
+	}
+	return all
+}
+
+func checkInterfaces(c *checker, all []Interface) {
+	if len(all) == 0 {
+		c.fail("interfaces", `there is none: name at least one, such as "- name: eth1"`)
+	}
+	taken := map[string]bool{}
+	for i := range all {
+		f, path := &all[i], fmt.Sprintf("interfaces[%d]", i)
+		if f.Name == "" || len(f.Name) > 15 || strings.ContainsAny(f.Name, "/ \t\n") {
+			c.fail(path+".name", "%q is no name of an interface: these have 1 to 15 characters, without spaces and /", f.Name)
+		} else if taken[f.key()] {
+			c.fail(path+".name", "interface %s is there already", f.key())
+		}
+		taken[f.key()] = true
+		word(c, path+".mode", f.Mode, modes)
+		word(c, path+".wait", f.Wait, waits)
+		if strings.ContainsAny(f.Netns, "/ \t\n") || f.Netns == "." || f.Netns == ".." {
+			c.fail(path+".netns", "%q is no name of a network namespace, as ip netns has them", f.Netns)
+		}
+		c.between(path+".hpus", f.HPUs, 1, nic.MaxHPUs)
+		c.between(path+".workers", f.Workers, 1, cmp.Or(f.HPUs, nic.DefaultHPUs))
+		if r := f.Ring; r != 0 && (r < 64 || r > 1<<15 || bits.OnesCount(uint(r)) != 1) {
+			c.fail(path+".ring", "%d: want a power of two, 64..%d", r, 1<<15)
+		}
+		for j, cpu := range f.CPUs {
+			if cpu < 0 || cpu > 1<<13 {
+				c.fail(fmt.Sprintf("%s.cpus[%d]", path, j), "%d is no number of a CPU", cpu)
+			}
+		}
+	}
+}
+
+func checkSize(c *checker, path, what string, s control.Size, l Limits) {
+	if s > l.Window {
+		c.fail(path, "a %s of %v is larger than the limit of %v: raise limits.window", what, s, l.Window)
+	}
+}
+
+// whole returns how much memory is taken for a number of bytes.
+func whole(n int64) int64 { return (n + hostq.Element - 1) / hostq.Element * hostq.Element }
+
+// A who is a list of users and groups, by number.
+type who struct{ users, groups []int }
+
+func (w who) has(p control.Peer) bool {
+	if slices.Contains(w.users, p.UID) || slices.Contains(w.groups, p.GID) {
+		return true
+	}
+	return slices.ContainsFunc(p.Groups, func(g int) bool { return slices.Contains(w.groups, g) })
+}
+
+// checkWho finds the numbers of users and groups, which must exist if they are named.
+func checkWho(c *checker, path string, a *control.Attach) (w who) {
+	for i, name := range a.Users {
+		id, err := lookupUser(name)
+		if err != nil {
+			c.fail(fmt.Sprintf("%s.users[%d]", path, i), "%v", err)
+		}
+		w.users = append(w.users, id)
+	}
+	for i, name := range a.Groups {
+		id, err := strconv.ParseUint(name, 10, 32)
+		if err != nil {
+			g, lookup := user.LookupGroup(name)
+			if lookup != nil {
+				c.fail(fmt.Sprintf("%s.groups[%d]", path, i), "%q: there is no such group", name)
+				continue
+			}
+			id, _ = strconv.ParseUint(g.Gid, 10, 32)
+		}
+		w.groups = append(w.groups, int(id))
+	}
+	return w
+}
+
+func lookupUser(name string) (int, error) {
+	if id, err := strconv.ParseUint(name, 10, 32); err == nil {
+		return int(id), nil
+	}
+	u, err := user.Lookup(name)
+	if err != nil {
+		return -1, fmt.Errorf("%q: there is no such user", name)
+	}
+	return strconv.Atoi(u.Uid)
+}
+
+// A blueprint is a context that was checked, and all that is known before it is made.
+type blueprint struct {
+	doc     control.Context
+	iface   string // key
+	hpus    int    // of the interface
+	factory handlers.Factory
+	spec    nic.ContextSpec // all but handlers and resources
+	ending  bool            // its messages end: they have a binding
+	windows []windowUse
+	memory  int64 // bytes of HPU memory
+	perHPU  int64 // of each
+	queue   *hostq.PairConfig
+	full    hpu.Full
+	timer   time.Duration
+	attach  who
+}
+
+// A windowUse is a window of a context's.
+type windowUse struct {
+	name   string
+	size   int64
+	shared bool
+	rights hostq.Rights
+	app    string
+}
+
+// charge returns how much memory of its own the context takes.
+func (b *blueprint) charge() int64 {
+	n := whole(b.memory) + whole(b.perHPU*int64(b.hpus))
+	for _, w := range b.windows {
+		if !w.shared {
+			n += whole(w.size)
+		}
+	}
+	if b.queue != nil {
+		n += queueBytes(b.queue.Layout)
+	}
+	return n
+}
+
+// queueBytes returns about how much memory a pair takes: a request and a response in
+// each slot, and descriptors.
+func queueBytes(l hostq.Layout) int64 {
+	slots := int64(l.Requests) * int64(1+l.Lanes)
+	return whole(2*int64(l.Requests)*int64(l.Payload) + 64*slots + 256*int64(l.Events))
+}
+
+// checkContext checks a context of the file, or one of POST /v1/contexts. It returns
+// nil if anything is wrong.
+func checkContext(c *checker, path string, doc *control.Context, env *surroundings) *blueprint {
+	before := len(c.problems)
+	at := func(key string) string { return join(path, key) }
+	b := &blueprint{doc: *doc, full: word(c, "", "", fulls)}
+	b.spec.Name = doc.Name
+	f := findInterface(c, at("interface"), doc.Interface, env.interfaces)
+	if f != nil {
+		b.iface, b.hpus = f.key(), cmp.Or(f.HPUs, nic.DefaultHPUs)
+	}
+
+	var set *handlers.Set
+	if reg, ok := handlers.Lookup(doc.Handler); ok {
+		b.factory = reg.New
+		var err error
+		if set, err = b.makeSet(); err != nil {
+			c.fail(at("params"), "handler %s: %v", doc.Handler, err)
+		}
+	} else {
+		var known []string
+		for _, r := range handlers.All() {
+			known = append(known, r.Name)
+		}
+		c.fail(at("handler"), "no handler %q: %s", doc.Handler, suggest(doc.Handler, known))
+	}
+	b.checkRulesets(c, at, set)
+	b.checkScheduling(c, at)
+
+	b.checkWindows(c, at, env)
+	b.memory, b.perHPU = int64(doc.Memory), int64(doc.HPUMemory)
+	if set != nil {
+		b.memory, b.perHPU = max(b.memory, int64(set.Memory)), max(b.perHPU, int64(set.HPUMemory))
+	}
+	checkSize(c, at("memory"), "memory", control.Size(b.memory), env.limits)
+	if b.hpus > 0 && b.perHPU > int64(env.limits.Window)/int64(b.hpus) {
+		c.fail(at("hpu_memory"), "%v for each of %d HPUs is more than the limit of %v: raise limits.window", control.Size(b.perHPU), b.hpus, env.limits.Window)
+	}
+	b.timer = time.Duration(doc.Timer)
+	if set != nil {
+		b.timer = cmp.Or(b.timer, set.Timer)
+		switch {
+		case set.Handlers.Timer == nil && doc.Timer != 0:
+			c.fail(at("timer"), "handler %s does nothing at times", doc.Handler)
+		case set.Handlers.Timer == nil:
+			b.timer = 0
+		}
+	}
+	if b.timer != 0 && b.timer < minTimer {
+		c.fail(at("timer"), "%v: at least %v", b.timer, minTimer)
+	}
+	b.checkQueue(c, at, set)
+
+	if doc.Attach != nil {
+		b.attach = checkWho(c, at("attach"), doc.Attach)
+	}
+	switch doc.Activate {
+	case "":
+		b.doc.Activate = atStart
+	case atStart, atAttach, manually:
+	default:
+		c.fail(at("activate"), "%q: there are start, attach, manual", doc.Activate)
+	}
+	if len(c.problems) > before {
+		return nil
+	}
+	if n := b.charge(); n > int64(env.limits.Memory) {
+		c.fail(path, "windows, queue and HPU memory take %v, and %v are allowed for all: raise limits.memory", control.Size(n), env.limits.Memory)
+		return nil
+	}
+	return b
+}
+
+// makeSet calls the factory, which is not ours.
+func (b *blueprint) makeSet() (set *handlers.Set, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			set, err = nil, fmt.Errorf("panic: %v", r)
+		}
+	}()
+	set, err = b.factory(handlers.Params(b.doc.Params))
+	if err == nil && set == nil {
+		err = errors.New("it made no set of handlers")
+	}
+	return set, err
+}
+
+func findInterface(c *checker, path, name string, all []Interface) *Interface {
+	var found []*Interface
+	var known []string
+	for i := range all {
+		known = append(known, all[i].key())
+		if name == "" || all[i].Name == name || all[i].key() == name {
+			found = append(found, &all[i])
+		}
+	}
+	switch {
+	case len(found) == 1:
+		return found[0]
+	case len(all) == 0: // told elsewhere
+	case name == "":
+		c.fail(path, "say which: there are %s", strings.Join(known, ", "))
+	case found == nil:
+		c.fail(path, "no interface %q: there are %s", name, strings.Join(known, ", "))
+	default:
+		c.fail(path, "%q is in several network namespaces: there are %s", name, strings.Join(known, ", "))
+	}
+	return nil
+}
+
+// checkRulesets reads the rulesets and finds the message format.
+func (b *blueprint) checkRulesets(c *checker, at func(string) string, set *handlers.Set) {
+	doc := &b.doc
+	bad := len(c.problems)
+	if doc.Rulesets != "" {
+		rules, err := matcher.ParseFile("", strings.NewReader(doc.Rulesets))
+		for _, err := range flatten(err) {
+			p := problem{path: at("rulesets"), msg: err.Error()}
+			var parse *matcher.ParseError
+			if errors.As(err, &parse) {
+				p.line, p.column, p.msg = parse.Line, parse.Column, parse.Msg
+			}
+			c.problems = append(c.problems, p)
+		}
+		b.spec.Rulesets = rules
+		if err == nil && len(rules) == 0 {
+			c.fail(at("rulesets"), "there is no ruleset in the text")
+		}
+	} else if set != nil && !doc.Triggered {
+		b.spec.Rulesets = slices.Clone(set.Rulesets)
+		if len(set.Rulesets) == 0 {
+			c.fail(at("rulesets"), "no packet would ever come: give rulesets, or triggered: true for a context that the host activates")
+		}
+	}
+	if doc.Triggered && doc.Rulesets != "" {
+		c.fail(at("rulesets"), "a triggered context has none: the host activates it")
+	}
+	b.spec.HostActivated = doc.Triggered
+	b.spec.First = doc.First
+	if n := len(b.spec.Rulesets); doc.First < 0 || doc.First > 0 && doc.First+n > matcher.MaxRulesets {
+		c.fail(at("first"), "ruleset numbers %d..%d: possible are 0..%d", doc.First, doc.First+n-1, matcher.MaxRulesets-1)
+	}
+	if doc.Format != "" {
+		if b.spec.Format = matcher.FormatByName(doc.Format); b.spec.Format == nil {
+			c.fail(at("format"), "no message format %q: there are %s", doc.Format, strings.Join(matcher.FormatNames(), ", "))
+		}
+	} else if len(b.spec.Rulesets) > 0 && len(c.problems) == bad {
+		name := b.spec.Rulesets[0].Format
+		for _, r := range b.spec.Rulesets {
+			if r.Format != name {
+				c.fail(at("format"), "rulesets %s and %s have different message formats, %q and %q: name one", b.spec.Rulesets[0].Name, r.Name, name, r.Format)
+				return
+			}
+		}
+		b.spec.Format = matcher.FormatByName(cmp.Or(name, "packet"))
+	}
+	if f := b.spec.Format; f != nil {
+		b.ending = len(f.Key) > 0 && f.EOM != nil && *f.EOM != matcher.False
+	} else if doc.Triggered {
+		b.ending = true // its messages come from the host, and are whole
+	}
+	if set != nil && !b.ending && set.State != 0 {
+		c.fail(at("handler"), "handler %s keeps state for messages, and those of format %s never end", doc.Handler, b.spec.Format.Name)
+	}
+}
+
+// flatten returns the errors that errors.Join has joined.
+func flatten(err error) []error {
+	if err == nil {
+		return nil
+	}
+	if many, ok := err.(interface{ Unwrap() []error }); ok {
+		return many.Unwrap()
+	}
+	return []error{err}
+}
+
+func (b *blueprint) checkScheduling(c *checker, at func(string) string) {
+	doc, s := &b.doc, &b.spec
+	s.Policy = word(c, at("policy"), doc.Policy, policies)
+	s.Overload = word(c, at("overload"), doc.Overload, overloads)
+	if doc.HPUs != "" {
+		mask, err := parseMask(doc.HPUs, b.hpus)
+		if err != nil {
+			c.fail(at("hpus"), "%v", err)
+		}
+		s.CoreMask = mask
+	}
+	if s.Policy == nic.BlockedRR {
+		if doc.Sequence < 1 {
+			c.fail(at("sequence"), "blocked-rr needs the bytes of a sequence")
+		}
+		if doc.VHPUs < 1 || doc.VHPUs > loader.MaxVHPUs {
+			c.fail(at("vhpus"), "blocked-rr with %d virtual HPUs: possible are 1..%d", doc.VHPUs, loader.MaxVHPUs)
+		}
+		if s.Format != nil && s.Format.Offset == nil {
+			c.fail(at("policy"), "blocked-rr needs a message format with offsets, and %s has none", s.Format.Name)
+		}
+	} else if doc.Sequence != 0 || doc.VHPUs != 0 {
+		c.fail(at("policy"), "sequence and vhpus go with blocked-rr")
+	}
+	s.Sequence, s.VHPUs = doc.Sequence, doc.VHPUs
+	c.between(at("credits"), doc.Credits, 1, 1<<15)
+	c.between(at("share"), doc.Share, 1, 1000)
+	c.between(at("messages"), doc.Messages, 1, bpf.MaxBuckets)
+	s.Credits, s.Share, s.Messages = doc.Credits, doc.Share, doc.Messages
+	s.Timeout, s.Remember = time.Duration(doc.Timeout), time.Duration(doc.Remember)
+}
+
+// parseMask reads a list such as "0-3,8". hpus 0: unknown.
+func parseMask(list string, hpus int) (mask uint64, err error) {
+	most := cmp.Or(hpus, nic.MaxHPUs) - 1
+	for part := range strings.SplitSeq(list, ",") {
+		first, last, isRange := strings.Cut(strings.TrimSpace(part), "-")
+		if !isRange {
+			last = first
+		}
+		lo, err1 := strconv.ParseUint(first, 10, 8)
+		hi, err2 := strconv.ParseUint(last, 10, 8)
+		if err1 != nil || err2 != nil || lo > hi {
+			return 0, fmt.Errorf(`%q: want a list such as "0-3,8"`, list)
+		}
+		if int(hi) > most {
+			return 0, fmt.Errorf("%q: there are HPUs 0..%d", list, most)
+		}
+		for h := lo; h <= hi; h++ {
+			mask |= 1 << h
+		}
+	}
+	return mask, nil
+}
+
+func (b *blueprint) checkWindows(c *checker, at func(string) string, env *surroundings) {
+	taken := map[string]string{}
+	for i, w := range b.doc.Windows {
+		path := at(fmt.Sprintf("windows[%d]", i))
+		c.name(path+".name", w.Name, "window", taken)
+		use := windowUse{name: w.Name, size: int64(w.Size), rights: hostq.All, app: cmp.Or(w.App, appMapped)}
+		size, shared := env.windows[w.Name]
+		switch {
+		case w.Size == 0 && !shared:
+			c.fail(path, "window %q has no size, and is none of the shared ones%s", w.Name, list(env.windows))
+		case w.Size != 0 && shared:
+			c.fail(path+".size", "window %q is a shared one, of %v: leave out the size, or take another name", w.Name, size)
+		case shared:
+			use.size, use.shared = int64(size), true
+		}
+		checkSize(c, path+".size", "window", w.Size, env.limits)
+		if w.Rights != "" {
+			var err error
+			if use.rights, err = hostq.ParseRights(w.Rights); err != nil {
+				c.fail(path+".rights", "%v", err)
+			}
+		}
+		if w.App != "" && w.App != appMapped && w.App != appCopies && w.App != appNone {
+			c.fail(path+".app", "%q: there are rw (mapped), r (by copying), none", w.App)
+		}
+		b.windows = append(b.windows, use)
+	}
+}
+
+func list(windows map[string]control.Size) string {
+	if len(windows) == 0 {
+		return ""
+	}
+	var names []string
+	for n := range windows {
+		names = append(names, n)
+	}
+	slices.Sort(names)
+	return " (" + strings.Join(names, ", ") + ")"
+}
+
+func (b *blueprint) checkQueue(c *checker, at func(string) string, set *handlers.Set) {
+	q := b.doc.Queue
+	if q == nil {
+		if set == nil || !set.Queue {
+			return
+		}
+		q = &control.Queue{}
+	}
+	b.full = word(c, at("queue.full"), q.Full, fulls)
+	c.between(at("queue.events"), q.Events, 1, hostq.MaxSlots)
+	c.between(at("queue.requests"), q.Requests, 1, hostq.MaxSlots)
+	if q.Payload > hostq.MaxPayload {
+		c.fail(at("queue.payload"), "%v: at most %v", q.Payload, control.Size(hostq.MaxPayload))
+		return
+	}
+	pow2 := func(path string, n int) {
+		if n > 0 && bits.OnesCount(uint(n)) != 1 {
+			c.fail(path, "%d: want a power of two", n)
+		}
+	}
+	pow2(at("queue.events"), q.Events)
+	pow2(at("queue.requests"), q.Requests)
+	b.queue = &hostq.PairConfig{Name: b.doc.Name, Layout: hostq.Layout{
+		Events:   cmp.Or(q.Events, hostq.DefaultEvents),
+		Requests: cmp.Or(q.Requests, hostq.DefaultRequests),
+		Payload:  cmp.Or(int(q.Payload), hostq.DefaultPayload),
+	}}
+}

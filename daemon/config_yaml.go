@@ -1,0 +1,379 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"bytes"
+	"encoding"
+	"errors"
+	"fmt"
+	"io"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// A document is a YAML file, and what is wrong with it. viper reads YAML as well, but
+// has forgotten where things were, writes all keys in lower case, those of handlers'
+// parameters too, and knows no strict reading.
+type document struct {
+	file     string
+	lines    []string
+	at       map[string]*yaml.Node // values by path
+	names    map[string]string     // where values that are not the file's come from, by path
+	problems []located
+	broken   bool // not YAML, or not what was asked for: checks of it make no sense
+}
+
+// parseYAML reads a file into a struct whose fields are named by their JSON tags.
+func parseYAML(file string, text []byte, into any) *document {
+	d := &document{
+		file:  file,
+		lines: strings.Split(string(text), "\n"),
+		at:    map[string]*yaml.Node{},
+		names: map[string]string{},
+	}
+	dec := yaml.NewDecoder(bytes.NewReader(text))
+	var root yaml.Node
+	err := dec.Decode(&root)
+	if errors.Is(err, io.EOF) {
+		return d // empty
+	}
+	if err == nil {
+		if more := dec.Decode(new(yaml.Node)); !errors.Is(more, io.EOF) {
+			if err = more; err == nil {
+				err = errors.New("there is a second document, behind ---")
+			}
+		}
+	}
+	if err != nil {
+		d.broken = true
+		d.problems = append(d.problems, d.syntax(err))
+		return d
+	}
+	d.at[""] = root.Content[0]
+	d.decode(root.Content[0], reflect.ValueOf(into).Elem(), "", 0)
+	return d
+}
+
+// yamlLine finds the line that the parser's errors begin with.
+var yamlLine = regexp.MustCompile(`^(?:yaml: )?(?:unmarshal errors:\s+)?line (\d+): (.*)$`)
+
+func (d *document) syntax(err error) located {
+	msg := strings.TrimPrefix(err.Error(), "yaml: ")
+	if m := yamlLine.FindStringSubmatch(err.Error()); m != nil {
+		line, _ := strconv.Atoi(m[1])
+		return located{source: d.file, line: line, column: 1, msg: m[2]}
+	}
+	return located{source: d.file, msg: msg}
+}
+
+func (d *document) fail(n *yaml.Node, format string, args ...any) {
+	d.broken = true
+	d.problems = append(d.problems, located{d.file, n.Line, n.Column, fmt.Sprintf(format, args...)})
+}
+
+// maxDepth is deeper than any configuration, and ends aliases of themselves.
+const maxDepth = 32
+
+var kinds = map[yaml.Kind]string{
+	yaml.SequenceNode: "a list", yaml.MappingNode: "keys with values", yaml.ScalarNode: "a single value",
+}
+
+// decode puts a node into v.
+func (d *document) decode(n *yaml.Node, v reflect.Value, path string, depth int) {
+	if n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	if depth > maxDepth {
+		d.fail(n, "%s: nested too deeply", path)
+		return
+	}
+	want := func(k yaml.Kind) bool {
+		if n.Kind == k {
+			return true
+		}
+		found := kinds[n.Kind]
+		if n.ShortTag() == "!!null" {
+			found = "nothing"
+		}
+		d.fail(n, "%s: want %s, found %s", cmpPath(path), kinds[k], found)
+		return false
+	}
+	if _, ok := v.Addr().Interface().(encoding.TextUnmarshaler); !ok {
+		switch v.Kind() {
+		case reflect.Pointer:
+			if n.ShortTag() == "!!null" {
+				d.fail(n, "%s: want keys with values, found nothing: write {} for the defaults", path)
+				return
+			}
+			v.Set(reflect.New(v.Type().Elem()))
+			d.decode(n, v.Elem(), path, depth)
+			return
+		case reflect.Struct:
+			if want(yaml.MappingNode) {
+				d.mapping(n, v, path, depth)
+			}
+			return
+		case reflect.Slice:
+			if n.ShortTag() == "!!null" || !want(yaml.SequenceNode) { // all of it may be commented out
+				return
+			}
+			v.Set(reflect.MakeSlice(v.Type(), len(n.Content), len(n.Content)))
+			for i, e := range n.Content {
+				p := fmt.Sprintf("%s[%d]", path, i)
+				d.at[p] = e
+				d.decode(e, v.Index(i), p, depth+1)
+			}
+			return
+		case reflect.Map: // of params: what is in it is the handlers' business
+			if n.ShortTag() == "!!null" || !want(yaml.MappingNode) {
+				return
+			}
+			if err := n.Decode(v.Addr().Interface()); err != nil {
+				p := d.syntax(err)
+				if p.line == 0 {
+					p.line, p.column = n.Line, n.Column
+				}
+				p.msg = path + ": " + p.msg
+				d.broken = true
+				d.problems = append(d.problems, p)
+			}
+			return
+		}
+	}
+	if !want(yaml.ScalarNode) {
+		return
+	}
+	if tag := n.ShortTag(); tag == "!!null" {
+		d.fail(n, "%s: has no value", path)
+		return
+	} else if v.Kind() == reflect.String && tag == "!!bool" {
+		d.fail(n, "%s: %s is no text: put it in quotes if it is meant as a name", path, n.Value)
+		return
+	}
+	if err := setText(v, n.Value); err != nil {
+		d.fail(n, "%s: %v", path, err)
+	}
+}
+
+// mapping puts the keys of a node into the fields of a struct.
+func (d *document) mapping(n *yaml.Node, v reflect.Value, path string, depth int) {
+	seen := map[string]int{}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		key, value := n.Content[i], n.Content[i+1]
+		if line, twice := seen[key.Value]; twice {
+			d.fail(key, "%s: is there twice, first on line %d", join(path, key.Value), line)
+			continue
+		}
+		seen[key.Value] = key.Line
+		f := field(v, key.Value)
+		if !f.IsValid() {
+			d.fail(key, "unknown key %q%s: %s", key.Value, in(path), suggest(key.Value, fieldNames(v.Type())))
+			continue
+		}
+		p := join(path, key.Value)
+		d.at[p] = value
+		d.decode(value, f, p, depth+1)
+	}
+}
+
+// setText puts the text of a scalar into v.
+func setText(v reflect.Value, text string) error {
+	if u, ok := v.Addr().Interface().(encoding.TextUnmarshaler); ok {
+		return u.UnmarshalText([]byte(text))
+	}
+	switch v.Kind() {
+	case reflect.String:
+		v.SetString(text)
+	case reflect.Bool:
+		b, err := strconv.ParseBool(text)
+		if err != nil {
+			return fmt.Errorf("%q is neither true nor false", text)
+		}
+		v.SetBool(b)
+	case reflect.Int:
+		i, err := strconv.ParseInt(text, 10, 0)
+		if err != nil {
+			return fmt.Errorf("%q is no whole number", text)
+		}
+		v.SetInt(i)
+	case reflect.Uint32:
+		u, err := strconv.ParseUint(text, 10, 32)
+		if err != nil {
+			return fmt.Errorf("%q is no whole number from 0 to 4294967295", text)
+		}
+		v.SetUint(u)
+	default:
+		panic(fmt.Sprintf("configuration field of type %v", v.Type()))
+	}
+	return nil
+}
+
+// field returns the field of a struct with a JSON name.
+func field(v reflect.Value, name string) reflect.Value {
+	for i := range v.NumField() {
+		if jsonName(v.Type().Field(i)) == name {
+			return v.Field(i)
+		}
+	}
+	return reflect.Value{}
+}
+
+func jsonName(f reflect.StructField) string {
+	name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+	return name
+}
+
+func fieldNames(t reflect.Type) (names []string) {
+	for i := range t.NumField() {
+		names = append(names, jsonName(t.Field(i)))
+	}
+	return names
+}
+
+// fieldOf returns what a dotted path names.
+func fieldOf(cfg *Config, path string) reflect.Value {
+	v := reflect.ValueOf(cfg).Elem()
+	for name := range strings.SplitSeq(path, ".") {
+		v = field(v, name)
+	}
+	return v
+}
+
+func join(path, name string) string {
+	if path == "" {
+		return name
+	}
+	return path + "." + name
+}
+
+func cmpPath(path string) string {
+	if path == "" {
+		return "the configuration"
+	}
+	return path
+}
+
+func in(path string) string {
+	if path == "" {
+		return ""
+	}
+	return " in " + path
+}
+
+// suggest names the known word that is nearest to one that is not, or all if none is
+// near.
+func suggest(word string, known []string) string {
+	best, least := "", 0
+	for _, k := range known {
+		if n := distance(strings.ToLower(word), k); best == "" || n < least {
+			best, least = k, n
+		}
+	}
+	if best == "" {
+		return "there are none"
+	}
+	if least <= max(1, len(word)/2) {
+		return fmt.Sprintf("is it %s?", best)
+	}
+	sorted := slices.Sorted(slices.Values(known))
+	return "there are " + strings.Join(sorted, ", ")
+}
+
+// distance is how many letters must be changed, inserted, left out or swapped with
+// their neighbour to make one word of the other.
+func distance(a, b string) int {
+	rows := make([][]int, len(a)+1)
+	for i := range rows {
+		rows[i] = make([]int, len(b)+1)
+		rows[i][0] = i
+	}
+	for j := range rows[0] {
+		rows[0][j] = j
+	}
+	for i := 1; i <= len(a); i++ {
+		for j := 1; j <= len(b); j++ {
+			other := 1
+			if a[i-1] == b[j-1] {
+				other = 0
+			}
+			n := min(rows[i-1][j]+1, rows[i][j-1]+1, rows[i-1][j-1]+other)
+			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
+				n = min(n, rows[i-2][j-2]+1)
+			}
+			rows[i][j] = n
+		}
+	}
+	return rows[len(a)][len(b)]
+}
+
+// place finds out where in the file a problem is.
+func (d *document) place(p problem) {
+	if name := d.names[p.path]; name != "" {
+		d.problems = append(d.problems, located{source: name, msg: p.msg})
+		return
+	}
+	n, path := d.at[p.path], p.path
+	for n == nil && path != "" { // of something that is not there: what it is missing from
+		path = path[:max(strings.LastIndexAny(path, ".["), 0)]
+		n = d.at[path]
+	}
+	if n == nil {
+		d.problems = append(d.problems, located{source: d.file, msg: problem{path: p.path, msg: p.msg}.Error()})
+		return
+	}
+	if n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	l := located{d.file, n.Line, n.Column, problem{path: p.path, msg: p.msg}.Error()}
+	if p.line > 0 {
+		if line, column, ok := d.within(n, p.line, p.column); ok {
+			l.line, l.column = line, column
+		} else {
+			l.msg = p.Error() // at least where in the text
+		}
+	}
+	d.problems = append(d.problems, l)
+}
+
+// within translates a position in the text of a scalar to one in the file. False:
+// the text is not in the file as it is, because of escapes or folding.
+func (d *document) within(n *yaml.Node, line, column int) (int, int, bool) {
+	text := strings.Split(n.Value, "\n")
+	if line > len(text) {
+		return 0, 0, false
+	}
+	row := n.Line // from 1
+	switch {
+	case n.Style&yaml.LiteralStyle != 0:
+		row += line // the text begins below the indicator
+	case line > 1 || n.Style&yaml.FoldedStyle != 0:
+		return 0, 0, false
+	}
+	if row > len(d.lines) {
+		return 0, 0, false
+	}
+	raw := strings.TrimSuffix(d.lines[row-1], "\r")
+	if n.Style&yaml.LiteralStyle != 0 {
+		indent := len(raw) - len(text[line-1])
+		if indent < 0 || raw[indent:] != text[line-1] {
+			return 0, 0, false
+		}
+		return row, indent + column, true
+	}
+	start := n.Column - 1 // of the quote, if there is one
+	if n.Style&(yaml.SingleQuotedStyle|yaml.DoubleQuotedStyle) != 0 {
+		start++
+	}
+	// Columns of YAML are characters, and ours bytes.
+	start = len(string([]rune(raw)[:min(start, len([]rune(raw)))]))
+	if !strings.HasPrefix(raw[start:], text[0]) {
+		return 0, 0, false
+	}
+	return row, start + column, true
+}

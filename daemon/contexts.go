@@ -1,0 +1,697 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/xspin/xspin/control"
+	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/nic"
+)
+
+// States of a context.
+//
+//	           install          activate
+//	installing ──────► installed ◄────► active
+//	    ▲  │                  │            │  its application goes, or it is removed
+//	    │  │ error            └──► draining ◄─┘
+//	    │  ▼                          │
+//	    │ failed                      │
+//	    └───────────── renew ◄────────┘
+//
+// A handler that runs past its limit makes it stopped, until somebody activates it:
+// an application that could have it start again by attaching could have it hang for
+// ever, a thread each time.
+const (
+	installing = "installing"
+	installed  = "installed"
+	active     = "active"
+	draining   = "draining"
+	stopped    = "stopped"
+	failed     = "failed"
+)
+
+// opTime is how long anybody waits until a context has done what it is doing.
+const opTime = 15 * time.Second
+
+// A hosted is a context of the daemon's.
+type hosted struct {
+	d    *Daemon
+	name string
+	card *card
+	book *logBook // of all its lives
+	file bool     // it is the configuration file's, and a reload may change it
+
+	// Held by who changes the state: making memory and draining take their time.
+	op chan struct{}
+
+	mu        sync.Mutex
+	b         *blueprint // changed by a reload, for who may attach
+	state     string
+	why       string // of stopped and failed
+	since     time.Time
+	gone      bool // removed: nobody finds it any more
+	off       bool // an administrator has deactivated it, and it stays so
+	ctx       *nic.Context
+	has       *holdings
+	owner     *attachment
+	observers map[*attachment]bool
+	tap       hpu.Tap
+}
+
+// begin waits until nothing goes on with the context, and keeps it so until end.
+func (h *hosted) begin() error {
+	t := time.NewTimer(opTime)
+	defer t.Stop()
+	select {
+	case h.op <- struct{}{}:
+	case <-t.C:
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		return failf(errBusy, "context %q is %s, since %v", h.name, h.state, time.Since(h.since).Round(time.Second))
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.gone {
+		<-h.op
+		return failf(errNotFound, "no context %q", h.name)
+	}
+	return nil
+}
+
+func (h *hosted) end() { <-h.op }
+
+func (h *hosted) set(state, why string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.state, h.why, h.since = state, why, time.Now()
+}
+
+// add makes a context and installs it. With an error nothing of it is left.
+func (d *Daemon) add(b *blueprint, file bool) (_ *hosted, err error) {
+	h := &hosted{
+		d: d, name: b.doc.Name, file: file, b: b,
+		op: make(chan struct{}, 1), state: installing, since: time.Now(),
+		observers: map[*attachment]bool{},
+	}
+	for _, c := range d.cards {
+		if c.key == b.iface {
+			h.card = c
+		}
+	}
+	if h.card == nil {
+		return nil, failf(errInvalid, "context %q: interface %q is none of the daemon's", h.name, b.iface)
+	}
+	h.op <- struct{}{}
+	defer h.end()
+	if err := d.enter(h); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			d.leave(h)
+			if h.book != nil {
+				h.book.close()
+			}
+			err = fmt.Errorf("context %q: %w", h.name, err)
+		}
+	}()
+	book := newLogBook(h.name, h.card.nic.HPUs(), d.logConfig(), d.logger)
+	h.mu.Lock()
+	h.book = book
+	h.mu.Unlock()
+	if err := h.install(); err != nil {
+		return nil, err
+	}
+	if b.doc.Activate == atStart {
+		if err := h.arm(); err != nil {
+			h.tearDown()
+			return nil, err
+		}
+	}
+	return h, nil
+}
+
+func (d *Daemon) logConfig() Log {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	return d.cfg.Log
+}
+
+// enter takes the context's name.
+func (d *Daemon) enter(h *hosted) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closing {
+		return failf(errBusy, "%s", whyClosing)
+	}
+	if old := d.contexts[h.name]; old != nil {
+		return failf(errBusy, "context %q is there already", h.name)
+	}
+	d.contexts[h.name] = h
+	return nil
+}
+
+// leave gives the name back.
+func (d *Daemon) leave(h *hosted) {
+	h.mu.Lock()
+	h.gone = true
+	h.mu.Unlock()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.contexts[h.name] == h {
+		delete(d.contexts, h.name)
+	}
+}
+
+// install makes the context's memory and installs it on the NIC. The caller has op.
+func (h *hosted) install() error {
+	b := h.blueprint()
+	set, err := b.makeSet()
+	if err != nil {
+		return failf(errInvalid, "handler %s: %w", b.doc.Handler, err)
+	}
+	has, err := h.d.hold(b, h.card.nic.Workers())
+	if err != nil {
+		return err
+	}
+	spec := b.spec
+	spec.Handlers = set.Handlers
+	spec.Resources = hpu.Resources{Timer: b.timer, Full: b.full, Log: h.book}
+	has.equip(&spec.Resources)
+	if b.ending {
+		spec.State, spec.InitialState = set.State, set.Initial
+		spec.Binder = has.receives
+	}
+	ctx, err := h.card.nic.Install(spec)
+	if err != nil {
+		has.drop()
+		return kindError{errBusy, err}
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.tap != nil {
+		ctx.SetTap(h.tap)
+	}
+	h.ctx, h.has = ctx, has
+	h.state, h.why, h.since = installed, "", time.Now()
+	return nil
+}
+
+// arm activates the context. The caller has op.
+func (h *hosted) arm() error {
+	if err := h.card.nic.Activate(h.ctx); err != nil {
+		return kindError{errBusy, err}
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.state == installed { // not if a handler was too slow already
+		h.state, h.since = active, time.Now()
+	}
+	return nil
+}
+
+// disarm deactivates it. The caller has op.
+func (h *hosted) disarm() error {
+	err := h.card.nic.Deactivate(h.ctx)
+	if err != nil && len(h.ctx.Rulesets()) > 0 {
+		return kindError{errBusy, err}
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.state == active {
+		h.state, h.since = installed, time.Now()
+	}
+	if err != nil {
+		// It is not active, but not idle either: who asked wants to know.
+		return kindError{errBusy, err}
+	}
+	return nil
+}
+
+// A loss is what had to be ended.
+type loss struct{ messages, requests int }
+
+// tearDown takes the context from the NIC and frees what it had, or leaves that to
+// who sweeps up behind stuck handlers. The caller has op.
+func (h *hosted) tearDown() (l loss) {
+	h.mu.Lock()
+	ctx, has := h.ctx, h.has
+	h.ctx, h.has = nil, nil
+	h.mu.Unlock()
+	if ctx == nil {
+		return l
+	}
+	if m, ok := ctx.Messages(); ok {
+		l.messages = m.Open
+	}
+	if has.pair != nil {
+		l.requests = has.pair.Stats().Outstanding
+		has.pair.Detach() // whoever waits for the application does so no longer
+	}
+	err := h.card.nic.Remove(ctx)
+	if err == nil && ctx.Stats().Overruns == 0 {
+		has.drop()
+		return l
+	}
+	h.d.logger.Warn("handlers of a context may still run: their memory is kept until they have returned",
+		"context", h.name, "bytes", has.bytes, "error", err)
+	h.d.leaks.add(&leak{d: h.d, card: h.card, ctx: ctx, has: has, name: h.name, since: time.Now()})
+	return l
+}
+
+// renew has the context begin anew, with memory in which there is nothing. The caller
+// has op.
+func (h *hosted) renew() (l loss, err error) {
+	h.set(draining, "")
+	l = h.tearDown()
+	h.set(installing, "")
+	if err = h.install(); err != nil {
+		h.set(failed, err.Error())
+	}
+	return l, err
+}
+
+// overrun says that a handler ran past its limit.
+func (h *hosted) overrun(id int, detail string) {
+	h.mu.Lock()
+	hit := h.ctx != nil && h.ctx.ID() == id
+	if hit {
+		h.state, h.why, h.since = stopped, detail, time.Now()
+	}
+	h.mu.Unlock()
+	if hit {
+		h.dismiss("the context is stopped: " + detail)
+	}
+}
+
+// dismiss ends all sessions.
+func (h *hosted) dismiss(why string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.owner != nil {
+		h.owner.dismiss(why)
+	}
+	for a := range h.observers {
+		a.dismiss(why)
+	}
+}
+
+// silence has nobody wait for the application any more.
+func (h *hosted) silence() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.has != nil && h.has.pair != nil {
+		h.has.pair.Detach()
+	}
+}
+
+// letGo frees what a context had whose NIC is closed.
+func (h *hosted) letGo() {
+	h.mu.Lock()
+	has := h.has
+	h.ctx, h.has = nil, nil
+	h.mu.Unlock()
+	if has != nil {
+		has.drop()
+	}
+}
+
+func (h *hosted) blueprint() *blueprint {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.b
+}
+
+func (h *hosted) mayAttach(p control.Peer) bool { return h.blueprint().attach.has(p) }
+
+// live says why nobody may take the context away without being asked, "" if there is
+// nothing.
+func (h *hosted) live() string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if a := h.owner; a != nil {
+		return fmt.Sprintf("%v is attached", a)
+	}
+	for a := range h.observers {
+		return fmt.Sprintf("%v is attached", a)
+	}
+	if h.ctx != nil {
+		if m, ok := h.ctx.Messages(); ok && m.Open > 0 {
+			return fmt.Sprintf("%d messages are open", m.Open)
+		}
+	}
+	return ""
+}
+
+// install installs a context that is none of the configuration file's.
+func (d *Daemon) install(doc *control.Context) (*control.ContextInfo, error) {
+	b, err := d.check(doc)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := d.add(b, false); err != nil {
+		return nil, err
+	}
+	return d.info(doc.Name)
+}
+
+// check checks a context against the configuration in force.
+func (d *Daemon) check(doc *control.Context) (*blueprint, error) {
+	d.mu.RLock()
+	env := &surroundings{limits: d.cfg.Limits.complete(), interfaces: d.cfg.Interfaces, windows: map[string]control.Size{}}
+	for name, m := range d.windows {
+		env.windows[name] = control.Size(m.Size())
+	}
+	d.mu.RUnlock()
+	var c checker
+	c.name("name", doc.Name, "context", map[string]string{})
+	b := checkContext(&c, "", doc, env)
+	if err := c.err(); err != nil {
+		return nil, kindError{errInvalid, err}
+	}
+	return b, nil
+}
+
+// activate arms a context. One that is stopped or has failed begins anew.
+func (d *Daemon) activate(name string) error {
+	h, err := d.find(name)
+	if err != nil {
+		return err
+	}
+	if err := h.begin(); err != nil {
+		return err
+	}
+	defer h.end()
+	h.mu.Lock()
+	h.off = false
+	state := h.state
+	h.mu.Unlock()
+	if state == stopped || state == failed {
+		if _, err := h.renew(); err != nil {
+			return err
+		}
+	}
+	return h.arm()
+}
+
+// deactivate disarms a context, which stays so until somebody activates it.
+func (d *Daemon) deactivate(name string) error {
+	h, err := d.find(name)
+	if err != nil {
+		return err
+	}
+	if err := h.begin(); err != nil {
+		return err
+	}
+	defer h.end()
+	h.mu.Lock()
+	h.off = true
+	state := h.state
+	h.mu.Unlock()
+	if state != active {
+		return nil
+	}
+	return h.disarm()
+}
+
+// remove takes a context away, whoever is attached.
+func (d *Daemon) remove(name string) error {
+	h, err := d.find(name)
+	if err != nil {
+		return err
+	}
+	if err := h.begin(); err != nil {
+		return err
+	}
+	defer h.end()
+	h.retire(whyRemoved)
+	return nil
+}
+
+// retire ends sessions and the context. The caller has op.
+func (h *hosted) retire(why string) {
+	h.set(draining, "")
+	h.dismiss(why)
+	l := h.tearDown()
+	h.d.leave(h)
+	h.book.close()
+	h.d.logger.Info("context is removed", "context", h.name, "messages_ended", l.messages, "requests_failed", l.requests)
+}
+
+// trigger activates a host-activated context.
+func (d *Daemon) trigger(name string, t control.Trigger) error {
+	h, err := d.find(name)
+	if err != nil {
+		return err
+	}
+	return h.trigger(&t)
+}
+
+func (h *hosted) trigger(t *control.Trigger) error {
+	h.mu.Lock()
+	ctx, has, state, b := h.ctx, h.has, h.state, h.b
+	if ctx == nil || state != active {
+		h.mu.Unlock()
+		return failf(errBusy, "context %q is %s: it must be active to be triggered", h.name, state)
+	}
+	has.ref()
+	h.mu.Unlock()
+	defer has.drop()
+	if !b.doc.Triggered {
+		return failf(errInvalid, "context %q is not host-activated: packets are what brings its messages", h.name)
+	}
+	call := hpu.Trigger{Words: t.Words, Offset: t.Offset, Length: t.Length, Slice: t.Slice}
+	if t.Window != "" {
+		w, err := has.window(t.Window)
+		if err != nil {
+			return err
+		}
+		call.Window = w.win
+	}
+	if err := h.card.nic.Trigger(ctx, call); err != nil {
+		return kindError{errInvalid, err}
+	}
+	return nil
+}
+
+// withMemory calls f with HPU memory, the context's if hpu is -1. The memory is there
+// until f returns, but perhaps nobody's any more.
+func (d *Daemon) withMemory(name string, hpu int, f func([]byte) error) error {
+	h, err := d.find(name)
+	if err != nil {
+		return err
+	}
+	h.mu.Lock()
+	has, state, b := h.has, h.state, h.b
+	if has == nil {
+		h.mu.Unlock()
+		return failf(errBusy, "context %q is %s", name, state)
+	}
+	has.ref()
+	h.mu.Unlock()
+	defer has.drop()
+	switch {
+	case hpu >= b.hpus:
+		return failf(errInvalid, "HPU %d: there are 0..%d", hpu, b.hpus-1)
+	case hpu < 0 && has.memory == nil:
+		return failf(errInvalid, "context %q has no HPU memory: see memory in its configuration", name)
+	case hpu >= 0 && has.perHPU == nil:
+		return failf(errInvalid, "the HPUs of context %q have no memory: see hpu_memory in its configuration", name)
+	case hpu < 0:
+		return f(has.memory.Bytes())
+	}
+	return f(has.perHPU.Bytes()[int64(hpu)*b.perHPU:][:b.perHPU])
+}
+
+// log calls f for lines of a context's log, until it has seen all of them, or with follow
+// until ctx ends or the context is removed.
+func (d *Daemon) log(ctx context.Context, name string, hpu int, follow bool, f func(control.LogLine) error) error {
+	h, err := d.find(name)
+	if err != nil {
+		return err
+	}
+	h.mu.Lock()
+	book := h.book
+	h.mu.Unlock()
+	if book == nil {
+		return failf(errBusy, "context %q is being installed", name)
+	}
+	return book.follow(ctx, hpu, follow, f)
+}
+
+// setTap has a tap see the context's frames, through all of its lives; nil ends that.
+func (h *hosted) setTap(t hpu.Tap) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.tap = t
+	if h.ctx != nil {
+		h.ctx.SetTap(t)
+	}
+}
+
+// infos tells of all contexts, by name.
+func (d *Daemon) infos() []control.ContextInfo {
+	all := []control.ContextInfo{}
+	stats := map[*card]map[int]*nic.ContextStats{}
+	for _, h := range d.all() {
+		if stats[h.card] == nil {
+			stats[h.card] = h.card.stats()
+		}
+		all = append(all, h.info(stats[h.card]))
+	}
+	return all
+}
+
+// info tells of one.
+func (d *Daemon) info(name string) (*control.ContextInfo, error) {
+	h, err := d.find(name)
+	if err != nil {
+		return nil, err
+	}
+	i := h.info(h.card.stats())
+	return &i, nil
+}
+
+// stats returns what the NIC knows of its contexts, by number.
+func (c *card) stats() map[int]*nic.ContextStats {
+	all := map[int]*nic.ContextStats{}
+	s, err := c.nic.Stats()
+	if err != nil {
+		return all // it is closing
+	}
+	for i := range s.Contexts {
+		all[s.Contexts[i].ID] = &s.Contexts[i]
+	}
+	return all
+}
+
+func (h *hosted) info(stats map[int]*nic.ContextStats) control.ContextInfo {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	i := control.ContextInfo{
+		Context: h.b.doc, ID: -1, State: h.state, Error: h.why, Since: h.since,
+		Rules: []control.Rule{}, Attached: []control.Peer{},
+	}
+	i.Interface = h.card.key
+	var s *nic.ContextStats
+	if h.ctx != nil {
+		i.ID = h.ctx.ID()
+		s = stats[i.ID]
+		i.HandlerStats = h.ctx.Stats()
+		if m, ok := h.ctx.Messages(); ok {
+			i.MessageStats = &m
+		}
+		if h.has.pair != nil {
+			p := h.has.pair.Stats()
+			i.Pair = &p
+		}
+	}
+	for k, r := range h.b.spec.Rulesets {
+		rule := control.Rule{Number: -1, Text: r.String()}
+		if s != nil && s.Name == h.name && k < len(s.Rulesets) {
+			rule.Number, rule.Matched = s.Rulesets[k].Number, s.Rulesets[k].Matched
+		}
+		i.Rules = append(i.Rules, rule)
+	}
+	if h.owner != nil {
+		i.Attached = append(i.Attached, h.owner.peer)
+	}
+	for a := range h.observers {
+		i.Attached = append(i.Attached, a.peer)
+	}
+	slices.SortStableFunc(i.Attached, func(a, b control.Peer) int {
+		if a.Observer != b.Observer {
+			if b.Observer {
+				return -1
+			}
+			return 1
+		}
+		return cmp.Compare(a.PID, b.PID)
+	})
+	return i
+}
+
+// A leak is memory that a stuck handler may still touch.
+type leak struct {
+	d     *Daemon
+	card  *card
+	ctx   *nic.Context
+	has   *holdings
+	name  string
+	since time.Time
+}
+
+// free tells whether nothing can touch the memory any more.
+func (l *leak) free() bool {
+	s, err := l.card.nic.Stats()
+	return err == nil && s.Stuck == 0 && l.card.nic.Drained(l.ctx) && time.Since(l.since) > 2*l.card.limit
+}
+
+// leaks sweeps up behind stuck handlers, once a second while there are any.
+type leaks struct {
+	mu     sync.Mutex
+	list   []*leak
+	busy   bool
+	closed bool
+	done   sync.WaitGroup
+	stop   chan struct{}
+}
+
+func (k *leaks) add(l *leak) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.list = append(k.list, l)
+	if k.busy || k.closed {
+		return
+	}
+	k.busy = true
+	if k.stop == nil {
+		k.stop = make(chan struct{})
+	}
+	k.done.Go(k.sweep)
+}
+
+func (k *leaks) sweep() {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-k.stop:
+			return
+		case <-tick.C:
+		}
+		k.mu.Lock()
+		k.list = slices.DeleteFunc(k.list, func(l *leak) bool {
+			if !l.free() {
+				return false
+			}
+			l.has.drop()
+			l.d.logger.Info("the handlers have returned: their memory is free", "context", l.name, "bytes", l.has.bytes)
+			return true
+		})
+		if len(k.list) == 0 {
+			k.busy = false
+			k.mu.Unlock()
+			return
+		}
+		k.mu.Unlock()
+	}
+}
+
+// close ends the sweeping. What is left lives as long as the process.
+func (k *leaks) close() {
+	k.mu.Lock()
+	if !k.closed && k.stop != nil {
+		close(k.stop)
+	}
+	k.closed = true
+	k.mu.Unlock()
+	k.done.Wait()
+}

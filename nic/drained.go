@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nic
+
+// Drained tells whether all packets have come back of a context that was removed: if
+// Remove has returned an error, they may take their time. False once the NIC is closed.
+func (n *NIC) Drained(c *Context) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.closed {
+		return false
+	}
+	n.reap()
+	return n.contexts[c.hpu.ID()] != c && n.retired[c.hpu.ID()] != c
+}
