@@ -593,3 +593,43 @@ func (h *quickHost) Poll(_, _ int, f func(*hostq.Response)) int {
 func (h *quickHost) Outstanding(int) int { return 1 }
 
 func (h *quickHost) Arm(int) bool { return h.user == nil }
+
+// A handler that is given up while it asks: its successor polls the same lane, and each
+// gets its own answers.
+func TestTwoThreadsAskOnOneLane(t *testing.T) {
+	r := newRig(t, rigConfig{Config: Config{Limit: 20 * time.Millisecond}})
+	host := newFakeHost(t, 1, 100)
+	stuck := make(chan struct{})
+	old := r.withResources(1, Handlers{Payload: func(h *HER) Code {
+		<-stuck // past its time
+		if n, _, err := h.Ask(1, nil, make([]byte, 8)); err == nil {
+			t.Errorf("a handler that was given up got %d bytes", n)
+		}
+		return Success
+	}}, Resources{Host: host})
+	got := make(chan string, 100)
+	r.withResources(2, Handlers{Payload: func(h *HER) Code {
+		var dst [8]byte
+		n, _, err := h.Ask(number(h.Head()), nil, dst[:])
+		got <- fmt.Sprintf("%s %v", dst[:n], err)
+		return Success
+	}}, Resources{Host: host})
+	r.receive(pkt{ctx: 1, data: numbered(1, 60)})
+	eventually(t, "the first context is stopped", old.Stopped)
+	close(stuck)
+	for i := range uint64(20) {
+		r.receive(pkt{ctx: 2, data: numbered(100+i, 60)})
+		for answered := false; !answered; {
+			for _, q := range host.take(1) {
+				if q.Tag >= 100 {
+					host.answer(q, 0, fmt.Sprint(q.Tag))
+					answered = true
+				}
+			}
+		}
+		if g, want := <-got, fmt.Sprintf("%d <nil>", 100+i); g != want {
+			t.Errorf("got %q, want %q", g, want)
+		}
+	}
+	r.settled()
+}

@@ -127,16 +127,35 @@ func TestMessages(t *testing.T) {
 		for _, workers := range []int{1, 2} {
 			for seed := range uint64(8) {
 				t.Run(fmt.Sprintf("shared=%v,workers=%d,seed=%d", shared, workers, seed), func(t *testing.T) {
-					testMessages(t, shared, workers, rand.New(rand.NewPCG(seed, 1)))
+					testMessages(t, shared, workers, seed%2 == 1, rand.New(rand.NewPCG(seed, 1)))
 				})
 			}
 		}
 	}
 }
 
-func testMessages(t *testing.T, shared bool, workers int, rnd *rand.Rand) {
+// With asking, half of the handlers go on when an application has answered, which does
+// so in any order.
+func testMessages(t *testing.T, shared bool, workers int, asking bool, rnd *rand.Rand) {
 	const messages, hpus = 9, 4
 	r := newRig(t, rigConfig{hpus: hpus, perQueue: 512, rxSize: 512, Config: Config{Workers: workers}})
+	host := newFakeHost(t, workers, 1000)
+	r.resources.Host = host
+	over := make(chan struct{})
+	defer close(over)
+	go func() {
+		for {
+			select {
+			case <-over:
+				return
+			case <-time.After(100 * time.Microsecond):
+			}
+			asked := host.take(0)
+			for _, i := range rand.Perm(len(asked)) {
+				host.answer(asked[i], 0, "")
+			}
+		}
+	}()
 	type seen struct {
 		header, completion int
 		bytes              []int
@@ -160,6 +179,47 @@ func testMessages(t *testing.T, shared bool, workers int, rnd *rand.Rand) {
 		memory[id] = make(Memory, 64<<10)
 		binder.Post(Receive{Binding: Binding{Window: memory[id], Events: EventChan(events), User: id}, Tag: id})
 	}
+	deposit := func(h *HER) Code {
+		mu.Lock()
+		s := of(h.Message())
+		if s.header != 1 || s.completion != 0 {
+			t.Errorf("message %d: payload handler after %d header and %d completion handlers", h.Message().Number(), s.header, s.completion)
+		}
+		if s.running++; s.running > 1 && !shared {
+			t.Errorf("message %d: two handlers at a time", h.Message().Number())
+		}
+		for i := range h.PayloadLen() {
+			s.bytes[int(h.Offset())+i]++
+		}
+		mu.Unlock()
+		if err := h.Deposit(); err != nil {
+			t.Error(err)
+		}
+		mu.Lock()
+		s.running--
+		mu.Unlock()
+		return Success
+	}
+	payload := func(h *HER) Code {
+		if asking && h.Offset()/100%2 == 0 {
+			if err := h.AskThen(0, nil, func(h *HER, _ *Reply) Code { return deposit(h) }); err != nil {
+				t.Error(err)
+			}
+			return Success
+		}
+		return deposit(h)
+	}
+	completion := func(c *Completion) Code {
+		mu.Lock()
+		defer mu.Unlock()
+		s := of(c.Message())
+		s.completion++
+		s.result = c.Result
+		if s.running != 0 {
+			t.Errorf("message %d completes while %d handlers run", c.Message().Number(), s.running)
+		}
+		return Success
+	}
 	c := r.receiveMessages(1, Handlers{
 		Header: func(h *HER) Code {
 			mu.Lock()
@@ -170,37 +230,15 @@ func testMessages(t *testing.T, shared bool, workers int, rnd *rand.Rand) {
 			}
 			return ProcessData
 		},
-		Payload: func(h *HER) Code {
-			mu.Lock()
-			s := of(h.Message())
-			if s.header != 1 || s.completion != 0 {
-				t.Errorf("message %d: payload handler after %d header and %d completion handlers", h.Message().Number(), s.header, s.completion)
-			}
-			if s.running++; s.running > 1 && !shared {
-				t.Errorf("message %d: two handlers at a time", h.Message().Number())
-			}
-			for i := range h.PayloadLen() {
-				s.bytes[int(h.Offset())+i]++
-			}
-			mu.Unlock()
-			if err := h.Deposit(); err != nil {
-				t.Error(err)
-			}
-			mu.Lock()
-			s.running--
-			mu.Unlock()
-			return Success
-		},
+		Payload: payload,
 		Completion: func(c *Completion) Code {
-			mu.Lock()
-			defer mu.Unlock()
-			s := of(c.Message())
-			s.completion++
-			s.result = c.Result
-			if s.running != 0 {
-				t.Errorf("message %d completes while %d handlers run", c.Message().Number(), s.running)
+			if asking && c.Message().Number()%2 == 0 {
+				if err := c.AskThen(0, nil, func(c *Completion, _ *Reply) Code { return completion(c) }); err != nil {
+					t.Error(err)
+				}
+				return Success
 			}
-			return Success
+			return completion(c)
 		},
 	}, func(cfg *MessageConfig) {
 		cfg.Shared = shared

@@ -267,6 +267,9 @@ func (p *Pool) bells(c *Context, op int) error {
 	if c.res.Host == nil {
 		return nil
 	}
+	if list := p.hosting.Load(); list != nil && slices.ContainsFunc(*list, func(o *Context) bool { return o != c && o.res.Host == c.res.Host }) {
+		return nil // contexts may share an application
+	}
 	for _, w := range p.workers {
 		fd := c.res.Host.Bell(w.id)
 		if fd < 0 {
