@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 	"unicode"
@@ -35,6 +36,9 @@ const DefaultMessages = 4096
 
 // minCredit is what a context gets at least: less than a batch makes no sense.
 const minCredit = 8
+
+// MaxShare is the largest weight of a context.
+const MaxShare = 1000
 
 // removeTime is how long Remove waits for packets that are on their way.
 const removeTime = 2 * time.Second
@@ -84,14 +88,16 @@ type ContextSpec struct {
 	Checksums  hpu.Checksums  // what is done about UDP checksums. Defaults to hpu.VerifyComplete
 
 	// Resources are what handlers use beside packets. Its Host, if there is one,
-	// gets the events of all messages whose binding names nobody else; its lanes
-	// must be NIC.Workers. A Resolver is there without being named.
+	// gets the events of all messages whose binding names nobody else, with its
+	// User if that is a uint64; its lanes must be NIC.Workers. A Resolver is there
+	// without being named.
 	Resources hpu.Resources
 
 	Overload Overload // what happens to packets for which the context has no credit. Defaults to OverloadDrops
-	Share    int      // weight of the context's HPU time when there is not enough for all, 1..1000. Defaults to 1
+	Share    int      // weight of the context's HPU time when there is not enough for all, 1..MaxShare. Defaults to 1
 
-	// HostActivated contexts have no rulesets: see NIC.Trigger.
+	// HostActivated contexts have no rulesets, and a message format of their own:
+	// see NIC.Trigger.
 	HostActivated bool
 
 	// With BlockedRR: a message is cut in sequences of so many bytes, which
@@ -127,11 +133,21 @@ type Context struct {
 	hpu    *hpu.Context
 	bucket bpf.Range
 
+	// Held by who activates, deactivates or removes it, which goes on without the
+	// NIC's lock; taken before that.
+	op     sync.Mutex
+	inited bool // the init handler has run; guarded by op
+
 	// Guarded by the NIC's lock.
-	slots []int // of its rulesets, once activated
+	active bool
+	slots  []int // of its rulesets, while it is active
 	// What the program's counters were when the numbers became the context's.
 	matched []uint64 // by ruleset
 	refused uint64
+	spilled uint64
+
+	credit uint32 // that rebalance gave
+	load   load   // see fair
 }
 
 // ID returns the context's number.
@@ -140,7 +156,7 @@ func (c *Context) ID() int { return int(c.hpu.ID()) }
 // Name returns the context's name.
 func (c *Context) Name() string { return c.spec.Name }
 
-// Rulesets returns the numbers of the context's rulesets, none before Activate.
+// Rulesets returns the numbers of the context's rulesets, none while it is not active.
 func (c *Context) Rulesets() []int {
 	c.n.mu.Lock()
 	defer c.n.mu.Unlock()
@@ -171,7 +187,11 @@ func (s *ContextSpec) complete(hpus int) error {
 	if last := s.First + len(s.Rulesets) - 1; s.First < 0 || s.First > 0 && last >= matcher.MaxRulesets {
 		return fmt.Errorf("ruleset numbers %d..%d: possible are 0..%d", s.First, last, matcher.MaxRulesets-1)
 	}
-	if len(s.Rulesets) == 0 {
+	if s.HostActivated {
+		if err := s.hostActivated(); err != nil {
+			return err
+		}
+	} else if len(s.Rulesets) == 0 {
 		return errors.New("no ruleset: no packet would ever come")
 	}
 	if n := len(s.Rulesets); n > matcher.MaxRulesets {
@@ -234,6 +254,31 @@ func (s *ContextSpec) complete(hpus int) error {
 	if s.Credits < 0 {
 		return fmt.Errorf("%d credits", s.Credits)
 	}
+	if s.Overload != OverloadDrops && s.Overload != OverloadSpills {
+		return fmt.Errorf("overload policy %d: there are OverloadDrops and OverloadSpills", int(s.Overload))
+	}
+	if s.Share == 0 {
+		s.Share = 1
+	}
+	if s.Share < 1 || s.Share > MaxShare {
+		return fmt.Errorf("share %d: possible are 1..%d", s.Share, MaxShare)
+	}
+	return nil
+}
+
+// hostActivated checks what such contexts cannot have, and completes them.
+func (s *ContextSpec) hostActivated() error {
+	switch {
+	case len(s.Rulesets) > 0 || s.First > 0:
+		return errors.New("it is host-activated: there can be no rulesets, the host brings its messages")
+	case s.Format != nil || s.Protocol != nil:
+		return errors.New("it is host-activated: its messages are no packets, and have neither another message format nor a protocol")
+	case s.Credits > 0 || s.Overload != OverloadDrops || s.Policy == BlockedRR:
+		return errors.New("it is host-activated: there are no packets to have credits, overload or blocked-rr")
+	}
+	s.Format = hostFormat()
+	s.Held = -1
+	s.Checksums = hpu.VerifyNone
 	return nil
 }
 
@@ -259,7 +304,7 @@ func (n *NIC) Install(spec ContextSpec) (_ *Context, err error) {
 		return nil, err
 	}
 	c := &Context{spec: spec, n: n}
-	if spec.Policy != ByPacket {
+	if spec.Policy != ByPacket && !spec.HostActivated {
 		if c.bucket, err = n.buckets.take(min(pow2(spec.Messages), bpf.MaxBuckets)); err != nil {
 			return nil, err
 		}
@@ -282,11 +327,17 @@ func (n *NIC) Install(spec ContextSpec) (_ *Context, err error) {
 	if c.hpu, err = spec.context(id, c.bucket); err != nil {
 		return nil, err
 	}
+	if c.spec.Resources.Resolver == nil {
+		c.spec.Resources.Resolver = n.neigh
+	}
+	if err := c.hpu.SetResources(c.spec.Resources); err != nil {
+		return nil, err
+	}
 	prog, err := n.ingress.Stats()
 	if err != nil {
 		return nil, err
 	}
-	c.refused = prog.Refused[id]
+	c.refused, c.spilled = prog.Refused[id], prog.Spilled[id]
 	atomic.StoreUint32(&n.ingress.Share().Quantum[id], 1) // until its handlers' time is known
 	n.contexts[id] = c
 	if err := n.rebalance(); err != nil {
@@ -326,6 +377,11 @@ func (s *ContextSpec) context(id uint16, buckets bpf.Range) (*hpu.Context, error
 	}
 	if s.Events != nil {
 		cfg.Default.Events = hpu.EventChan(s.Events)
+	} else if p := s.events(); p != nil {
+		cfg.Default.Events = pairSink{p}
+		if s.Binder != nil {
+			cfg.Binder = sinkBinder{s.Binder, pairSink{p}}
+		}
 	}
 	for _, name := range []string{"slmp", "slmp6"} {
 		if s.Protocol == nil && reflect.DeepEqual(s.Format, matcher.FormatByName(name)) {
@@ -356,19 +412,30 @@ func (n *NIC) reap() {
 	}
 }
 
-// Activate arms the context's rulesets: from here on packets come.
+// Activate arms the context's rulesets: from here on packets come. The first time,
+// the context's init handler runs before that; with an error of it the context is
+// not activated, and Activate may be tried again.
 func (n *NIC) Activate(c *Context) (err error) {
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("activate context %q on %s: %w", c.spec.Name, n.iface.Name, err)
 		}
 	}()
+	c.op.Lock()
+	defer c.op.Unlock()
+	if err := n.init(c); err != nil {
+		return err
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if err := n.has(c); err != nil {
 		return err
 	}
-	if c.slots != nil {
+	if c.active {
+		return nil
+	}
+	if c.spec.HostActivated {
+		c.active = true
 		return nil
 	}
 	slots, err := n.freeSlots(c.spec.First, len(c.spec.Rulesets))
@@ -384,12 +451,54 @@ func (n *NIC) Activate(c *Context) (err error) {
 		n.slots[s] = c.hpu.ID()
 		c.matched = append(c.matched, prog.Matched[s])
 	}
+	c.active = true
 	if err := n.publish(); err != nil {
 		for _, s := range slots {
 			delete(n.slots, s)
 		}
-		c.slots = nil
+		c.active, c.slots = false, nil
 		return err
+	}
+	n.stir()
+	return nil
+}
+
+// init runs the context's init handler, if that has not been done. The handler may
+// take its time: not under the NIC's lock.
+func (n *NIC) init(c *Context) error {
+	if c.inited {
+		return nil
+	}
+	n.mu.Lock()
+	err := n.has(c)
+	if err == nil {
+		n.ops.Add(1)
+		defer n.ops.Done()
+	}
+	n.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	if err := n.pool.Init(c.hpu); err != nil {
+		return err
+	}
+	c.inited = true
+	return nil
+}
+
+// disarm takes the context's rulesets out of the table. The caller has the lock.
+func (n *NIC) disarm(c *Context) error {
+	slots := c.slots
+	c.slots = nil
+	if slots != nil {
+		if err := n.publish(); err != nil {
+			c.slots = slots // still armed
+			return err
+		}
+	}
+	c.active = false
+	for _, s := range slots {
+		delete(n.slots, s)
 	}
 	return nil
 }
@@ -428,7 +537,7 @@ func (n *NIC) publish() error {
 		Contexts:   map[uint16]loader.Context{},
 	}
 	for id, c := range n.contexts {
-		if c.slots == nil {
+		if c.slots == nil { // not active, or without any
 			continue
 		}
 		t.Contexts[id] = loader.Context{
@@ -440,6 +549,7 @@ func (n *NIC) publish() error {
 			Sequence:  c.spec.Sequence,
 			VHPUs:     c.spec.VHPUs,
 			Timestamp: c.spec.Timestamp,
+			Spill:     c.spec.Overload == OverloadSpills,
 		}
 		for i, s := range c.slots {
 			t.Rulesets[s] = loader.Binding{Ruleset: c.spec.Rulesets[i], Context: id}
@@ -454,22 +564,25 @@ func (n *NIC) publish() error {
 // held, by a handler that is stuck or by Keep; their memory and the context's
 // number stay reserved until they come back.
 func (n *NIC) Remove(c *Context) error {
+	c.op.Lock()
+	defer c.op.Unlock()
 	n.mu.Lock()
-	defer n.mu.Unlock()
-	if err := n.has(c); err != nil {
+	err := n.has(c)
+	if err == nil {
+		err = n.disarm(c)
+	}
+	if err != nil {
+		n.mu.Unlock()
 		return fmt.Errorf("remove context %q: %w", c.spec.Name, err)
 	}
-	if slots := c.slots; slots != nil {
-		c.slots = nil
-		if err := n.publish(); err != nil {
-			c.slots = slots // still armed
-			return fmt.Errorf("remove context %q: %w", c.spec.Name, err)
-		}
-		for _, s := range slots {
-			delete(n.slots, s)
-		}
-	}
-	err := n.pool.Drain(c.hpu, removeTime)
+	// Others need not wait. The context is there until it has drained, so that its
+	// number and its credit are nobody else's.
+	n.ops.Add(1)
+	defer n.ops.Done()
+	n.mu.Unlock()
+	err = n.pool.Drain(c.hpu, removeTime)
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	id := c.hpu.ID()
 	delete(n.contexts, id)
 	atomic.StoreUint32(&n.ingress.Share().Credit[id], 0)
@@ -488,7 +601,7 @@ func (n *NIC) Remove(c *Context) error {
 func (n *NIC) rebalance() error {
 	total, equals := n.cfg.Ring, 0
 	for _, c := range n.contexts {
-		if c.spec.Credits == 0 {
+		if c.spec.Credits == 0 && !c.spec.HostActivated {
 			equals++
 		}
 		total -= c.spec.Credits
@@ -508,9 +621,10 @@ func (n *NIC) rebalance() error {
 	want := map[uint16]uint32{}
 	for id, c := range n.contexts {
 		want[id] = uint32(each)
-		if c.spec.Credits > 0 {
+		if c.spec.Credits > 0 || c.spec.HostActivated {
 			want[id] = uint32(c.spec.Credits)
 		}
+		c.credit = want[id]
 		if atomic.LoadUint32(&share.Credit[id]) > want[id] {
 			atomic.StoreUint32(&share.Credit[id], want[id])
 		}
@@ -528,6 +642,15 @@ func (n *NIC) rebalance() error {
 		atomic.StoreUint32(&share.Credit[id], w)
 	}
 	return nil
+}
+
+// out returns the context's buffers in flight, on all queues.
+func (n *NIC) out(id uint16) (sum int) {
+	for q := range n.queues {
+		s := n.ingress.Queue(q)
+		sum += int(int32(atomic.LoadUint32(&s.Issued[id]) - atomic.LoadUint32(&s.Done[id])))
+	}
+	return sum
 }
 
 // inFlight returns the context's buffers in flight on the queue with the most.

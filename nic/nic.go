@@ -19,7 +19,9 @@ import (
 	"log/slog"
 	"math/bits"
 	"net"
+	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -29,6 +31,7 @@ import (
 	"github.com/xspin/xspin/internal/capability"
 	"github.com/xspin/xspin/internal/control"
 	"github.com/xspin/xspin/loader"
+	"github.com/xspin/xspin/nic/neigh"
 	"github.com/xspin/xspin/xsk"
 )
 
@@ -85,7 +88,18 @@ type NIC struct {
 	pool     *hpu.Pool
 	injector *loader.Injector
 	control  *control.Server
+	neigh    *neigh.Resolver
+	stirred  chan struct{} // see fair
+	done     chan struct{} // closed when the NIC closes
 
+	events     chan hpu.Event
+	eventsLost atomic.Uint64
+
+	// Calls that go on without the lock, and that Close waits for. Added to with
+	// the lock, while not closed.
+	ops sync.WaitGroup
+
+	closing  sync.Mutex // held by Close
 	mu       sync.Mutex
 	closed   bool
 	gen      uint32
@@ -93,6 +107,7 @@ type NIC struct {
 	slots    map[int]uint16      // ruleset number to context
 	retired  map[uint16]*Context // removed, with buffers still out
 	buckets  allocator
+	unfair   bool // for tests: see fair
 }
 
 // Open makes a NIC of an interface. Until a context is activated all its traffic
@@ -116,6 +131,9 @@ func Open(cfg Config) (_ *NIC, err error) {
 		slots:    map[int]uint16{},
 		retired:  map[uint16]*Context{},
 		buckets:  newAllocator(),
+		stirred:  make(chan struct{}, 1),
+		done:     make(chan struct{}),
+		events:   make(chan hpu.Event, 64),
 	}
 	defer func() {
 		if err != nil {
@@ -180,9 +198,14 @@ func Open(cfg Config) (_ *NIC, err error) {
 		}
 		pool.Stack = n.injector
 	}
+	if n.neigh, err = neigh.Open(iface); err != nil {
+		return nil, fmt.Errorf("open NIC: %w", err)
+	}
 	if n.pool, err = hpu.New(pool); err != nil {
 		return nil, fmt.Errorf("open NIC: %w", err)
 	}
+	go n.forward()
+	go n.fair()
 	return n, nil
 }
 
@@ -199,6 +222,9 @@ func (c *Config) complete() error {
 	}
 	if c.HPUs < 1 || c.HPUs > MaxHPUs {
 		return fmt.Errorf("%d HPUs: possible are 1..%d", c.HPUs, MaxHPUs)
+	}
+	if c.Workers == 0 {
+		c.Workers = min(c.HPUs, runtime.GOMAXPROCS(0))
 	}
 	if c.Workers < 0 || c.Workers > c.HPUs {
 		return fmt.Errorf("%d workers for %d HPUs: possible are 1..%d, or 0 for the default", c.Workers, c.HPUs, c.HPUs)
@@ -285,27 +311,32 @@ func (n *NIC) Transmit(frame []byte) error { return n.pool.Transmit(frame) }
 
 // Events returns what went wrong in handlers. Events that nobody takes are
 // counted as lost.
-func (n *NIC) Events() <-chan hpu.Event { return n.pool.Events() }
+func (n *NIC) Events() <-chan hpu.Event { return n.events }
 
 // Close detaches the program, ends open messages as Remove does, stops the HPUs and
 // frees everything. Handlers that are stuck, and packets that were kept and not
 // released, are left behind with the memory that they lie in, and are an error.
 // Idempotent.
 func (n *NIC) Close() error {
+	n.closing.Lock()
+	defer n.closing.Unlock()
 	n.mu.Lock()
+	if n.closed {
+		n.mu.Unlock()
+		return nil
+	}
+	n.closed = true
 	asked := n.control
 	n.control = nil
 	n.mu.Unlock()
+	close(n.done)
+	n.ops.Wait() // nobody begins any more
 	var errs []error
 	if asked != nil {
 		errs = append(errs, asked.Close()) // waits for a last report, which takes the lock
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.closed {
-		return nil
-	}
-	n.closed = true
 	// Frames stop coming first; then who works on them; then what they lie in.
 	if n.ingress != nil {
 		errs = append(errs, n.ingress.Detach(), n.ingress.ClearSockets())
@@ -321,6 +352,9 @@ func (n *NIC) Close() error {
 		drains.Wait()
 		n.pool.Close()
 		stuck, kept = n.pool.Stuck(), n.pool.Kept()
+	}
+	if n.neigh != nil {
+		errs = append(errs, n.neigh.Close())
 	}
 	if n.injector != nil {
 		errs = append(errs, n.injector.Close())

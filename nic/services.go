@@ -2,21 +2,99 @@
 
 package nic
 
-import "github.com/xspin/xspin/hpu"
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/matcher"
+)
 
 // Workers returns how many threads serve the HPUs.
-func (n *NIC) Workers() int { panic("not yet") }
+func (n *NIC) Workers() int { return n.cfg.Workers }
 
 // HPUs returns how many HPUs the NIC has.
 func (n *NIC) HPUs() int { return n.cfg.HPUs }
 
-// Deactivate disarms the context's rulesets and waits, for a bounded time, until what
-// was on its way has been handled. Messages stay open. It can be activated again.
-func (n *NIC) Deactivate(c *Context) error { panic("not yet") }
+// ErrInactive says that a context is not activated.
+var ErrInactive = errors.New("context is not active")
+
+// hostFormat is the message format of host-activated contexts. It describes no
+// frames: messages have a number, and end.
+func hostFormat() *matcher.Format {
+	eom := matcher.Empty
+	return &matcher.Format{Name: "host", Key: []matcher.Field{{Mask: 0xffffffff}}, EOM: &eom}
+}
 
 // Trigger has the handlers of a host-activated context run for a message of the
 // host's, see [hpu.Trigger].
-func (n *NIC) Trigger(c *Context, t hpu.Trigger) error { panic("not yet") }
+func (n *NIC) Trigger(c *Context, t hpu.Trigger) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("trigger context %q on %s: %w", c.spec.Name, n.iface.Name, err)
+		}
+	}()
+	if !c.spec.HostActivated {
+		return errors.New("it is not host-activated: packets are what brings its messages")
+	}
+	n.mu.Lock()
+	err = n.has(c)
+	if err == nil && !c.active {
+		err = ErrInactive
+	}
+	if err == nil {
+		n.ops.Add(1)
+		defer n.ops.Done()
+	}
+	n.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	return n.pool.Trigger(c.hpu, t)
+}
+
+// Deactivate disarms the context's rulesets, whose numbers are free from then on, and
+// waits, for a bounded time, until what was on its way has been handled; an error
+// says what has not. Messages stay open. It can be activated again.
+func (n *NIC) Deactivate(c *Context) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("deactivate context %q on %s: %w", c.spec.Name, n.iface.Name, err)
+		}
+	}()
+	c.op.Lock()
+	defer c.op.Unlock()
+	n.mu.Lock()
+	err = n.has(c)
+	if err == nil {
+		err = n.disarm(c)
+	}
+	if err == nil {
+		n.ops.Add(1)
+		defer n.ops.Done()
+	}
+	n.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	for deadline := time.Now().Add(removeTime); n.waiting(c) > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%d buffers are still out after %v: with a handler that is busy, with the application, or kept", n.waiting(c), removeTime)
+		}
+	}
+	return nil
+}
+
+// waiting returns how many buffers of a context are out, but for the packets that
+// are held until their message begins.
+func (n *NIC) waiting(c *Context) int {
+	held := 0
+	if m, ok := c.hpu.Messages(); ok {
+		held = m.HeldNow
+	}
+	return n.out(c.hpu.ID()) - held
+}
 
 // SetTap has a tap see the context's frames; nil ends that.
 func (c *Context) SetTap(t hpu.Tap) { c.hpu.SetTap(t) }

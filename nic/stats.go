@@ -34,13 +34,13 @@ type Stats struct {
 	Stuck         int    `json:"stuck"`          // handlers past their limit that have not returned
 }
 
-// ProgramStats are frames, counted by the XDP program. Seen is the sum of the
-// others and of what contexts were refused.
+// ProgramStats are frames, counted by the XDP program. Seen is the sum of the others.
 type ProgramStats struct {
 	Seen       uint64 `json:"seen"`
 	Passed     uint64 `json:"passed"`     // no ruleset matched: to the Linux stack
 	Redirected uint64 `json:"redirected"` // to an HPU
 	Refused    uint64 `json:"refused"`    // dropped: their context had no credit
+	Spilled    uint64 `json:"spilled"`    // their context had no credit, and spills: to the stack
 	Failed     uint64 `json:"failed"`     // matched, could not be redirected: to the stack
 	Malformed  uint64 `json:"malformed"`  // matched, against their message format: to the stack
 	Oversize   uint64 `json:"oversize"`   // matched, too long for AF_XDP here: to the stack
@@ -51,8 +51,12 @@ type ContextStats struct {
 	ID       int            `json:"id"`
 	Name     string         `json:"name"`
 	Rulesets []RulesetStats `json:"rulesets"`
+	Active   bool           `json:"active"`  // it gets packets, or may be triggered
 	Refused  uint64         `json:"refused"` // frames dropped for lack of credit
-	Credits  uint32         `json:"credits"` // buffers it may have in flight on a queue
+	Spilled  uint64         `json:"spilled"` // frames left to the Linux stack for lack of credit
+	Share    int            `json:"share"`   // weight of its HPU time
+	Credits  uint32         `json:"credits"` // buffers it may have in flight on a queue, now
+	Granted  uint32         `json:"granted"` // the same, while contexts do not compete for HPUs
 	InFlight int            `json:"in_flight"`
 	Stopped  bool           `json:"stopped"` // a handler ran past its limit
 	hpu.ContextStats
@@ -105,13 +109,21 @@ func (n *NIC) Stats() (*Stats, error) {
 	for _, refused := range prog.Refused {
 		s.Program.Refused += refused
 	}
+	for _, spilled := range prog.Spilled {
+		s.Program.Spilled += spilled
+	}
 	s.HPUs, s.EventsLost = n.pool.Stats()
+	s.EventsLost += n.eventsLost.Load()
 	for id, c := range n.contexts {
 		cs := ContextStats{
 			ID:           int(id),
 			Name:         c.spec.Name,
 			Rulesets:     []RulesetStats{},
+			Active:       c.active,
 			Refused:      prog.Refused[id] - c.refused,
+			Spilled:      prog.Spilled[id] - c.spilled,
+			Share:        c.spec.Share,
+			Granted:      c.credit,
 			Credits:      atomic.LoadUint32(&n.ingress.Share().Credit[id]),
 			InFlight:     n.inFlight(id),
 			Stopped:      c.hpu.Stopped(),

@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nic
+
+import (
+	"math"
+	"math/bits"
+	"sync/atomic"
+	"time"
+)
+
+// Fair sharing of HPU time.
+//
+// Rings are first come, first served, and contexts share them. So what a context gets
+// of the HPUs' time is its part of the work that is queued; and the queue of one that
+// brings more than can be done is as long as its credit allows. With equal credits, who
+// has the slowest handlers gets the most. While contexts compete, their credits are
+// therefore lowered such that
+//
+//	credit * handler time of a buffer / weight
+//
+// is the same for all of them. This costs packets nothing: the program reads credits
+// anyway, and handler time is accounted anyway. Nobody gets more than rebalance gave.
+// There are bounds: nobody gets less than floor, so a context whose handlers take a
+// thousand times as long as another's has the larger part still; and what handlers
+// wait for by AskThen or Keep counts as if it were queued.
+
+const (
+	fairTick = 10 * time.Millisecond  // between two looks, while somebody has a queue
+	fairIdle = 100 * time.Millisecond // and while nobody has
+	fairHold = time.Second            // who has competed does so for this long
+	fairMean = 100 * time.Millisecond // over which loads are averaged
+
+	saturated = 0.85 // of the time of a worker
+)
+
+// load is what is known of a context's use of the HPUs.
+type load struct {
+	handlers time.Duration // in handlers, in all, at the last look
+	done     uint32        // buffers come back, in all, at the last look
+
+	// Of late: what is long ago counts less.
+	time    float64 // ns in handlers
+	buffers float64 // that it was for
+
+	until   time.Time // it competes, because it had a queue
+	lowered bool      // its credit is less than it was given
+}
+
+// each returns what a buffer costs, in ns of handler time, 0 if that is not known.
+func (l *load) each() float64 {
+	if l.buffers == 0 {
+		return 0
+	}
+	return l.time / l.buffers
+}
+
+// fairness is what the loop keeps of the NIC.
+type fairness struct {
+	looked time.Time
+	busy   []time.Duration // by worker, at the last look
+	part   []float64       // of its time of late that a worker was busy
+	until  []time.Time     // by worker: saturated
+}
+
+// stir has the loop look at contexts that have come or gone.
+func (n *NIC) stir() {
+	select {
+	case n.stirred <- struct{}{}:
+	default:
+	}
+}
+
+// fair shares out HPU time until the NIC is closed. With less than two contexts it
+// sleeps.
+func (n *NIC) fair() {
+	f := &fairness{
+		busy:  make([]time.Duration, n.cfg.Workers),
+		part:  make([]float64, n.cfg.Workers),
+		until: make([]time.Time, n.cfg.Workers),
+	}
+	timer := time.NewTimer(fairIdle)
+	defer timer.Stop()
+	for {
+		select {
+		case <-n.done:
+			return
+		case <-n.stirred:
+		case <-timer.C:
+		}
+		if d := n.look(f, time.Now()); d > 0 {
+			timer.Reset(d)
+		}
+	}
+}
+
+// look measures and sets credits. It returns when to do so again, 0 for when there
+// are other contexts.
+func (n *NIC) look(f *fairness, now time.Time) time.Duration {
+	if !n.mu.TryLock() { // credits may be changing: not worth waiting for
+		return fairTick
+	}
+	defer n.mu.Unlock()
+	if n.closed {
+		return 0
+	}
+	passed := now.Sub(f.looked)
+	f.looked = now
+	f.work(n, passed, now)
+	active, queued := 0, false
+	for id, c := range n.contexts {
+		if c.slots == nil {
+			continue
+		}
+		active++
+		c.measure(passed)
+		credit := atomic.LoadUint32(&n.ingress.Share().Credit[id])
+		if !c.hpu.Stopped() && 2*n.inFlight(id) >= int(credit) {
+			queued = true
+			c.load.until = now.Add(fairHold)
+		}
+	}
+	n.shareOut(f, now)
+	switch {
+	case active < 2:
+		return 0
+	case queued:
+		return fairTick
+	}
+	return fairIdle
+}
+
+// work measures how busy the workers are.
+func (f *fairness) work(n *NIC, passed time.Duration, now time.Time) {
+	hpus, _ := n.pool.Stats()
+	busy := make([]time.Duration, len(f.busy))
+	for h, s := range hpus {
+		busy[n.workerOf(h)] += s.Busy
+	}
+	w := weight(passed)
+	for i, b := range busy {
+		f.part[i] += w * (float64(b-f.busy[i])/float64(passed) - f.part[i])
+		f.busy[i] = b
+		if f.part[i] >= saturated {
+			f.until[i] = now.Add(fairHold)
+		}
+	}
+}
+
+// weight of the last so much time in an average.
+func weight(d time.Duration) float64 { return float64(d) / float64(d+fairMean) }
+
+// workerOf returns which worker serves an HPU.
+func (n *NIC) workerOf(h int) int { return h % n.cfg.Workers }
+
+// measure takes in what the context's handlers did since the last look.
+func (c *Context) measure(passed time.Duration) {
+	l := &c.load
+	handlers, done := c.hpu.Stats().HandlerSum, uint32(0)
+	for q := range c.n.queues {
+		done += atomic.LoadUint32(&c.n.ingress.Queue(q).Done[c.hpu.ID()])
+	}
+	if n := done - l.done; n > 0 { // else what is known stays as good as it was
+		keep := 1 - weight(passed)
+		l.time = keep*l.time + float64(handlers-l.handlers)
+		l.buffers = keep*l.buffers + float64(n)
+		l.handlers, l.done = handlers, done
+	}
+}
+
+// A rival is a context that competes for HPUs.
+type rival struct {
+	c       *Context
+	workers uint64
+	cost    float64 // of a unit of credit, by weight
+	floor   float64 // least credit
+}
+
+// shareOut sets the credits of all contexts.
+func (n *NIC) shareOut(f *fairness, now time.Time) {
+	full := uint64(0)
+	for w, until := range f.until {
+		if now.Before(until) {
+			full |= 1 << w
+		}
+	}
+	var rivals []rival
+	for _, c := range n.contexts {
+		if !now.Before(c.load.until) || c.load.each() == 0 || c.hpu.Stopped() || n.unfair {
+			n.setCredit(c, c.credit)
+			continue
+		}
+		r := rival{c: c, cost: c.load.each() / float64(c.spec.Share)}
+		for h := range n.cfg.HPUs {
+			if c.spec.CoreMask>>h&1 != 0 {
+				r.workers |= 1 << n.workerOf(h)
+			}
+		}
+		// Some packets, of whatever size, for each worker, or those that have
+		// nothing else to do would wait for them.
+		least := max(minCredit, 2*bits.OnesCount64(r.workers), 2*n.frameBuffers())
+		r.floor = float64(min(uint32(least), c.credit))
+		rivals = append(rivals, r)
+	}
+	for len(rivals) > 0 {
+		var group []rival
+		group, rivals = split(rivals)
+		share := math.Inf(1)
+		shared := uint64(0)
+		for _, r := range group {
+			share = min(share, r.cost*float64(r.c.credit))
+			shared |= r.workers
+		}
+		if len(group) < 2 || shared&full == 0 {
+			share = math.Inf(1)
+		}
+		// Who has very little credit does not bring everybody else down to
+		// where floors decide.
+		for _, r := range group {
+			share = max(share, r.cost*r.floor)
+		}
+		for _, r := range group {
+			n.setCredit(r.c, uint32(min(max(share/r.cost, r.floor), float64(r.c.credit))))
+		}
+	}
+}
+
+// split takes those out who compete with the first, directly or by way of others.
+func split(rivals []rival) (group, rest []rival) {
+	group, rest = rivals[:1:1], rivals[1:]
+	for found, workers := true, group[0].workers; found; {
+		found = false
+		var others []rival
+		for _, r := range rest {
+			if r.workers&workers == 0 {
+				others = append(others, r)
+				continue
+			}
+			group = append(group, r)
+			workers |= r.workers
+			found = true
+		}
+		rest = others
+	}
+	return group, rest
+}
+
+// setCredit sets what a context has of what rebalance gave it.
+func (n *NIC) setCredit(c *Context, credit uint32) {
+	if lowered := credit < c.credit; lowered || c.load.lowered {
+		c.load.lowered = lowered
+		atomic.StoreUint32(&n.ingress.Share().Credit[c.hpu.ID()], credit)
+	}
+}
+
+// frameBuffers returns how many buffers a frame of the interface's MTU spans.
+func (n *NIC) frameBuffers() int {
+	size := n.umem.Config().FrameSize - headroom
+	return (n.iface.MTU+14+4-1)/size + 1
+}
