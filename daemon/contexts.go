@@ -63,6 +63,7 @@ type hosted struct {
 	owner     *attachment
 	observers map[*attachment]bool
 	tap       hpu.Tap
+	captures  *captures // see Daemon.capture
 }
 
 // begin waits until nothing goes on with the context, and keeps it so until end.
