@@ -129,7 +129,7 @@ func checkConfig(c *checker, cfg *Config) []*blueprint {
 		}
 	}
 	if cfg.User != "" {
-		if _, err := lookupUser(cfg.User); err != nil {
+		if _, err := lookupAccount(cfg.User); err != nil {
 			c.fail("user", "%v", err)
 		}
 	}

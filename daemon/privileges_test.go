@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/xspin/xspin/control"
+	"github.com/xspin/xspin/netns"
+	"github.com/xspin/xspin/netns/netnstest"
+)
+
+// A process is testdata/run: a daemon that does what its stdin says.
+type process struct {
+	cmd   *exec.Cmd
+	stdin io.WriteCloser
+	lines chan string
+}
+
+// spawn builds a daemon without cgo, whichever way the test is built, and starts it.
+func spawn(t *testing.T, config string) *process {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	bin := filepath.Join(dir, "run")
+	build := exec.Command("go", "build", "-o", bin, "./testdata/run")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	p := &process{cmd: exec.Command(bin, config), lines: make(chan string, 100)}
+	p.cmd.Stderr = logWriter{t}
+	var err error
+	if p.stdin, err = p.cmd.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := p.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		p.cmd.Process.Kill()
+		p.cmd.Wait()
+	})
+	go func() {
+		defer close(p.lines)
+		for s := bufio.NewScanner(stdout); s.Scan(); {
+			p.lines <- s.Text()
+		}
+	}()
+	return p
+}
+
+type logWriter struct{ t *testing.T }
+
+func (w logWriter) Write(b []byte) (int, error) {
+	w.t.Logf("%s", strings.TrimRight(string(b), "\n"))
+	return len(b), nil
+}
+
+// ask says something to the process, if it is to hear something, and returns the rest
+// of the line with which it answers.
+func (p *process) ask(t *testing.T, say, prefix string) string {
+	t.Helper()
+	if say != "" {
+		fmt.Fprintln(p.stdin, say)
+	}
+	for deadline := time.After(30 * time.Second); ; {
+		select {
+		case line, ok := <-p.lines:
+			if !ok {
+				t.Fatalf("the daemon ended without saying %q", prefix)
+			}
+			if rest, is := strings.CutPrefix(line, prefix); is {
+				return strings.TrimSpace(rest)
+			}
+			t.Logf("daemon: %s", line)
+		case <-deadline:
+			t.Fatalf("the daemon does not say %q", prefix)
+		}
+	}
+}
+
+// writeFile writes a file of a test.
+func writeFile(t *testing.T, name, text string) string {
+	t.Helper()
+	if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+// exchange sends a datagram from the host's end of a lab and returns the answer.
+func exchange(t *testing.T, lab *netns.Lab, port int, text string) (string, error) {
+	t.Helper()
+	var got string
+	err := lab.Host.NS.Do(func() error {
+		c, err := net.Dial("udp", fmt.Sprintf("%v:%d", lab.NIC.Addr.Addr(), port))
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		b := make([]byte, 2000)
+		for range 20 { // the first may wait for a neighbour
+			if _, err := c.Write([]byte(text)); err != nil {
+				continue // refused, by the last answer
+			}
+			c.SetReadDeadline(time.Now().Add(500 * time.Millisecond))
+			n, err := c.Read(b)
+			if err == nil {
+				got = string(b[:n])
+				return nil
+			}
+		}
+		return fmt.Errorf("no answer from port %d", port)
+	})
+	return got, err
+}
+
+func TestDaemonWithoutPrivilegesDoesItsWork(t *testing.T) {
+	for _, user := range []string{"", "nobody"} {
+		t.Run("user "+user, func(t *testing.T) {
+			lab := netnstest.Temp(t, netns.LabConfig{})
+			dir := t.TempDir()
+			if err := os.Chmod(dir, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			secret := writeFile(t, filepath.Join(dir, "secret"), "of another user")
+			if err := os.Chmod(secret, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if user == "" { // root owns root's files, without any capability too
+				if err := os.Chown(secret, 12345, 12345); err != nil {
+					t.Fatal(err)
+				}
+			}
+			text := `
+user: USER
+socket: DIR/s
+interfaces:
+- {name: DEVICE, netns: NETNS, hpus: 2, limit: 300ms}
+windows:
+- {name: common, size: 1MiB}
+contexts:
+- name: first
+  handler: echo-udp
+  params: {port: 7}
+`
+			if user == "" {
+				text = strings.Replace(text, "user: USER\n", "", 1)
+			}
+			text = strings.NewReplacer("USER", user, "DIR", dir, "DEVICE", lab.NIC.Device, "NETNS", lab.NIC.Namespace).Replace(text)
+			file := writeFile(t, filepath.Join(dir, "xspin.yaml"), text)
+			p := spawn(t, file)
+			p.ask(t, "", "ready")
+
+			// In all threads, the youngest too.
+			caps := p.ask(t, "capabilities", "capabilities:")
+			if strings.Contains(caps, "|") {
+				t.Errorf("threads differ: %s", caps)
+			}
+			want := fmt.Sprintf("CapInh:%016x CapPrm:%016[2]x CapEff:%016[2]x CapBnd:%016[2]x CapAmb:%016[1]x NoNewPrivs:1", 0, keptMask())
+			if !strings.Contains(caps, want) {
+				t.Errorf("capabilities %s, want %s", caps, want)
+			}
+			if got := p.ask(t, "open "+secret, "opened:"); !strings.Contains(got, "permission denied") {
+				t.Errorf("open another user's file: %s", got)
+			}
+
+			// All that it has to do is still possible.
+			c, err := control.Dial(filepath.Join(dir, "s"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx := context.Background()
+			if _, err := c.Install(ctx, &control.Context{
+				Name: "second", Handler: "echo-udp", Params: map[string]any{"port": 8}, HPUMemory: 4096, Memory: 4096,
+				Windows: []control.Window{{Name: "own", Size: 1 << 20}, {Name: "common"}}, Queue: &control.Queue{},
+			}); err != nil {
+				t.Fatal(err)
+			}
+			for _, port := range []int{7, 8} {
+				if got, err := exchange(t, lab, port, "hello"); err != nil || got != "hello" {
+					t.Errorf("port %d answers %q, error %v", port, got, err)
+				}
+			}
+			if _, err := c.Install(ctx, &control.Context{ // hands what it counts to Linux
+				Name: "third", Handler: "count", Params: map[string]any{"to": "stack"}, Rulesets: "port: udp(9)",
+			}); err != nil {
+				t.Fatal(err)
+			}
+			linuxGets(t, lab, 9, func(got string) {
+				if got != "for linux" {
+					t.Errorf("Linux got %q", got)
+				}
+			}, "for linux")
+			if _, err := c.Install(ctx, &control.Context{ // finds its own way to a neighbour
+				Name: "fourth", Handler: "push", Params: map[string]any{"to": fmt.Sprintf("%v:5000", lab.Host.Addr.Addr())},
+				Triggered: true, Windows: []control.Window{{Name: "out", Size: 1 << 20}},
+			}); err != nil {
+				t.Fatal(err)
+			}
+			pushed(t, lab, 5000, func() {
+				if err := c.Trigger(ctx, "fourth", control.Trigger{Window: "out", Length: 100}); err != nil {
+					t.Error(err)
+				}
+			})
+			for _, name := range []string{"second", "fourth"} {
+				if err := c.Remove(ctx, name); err != nil {
+					t.Error(err)
+				}
+			}
+			p.stdin.Close()
+			if got := p.ask(t, "", "closed:"); got != "<nil>" {
+				t.Errorf("closed with error %s", got)
+			}
+		})
+	}
+}
+
+// keptMask is the set of needed capabilities.
+func keptMask() (m uint64) {
+	for _, c := range needed {
+		m |= 1 << c
+	}
+	return m
+}
+
+// linuxGets has Linux on the NIC's end of a lab receive a datagram.
+func linuxGets(t *testing.T, lab *netns.Lab, port int, check func(string), text string) {
+	t.Helper()
+	var l net.PacketConn
+	if err := lab.NIC.NS.Do(func() (err error) {
+		l, err = net.ListenPacket("udp", fmt.Sprintf(":%d", port))
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if err := lab.Host.NS.Do(func() error {
+		c, err := net.Dial("udp", fmt.Sprintf("%v:%d", lab.NIC.Addr.Addr(), port))
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		_, err = c.Write([]byte(text))
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	b := make([]byte, 2000)
+	l.SetReadDeadline(time.Now().Add(10 * time.Second))
+	n, _, err := l.ReadFrom(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	check(string(b[:n]))
+}
+
+// pushed calls f until a datagram comes to a port of the host's end.
+func pushed(t *testing.T, lab *netns.Lab, port int, f func()) {
+	t.Helper()
+	var l net.PacketConn
+	if err := lab.Host.NS.Do(func() (err error) {
+		l, err = net.ListenPacket("udp", fmt.Sprintf(":%d", port))
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	for range 50 {
+		f()
+		l.SetReadDeadline(time.Now().Add(200 * time.Millisecond))
+		if _, _, err := l.ReadFrom(make([]byte, 2000)); err == nil {
+			return
+		}
+	}
+	t.Error("nothing came")
+}
