@@ -139,19 +139,10 @@ func checkCapture(o *control.CaptureOptions, hpus int) ([]matcher.Ruleset, error
 // fails, or the context is gone. Only the third is an error, and what is wrong before
 // anything was written.
 func (cs *captures) capture(ctx context.Context, o control.CaptureOptions, w io.Writer) error {
-	rules, err := checkCapture(&o, cs.hpus)
+	c, err := newCapture(o, cs.hpus)
 	if err != nil {
 		return err
 	}
-	c := &capture{CaptureOptions: o, rules: rules, wake: make(chan struct{}, 1), mono: clock.Monotonic(), wall: time.Now().UnixNano()}
-	if o.Verdict != "" {
-		c.verdicts = strings.Split(o.Verdict, ",")
-	}
-	for i := range c.buffers {
-		c.buffers[i].records = make([]hpu.TapRecord, 0, captureRecords)
-		c.buffers[i].frames = make([]byte, 0, captureBytes)
-	}
-	c.in = &c.buffers[0]
 	// Its head is written at once, so a client sees that it has begun.
 	out := pcapng.NewWriter(w, "XsPIN", pcapng.Interface{
 		Name: cs.device, Description: "frames of XsPIN's context " + cs.context, Filter: strings.TrimSpace(o.Filter), Snap: o.Snap,
@@ -176,6 +167,23 @@ type capture struct {
 	in      *captureBuffer
 	lost    uint64 // since the last frame that is in a buffer
 	buffers [2]captureBuffer
+}
+
+func newCapture(o control.CaptureOptions, hpus int) (*capture, error) {
+	rules, err := checkCapture(&o, hpus)
+	if err != nil {
+		return nil, err
+	}
+	c := &capture{CaptureOptions: o, rules: rules, wake: make(chan struct{}, 1), mono: clock.Monotonic(), wall: time.Now().UnixNano()}
+	if o.Verdict != "" {
+		c.verdicts = strings.Split(o.Verdict, ",")
+	}
+	for i := range c.buffers {
+		c.buffers[i].records = make([]hpu.TapRecord, 0, captureRecords)
+		c.buffers[i].frames = make([]byte, 0, captureBytes)
+	}
+	c.in = &c.buffers[0]
+	return c, nil
 }
 
 type captureBuffer struct {
