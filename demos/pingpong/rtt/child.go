@@ -60,15 +60,15 @@ func Ping(ctx context.Context, ns *netns.Namespace, o Options) (Result, error) {
 	if err := ctx.Err(); err != nil {
 		return Result{}, err
 	}
-	c, err := spawn(ns, PingCommand, o)
+	c, err := Start(PingCommand, o, ProcessOptions{NS: ns})
 	if err != nil {
 		return Result{}, fmt.Errorf("ping %v: %w", o.Remote, err)
 	}
-	defer context.AfterFunc(ctx, func() { c.stdin.Close() })()
+	defer context.AfterFunc(ctx, c.End)()
 
 	var r Result
-	err = json.NewDecoder(c.stdout).Decode(&r)
-	if err := c.stop(err); err != nil {
+	err = json.NewDecoder(c.Stdout).Decode(&r)
+	if err := c.Stop(err); err != nil {
 		return r, fmt.Errorf("ping %v: %w", o.Remote, err)
 	}
 	// A run that was complete before ctx ended is complete.
@@ -107,49 +107,76 @@ func runPing(options []byte) error {
 	return json.NewEncoder(os.Stdout).Encode(r)
 }
 
-// child is a process running a hidden command. It ends by itself when its
+// Nobody is a user who may do nothing in particular: nobody, by its number.
+const Nobody = 65534
+
+// ProcessOptions say how a process begins. The zero value is as this one is.
+type ProcessOptions struct {
+	NS    *netns.Namespace // Optional
+	User  int              // uid and gid, in no other group; 0: root
+	Files []*os.File       // its descriptors from 3 on; they stay the caller's
+}
+
+// A Process runs a hidden command of this binary. It ends by itself when its
 // stdin does, so also when this process is killed: a parent-death signal would
 // come as soon as the thread that forked it ends.
-type child struct {
-	cmd    *netns.Cmd
+type Process struct {
+	Stdout io.Reader
+
+	cmd    *exec.Cmd
 	stdin  io.Closer
-	stdout io.Reader
 	stderr bytes.Buffer
 
 	once sync.Once
 	err  error
 }
 
-func spawn(ns *netns.Namespace, command string, options any) (*child, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return nil, fmt.Errorf("find own executable: %w", err)
-	}
+// Start starts a hidden command, whose argument is options as JSON.
+func Start(command string, options any, o ProcessOptions) (*Process, error) {
 	arg, err := json.Marshal(options)
 	if err != nil {
 		return nil, err
 	}
-	c := &child{cmd: ns.Command(context.Background(), self, command, string(arg))}
+	// By this name, because another user may not reach the executable by its path.
+	c := &Process{cmd: exec.Command("/proc/self/exe", command, string(arg))}
+	c.cmd.Args[0] = os.Args[0] // what ps shows
 	c.cmd.Stderr = &c.stderr
+	c.cmd.ExtraFiles = o.Files
 	// Ctrl-C is for us to pass on.
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if o.User != 0 {
+		id := uint32(o.User)
+		c.cmd.SysProcAttr.Credential = &syscall.Credential{Uid: id, Gid: id}
+		c.cmd.Dir = "/"
+	}
 	if c.stdin, err = c.cmd.StdinPipe(); err != nil {
 		return nil, err
 	}
-	if c.stdout, err = c.cmd.StdoutPipe(); err != nil {
+	if c.Stdout, err = c.cmd.StdoutPipe(); err != nil {
 		return nil, err
 	}
-	if err := c.cmd.Start(); err != nil {
-		return nil, err
+	start := c.cmd.Start
+	if o.NS != nil {
+		// A child is born into the namespace of the thread that forks it.
+		start = func() error { return o.NS.Do(c.cmd.Start) }
+	}
+	if err := start(); err != nil {
+		return nil, fmt.Errorf("start %s: %w", command, err)
 	}
 	return c, nil
 }
 
-// stop ends the process. It returns why the process had failed before, or else
+// Pid returns the process's id.
+func (c *Process) Pid() int { return c.cmd.Process.Pid }
+
+// End ends its stdin.
+func (c *Process) End() { c.stdin.Close() }
+
+// Stop ends the process. It returns why the process had failed before, or else
 // because, which is nil if nothing went wrong so far.
-func (c *child) stop(because error) error {
+func (c *Process) Stop(because error) error {
 	c.once.Do(func() {
-		c.stdin.Close()
+		c.End()
 		kill := time.AfterFunc(grace, func() { c.cmd.Process.Kill() })
 		defer kill.Stop()
 		err := c.cmd.Wait()

@@ -38,7 +38,7 @@ func (o EchoOptions) check() error {
 // no SmartNIC. It is safe for concurrent use.
 type Echo struct {
 	Addr  netip.AddrPort // where it listens, with the port it got
-	child *child
+	child *Process
 }
 
 // StartEcho starts a server inside a namespace and returns when it listens. It
@@ -50,27 +50,27 @@ func StartEcho(ns *netns.Namespace, o EchoOptions) (*Echo, error) {
 	if err := o.check(); err != nil {
 		return nil, err
 	}
-	c, err := spawn(ns, EchoCommand, o)
+	c, err := Start(EchoCommand, o, ProcessOptions{NS: ns})
 	if err != nil {
 		return nil, fmt.Errorf("start UDP echo on %v: %w", o.Addr, err)
 	}
-	line, err := bufio.NewReader(c.stdout).ReadString('\n')
+	line, err := bufio.NewReader(c.Stdout).ReadString('\n')
 	if err != nil {
-		return nil, fmt.Errorf("start UDP echo on %v: %w", o.Addr, c.stop(err))
+		return nil, fmt.Errorf("start UDP echo on %v: %w", o.Addr, c.Stop(err))
 	}
 	addr, err := netip.ParseAddrPort(strings.TrimSpace(line))
 	if err != nil {
-		return nil, fmt.Errorf("start UDP echo on %v: %w", o.Addr, c.stop(err))
+		return nil, fmt.Errorf("start UDP echo on %v: %w", o.Addr, c.Stop(err))
 	}
 	return &Echo{Addr: addr, child: c}, nil
 }
 
 // Pid returns the server's process id.
-func (e *Echo) Pid() int { return e.child.cmd.Process.Pid }
+func (e *Echo) Pid() int { return e.child.Pid() }
 
 // Close ends the server and waits until it is gone. It fails if the server had
 // ended on its own, with the reason.
-func (e *Echo) Close() error { return e.child.stop(nil) }
+func (e *Echo) Close() error { return e.child.Stop(nil) }
 
 // echo serves until an error: the process around it ends when stdin does. It
 // writes the address to w once packets sent there are kept.

@@ -436,7 +436,7 @@ func TestEchoProcess(t *testing.T) {
 			t.Fatal(err)
 		}
 		// Its stdout ends when it has died.
-		io.Copy(io.Discard, e.child.stdout)
+		io.Copy(io.Discard, e.child.Stdout)
 		if err := e.Close(); !errors.Is(err, ErrChild) {
 			t.Errorf("error %v, want ErrChild", err)
 		}
