@@ -388,14 +388,20 @@ func (r *Resolver) find(dst netip.Addr, e *entry) {
 }
 
 func (r *Resolver) routeTo(dst netip.Addr, e *entry) error {
+	if dst.IsMulticast() || dst.IsUnspecified() || dst == netip.AddrFrom4([4]byte{255, 255, 255, 255}) {
+		return ErrUnicast
+	}
 	routes, err := r.nl.RouteGet(dst.AsSlice())
-	if err != nil || len(routes) == 0 {
-		return errors.Join(ErrRoute, err)
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrRoute, err)
+	}
+	if len(routes) == 0 {
+		return ErrRoute
 	}
 	switch to := &routes[0]; {
 	case to.Type == unix.RTN_LOCAL:
 		return fmt.Errorf("%w: it is one of this host's own", ErrUnicast)
-	case to.Type != unix.RTN_UNICAST || dst.IsMulticast():
+	case to.Type != unix.RTN_UNICAST:
 		return ErrUnicast
 	case to.LinkIndex != r.index:
 		return fmt.Errorf("%w, number %d", ErrInterface, to.LinkIndex)
