@@ -61,7 +61,9 @@ that is there.`,
 
 	demo := &cobra.Command{Use: "demo", Short: "Demonstrations: what to look at first, and to imitate"}
 	demo.AddCommand(newPingpongCmd(), newFileCmd())
-	root.AddCommand(demo, newLabCmd(), newRulesCmd(), newSendCmd(), newStatsCmd(), newBenchCmd())
+	rules := newRulesCmd()
+	rules.AddCommand(newRulesLsCmd())
+	root.AddCommand(newRunCmd(), newCtxCmd(), demo, newLabCmd(), rules, newSendCmd(), newStatsCmd(), newBenchCmd())
 	root.AddCommand(newHelperCmds()...)
 	root.AddCommand(newBenchHelperCmds()...)
 	root.AddCommand(newLabHelperCmds()...)

@@ -9,10 +9,10 @@ import (
 )
 
 func init() {
-	Register("count", "counts packets and bytes, in user counter 0 and, for the application, in counting events 0 and 1; param to (stack or drop)", newCount)
+	Register("count", "counts packets and bytes, also for the application; param to (stack or drop)", newCount)
 }
 
-// Counting events of "count".
+// Counting events of "count". User counter 0 has both.
 const (
 	CountPackets = iota
 	CountBytes

@@ -10,7 +10,7 @@ import (
 )
 
 func init() {
-	Register("push", "host-activated: sends a range of a window as datagrams; params to (required, address:port), port (9402, source)", newPush)
+	Register("push", "host-activated: sends a range of a window as datagrams; params to (address:port, required), port (9402, source)", newPush)
 }
 
 // push sends a range of a window (sPIN-Out): each slice of the triggered message is a

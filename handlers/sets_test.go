@@ -12,9 +12,11 @@ import (
 	"testing"
 
 	"github.com/xspin/xspin/handlers"
+	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/hpu/hputest"
 	"github.com/xspin/xspin/matcher"
+	"github.com/xspin/xspin/netns/netnstest"
 	"github.com/xspin/xspin/packet"
 )
 
@@ -331,6 +333,24 @@ func TestCount(t *testing.T) {
 			t.Errorf("%s: %v, %d to the stack", to, out.Code(), len(out.Stack))
 		}
 	}
+}
+
+// TestCountEvents counts in what an application can wait for.
+func TestCountEvents(t *testing.T) {
+	netnstest.NeedRoot(t)
+	pair, err := hostq.NewPair(hostq.PairConfig{Name: "count", Layout: hostq.Layout{Lanes: 1}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pair.Close()
+	t.Run("", func(t *testing.T) {
+		n := start(t, "count", nil, func(c *hputest.Config) { c.Host = pair })
+		frame := hputest.UDP(hputest.Peer(1), hputest.Here(2), make([]byte, 100))
+		n.Packet(frame, frame)
+		if p, b := pair.Counter(handlers.CountPackets).Get(), pair.Counter(handlers.CountBytes).Get(); p != 2 || b != 2*142 {
+			t.Errorf("counted %d packets, %d bytes", p, b)
+		}
+	})
 }
 
 func TestTick(t *testing.T) {

@@ -15,7 +15,7 @@ import (
 )
 
 func init() {
-	Register("tick", "counts packets on their way to the Linux stack, and sends the counts to a collector every second; params to (required, address:port), port (9401, source)", newTick)
+	Register("tick", "counts packets for the Linux stack, and tells a collector every second; params to (address:port, required), port (9401, source)", newTick)
 }
 
 // tick is telemetry: its timer sends a datagram, three numbers of 64 bits, big-endian:

@@ -56,7 +56,8 @@ type Config struct {
 
 	Memory    []byte       // HPU memory of the context
 	HPUMemory int          // bytes of each HPU
-	Queue     bool         // there is an application, see NIC.Answer
+	Queue     bool         // there is an application, see NIC.Answer. It has no counting events
+	Host      hpu.Host     // Optional: another application than the test, such as a hostq.Pair of one lane
 	Requests  int          // how many fit into the ring to it. Defaults to hostq.DefaultRequests
 	Full      hpu.Full     // what happens when that is full
 	Resolver  hpu.Resolver // Defaults to one that knows all IPv4 addresses, see Hop
@@ -227,7 +228,8 @@ func (n *NIC) install() (err error) {
 		Windows: cfg.Windows, Memory: cfg.Memory, PerHPU: make([]byte, cfg.HPUs*cfg.HPUMemory),
 		Full: cfg.Full, Resolver: cfg.Resolver, Log: logSink{n},
 	}
-	if cfg.Queue {
+	res.Host = cfg.Host
+	if cfg.Queue && cfg.Host == nil {
 		n.app = &application{w: n.wire, slots: cfg.Requests, asked: map[uint64]asked{}}
 		res.Host = n.app
 	}
@@ -356,7 +358,7 @@ func (n *NIC) Trigger(tr hpu.Trigger) *Outcome {
 func (n *NIC) Answer(f func(Request) Answer) {
 	n.t.Helper()
 	if n.app == nil {
-		n.t.Fatal("hputest: Answer: there is no application, set Config.Queue")
+		n.t.Fatal("hputest: Answer: the test is no application, see Config.Queue")
 	}
 	n.answer = f
 }
@@ -365,7 +367,7 @@ func (n *NIC) Answer(f func(Request) Answer) {
 func (n *NIC) Detach() *Outcome {
 	n.t.Helper()
 	if n.app == nil {
-		n.t.Fatal("hputest: Detach: there is no application, set Config.Queue")
+		n.t.Fatal("hputest: Detach: the test is no application, see Config.Queue")
 	}
 	n.app.Detach()
 	return n.Settle()
@@ -445,15 +447,6 @@ func (n *NIC) serve() {
 		}
 		n.app.respond(r.id, n.answer(r.Request))
 	}
-}
-
-// Counter returns the value of counting event i.
-func (n *NIC) Counter(i int) uint64 {
-	n.t.Helper()
-	if n.app == nil {
-		n.t.Fatal("hputest: Counter: there is no application, set Config.Queue")
-	}
-	return n.app.Counter(i).Get()
 }
 
 // Stats returns the context's statistics, user counters included.

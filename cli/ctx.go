@@ -1,0 +1,490 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/xspin/xspin/control"
+	"github.com/xspin/xspin/handlers"
+)
+
+// newCtxCmd returns `xspin ctx`.
+func newCtxCmd() *cobra.Command {
+	ctx := &cobra.Command{
+		Use:   "ctx",
+		Short: "Execution contexts of a running daemon",
+		Long: `Look at the execution contexts of a daemon (xspin run), install more, arm and
+disarm them, and take them away. Who may attach to a context may look at it; the
+rest is for root and the daemon's admins.`,
+		Args: cobra.NoArgs,
+	}
+	ctx.AddCommand(newCtxLsCmd(), newCtxShowCmd(), newCtxInstallCmd(),
+		newCtxDoCmd("activate", "Arm the rulesets of contexts", (*control.Client).Activate),
+		newCtxDoCmd("deactivate", "Disarm the rulesets of contexts, which stay installed", (*control.Client).Deactivate),
+		newCtxDoCmd("rm", "Take contexts away: their messages end, their applications are detached", (*control.Client).Remove),
+		newCtxTriggerCmd())
+	return ctx
+}
+
+// socketFlag gives a command --socket, and returns what dials it.
+func socketFlag(cmd *cobra.Command) (dial func() (*control.Client, error)) {
+	socket := cmd.Flags().String("socket", "", "of the daemon (default XSPIN_SOCKET, or "+control.Socket+")")
+	return func() (*control.Client, error) {
+		c, err := control.Dial(*socket)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", commandName(cmd), err)
+		}
+		return c, nil
+	}
+}
+
+// commandName is what errors of a command begin with, such as "ctx ls".
+func commandName(cmd *cobra.Command) string {
+	return strings.TrimPrefix(cmd.CommandPath(), cmd.Root().Name()+" ")
+}
+
+// seeContexts is the command line that shows the contexts of a daemon.
+func seeContexts(socket string) string {
+	if socket == control.Socket {
+		return "xspin ctx ls"
+	}
+	return "xspin ctx ls --socket " + socket
+}
+
+func newCtxLsCmd() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:     "ls",
+		Short:   "List the contexts",
+		Example: "  xspin ctx ls\n  xspin ctx ls --json",
+		Args:    cobra.NoArgs,
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON document")
+	dial := socketFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		c, err := dial()
+		if err != nil {
+			return err
+		}
+		all, err := c.Contexts(cmd.Context())
+		if err != nil {
+			return fmt.Errorf("ctx ls: %w", err)
+		}
+		if asJSON {
+			if all == nil {
+				all = []control.ContextInfo{}
+			}
+			return writeJSON(cmd.OutOrStdout(), struct {
+				Schema   int                   `json:"schema"`
+				Contexts []control.ContextInfo `json:"contexts"`
+			}{1, all})
+		}
+		w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 8, 2, ' ', 0)
+		fmt.Fprintln(w, "NAME\tID\tSTATE\tHANDLER\tINTERFACE\tATTACHED\tHANDLED\tDROPPED\tFAILED\tRULESETS")
+		for i := range all {
+			x := &all[i]
+			h := &x.HandlerStats
+			fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%s\n", x.Name, x.ID, x.State, x.Handler, orDash(x.Interface), attached(x),
+				h.Handled, h.Dropped, h.Failed+h.Panics+h.Overruns, ruleNumbers(x))
+		}
+		return w.Flush()
+	}
+	return cmd
+}
+
+func orDash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
+
+// attached says who is attached to a context.
+func attached(x *control.ContextInfo) string {
+	var all []string
+	for _, p := range x.Attached {
+		s := fmt.Sprintf("pid %d", p.PID)
+		if p.Observer {
+			s += " (observer)"
+		}
+		all = append(all, s)
+	}
+	return orDash(strings.Join(all, ", "))
+}
+
+// ruleNumbers says where the rulesets of a context are in the table.
+func ruleNumbers(x *control.ContextInfo) string {
+	var all []string
+	for _, r := range x.Rules {
+		name, _, _ := strings.Cut(r.Text, ":")
+		if r.Number >= 0 {
+			name = fmt.Sprintf("%d %s", r.Number, name)
+		}
+		all = append(all, name)
+	}
+	if x.Triggered {
+		all = append(all, "triggered")
+	}
+	return orDash(strings.Join(all, ", "))
+}
+
+func newCtxShowCmd() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:     "show NAME",
+		Short:   "All that the daemon knows of a context",
+		Example: "  xspin ctx show inbox",
+		Args:    cobra.ExactArgs(1),
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON document")
+	dial := socketFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		c, err := dial()
+		if err != nil {
+			return err
+		}
+		x, err := c.Context(cmd.Context(), args[0])
+		if err != nil {
+			return fmt.Errorf("ctx show: %w", err)
+		}
+		if asJSON {
+			return writeJSON(cmd.OutOrStdout(), struct {
+				Schema int `json:"schema"`
+				*control.ContextInfo
+			}{1, x})
+		}
+		return writeContext(cmd.OutOrStdout(), x)
+	}
+	return cmd
+}
+
+// writeContext explains a context.
+func writeContext(out io.Writer, x *control.ContextInfo) error {
+	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	state := x.State
+	if !x.Since.IsZero() {
+		state += " since " + x.Since.Local().Format(time.DateTime)
+	}
+	if x.Error != "" {
+		state += ": " + x.Error
+	}
+	fmt.Fprintf(w, "context %d, %s: %s\n", x.ID, x.Name, state)
+	row := func(name, format string, args ...any) {
+		fmt.Fprintf(w, "  %s\t%s\n", name, fmt.Sprintf(format, args...))
+	}
+	row("handler", "%s%s", x.Handler, params(x.Params))
+	row("interface", "%s", orDash(x.Interface))
+	for _, r := range x.Rules {
+		where := "not armed"
+		if r.Number >= 0 {
+			where = fmt.Sprintf("number %d, matched %d", r.Number, r.Matched)
+		}
+		row("ruleset", "%s (%s)", r.Text, where)
+	}
+	if x.Triggered {
+		row("ruleset", "none: the host activates it, see xspin ctx trigger")
+	}
+	for _, v := range x.Windows {
+		size := "shared"
+		if v.Size != 0 {
+			size = v.Size.String()
+		}
+		row("window", "%s, %s, handlers %s, application %s", v.Name, size, orElse(v.Rights, "rwa"), orElse(v.App, "rw"))
+	}
+	if x.Memory != 0 || x.HPUMemory != 0 {
+		row("HPU memory", "%v, and %v for each HPU", x.Memory, x.HPUMemory)
+	}
+	for _, p := range x.Attached {
+		what := "application"
+		if p.Observer {
+			what = "observer"
+		}
+		row(what, "pid %d, uid %d, gid %d, since %s", p.PID, p.UID, p.GID, p.Since.Local().Format(time.DateTime))
+	}
+	h := &x.HandlerStats
+	row("handlers", "%d returned, %d of these Drop, %d Fail; %d panicked, %d ran too long", h.Handled, h.Dropped, h.Failed, h.Panics, h.Overruns)
+	if h.Handled > 0 {
+		row("handler time", "mean %v, p50 %s, p99 %s", h.HandlerSum/time.Duration(h.Handled), within(&h.HandlerTime, 50), within(&h.HandlerTime, 99))
+	}
+	row("frames", "%d sent, %d not for lack of room, %d to the stack", h.Sent, h.SendFull, h.ToStack)
+	if m := x.MessageStats; m != nil {
+		row("messages", "%d begun, %d open, %d complete, %d failed, %d abandoned", m.Started, m.Open, m.Ended, m.Failed, m.Abandoned)
+	}
+	if p := x.Pair; p != nil {
+		row("events", "%d to the application, %d lost", p.Events, p.EventsLost)
+		row("requests", "%d to the application, %d found no room; %d answers, %d outstanding", p.Requests, p.Full, p.Responses, p.Outstanding)
+		if p.Broken {
+			row("queue", "BROKEN: the application has written where it must not")
+		}
+	}
+	for i, u := range h.User {
+		if u.Count > 0 {
+			row(fmt.Sprintf("counter %d", i), "%d, counted %d times, mean %.1f", u.Sum, u.Count, u.Mean())
+		}
+	}
+	return w.Flush()
+}
+
+func orElse(s, other string) string {
+	if s == "" {
+		return other
+	}
+	return s
+}
+
+// params shows parameters as YAML has them on one line.
+func params(p map[string]any) string {
+	if len(p) == 0 {
+		return ""
+	}
+	b, err := json.Marshal(p)
+	if err != nil {
+		return ""
+	}
+	return " " + string(b)
+}
+
+func newCtxInstallCmd() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "install FILE",
+		Short: "Install a context (- is standard input)",
+		Long: `Install a context. FILE has one entry of the list of contexts in the daemon's
+configuration, as YAML or JSON. It is armed as its key activate says: at once unless
+that is manual or attach. A context that was installed in this way is gone when the
+daemon ends.
+
+The handlers there are in this xspin (the daemon's may be another):
+
+` + indent(handlerList()),
+		Example: `  xspin ctx install inbox.yaml
+  echo '{name: ping, handler: echo-icmp}' | xspin ctx install -`,
+		Args: cobra.ExactArgs(1),
+	}
+	dial := socketFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		spec, err := readContext(cmd, args[0])
+		if err != nil {
+			return fmt.Errorf("ctx install: %w", err)
+		}
+		c, err := dial()
+		if err != nil {
+			return err
+		}
+		x, err := c.Install(cmd.Context(), spec)
+		if err != nil {
+			return fmt.Errorf("ctx install: %w", err)
+		}
+		_, err = fmt.Fprintf(cmd.OutOrStdout(), "context %d, %s: %s\n", x.ID, x.Name, x.State)
+		return err
+	}
+	return cmd
+}
+
+// readContext reads a context from a file. JSON is YAML, too.
+func readContext(cmd *cobra.Command, path string) (*control.Context, error) {
+	text, err := readAll(cmd, path)
+	if err != nil {
+		return nil, err
+	}
+	dec := yaml.NewDecoder(bytes.NewReader(text))
+	var doc map[string]any
+	switch err := dec.Decode(&doc); {
+	case errors.Is(err, io.EOF):
+		return nil, fmt.Errorf("%s is empty", path)
+	case err != nil:
+		return nil, fmt.Errorf("%s: %s", path, strings.TrimPrefix(err.Error(), "yaml: "))
+	}
+	if err := dec.Decode(new(any)); !errors.Is(err, io.EOF) {
+		return nil, fmt.Errorf("%s: more than one document: a context at a time", path)
+	}
+	b, err := json.Marshal(doc)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	strict := json.NewDecoder(bytes.NewReader(b))
+	strict.DisallowUnknownFields()
+	var c control.Context
+	if err := strict.Decode(&c); err != nil {
+		return nil, fmt.Errorf("%s: %s", path, strings.TrimPrefix(err.Error(), "json: "))
+	}
+	return &c, nil
+}
+
+// maxDocument is more than anybody writes by hand.
+const maxDocument = 4 << 20
+
+// readAll reads a file, or standard input for "-".
+func readAll(cmd *cobra.Command, path string) ([]byte, error) {
+	in := cmd.InOrStdin()
+	if path != "-" {
+		f, err := os.Open(path)
+		if err != nil {
+			return nil, err
+		}
+		defer f.Close()
+		in = f
+	}
+	b, err := io.ReadAll(io.LimitReader(in, maxDocument+1))
+	if err == nil && len(b) > maxDocument {
+		err = fmt.Errorf("%s: more than %d bytes", path, maxDocument)
+	}
+	return b, err
+}
+
+// newCtxDoCmd returns a command that does the same with each of several contexts.
+func newCtxDoCmd(verb, short string, do func(*control.Client, context.Context, string) error) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     verb + " NAME...",
+		Short:   short,
+		Example: "  xspin ctx " + verb + " inbox",
+		Args:    cobra.MinimumNArgs(1),
+	}
+	dial := socketFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		c, err := dial()
+		if err != nil {
+			return err
+		}
+		var errs []error
+		for _, name := range args {
+			if err := do(c, cmd.Context(), name); err != nil {
+				errs = append(errs, fmt.Errorf("ctx %s: %w", verb, err))
+			}
+		}
+		return errors.Join(errs...)
+	}
+	return cmd
+}
+
+func newCtxTriggerCmd() *cobra.Command {
+	var words []string
+	var t control.Trigger
+	var offset, length string
+	cmd := &cobra.Command{
+		Use:   "trigger NAME",
+		Short: "Have a host-activated context handle a message of the host's",
+		Long: `Trigger a context that the host activates (triggered: true): its header handler
+runs, its payload handler for each slice of a range of a window, and its completion
+handler. The words are for the handlers to read.`,
+		Example: `  xspin ctx trigger push --window out --length 1MiB
+  xspin ctx trigger push --words 9500,0x10 --window out --offset 4096 --length 100`,
+		Args: cobra.ExactArgs(1),
+	}
+	cmd.Flags().StringSliceVar(&words, "words", nil, "up to four numbers")
+	cmd.Flags().StringVar(&t.Window, "window", "", "the window that has the message; without, it is empty")
+	cmd.Flags().StringVar(&offset, "offset", "0", "where the message begins in the window, bytes or as 4KiB")
+	cmd.Flags().StringVar(&length, "length", "0", "how long it is, bytes or as 4KiB")
+	cmd.Flags().IntVar(&t.Slice, "slice", 0, "bytes for each payload handler (default: what fits into a datagram)")
+	dial := socketFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if len(words) > len(t.Words) {
+			return flagError("words", strings.Join(words, ","), fmt.Sprintf("at most %d", len(t.Words)))
+		}
+		for i, s := range words {
+			v, err := strconv.ParseUint(strings.TrimSpace(s), 0, 64)
+			if err != nil {
+				return flagError("words", s, "want numbers of 64 bits, decimal or 0x hexadecimal")
+			}
+			t.Words[i] = v
+		}
+		for _, f := range []struct {
+			name, text string
+			into       *int64
+		}{{"offset", offset, &t.Offset}, {"length", length, &t.Length}} {
+			var s control.Size
+			if err := s.UnmarshalText([]byte(f.text)); err != nil {
+				return flagError(f.name, f.text, "want a whole number of bytes, or one with KiB, MiB or GiB")
+			}
+			*f.into = int64(s)
+		}
+		if t.Window == "" && (t.Offset != 0 || t.Length != 0) {
+			return errors.New("--offset and --length are of a window: name it with --window")
+		}
+		c, err := dial()
+		if err != nil {
+			return err
+		}
+		if err := c.Trigger(cmd.Context(), args[0], t); err != nil {
+			return fmt.Errorf("ctx trigger: %w", err)
+		}
+		return nil
+	}
+	return cmd
+}
+
+// newRulesLsCmd returns `xspin rules ls`.
+func newRulesLsCmd() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:     "ls",
+		Short:   "The matching table of a running daemon, in its order",
+		Example: "  xspin rules ls",
+		Args:    cobra.NoArgs,
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON document")
+	dial := socketFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		c, err := dial()
+		if err != nil {
+			return err
+		}
+		all, err := c.Rules(cmd.Context())
+		if err != nil {
+			return fmt.Errorf("rules ls: %w", err)
+		}
+		if asJSON {
+			if all == nil {
+				all = []control.TableRule{}
+			}
+			return writeJSON(cmd.OutOrStdout(), struct {
+				Schema int                 `json:"schema"`
+				Rules  []control.TableRule `json:"rules"`
+			}{1, all})
+		}
+		w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 8, 2, ' ', 0)
+		fmt.Fprintln(w, "INTERFACE\tNUMBER\tCONTEXT\tMATCHED\tRULESET")
+		for _, r := range all {
+			number := "-" // not armed
+			if r.Number >= 0 {
+				number = fmt.Sprint(r.Number)
+			}
+			fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\n", r.Interface, number, r.Context, r.Matched, r.Text)
+		}
+		return w.Flush()
+	}
+	return cmd
+}
+
+// handlerList says which handlers are compiled in, one on a line.
+func handlerList() string {
+	var b bytes.Buffer
+	w := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
+	for _, r := range handlers.All() {
+		fmt.Fprintf(w, "%s\t%s\n", r.Name, r.Help)
+	}
+	_ = w.Flush()
+	return b.String()
+}
+
+// indent moves lines two columns to the right.
+func indent(text string) string {
+	var b strings.Builder
+	for line := range strings.Lines(text) {
+		b.WriteString("  " + line)
+	}
+	return b.String()
+}

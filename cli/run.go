@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/xspin/xspin/daemon"
+)
+
+// daemonConfig is what `xspin run` reads unless told otherwise.
+const daemonConfig = "/etc/xspin/xspin.yaml"
+
+// exampleConfig is in the help of `xspin run`. A test loads it.
+const exampleConfig = `interfaces:
+  - name: eth1                  # all that no ruleset matches goes on to Linux
+    hpus: 8
+contexts:
+  - name: inbox
+    handler: deposit            # SLMP messages into the window
+    windows:
+      - {name: in, size: 64MiB}
+    attach: {users: [nobody]}   # who may attach an application
+  - name: ping
+    handler: echo-icmp
+  - name: telnet
+    rulesets: "telnet: tcp(23)"
+    handler: count
+    params: {to: drop}
+`
+
+// closeTime is how long the daemon may take to end what it has begun.
+const closeTime = 15 * time.Second
+
+// newRunCmd returns `xspin run`.
+func newRunCmd() *cobra.Command {
+	var check bool
+	var socket string
+	cmd := &cobra.Command{
+		Use:   "run [CONFIG]",
+		Short: "Run NICs as a configuration file says, for applications to attach to",
+		Long: `Run the daemon: it opens the interfaces that CONFIG names, installs its contexts,
+and lets applications of those who may attach to them. CONFIG is
+` + daemonConfig + ` if left out. It has YAML, such as:
+
+` + indent(exampleConfig) + `
+The handlers there are:
+
+` + indent(handlerList()) + `
+docs/handlers.md says how to add some of your own.
+SIGHUP reads the file again and does what has changed, all of it or nothing;
+SIGINT and SIGTERM end the daemon, after messages that are open.`,
+		Example: `  sudo xspin run
+  xspin run my.yaml --check
+  sudo xspin run my.yaml --socket /tmp/xspin.sock`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			file := daemonConfig
+			if len(args) == 1 {
+				file = args[0]
+			}
+			if socket != "" {
+				// As the daemon reads the file again later, where the
+				// variable that overrides this counts.
+				abs, err := absSocket(socket)
+				if err != nil {
+					return fmt.Errorf("run: socket: %w", err)
+				}
+				if err := os.Setenv("XSPIN_RUN_SOCKET", abs); err != nil {
+					return fmt.Errorf("run: %w", err)
+				}
+			}
+			cfg, err := daemon.Load(file)
+			switch {
+			case errors.Is(err, fs.ErrNotExist) && len(args) == 0:
+				return fmt.Errorf("run: %w: `xspin run --help` shows what to write there; or name another file", err)
+			case err != nil:
+				return fmt.Errorf("run: %s", ownLines(err))
+			case check:
+				_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s: %s, %s\n", file, count(len(cfg.Interfaces), "interface"), count(len(cfg.Contexts), "context"))
+				return err
+			}
+			return runDaemon(cmd, file, cfg)
+		},
+	}
+	cmd.Flags().BoolVar(&check, "check", false, "only say what is wrong with CONFIG")
+	cmd.Flags().StringVar(&socket, "socket", "", "where to listen (default: as CONFIG says, else /run/xspin/xspin.sock)")
+	return cmd
+}
+
+// absSocket makes a path absolute. Abstract addresses stay.
+func absSocket(path string) (string, error) {
+	if strings.HasPrefix(path, "@") {
+		return path, nil
+	}
+	return filepath.Abs(path)
+}
+
+// ownLines puts several errors on lines of their own, below the first line.
+func ownLines(err error) string {
+	s := err.Error()
+	if n := strings.Count(s, "\n"); n > 0 {
+		return fmt.Sprintf("%d errors:\n%s", n+1, s)
+	}
+	return s
+}
+
+// runDaemon runs a daemon until a signal ends it.
+func runDaemon(cmd *cobra.Command, file string, cfg *daemon.Config) error {
+	// From here on a signal must not end the process with half of a NIC.
+	signals := make(chan os.Signal, 4)
+	signal.Notify(signals, unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
+	defer signal.Stop(signals)
+
+	abs, err := filepath.Abs(file) // for reloads: a daemon may change its directory
+	if err != nil {
+		return fmt.Errorf("run: %w", err)
+	}
+	log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
+	d, err := daemon.Start(cfg, daemon.Options{File: abs, Version: version(), Logger: log})
+	if err != nil {
+		return fmt.Errorf("run: %s", ownLines(err))
+	}
+	log.Info("running", "config", abs, "interfaces", interfaceNames(cfg), "contexts", contextNames(cfg), "socket", d.Socket(), "see", seeContexts(d.Socket()))
+	for s := range signals {
+		if s == unix.SIGHUP {
+			reload(log, d)
+			continue
+		}
+		signal.Stop(signals) // the next one ends us at once
+		log.Info("ending", "signal", s.String())
+		break
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(cmd.Context()), closeTime)
+	defer cancel()
+	if err := d.Close(ctx); err != nil {
+		return fmt.Errorf("run: close: %w", err)
+	}
+	log.Info("ended")
+	return nil
+}
+
+// reload logs what has changed, or why nothing has.
+func reload(log *slog.Logger, d *daemon.Daemon) {
+	changes, err := d.Reload()
+	if err != nil {
+		for line := range strings.SplitSeq(err.Error(), "\n") {
+			log.Error("not reloaded, nothing has changed", "error", line)
+		}
+		return
+	}
+	if len(changes) == 0 {
+		log.Info("reloaded: nothing has changed")
+	}
+	for _, c := range changes {
+		log.Info("reloaded", "change", c)
+	}
+}
+
+func interfaceNames(cfg *daemon.Config) string {
+	var names []string
+	for _, i := range cfg.Interfaces {
+		if i.Netns != "" {
+			i.Name = i.Netns + "/" + i.Name
+		}
+		names = append(names, i.Name)
+	}
+	return strings.Join(names, " ")
+}
+
+func contextNames(cfg *daemon.Config) string {
+	var names []string
+	for _, c := range cfg.Contexts {
+		names = append(names, c.Name)
+	}
+	return strings.Join(names, " ")
+}
