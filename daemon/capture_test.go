@@ -256,7 +256,7 @@ func TestCapturesAtTheSameTime(t *testing.T) {
 // A gate lets nothing through before it is opened.
 type gate struct {
 	open chan struct{}
-	b    bytes.Buffer
+	b    syncBuffer
 }
 
 func (g *gate) Write(p []byte) (int, error) {
@@ -281,6 +281,7 @@ func TestSlowCapturesAreToldWhatTheyLost(t *testing.T) {
 			defer cancel()
 			done := c.start(t, ctx, control.CaptureOptions{HPU: -1}, g)
 			const n = 3 * captureRecords
+			shown := uint64(n)
 			frame := make([]byte, tt.size)
 			for i := range n {
 				binary.BigEndian.PutUint32(frame, uint32(i))
@@ -291,6 +292,7 @@ func TestSlowCapturesAreToldWhatTheyLost(t *testing.T) {
 			for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
 				binary.BigEndian.PutUint32(frame, n)
 				c.see(hpu.TapRecord{}, frame)
+				shown++
 				cap := (*c.run.Load())[0]
 				cap.mu.Lock()
 				caught := cap.lost == 0
@@ -302,16 +304,29 @@ func TestSlowCapturesAreToldWhatTheyLost(t *testing.T) {
 					t.Fatal("no room again")
 				}
 			}
+			// All of that is told at once: a client that ends needs not wait for the end.
+			for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+				total, _ := pcapng.Relay(io.Discard, strings.NewReader(g.b.String()))
+				if total.Frames+total.Lost == shown {
+					break
+				}
+				if time.Now().After(end) {
+					t.Fatalf("%+v of %d", total, shown)
+				}
+			}
 			cancel()
 			if err := <-done; err != nil {
 				t.Fatal(err)
 			}
-			frames, lost := readCapture(t, g.b.Bytes())
+			frames, lost := readCapture(t, []byte(g.b.String()))
 			var sum, next uint64
 			for i, f := range frames {
 				sum += f.Dropped
 				at := uint64(binary.BigEndian.Uint32(f.Data))
 				if at >= n {
+					if i > 2*tt.before {
+						t.Errorf("%d frames in two buffers, want at most %d", i, 2*tt.before)
+					}
 					break
 				}
 				if next += f.Dropped; at != next {
