@@ -20,9 +20,9 @@ import (
 type holdings struct {
 	d        *Daemon
 	windows  []heldWindow
-	memory   *hostq.Memory // nil: none
-	perHPU   *hostq.Memory // nil: none
-	pair     *hostq.Pair   // nil: none
+	memory   *memory     // nil: none
+	perHPU   *memory     // nil: none
+	pair     *hostq.Pair // nil: none
 	receives *receives
 	bytes    int64 // of its own
 	queue    int64 // of these: the pair's
@@ -32,7 +32,7 @@ type holdings struct {
 
 type heldWindow struct {
 	windowUse
-	mem *hostq.Memory
+	mem *memory
 	win *hostq.Window
 }
 
@@ -48,10 +48,7 @@ func (d *Daemon) hold(b *blueprint, lanes int) (_ *holdings, err error) {
 	for _, use := range b.windows {
 		w := heldWindow{windowUse: use}
 		if use.shared {
-			d.mu.RLock()
-			w.mem = d.windows[use.name]
-			d.mu.RUnlock()
-			if w.mem == nil || w.mem.Size() != use.size {
+			if w.mem = d.shared(use.name, use.size); w.mem == nil {
 				return nil, failf(errBusy, "shared window %q has changed meanwhile", use.name)
 			}
 		} else if w.mem, err = d.newMemory(use.name, use.size); err != nil {
@@ -118,12 +115,10 @@ func (has *holdings) drop() {
 		return
 	}
 	for _, w := range has.windows {
-		if !w.shared {
-			has.d.closeMemory(w.mem)
-		}
+		w.mem.drop()
 	}
-	has.d.closeMemory(has.memory)
-	has.d.closeMemory(has.perHPU)
+	has.memory.drop()
+	has.perHPU.drop()
 	if has.pair != nil {
 		if err := has.pair.Close(); err != nil {
 			has.d.logger.Error("a queue is not freed", "error", err)
@@ -489,12 +484,12 @@ func (a *attachment) release(reason string) { a.once.Do(func() { a.leave(reason)
 
 func (a *attachment) leave(reason string) {
 	h, d := a.h, a.h.d
-	defer a.has.drop()
 	log := d.logger.With("context", h.name, "pid", a.peer.PID, "uid", a.peer.UID, "reason", reason)
 	if a.peer.Observer {
 		h.mu.Lock()
 		delete(h.observers, a)
 		h.mu.Unlock()
+		a.has.drop()
 		log.Info("observer detached")
 		return
 	}
@@ -505,6 +500,7 @@ func (a *attachment) leave(reason string) {
 	gone, state, off, mode := h.gone, h.state, h.off, h.b.doc.Activate
 	mine := h.has == a.has
 	h.mu.Unlock()
+	a.has.drop() // so that it can be freed before the next is made
 	d.mu.RLock()
 	closing := d.closing
 	d.mu.RUnlock()
@@ -517,6 +513,12 @@ func (a *attachment) leave(reason string) {
 		log.Warn("detached, and the context is stopped: it begins anew when it is activated")
 		return
 	}
+	// Those who look on look at what is about to be no more.
+	h.mu.Lock()
+	for o := range h.observers {
+		o.dismiss("the application has detached, and its windows go with it")
+	}
+	h.mu.Unlock()
 	l, err := h.renew()
 	if err == nil && mode == atStart && !off {
 		if err = h.arm(); err != nil {
@@ -528,14 +530,6 @@ func (a *attachment) leave(reason string) {
 		log.Error("detached, and the context could not begin anew", "error", err)
 		return
 	}
-	// Those who looked on look at what is no more.
-	h.mu.Lock()
-	for o := range h.observers {
-		if o.has != h.has {
-			o.dismiss("the application has detached, and its windows are gone")
-		}
-	}
-	h.mu.Unlock()
 	log.Info("detached, and the context has begun anew", "state", h.currentState())
 }
 

@@ -237,15 +237,23 @@ func (h *hosted) disarm() error {
 }
 
 // A loss is what had to be ended.
-type loss struct{ messages, requests int }
+type loss struct {
+	messages, requests int
+	leaked             bool // memory is kept until stuck handlers have returned
+}
 
-// tearDown takes the context from the NIC and frees what it had, or leaves that to
-// who sweeps up behind stuck handlers. The caller has op.
-func (h *hosted) tearDown() (l loss) {
+// tearDown ends the context's life. The caller has op.
+func (h *hosted) tearDown() loss {
 	h.mu.Lock()
 	ctx, has := h.ctx, h.has
 	h.ctx, h.has = nil, nil
 	h.mu.Unlock()
+	return h.finish(ctx, has)
+}
+
+// finish takes a life of the context from the NIC and frees what it had, or leaves
+// that to who sweeps up behind stuck handlers.
+func (h *hosted) finish(ctx *nic.Context, has *holdings) (l loss) {
 	if ctx == nil {
 		return l
 	}
@@ -261,7 +269,8 @@ func (h *hosted) tearDown() (l loss) {
 		has.drop()
 		return l
 	}
-	h.d.logger.Warn("handlers of a context may still run: their memory is kept until they have returned",
+	l.leaked = true
+	h.d.logger.Warn("handlers of a context may still run: its memory is kept until they have returned",
 		"context", h.name, "bytes", has.bytes, "error", err)
 	h.d.leaks.add(&leak{d: h.d, card: h.card, ctx: ctx, has: has, name: h.name, since: time.Now()})
 	return l
@@ -273,6 +282,12 @@ func (h *hosted) renew() (l loss, err error) {
 	h.set(draining, "")
 	l = h.tearDown()
 	h.set(installing, "")
+	if !l.leaked {
+		// Sessions that are about to end may still refer to what it had, which
+		// is no reason not to go on.
+		h.d.memory.overdraw(+1)
+		defer h.d.memory.overdraw(-1)
+	}
 	if err = h.install(); err != nil {
 		h.set(failed, err.Error())
 	}

@@ -13,6 +13,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/xspin/xspin/control"
@@ -54,7 +55,7 @@ type Daemon struct {
 	mu       sync.RWMutex
 	cfg      *Config // in force
 	admins   who
-	windows  map[string]*hostq.Memory // shared ones
+	windows  map[string]*memory // shared ones
 	contexts map[string]*hosted
 	closing  bool
 	closed   sync.Once
@@ -80,7 +81,7 @@ type Options struct {
 }
 
 // Start opens the NICs, installs the contexts and listens. After that it needs no
-// other privileges than what capability.Drop leaves, and gives them up.
+// other privileges than a few capabilities, and gives the rest up.
 func Start(cfg *Config, o Options) (_ *Daemon, err error) {
 	var c checker
 	blueprints := checkConfig(&c, cfg)
@@ -98,7 +99,7 @@ func Start(cfg *Config, o Options) (_ *Daemon, err error) {
 		memory:   budget{limit: int64(cfg.Limits.complete().Memory)},
 		cfg:      cfg,
 		admins:   checkWho(new(checker), "", &cfg.Admins),
-		windows:  map[string]*hostq.Memory{},
+		windows:  map[string]*memory{},
 		contexts: map[string]*hosted{},
 	}
 	defer func() {
@@ -184,35 +185,57 @@ func (d *Daemon) share(w *control.Window) error {
 	return nil
 }
 
-// newMemory makes memory that counts for limits.memory until closeMemory.
-func (d *Daemon) newMemory(name string, size int64) (*hostq.Memory, error) {
+// shared returns a window that several contexts may use, for the caller to drop.
+func (d *Daemon) shared(name string, size int64) *memory {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	m := d.windows[name]
+	if m == nil || m.Size() != size {
+		return nil
+	}
+	m.refs.Add(1)
+	return m
+}
+
+// A memory counts for limits.memory, until all who refer to it have dropped it.
+type memory struct {
+	*hostq.Memory
+	d    *Daemon
+	refs atomic.Int32
+}
+
+func (d *Daemon) newMemory(name string, size int64) (*memory, error) {
 	if err := d.memory.take(whole(size)); err != nil {
 		return nil, err
 	}
 	m, err := hostq.NewMemory(name, size)
 	if err != nil {
 		d.memory.give(whole(size))
+		return nil, err
 	}
-	return m, err
+	one := &memory{Memory: m, d: d}
+	one.refs.Store(1)
+	return one, nil
 }
 
-func (d *Daemon) closeMemory(m *hostq.Memory) {
-	if m == nil {
+// drop frees the memory if nobody else refers to it. A nil memory is none.
+func (m *memory) drop() {
+	if m == nil || m.refs.Add(-1) > 0 {
 		return
 	}
 	size := m.Size()
 	if err := m.Close(); err != nil {
-		d.logger.Error("memory is not freed", "error", err)
+		m.d.logger.Error("memory is not freed", "bytes", size, "error", err)
 		return
 	}
-	d.memory.give(whole(size))
+	m.d.memory.give(whole(size))
 }
 
-// listen hears what goes wrong in handlers of a NIC, until that is closed.
+// listen hears what goes wrong in handlers of a NIC, until that is closed. The NIC has
+// logged it.
 func (d *Daemon) listen(c *card) {
 	defer close(c.done)
 	for e := range c.nic.Events() {
-		d.logger.Warn("handler", "interface", c.key, "context", e.Name, "hpu", e.HPU, "event", e.Kind.String(), "detail", e.Detail)
 		if e.Kind != hpu.HandlerOverrun {
 			continue
 		}
@@ -379,7 +402,7 @@ func (d *Daemon) close(ctx context.Context) error {
 		return fmt.Errorf("close the daemon: %w", err) // handlers may use windows
 	}
 	for _, m := range d.windows {
-		d.closeMemory(m)
+		m.drop()
 	}
 	return nil
 }

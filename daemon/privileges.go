@@ -11,15 +11,12 @@ import (
 	"github.com/xspin/xspin/internal/capability"
 )
 
-// needed are the capabilities that a daemon needs when it has opened its NICs.
-// Network namespaces (CAP_SYS_ADMIN), AF_XDP sockets (CAP_NET_RAW) and frame memory
-// (CAP_IPC_LOCK) are of the start.
+// needed are the capabilities that a daemon needs when it has opened its NICs. Network
+// namespaces (CAP_SYS_ADMIN), programs (CAP_PERFMON), AF_XDP sockets (CAP_NET_RAW) and
+// frame memory (CAP_IPC_LOCK) are of the start; what has been opened then stays open.
 var needed = []capability.Cap{
-	capability.BPF, // make memory that is shared
-	capability.NetAdmin,
-	capability.Perfmon,
-	capability.NetRaw,
-	capability.IPCLock,
+	capability.BPF,      // to make memory that is shared, and matching tables
+	capability.NetAdmin, // to have the kernel ask for neighbours
 }
 
 // dropPrivileges gives up what the daemon does not need any more.

@@ -215,6 +215,9 @@ contexts:
 			}); err != nil {
 				t.Fatal(err)
 			}
+			if out, err := exec.Command("ip", "-n", lab.NIC.Namespace, "neigh", "flush", "all").CombinedOutput(); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
 			pushed(t, lab, 5000, func() {
 				if err := c.Trigger(ctx, "fourth", control.Trigger{Window: "out", Length: 100}); err != nil {
 					t.Error(err)

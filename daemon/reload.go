@@ -2,7 +2,405 @@
 
 package daemon
 
-import "errors"
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"time"
+
+	"github.com/xspin/xspin/control"
+	"github.com/xspin/xspin/nic"
+)
+
+// A plan is what a reload has to do.
+type plan struct {
+	cfg     *Config
+	windows []control.Window // to be made
+	drop    []string         // windows that go
+	add     []*blueprint
+	remove  []*hosted
+	change  []change
+	who     []change // of whom only attach changes: their packets notice nothing
+	changes []string // for people
+}
+
+type change struct {
+	h *hosted
+	b *blueprint
+	// The life before, while both are there.
+	ctx   *nic.Context
+	has   *holdings
+	old   *blueprint
+	state string
+}
 
 // Reload reads the file again and does what has changed: all of it, or nothing.
-func (d *Daemon) Reload() (changes []string, err error) { return nil, errors.New("not yet") }
+// Contexts that have not changed are not touched and lose no packet. Contexts that
+// were installed by other means than the file stay as they are.
+func (d *Daemon) Reload() (changes []string, err error) {
+	if d.opts.File == "" {
+		return nil, failf(errInvalid, "reload: the daemon was started without a configuration file")
+	}
+	d.reload.Lock()
+	defer d.reload.Unlock()
+	notifyReloading(d.logger)
+	defer notifyReady(d.logger)
+	defer func() {
+		if err != nil {
+			d.logger.Error("reload failed, and nothing was changed", "file", d.opts.File, "error", err)
+			err = fmt.Errorf("reload: nothing was changed: %w", err)
+			return
+		}
+		d.logger.Info("reloaded", "file", d.opts.File, "changes", changes)
+	}()
+	cfg, err := Load(d.opts.File)
+	if err != nil {
+		return nil, kindError{errInvalid, err}
+	}
+	p, err := d.plan(cfg)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.apply(p); err != nil {
+		return nil, err
+	}
+	return p.changes, nil
+}
+
+// plan compares a configuration with what is there. Its errors are why it cannot be,
+// all of them.
+func (d *Daemon) plan(cfg *Config) (*plan, error) {
+	var c checker
+	blueprints := checkConfig(&c, cfg)
+	if err := c.err(); err != nil { // the file was just read: a user has gone since
+		return nil, kindError{errInvalid, err}
+	}
+	p := &plan{cfg: cfg}
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	if d.closing {
+		return nil, failf(errBusy, "%s", whyClosing)
+	}
+	var reasons []error
+	refuse := func(kind error, format string, args ...any) { reasons = append(reasons, failf(kind, format, args...)) }
+	told := func(format string, args ...any) { p.changes = append(p.changes, fmt.Sprintf(format, args...)) }
+
+	old := d.cfg
+	for _, f := range []struct {
+		what     string
+		old, new any
+	}{
+		{"socket", old.Socket, cfg.Socket},
+		{"metrics", old.Metrics, cfg.Metrics},
+		{"user", old.User, cfg.User},
+		{"log", old.Log, cfg.Log},
+		{"interfaces", old.Interfaces, cfg.Interfaces},
+	} {
+		if !same(f.old, f.new) {
+			refuse(errInvalid, "%s has changed: that takes a restart", f.what)
+		}
+	}
+	if !same(old.Admins, cfg.Admins) {
+		told("admins")
+	}
+	if !same(old.Limits, cfg.Limits) {
+		told("limits")
+	}
+
+	renewed := map[string]bool{} // shared windows
+	for _, w := range cfg.Windows {
+		switch m := d.windows[w.Name]; {
+		case m == nil:
+			p.windows = append(p.windows, w)
+			told("window %s added", w.Name)
+		case m.Size() != int64(w.Size):
+			p.windows = append(p.windows, w)
+			renewed[w.Name] = true
+			told("window %s changed", w.Name)
+		}
+	}
+	for name := range d.windows {
+		if !slices.ContainsFunc(cfg.Windows, func(w control.Window) bool { return w.Name == name }) {
+			p.drop = append(p.drop, name)
+			renewed[name] = true
+		}
+	}
+	slices.Sort(p.drop)
+	for _, name := range p.drop {
+		told("window %s removed", name)
+	}
+
+	wanted := map[string]bool{}
+	for _, b := range blueprints {
+		name := b.doc.Name
+		wanted[name] = true
+		h := d.contexts[name]
+		switch {
+		case h == nil:
+			p.add = append(p.add, b)
+			told("context %s added", name)
+		case !h.file:
+			refuse(errBusy, "context %q was installed by other means than the file: remove it first", name)
+		default:
+			was := h.blueprint()
+			a, z := was.doc, b.doc
+			a.Attach, z.Attach = nil, nil
+			uses := slices.ContainsFunc(b.windows, func(w windowUse) bool { return w.shared && renewed[w.name] })
+			switch {
+			case h.card.key != b.iface:
+				p.remove, p.add = append(p.remove, h), append(p.add, b)
+				told("context %s moved to interface %s", name, b.iface)
+			case uses || !same(a, z):
+				p.change = append(p.change, change{h: h, b: b})
+				told("context %s changed", name)
+			case !same(was.doc.Attach, b.doc.Attach):
+				p.who = append(p.who, change{h: h, b: b})
+				told("context %s changed: who may attach", name)
+			}
+		}
+	}
+	for name, h := range d.contexts {
+		b := h.blueprint()
+		if h.file && !wanted[name] {
+			p.remove = append(p.remove, h)
+			told("context %s removed", name)
+		} else if !h.file && slices.ContainsFunc(b.windows, func(w windowUse) bool { return w.shared && renewed[w.name] }) {
+			refuse(errBusy, "context %q, which is not the file's, uses a shared window that changes: remove it first", name)
+		}
+	}
+	slices.SortFunc(p.remove, func(a, b *hosted) int { return cmp.Compare(a.name, b.name) })
+	if err := errors.Join(append(reasons, d.lively(p))...); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// lively says which contexts of a plan must not be touched now, nil if none.
+func (d *Daemon) lively(p *plan) error {
+	var reasons []error
+	for _, h := range p.touched() {
+		if why := h.live(); why != "" {
+			reasons = append(reasons, failf(errBusy, "context %q would be changed or removed, and it is live: %s", h.name, why))
+		}
+	}
+	return errors.Join(reasons...)
+}
+
+// touched are the contexts that a plan changes or removes, by name.
+func (p *plan) touched() (all []*hosted) {
+	all = append(all, p.remove...)
+	for _, c := range p.change {
+		all = append(all, c.h)
+	}
+	slices.SortFunc(all, func(a, b *hosted) int { return cmp.Compare(a.name, b.name) })
+	return all
+}
+
+// same compares what configurations say.
+func same(a, b any) bool {
+	if reflect.DeepEqual(a, b) {
+		return true
+	}
+	// Params may be the same number as an int and as a float.
+	x, err1 := json.Marshal(a)
+	y, err2 := json.Marshal(b)
+	return err1 == nil && err2 == nil && string(x) == string(y)
+}
+
+// apply does what the plan says. New lives are made beside the old ones, whose rulesets
+// are disarmed meanwhile, and the old ones end when nothing can fail any more: with an
+// error all is as it was.
+func (d *Daemon) apply(p *plan) (err error) {
+	var undo []func()
+	defer func() {
+		if err != nil {
+			for _, f := range slices.Backward(undo) {
+				f()
+			}
+		}
+	}()
+	var end []*hosted
+	defer func() {
+		for _, h := range end {
+			h.end()
+		}
+	}()
+	for _, h := range p.touched() {
+		if err := h.begin(); err != nil {
+			return err
+		}
+		end = append(end, h)
+	}
+	// Nobody attaches from here on.
+	if err := d.lively(p); err != nil {
+		return err
+	}
+
+	// Old and new memory are there at the same time, and that is all right.
+	d.memory.overdraw(+1)
+	defer d.memory.overdraw(-1)
+	limits := d.cfg.Limits.complete()
+	d.memory.setLimit(int64(p.cfg.Limits.complete().Memory))
+	undo = append(undo, func() { d.memory.setLimit(int64(limits.Memory)) })
+
+	before := d.cfg
+	d.setConfig(p.cfg)
+	undo = append(undo, func() { d.setConfig(before) })
+
+	var gone []*memory
+	d.mu.RLock()
+	for _, name := range p.drop {
+		gone = append(gone, d.windows[name])
+	}
+	d.mu.RUnlock()
+	for i := range p.windows {
+		w := &p.windows[i]
+		d.mu.RLock()
+		old := d.windows[w.Name]
+		d.mu.RUnlock()
+		if err := d.share(w); err != nil {
+			return err
+		}
+		undo = append(undo, func() {
+			d.mu.Lock()
+			m := d.windows[w.Name]
+			if d.windows[w.Name] = old; old == nil {
+				delete(d.windows, w.Name)
+			}
+			d.mu.Unlock()
+			m.drop()
+		})
+		if old != nil {
+			gone = append(gone, old)
+		}
+	}
+
+	// All are disarmed before any is armed: ruleset numbers may be dealt anew.
+	for _, h := range p.remove {
+		if h.currentState() == active {
+			undo = append(undo, h.rearm)
+			if err := h.disarm(); err != nil {
+				return fmt.Errorf("context %q: %w", h.name, err)
+			}
+		}
+		d.hide(h)
+		undo = append(undo, func() { d.show(h) })
+	}
+	for i := range p.change {
+		c := &p.change[i]
+		c.begin()
+		if c.state == active {
+			undo = append(undo, c.h.rearm)
+			if err := c.h.disarm(); err != nil {
+				return fmt.Errorf("context %q: %w", c.h.name, err)
+			}
+		}
+	}
+	for i := range p.change {
+		undo = append(undo, p.change[i].undo)
+		if err := p.change[i].do(); err != nil {
+			return fmt.Errorf("context %q: %w", p.change[i].h.name, err)
+		}
+	}
+	for _, b := range p.add {
+		h, err := d.add(b, true)
+		if err != nil {
+			return err
+		}
+		undo = append(undo, func() {
+			h.op <- struct{}{}
+			h.retire(whyReloaded)
+			h.end()
+		})
+	}
+	// The new contexts may be used from here on, but nothing fails any more.
+	for _, c := range p.who {
+		c.h.mu.Lock()
+		c.h.b = c.b
+		c.h.mu.Unlock()
+	}
+	for _, c := range p.change {
+		c.h.finish(c.ctx, c.has)
+	}
+	for _, h := range p.remove {
+		h.retire(whyReloaded)
+	}
+	d.mu.Lock()
+	for _, name := range p.drop {
+		delete(d.windows, name)
+	}
+	d.mu.Unlock()
+	for _, m := range gone {
+		m.drop()
+	}
+	return nil
+}
+
+func (d *Daemon) setConfig(cfg *Config) {
+	admins := checkWho(new(checker), "", &cfg.Admins)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.cfg, d.admins = cfg, admins
+}
+
+// hide lets another context have the name, and show takes it back.
+func (d *Daemon) hide(h *hosted) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.contexts, h.name)
+}
+
+func (d *Daemon) show(h *hosted) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.contexts[h.name] = h
+}
+
+// rearm activates a context that was active, on the way back from a reload.
+func (h *hosted) rearm() {
+	if err := h.arm(); err != nil {
+		h.set(failed, err.Error())
+		h.d.logger.Error("context is not active any more", "context", h.name, "error", err)
+	}
+}
+
+// begin remembers the life that the context has.
+func (c *change) begin() {
+	c.h.mu.Lock()
+	defer c.h.mu.Unlock()
+	c.ctx, c.has, c.old, c.state = c.h.ctx, c.h.has, c.h.b, c.h.state
+}
+
+// do puts a new life in the place of the old one, which goes on being there, disarmed.
+func (c *change) do() error {
+	h := c.h
+	h.mu.Lock()
+	off := h.off
+	h.b, h.ctx, h.has = c.b, nil, nil
+	h.state, h.since = installing, time.Now()
+	h.mu.Unlock()
+	if err := h.install(); err != nil {
+		return err
+	}
+	if c.b.doc.Activate == atStart && !off {
+		return h.arm()
+	}
+	return nil
+}
+
+// undo puts the old life back, disarmed.
+func (c *change) undo() {
+	h := c.h
+	h.mu.Lock()
+	ctx, has := h.ctx, h.has
+	h.b, h.ctx, h.has = c.old, c.ctx, c.has
+	h.since = time.Now()
+	if h.state = c.state; c.state == active {
+		h.state = installed
+	}
+	h.mu.Unlock()
+	h.finish(ctx, has)
+}
