@@ -97,6 +97,11 @@ func OpenHost(l Layout, memory, bell int, lanes []int) (*Host, error) {
 			return fail(fmt.Errorf("%s: descriptor %d: %w", what, fd, err))
 		}
 		unix.CloseOnExec(fd)
+		// Made so by the NIC, but os.File.Fd on the way may have changed it.
+		if err := unix.SetNonblock(fd, true); err != nil {
+			_ = mem.Close()
+			return fail(fmt.Errorf("%s: descriptor %d: %w", what, fd, err))
+		}
 	}
 	h, err := newHost(l, mem.Bytes(), bell, fds[1:])
 	if err != nil {
@@ -270,6 +275,8 @@ func (h *Host) status() (bool, error) {
 	case h.eventRing.ready() || h.requestRing.ready():
 		return true, nil
 	}
+	h.eventRing.flush()
+	h.requestRing.flush()
 	return false, h.over()
 }
 

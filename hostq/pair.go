@@ -19,7 +19,7 @@ import (
 type PairConfig struct {
 	Name        string // for bpftool
 	Layout             // Lanes: Required
-	Outstanding int    // requests without their response yet, of all lanes. Defaults to Requests
+	Outstanding int    // requests without their response yet, of each lane. Defaults to Requests
 }
 
 // A Pair is the NIC's side of the queues to one application: events and requests go
@@ -40,44 +40,48 @@ type Pair struct {
 	state  atomic.Uint32 // end* bits: 1 << endDetached, 1 << endBroken
 	reason atomic.Pointer[error]
 
-	// Requests that want a response, by index. free is a stack of those that are
-	// not in use, linked by below: the index+1 of the top, and above it a count of
-	// changes, so that a compare-and-swap does not take one top for another.
-	table []entry
-	free  atomic.Uint64
-
 	lost   atomic.Uint64 // events, not told yet
 	lostMu sync.Mutex
 
-	eventsFull, eventsLost, full, responded, late, bogus, rung atomic.Uint64
+	eventsFull, eventsLost, full, late, bogus, rung atomic.Uint64
 
 	closeOnce sync.Once
 	closeErr  error
 }
 
-// A lane is a response ring and who polls it.
+// A lane is a response ring, the requests that will be answered there, and the bell of
+// who polls it.
 type lane struct {
-	ring        consumer
-	waiting     *uint32
-	outstanding atomic.Int64
-	read, write int         // its bell: the NIC reads, the application writes
-	owed        atomic.Bool // a byte is on its way into the bell
+	ring
+	head    *uint64 // shared: ours, never read
+	waiting *uint32
+	read    int         // its bell: the NIC reads,
+	write   int         // and the application writes
+	owed    atomic.Bool // a byte is on its way into the bell
 
-	// Of who has set busy.
-	busy     atomic.Bool
+	_ pad
+	// at is the next position to take <<1, and whether somebody is polling.
+	at atomic.Uint64
+
+	// Of who polls.
 	buf      []byte
 	response Response
+	pos      uint64
 	cursor   int // into the table: where the search for abandoned requests goes on
-	_        pad
+
+	// The lock is held for a few instructions, and mostly by the thread that polls.
+	// What it guards could be had with compare-and-swap, but with more of them, and
+	// it is these that take the time.
+	mu    sync.Mutex
+	table []entry
+	free  []uint32 // indices of table
+	_     pad
 }
 
 // An entry is a request that wants a response.
 type entry struct {
-	// live is the request's id, 0 when it has none any more: whoever puts 0
-	// there hands the response out, and has the entry.
-	live       atomic.Uint64
-	generation atomic.Uint32
-	below      atomic.Uint32 // while it is free
+	id         uint64 // 0: it has one, or there is no request
+	generation uint32
 	tag        uint64
 	user       any
 }
@@ -133,19 +137,18 @@ func newPair(cfg PairConfig, mem []byte) (*Pair, error) {
 		p.counters[i] = Counter{s: &p.shared.counters[i], ring: p.wakeApplication}
 	}
 
-	p.table = make([]entry, cfg.Outstanding)
-	for i := range p.table {
-		p.table[i].below.Store(uint32(i)) // the index before this one, +1
-	}
-	p.free.Store(uint64(len(p.table)))
-
 	p.lanes = make([]lane, cfg.Lanes)
 	for i := range p.lanes {
 		l := &p.lanes[i]
 		l.read, l.write = -1, -1
-		l.ring.init(p.responses[i], &p.shared.lanes[i].head)
+		l.ring = p.responses[i]
+		l.head = &p.shared.lanes[i].head
 		l.waiting = &p.shared.lanes[i].waiting
 		l.buf = make([]byte, cfg.Payload)
+		l.table = make([]entry, cfg.Outstanding)
+		for i := range l.table {
+			l.free = append(l.free, uint32(i))
+		}
 	}
 
 	var err error
@@ -226,7 +229,7 @@ func (p *Pair) put(e *Event) bool {
 	pos, err := p.eventRing.claim()
 	if err != nil {
 		if err == ErrBroken {
-			p.fail("events", &p.eventRing)
+			p.failHead("events", &p.eventRing)
 		}
 		return false
 	}
@@ -288,7 +291,7 @@ func (p *Pair) Request(lane int, r *Request, user any) (id uint64, err error) {
 	pos, err := p.requestRing.claim()
 	if err != nil {
 		if err == ErrBroken {
-			p.fail("requests", &p.requestRing)
+			p.failHead("requests", &p.requestRing)
 		} else {
 			p.full.Add(1)
 		}
@@ -314,59 +317,50 @@ func (p *Pair) Request(lane int, r *Request, user any) (id uint64, err error) {
 	return id, nil
 }
 
-// register makes an entry in the table, and returns its id; 0: there is no room.
-func (p *Pair) register(lane int, tag uint64, user any) uint64 {
-	var e *entry
-	var index uint32
-	for {
-		top := p.free.Load()
-		if uint32(top) == 0 {
-			return 0
-		}
-		index = uint32(top) - 1
-		e = &p.table[index]
-		if p.free.CompareAndSwap(top, (top>>32+1)<<32|uint64(e.below.Load())) {
-			break
-		}
+// register makes an entry in the lane's table, and returns its id; 0: there is no room.
+func (p *Pair) register(lane int, tag uint64, user any) (id uint64) {
+	l := &p.lanes[lane]
+	l.mu.Lock()
+	if n := len(l.free); n > 0 {
+		index := l.free[n-1]
+		l.free = l.free[:n-1]
+		e := &l.table[index]
+		e.generation = max(e.generation+1, 1)
+		e.tag, e.user = tag, user
+		id = uint64(e.generation)<<idGenShift | uint64(lane)<<idLaneShift | uint64(index)
+		e.id = id
 	}
-	g := max(e.generation.Load()+1, 1)
-	e.generation.Store(g)
-	e.tag, e.user = tag, user
-	p.lanes[lane].outstanding.Add(1)
-	id := uint64(g)<<idGenShift | uint64(lane)<<idLaneShift | uint64(index)
-	e.live.Store(id)
+	l.mu.Unlock()
 	return id
 }
 
-// answer ends a request: it is the caller that has its response. False: somebody else
-// has, or there never was such a request of the lane.
-func (p *Pair) answer(id uint64) (tag uint64, user any, ok bool) {
-	index := uint32(id & idIndex)
-	if id == 0 || index >= uint32(len(p.table)) {
-		return 0, nil, false
+// answer ends a request: it is the caller that has its response. Not ok: somebody else
+// has; or there never was such a request, then it is not known either.
+func (l *lane) answer(id uint64) (tag uint64, user any, ok, known bool) {
+	index, g := uint32(id&idIndex), uint32(id>>idGenShift)
+	if index >= uint32(len(l.table)) || g == 0 {
+		return 0, nil, false, false
 	}
-	e := &p.table[index]
-	if !e.live.CompareAndSwap(id, 0) {
-		return 0, nil, false
+	e := &l.table[index]
+	l.mu.Lock()
+	if ok = e.id == id; ok {
+		tag, user = e.tag, e.user
+		e.id, e.user = 0, nil
+		l.free = append(l.free, index)
 	}
-	tag, user = e.tag, e.user
-	e.user = nil
-	p.lanes[idLane(id)].outstanding.Add(-1)
-	for {
-		top := p.free.Load()
-		e.below.Store(uint32(top))
-		if p.free.CompareAndSwap(top, (top>>32+1)<<32|uint64(index+1)) {
-			return tag, user, true
-		}
-	}
+	known = e.generation-g < 1<<31
+	l.mu.Unlock()
+	return tag, user, ok, known
 }
 
 func idLane(id uint64) int { return int(id >> idLaneShift & 0xff) }
 
 // Cancel forgets a request: its response, if any comes, is counted as late. It
 // returns false if Poll has handed out the response already.
-func (p *Pair) Cancel(id uint64) bool {
-	_, _, ok := p.answer(id)
+func (p *Pair) Cancel(id uint64) (ok bool) {
+	if lane := idLane(id); lane < len(p.lanes) {
+		_, _, ok, _ = p.lanes[lane].answer(id)
+	}
 	return ok
 }
 
@@ -376,25 +370,28 @@ func (p *Pair) Cancel(id uint64) bool {
 // nobody gets anything out of the lane.
 func (p *Pair) Poll(lane, most int, f func(*Response)) (n int) {
 	l := &p.lanes[lane]
-	if !p.pending(l) || !l.busy.CompareAndSwap(false, true) {
+	at := l.at.Load()
+	if !p.pending(l, at) || at&1 != 0 || !l.at.CompareAndSwap(at, at|1) {
 		return 0
 	}
+	l.pos = at >> 1
 	defer l.unlock() // also if f panics
 
 	// Slots count, not responses: somebody who answers nonsense faster than we can
 	// read does not keep us.
-	used := 0
-	for ; used < most && !p.is(endBroken); used++ {
-		pos, ok, err := l.ring.take()
-		if err != nil {
-			p.fail(fmt.Sprintf("responses of lane %d", lane), nil)
+	for end := l.pos + uint64(max(most, 0)); l.pos != end && !p.is(endBroken); {
+		lap := l.unpublished(l.pos)
+		got := atomic.LoadUint32(l.lap(l.pos))
+		if got == lap {
 			break
 		}
-		if !ok {
+		if got != lap+1 {
+			p.fail(fmt.Errorf("responses of lane %d: slot of position %d is in lap %d: want %d or the next: %w",
+				lane, l.pos, got, lap, ErrBroken))
 			break
 		}
-		ok = p.accept(lane, l, pos)
-		l.ring.release(pos)
+		ok := p.accept(lane, l)
+		l.pos++
 		if ok {
 			n++
 			f(&l.response)
@@ -403,17 +400,16 @@ func (p *Pair) Poll(lane, most int, f func(*Response)) (n int) {
 	if p.state.Load() == 0 {
 		return n
 	}
-	for range p.table {
-		if used >= most || l.outstanding.Load() == 0 {
+	// What is not answered yet never will be.
+	for range l.table {
+		if n >= most {
 			break
 		}
-		id := p.table[l.cursor].live.Load()
-		l.cursor = (l.cursor + 1) % len(p.table)
-		if id == 0 || idLane(id) != lane {
-			continue
-		}
-		if tag, user, ok := p.answer(id); ok {
-			used++
+		l.mu.Lock()
+		id := l.table[l.cursor].id
+		l.mu.Unlock()
+		l.cursor = (l.cursor + 1) % len(l.table)
+		if tag, user, ok, _ := l.answer(id); ok {
 			n++
 			l.response = Response{ID: id, Tag: tag, User: user, Err: p.abandoned()}
 			f(&l.response)
@@ -423,59 +419,60 @@ func (p *Pair) Poll(lane, most int, f func(*Response)) (n int) {
 }
 
 // pending tells whether Poll has something to do. Two loads if not.
-func (p *Pair) pending(l *lane) bool {
+func (p *Pair) pending(l *lane, at uint64) bool {
 	switch {
 	case p.state.Load() == 0:
-		return l.ring.ready()
+		return atomic.LoadUint32(l.lap(at>>1)) != l.unpublished(at>>1)
 	case p.is(endBroken):
-		return l.outstanding.Load() != 0
+		return l.outstanding() != 0
 	default:
-		return l.outstanding.Load() != 0 || l.ring.ready()
+		return l.outstanding() != 0 || atomic.LoadUint32(l.lap(at>>1)) != l.unpublished(at>>1)
 	}
 }
 
+// unlock ends a Poll.
 func (l *lane) unlock() {
-	l.response = Response{}
-	l.ring.flush()
-	l.busy.Store(false)
+	l.response.User = nil
+	atomic.StoreUint64(l.head, l.pos)
+	l.at.Store(l.pos << 1)
 }
 
-// accept makes l.response of a slot, unless it answers nothing.
-func (p *Pair) accept(lane int, l *lane, pos uint64) bool {
-	b := l.ring.slot(pos)
+// accept makes l.response of the slot at l.pos, unless it answers nothing.
+func (p *Pair) accept(lane int, l *lane) bool {
+	b := l.slot(l.pos)
 	s := (*responseSlot)(unsafe.Pointer(unsafe.SliceData(b)))
 	// Once: the application may be writing.
 	id := atomic.LoadUint64(&s.id)
 	length := atomic.LoadUint32(&s.length)
 	status := atomic.LoadInt32(&s.status)
-	if length > uint32(p.cfg.Payload) || idLane(id) != lane {
+	if length > uint32(len(l.buf)) || idLane(id) != lane {
 		p.bogus.Add(1)
 		return false
 	}
-	tag, user, ok := p.answer(id)
+	tag, user, ok, known := l.answer(id)
 	if !ok {
-		if p.known(id) {
+		if known {
 			p.late.Add(1)
 		} else {
 			p.bogus.Add(1)
 		}
 		return false
 	}
-	payload := l.buf[:length]
-	copy(payload, b[responseHeader:])
-	l.response = Response{ID: id, Tag: tag, Status: status, Payload: payload, User: user}
-	p.responded.Add(1)
+	r := &l.response
+	r.ID, r.Tag, r.Status, r.User, r.Err = id, tag, status, user, nil
+	r.Payload = l.buf[:length]
+	copy(r.Payload, b[responseHeader:])
 	return true
 }
 
-// known tells whether there was a request of that id.
-func (p *Pair) known(id uint64) bool {
-	index, g := int(id&idIndex), uint32(id>>idGenShift)
-	return g != 0 && index < len(p.table) && p.table[index].generation.Load()-g < 1<<31
+func (l *lane) outstanding() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.table) - len(l.free)
 }
 
 // Outstanding returns how many requests of a lane have no response yet.
-func (p *Pair) Outstanding(lane int) int { return int(p.lanes[lane].outstanding.Load()) }
+func (p *Pair) Outstanding(lane int) int { return p.lanes[lane].outstanding() }
 
 // Bell returns a descriptor that becomes readable when the application rings for a
 // lane that is armed, or when the pair ends. It is for epoll with EPOLLET, and never
@@ -490,7 +487,7 @@ func (p *Pair) Arm(lane int) bool {
 		p.tellLost()
 	}
 	atomic.StoreUint32(l.waiting, 1)
-	if p.pending(l) {
+	if p.pending(l, l.at.Load()) {
 		p.Disarm(lane)
 		return false
 	}
@@ -509,7 +506,7 @@ func (p *Pair) Disarm(lane int) {
 	}
 }
 
-// wake rings a lane's bell from this side. The writing end is the application's as
+// wake rings the lane's bell from this side. The writing end is the application's as
 // well, which may have made it blocking, and the pipe full.
 func (l *lane) wake() {
 	atomic.StoreUint32(l.waiting, 0)
@@ -557,14 +554,13 @@ func (p *Pair) end(why int, reason error) {
 	}
 }
 
-// fail breaks the pair, because of the head of r, or of a lap word.
-func (p *Pair) fail(what string, r *producer) {
-	err := fmt.Errorf("%s: impossible state of a slot: %w", what, ErrBroken)
-	if r != nil {
-		err = fmt.Errorf("%s: head %d: was %d, and the tail is %d: %w", what,
-			atomic.LoadUint64(r.head), r.seen.Load(), r.tail.Load(), ErrBroken)
-	}
-	p.end(endBroken, err)
+// fail breaks the pair.
+func (p *Pair) fail(reason error) { p.end(endBroken, reason) }
+
+// failHead breaks it because of the head of r.
+func (p *Pair) failHead(what string, r *producer) {
+	p.fail(fmt.Errorf("%s: head %d: it was %d, and the tail is %d: %w", what,
+		atomic.LoadUint64(r.head), r.seen.Load(), r.tail.Load(), ErrBroken))
 }
 
 // Detach says that there is no application any more: requests fail, and those that
@@ -625,7 +621,6 @@ func (p *Pair) Stats() PairStats {
 		EventsLost: p.eventsLost.Load(),
 		Requests:   p.requestRing.tail.Load(),
 		Full:       p.full.Load(),
-		Responses:  p.responded.Load(),
 		Late:       p.late.Load(),
 		Bogus:      p.bogus.Load(),
 		Waiting:    p.eventRing.held() + p.requestRing.held(),
@@ -633,7 +628,10 @@ func (p *Pair) Stats() PairStats {
 		Broken:     p.is(endBroken),
 	}
 	for i := range p.lanes {
-		s.Outstanding += int(p.lanes[i].outstanding.Load())
+		l := &p.lanes[i]
+		s.Outstanding += l.outstanding()
+		s.Responses += l.at.Load() >> 1
 	}
+	s.Responses -= min(s.Late+s.Bogus, s.Responses)
 	return s
 }

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostq_test
+
+import (
+	"fmt"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/xspin/xspin/hostq"
+	"github.com/xspin/xspin/hostq/hostqbench"
+	"github.com/xspin/xspin/netns/netnstest"
+)
+
+// places are where the two sides run. Ping-pong of two that spin on one CPU measures
+// the scheduler.
+func places(spin bool) map[string]hostqbench.Place {
+	p := map[string]hostqbench.Place{}
+	if runtime.NumCPU() > 1 {
+		p["cross"] = hostqbench.Place{NIC: 0, Host: 1}
+	}
+	if !spin {
+		p["same"] = hostqbench.Place{}
+	}
+	return p
+}
+
+func roundTrip(b *testing.B, f func(at hostqbench.Place, n int) (time.Duration, error), spin bool) {
+	netnstest.NeedRoot(b)
+	for name, at := range places(spin) {
+		b.Run(name, func(b *testing.B) {
+			d, err := f(at, b.N)
+			if err != nil {
+				b.Fatal(err)
+			}
+			b.ReportMetric(float64(d), "ns/op")
+		})
+	}
+}
+
+func BenchmarkPingPong(b *testing.B) {
+	roundTrip(b, func(at hostqbench.Place, n int) (time.Duration, error) {
+		return hostqbench.PingPong(b.Context(), at, n)
+	}, true)
+}
+
+func BenchmarkEventfd(b *testing.B) {
+	roundTrip(b, func(at hostqbench.Place, n int) (time.Duration, error) {
+		return hostqbench.Eventfd(b.Context(), at, n)
+	}, false)
+}
+
+func BenchmarkRoundTrip(b *testing.B) {
+	for _, c := range []struct {
+		name  string
+		waits hostqbench.Waits
+	}{
+		{"polling", hostqbench.Waits{}},
+		{"host-sleeps", hostqbench.Waits{Host: true}},
+		{"both-sleep", hostqbench.Waits{NIC: true, Host: true}},
+	} {
+		for _, payload := range []int{0, 16, 1408} {
+			b.Run(fmt.Sprintf("%s/%d", c.name, payload), func(b *testing.B) {
+				roundTrip(b, func(at hostqbench.Place, n int) (time.Duration, error) {
+					return hostqbench.RoundTrip(b.Context(), at, c.waits, payload, n)
+				}, c.waits == hostqbench.Waits{})
+			})
+		}
+	}
+}
+
+func BenchmarkNotify(b *testing.B) {
+	netnstest.NeedRoot(b)
+	for _, payload := range []int{16, 64, 1408} {
+		for _, c := range []struct {
+			name string
+			f    func(at hostqbench.Place, payload, n int) (float64, error)
+		}{
+			{"hostq", func(at hostqbench.Place, payload, n int) (float64, error) {
+				return hostqbench.Notify(b.Context(), at, payload, n)
+			}},
+			{"bare", func(at hostqbench.Place, payload, n int) (float64, error) {
+				return hostqbench.Ring(b.Context(), at, payload, n)
+			}},
+		} {
+			b.Run(fmt.Sprintf("%d/%s", payload, c.name), func(b *testing.B) {
+				rate, err := c.f(hostqbench.Place{NIC: 0, Host: runtime.NumCPU() - 1}, payload, max(b.N, 10*hostqbench.Batch))
+				if err != nil {
+					b.Fatal(err)
+				}
+				b.ReportMetric(rate/1e6, "M/s")
+			})
+		}
+	}
+}
+
+func BenchmarkCopies(b *testing.B) {
+	netnstest.NeedRoot(b)
+	mem, err := hostq.NewMemory("bench", 256<<20)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer mem.Close()
+	for _, write := range []bool{false, true} {
+		for _, window := range []bool{false, true} {
+			b.Run(fmt.Sprintf("write=%v/window=%v", write, window), func(b *testing.B) {
+				rate, err := hostqbench.CopiesIn(b.Context(), mem, 0, window, write, 1400, b.N)
+				if err != nil {
+					b.Fatal(err)
+				}
+				b.ReportMetric(rate*8/1e9, "Gbit/s")
+			})
+		}
+	}
+}

@@ -1,0 +1,589 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package hostqbench measures hostq between two processes, next to what it is
+// compared with. The other process is the program itself, started anew: its main
+// calls [Main] first.
+package hostqbench
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/xspin/xspin/hostq"
+)
+
+// Env is set for the other process: what it is to do.
+const Env = "XSPIN_HOSTQBENCH"
+
+// A job is what the other process is to do.
+type job struct {
+	Do     string
+	CPU    int
+	Sleep  bool
+	N      int
+	Layout hostq.Layout
+}
+
+// Place says where the two run. A CPU below 0 is any.
+type Place struct {
+	NIC, Host int // CPUs
+}
+
+// Main does what the other process is to do, and ends it, if this is that process.
+func Main() {
+	s := os.Getenv(Env)
+	if s == "" {
+		return
+	}
+	if err := serve(s); err != nil {
+		fmt.Fprintln(os.Stderr, "hostqbench:", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+func serve(s string) error {
+	var j job
+	if err := json.Unmarshal([]byte(s), &j); err != nil {
+		return err
+	}
+	if err := pin(j.CPU); err != nil {
+		return err
+	}
+	go func() { // the other one has gone
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		os.Exit(0)
+	}()
+	switch j.Do {
+	case "host", "sink":
+		var lanes []int
+		for i := range j.Layout.Lanes {
+			lanes = append(lanes, 5+i)
+		}
+		h, err := hostq.OpenHost(j.Layout, 3, 4, lanes)
+		if err != nil {
+			return err
+		}
+		ready()
+		if j.Do == "sink" {
+			return sink(h, j)
+		}
+		return answer(h, j)
+	case "eventfd":
+		ready()
+		return echo(3, 4)
+	case "ring":
+		r, err := openRing(3)
+		if err != nil {
+			return err
+		}
+		ready()
+		r.take(j.N)
+		ready()
+	}
+	return nil
+}
+
+func ready() { fmt.Println("ready") }
+
+// answer answers requests with their own payload.
+func answer(h *hostq.Host, j job) error {
+	ctx := context.Background()
+	var c hostq.Call
+	for spins := 0; ; {
+		if !h.Request(&c) {
+			if j.Sleep {
+				if err := h.Wait(ctx, 0); err != nil {
+					return gone(err)
+				}
+			} else if spins++; spins%1024 == 0 {
+				unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+			}
+			continue
+		}
+		if err := h.Respond(&c, 0, c.Payload); err != nil {
+			return gone(err)
+		}
+	}
+}
+
+// sink takes requests, and looks at them.
+func sink(h *hostq.Host, j job) error {
+	var c hostq.Call
+	for i, spins := 0, 0; i < j.N; {
+		if !h.Request(&c) {
+			if spins++; spins%1024 == 0 {
+				unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+			}
+			continue
+		}
+		if c.Tag != uint64(i) {
+			return fmt.Errorf("request %d has tag %d", i, c.Tag)
+		}
+		h.Done(&c)
+		i++
+	}
+	ready()
+	return gone(h.Wait(context.Background(), 0))
+}
+
+func gone(err error) error {
+	if errors.Is(err, hostq.ErrDetached) {
+		return nil
+	}
+	return err
+}
+
+func echo(r, w int) error {
+	var b [8]byte
+	for {
+		if _, err := unix.Read(r, b[:]); err != nil {
+			return err
+		}
+		if _, err := unix.Write(w, b[:]); err != nil {
+			return err
+		}
+	}
+}
+
+// pin keeps the goroutine on a thread, and that on a CPU.
+func pin(cpu int) error {
+	runtime.LockOSThread()
+	if cpu < 0 {
+		return nil
+	}
+	var set unix.CPUSet
+	set.Set(cpu)
+	if err := unix.SchedSetaffinity(0, &set); err != nil {
+		return fmt.Errorf("pinning to CPU %d: %w", cpu, err)
+	}
+	return nil
+}
+
+// onCPU calls f on a thread of its own, on a CPU. The thread ends with it.
+func onCPU(cpu int, f func() error) error {
+	errs := make(chan error, 1)
+	go func() {
+		if err := pin(cpu); err != nil {
+			errs <- err
+			return
+		}
+		errs <- f()
+	}()
+	return <-errs
+}
+
+// A peer is the other process.
+type peer struct {
+	cmd   *exec.Cmd
+	stdin io.Closer
+	out   *bufio.Reader
+}
+
+func start(ctx context.Context, j job, fds ...int) (*peer, error) {
+	text, err := json.Marshal(j)
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.CommandContext(ctx, "/proc/self/exe")
+	cmd.Env = append(os.Environ(), Env+"="+string(text))
+	cmd.Stderr = os.Stderr
+	for _, fd := range fds {
+		dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3)
+		if err != nil {
+			return nil, os.NewSyscallError("fcntl", err)
+		}
+		f := os.NewFile(uintptr(dup), "")
+		defer f.Close()
+		cmd.ExtraFiles = append(cmd.ExtraFiles, f)
+	}
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("starting the other process: %w", err)
+	}
+	p := &peer{cmd, stdin, bufio.NewReader(out)}
+	if err := p.wait(); err != nil {
+		p.stop()
+		return nil, err
+	}
+	return p, nil
+}
+
+// wait waits for the process to say so.
+func (p *peer) wait() error {
+	if s, err := p.out.ReadString('\n'); err != nil || s != "ready\n" {
+		return fmt.Errorf("the other process said %q: %w", s, errors.Join(err, p.cmd.Wait()))
+	}
+	return nil
+}
+
+func (p *peer) stop() {
+	_ = p.stdin.Close()
+	_ = p.cmd.Process.Kill()
+	_ = p.cmd.Wait()
+}
+
+// pair makes a pair and a process that has the other side.
+func pair(ctx context.Context, cfg hostq.PairConfig, j job) (*hostq.Pair, func(), error) {
+	p, err := hostq.NewPair(cfg)
+	if err != nil {
+		return nil, nil, err
+	}
+	m, b, lanes := p.Descriptors()
+	j.Layout = p.Layout()
+	o, err := start(ctx, j, append([]int{m, b}, lanes...)...)
+	if err != nil {
+		_ = p.Close()
+		return nil, nil, err
+	}
+	return p, func() {
+		p.Detach()
+		o.stop()
+		_ = p.Close()
+	}, nil
+}
+
+// Waits says who sleeps in RoundTrip. Who does not, spins.
+type Waits struct{ NIC, Host bool }
+
+// RoundTrip has the NIC's side ask n times, with a payload of so many bytes, and the
+// host answer with the same, and returns how long one round trip took.
+func RoundTrip(ctx context.Context, at Place, sleep Waits, payload, n int) (time.Duration, error) {
+	p, stop, err := pair(ctx, hostq.PairConfig{Name: "bench", Layout: hostq.Layout{Lanes: 1}}, job{Do: "host", CPU: at.Host, Sleep: sleep.Host})
+	if err != nil {
+		return 0, err
+	}
+	defer stop()
+	ep, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return 0, os.NewSyscallError("epoll_create1", err)
+	}
+	defer unix.Close(ep)
+	if err := unix.EpollCtl(ep, unix.EPOLL_CTL_ADD, p.Bell(0), &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET&0xffffffff}); err != nil {
+		return 0, os.NewSyscallError("epoll_ctl", err)
+	}
+	var took time.Duration
+	err = onCPU(at.NIC, func() error {
+		r := hostq.Request{Reply: true, Payload: make([]byte, payload)}
+		var bad error
+		f := func(r *hostq.Response) {
+			if r.Err != nil || len(r.Payload) != payload {
+				bad = fmt.Errorf("answer of %d bytes for %d: %w", len(r.Payload), payload, r.Err)
+			}
+		}
+		var events [1]unix.EpollEvent
+		ask := func() error {
+			if _, err := p.Request(0, &r, nil); err != nil {
+				return err
+			}
+			for spins := 0; p.Poll(0, 1, f) == 0; {
+				if sleep.NIC {
+					if p.Arm(0) {
+						_, _ = unix.EpollWait(ep, events[:], -1)
+						p.Disarm(0)
+					}
+				} else if spins++; spins%1024 == 0 {
+					unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+				}
+			}
+			return bad
+		}
+		return timed(ctx, &took, n, ask)
+	})
+	return took, err
+}
+
+// timed calls f n times, and a tenth of that before, and says how long one took.
+func timed(ctx context.Context, took *time.Duration, n int, f func() error) error {
+	var begin time.Time
+	for i := -n / 10; i < n; i++ {
+		if i == 0 {
+			begin = time.Now()
+		}
+		if err := f(); err != nil {
+			return err
+		}
+		if i%1024 == 0 && ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
+	*took = time.Since(begin) / time.Duration(n)
+	return nil
+}
+
+// PingPong has two threads of this process pass one word to and fro n times, and
+// returns how long that took once.
+func PingPong(ctx context.Context, at Place, n int) (time.Duration, error) {
+	var w struct {
+		_ [128]byte
+		w atomic.Uint64
+		_ [128]byte
+	}
+	// Until the word is v. On one CPU it is the yielding that takes the time.
+	until := func(odd uint64) (v uint64) {
+		for spins := 1; ; spins++ {
+			if v = w.w.Load(); v&1 == odd || v == ^uint64(0) {
+				return v
+			}
+			if spins%1024 == 0 {
+				unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+			}
+		}
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		_ = onCPU(at.Host, func() error {
+			for {
+				v := until(1)
+				if v == ^uint64(0) {
+					return nil
+				}
+				w.w.Store(v + 1)
+			}
+		})
+	})
+	var took time.Duration
+	err := onCPU(at.NIC, func() error {
+		v := uint64(0)
+		return timed(ctx, &took, n, func() error {
+			w.w.Store(v + 1)
+			v = until(0)
+			return nil
+		})
+	})
+	w.w.Store(^uint64(0))
+	wg.Wait()
+	return took, err
+}
+
+// Eventfd has two processes wake each other by eventfds n times, and returns how long
+// it took to and fro.
+func Eventfd(ctx context.Context, at Place, n int) (time.Duration, error) {
+	var fds [2]int
+	for i := range fds {
+		fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+		if err != nil {
+			return 0, os.NewSyscallError("eventfd", err)
+		}
+		defer unix.Close(fd)
+		fds[i] = fd
+	}
+	o, err := start(ctx, job{Do: "eventfd", CPU: at.Host}, fds[0], fds[1])
+	if err != nil {
+		return 0, err
+	}
+	defer o.stop()
+	var took time.Duration
+	err = onCPU(at.NIC, func() error {
+		b := [8]byte{1}
+		return timed(ctx, &took, n, func() error {
+			if _, err := unix.Write(fds[0], b[:]); err != nil {
+				return err
+			}
+			_, err := unix.Read(fds[1], b[:])
+			return err
+		})
+	})
+	return took, err
+}
+
+// Batch is how many notifications go one after the other in Notify and Ring.
+const Batch = 64
+
+// Notify sends n requests that want no answer, in batches, with a payload of so many
+// bytes, and returns how many there were per second.
+func Notify(ctx context.Context, at Place, payload, n int) (float64, error) {
+	n -= n % Batch
+	p, stop, err := pair(ctx, hostq.PairConfig{Name: "bench", Layout: hostq.Layout{Lanes: 1, Payload: max(payload, 1)}},
+		job{Do: "sink", CPU: at.Host, N: n})
+	if err != nil {
+		return 0, err
+	}
+	defer stop()
+	// stop's process tells when it has them all.
+	var took time.Duration
+	err = onCPU(at.NIC, func() error {
+		r := hostq.Request{Payload: make([]byte, payload)}
+		begin := time.Now()
+		for i, spins := 0, 0; i < n; {
+			r.Tag = uint64(i)
+			_, err := p.Request(0, &r, nil)
+			if err == nil {
+				i++
+				continue
+			}
+			if err != hostq.ErrFull {
+				return err
+			}
+			if spins++; spins%64 == 0 {
+				if err := ctx.Err(); err != nil {
+					return err
+				}
+				unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+			}
+		}
+		for p.Stats().Waiting > 0 {
+			unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+		}
+		took = time.Since(begin)
+		return nil
+	})
+	return float64(n) / took.Seconds(), err
+}
+
+// Ring is Notify over the barest ring that there is: one producer, one consumer, slots
+// of as many bytes as a notification of so much payload has, published in batches.
+func Ring(ctx context.Context, at Place, payload, n int) (float64, error) {
+	n -= n % Batch
+	mem, err := hostq.NewMemory("bench", ringSize)
+	if err != nil {
+		return 0, err
+	}
+	defer mem.Close()
+	r := bareRing{mem.Bytes()}
+	*r.record() = uint64((recordHeader + payload + 63) &^ 63)
+	o, err := start(ctx, job{Do: "ring", CPU: at.Host, N: n}, mem.FD())
+	if err != nil {
+		return 0, err
+	}
+	defer o.stop()
+	var took time.Duration
+	err = onCPU(at.NIC, func() error {
+		begin := time.Now()
+		r.put(n, make([]byte, payload))
+		took = time.Since(begin)
+		return nil
+	})
+	return float64(n) / took.Seconds(), err
+}
+
+const (
+	ringSlots    = 1024
+	recordHeader = 48
+	ringSize     = 4 << 20
+	recordsAt    = 4096
+)
+
+// A bareRing has its record's size at 0, the tail at 128, the head at 256.
+type bareRing struct{ b []byte }
+
+func openRing(fd int) (bareRing, error) {
+	m, err := hostq.OpenMemory(fd, ringSize)
+	if err != nil {
+		return bareRing{}, err
+	}
+	return bareRing{m.Bytes()}, nil
+}
+
+func (r bareRing) word(off int) *uint64 { return (*uint64)(unsafe.Pointer(&r.b[off])) }
+func (r bareRing) record() *uint64      { return r.word(0) }
+
+func (r bareRing) put(n int, payload []byte) {
+	size := int(*r.record())
+	head := uint64(0)
+	tail := r.word(128)
+	for i := uint64(0); i < uint64(n); i++ {
+		for spins := 1; i-head >= ringSlots; spins++ {
+			head = atomic.LoadUint64(r.word(256))
+			if spins%64 == 0 {
+				unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+			}
+		}
+		s := r.b[recordsAt+int(i%ringSlots)*size:][:size]
+		h := (*[recordHeader / 8]uint64)(unsafe.Pointer(&s[0]))
+		*h = [recordHeader / 8]uint64{i, i, i, i, i, i}
+		copy(s[recordHeader:], payload)
+		if i%Batch == Batch-1 {
+			atomic.StoreUint64(tail, i+1)
+		}
+	}
+	for atomic.LoadUint64(r.word(256)) != uint64(n) {
+		unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+	}
+}
+
+func (r bareRing) take(n int) {
+	size := int(*r.record())
+	tail := uint64(0)
+	var h [recordHeader / 8]uint64
+	for i := uint64(0); i < uint64(n); i++ {
+		for spins := 1; i == tail; spins++ {
+			if tail = atomic.LoadUint64(r.word(128)); spins%1024 == 0 {
+				unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+			}
+		}
+		s := r.b[recordsAt+int(i%ringSlots)*size:][:size]
+		if h = *(*[recordHeader / 8]uint64)(unsafe.Pointer(&s[0])); h[0] != i {
+			panic(fmt.Sprintf("record %d has %d", i, h[0]))
+		}
+		if i+1 == tail || i%Batch == Batch-1 {
+			atomic.StoreUint64(r.word(256), i+1)
+		}
+	}
+}
+
+// Copies copies n times so many bytes between a buffer and random places of a window
+// of a size, or of plain memory of that size, and returns the bytes per second.
+func Copies(ctx context.Context, cpu int, window bool, write bool, bytes int, size int64, n int) (float64, error) {
+	mem, err := hostq.NewMemory("bench", size)
+	if err != nil {
+		return 0, err
+	}
+	defer mem.Close()
+	return CopiesIn(ctx, mem, cpu, window, write, bytes, n)
+}
+
+// CopiesIn is Copies in a memory: mapped the same, for either.
+func CopiesIn(ctx context.Context, mem *hostq.Memory, cpu int, window bool, write bool, bytes, n int) (float64, error) {
+	w, err := mem.Window(0, mem.Size(), hostq.Read|hostq.Write)
+	if err != nil {
+		return 0, err
+	}
+	b := mem.Bytes()
+	var took time.Duration
+	err = onCPU(cpu, func() error {
+		buf := make([]byte, bytes)
+		rng := rand.New(rand.NewPCG(1, 2))
+		span := uint64(len(b) - bytes)
+		return timed(ctx, &took, n, func() error {
+			off := int64(rng.Uint64N(span))
+			var err error
+			switch {
+			case window && write:
+				_, err = w.WriteAt(buf, off)
+			case window:
+				_, err = w.ReadAt(buf, off)
+			case write:
+				copy(b[off:], buf)
+			default:
+				copy(buf, b[off:])
+			}
+			return err
+		})
+	})
+	return float64(bytes) / took.Seconds(), err
+}
