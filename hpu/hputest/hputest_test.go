@@ -3,29 +3,496 @@
 package hputest
 
 import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
 	"testing"
+	"time"
 
+	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/matcher"
+	"github.com/xspin/xspin/packet"
+	"github.com/xspin/xspin/slmp"
 )
 
-func TestEcho(t *testing.T) {
-	n := New(t, Config{
-		Handlers: hpu.Handlers{Payload: func(h *hpu.HER) hpu.Code {
-			if !h.Headers().ReplyUDP() || h.Send() != nil {
-				return hpu.Drop
-			}
-			return hpu.Success
-		}},
-		Rulesets: []matcher.Ruleset{matcher.UDPPort(7)},
-	})
-	for range 1000 {
-		out := n.Packet(UDP(Peer(4000), Here(7), []byte("hello")))
-		if out.Code() != hpu.Success || len(out.Sent) != 1 || len(out.Calls) != 1 {
+func echo(h *hpu.HER) hpu.Code {
+	if !h.Headers().ReplyUDP() || h.Send() != nil {
+		return hpu.Drop
+	}
+	return hpu.Success
+}
+
+func payload(h hpu.Handler) Config { return Config{Handlers: hpu.Handlers{Payload: h}} }
+
+var hello = UDP(Peer(4000), Here(7), []byte("hello"))
+
+// TestPacket handles packets one by one and many at once, of which only those that
+// match come.
+func TestPacket(t *testing.T) {
+	c := payload(echo)
+	c.Rulesets = []matcher.Ruleset{matcher.Bypass(), matcher.UDPPort(7)}
+	n := New(t, c)
+	before := bytes.Clone(hello)
+	for range 1000 { // more than there are frames
+		out := n.Packet(hello)
+		if out.Code() != hpu.Success || len(out.Sent) != 1 || len(out.Calls) != 1 || out.Verdicts[0].Ruleset != 1 {
 			t.Fatalf("%+v", out)
 		}
+		h := packet.Parse(out.Sent[0], len(out.Sent[0]))
+		if h.UDP == nil || h.UDP.DstPort() != 4000 || string(h.UDP.Payload()) != "hello" || !h.UDPChecksumValid() {
+			t.Fatalf("sent % x", out.Sent[0])
+		}
 	}
-	if out := n.Packet(UDP(Peer(4000), Here(8), []byte("hello"))); len(out.Calls) != 0 || out.Verdicts[0].Action != matcher.Pass {
+	if !bytes.Equal(hello, before) {
+		t.Error("the test's frame was changed")
+	}
+	out := n.Packet(UDP(Peer(4000), Here(8), nil), hello, hello)
+	if len(out.Calls) != 2 || len(out.Sent) != 2 || out.Verdicts[0].Action != matcher.Pass || out.Verdicts[2].Action != matcher.Deliver {
+		t.Errorf("%+v", out)
+	}
+	if s := n.Stats(); s.Handled != 1002 || s.Sent != 1002 {
+		t.Errorf("handled %d, sent %d", s.Handled, s.Sent)
+	}
+	if out := n.Settle(); len(out.Calls)+len(out.Sent)+len(out.Verdicts) != 0 {
+		t.Errorf("nothing was done: %+v", out)
+	}
+	if n.Settle().Code() != -1 {
+		t.Error("a code of nothing")
+	}
+}
+
+// TestHPUs spreads packets, and keeps those of a message together.
+func TestHPUs(t *testing.T) {
+	h := func(h *hpu.HER) hpu.Code {
+		h.HPUMemory()[0]++
+		if h.HPUMemory()[0] > 250 || h.HPUs() != 4 {
+			return hpu.Fail
+		}
+		return hpu.Success
+	}
+	c := payload(h)
+	c.HPUs, c.HPUMemory, c.Memory = 4, 1, []byte("shared")
+	out := New(t, c).Packet(hello, hello, hello, hello, hello)
+	var on []int
+	for _, call := range out.Calls {
+		on = append(on, call.HPU)
+	}
+	slices.Sort(on)
+	if !slices.Equal(on, []int{0, 0, 1, 2, 3}) {
+		t.Errorf("packets on HPUs %v", on)
+	}
+	c.Rulesets = []matcher.Ruleset{matcher.SLMP()}
+	n := New(t, c)
+	used := map[int]bool{}
+	for id := range uint32(20) {
+		out := n.Packet(Message(Peer(1), id, make([]byte, 1000), 100)...)
+		for _, call := range out.Calls {
+			if call.HPU != out.Calls[0].HPU {
+				t.Fatalf("message %d on HPUs %d and %d", id, call.HPU, out.Calls[0].HPU)
+			}
+		}
+		used[out.Calls[0].HPU] = true
+	}
+	if len(used) != 4 {
+		t.Errorf("messages on HPUs %v only", used)
+	}
+}
+
+// TestMessage runs all handlers of a message, with state, a window and acknowledgements.
+func TestMessage(t *testing.T) {
+	window := make(hpu.Memory, 4096)
+	var sum uint32
+	n := New(t, Config{
+		Handlers: hpu.Handlers{
+			Header: func(h *hpu.HER) hpu.Code {
+				if string(h.Message().State()) != "ab\x00\x00" {
+					t.Errorf("state %q", h.Message().State())
+				}
+				clear(h.Message().State())
+				return hpu.ProcessData
+			},
+			Payload: func(h *hpu.HER) hpu.Code {
+				s := h.Message().State()
+				binary.BigEndian.PutUint32(s, binary.BigEndian.Uint32(s)+uint32(h.PayloadLen()))
+				if h.Deposit() != nil {
+					return hpu.Segv
+				}
+				return hpu.Success
+			},
+			Completion: func(c *hpu.Completion) hpu.Code {
+				sum = binary.BigEndian.Uint32(c.Message().State())
+				return hpu.Success
+			},
+		},
+		Rulesets: []matcher.Ruleset{matcher.SLMP()},
+		State:    4, Initial: []byte("ab"),
+		Windows: []hpu.NamedWindow{{Name: "in", Window: window}},
+	})
+	content := []byte(strings.Repeat("message ", 300))
+	frames := Message(Peer(4000), 9, content, 999)
+	out := n.Packet(frames[1:]...) // no handler runs before the first packet has come
+	if len(out.Calls) != 0 || len(out.Messages) != 0 {
+		t.Fatalf("%+v", out)
+	}
+	out = n.Packet(frames[0])
+	var names []string
+	for _, c := range out.Calls {
+		names = append(names, c.Handler)
+	}
+	if got := strings.Join(names, " "); got != "header payload payload payload completion" {
+		t.Errorf("calls: %s", got)
+	}
+	if len(out.Messages) != 1 || out.Messages[0].Cause != hpu.Complete || out.Messages[0].Number != 9 || int(sum) != len(content) {
+		t.Errorf("events %+v, %d bytes handled", out.Messages, sum)
+	}
+	if !bytes.Equal(window[:len(content)], content) {
+		t.Error("the window has something else")
+	}
+	offsets := map[uint32]bool{}
+	for _, f := range out.Sent {
+		h := packet.Parse(f, len(f))
+		ack, err := slmp.ParseAck(h.UDP.Payload())
+		if err != nil || ack.ID != 9 {
+			t.Errorf("%+v, %v", ack, err)
+		}
+		offsets[ack.Offset] = true
+	}
+	if len(offsets) != 3 {
+		t.Errorf("acknowledged: %v", offsets)
+	}
+	// It is over: again, nothing runs.
+	if out := n.Packet(frames...); len(out.Calls) != 0 || len(out.Sent) != 3 {
+		t.Errorf("%+v", out)
+	}
+}
+
+// TestRemove ends a message of which a part is missing.
+func TestRemove(t *testing.T) {
+	var missing uint64
+	n := New(t, Config{
+		Handlers: hpu.Handlers{Completion: func(c *hpu.Completion) hpu.Code {
+			missing = c.Missing
+			return hpu.Success
+		}},
+		Rulesets: []matcher.Ruleset{matcher.SLMP()},
+	})
+	frames := Message(Peer(4000), 9, make([]byte, 300), 100)
+	n.Packet(frames[0], frames[2])
+	out := n.Remove()
+	if out.Code() != hpu.Success || missing != 100 || len(out.Messages) != 1 || out.Messages[0].Cause != hpu.Removed {
+		t.Errorf("missing %d: %+v", missing, out)
+	}
+}
+
+// TestBuffers has frames span several buffers.
+func TestBuffers(t *testing.T) {
+	c := payload(func(h *hpu.HER) hpu.Code {
+		if h.Segments() != 4 {
+			t.Errorf("%d buffers", h.Segments())
+		}
+		if h.Headers().Contiguous() || !h.Headers().ReplyUDP(h.Segment(1), h.Segment(2), h.Segment(3)) || h.Send() != nil {
+			return hpu.Drop
+		}
+		return hpu.Success
+	})
+	c.Buffer = 100
+	out := New(t, c).Packet(UDP(Peer(1), Here(2), bytes.Repeat([]byte("x"), 300)))
+	if out.Code() != hpu.Success || len(out.Sent) != 1 || len(out.Sent[0]) != 342 {
+		t.Errorf("%+v", out)
+	}
+}
+
+// TestFaults has handlers panic and fail: they send nothing, and it is told.
+func TestFaults(t *testing.T) {
+	fail := false
+	n := New(t, payload(func(h *hpu.HER) hpu.Code {
+		if echo(h) != hpu.Success {
+			t.Error("no echo")
+		}
+		if fail {
+			return hpu.Fail
+		}
+		panic("ouch")
+	}))
+	out := n.Packet(hello)
+	if out.Code() != hpu.Fail || out.Calls[0].Panic != "ouch" || len(out.Sent) != 0 || len(out.Faults) != 1 || out.Faults[0].Kind != hpu.HandlerPanic {
+		t.Errorf("%+v", out)
+	}
+	fail = true
+	out = n.Packet(hello)
+	if out.Code() != hpu.Fail || out.Calls[0].Panic != nil || len(out.Sent) != 0 || len(out.Faults) != 1 || out.Faults[0].Kind != hpu.HandlerFailed {
+		t.Errorf("%+v", out)
+	}
+}
+
+// TestOverrun has a handler run for too long: the context is stopped.
+func TestOverrun(t *testing.T) {
+	free := make(chan struct{})
+	c := payload(func(*hpu.HER) hpu.Code {
+		<-free
+		return hpu.Success
+	})
+	c.Limit = 20 * time.Millisecond
+	n := New(t, c)
+	out := n.Packet(hello, hello)
+	if len(out.Calls) != 0 || len(out.Faults) != 1 || out.Faults[0].Kind != hpu.HandlerOverrun {
+		t.Errorf("%+v", out)
+	}
+	close(free)
+}
+
+// TestKeep keeps a packet over the end of its handler.
+func TestKeep(t *testing.T) {
+	var kept *hpu.Kept
+	n := New(t, payload(func(h *hpu.HER) (code hpu.Code) {
+		var err error
+		if kept, err = h.Keep(); err != nil {
+			return hpu.Fail
+		}
+		return hpu.Success
+	}))
+	n.Packet(hello)
+	b := make([]byte, 100)
+	if got := b[:kept.CopyTo(b, 0)]; !bytes.Equal(got, hello) {
+		t.Errorf("kept % x", got)
+	}
+	kept.Release()
+	n.Settle()
+	if n.pool.Kept() != 0 {
+		t.Error("it is still kept")
+	}
+}
+
+// A fakeT notes the errors of a test.
+type fakeT struct {
+	testing.TB
+	errors  []string
+	cleanup []func()
+}
+
+func (f *fakeT) Helper()                      {}
+func (f *fakeT) Cleanup(g func())             { f.cleanup = append(f.cleanup, g) }
+func (f *fakeT) Errorf(s string, args ...any) { f.errors = append(f.errors, fmt.Sprintf(s, args...)) }
+func (f *fakeT) Fatal(args ...any)            { panic(fmt.Sprint(args...)) }
+func (f *fakeT) Fatalf(s string, args ...any) { panic(fmt.Sprintf(s, args...)) }
+
+func (f *fakeT) end() {
+	for _, g := range slices.Backward(f.cleanup) {
+		g()
+	}
+}
+
+// fatal returns how f ends the test.
+func fatal(f func(*fakeT)) (msg string) {
+	ft := &fakeT{}
+	defer ft.end()
+	defer func() { msg = fmt.Sprint(recover()) }()
+	f(ft)
+	return ""
+}
+
+// TestMistakes has tests make mistakes, which end them.
+func TestMistakes(t *testing.T) {
+	keep := payload(func(h *hpu.HER) hpu.Code {
+		if _, err := h.Keep(); err != nil {
+			return hpu.Fail
+		}
+		return hpu.Success
+	})
+	ft := &fakeT{}
+	New(ft, keep).Packet(hello, hello)
+	ft.end()
+	if len(ft.errors) != 1 || !strings.Contains(ft.errors[0], "not released 2") {
+		t.Errorf("a packet that is never released: %q", ft.errors)
+	}
+	for _, c := range []struct {
+		name, want string
+		do         func(*fakeT)
+	}{
+		{"too many kept", "handlers have kept", func(ft *fakeT) {
+			n := New(ft, keep)
+			for range frames + 1 {
+				n.Packet(hello)
+			}
+		}},
+		{"no timer", "no timer handler", func(ft *fakeT) { New(ft, payload(echo)).Tick() }},
+		{"no application", "see Config.Queue", func(ft *fakeT) { New(ft, payload(echo)).Answer(nil) }},
+		{"end of no application", "see Config.Queue", func(ft *fakeT) { New(ft, payload(echo)).Detach() }},
+		{"trigger without messages", "no messages", func(ft *fakeT) { New(ft, payload(echo)).Trigger(hpu.Trigger{}) }},
+		{"HPUs", "possible are", func(ft *fakeT) { New(ft, Config{HPUs: -1}) }},
+		{"buffer", "possible are", func(ft *fakeT) { New(ft, Config{Buffer: 10}) }},
+		{"format", "message format", func(ft *fakeT) {
+			New(ft, Config{Rulesets: []matcher.Ruleset{{Name: "x", Format: "y"}}})
+		}},
+		{"ruleset", "invalid", func(ft *fakeT) { New(ft, Config{Rulesets: []matcher.Ruleset{{}}}) }},
+		{"header handler of a flow", "never end", func(ft *fakeT) {
+			New(ft, Config{Handlers: hpu.Handlers{Header: echo}, Format: matcher.FormatByName("flow")})
+		}},
+		{"init", "init handler: no", func(ft *fakeT) {
+			New(ft, Config{Handlers: hpu.Handlers{Init: func(*hpu.Task) error { return errors.New("no") }}})
+		}},
+	} {
+		if got := fatal(c.do); !strings.Contains(got, c.want) {
+			t.Errorf("%s: %q, want %q", c.name, got, c.want)
+		}
+	}
+}
+
+// TestTimer runs init and timer handlers, which have no packet.
+func TestTimer(t *testing.T) {
+	begun, code := 0, hpu.Success
+	n := New(t, Config{Handlers: hpu.Handlers{
+		Init: func(t *hpu.Task) error {
+			begun++
+			t.Logf("begun on HPU %d of %d", t.HPU(), t.HPUs())
+			return nil
+		},
+		Timer: func(t *hpu.Task) hpu.Code {
+			b, err := t.SendUDP(1, Peer(2), 4)
+			if err != nil {
+				return hpu.Fail
+			}
+			copy(b, "tick")
+			return code
+		},
+	}})
+	out := n.Tick()
+	if begun != 1 || len(out.Log) != 1 || out.Log[0] != "begun on HPU 0 of 1" {
+		t.Errorf("begun %d times: %q", begun, out.Log)
+	}
+	if len(out.Sent) != 1 || !bytes.Contains(out.Sent[0], []byte("tick")) || out.Code() != hpu.Success {
+		t.Errorf("%+v", out)
+	}
+	code = hpu.Fail
+	if out := n.Tick(); len(out.Sent) != 0 || out.Code() != hpu.Fail {
+		t.Errorf("%+v", out)
+	}
+}
+
+// TestTrigger runs the handlers of a message of the host's.
+func TestTrigger(t *testing.T) {
+	var got []byte
+	n := New(t, Config{
+		Handlers: hpu.Handlers{Payload: func(h *hpu.HER) hpu.Code {
+			for b := range h.Payload() {
+				got = append(got, b...)
+			}
+			got = append(got, byte('0'+h.Message().Words()[3]))
+			return hpu.Success
+		}},
+		Format: matcher.FormatByName("slmp"),
+	})
+	out := n.Trigger(hpu.Trigger{Words: [4]uint64{3: 7}, Window: hpu.Memory("0123456789"), Offset: 1, Length: 8, Slice: 3})
+	if string(got) != "12374567787" || len(out.Messages) != 1 || len(out.Calls) != 3 {
+		t.Errorf("%q, %+v", got, out)
+	}
+}
+
+// TestAsk has handlers ask and wait, ask and go on, and tell.
+func TestAsk(t *testing.T) {
+	c := payload(func(h *hpu.HER) hpu.Code {
+		if h.Notify(1, []byte("told")) != nil {
+			return hpu.Fail
+		}
+		var buf [8]byte
+		n, status, err := h.Ask(2, []byte("question"), buf[:])
+		if err != nil || status != 5 {
+			return hpu.Drop
+		}
+		b, err := h.SendNew(60)
+		if err != nil {
+			return hpu.Fail
+		}
+		clear(b)
+		copy(b, buf[:n])
+		if h.AskThen(3, buf[:n], func(h *hpu.HER, r *hpu.Reply) hpu.Code {
+			if r.Err != nil {
+				h.Logf("%v", r.Err)
+				return hpu.Drop
+			}
+			return echo(h)
+		}) != nil {
+			return hpu.Drop
+		}
+		return hpu.Success
+	})
+	c.Queue = true
+	n := New(t, c)
+	var asked []string
+	n.Answer(func(r Request) Answer {
+		asked = append(asked, fmt.Sprintf("%d %s %v", r.Tag, r.Payload, r.Reply))
+		return Answer{Status: 5, Payload: []byte("answer")}
+	})
+	out := n.Packet(hello)
+	if got := strings.Join(asked, ", "); got != "1 told false, 2 question true, 3 answer true" {
+		t.Errorf("asked %s", got)
+	}
+	if len(out.Sent) != 2 || !bytes.HasPrefix(out.Sent[0], []byte("answer")) || len(out.Requests) != 3 {
+		t.Errorf("%+v", out)
+	}
+	n.Detach()
+	if out := n.Packet(hello); out.Code() != hpu.Fail {
+		t.Errorf("without application: %v", out.Code())
+	}
+}
+
+// TestDetach is the end of the application while handlers wait for it.
+func TestDetach(t *testing.T) {
+	c := payload(func(h *hpu.HER) hpu.Code {
+		if h.AskThen(3, nil, func(h *hpu.HER, r *hpu.Reply) hpu.Code {
+			if !errors.Is(r.Err, hostq.ErrDetached) {
+				t.Errorf("answer %+v", r)
+			}
+			h.Logf("gone")
+			return hpu.Drop
+		}) != nil {
+			return hpu.Drop
+		}
+		return hpu.Success
+	})
+	c.Queue = true
+	n := New(t, c)
+	if out := n.Packet(hello, hello); len(out.Requests) != 2 {
+		t.Fatalf("%+v", out)
+	}
+	if out := n.Detach(); len(out.Log) != 2 {
+		t.Errorf("%+v", out)
+	}
+	if s := n.Stats(); s.Unanswered != 2 {
+		t.Errorf("%d unanswered", s.Unanswered)
+	}
+}
+
+// TestFullRings has handlers want more than there is room for.
+func TestFullRings(t *testing.T) {
+	var errs []error
+	c := payload(func(h *hpu.HER) hpu.Code {
+		for range 3 {
+			_, err := h.SendNew(60)
+			errs = append(errs, err, h.Notify(0, nil))
+		}
+		return hpu.Success
+	})
+	c.TxRing, c.Queue, c.Requests = 2, true, 2
+	out := New(t, c).Packet(hello)
+	if len(out.Sent) != 2 || !errors.Is(errs[4], hpu.ErrFull) || !errors.Is(errs[5], hpu.ErrFull) || errors.Join(errs[:4]...) != nil {
+		t.Errorf("%d sent, %v", len(out.Sent), errs)
+	}
+}
+
+// TestStack hands a packet on.
+func TestStack(t *testing.T) {
+	out := New(t, payload(func(h *hpu.HER) hpu.Code {
+		if h.ToStack() != nil {
+			return hpu.Fail
+		}
+		return hpu.Success
+	})).Packet(hello)
+	if len(out.Stack) != 1 || !bytes.Equal(out.Stack[0], hello) {
 		t.Errorf("%+v", out)
 	}
 }
