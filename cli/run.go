@@ -136,7 +136,7 @@ func runDaemon(cmd *cobra.Command, file string, cfg *daemon.Config) error {
 	log.Info("running", "config", abs, "interfaces", interfaceNames(cfg), "contexts", contextNames(cfg), "socket", d.Socket(), "see", seeContexts(d.Socket()))
 	for s := range signals {
 		if s == unix.SIGHUP {
-			reload(log, d)
+			_, _ = d.Reload() // which logs what has changed, or why nothing has
 			continue
 		}
 		signal.Stop(signals) // the next one ends us at once
@@ -150,23 +150,6 @@ func runDaemon(cmd *cobra.Command, file string, cfg *daemon.Config) error {
 	}
 	log.Info("ended")
 	return nil
-}
-
-// reload logs what has changed, or why nothing has.
-func reload(log *slog.Logger, d *daemon.Daemon) {
-	changes, err := d.Reload()
-	if err != nil {
-		for line := range strings.SplitSeq(err.Error(), "\n") {
-			log.Error("not reloaded, nothing has changed", "error", line)
-		}
-		return
-	}
-	if len(changes) == 0 {
-		log.Info("reloaded: nothing has changed")
-	}
-	for _, c := range changes {
-		log.Info("reloaded", "change", c)
-	}
 }
 
 func interfaceNames(cfg *daemon.Config) string {

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/xspin/xspin/control"
+	"github.com/xspin/xspin/hostq"
+	"github.com/xspin/xspin/hpu"
+)
+
+// A standIn answers like a daemon that has one context, and notes what it was asked.
+type standIn struct {
+	socket string
+	asked  []string // "METHOD path body"
+}
+
+func newStandIn(t *testing.T) *standIn {
+	t.Helper()
+	s := &standIn{socket: filepath.Join(t.TempDir(), "d.sock")}
+	l, err := net.Listen("unix", s.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	inbox := control.ContextInfo{
+		Context: control.Context{
+			Name: "inbox", Handler: "deposit", Interface: "eth1", Params: map[string]any{"port": 7},
+			Windows: []control.Window{{Name: "in", Size: 64 << 20}, {Name: "all", Rights: "r", App: "none"}},
+		},
+		ID: 3, State: "active", Since: time.Unix(0, 0),
+		Rules:        []control.Rule{{Number: 5, Text: "slmp: slmp", Matched: 70}, {Number: -1, Text: "more: udp(7)"}},
+		Attached:     []control.Peer{{PID: 77, UID: 1000, GID: 1001}, {PID: 78, Observer: true}},
+		HandlerStats: hpu.ContextStats{Handled: 12, Dropped: 2, Failed: 1, Panics: 3},
+		Pair:         &hostq.PairStats{Events: 9, Requests: 8, Broken: true},
+	}
+	inbox.HandlerStats.User[2] = hpu.UserCounter{Sum: 30, Count: 3}
+	reply := func(w http.ResponseWriter, status int, doc any) {
+		w.WriteHeader(status)
+		_ = json.NewEncoder(w).Encode(doc)
+	}
+	refusal := map[string]string{"error": `there is no context "nobody"`}
+	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		s.asked = append(s.asked, strings.TrimSpace(fmt.Sprintf("%s %s %s", r.Method, r.URL.Path, body)))
+		switch {
+		case strings.Contains(r.URL.Path, "nobody"):
+			reply(w, http.StatusNotFound, refusal)
+		case r.URL.Path == "/v1/rules":
+			reply(w, 200, []control.TableRule{{Interface: "eth1", Context: "inbox", Rule: inbox.Rules[0]}, {Interface: "eth2", Context: "x", Rule: inbox.Rules[1]}})
+		case r.Method == http.MethodPost && r.URL.Path == "/v1/contexts":
+			reply(w, 201, inbox)
+		case r.URL.Path == "/v1/contexts":
+			reply(w, 200, []control.ContextInfo{inbox})
+		case r.Method == http.MethodGet:
+			reply(w, 200, inbox)
+		default:
+			w.WriteHeader(http.StatusNoContent)
+		}
+	})}
+	go srv.Serve(l)
+	t.Cleanup(func() { srv.Close() })
+	return s
+}
+
+// run runs xspin with the daemon's socket.
+func (s *standIn) run(stdin string, args ...string) (stdout string, err error) {
+	root := newRootCmd()
+	var out bytes.Buffer
+	root.SetOut(&out)
+	root.SetErr(io.Discard)
+	root.SetIn(strings.NewReader(stdin))
+	root.SetArgs(append(args, "--socket", s.socket))
+	err = root.Execute()
+	return out.String(), err
+}
+
+func TestCtxTellsAndAsks(t *testing.T) {
+	file := writeFile(t, "ctx.yaml", []byte("name: ping\nhandler: echo-icmp\ntimer: 1s\nwindows: [{name: in, size: 2MiB}]\nparams: {deep: {er: [1, x]}}\n"))
+	for _, c := range []struct {
+		name  string
+		args  string
+		stdin string
+		asked []string
+		out   []string // on lines of the output, columns by single spaces
+	}{
+		{"ls", "ctx ls", "", []string{"GET /v1/contexts"}, []string{
+			"NAME ID STATE HANDLER INTERFACE ATTACHED HANDLED DROPPED FAILED RULESETS",
+			"inbox 3 active deposit eth1 pid 77, pid 78 (observer) 12 2 4 5 slmp, more",
+		}},
+		{"show", "ctx show inbox", "", []string{"GET /v1/contexts/inbox"}, []string{
+			"context 3, inbox: active since",
+			`handler deposit {"port":7}`,
+			"ruleset slmp: slmp (number 5, matched 70)",
+			"ruleset more: udp(7) (not armed)",
+			"window in, 64MiB, handlers rwa, application rw",
+			"window all, shared, handlers r, application none",
+			"application pid 77, uid 1000, gid 1001",
+			"observer pid 78",
+			"queue BROKEN",
+			"counter 2 30, counted 3 times, mean 10.0",
+		}},
+		{"install", "ctx install " + file, "", []string{
+			`POST /v1/contexts {"name":"ping","handler":"echo-icmp","params":{"deep":{"er":[1,"x"]}},"timer":"1s","windows":[{"name":"in","size":"2MiB"}]}`,
+		}, []string{"context 3, inbox: active"}},
+		{"install JSON from standard input", "ctx install -", `{"name": "a", "handler": "b"}`, []string{`POST /v1/contexts {"name":"a","handler":"b"}`}, nil},
+		{"activate", "ctx activate a b", "", []string{"POST /v1/contexts/a/activate", "POST /v1/contexts/b/activate"}, nil},
+		{"deactivate", "ctx deactivate a", "", []string{"POST /v1/contexts/a/deactivate"}, nil},
+		{"rm", "ctx rm a", "", []string{"DELETE /v1/contexts/a"}, nil},
+		{"trigger", "ctx trigger a --words 9500,0x10 --window out --offset 4KiB --length 100 --slice 50", "", []string{
+			`POST /v1/contexts/a/trigger {"words":[9500,16,0,0],"window":"out","offset":4096,"length":100,"slice":50}`,
+		}, nil},
+		{"trigger without anything", "ctx trigger a", "", []string{`POST /v1/contexts/a/trigger {"words":[0,0,0,0]}`}, nil},
+		{"rules ls", "rules ls", "", []string{"GET /v1/rules"}, []string{
+			"INTERFACE NUMBER CONTEXT MATCHED RULESET",
+			"eth1 5 inbox 70 slmp: slmp",
+			"eth2 - x 0 more: udp(7)",
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newStandIn(t)
+			out, err := s.run(c.stdin, strings.Fields(c.args)...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got, want := strings.Join(s.asked, "\n"), strings.Join(c.asked, "\n"); got != want {
+				t.Errorf("asked\n%s\nwant\n%s", got, want)
+			}
+			lines := map[string]bool{}
+			plain := "\n"
+			for line := range strings.Lines(out) {
+				plain += strings.Join(strings.Fields(line), " ") + "\n"
+				lines[line] = true
+			}
+			for _, want := range c.out {
+				if !strings.Contains(plain, "\n"+want) {
+					t.Errorf("no line begins with %q in\n%s", want, out)
+				}
+			}
+			if c.out == nil && c.stdin == "" && out != "" {
+				t.Errorf("said %q", out)
+			}
+		})
+	}
+}
+
+func TestCtxJSON(t *testing.T) {
+	s := newStandIn(t)
+	for args, key := range map[string]string{"ctx ls --json": "contexts", "ctx show inbox --json": "handler_stats", "rules ls --json": "rules"} {
+		out, err := s.run("", strings.Fields(args)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var doc map[string]any
+		dec := json.NewDecoder(strings.NewReader(out))
+		if err := dec.Decode(&doc); err != nil || doc["schema"] != 1.0 || doc[key] == nil {
+			t.Errorf("%s: %v, %s", args, err, out)
+		}
+		if err := dec.Decode(&doc); err != io.EOF {
+			t.Errorf("%s: more than a document: %v", args, err)
+		}
+	}
+}
+
+func TestCtxErrors(t *testing.T) {
+	for _, c := range []struct {
+		name, args, stdin, want string
+		asked                   int
+	}{
+		{"no such context", "ctx show nobody", "", `ctx show: there is no context "nobody"`, 1},
+		{"one of two", "ctx rm nobody inbox", "", `ctx rm: there is no context "nobody"`, 2},
+		{"unknown key", "ctx install -", "name: x\ncolour: red\n", `-: unknown field "colour"`, 0},
+		{"nothing", "ctx install -", "", "- is empty", 0},
+		{"no YAML", "ctx install -", "name: x\n\tfoo", "-: line 2: ", 0},
+		{"two documents", "ctx install -", "name: x\n---\nname: y\n", "more than one document", 0},
+		{"a list", "ctx install -", "[1]", "cannot unmarshal", 0},
+		{"twice the same key", "ctx install -", "name: x\nname: y\n", "already defined", 0},
+		{"duration", "ctx install -", "{name: x, timer: 5}", `duration 5: want a number with a unit`, 0},
+		{"no file", "ctx install /nonexistent.yaml", "", "no such file", 0},
+		{"words", "ctx trigger a --words 1,2,3,4,5", "", "at most 4", 0},
+		{"word", "ctx trigger a --words x", "", "want numbers", 0},
+		{"offset", "ctx trigger a --window w --offset -1", "", "--offset -1: want a whole number", 0},
+		{"offset of nothing", "ctx trigger a --length 4", "", "name it with --window", 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newStandIn(t)
+			_, err := s.run(c.stdin, strings.Fields(c.args)...)
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("error %v, want one with %q", err, c.want)
+			}
+			if len(s.asked) != c.asked {
+				t.Errorf("asked %q", s.asked)
+			}
+		})
+	}
+	root := newRootCmd()
+	root.SetArgs([]string{"ctx", "lst"})
+	if err := root.Execute(); err == nil || !strings.Contains(err.Error(), "unknown command") {
+		t.Error(err)
+	}
+	// A command that nobody answers says what to do.
+	s := &standIn{socket: filepath.Join(t.TempDir(), "none.sock")}
+	if _, err := s.run("", "ctx", "ls"); err == nil || !strings.Contains(err.Error(), "xspin run") {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/xspin/xspin/control"
+	"github.com/xspin/xspin/netns"
+	"github.com/xspin/xspin/netns/netnstest"
+)
+
+// The test binary is xspin for daemons.
+func init() {
+	if os.Getenv("XSPIN_TEST_DAEMON") != "" {
+		Main()
+		os.Exit(0)
+	}
+}
+
+func runCheck(t *testing.T, args ...string) (stdout string, err error) {
+	t.Helper()
+	root := newRootCmd()
+	var out bytes.Buffer
+	root.SetOut(&out)
+	root.SetErr(io.Discard)
+	root.SetArgs(append([]string{"run"}, args...))
+	err = root.Execute()
+	return out.String(), err
+}
+
+func TestRunChecks(t *testing.T) {
+	good := writeFile(t, "good.yaml", []byte(exampleConfig))
+	if out, err := runCheck(t, good, "--check"); err != nil || out != good+": 1 interface, 3 contexts\n" {
+		t.Errorf("the example of the help: %q, %v", out, err)
+	}
+	bad := writeFile(t, "bad.yaml", []byte("interfaces:\n  - name: eth1\ncontexts:\n  - name: a\n    handler: depsit\n  - name: b\n    handler: echo-udp\n    params: {prt: 7}\n"))
+	out, err := runCheck(t, bad, "--check")
+	if err == nil || out != "" {
+		t.Fatalf("%q, %v", out, err)
+	}
+	lines := strings.Split(err.Error(), "\n")
+	if len(lines) != 3 || lines[0] != "run: 2 errors:" || !strings.HasPrefix(lines[1], bad+":5:") || !strings.Contains(lines[2], `no param "prt"`) {
+		t.Errorf("errors are not told one on a line, with their places:\n%v", err)
+	}
+	for args, want := range map[string]string{
+		"/nonexistent.yaml": "no such file",
+		good + " more":      "accepts at most 1 arg",
+	} {
+		if _, err := runCheck(t, strings.Fields(args)...); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", args, err, want)
+		}
+	}
+	if _, err := os.Stat(daemonConfig); os.IsNotExist(err) {
+		if _, err := runCheck(t, "--check"); err == nil || !strings.Contains(err.Error(), "xspin run --help") {
+			t.Errorf("without a file: %v", err)
+		}
+	}
+}
+
+// A daemonProcess is an `xspin run`, and what it says.
+type daemonProcess struct {
+	t      *testing.T
+	cmd    *exec.Cmd
+	lines  chan string
+	config string
+	socket string
+}
+
+// startDaemon runs a daemon with contexts on the NIC end of a lab.
+func startDaemon(t *testing.T, contexts string) *daemonProcess {
+	t.Helper()
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	d := &daemonProcess{t: t, lines: make(chan string, 1000), socket: filepath.Join(t.TempDir(), "d.sock")}
+	d.config = filepath.Join(t.TempDir(), "xspin.yaml")
+	d.write(fmt.Sprintf("interfaces:\n  - {name: %s, netns: %s, hpus: 2}\n", lab.NIC.Device, lab.NIC.NS.Name()) + contexts)
+	d.cmd = exec.Command("/proc/self/exe", "run", d.config, "--socket", d.socket)
+	d.cmd.Env = append(os.Environ(), "XSPIN_TEST_DAEMON=1")
+	stderr, err := d.cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		defer close(d.lines)
+		for s := bufio.NewScanner(stderr); s.Scan(); {
+			d.lines <- s.Text()
+		}
+	}()
+	t.Cleanup(func() { _ = d.cmd.Process.Kill() })
+	d.await("msg=running")
+	return d
+}
+
+func (d *daemonProcess) write(config string) {
+	d.t.Helper()
+	if err := os.WriteFile(d.config, []byte(config), 0o600); err != nil {
+		d.t.Fatal(err)
+	}
+}
+
+// await returns the next line that has a text.
+func (d *daemonProcess) await(text string) string {
+	d.t.Helper()
+	late := time.After(30 * time.Second)
+	for {
+		select {
+		case line, ok := <-d.lines:
+			if !ok {
+				d.t.Fatalf("the daemon has ended and not said %q", text)
+			}
+			d.t.Log(line)
+			if strings.Contains(line, text) {
+				return line
+			}
+		case <-late:
+			d.t.Fatalf("the daemon does not say %q", text)
+		}
+	}
+}
+
+func TestRunReloadsAndEnds(t *testing.T) {
+	const ping = "contexts:\n  - {name: ping, handler: echo-icmp}\n"
+	d := startDaemon(t, ping)
+	c, err := control.Dial(d.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := func() string {
+		t.Helper()
+		all, err := c.Contexts(context.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		var names []string
+		for _, x := range all {
+			names = append(names, x.Name+" "+x.State)
+		}
+		return strings.Join(names, ", ")
+	}
+	if got := names(); got != "ping active" {
+		t.Fatalf("contexts %q", got)
+	}
+	before, err := os.ReadFile(d.config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.write(string(before) + "  - {name: echo, handler: echo-udp, params: {port: 5000}}\n")
+	if err := d.cmd.Process.Signal(unix.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	if line := d.await("msg=reloaded"); !strings.Contains(line, "echo") {
+		t.Errorf("what has changed? %s", line)
+	}
+	if got := names(); got != "ping active, echo active" && got != "echo active, ping active" {
+		t.Errorf("after a reload: %q", got)
+	}
+	d.write(string(before) + "  - {name: echo, handler: nonsense}\n  - {name: more, handler: nonsense}\n")
+	if err := d.cmd.Process.Signal(unix.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	if line := d.await("nothing was changed"); strings.Count(line, "nonsense") != 2 {
+		t.Errorf("why not? %s", line)
+	}
+	if got := names(); !strings.Contains(got, "echo active") {
+		t.Errorf("after a reload that failed: %q", got)
+	}
+
+	// What was installed by hand, for all to see.
+	s := &standIn{socket: d.socket}
+	if out, err := s.run("{name: drop, handler: count, params: {to: drop}, rulesets: 'd: udp(9)'}", "ctx", "install", "-"); err != nil || !strings.Contains(out, "drop: active") {
+		t.Fatalf("%q, %v", out, err)
+	}
+	if out, err := s.run("", "rules", "ls"); err != nil || !strings.Contains(out, "d: ") || strings.Count(out, "\n") != 4 {
+		t.Errorf("%v\n%s", err, out)
+	}
+	for _, line := range []string{"ctx deactivate drop", "ctx activate drop", "ctx show drop", "ctx rm drop"} {
+		if out, err := s.run("", strings.Fields(line)...); err != nil {
+			t.Errorf("%s: %v\n%s", line, err, out)
+		}
+	}
+	if got := names(); strings.Contains(got, "drop") {
+		t.Errorf("removed, and there: %q", got)
+	}
+
+	if err := d.cmd.Process.Signal(unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	d.await("msg=ended")
+	if err := d.cmd.Wait(); err != nil {
+		t.Errorf("ended by a signal: %v", err)
+	}
+	if _, err := os.Stat(d.socket); !os.IsNotExist(err) {
+		t.Errorf("the socket is still there: %v", err)
+	}
+}
+
+func TestRunWithoutItsInterfaceFails(t *testing.T) {
+	netnstest.NeedRoot(t)
+	file := writeFile(t, "x.yaml", []byte("interfaces: [{name: xs-nonesuch}]\ncontexts: [{name: ping, handler: echo-icmp}]\n"))
+	cmd := exec.Command("/proc/self/exe", "run", file, "--socket", filepath.Join(t.TempDir(), "d.sock"))
+	cmd.Env = append(os.Environ(), "XSPIN_TEST_DAEMON=1")
+	out, err := cmd.CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "xs-nonesuch") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
