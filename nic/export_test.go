@@ -59,3 +59,10 @@ const MaxBuckets = bpf.MaxBuckets
 
 // RemoveTime is how long Remove waits for packets.
 const RemoveTime = removeTime
+
+// SetUnfair has contexts that compete for HPUs keep all of their credit.
+func (n *NIC) SetUnfair(on bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.unfair = on
+}

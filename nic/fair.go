@@ -5,6 +5,7 @@ package nic
 import (
 	"math"
 	"math/bits"
+	"slices"
 	"sync/atomic"
 	"time"
 )
@@ -19,9 +20,12 @@ import (
 //
 //	credit * handler time of a buffer / weight
 //
-// is the same for all of them. This costs packets nothing: the program reads credits
-// anyway, and handler time is accounted anyway. Nobody gets more than rebalance gave.
-// There are bounds: nobody gets less than floor, so a context whose handlers take a
+// is the same for all of them. That is not all of it, because a worker takes batches
+// from its rings in turn, and contexts may be on different ones: so what contexts
+// then get is looked at, and who gets more than others has its credit lowered further.
+//
+// This costs packets nothing: the program reads credits anyway, and handler time is
+// accounted anyway. Nobody gets more than rebalance gave. There are bounds: nobody gets less than floor, so a context whose handlers take a
 // thousand times as long as another's has the larger part still; and what handlers
 // wait for by AskThen or Keep counts as if it were queued.
 
@@ -32,6 +36,7 @@ const (
 	fairMean = 100 * time.Millisecond // over which loads are averaged
 
 	saturated = 0.85 // of the time of a worker
+	maxBias   = 64
 )
 
 // load is what is known of a context's use of the HPUs.
@@ -42,8 +47,12 @@ type load struct {
 	// Of late: what is long ago counts less.
 	time    float64 // ns in handlers
 	buffers float64 // that it was for
+	use     float64 // HPUs that the handlers kept busy
+	queued  float64 // part of the time that it had a queue
 
+	bias    float64   // by how much its credit is lowered beyond what handler times say; 0: it does not compete
 	until   time.Time // it competes, because it had a queue
+	over    time.Time // it had more in flight than its credit by now is
 	lowered bool      // its credit is less than it was given
 }
 
@@ -61,6 +70,7 @@ type fairness struct {
 	busy   []time.Duration // by worker, at the last look
 	part   []float64       // of its time of late that a worker was busy
 	until  []time.Time     // by worker: saturated
+	step   time.Time       // when biases change next
 }
 
 // stir has the loop look at contexts that have come or gone.
@@ -113,12 +123,17 @@ func (n *NIC) look(f *fairness, now time.Time) time.Duration {
 			continue
 		}
 		active++
-		c.measure(passed)
 		credit := atomic.LoadUint32(&n.ingress.Share().Credit[id])
-		if !c.hpu.Stopped() && 2*n.inFlight(id) >= int(credit) {
+		out := n.inFlight(id)
+		if out > int(credit) {
+			c.load.over = now
+		}
+		full := !c.hpu.Stopped() && 2*out >= int(credit)
+		if full {
 			queued = true
 			c.load.until = now.Add(fairHold)
 		}
+		c.measure(passed, full)
 	}
 	n.shareOut(f, now)
 	switch {
@@ -153,18 +168,26 @@ func weight(d time.Duration) float64 { return float64(d) / float64(d+fairMean) }
 // workerOf returns which worker serves an HPU.
 func (n *NIC) workerOf(h int) int { return h % n.cfg.Workers }
 
-// measure takes in what the context's handlers did since the last look.
-func (c *Context) measure(passed time.Duration) {
-	l := &c.load
+// measure takes in what the context's handlers did since the last look, and whether
+// there is a queue for them.
+func (c *Context) measure(passed time.Duration, queued bool) {
+	l, w := &c.load, weight(passed)
 	handlers, done := c.hpu.Stats().HandlerSum, uint32(0)
 	for q := range c.n.queues {
 		done += atomic.LoadUint32(&c.n.ingress.Queue(q).Done[c.hpu.ID()])
 	}
+	l.use += w * (float64(handlers-l.handlers)/float64(passed) - l.use)
 	if n := done - l.done; n > 0 { // else what is known stays as good as it was
-		keep := 1 - weight(passed)
-		l.time = keep*l.time + float64(handlers-l.handlers)
-		l.buffers = keep*l.buffers + float64(n)
-		l.handlers, l.done = handlers, done
+		l.time = (1-w)*l.time + float64(handlers-l.handlers)
+		l.buffers = (1-w)*l.buffers + float64(n)
+		l.done = done
+	} else {
+		l.time += float64(handlers - l.handlers)
+	}
+	l.handlers = handlers
+	l.queued *= 1 - w
+	if queued {
+		l.queued += w
 	}
 }
 
@@ -188,9 +211,13 @@ func (n *NIC) shareOut(f *fairness, now time.Time) {
 	for _, c := range n.contexts {
 		if !now.Before(c.load.until) || c.load.each() == 0 || c.hpu.Stopped() || n.unfair {
 			n.setCredit(c, c.credit)
+			c.load.bias = 0
 			continue
 		}
-		r := rival{c: c, cost: c.load.each() / float64(c.spec.Share)}
+		if c.load.bias == 0 {
+			c.load.bias, c.load.over = 1, now
+		}
+		r := rival{c: c, cost: c.load.each() * c.load.bias / float64(c.spec.Share)}
 		for h := range n.cfg.HPUs {
 			if c.spec.CoreMask>>h&1 != 0 {
 				r.workers |= 1 << n.workerOf(h)
@@ -201,6 +228,10 @@ func (n *NIC) shareOut(f *fairness, now time.Time) {
 		least := max(minCredit, 2*bits.OnesCount64(r.workers), 2*n.frameBuffers())
 		r.floor = float64(min(uint32(least), c.credit))
 		rivals = append(rivals, r)
+	}
+	step := !now.Before(f.step)
+	if step {
+		f.step = now.Add(2 * fairMean)
 	}
 	for len(rivals) > 0 {
 		var group []rival
@@ -222,6 +253,34 @@ func (n *NIC) shareOut(f *fairness, now time.Time) {
 		for _, r := range group {
 			n.setCredit(r.c, uint32(min(max(share/r.cost, r.floor), float64(r.c.credit))))
 		}
+		// What was queued under other credits says nothing about these.
+		if step && !slices.ContainsFunc(group, func(r rival) bool { return now.Sub(r.c.load.over) < 3*fairMean }) {
+			adjust(group)
+		}
+	}
+}
+
+// adjust changes the biases of those of a group who have a queue all the time: half
+// the way, on a scale of ratios, to where all get what their weights say.
+func adjust(group []rival) {
+	mean, n, least := 0.0, 0, math.Inf(1)
+	gets := func(l *load, share int) float64 { return l.use / float64(share) }
+	for _, r := range group {
+		if l := &r.c.load; l.queued > 0.5 && l.use > 0 {
+			mean += math.Log(gets(l, r.c.spec.Share))
+			n++
+		}
+	}
+	mean = math.Exp(mean / float64(n))
+	for _, r := range group {
+		l := &r.c.load
+		if l.queued > 0.5 && l.use > 0 && n > 1 {
+			l.bias *= min(max(math.Sqrt(gets(l, r.c.spec.Share)/mean), 0.5), 2)
+		}
+		least = min(least, l.bias)
+	}
+	for _, r := range group {
+		r.c.load.bias = min(r.c.load.bias/least, maxBias)
 	}
 }
 
