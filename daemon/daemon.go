@@ -46,6 +46,7 @@ type Daemon struct {
 	started time.Time
 	socket  string
 	server  *server
+	metrics *metricsServer // nil without
 	cards   []*card
 	memory  budget
 	leaks   leaks
@@ -125,6 +126,11 @@ func Start(cfg *Config, o Options) (_ *Daemon, err error) {
 	}
 	for _, b := range blueprints {
 		if _, err := d.add(b, true); err != nil {
+			return nil, err
+		}
+	}
+	if cfg.Metrics != "" {
+		if d.metrics, err = serveMetrics(cfg.Metrics, d, d.logger); err != nil {
 			return nil, err
 		}
 	}
@@ -376,6 +382,9 @@ func (d *Daemon) close(ctx context.Context) error {
 	var errs []error
 	if d.server != nil {
 		errs = append(errs, d.server.close(ctx, whyClosing))
+	}
+	if d.metrics != nil {
+		d.metrics.close(ctx)
 	}
 	// No transition is under way from here on.
 	for _, h := range all {
