@@ -311,9 +311,10 @@ func (m *metrics) Collect(to chan<- prometheus.Metric) {
 		return
 	}
 	infos := m.source.infos()
-	number := map[string]int{} // that a context has now: one that is being removed has it no more
+	type key struct{ device, name string }
+	number := map[key]int{} // that a context has now: one that is being removed has it no more
 	for i := range infos {
-		number[infos[i].Name] = infos[i].ID
+		number[key{infos[i].Interface, infos[i].Name}] = infos[i].ID
 		m.info(to, &infos[i])
 	}
 	for i := range all {
@@ -328,9 +329,8 @@ func (m *metrics) Collect(to chan<- prometheus.Metric) {
 		}
 		for k := range s.Contexts {
 			c := &s.Contexts[k]
-			if id, ok := number[c.Name]; ok && id == c.ID {
+			if id, ok := number[key{s.Interface, c.Name}]; ok && id == c.ID {
 				m.context(to, s.Interface, c)
-				delete(number, c.Name) // a name makes metrics once
 			}
 		}
 	}

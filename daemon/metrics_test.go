@@ -71,7 +71,7 @@ func someSource() *fakeSource {
 	numberFields(reflect.ValueOf(&s.Sockets).Elem(), &n)
 	old := nic.ContextStats{ID: 4, Name: "files"} // on its way out
 	s.Contexts = []nic.ContextStats{old, full, {ID: 2, Name: "echo"}, old, {ID: 0, Name: "removed"}}
-	return &fakeSource{nics: []nic.Stats{s, {Interface: "eth9"}}, all: []control.ContextInfo{
+	return &fakeSource{nics: []nic.Stats{s, {Interface: "eth9", Contexts: []nic.ContextStats{{ID: 1, Name: "files"}}}}, all: []control.ContextInfo{
 		{Context: control.Context{Name: "echo", Interface: "lab/xs-nic"}, ID: 2, State: active},
 		{Context: control.Context{Name: "files", Interface: "lab/xs-nic"}, ID: 1, State: installed, Pair: pair,
 			Attached: []control.Peer{{PID: 1}, {PID: 2, Observer: true}, {PID: 3, Observer: true}}},
@@ -146,6 +146,9 @@ func TestMetricsValues(t *testing.T) {
 		if !strings.Contains(out, "\n"+want) {
 			t.Errorf("no %s", want)
 		}
+	}
+	if strings.Contains(out, `{context="files",interface="eth9"`) {
+		t.Error("a context that is not there any more is")
 	}
 	if strings.Contains(out, `context_user_value_total{context="echo"`) {
 		t.Error("counters that nobody uses are there")
