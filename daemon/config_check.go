@@ -328,7 +328,7 @@ func queueBytes(l hostq.Layout) int64 {
 func checkContext(c *checker, path string, doc *control.Context, env *surroundings) *blueprint {
 	before := len(c.problems)
 	at := func(key string) string { return join(path, key) }
-	b := &blueprint{doc: *doc, full: word(c, "", "", fulls)}
+	b := &blueprint{doc: *doc}
 	b.spec.Name = doc.Name
 	f := findInterface(c, at("interface"), doc.Interface, env.interfaces)
 	if f != nil {
@@ -609,10 +609,9 @@ func (b *blueprint) checkQueue(c *checker, at func(string) string, set *handlers
 	c.between(at("queue.requests"), q.Requests, 1, hostq.MaxSlots)
 	if q.Payload > hostq.MaxPayload {
 		c.fail(at("queue.payload"), "%v: at most %v", q.Payload, control.Size(hostq.MaxPayload))
-		return
 	}
 	pow2 := func(path string, n int) {
-		if n > 0 && bits.OnesCount(uint(n)) != 1 {
+		if n > 0 && n <= hostq.MaxSlots && bits.OnesCount(uint(n)) != 1 {
 			c.fail(path, "%d: want a power of two", n)
 		}
 	}

@@ -25,8 +25,9 @@ type document struct {
 	lines    []string
 	at       map[string]*yaml.Node // values by path
 	names    map[string]string     // where values that are not the file's come from, by path
+	bad      map[string]bool       // paths with a value that could not be read
 	problems []located
-	broken   bool // not YAML, or not what was asked for: checks of it make no sense
+	broken   bool // no YAML: checks of it make no sense
 }
 
 // parseYAML reads a file into a struct whose fields are named by their JSON tags.
@@ -36,6 +37,7 @@ func parseYAML(file string, text []byte, into any) *document {
 		lines: strings.Split(string(text), "\n"),
 		at:    map[string]*yaml.Node{},
 		names: map[string]string{},
+		bad:   map[string]bool{},
 	}
 	dec := yaml.NewDecoder(bytes.NewReader(text))
 	var root yaml.Node
@@ -72,9 +74,14 @@ func (d *document) syntax(err error) located {
 	return located{source: d.file, msg: msg}
 }
 
-func (d *document) fail(n *yaml.Node, format string, args ...any) {
-	d.broken = true
-	d.problems = append(d.problems, located{d.file, n.Line, n.Column, fmt.Sprintf(format, args...)})
+// fail says what is wrong with the value of a path.
+func (d *document) fail(n *yaml.Node, path, format string, args ...any) {
+	d.bad[path] = true
+	msg := fmt.Sprintf(format, args...)
+	if path != "" {
+		msg = path + ": " + msg
+	}
+	d.problems = append(d.problems, located{d.file, n.Line, n.Column, msg})
 }
 
 // maxDepth is deeper than any configuration, and ends aliases of themselves.
@@ -90,7 +97,7 @@ func (d *document) decode(n *yaml.Node, v reflect.Value, path string, depth int)
 		n = n.Alias
 	}
 	if depth > maxDepth {
-		d.fail(n, "%s: nested too deeply", path)
+		d.fail(n, path, "nested too deeply")
 		return
 	}
 	want := func(k yaml.Kind) bool {
@@ -101,14 +108,14 @@ func (d *document) decode(n *yaml.Node, v reflect.Value, path string, depth int)
 		if n.ShortTag() == "!!null" {
 			found = "nothing"
 		}
-		d.fail(n, "%s: want %s, found %s", cmpPath(path), kinds[k], found)
+		d.fail(n, path, "want %s, found %s", kinds[k], found)
 		return false
 	}
 	if _, ok := v.Addr().Interface().(encoding.TextUnmarshaler); !ok {
 		switch v.Kind() {
 		case reflect.Pointer:
 			if n.ShortTag() == "!!null" {
-				d.fail(n, "%s: want keys with values, found nothing: write {} for the defaults", path)
+				d.fail(n, path, "want keys with values, found nothing: write {} for the defaults")
 				return
 			}
 			v.Set(reflect.New(v.Type().Elem()))
@@ -134,13 +141,16 @@ func (d *document) decode(n *yaml.Node, v reflect.Value, path string, depth int)
 			if n.ShortTag() == "!!null" || !want(yaml.MappingNode) {
 				return
 			}
+			if !d.unique(n, path) {
+				return
+			}
 			if err := n.Decode(v.Addr().Interface()); err != nil {
 				p := d.syntax(err)
 				if p.line == 0 {
 					p.line, p.column = n.Line, n.Column
 				}
 				p.msg = path + ": " + p.msg
-				d.broken = true
+				d.bad[path] = true
 				d.problems = append(d.problems, p)
 			}
 			return
@@ -150,30 +160,42 @@ func (d *document) decode(n *yaml.Node, v reflect.Value, path string, depth int)
 		return
 	}
 	if tag := n.ShortTag(); tag == "!!null" {
-		d.fail(n, "%s: has no value", path)
+		d.fail(n, path, "has no value")
 		return
 	} else if v.Kind() == reflect.String && tag == "!!bool" {
-		d.fail(n, "%s: %s is no text: put it in quotes if it is meant as a name", path, n.Value)
+		d.fail(n, path, "%s is no text: put it in quotes if it is meant as a name", n.Value)
 		return
 	}
 	if err := setText(v, n.Value); err != nil {
-		d.fail(n, "%s: %v", path, err)
+		d.fail(n, path, "%v", err)
 	}
+}
+
+// unique says which keys are there more than once.
+func (d *document) unique(n *yaml.Node, path string) bool {
+	first := map[string]int{}
+	ok := true
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		key := n.Content[i]
+		if line, twice := first[key.Value]; twice {
+			d.fail(key, join(path, key.Value), "is there twice, first on line %d", line)
+			ok = false
+			continue
+		}
+		first[key.Value] = key.Line
+	}
+	return ok
 }
 
 // mapping puts the keys of a node into the fields of a struct.
 func (d *document) mapping(n *yaml.Node, v reflect.Value, path string, depth int) {
-	seen := map[string]int{}
+	d.unique(n, path)
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		key, value := n.Content[i], n.Content[i+1]
-		if line, twice := seen[key.Value]; twice {
-			d.fail(key, "%s: is there twice, first on line %d", join(path, key.Value), line)
-			continue
-		}
-		seen[key.Value] = key.Line
 		f := field(v, key.Value)
 		if !f.IsValid() {
-			d.fail(key, "unknown key %q%s: %s", key.Value, in(path), suggest(key.Value, fieldNames(v.Type())))
+			d.problems = append(d.problems, located{d.file, key.Line, key.Column,
+				problem{path: path, msg: fmt.Sprintf("unknown key %q: %s", key.Value, suggest(key.Value, fieldNames(v.Type())))}.Error()})
 			continue
 		}
 		p := join(path, key.Value)
@@ -252,20 +274,6 @@ func join(path, name string) string {
 	return path + "." + name
 }
 
-func cmpPath(path string) string {
-	if path == "" {
-		return "the configuration"
-	}
-	return path
-}
-
-func in(path string) string {
-	if path == "" {
-		return ""
-	}
-	return " in " + path
-}
-
 // suggest names the known word that is nearest to one that is not, or all if none is
 // near.
 func suggest(word string, known []string) string {
@@ -314,6 +322,11 @@ func distance(a, b string) int {
 
 // place finds out where in the file a problem is.
 func (d *document) place(p problem) {
+	for path := range d.bad {
+		if rest, below := strings.CutPrefix(p.path, path); below && path != "" && (rest == "" || rest[0] == '.' || rest[0] == '[') {
+			return // a consequence
+		}
+	}
 	if name := d.names[p.path]; name != "" {
 		d.problems = append(d.problems, located{source: name, msg: p.msg})
 		return

@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/xspin/xspin/control"
+)
+
+// load loads a configuration with this text. In the error the file is called F.
+func load(t *testing.T, text string) (*Config, string) {
+	t.Helper()
+	file := writeFile(t, filepath.Join(t.TempDir(), "x.yaml"), text)
+	cfg, err := Load(file)
+	if err == nil {
+		return cfg, ""
+	}
+	return nil, strings.ReplaceAll(err.Error(), file, "F")
+}
+
+const eth = "interfaces: [{name: eth1}]\n"
+
+func TestErrorsOfConfigurationsAreToldWithTheirPlaces(t *testing.T) {
+	t.Setenv("XSPIN_RUN_SOCKET", "") // as if it were not there
+	for _, tc := range []struct{ name, text, want string }{
+		{"nothing", "", `F: interfaces: there is none: name at least one, such as "- name: eth1"`},
+		{"a comment", "# nothing\n", `F: interfaces: there is none: name at least one, such as "- name: eth1"`},
+		{"not YAML", "interfaces: [\nx", "F:2:1: did not find expected ',' or ']'"},
+		{"a tab", "interfaces:\n\t- name: eth1\n", "F:2:1: found character that cannot start any token"},
+		{"two documents", eth + "---\n" + eth, "F: there is a second document, behind ---"},
+		{"a list", "- eth1\n", "F:1:1: want keys with values, found a list\n" +
+			`F:1:1: interfaces: there is none: name at least one, such as "- name: eth1"`},
+		{"no value", eth + "socket:\n", "F:2:8: socket: has no value"},
+		{"typo", eth + "contxts: []\n", `F:2:1: unknown key "contxts": is it contexts?`},
+		{"typo in letters", eth + "Contexts: []\n", `F:2:1: unknown key "Contexts": is it contexts?`},
+		{"nothing like it", eth + "frobnicate: 1\n", `F:2:1: unknown key "frobnicate": there are admins, contexts, interfaces, limits, log, metrics, socket, user, windows`},
+		{"typo below", "interfaces:\n- name: eth1\n  hpu: 3\n", `F:3:3: interfaces[0]: unknown key "hpu": is it hpus?`},
+		{"twice", eth + "socket: /a\nsocket: /b\n", "F:3:1: socket: is there twice, first on line 2"},
+		{"size", eth + "limits: {memory: 64MB}\n", `F:2:18: limits.memory: size "64MB": want a whole number of bytes, or one with KiB, MiB or GiB, such as "64MiB"`},
+		{"negative size", eth + "limits: {memory: -1}\n", `F:2:18: limits.memory: size "-1": want a whole number of bytes, or one with KiB, MiB or GiB, such as "64MiB"`},
+		{"duration", "interfaces:\n- name: eth1\n  limit: 3\n", `F:3:10: interfaces[0].limit: duration "3": want a number with a unit, such as "10s", "1.5s", "200ms" or "1m30s"`},
+		{"number", "interfaces: [{name: eth1, hpus: many}]\n", `F:1:33: interfaces[0].hpus: "many" is no whole number`},
+		{"bool for a name", "interfaces: [{name: true}]\n", "F:1:21: interfaces[0].name: true is no text: put it in quotes if it is meant as a name"},
+		{"a list for a name", "interfaces: [{name: [a]}]\n", "F:1:21: interfaces[0].name: want a single value, found a list"},
+		{"alias of itself", "interfaces: &a\n- *a\n", "F:1:13: interfaces[0]: want keys with values, found a list"},
+
+		{"socket", eth + "socket: run/x\n", `F:2:9: socket: "run/x": want an absolute path`},
+		{"metrics", eth + "metrics: 9465\n", `F:2:10: metrics: "9465": want an address and port, such as "127.0.0.1:9465" or "[::1]:9465"`},
+		{"metrics port", eth + "metrics: :prom\n", `F:2:10: metrics: ":prom": the port is a number up to 65535`},
+		{"user", eth + "user: nobody-at-all\n", `F:2:7: user: "nobody-at-all": there is no such user`},
+		{"admins", eth + "admins: {users: [0, me-not], groups: [no-group]}\n",
+			"F:2:21: admins.users[1]: \"me-not\": there is no such user\nF:2:39: admins.groups[0]: \"no-group\": there is no such group"},
+		{"log", eth + "log: {lines: -1, dir: here}\n", "F:2:14: log.lines: -1: possible are 1..1048576\nF:2:23: log.dir: \"here\": want an absolute path"},
+
+		{"interface", "interfaces:\n- {name: a/b, mode: fast, wait: never, hpus: 65, ring: 100, cpus: [-1], netns: ..}\n", strings.Join([]string{
+			`F:2:10: interfaces[0].name: "a/b" is no name of an interface: these have 1 to 15 characters, without spaces and /`,
+			`F:2:21: interfaces[0].mode: "fast": there are auto, generic, native`,
+			`F:2:33: interfaces[0].wait: "never": there are adaptive, sleep, spin`,
+			`F:2:46: interfaces[0].hpus: 65: possible are 1..64`,
+			`F:2:56: interfaces[0].ring: 100: want a power of two, 64..32768`,
+			`F:2:68: interfaces[0].cpus[0]: -1 is no number of a CPU`,
+			`F:2:80: interfaces[0].netns: ".." is no name of a network namespace, as ip netns has them`,
+		}, "\n")},
+		{"more workers than HPUs", "interfaces: [{name: eth1, hpus: 2, workers: 3}]\n", "F:1:45: interfaces[0].workers: 3: possible are 1..2"},
+		{"interface twice", "interfaces: [{name: eth1}, {name: eth1}]\n", "F:1:35: interfaces[1].name: interface eth1 is there already"},
+
+		{"window", eth + "windows:\n- {name: a, size: 5GiB}\n- {name: a}\n- {size: 1KiB, rights: r}\n", strings.Join([]string{
+			"F:3:19: windows[0].size: a window of 5GiB is larger than the limit of 4GiB: raise limits.window",
+			"F:4:3: windows[1].size: a window needs a size",
+			`F:4:10: windows[1].name: window "a" is there already: windows[0].name`,
+			"F:5:3: windows[2].name: a window needs a name",
+			"F:5:3: windows[2]: rights and app go with the contexts that use the window",
+		}, "\n")},
+
+		{"handler", eth + "contexts:\n- {name: a, handler: deposti}\n", `F:3:22: contexts[0].handler: no handler "deposti": is it deposit?`},
+		{"no handler", eth + "contexts:\n- {name: a}\n", `F:3:3: contexts[0].handler: no handler "": `},
+		{"name", eth + "contexts:\n- {name: a/b, handler: deposit}\n- {name: x, handler: deposit}\n- {name: x, handler: deposit}\n",
+			"F:3:10: contexts[0].name: \"a/b\": names have up to 63 of the characters A-Z a-z 0-9 . _ -, and do not begin with . or -\n" +
+				"F:5:10: contexts[2].name: context \"x\" is there already: contexts[1].name"},
+		{"params", eth + "contexts:\n- name: a\n  handler: echo-udp\n  params: {prot: 8}\n", `F:5:11: contexts[0].params: handler echo-udp: `},
+		{"params twice", eth + "contexts:\n- name: a\n  handler: echo-udp\n  params: {port: 8, port: 9}\n",
+			`F:5:21: contexts[0].params.port: is there twice, first on line 5`},
+		{"interface of a context", eth + "contexts: [{name: a, handler: deposit, interface: eth2}]\n", `F:2:51: contexts[0].interface: no interface "eth2": there are eth1`},
+		{"which interface", "interfaces: [{name: eth1}, {name: eth2}]\ncontexts: [{name: a, handler: deposit}]\n", `F:2:12: contexts[0].interface: say which: there are eth1, eth2`},
+		{"interface in several namespaces", "interfaces: [{name: e, netns: x}, {name: e, netns: y}]\ncontexts: [{name: a, handler: deposit, interface: e}]\n",
+			`F:2:51: contexts[0].interface: "e" is in several network namespaces: there are x/e, y/e`},
+
+		{"rulesets", eth + "contexts:\n- name: a\n  handler: deposit\n  rulesets: |\n    # two\n    in: slmp\n    web: tcp(80000)\n\n      x: 3&0xff==1\n", strings.Join([]string{
+			`F:8:10: contexts[0].rulesets: port "80000" is not a decimal number 0..65535`,
+			`F:10:17: contexts[0].rulesets: expected a value, found '='`,
+		}, "\n")},
+		{"rulesets with indentation", eth + "contexts:\n- name: a\n  handler: deposit\n  rulesets: |2\n      in: slmpp\n",
+			`F:6:11: contexts[0].rulesets: no predefined ruleset "slmpp", there are `},
+		{"rulesets in quotes", eth + "contexts:\n- name: a\n  handler: deposit\n  rulesets: \"in: slmpp\"\n",
+			`F:5:18: contexts[0].rulesets: no predefined ruleset "slmpp", there are `},
+		{"rulesets without", eth + "contexts:\n- {name: ä, handler: deposit, rulesets: 'in: slmpp'}\n", strings.Join([]string{
+			`F:3:10: contexts[0].name: "ä": names have up to 63 of the characters A-Z a-z 0-9 . _ -, and do not begin with . or -`,
+			`F:3:47: contexts[0].rulesets: no predefined ruleset "slmpp", there are `}, "\n")},
+		{"rulesets with escapes", eth + "contexts:\n- name: a\n  handler: deposit\n  rulesets: \"\\x69n: slmpp\"\n",
+			`F:5:13: contexts[0].rulesets:1:5: no predefined ruleset "slmpp", there are `},
+		{"rulesets folded", eth + "contexts:\n- name: a\n  handler: deposit\n  rulesets: >\n    in: slmpp\n",
+			`F:5:13: contexts[0].rulesets:1:5: no predefined ruleset "slmpp", there are `},
+		{"no rulesets in the text", eth + "contexts: [{name: a, handler: deposit, rulesets: '# none'}]\n", "F:2:50: contexts[0].rulesets: there is no ruleset in the text"},
+		{"rulesets of two formats", eth + "contexts: [{name: a, handler: deposit, rulesets: \"a: slmp\\nb: udp\"}]\n",
+			`F:2:12: contexts[0].format: rulesets a and b have different message formats, "slmp" and "": name one`},
+		{"format", eth + "contexts: [{name: a, handler: deposit, format: slpm}]\n", `F:2:48: contexts[0].format: no message format "slpm": there are packet, flow, slmp, slmp6`},
+		{"triggered with rulesets", eth + "contexts: [{name: a, handler: deposit, triggered: true, rulesets: 'a: slmp'}]\n",
+			"F:2:67: contexts[0].rulesets: a triggered context has none: the host activates it"},
+		{"ruleset numbers", eth + "contexts:\n- {name: a, handler: deposit, first: 300}\n- {name: b, handler: deposit, first: 3}\n- {name: c, handler: deposit, first: 3}\n", strings.Join([]string{
+			"F:3:38: contexts[0].first: ruleset numbers 300..300: possible are 0..255",
+			`F:5:38: contexts[2].first: ruleset number 3 is that of context "b" already`}, "\n")},
+
+		{"scheduling", eth + "contexts:\n- {name: a, handler: deposit, policy: any, overload: keep, hpus: '0-20', credits: -1, share: 2000, messages: -5}\n", strings.Join([]string{
+			`F:3:39: contexts[0].policy: "any": there are blocked-rr, message, packet`,
+			`F:3:54: contexts[0].overload: "keep": there are drop, stack`,
+			`F:3:66: contexts[0].hpus: "0-20": there are HPUs 0..15`,
+			`F:3:83: contexts[0].credits: -1: possible are 1..32768`,
+			`F:3:94: contexts[0].share: 2000: possible are 1..1000`,
+			`F:3:110: contexts[0].messages: -5: possible are 1..262144`}, "\n")},
+		{"core mask", eth + "contexts: [{name: a, handler: deposit, hpus: '3-1'}]\n", `F:2:46: contexts[0].hpus: "3-1": want a list such as "0-3,8"`},
+		{"blocked-rr", eth + "contexts: [{name: a, handler: deposit, policy: blocked-rr, vhpus: 0}]\n",
+			"F:2:12: contexts[0].sequence: blocked-rr needs the bytes of a sequence\nF:2:67: contexts[0].vhpus: blocked-rr with 0 virtual HPUs: possible are 1..65535"},
+		{"timer", eth + "contexts: [{name: a, handler: deposit, timer: 1s}]\n", "F:2:47: contexts[0].timer: handler deposit does nothing at times"},
+
+		{"windows of a context", eth + "windows: [{name: s, size: 1MiB}]\ncontexts:\n- name: a\n  handler: deposit\n  windows:\n  - {name: x}\n  - {name: s, size: 2MiB}\n  - {name: y, size: 8GiB, rights: rx, app: w}\n", strings.Join([]string{
+			`F:7:5: contexts[0].windows[0]: window "x" has no size, and is none of the shared ones (s)`,
+			`F:8:21: contexts[0].windows[1].size: window "s" is a shared one, of 1MiB: leave out the size, or take another name`,
+			`F:9:21: contexts[0].windows[2].size: a window of 8GiB is larger than the limit of 4GiB: raise limits.window`,
+			`F:9:35: contexts[0].windows[2].rights: rights "rx": possible are r, w and a (atomic), each once`,
+			`F:9:44: contexts[0].windows[2].app: "w": there are rw (mapped), r (by copying), none`}, "\n")},
+		{"all memory", eth + "limits: {memory: 10MiB}\ncontexts:\n- {name: a, handler: echo-udp, windows: [{name: w, size: 6MiB}]}\n- {name: b, handler: echo-udp, memory: 5MiB}\n",
+			"F:2:18: limits.memory: windows, queues and HPU memory take 11MiB, and 10MiB are allowed: raise limits.memory, or make windows smaller"},
+		{"memory of a context", eth + "limits: {memory: 10MiB}\ncontexts:\n- {name: a, handler: echo-udp, windows: [{name: w, size: 11MiB}]}\n",
+			"F:4:3: contexts[0]: windows, queue and HPU memory take 11MiB, and 10MiB are allowed for all: raise limits.memory"},
+		{"memory of HPUs", eth + "contexts:\n- {name: a, handler: deposit, hpu_memory: 1GiB}\n", "F:3:43: contexts[0].hpu_memory: 1GiB for each of 16 HPUs is more than the limit of 4GiB: raise limits.window"},
+
+		{"queue", eth + "contexts:\n- name: a\n  handler: deposit\n  queue: {events: 3, requests: 2000000, payload: 1MiB, full: block}\n", strings.Join([]string{
+			`F:5:19: contexts[0].queue.events: 3: want a power of two`,
+			`F:5:32: contexts[0].queue.requests: 2000000: possible are 1..1048576`,
+			`F:5:50: contexts[0].queue.payload: 1MiB: at most 64KiB`,
+			`F:5:62: contexts[0].queue.full: "block": there are drop, fail, wait`}, "\n")},
+		{"empty queue", eth + "contexts:\n- name: a\n  handler: deposit\n  queue:\n", "F:5:9: contexts[0].queue: want keys with values, found nothing: write {} for the defaults"},
+		{"attach", eth + "contexts:\n- {name: a, handler: deposit, attach: {users: [no-user]}, activate: sometimes}\n",
+			"F:3:48: contexts[0].attach.users[0]: \"no-user\": there is no such user\nF:3:69: contexts[0].activate: \"sometimes\": there are start, attach, manual"},
+		{"all at once", "socket: x\ninterfaces: []\ncontexts:\n- nam: a\n", strings.Join([]string{
+			`F:1:9: socket: "x": want an absolute path`,
+			`F:2:13: interfaces: there is none: name at least one, such as "- name: eth1"`,
+			`F:4:3: contexts[0]: unknown key "nam": is it name?`,
+			`F:4:3: contexts[0].name: a context needs a name`,
+			`F:4:3: contexts[0].handler: no handler "": `}, "\n")},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			_, got := load(t, tc.text)
+			g, w := strings.Split(got, "\n"), strings.Split(tc.want, "\n")
+			ok := len(g) == len(w)
+			for i := range min(len(g), len(w)) {
+				// What ends in a space is followed by a list that may grow.
+				if g[i] != w[i] && !(strings.HasSuffix(w[i], " ") && strings.HasPrefix(g[i], w[i])) {
+					ok = false
+				}
+			}
+			if !ok {
+				t.Errorf("got\n%s\nwant\n%s", got, tc.want)
+			}
+		})
+	}
+}
+
+func TestConfigurationIsRead(t *testing.T) {
+	cfg, err := load(t, `
+socket: /run/x.sock
+limits: {window: 1GiB}
+interfaces: [{name: eth1, netns: lab, hpus: 4, cpus: [0, 1], limit: 250ms}]
+windows: [{name: shared, size: 2MiB}]
+contexts:
+- name: inbox
+  handler: echo-udp
+  params: {port: 9}
+  hpus: 0-1,3
+  windows: [{name: in, size: 65536, rights: rw}, {name: shared}]
+  queue: {}
+  attach: {users: [0], groups: [12]}
+  timeout: 1.5s
+`)
+	if err != "" {
+		t.Fatal(err)
+	}
+	want := &Config{
+		Socket:     "/run/x.sock",
+		Limits:     Limits{Window: 1 << 30},
+		Interfaces: []Interface{{Name: "eth1", Netns: "lab", HPUs: 4, CPUs: []int{0, 1}, Limit: control.Duration(250 * time.Millisecond)}},
+		Windows:    []control.Window{{Name: "shared", Size: 2 << 20}},
+		Contexts: []control.Context{{
+			Name: "inbox", Handler: "echo-udp", Params: map[string]any{"port": 9}, HPUs: "0-1,3",
+			Windows: []control.Window{{Name: "in", Size: 65536, Rights: "rw"}, {Name: "shared"}},
+			Queue:   &control.Queue{}, Attach: &control.Attach{Users: []string{"0"}, Groups: []string{"12"}},
+			Timeout: control.Duration(1500 * time.Millisecond),
+		}},
+	}
+	if !reflect.DeepEqual(cfg, want) {
+		a, _ := json.Marshal(cfg)
+		b, _ := json.Marshal(want)
+		t.Errorf("read\n%s\nwant\n%s", a, b)
+	}
+	var c checker
+	b := checkConfig(&c, cfg)
+	if len(b) != 1 || b[0].spec.CoreMask != 0b1011 || b[0].iface != "lab/eth1" || b[0].doc.Activate != atStart {
+		t.Errorf("blueprint %+v", b)
+	}
+}
+
+func TestEnvironmentOverridesTheFile(t *testing.T) {
+	t.Setenv("XSPIN_RUN_SOCKET", "/run/other.sock")
+	t.Setenv("XSPIN_RUN_LIMITS_MEMORY", "3GiB")
+	t.Setenv("XSPIN_RUN_LOG_LINES", "7")
+	cfg, err := load(t, eth+"socket: /run/x.sock\n")
+	if err != "" {
+		t.Fatal(err)
+	}
+	if cfg.Socket != "/run/other.sock" || cfg.Limits.Memory != 3<<30 || cfg.Log.Lines != 7 {
+		t.Errorf("%+v", cfg)
+	}
+	t.Setenv("XSPIN_RUN_LIMITS_MEMORY", "much")
+	t.Setenv("XSPIN_RUN_SOCKET", "here")
+	_, err = load(t, eth)
+	want := `environment XSPIN_RUN_LIMITS_MEMORY: size "much": want a whole number of bytes, or one with KiB, MiB or GiB, such as "64MiB"` + "\n" +
+		`environment XSPIN_RUN_SOCKET: "here": want an absolute path`
+	if err != want {
+		t.Errorf("got\n%s\nwant\n%s", err, want)
+	}
+}
+
+func TestFilesThatAreNoConfiguration(t *testing.T) {
+	if _, err := Load(t.TempDir()); err == nil || !strings.Contains(err.Error(), "not a file") {
+		t.Errorf("a directory: %v", err)
+	}
+	if _, err := Load("/nowhere/x.yaml"); err == nil || !strings.Contains(err.Error(), "no such file") {
+		t.Errorf("no file: %v", err)
+	}
+}
+
+func TestExampleConfigurationIsGood(t *testing.T) {
+	cfg, err := Load("../dist/xspin.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(cfg.Contexts) == 0 {
+		t.Error("it has no context")
+	}
+	// What is commented out is good as well.
+	text, err := os.ReadFile("../dist/xspin.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, bad := load(t, strings.ReplaceAll(string(text), "\n#~", "\n")); bad != "" {
+		t.Errorf("with what is commented out:\n%s", bad)
+	}
+}
+
+// Documents over the socket are checked as the file is.
+func TestContextsOfTheSocketAreCheckedTheSame(t *testing.T) {
+	d := &Daemon{cfg: &Config{Interfaces: []Interface{{Name: "eth1"}}}}
+	_, err := d.check(&control.Context{Name: "x", Handler: "deposit", Rulesets: "in: slmp\nweb: tcp(80000)", HPUs: "99"})
+	want := "rulesets:2:6: port \"80000\" is not a decimal number 0..65535\nhpus: \"99\": there are HPUs 0..15"
+	if err == nil || err.Error() != want {
+		t.Errorf("got\n%v\nwant\n%s", err, want)
+	}
+}
