@@ -8,7 +8,7 @@ CLANG    := 19.1.7
 COUNT := 2000
 SIZE  := 256MiB
 # What `make bench` runs.
-BENCH := rx match rtt bystander slmp
+BENCH := rx match rtt bystander slmp hostq
 
 # Commands that tests and benches run, and the Debian packages they are in.
 TEST_TOOLS  := curl:curl git:git gcc:gcc,libc6-dev ping:iputils-ping iperf3:iperf3 tshark:tshark clang-19:clang-19 llvm-strip-19:llvm-19
@@ -29,11 +29,11 @@ help: ## this list
 build: go ## bin/xspin, one static binary
 	CGO_ENABLED=0 go build -trimpath -buildvcs=$(VCS) -o bin/xspin ./cmd/xspin
 
-# Client and server on different CPUs, for both modes: left to themselves they
+# Client and server on different CPUs, for all modes: left to themselves they
 # change places, and the figures jump by a factor of ten. The client spins, so
 # that its own wakeup is not in the figures.
 demo: root build ## ping-pong and a file transfer, next to Linux, as tables (root; COUNT=n SIZE=n)
-	bin/xspin demo pingpong --proto both --mode host,nic --size 16,516,1016,1416 --count $(COUNT) --pin --client-wait spin
+	bin/xspin demo pingpong --proto both --mode host,nic,host+nic --size 16,516,1016,1416 --count $(COUNT) --pin --client-wait spin
 	bin/xspin demo file --size $(SIZE) --pin
 
 test: root go test-tools generate-check lint ## every test, none skipped; installs Debian packages they need (root)
@@ -43,7 +43,7 @@ test: root go test-tools generate-check lint ## every test, none skipped; instal
 test-quick: go ## the short tests, in a minute; those that need root skip without it
 	go test -short -count=1 -p 1 ./...
 
-bench: root bench-tools build ## the figures and their targets (root; BENCH="rx match rtt bystander slmp")
+bench: root bench-tools build ## the figures and their targets (root; BENCH="rx match rtt bystander slmp hostq")
 	@bad=; for b in $(BENCH); do \
 		echo "bin/xspin bench $$b"; bin/xspin bench $$b || bad="$$bad $$b"; \
 	done; [ -z "$$bad" ] || { echo "make bench: failed:$$bad" >&2; exit 1; }

@@ -27,19 +27,21 @@ func newPingpongCmd() *cobra.Command {
 	var f pingpongFlags
 	cmd := &cobra.Command{
 		Use:   "pingpong",
-		Short: "Pings answered by handlers on the NIC, next to the same pings answered by Linux",
+		Short: "Pings answered by handlers on the NIC, alone or with an application, and by Linux",
 		Long: `Measure round trips of ICMP echo and UDP echo in the lab, which is brought up
 for it unless it is there. In mode nic, handlers on XsPIN's HPUs answer. In mode
 host, Linux does: its own ICMP responder, and for UDP a blocking socket in a
-process of its own, without any XDP program on either end. One client, in a
-process of its own too, measures both.
+process of its own, without any XDP program on either end. In mode host+nic,
+handlers swap the addresses, and an application that is attached to the NIC,
+unprivileged and in a process of its own, computes the checksums. One client, in
+a process of its own too, measures them all.
 
 With --serve nothing is measured: the handlers answer until interrupted, and
 your own programs can ping them.`,
 		Example: `  sudo xspin demo pingpong
   sudo xspin demo pingpong --proto udp --size 16,1416 --count 100000 --json
   sudo xspin demo pingpong --pin --client-wait spin --wait spin
-  sudo xspin demo pingpong --serve`,
+  sudo xspin demo pingpong --serve --mode host+nic`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			// Nothing is set up before all flags are right.
@@ -61,18 +63,21 @@ your own programs can ping them.`,
 // benches start.
 func newHelperCmds() []*cobra.Command {
 	var cmds []*cobra.Command
-	for _, name := range []string{rtt.EchoCommand, rtt.PingCommand} {
+	add := func(name string, main func([]string) (bool, error)) {
 		cmds = append(cmds, &cobra.Command{
 			Use:                name,
 			Hidden:             true,
 			DisableFlagParsing: true,
 			SilenceUsage:       true,
 			RunE: func(_ *cobra.Command, args []string) error {
-				_, err := rtt.Main(append([]string{name}, args...))
+				_, err := main(append([]string{name}, args...))
 				return err
 			},
 		})
 	}
+	add(rtt.EchoCommand, rtt.Main)
+	add(rtt.PingCommand, rtt.Main)
+	add(pingpong.AppCommand, pingpong.Main)
 	return cmds
 }
 
@@ -83,20 +88,22 @@ type pingpongFlags struct {
 	modes, sizes      []string
 	count, warmup     int
 	interval, timeout time.Duration
+	appSpin           time.Duration
 }
 
 func (f *pingpongFlags) bind(fl *pflag.FlagSet) {
 	fl.StringVar(&f.proto, "proto", "both", "icmp, udp or both")
-	fl.StringSliceVar(&f.modes, "mode", []string{"host", "nic"}, "who answers: host, nic or both, in this order")
+	fl.StringSliceVar(&f.modes, "mode", []string{"host", "nic", "host+nic"}, "who answers: host, nic, host+nic or several, in this order")
 	fl.StringSliceVar(&f.sizes, "size", []string{"16", "516", "1016", "1416"}, fmt.Sprintf("payload bytes, %d to %d", rtt.MinSize, maxPing))
 	fl.IntVar(&f.count, "count", 10000, "pings measured per protocol, mode and size")
 	fl.IntVar(&f.warmup, "warmup", 1000, "pings before those")
 	fl.DurationVar(&f.interval, "interval", 0, "least time from ping to ping, such as 5ms; 0 for back to back")
 	fl.DurationVar(&f.timeout, "timeout", time.Second, "how long to wait for a reply before it is lost")
 	fl.StringVar(&f.clientWait, "client-wait", "block", "how the client waits for a reply: block or spin")
+	fl.DurationVar(&f.appSpin, "app-spin", 100*time.Microsecond, "how long the application of mode host+nic spins before it sleeps")
 	f.demoFlags.bind(fl, "client")
-	fl.Lookup("nic-cpu").Usage += "; mode host's UDP echo runs on the first"
-	fl.Lookup("pin").Usage += " (HPUs, or mode host's UDP echo)"
+	fl.Lookup("nic-cpu").Usage += "; mode host's UDP echo runs on the first, and so does host+nic's application"
+	fl.Lookup("pin").Usage += " (HPUs, application, mode host's UDP echo)"
 }
 
 // config judges the flags. modeSet tells whether the user chose the modes:
@@ -117,10 +124,10 @@ func (f pingpongFlags) config(modeSet bool) (c pingpong.Config, err error) {
 	}
 	for _, m := range modes {
 		switch {
-		case m != "host" && m != "nic":
-			return c, flagError("mode", m, "want host, nic, or both as host,nic")
+		case !slices.Contains(pingpong.Modes, pingpong.Mode(m)):
+			return c, flagError("mode", m, wantModes)
 		case m == "host" && f.serve:
-			return c, flagError("mode", m, "with --serve only nic: Linux answers without help")
+			return c, flagError("mode", m, "with --serve nic or host+nic: Linux answers without help")
 		case slices.Contains(c.Modes, pingpong.Mode(m)):
 			return c, flagError("mode", strings.Join(modes, ","), "want each mode once")
 		}
@@ -134,7 +141,9 @@ func (f pingpongFlags) config(modeSet bool) (c pingpong.Config, err error) {
 	}
 	switch {
 	case len(c.Modes) == 0:
-		return c, flagError("mode", "", "want host, nic, or both as host,nic")
+		return c, flagError("mode", "", wantModes)
+	case f.serve && len(c.Modes) > 1:
+		return c, flagError("mode", strings.Join(modes, ","), "with --serve nic or host+nic, not both")
 	case len(c.Sizes) == 0:
 		return c, flagError("size", "", fmt.Sprintf("want numbers from %d to %d", rtt.MinSize, maxPing))
 	case f.count < 1 || f.count > rtt.MaxCount:
@@ -145,6 +154,8 @@ func (f pingpongFlags) config(modeSet bool) (c pingpong.Config, err error) {
 		return c, flagError("interval", f.interval, "want 0 or more")
 	case f.timeout <= 0:
 		return c, flagError("timeout", f.timeout, "want more than 0")
+	case f.appSpin < 0:
+		return c, flagError("app-spin", f.appSpin, "want 0 or more")
 	case f.clientWait != "block" && f.clientWait != "spin":
 		return c, flagError("client-wait", f.clientWait, "want block or spin")
 	}
@@ -153,9 +164,14 @@ func (f pingpongFlags) config(modeSet bool) (c pingpong.Config, err error) {
 	}
 	c.Count, c.Warmup, c.Interval, c.Timeout = f.count, f.warmup, f.interval, f.timeout
 	c.ClientWait = rtt.Wait(f.clientWait)
-	c.Server.Protos, c.Server.HPUs, c.Server.Wait = c.Protos, f.hpus, f.wait
+	c.Server.Protos, c.Server.HPUs, c.Server.Wait, c.Server.AppSpin = c.Protos, f.hpus, f.wait, f.appSpin
+	if f.serve {
+		c.Server.Mode = c.Modes[0]
+	}
 	return c, nil
 }
+
+const wantModes = "want host, nic, host+nic, or several as host,nic"
 
 func runPingpong(cmd *cobra.Command, f pingpongFlags, cfg pingpong.Config) (err error) {
 	ctx, stop := signal.NotifyContext(cmd.Context(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)

@@ -27,17 +27,19 @@ func TestPingpongFlags(t *testing.T) {
 		got, err := parse("")
 		both := []rtt.Proto{rtt.ICMP, rtt.UDP}
 		want := pingpong.Config{
-			Protos: both, Modes: []pingpong.Mode{pingpong.Host, pingpong.NIC}, Sizes: []int{16, 516, 1016, 1416},
+			Protos: both, Modes: []pingpong.Mode{pingpong.Host, pingpong.NIC, pingpong.HostNIC}, Sizes: []int{16, 516, 1016, 1416},
 			Count: 10000, Warmup: 1000, Timeout: time.Second, ClientWait: rtt.Block, ClientCPU: -1,
-			Server: pingpong.ServerConfig{Protos: both, HPUs: 16, Wait: "adaptive"},
+			Server: pingpong.ServerConfig{Protos: both, HPUs: 16, Wait: "adaptive", AppSpin: 100 * time.Microsecond},
 		}
 		if err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("error %v\ngot  %+v\nwant %+v", err, got, want)
 		}
 	})
 	t.Run("--serve alone is about the NIC", func(t *testing.T) {
-		if got, err := parse("--serve"); err != nil || !reflect.DeepEqual(got.Modes, []pingpong.Mode{pingpong.NIC}) {
-			t.Errorf("modes %v, error %v", got.Modes, err)
+		for line, want := range map[string]pingpong.Mode{"--serve": pingpong.NIC, "--serve --mode host+nic": pingpong.HostNIC} {
+			if got, err := parse(line); err != nil || !reflect.DeepEqual(got.Modes, []pingpong.Mode{want}) || got.Server.Mode != want {
+				t.Errorf("%s: modes %v, served by %s, error %v", line, got.Modes, got.Server.Mode, err)
+			}
 		}
 	})
 
@@ -62,7 +64,10 @@ func TestPingpongFlags(t *testing.T) {
 		{"--proto icmp", "--proto tcp", "--proto tcp: want icmp, udp or both"},
 		{"--mode nic", "--mode fpga", "--mode fpga: want host, nic"},
 		{"--mode nic,host", "--mode nic,nic", "--mode nic,nic: want each mode once"},
-		{"--mode nic --serve", "--mode host --serve", "--mode host: with --serve only nic"},
+		{"--mode nic,host+nic", "--mode nic+host", "--mode nic+host: want host, nic"},
+		{"--mode nic --serve", "--mode host --serve", "--mode host: with --serve nic or host+nic"},
+		{"--mode host+nic --serve", "--mode nic,host+nic --serve", "--mode nic,host+nic: with --serve nic or host+nic, not both"},
+		{"--app-spin 0", "--app-spin -1us", "--app-spin -1µs: want 0 or more"},
 		{"--size 8", "--size 7", "--size 7: want bytes of payload, 8 to 1472"},
 		{"--size 8,1472", "--size 8,1473", "--size 1473: want bytes of payload, 8 to 1472"},
 		{"--size 100", "--size 1e2", "--size 1e2: want bytes of payload, 8 to 1472"},

@@ -38,7 +38,8 @@ func timed(handler hpu.Handler, s *samples) hpu.Handler {
 	return func(h *hpu.HER) hpu.Code {
 		start := h.Now()
 		code := handler(h)
-		s.add(start-h.Arrival(), h.Now()-start)
+		s.arrival.add(start - h.Arrival())
+		s.handler.add(h.Now() - start)
 		return code
 	}
 }
@@ -50,7 +51,10 @@ type server struct {
 }
 
 // start opens a NIC on the lab's NIC end and activates a context per protocol.
-func start(_ context.Context, lab *netns.Lab, c ServerConfig) (_ NICServer, err error) {
+func start(ctx context.Context, lab *netns.Lab, c ServerConfig) (_ NICServer, err error) {
+	if c.Mode == HostNIC {
+		return startShared(ctx, lab, c)
+	}
 	wait, err := hpu.ParseWait(c.Wait)
 	if err != nil {
 		return nil, err
@@ -96,32 +100,39 @@ func start(_ context.Context, lab *netns.Lab, c ServerConfig) (_ NICServer, err 
 // Breakdown implements NICServer.
 func (s *server) Breakdown(p rtt.Proto) Breakdown { return s.samples[p].take() }
 
-// samples are the latest durations of one protocol's handlers. Workers add
-// while another goroutine takes: a sample that is added meanwhile may go
-// missing.
+// samples are how long the handlers of one protocol took, and what they waited for.
 type samples struct {
-	n               atomic.Uint64
-	arrival, handle [1 << 14]atomic.Int64 // ns
-}
-
-func (s *samples) add(arrival, handle int64) {
-	i := (s.n.Add(1) - 1) % uint64(len(s.arrival))
-	s.arrival[i].Store(arrival)
-	s.handle[i].Store(handle)
+	arrival series // frame in the XDP program to handler start
+	handler series // start to return, or to the request to the application
+	host    series // request to answer
+	rest    series // from there to the return of the continuation
 }
 
 func (s *samples) take() Breakdown {
-	n := int(min(s.n.Swap(0), uint64(len(s.arrival))))
+	return Breakdown{ArrivalToHandler: s.arrival.take(), Handler: s.handler.take() + s.rest.take(), Host: s.host.take()}
+}
+
+// A series is the latest of some durations. Workers add while another goroutine
+// takes: what is added meanwhile may go missing.
+type series struct {
+	n  atomic.Uint64
+	ns [1 << 14]atomic.Int64
+}
+
+func (s *series) add(ns int64) {
+	s.ns[(s.n.Add(1)-1)%uint64(len(s.ns))].Store(ns)
+}
+
+// take returns the median, 0 if there is none, and starts anew.
+func (s *series) take() time.Duration {
+	n := int(min(s.n.Swap(0), uint64(len(s.ns))))
 	if n == 0 {
-		return Breakdown{}
+		return 0
 	}
-	median := func(from []atomic.Int64) time.Duration {
-		v := make([]int64, n)
-		for i := range v {
-			v[i] = from[i].Load()
-		}
-		slices.Sort(v)
-		return time.Duration(v[n/2])
+	v := make([]int64, n)
+	for i := range v {
+		v[i] = s.ns[i].Load()
 	}
-	return Breakdown{ArrivalToHandler: median(s.arrival[:]), Handler: median(s.handle[:])}
+	slices.Sort(v)
+	return time.Duration(v[n/2])
 }

@@ -29,12 +29,14 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if ok, err := rtt.Main(os.Args[1:]); ok {
-		if err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
+	for _, main := range []func([]string) (bool, error){rtt.Main, Main} {
+		if ok, err := main(os.Args[1:]); ok {
+			if err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				os.Exit(1)
+			}
+			os.Exit(0)
 		}
-		os.Exit(0)
 	}
 	os.Exit(m.Run())
 }
@@ -136,7 +138,7 @@ func TestRunMeasuresEverythingAskedForInTheLab(t *testing.T) {
 	if doc.Schema != 1 || len(doc.Result) != 8 {
 		t.Fatalf("schema %d, %d results", doc.Schema, len(doc.Result))
 	}
-	for _, key := range []string{"kernel", "cpu", "cpus", "go", "gomaxprocs", "client_wait", "client_cpu", "hpus", "nic_wait", "nic_cpus", "links"} {
+	for _, key := range []string{"kernel", "cpu", "cpus", "go", "gomaxprocs", "client_wait", "client_cpu", "hpus", "nic_wait", "nic_cpus", "app_spin_us", "links"} {
 		if v := doc.Env[key]; v == nil || v == "" || v == "unknown" {
 			t.Errorf("env has %s = %v", key, v)
 		}
@@ -197,11 +199,11 @@ func checkText(t *testing.T, r *Report, rows int) {
 			t.Errorf("%d columns: %q", n, line)
 		}
 	}
-	compared := regexp.MustCompile(`(?m)^ +(icmp|udp) +\d+ +(-|none|[\d.]+ +\[[\d.]+,[\d.]+\]) +(-|\d+) +(-|none|[\d.]+ +\[[\d.]+,[\d.]+\]) +(-|\d+) +(-|[\d.]+)$`)
+	compared := regexp.MustCompile(`(?m)^ +(icmp|udp) +\d+( +(-|none|[\d.]+ +\[[\d.]+,[\d.]+\]))+( +(-|[\d.]+))* *$`)
 	if got := len(compared.FindAllString(b.String(), -1)); got != rows {
 		t.Errorf("%d rows compared, want %d", got, rows)
 	}
-	listed := regexp.MustCompile(`(?m)^ +(icmp|udp) +(host|nic)( +\d+){4}( +(-|[\d.]+)){7}$`)
+	listed := regexp.MustCompile(`(?m)^ +(icmp|udp) +(host|nic|host\+nic)( +\d+){4}( +(-|[\d.]+)){8}$`)
 	if got := len(listed.FindAllString(b.String(), -1)); got != len(r.Results) {
 		t.Errorf("%d results listed, want %d", got, len(r.Results))
 	}
@@ -370,19 +372,149 @@ func TestServeStaysUntilItsContextEnds(t *testing.T) {
 	}
 }
 
-// The widest numbers that a lab can produce still fit the terminal.
+// The widest numbers that a lab without delays can produce still fit the terminal.
 func TestTextFits(t *testing.T) {
-	us := &RTT{12345.67, 123456.78, 234567.89, 999999.99, quantile.Interval{123456.78, 234567.89}}
+	us := &RTT{12345.67, 12345.78, 34567.89, 99999.49, quantile.Interval{12345.78, 34567.89}}
 	r := &Report{Env: Env{
 		Kernel: "Linux 6.18.44 x86_64", CPU: "Some CPU", ClientWait: rtt.Block, ClientCPU: 127, NICCPUs: []int{1, 2, 3}, NICWait: "adaptive",
-		Links: map[Mode][]rtt.LinkState{NIC: {{Device: "xs-nic", XDP: "native"}}},
+		Links: map[Mode][]rtt.LinkState{},
 	}}
-	for _, m := range []Mode{Host, NIC} {
-		r.Results = append(r.Results, Result{Proto: rtt.ICMP, Mode: m, Size: 1472, Count: 100000, Lost: 99999, RTT: us,
-			Breakdown: &Micros{123456.78, 1234.56, 1234.56}})
+	for _, m := range Modes {
+		r.Env.Links[m] = []rtt.LinkState{{Device: "xs-nic", XDP: "native"}}
+		r.Results = append(r.Results, Result{Proto: rtt.ICMP, Mode: m, Size: 1472, Count: 10000, Lost: 9999, RTT: us,
+			Breakdown: &Micros{12345.78, 12345.78, 12345.67, 12345.67}})
 	}
 	checkText(t, r, 1)
 
-	r.Results = r.Results[1:] // one mode alone is compared with nothing
+	r.Results = r.Results[2:] // one mode alone is compared with nothing
 	checkText(t, r, 1)
+}
+
+func TestTextComparesAllModesWithHost(t *testing.T) {
+	at := func(us float64) *RTT { return &RTT{us, us, us, us, quantile.Interval{us, us}} }
+	r := &Report{Env: Env{Links: map[Mode][]rtt.LinkState{Host: {}, NIC: {}, HostNIC: {}}}, Results: []Result{
+		{Proto: rtt.UDP, Mode: Host, Size: 16, RTT: at(40)},
+		{Proto: rtt.UDP, Mode: NIC, Size: 16, RTT: at(10)},
+		{Proto: rtt.UDP, Mode: HostNIC, Size: 16, RTT: at(20)},
+		{Proto: rtt.UDP, Mode: HostNIC, Size: 516},
+	}}
+	var b strings.Builder
+	r.compare(&b)
+	want := `
+  proto  size                 host                  nic             host+nic  nic/host  h+n/host
+    udp    16  40.00 [40.00,40.00]  10.00 [10.00,10.00]  20.00 [20.00,20.00]      0.25      0.50
+    udp   516                    -                    -                 none         -         -
+`
+	if !strings.HasSuffix(b.String(), want) {
+		t.Errorf("%s\nwant %s", b.String(), want)
+	}
+}
+
+func TestHandlersAndApplicationAnswerTogether(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	c := config(HostNIC)
+	c.Server.HPUs, c.Server.AppSpin = 2, time.Microsecond
+	r, err := Run(t.Context(), lab, c, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(r.Results) != 4 {
+		t.Fatalf("%d results", len(r.Results))
+	}
+	// Replies with a wrong checksum never reach the client.
+	for _, res := range r.Results {
+		if res.Lost != 0 || res.Bad != 0 || res.RTT == nil || res.Breakdown == nil || res.Breakdown.Handler <= 0 ||
+			res.Breakdown.Host <= 0 || res.Breakdown.Host >= res.RTT.P50 {
+			t.Errorf("%+v, %+v, %+v", res, res.RTT, res.Breakdown)
+		}
+	}
+	checkText(t, r, 4)
+}
+
+func TestTheApplicationIsAnotherUser(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	ping := func() (int, error) {
+		r, err := rtt.Ping(t.Context(), lab.Host.NS, rtt.Options{
+			Proto: rtt.UDP, Remote: netip.AddrPortFrom(lab.NIC.Addr.Addr(), Port), Size: 16, Count: 5, Timeout: 50 * time.Millisecond, CPU: -1,
+		})
+		return len(r.Samples), err
+	}
+	s, err := start(t.Context(), lab, ServerConfig{Mode: HostNIC, Protos: []rtt.Proto{rtt.UDP}, HPUs: 1, Wait: "adaptive"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	closed := false
+	defer func() {
+		if !closed {
+			s.Close()
+		}
+	}()
+	dir := s.(*shared).dir
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.(*shared).app.Pid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{`(?m)^Uid:(\s65534){4}$`, `(?m)^Gid:(\s65534){4}$`, `(?m)^Groups:\s*$`, `(?m)^CapEff:\s0+$`} {
+		if !regexp.MustCompile(want).Match(status) {
+			t.Errorf("status of the application does not have %s:\n%s", want, status)
+		}
+	}
+	if n, err := ping(); err != nil || n != 5 {
+		t.Errorf("%d of 5 pings answered, error %v", n, err)
+	}
+	if b := s.Breakdown(rtt.UDP); b.Host <= 0 || b.Handler <= 0 {
+		t.Errorf("breakdown %+v", b)
+	}
+	if b := s.Breakdown(rtt.UDP); b != (Breakdown{}) {
+		t.Errorf("breakdown %+v without pings", b)
+	}
+
+	if err := s.(*shared).app.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	// Linux says that nobody listens, once the context is not active any more.
+	if n, err := ping(); err != nil || n != 0 {
+		t.Errorf("%d of 5 pings answered without the application, error %v", n, err)
+	}
+	closed = true
+	if err := s.Close(); !errors.Is(err, rtt.ErrChild) || !strings.Contains(err.Error(), "killed") {
+		t.Errorf("closed with error %v, want one about the application", err)
+	}
+	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("%s is still there: %v", dir, err)
+	}
+}
+
+func TestServerOfBothStartsNotWithoutItsApplication(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := start(ctx, lab, ServerConfig{Mode: HostNIC, Protos: []rtt.Proto{rtt.UDP}, HPUs: 1, Wait: "adaptive"}); !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v", err)
+	}
+	_, err := start(t.Context(), lab, ServerConfig{Mode: HostNIC, Protos: []rtt.Proto{rtt.UDP}, HPUs: 1, Wait: "adaptive", CPUs: []int{1000}})
+	if err == nil {
+		t.Error("started on CPU 1000")
+	}
+	// Nothing is in the way of the next one.
+	s, err := start(t.Context(), lab, ServerConfig{Mode: HostNIC, Protos: []rtt.Proto{rtt.ICMP}, HPUs: 1, Wait: "adaptive"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestHiddenCommandIsForOwnUse(t *testing.T) {
+	for _, args := range [][]string{nil, {"demo"}, {rtt.PingCommand}} {
+		if ok, err := Main(args); ok || err != nil {
+			t.Errorf("Main(%q) = %t, %v", args, ok, err)
+		}
+	}
+	for _, args := range [][]string{{AppCommand}, {AppCommand, "x"}, {AppCommand, "{}", "x"}} {
+		if ok, err := Main(args); !ok || err == nil || !strings.Contains(err.Error(), "own use") {
+			t.Errorf("Main(%q) = %t, %v", args, ok, err)
+		}
+	}
 }

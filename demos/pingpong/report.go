@@ -39,8 +39,9 @@ type Env struct {
 	HostWait   rtt.Wait `json:"host_wait"` // of the UDP echo in mode host
 	HPUs       int      `json:"hpus"`
 	NICWait    string   `json:"nic_wait"`
-	NICCPUs    []int    `json:"nic_cpus"` // empty: any; the first is the UDP echo's in mode host
-	Queues     int      `json:"queues"`   // of each device
+	NICCPUs    []int    `json:"nic_cpus"`    // empty: any; the first is the UDP echo's in mode host, and the application's
+	AppSpinUS  float64  `json:"app_spin_us"` // of the application in mode host+nic, before it sleeps
+	Queues     int      `json:"queues"`      // of each device
 
 	// Links is, by mode, the state of the NIC's end and of the host's.
 	Links map[Mode][]rtt.LinkState `json:"links"`
@@ -50,7 +51,7 @@ type Env struct {
 type Result struct {
 	Proto rtt.Proto `json:"proto"`
 	Mode  Mode      `json:"mode"`
-	Tier  string    `json:"tier"` // of the handlers that mode nic compares: always user
+	Tier  string    `json:"tier"` // of the handlers in the modes that have some: always user
 	Size  int       `json:"size"` // payload, bytes
 	Count int       `json:"count"`
 	Lost  int       `json:"lost"`
@@ -73,8 +74,9 @@ type RTT struct {
 // parts inside the NIC are medians, the rest is the median round trip less those.
 type Micros struct {
 	WireAndClient    float64 `json:"wire_and_client"`
-	ArrivalToHandler float64 `json:"arrival_to_handler"`
+	ArrivalToHandler float64 `json:"arrival_to_handler,omitempty"` // not there: in the rest
 	Handler          float64 `json:"handler"`
+	Host             float64 `json:"host,omitempty"` // with mode host+nic
 }
 
 func newResult(p rtt.Proto, m Mode, size int, pings rtt.Result) Result {
@@ -91,8 +93,8 @@ func newResult(p rtt.Proto, m Mode, size int, pings rtt.Result) Result {
 }
 
 func newMicros(b Breakdown, p50 float64) *Micros {
-	m := &Micros{ArrivalToHandler: float64(b.ArrivalToHandler) / 1e3, Handler: float64(b.Handler) / 1e3}
-	m.WireAndClient = max(0, p50-m.ArrivalToHandler-m.Handler)
+	m := &Micros{ArrivalToHandler: float64(b.ArrivalToHandler) / 1e3, Handler: float64(b.Handler) / 1e3, Host: float64(b.Host) / 1e3}
+	m.WireAndClient = max(0, p50-m.ArrivalToHandler-m.Handler-m.Host)
 	return m
 }
 
@@ -112,7 +114,7 @@ func environment(lab *netns.Lab, c Config) Env {
 		Kernel: testbed.Kernel(), CPU: testbed.CPU(), CPUs: runtime.NumCPU(), Go: runtime.Version(), GOMAXPROCS: runtime.GOMAXPROCS(0),
 		ClientWait: c.ClientWait, ClientCPU: c.ClientCPU, IntervalUS: float64(c.Interval.Nanoseconds()) / 1e3, Warmup: c.Warmup,
 		HostWait: rtt.Block, HPUs: c.Server.HPUs, NICWait: c.Server.Wait, NICCPUs: append([]int{}, c.Server.CPUs...),
-		Queues: lab.Queues, Links: map[Mode][]rtt.LinkState{},
+		AppSpinUS: float64(c.Server.AppSpin.Nanoseconds()) / 1e3, Queues: lab.Queues, Links: map[Mode][]rtt.LinkState{},
 	}
 }
 
@@ -129,18 +131,16 @@ func (r *Report) WriteText(w io.Writer) error {
 	e := r.Env
 	fmt.Fprintf(&b, "%s, %s, %d CPUs, %s\n", e.Kernel, e.CPU, e.CPUs, e.Go)
 	fmt.Fprintf(&b, "client: waits by %s, %s, interval %g us, warm-up %d; link: %d queues\n", e.ClientWait, cpuList(e.ClientCPU), e.IntervalUS, e.Warmup, e.Queues)
-	modes := slices.Sorted(func(yield func(Mode) bool) { // only those that ran
-		for m := range e.Links {
-			if !yield(m) {
-				return
-			}
-		}
-	})
-	for _, m := range modes {
-		if m == Host {
-			fmt.Fprintf(&b, "host: Linux's ICMP responder; UDP socket, waits by %s, %s\n", e.HostWait, cpuList(append(e.NICCPUs, -1)[0]))
-		} else {
-			fmt.Fprintf(&b, "nic: %d HPUs, wait by %s, %s\n", e.HPUs, e.NICWait, cpuList(append(slices.Clone(e.NICCPUs), -1)[:max(1, len(e.NICCPUs))]...))
+	for _, m := range r.modes() {
+		first := append(slices.Clone(e.NICCPUs), -1)[0]
+		hpus := fmt.Sprintf("%d HPUs, wait by %s, %s", e.HPUs, e.NICWait, cpuList(append(slices.Clone(e.NICCPUs), -1)[:max(1, len(e.NICCPUs))]...))
+		switch m {
+		case Host:
+			fmt.Fprintf(&b, "host: Linux's ICMP responder; UDP socket, waits by %s, %s\n", e.HostWait, cpuList(first))
+		case NIC:
+			fmt.Fprintf(&b, "nic: %s\n", hpus)
+		case HostNIC:
+			fmt.Fprintf(&b, "host+nic: %s;\n  application, user %d, spins %g us before it sleeps, %s\n", hpus, rtt.Nobody, e.AppSpinUS, cpuList(first))
 		}
 		for _, l := range e.Links[m] {
 			fmt.Fprintf(&b, "  %s: XDP %s, TSO %s, GSO %s, GRO %s, transmit checksums %s\n", l.Device, l.XDP,
@@ -153,59 +153,79 @@ func (r *Report) WriteText(w io.Writer) error {
 	return err
 }
 
+// modes are those that ran.
+func (r *Report) modes() (ran []Mode) {
+	for _, m := range Modes {
+		if r.Env.Links[m] != nil {
+			ran = append(ran, m)
+		}
+	}
+	return ran
+}
+
 // compare is one row per protocol and size, with the modes side by side.
 func (r *Report) compare(w io.Writer) {
 	type key struct {
 		proto rtt.Proto
 		size  int
 	}
-	pairs := map[key][2]*Result{}
+	rows := map[key]map[Mode]*Result{}
 	var order []key
 	for i, res := range r.Results {
 		k := key{res.Proto, res.Size}
-		p := pairs[k]
-		if p == [2]*Result{} {
+		if rows[k] == nil {
+			rows[k] = map[Mode]*Result{}
 			order = append(order, k)
 		}
-		side := 0
-		if res.Mode == NIC {
-			side = 1
-		}
-		p[side] = &r.Results[i]
-		pairs[k] = p
+		rows[k][res.Mode] = &r.Results[i]
 	}
 
 	fmt.Fprint(w, "\nMedian round trip [95 % interval], us\n\n")
 	t := newTable(w)
-	fmt.Fprint(t, "proto\tsize\thost\t\tlost\tnic\t\tlost\tnic/host\t\n")
+	modes := r.modes()
+	var ratios []Mode // to Host
+	fmt.Fprint(t, "proto\tsize\t")
+	for _, m := range modes {
+		fmt.Fprintf(t, "%s\t", m)
+		if m != Host && modes[0] == Host {
+			ratios = append(ratios, m)
+		}
+	}
+	for _, m := range ratios {
+		fmt.Fprint(t, map[Mode]string{NIC: "nic/host\t", HostNIC: "h+n/host\t"}[m])
+	}
+	fmt.Fprintln(t)
 	for _, k := range order {
-		p := pairs[k]
 		fmt.Fprintf(t, "%s\t%d\t", k.proto, k.size)
-		for _, res := range p {
-			switch {
+		for _, m := range modes {
+			switch res := rows[k][m]; {
 			case res == nil:
-				fmt.Fprint(t, "-\t\t-\t")
+				fmt.Fprint(t, "-\t")
 			case res.RTT == nil:
-				fmt.Fprintf(t, "none\t\t%d\t", res.Lost)
+				fmt.Fprint(t, "none\t")
 			default:
-				fmt.Fprintf(t, "%s\t[%s,%s]\t%d\t", digits(res.RTT.P50), digits(res.RTT.CI95[0]), digits(res.RTT.CI95[1]), res.Lost)
+				fmt.Fprintf(t, "%s [%s,%s]\t", digits(res.RTT.P50), digits(res.RTT.CI95[0]), digits(res.RTT.CI95[1]))
 			}
 		}
-		if p[0] != nil && p[1] != nil && p[0].RTT != nil && p[1].RTT != nil {
-			fmt.Fprintf(t, "%.2f\t\n", p[1].RTT.P50/p[0].RTT.P50)
-		} else {
-			fmt.Fprint(t, "-\t\n")
+		for _, m := range ratios {
+			a, b := rows[k][m], rows[k][Host]
+			if a != nil && b != nil && a.RTT != nil && b.RTT != nil {
+				fmt.Fprintf(t, "%.2f\t", a.RTT.P50/b.RTT.P50)
+			} else {
+				fmt.Fprint(t, "-\t")
+			}
 		}
+		fmt.Fprintln(t)
 	}
 	t.Flush()
 }
 
 // list is one row per result with everything but the interval.
 func (r *Report) list(w io.Writer) {
-	fmt.Fprint(w, "\nAll round trips, us; of mode nic also medians of the parts: wire and client, frame arrival to\n"+
-		"handler start (dispatch), handler\n\n")
+	fmt.Fprint(w, "\nAll round trips, us; where handlers run also medians of the parts: wire and client, frame\n"+
+		"arrival to handler start (wait), handlers (hpu), the application's answer (host)\n\n")
 	t := newTable(w)
-	fmt.Fprint(t, "proto\tmode\tsize\tcount\tlost\tbad\tmin\tp50\tp95\tp99\twire\tdispatch\thandler\t\n")
+	fmt.Fprint(t, "proto\tmode\tsize\tcount\tlost\tbad\tmin\tp50\tp95\tp99\twire\twait\thpu\thost\t\n")
 	for _, res := range r.Results {
 		fmt.Fprintf(t, "%s\t%s\t%d\t%d\t%d\t%d\t", res.Proto, res.Mode, res.Size, res.Count, res.Lost, res.Bad)
 		if v := res.RTT; v != nil {
@@ -213,11 +233,18 @@ func (r *Report) list(w io.Writer) {
 		} else {
 			fmt.Fprint(t, "-\t-\t-\t-\t")
 		}
-		if b := res.Breakdown; b != nil {
-			fmt.Fprintf(t, "%s\t%s\t%s\t\n", digits(b.WireAndClient), digits(b.ArrivalToHandler), digits(b.Handler))
-		} else {
-			fmt.Fprint(t, "-\t-\t-\t\n")
+		b := res.Breakdown
+		if b == nil {
+			b = &Micros{}
 		}
+		for _, us := range []float64{b.WireAndClient, b.ArrivalToHandler, b.Handler, b.Host} {
+			if us == 0 {
+				fmt.Fprint(t, "-\t")
+			} else {
+				fmt.Fprintf(t, "%s\t", digits(us))
+			}
+		}
+		fmt.Fprintln(t)
 	}
 	t.Flush()
 }
@@ -228,8 +255,11 @@ func newTable(w io.Writer) *tabwriter.Writer {
 
 // digits keeps long times, which are outliers, from widening a column.
 func digits(us float64) string {
-	if us < 1000 {
+	switch {
+	case us < 100:
 		return fmt.Sprintf("%.2f", us)
+	case us < 1000:
+		return fmt.Sprintf("%.1f", us)
 	}
 	return fmt.Sprintf("%.0f", us)
 }

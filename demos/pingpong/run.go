@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package pingpong is the first demo: ICMP and UDP echo answered by handlers on
-// XsPIN's HPUs, next to the same pings answered by Linux.
+// XsPIN's HPUs, alone or together with an application, next to the same pings
+// answered by Linux.
 package pingpong
 
 import (
@@ -25,9 +26,15 @@ const (
 	Host Mode = "host"
 	// NIC is handlers on the HPUs.
 	NIC Mode = "nic"
+	// HostNIC is both: handlers swap the addresses, and an unprivileged
+	// application in a process of its own computes the checksums.
+	HostNIC Mode = "host+nic"
 )
 
-// Port is where UDP echo listens, in both modes; FPsPIN's udp_ping has the same.
+// Modes are all there are.
+var Modes = []Mode{Host, NIC, HostNIC}
+
+// Port is where UDP echo listens, in all modes; FPsPIN's udp_ping has the same.
 const Port = 15000
 
 var (
@@ -56,14 +63,16 @@ type Config struct {
 	Server     ServerConfig
 }
 
-// ServerConfig says how mode NIC is set up. Of it, the UDP echo of mode Host
-// takes CPUs[0] only: it always blocks, as people run it.
+// ServerConfig says how modes NIC and HostNIC are set up. Of it, the UDP echo of
+// mode Host takes CPUs[0] only: it always blocks, as people run it.
 type ServerConfig struct {
-	Protos []rtt.Proto // answered on the NIC's address, UDP on Port
-	HPUs   int
-	Wait   string // of the HPUs: adaptive, sleep or spin
-	CPUs   []int  // for the threads that serve the HPUs, empty for any
-	Stats  bool   // let `xspin stats` ask
+	Mode    Mode        // NIC or HostNIC
+	Protos  []rtt.Proto // answered on the NIC's address, UDP on Port
+	HPUs    int
+	Wait    string        // of the HPUs: adaptive, sleep or spin
+	CPUs    []int         // for the threads that serve the HPUs, empty for any; the first is the application's too
+	AppSpin time.Duration // of mode HostNIC: how long the application spins before it sleeps
+	Stats   bool          // let `xspin stats` ask
 }
 
 // NICServer answers pings with handlers. Its methods are called by one
@@ -76,10 +85,12 @@ type NICServer interface {
 	Close() error
 }
 
-// Breakdown is the part of a round trip inside the NIC, medians.
+// Breakdown is the part of a round trip inside the NIC, medians. What is not known
+// is 0.
 type Breakdown struct {
 	ArrivalToHandler time.Duration // frame in the XDP program to handler start
-	Handler          time.Duration // start to return of the handler
+	Handler          time.Duration // start to return of the handler, or to its request, and the continuation
+	Host             time.Duration // from the handler's request to the application to the answer
 }
 
 // startNIC attaches a NIC to the NIC end of the lab and arms the echo handlers.
@@ -91,8 +102,8 @@ func (c Config) check(mtu int) error {
 		return fmt.Errorf("%w: %d protocols, %d modes, %d sizes: want at least one of each", ErrConfig, len(c.Protos), len(c.Modes), len(c.Sizes))
 	}
 	for _, m := range c.Modes {
-		if m != Host && m != NIC {
-			return fmt.Errorf("%w: mode %q: want host or nic", ErrConfig, m)
+		if !slices.Contains(Modes, m) {
+			return fmt.Errorf("%w: mode %q: want one of %q", ErrConfig, m, Modes)
 		}
 	}
 	for _, s := range c.Sizes {
@@ -129,9 +140,9 @@ func (r *Report) measure(ctx context.Context, lab *netns.Lab, c Config, m Mode, 
 		}
 	}
 	switch {
-	case m == NIC:
+	case m != Host:
 		server := c.Server
-		server.Protos = c.Protos
+		server.Mode, server.Protos = m, c.Protos
 		if nic, err = startNIC(ctx, lab, server); err != nil {
 			return err
 		}

@@ -169,6 +169,9 @@ func Start(command string, options any, o ProcessOptions) (*Process, error) {
 // Pid returns the process's id.
 func (c *Process) Pid() int { return c.cmd.Process.Pid }
 
+// Kill kills the process.
+func (c *Process) Kill() error { return c.cmd.Process.Kill() }
+
 // End ends its stdin.
 func (c *Process) End() { c.stdin.Close() }
 

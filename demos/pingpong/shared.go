@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pingpong
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/xspin/xspin/client"
+	"github.com/xspin/xspin/control"
+	"github.com/xspin/xspin/daemon"
+	"github.com/xspin/xspin/demos/pingpong/rtt"
+	"github.com/xspin/xspin/handlers"
+	"github.com/xspin/xspin/hostq"
+	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/internal/testbed"
+	"github.com/xspin/xspin/matcher"
+	"github.com/xspin/xspin/netns"
+	"github.com/xspin/xspin/packet"
+)
+
+// Mode HostNIC. The work is shared: handlers swap the addresses, the application
+// computes the checksum, and a continuation of the handler puts it in and sends.
+
+// The handlers are those of the set "echo-host", which take the time as well. The
+// daemon makes them by their name, and there may be several contexts of it in the
+// life of a process, but one at a time.
+const handlerSet = "demo-pingpong"
+
+var (
+	register = sync.OnceFunc(func() {
+		handlers.Register(handlerSet, "the demo's: answers pings with checksums that the application computes; param protos", newSet)
+	})
+	timing = map[rtt.Proto]*samples{rtt.ICMP: new(samples), rtt.UDP: new(samples)}
+)
+
+func newSet(p handlers.Params) (*handlers.Set, error) {
+	var c struct {
+		Protos []string `param:"protos,required"`
+	}
+	if err := p.Decode(&c); err != nil {
+		return nil, err
+	}
+	s := &handlers.Set{Handlers: hpu.Handlers{Payload: ask}, Queue: true}
+	if slices.Contains(c.Protos, string(rtt.ICMP)) {
+		s.Rulesets = append(s.Rulesets, matcher.ICMPEcho())
+	}
+	if slices.Contains(c.Protos, string(rtt.UDP)) {
+		s.Rulesets = append(s.Rulesets, matcher.UDPPort(Port))
+	}
+	return s, nil
+}
+
+// ask turns a packet round and asks for its checksum. The tag is the time.
+func ask(h *hpu.HER) hpu.Code {
+	start := h.Now()
+	hdr := h.Headers()
+	var s *samples
+	switch {
+	case hdr.UDP != nil && hdr.ReplyUDP():
+		hdr.UDP.SetChecksum(0)
+		s = timing[rtt.UDP]
+	case hdr.ICMP != nil && turnICMP(hdr):
+		s = timing[rtt.ICMP]
+	default:
+		return hpu.Drop
+	}
+	asked := h.Now()
+	if h.AskThen(uint64(asked), h.Head(), finish) != nil {
+		return hpu.Drop
+	}
+	// What is left of the handler happens at the same time as the application's work.
+	s.handler.add(asked - start)
+	if at := h.Arrival(); at != 0 {
+		s.arrival.add(start - at)
+	}
+	return hpu.Success
+}
+
+// turnICMP swaps the addresses of an echo request. [packet.Headers.ReplyICMPEcho]
+// would compute the checksum, too.
+func turnICMP(hdr *packet.Headers) bool {
+	if hdr.ICMP.Type() != packet.ICMPEchoRequest || hdr.Ethernet.Src()[0]&1 != 0 || hdr.Ethernet.Dst()[0]&1 != 0 {
+		return false
+	}
+	hdr.Ethernet.Swap()
+	hdr.IPv4.SwapAddrs()
+	hdr.ICMP.SetType(packet.ICMPEchoReply)
+	hdr.ICMP.SetChecksum(0)
+	return true
+}
+
+// finish has the application's answer.
+func finish(h *hpu.HER, r *hpu.Reply) hpu.Code {
+	start := h.Now()
+	if r.Err != nil || r.Status != 0 || len(r.Payload) != 2 {
+		return hpu.Drop
+	}
+	hdr, sum := h.Headers(), binary.BigEndian.Uint16(r.Payload)
+	s := timing[rtt.ICMP]
+	if hdr.UDP != nil {
+		hdr.UDP.SetChecksum(sum)
+		s = timing[rtt.UDP]
+	} else {
+		hdr.ICMP.SetChecksum(sum)
+	}
+	if h.Send() != nil {
+		return hpu.Drop
+	}
+	s.host.add(start - int64(r.Tag))
+	s.rest.add(h.Now() - start)
+	return hpu.Success
+}
+
+// shared is a daemon with a NIC, and an application attached to it.
+type shared struct {
+	dir    string // of the socket
+	daemon *daemon.Daemon
+	app    *rtt.Process
+}
+
+// contextName is the daemon's context.
+const contextName = "pingpong"
+
+// startShared starts a daemon on the lab's NIC end, in this process, and the
+// application, in another.
+func startShared(ctx context.Context, lab *netns.Lab, c ServerConfig) (_ NICServer, err error) {
+	register()
+	s := &shared{}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.Close())
+		}
+	}()
+	if s.dir, err = testbed.TempDir(os.TempDir(), "pingpong"); err != nil {
+		return nil, err
+	}
+	// The application is another user, who must reach the socket.
+	if err := os.Chmod(s.dir, 0o711); err != nil {
+		return nil, err
+	}
+	socket := filepath.Join(s.dir, "socket")
+	var protos []any
+	for _, p := range c.Protos {
+		protos = append(protos, string(p))
+	}
+	if s.daemon, err = daemon.Start(&daemon.Config{
+		Socket: socket,
+		Interfaces: []daemon.Interface{{
+			Name: lab.NIC.Device, Netns: lab.NIC.NS.Name(), HPUs: c.HPUs, Wait: c.Wait, CPUs: c.CPUs,
+		}},
+		Contexts: []control.Context{{
+			Name:     contextName,
+			Handler:  handlerSet,
+			Params:   map[string]any{"protos": protos},
+			Attach:   &control.Attach{Users: []string{strconv.Itoa(rtt.Nobody)}},
+			Activate: "attach", // until then Linux answers
+		}},
+	}, daemon.Options{
+		KeepPrivileges: true, // the demo goes on
+		Logger:         slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
+	}); err != nil {
+		return nil, err
+	}
+	o := appOptions{Socket: socket, Spin: c.AppSpin, CPU: -1}
+	if len(c.CPUs) > 0 {
+		o.CPU = c.CPUs[0]
+	}
+	if s.app, err = rtt.Start(AppCommand, o, rtt.ProcessOptions{User: rtt.Nobody}); err != nil {
+		return nil, err
+	}
+	defer context.AfterFunc(ctx, s.app.End)()
+	if _, err := bufio.NewReader(s.app.Stdout).ReadString('\n'); err != nil {
+		return nil, fmt.Errorf("start the application: %w", errors.Join(s.app.Stop(err), ctx.Err()))
+	}
+	return s, nil
+}
+
+// Breakdown implements NICServer.
+func (s *shared) Breakdown(p rtt.Proto) Breakdown { return timing[p].take() }
+
+// Close implements NICServer.
+func (s *shared) Close() (err error) {
+	if s.app != nil {
+		err = s.app.Stop(nil)
+	}
+	if s.daemon != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		err = errors.Join(err, s.daemon.Close(ctx))
+	}
+	if s.dir != "" {
+		err = errors.Join(err, os.RemoveAll(s.dir))
+	}
+	return err
+}
+
+// AppCommand is the hidden command that is the application. The binary hands it to
+// Main.
+const AppCommand = "_pingpong-app"
+
+// Main runs a hidden command: args as in os.Args[1:]. ok tells whether args are one.
+func Main(args []string) (ok bool, err error) {
+	if len(args) == 0 || args[0] != AppCommand {
+		return false, nil
+	}
+	var o appOptions
+	if len(args) != 2 || json.Unmarshal([]byte(args[1]), &o) != nil {
+		return true, fmt.Errorf("%s: this command is for xspin's own use", args[0])
+	}
+	// The loop holds a P for good, and the goroutine that waits for the end of
+	// stdin needs one too.
+	runtime.GOMAXPROCS(max(2, runtime.GOMAXPROCS(0)))
+	debug.SetGCPercent(-1)
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		os.Exit(0)
+	}()
+	return true, o.run(os.Stdout)
+}
+
+type appOptions struct {
+	Socket string        `json:"socket"`
+	Spin   time.Duration `json:"spin"`
+	CPU    int           `json:"cpu"` // -1 for any
+}
+
+// run is the application.
+func (o appOptions) run(ready io.Writer) error {
+	ctx := context.Background()
+	app, err := client.Attach(ctx, contextName, client.Options{Socket: o.Socket, Spin: o.Spin})
+	if err != nil {
+		return err
+	}
+	defer app.Close()
+	return testbed.OnCPU(o.CPU, func() error {
+		if _, err := fmt.Fprintln(ready, "ready"); err != nil {
+			return err
+		}
+		var (
+			call hostq.Call
+			buf  [2]byte
+		)
+		for {
+			if err := app.Wait(ctx); err != nil {
+				return err
+			}
+			for app.Request(&call) {
+				status := int32(0)
+				sum, ok := handlers.EchoSum(buf[:0], call.Payload)
+				if !ok {
+					status = 1
+				}
+				if err := app.Respond(&call, status, sum); err != nil {
+					return err
+				}
+			}
+		}
+	})
+}
