@@ -236,7 +236,7 @@ func (h *Host) Respond(c *Call, status int32, payload []byte) error {
 		return ErrBroken
 	}
 	ring := &h.lanes[lane]
-	pos, err := ring.claim()
+	pos, _, err := ring.claim(1)
 	if err != nil {
 		if err == ErrBroken {
 			h.broken.Store(true)

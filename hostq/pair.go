@@ -19,7 +19,8 @@ import (
 type PairConfig struct {
 	Name        string // for bpftool
 	Layout             // Lanes: Required
-	Outstanding int    // requests without their response yet, of each lane. Defaults to Requests
+	Outstanding int    // requests without their response yet, of each lane. Defaults to 7/8 of Requests or more:
+	// the application then always has room for a response
 }
 
 // A Pair is the NIC's side of the queues to one application: events and requests go
@@ -67,7 +68,8 @@ type lane struct {
 	buf      []byte
 	response Response
 	pos      uint64
-	cursor   int // into the table: where the search for abandoned requests goes on
+	shown    uint64 // what head says, at most lag less than pos
+	cursor   int    // into the table: where the search for abandoned requests goes on
 
 	// The lock is held for a few instructions, and mostly by the thread that polls.
 	// What it guards could be had with compare-and-swap, but with more of them, and
@@ -118,7 +120,8 @@ func (c *PairConfig) fill() error {
 	c.Events = cmp.Or(c.Events, DefaultEvents)
 	c.Requests = cmp.Or(c.Requests, DefaultRequests)
 	c.Payload = cmp.Or(c.Payload, DefaultPayload)
-	c.Outstanding = cmp.Or(c.Outstanding, c.Requests)
+	// No more than response slots that are certain to be seen free.
+	c.Outstanding = cmp.Or(c.Outstanding, max(c.Requests+1-int(lag(uint64(c.Requests))), 1))
 	if err := c.check(); err != nil {
 		return err
 	}
@@ -226,7 +229,7 @@ func (p *Pair) tellLost() bool {
 
 // put queues an event.
 func (p *Pair) put(e *Event) bool {
-	pos, err := p.eventRing.claim()
+	pos, _, err := p.eventRing.claim(1)
 	if err != nil {
 		if err == ErrBroken {
 			p.failHead("events", &p.eventRing)
@@ -288,7 +291,7 @@ func (p *Pair) Request(lane int, r *Request, user any) (id uint64, err error) {
 			return 0, ErrFull
 		}
 	}
-	pos, err := p.requestRing.claim()
+	pos, _, err := p.requestRing.claim(1)
 	if err != nil {
 		if err == ErrBroken {
 			p.failHead("requests", &p.requestRing)
@@ -302,10 +305,7 @@ func (p *Pair) Request(lane int, r *Request, user any) (id uint64, err error) {
 		}
 		return 0, err
 	}
-	b := p.requestRing.slot(pos)
-	s := (*requestSlot)(unsafe.Pointer(unsafe.SliceData(b)))
-	s.length, s.id, s.tag, s.words, s.hpu = length, id, r.Tag, r.Words, r.HPU
-	copy(b[requestHeader:], r.Payload)
+	p.fillRequest(pos, r, length, id)
 	p.requestRing.publish(pos)
 	if needed(&p.waiting) {
 		p.wakeApplication()
@@ -315,6 +315,50 @@ func (p *Pair) Request(lane int, r *Request, user any) (id uint64, err error) {
 		return 0, p.ended()
 	}
 	return id, nil
+}
+
+func (p *Pair) fillRequest(pos uint64, r *Request, length uint32, id uint64) {
+	b := p.requestRing.slot(pos)
+	s := (*requestSlot)(unsafe.Pointer(unsafe.SliceData(b)))
+	s.length, s.id, s.tag, s.words, s.hpu = length, id, r.Tag, r.Words, r.HPU
+	copy(b[requestHeader:], r.Payload)
+}
+
+// Notify sends requests that want no response, whatever their Reply says, and returns
+// how many: with an error as of Request if not all. It is faster than as many Requests,
+// as the application sees nothing of them before all are written.
+func (p *Pair) Notify(rs []Request) (n int, err error) {
+	for i := range rs {
+		if l := len(rs[i].Payload); l > p.cfg.Payload {
+			return 0, fmt.Errorf("request of %d bytes, room for %d: %w", l, p.cfg.Payload, ErrTooLong)
+		}
+	}
+	for n < len(rs) {
+		if p.state.Load() != 0 {
+			return n, p.ended()
+		}
+		pos, k, err := p.requestRing.claim(min(uint64(len(rs)-n), p.requestRing.slots()))
+		if err != nil {
+			if err == ErrBroken {
+				p.failHead("requests", &p.requestRing)
+			} else {
+				p.full.Add(1)
+			}
+			return n, err
+		}
+		for i := range k {
+			r := &rs[n+int(i)]
+			p.fillRequest(pos+i, r, uint32(len(r.Payload)), 0)
+		}
+		for i := range k {
+			p.requestRing.publish(pos + i)
+		}
+		if needed(&p.waiting) {
+			p.wakeApplication()
+		}
+		n += int(k)
+	}
+	return n, nil
 }
 
 // register makes an entry in the lane's table, and returns its id; 0: there is no room.
@@ -433,7 +477,10 @@ func (p *Pair) pending(l *lane, at uint64) bool {
 // unlock ends a Poll.
 func (l *lane) unlock() {
 	l.response.User = nil
-	atomic.StoreUint64(l.head, l.pos)
+	if l.pos-l.shown >= lag(l.slots()) {
+		l.shown = l.pos
+		atomic.StoreUint64(l.head, l.pos)
+	}
 	l.at.Store(l.pos << 1)
 }
 

@@ -66,41 +66,48 @@ type producer struct {
 	_    pad
 }
 
-// claim takes a position for the caller to fill and publish. The error is ErrFull or
-// ErrBroken, as they are.
-func (p *producer) claim() (pos uint64, err error) {
+// claim takes up to n positions for the caller to fill and publish; k is how many, at
+// least one. The error is ErrFull or ErrBroken, as they are.
+func (p *producer) claim(n uint64) (pos, k uint64, err error) {
 	for {
 		pos = p.tail.Load()
-		if pos-p.seen.Load() >= p.slots() {
-			if full, ok := p.look(); !ok {
-				return 0, ErrBroken
-			} else if full {
-				return 0, ErrFull
+		used := pos - p.seen.Load()
+		if used+n > p.slots() {
+			head, ok := p.look()
+			if !ok {
+				return 0, 0, ErrBroken
 			}
-			if pos-p.seen.Load() >= p.slots() {
+			if used = pos - head; used == p.slots() {
+				if p.tail.Load() == pos {
+					return 0, 0, ErrFull
+				}
+				continue
+			}
+			if used > p.slots() {
 				continue // pos is an old one: others have claimed it, and more
 			}
 		}
-		if p.tail.CompareAndSwap(pos, pos+1) {
-			return pos, nil
+		k = min(n, p.slots()-used)
+		if p.tail.CompareAndSwap(pos, pos+k) {
+			return pos, k, nil
 		}
 	}
 }
 
 // look reads the consumer's head. It returns ok false if that cannot be right.
-func (p *producer) look() (full, ok bool) {
+func (p *producer) look() (head uint64, ok bool) {
 	// In this order: the head that an honest consumer shows is not before one that
 	// was seen before, and not beyond what is claimed after.
 	last := p.seen.Load()
-	head := atomic.LoadUint64(p.head)
+	head = atomic.LoadUint64(p.head)
 	tail := p.tail.Load()
 	if head < last || head > tail {
-		return false, false
+		return 0, false
 	}
 	for last < head && !p.seen.CompareAndSwap(last, head) {
 		last = p.seen.Load()
 	}
-	return tail-head >= p.slots(), true
+	return head, true
 }
 
 // publish gives a claimed position to the consumer, with all that was written to its
@@ -135,7 +142,7 @@ type consumer struct {
 func (c *consumer) init(r ring, head *uint64) {
 	c.ring = r
 	c.head = head
-	c.batch = min(max(r.slots()/8, 1), 32)
+	c.batch = lag(r.slots())
 	c.early = make([]atomic.Uint64, r.slots())
 }
 
@@ -186,6 +193,10 @@ func (c *consumer) release(pos uint64) {
 		c.flush()
 	}
 }
+
+// lag is how many positions may be free before the head says so: writing it each time
+// would cost more than all the rest.
+func lag(slots uint64) uint64 { return min(max(slots/8, 1), 32) }
 
 // flush shows the producer what has been freed.
 func (c *consumer) flush() {

@@ -424,23 +424,26 @@ func Notify(ctx context.Context, at Place, payload, n int) (float64, error) {
 	// stop's process tells when it has them all.
 	var took time.Duration
 	err = onCPU(at.NIC, func() error {
-		r := hostq.Request{Payload: make([]byte, payload)}
+		var rs [Batch]hostq.Request
+		buf := make([]byte, payload)
 		begin := time.Now()
-		for i, spins := 0, 0; i < n; {
-			r.Tag = uint64(i)
-			_, err := p.Request(0, &r, nil)
-			if err == nil {
-				i++
-				continue
+		for i := 0; i < n; {
+			for j := range rs {
+				rs[j].Tag, rs[j].Payload = uint64(i+j), buf
 			}
-			if err != hostq.ErrFull {
-				return err
-			}
-			if spins++; spins%64 == 0 {
-				if err := ctx.Err(); err != nil {
+			for left, spins := rs[:], 0; len(left) > 0; spins++ {
+				k, err := p.Notify(left)
+				i += k
+				left = left[k:]
+				if err != nil && err != hostq.ErrFull {
 					return err
 				}
-				unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+				if spins%64 == 63 {
+					if err := ctx.Err(); err != nil {
+						return err
+					}
+					unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+				}
 			}
 		}
 		for p.Stats().Waiting > 0 {

@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostq
+
+import (
+	"bytes"
+	"errors"
+	"math"
+	"sync"
+	"testing"
+)
+
+func memory(size int) *Memory { return &Memory{b: make([]byte, size)} }
+
+func TestWindowBounds(t *testing.T) {
+	const size = 4096
+	m := memory(2 * size)
+	for i := range m.b {
+		m.b[i] = 0xee
+	}
+	w, err := m.Window(size/2, size, All)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name string
+		off  int64
+		n    int
+		ok   bool
+	}{
+		{"all", 0, size, true},
+		{"nothing at the start", 0, 0, true},
+		{"nothing at the end", size, 0, true},
+		{"nothing behind the end", size + 1, 0, false},
+		{"the last byte", size - 1, 1, true},
+		{"one more", size - 1, 2, false},
+		{"behind the end", size, 1, false},
+		{"one too many", 0, size + 1, false},
+		{"unaligned", 13, 1001, true},
+		{"before the start", -1, 1, false},
+		{"far before", math.MinInt64, 1, false},
+		{"nothing, far before", math.MinInt64, 0, false},
+		{"far behind", math.MaxInt64, 1, false},
+		{"wrapping around", math.MaxInt64 - 7, 8, false},
+		{"wrapping to the start", -8, 16, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := make([]byte, c.n)
+			for what, f := range map[string]func() (int, error){
+				"ReadAt":  func() (int, error) { return w.ReadAt(p, c.off) },
+				"WriteAt": func() (int, error) { return w.WriteAt(p, c.off) },
+				"StartRead": func() (int, error) {
+					tr, err := w.StartRead(p, c.off)
+					n := len(tr.src)
+					tr.Wait()
+					return n, err
+				},
+				"StartWrite": func() (int, error) {
+					tr, err := w.StartWrite(p, c.off)
+					n := len(tr.src)
+					tr.Wait()
+					return n, err
+				},
+			} {
+				n, err := f()
+				if c.ok && (err != nil || n != c.n) || !c.ok && (n != 0 || !errors.Is(err, ErrBounds)) {
+					t.Errorf("%s(%d bytes, %d) = %d, %v", what, c.n, c.off, n, err)
+				}
+			}
+		})
+	}
+	for i, b := range m.b {
+		if (i < size/2 || i >= size/2+size) && b != 0xee {
+			t.Fatalf("byte %d outside of the window was written", i)
+		}
+	}
+}
+
+func TestWindowMaking(t *testing.T) {
+	m := memory(4096)
+	for _, c := range []struct {
+		name      string
+		off, size int64
+		r         Rights
+		ok        bool
+	}{
+		{"all", 0, 4096, All, true},
+		{"none of it", 4096, 0, All, true},
+		{"too long", 0, 4097, All, false},
+		{"behind", 4097, 0, All, false},
+		{"negative offset", -8, 8, All, false},
+		{"negative size", 8, -8, All, false},
+		{"wrapping", math.MaxInt64, math.MaxInt64, All, false},
+		{"unaligned", 3, 10, Read | Write, true},
+		{"unaligned and atomic", 3, 10, All, false},
+		{"of 4 and atomic", 4, 16, Atomic, false},
+	} {
+		if _, err := m.Window(c.off, c.size, c.r); (err == nil) != c.ok || err != nil && !errors.Is(err, ErrBounds) {
+			t.Errorf("%s: %v", c.name, err)
+		}
+	}
+}
+
+func TestWindowRights(t *testing.T) {
+	m := memory(64)
+	var b [8]byte
+	uses := map[Rights][]func(*Window) error{
+		Read: {
+			func(w *Window) error { _, err := w.ReadAt(b[:], 0); return err },
+			func(w *Window) error { _, err := w.StartRead(b[:], 0); return err },
+		},
+		Write: {
+			func(w *Window) error { _, err := w.WriteAt(b[:], 0); return err },
+			func(w *Window) error { _, err := w.StartWrite(b[:], 0); return err },
+		},
+		Atomic: {
+			func(w *Window) error { _, err := w.CompareAndSwap64(0, 0, 1); return err },
+			func(w *Window) error { _, err := w.FetchAdd64(0, 1); return err },
+			func(w *Window) error { _, err := w.CompareAndSwap32(0, 0, 1); return err },
+			func(w *Window) error { _, err := w.FetchAdd32(0, 1); return err },
+		},
+	}
+	for r := Rights(0); r <= All; r++ {
+		w, err := m.Window(0, 64, r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for need, fs := range uses {
+			for i, f := range fs {
+				before := bytes.Clone(m.b)
+				err := f(w)
+				if r&need != 0 && err != nil || r&need == 0 && !errors.Is(err, ErrRights) {
+					t.Errorf("rights %v, use %d of %v: %v", r, i, need, err)
+				}
+				if r&need == 0 && !bytes.Equal(before, m.b) {
+					t.Errorf("rights %v, use %d of %v: memory changed", r, i, need)
+				}
+			}
+		}
+	}
+}
+
+func TestWindowAtomics(t *testing.T) {
+	m := memory(32)
+	w, err := m.Window(8, 20, Atomic|Read)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for off := int64(-9); off < 24; off++ {
+		for n, f := range map[int64]func() error{
+			8: func() error { _, err := w.FetchAdd64(off, 1); return err },
+			4: func() error { _, err := w.CompareAndSwap32(off, 5, 5); return err },
+		} {
+			ok := off >= 0 && off+n <= 20 && off%n == 0
+			if err := f(); (err == nil) != ok || err != nil && !errors.Is(err, ErrBounds) {
+				t.Errorf("%d bytes at %d: %v", n, off, err)
+			}
+		}
+	}
+	// From here on the two words that fit are 1.
+	check := func(what string, was, want uint64, err error) {
+		t.Helper()
+		if was != want || err != nil {
+			t.Errorf("%s: %d, %v; want %d", what, was, err, want)
+		}
+	}
+	was, err := w.CompareAndSwap64(8, 2, 3)
+	check("compare with what is not there", was, 1, err)
+	was, err = w.CompareAndSwap64(8, 1, math.MaxUint64)
+	check("compare with what is there", was, 1, err)
+	was, err = w.FetchAdd64(8, 3)
+	check("add", was, math.MaxUint64, err)
+	was, err = w.FetchAdd64(8, 0)
+	check("wrapped", was, 2, err)
+	was32, err := w.FetchAdd32(16, math.MaxUint32)
+	check("add 32", uint64(was32), 0, err)
+	was32, err = w.CompareAndSwap32(16, math.MaxUint32, 9)
+	check("compare 32", uint64(was32), math.MaxUint32, err)
+
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for range 1000 {
+				_, _ = w.FetchAdd64(0, 1)
+				for v := uint64(0); ; {
+					was, _ := w.CompareAndSwap64(8, v, v+1)
+					if was == v {
+						break
+					}
+					v = was
+				}
+			}
+		})
+	}
+	wg.Wait()
+	was, err = w.FetchAdd64(0, 0)
+	check("added by four", was, 4001, err)
+	was, err = w.FetchAdd64(8, 0)
+	check("swapped by four", was, 4002, err)
+}
+
+func TestTransfer(t *testing.T) {
+	m := memory(piece*3 + 11)
+	w, err := m.Window(3, int64(len(m.b)-3), Read|Write)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := make([]byte, piece*2+7)
+	for i := range p {
+		p[i] = byte(i * 7)
+	}
+	tr, err := w.StartWrite(p, 5)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if tr.Test() || m.b[8+piece-1] != p[piece-1] || m.b[8+piece] != 0 {
+		t.Error("the first test does not copy one piece")
+	}
+	for tests := 2; !tr.Test(); tests++ {
+		if tests == 3 {
+			t.Fatal("not done after three pieces")
+		}
+	}
+	if !tr.Test() || !bytes.Equal(m.b[8:][:len(p)], p) {
+		t.Error("not all of it was written")
+	}
+	got := make([]byte, len(p))
+	tr, err = w.StartRead(got, 5)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr.Test()
+	tr.Wait()
+	if !tr.Test() || !bytes.Equal(got, p) {
+		t.Error("not all of it was read")
+	}
+	if n := testing.AllocsPerRun(100, func() {
+		tr, _ := w.StartRead(got, 0)
+		tr.Test()
+		tr.Wait()
+		_, _ = w.ReadAt(got, 1)
+		_, _ = w.WriteAt(got, 1)
+	}); n != 0 {
+		t.Errorf("%g allocations", n)
+	}
+}
+
+func TestRights(t *testing.T) {
+	for r := Rights(1); r <= All; r++ {
+		if got, err := ParseRights(r.String()); got != r || err != nil {
+			t.Errorf("%v: %v, %v", r, got, err)
+		}
+	}
+	for _, s := range []string{"", "x", "rr", "rwar", "RW", "r w", "ä"} {
+		if r, err := ParseRights(s); err == nil {
+			t.Errorf("%q: %v", s, r)
+		}
+	}
+}
