@@ -36,7 +36,7 @@ rest is for root and the daemon's admins.`,
 		newCtxDoCmd("activate", "Arm the rulesets of contexts", (*control.Client).Activate),
 		newCtxDoCmd("deactivate", "Disarm the rulesets of contexts, which stay installed", (*control.Client).Deactivate),
 		newCtxDoCmd("rm", "Take contexts away: their messages end, their applications are detached", (*control.Client).Remove),
-		newCtxTriggerCmd())
+		newCtxTriggerCmd(), newCtxReloadCmd())
 	return ctx
 }
 
@@ -422,6 +422,34 @@ handler. The words are for the handlers to read.`,
 			return fmt.Errorf("ctx trigger: %w", err)
 		}
 		return nil
+	}
+	return cmd
+}
+
+func newCtxReloadCmd() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "reload",
+		Short: "Have the daemon read its configuration file again",
+		Long: `Have the daemon read its configuration file again and do what has changed: all of
+it, or nothing. SIGHUP to the daemon does the same. Contexts that have not changed lose
+no packet.`,
+		Args: cobra.NoArgs,
+	}
+	dial := socketFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		c, err := dial()
+		if err != nil {
+			return err
+		}
+		changes, err := c.Reload(cmd.Context())
+		if err != nil {
+			return fmt.Errorf("ctx reload: %w", err)
+		}
+		if len(changes) == 0 {
+			changes = []string{"nothing has changed"}
+		}
+		_, err = fmt.Fprintln(cmd.OutOrStdout(), strings.Join(changes, "\n"))
+		return err
 	}
 	return cmd
 }

@@ -57,6 +57,8 @@ func newStandIn(t *testing.T) *standIn {
 			reply(w, http.StatusNotFound, refusal)
 		case r.URL.Path == "/v1/rules":
 			reply(w, 200, []control.TableRule{{Interface: "eth1", Context: "inbox", Rule: inbox.Rules[0]}, {Interface: "eth2", Context: "x", Rule: inbox.Rules[1]}})
+		case r.URL.Path == "/v1/reload":
+			reply(w, 200, map[string][]string{"changes": {"context a: added", "context b: removed"}})
 		case r.Method == http.MethodPost && r.URL.Path == "/v1/contexts":
 			reply(w, 201, inbox)
 		case r.URL.Path == "/v1/contexts":
@@ -120,6 +122,7 @@ func TestCtxTellsAndAsks(t *testing.T) {
 			`POST /v1/contexts/a/trigger {"words":[9500,16,0,0],"window":"out","offset":4096,"length":100,"slice":50}`,
 		}, nil},
 		{"trigger without anything", "ctx trigger a", "", []string{`POST /v1/contexts/a/trigger {"words":[0,0,0,0]}`}, nil},
+		{"reload", "ctx reload", "", []string{"POST /v1/reload"}, []string{"context a: added", "context b: removed"}},
 		{"rules ls", "rules ls", "", []string{"GET /v1/rules"}, []string{
 			"INTERFACE NUMBER CONTEXT MATCHED RULESET",
 			"eth1 5 inbox 70 slmp: slmp",

@@ -60,7 +60,7 @@ that is there.`,
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error { return configure(cmd, *file) }
 
 	demo := &cobra.Command{Use: "demo", Short: "Demonstrations: what to look at first, and to imitate"}
-	demo.AddCommand(newPingpongCmd(), newFileCmd())
+	demo.AddCommand(newPingpongCmd(), newFileCmd(), newInboxCmd())
 	rules := newRulesCmd()
 	rules.AddCommand(newRulesLsCmd())
 	root.AddCommand(newRunCmd(), newCtxCmd(), demo, newLabCmd(), rules, newSendCmd(), newStatsCmd(), newBenchCmd())

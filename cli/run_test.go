@@ -73,6 +73,7 @@ func TestRunChecks(t *testing.T) {
 // A daemonProcess is an `xspin run`, and what it says.
 type daemonProcess struct {
 	t      *testing.T
+	lab    *netns.Lab
 	cmd    *exec.Cmd
 	lines  chan string
 	config string
@@ -83,8 +84,12 @@ type daemonProcess struct {
 func startDaemon(t *testing.T, contexts string) *daemonProcess {
 	t.Helper()
 	lab := netnstest.Temp(t, netns.LabConfig{})
-	d := &daemonProcess{t: t, lines: make(chan string, 1000), socket: filepath.Join(t.TempDir(), "d.sock")}
+	d := &daemonProcess{t: t, lab: lab, lines: make(chan string, 1000), socket: filepath.Join(t.TempDir(), "d.sock")}
 	d.config = filepath.Join(t.TempDir(), "xspin.yaml")
+	// Applications of other users come to the socket.
+	if err := os.Chmod(filepath.Dir(filepath.Dir(d.socket)), 0o755); err != nil {
+		t.Fatal(err)
+	}
 	d.write(fmt.Sprintf("interfaces:\n  - {name: %s, netns: %s, hpus: 2}\n", lab.NIC.Device, lab.NIC.NS.Name()) + contexts)
 	d.cmd = exec.Command("/proc/self/exe", "run", d.config, "--socket", d.socket)
 	d.cmd.Env = append(os.Environ(), "XSPIN_TEST_DAEMON=1")

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"fmt"
+	"io"
+	"os/signal"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/xspin/xspin/control"
+	"github.com/xspin/xspin/demos/file"
+	"github.com/xspin/xspin/demos/inbox"
+)
+
+// newInboxCmd returns `xspin demo inbox`.
+func newInboxCmd() *cobra.Command {
+	var cfg inbox.Config
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "inbox [CONTEXT]",
+		Short: "An application of a daemon's: takes messages, answers requests",
+		Long: `Attach to a context of a daemon (xspin run), "inbox" if left out, and tell what comes:
+messages that its handlers put into the window, and requests, which are answered in
+upper case. It needs no privileges: the context's key attach says who may.
+
+The daemon's configuration has, for example:
+
+  contexts:
+    - name: inbox
+      handler: deposit
+      windows: [{name: in, size: 64MiB}]
+      attach: {users: [alice]}
+      activate: manual          # this application does it, when it is ready
+    - name: shout
+      handler: requests
+      params: {port: 5000}
+      attach: {users: [alice]}`,
+		Example: `  xspin demo inbox --dir /tmp/in
+  xspin demo inbox shout
+  xspin send --to 10.0.0.1 FILE   # from elsewhere`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			cfg.Context = "inbox"
+			if len(args) == 1 {
+				cfg.Context = args[0]
+			}
+			switch {
+			case cfg.Slots < 1 || cfg.Slots > 1024:
+				return flagError("slots", cfg.Slots, "want 1 to 1024")
+			case cfg.Count < 0:
+				return flagError("count", cfg.Count, "want 0, for no end, or more")
+			}
+			ctx, stop := signal.NotifyContext(cmd.Context(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
+			defer stop()
+			if !asJSON {
+				return inboxError(inbox.Run(ctx, cfg, inboxLines{cmd.OutOrStdout()}))
+			}
+			doc := inboxDocument{Schema: 1, Messages: []inbox.Message{}, Requests: []inbox.Request{}, said: inboxLines{cmd.ErrOrStderr()}}
+			if err := inbox.Run(ctx, cfg, &doc); err != nil {
+				return inboxError(err)
+			}
+			return writeJSON(cmd.OutOrStdout(), &doc)
+		},
+	}
+	fl := cmd.Flags()
+	fl.StringVar(&cfg.Socket, "socket", "", "of the daemon (default XSPIN_SOCKET, or "+control.Socket+")")
+	fl.StringVar(&cfg.Dir, "dir", "", "write messages to files in this directory")
+	fl.IntVar(&cfg.Slots, "slots", 8, "parts of the window, each for a message")
+	fl.IntVar(&cfg.Count, "count", 0, "end after so many messages and requests (default: when interrupted)")
+	fl.BoolVar(&asJSON, "json", false, "print one JSON document, at the end")
+	return cmd
+}
+
+func inboxError(err error) error {
+	if err != nil {
+		err = fmt.Errorf("demo inbox: %w", err)
+	}
+	return err
+}
+
+// inboxLines is an inbox.Report for people.
+type inboxLines struct{ w io.Writer }
+
+func (l inboxLines) Attached(context string, window int64) {
+	what := "requests"
+	if window > 0 {
+		what = "messages, in " + file.Bytes(uint64(window))
+	}
+	fmt.Fprintf(l.w, "attached to %s: waiting for %s\n", context, what)
+}
+
+func (l inboxLines) Message(m inbox.Message) {
+	switch {
+	case m.Error != "":
+		fmt.Fprintf(l.w, "message %d from %v: %s (%s missing)\n", m.Number, m.Source, m.Error, file.Bytes(m.Missing))
+	case m.File != "":
+		fmt.Fprintf(l.w, "message %d from %v: %s, sha256 %.16s, %s\n", m.Number, m.Source, file.Bytes(m.Bytes), m.SHA256, m.File)
+	default:
+		fmt.Fprintf(l.w, "message %d from %v: %s, sha256 %.16s\n", m.Number, m.Source, file.Bytes(m.Bytes), m.SHA256)
+	}
+}
+
+func (l inboxLines) Request(r inbox.Request) {
+	fmt.Fprintf(l.w, "request %#x: %q, answered\n", r.Tag, r.Payload)
+}
+
+func (l inboxLines) Lost(events uint64) {
+	fmt.Fprintf(l.w, "%s lost: they came faster than they were taken\n", count(int(events), "event"))
+}
+
+// inboxDocument is an inbox.Report for programs.
+type inboxDocument struct {
+	Schema   int             `json:"schema"`
+	Messages []inbox.Message `json:"messages"`
+	Requests []inbox.Request `json:"requests"`
+	Missed   uint64          `json:"lost"` // events
+
+	said inboxLines
+}
+
+func (d *inboxDocument) Attached(context string, window int64) { d.said.Attached(context, window) }
+func (d *inboxDocument) Message(m inbox.Message)               { d.Messages = append(d.Messages, m) }
+func (d *inboxDocument) Request(r inbox.Request)               { d.Requests = append(d.Requests, r) }
+func (d *inboxDocument) Lost(events uint64)                    { d.Missed += events }

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/xspin/xspin/demos/inbox"
+)
+
+const nobody = 65534
+
+// asNobody runs a command of xspin as a user who may do nothing.
+func (d *daemonProcess) asNobody(args ...string) *exec.Cmd {
+	cmd := exec.Command("/proc/self/exe", append(args, "--socket", d.socket)...)
+	cmd.Env = append(os.Environ(), "XSPIN_TEST_DAEMON=1")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	return cmd
+}
+
+// send sends messages from the lab's other end.
+func (d *daemonProcess) send(files ...string) {
+	d.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	to := d.lab.NIC.Addr.Addr().String()
+	cmd := d.lab.Host.NS.Command(ctx, "/proc/self/exe", append([]string{"send", "--to", to}, files...)...)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		d.t.Fatalf("send: %v\n%s", err, out)
+	}
+}
+
+// TestInbox has an application of a user who is not root take messages out of a window
+// that the daemon's handlers fill: more of them than the window has room for at once.
+func TestInbox(t *testing.T) {
+	d := startDaemon(t, fmt.Sprintf(`contexts:
+  - name: inbox
+    handler: deposit
+    windows: [{name: in, size: 2MiB}]
+    attach: {users: ["%d"]}
+    activate: manual
+`, nobody))
+	dir := t.TempDir()
+	var files []string
+	want := map[string]int{}
+	for i := range 10 {
+		content := bytes.Repeat([]byte{byte(i), byte(i + 1), 7}, 20000*i)
+		file := filepath.Join(dir, fmt.Sprint(i))
+		if err := os.WriteFile(file, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, file)
+		sum := sha256.Sum256(content)
+		want[hex.EncodeToString(sum[:])]++
+	}
+	out := filepath.Join(dir, "out")
+	if err := os.Mkdir(out, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chown(out, nobody, nobody); err != nil {
+		t.Fatal(err)
+	}
+	cmd := d.asNobody("demo", "inbox", "--count", "10", "--slots", "3", "--json", "--dir", out)
+	var stdout bytes.Buffer
+	cmd.Stdout = &stdout
+	stderr, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Process.Kill()
+	lines := bufio.NewScanner(stderr)
+	if !lines.Scan() || !strings.HasPrefix(lines.Text(), "attached to inbox: waiting for messages") {
+		t.Fatalf("inbox: %s", lines.Text())
+	}
+	d.send(files...)
+	if err := cmd.Wait(); err != nil {
+		t.Fatalf("inbox: %v", err)
+	}
+	var doc struct {
+		Messages []inbox.Message `json:"messages"`
+		Lost     uint64          `json:"lost"`
+	}
+	if err := json.Unmarshal(stdout.Bytes(), &doc); err != nil || len(doc.Messages) != 10 || doc.Lost != 0 {
+		t.Fatalf("%v, %s", err, &stdout)
+	}
+	for _, m := range doc.Messages {
+		if m.Error != "" || m.Missing != 0 || want[m.SHA256] == 0 {
+			t.Errorf("message %+v", m)
+			continue
+		}
+		want[m.SHA256]--
+		content, err := os.ReadFile(m.File)
+		if sum := sha256.Sum256(content); err != nil || hex.EncodeToString(sum[:]) != m.SHA256 {
+			t.Errorf("file %s is not what came: %v", m.File, err)
+		}
+	}
+	// Somebody else may not.
+	other := d.asNobody("demo", "inbox")
+	other.SysProcAttr.Credential.Uid--
+	if out, err := other.CombinedOutput(); err == nil || !strings.Contains(string(out), "inbox") {
+		t.Errorf("another user: %v\n%s", err, out)
+	}
+}
+
+// TestInboxAnswers has the application answer datagrams, and end by a signal.
+func TestInboxAnswers(t *testing.T) {
+	d := startDaemon(t, fmt.Sprintf(`contexts:
+  - name: shout
+    handler: requests
+    params: {port: 5000}
+    attach: {users: ["%d"]}
+    activate: attach
+`, nobody))
+	cmd := d.asNobody("demo", "inbox", "shout")
+	cmd.Stderr = os.Stderr
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Process.Kill()
+	lines := bufio.NewScanner(stdout)
+	if !lines.Scan() || lines.Text() != "attached to shout: waiting for requests" {
+		t.Fatalf("said %q", lines.Text())
+	}
+	var answers []string
+	err = d.lab.Host.NS.Do(func() error {
+		c, err := net.Dial("udp4", net.JoinHostPort(d.lab.NIC.Addr.Addr().String(), "5000"))
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		b := make([]byte, 100)
+		for _, question := range []string{"hello", "who is there?"} {
+			if _, err := c.Write([]byte(question)); err != nil {
+				return err
+			}
+			if err := c.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
+				return err
+			}
+			n, err := c.Read(b)
+			if err != nil {
+				return err
+			}
+			answers = append(answers, string(b[:n]))
+		}
+		return nil
+	})
+	if err != nil || !slices.Equal(answers, []string{"HELLO", "WHO IS THERE?"}) {
+		t.Fatalf("answers %q, %v", answers, err)
+	}
+	if err := cmd.Process.Signal(unix.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	said := ""
+	for lines.Scan() {
+		said += lines.Text() + "\n"
+	}
+	if err := cmd.Wait(); err != nil || !strings.Contains(said, `"hello", answered`) {
+		t.Errorf("%v, said\n%s", err, said)
+	}
+}
+
+func TestInboxRefusesFlags(t *testing.T) {
+	for args, want := range map[string]string{
+		"--slots 0":  "--slots 0: want 1 to 1024",
+		"--count -1": "--count -1: want 0",
+		"a b":        "accepts at most 1 arg",
+	} {
+		root := newRootCmd()
+		root.SetArgs(append([]string{"demo", "inbox"}, strings.Fields(args)...))
+		if err := root.Execute(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", args, err, want)
+		}
+	}
+}

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package inbox is an application of its own, beside the NIC: it attaches to an execution
+// context of the daemon's, without any privileges, and takes the messages that handlers
+// have put into its window. With a context whose handlers ask, it answers.
+package inbox
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+
+	"github.com/xspin/xspin/client"
+	"github.com/xspin/xspin/control"
+	"github.com/xspin/xspin/hostq"
+	"github.com/xspin/xspin/hpu"
+)
+
+// Config of an inbox.
+type Config struct {
+	Socket  string // of the daemon. Defaults to XSPIN_SOCKET, or control.Socket
+	Context string
+	Slots   int    // parts of the window, each for a message. Defaults to 8
+	Dir     string // messages become files there. Optional
+	Count   int    // messages and requests after which to end. 0: never
+}
+
+// A Message is one that has ended.
+type Message struct {
+	Source  netip.AddrPort `json:"source"`
+	Number  uint32         `json:"number"`
+	Bytes   uint64         `json:"bytes"`
+	Missing uint64         `json:"missing,omitempty"`
+	SHA256  string         `json:"sha256,omitempty"`
+	File    string         `json:"file,omitempty"`
+	Error   string         `json:"error,omitempty"` // why it is not whole
+}
+
+// A Request is one that was answered: in upper case, so that one sees it.
+type Request struct {
+	Tag     uint64 `json:"tag"`
+	Payload []byte `json:"payload"`
+}
+
+// Report is told what comes.
+type Report interface {
+	Attached(context string, window int64)
+	Message(Message)
+	Request(Request)
+	Lost(events uint64) // of messages, because nobody took them in time
+}
+
+// inbox is an attached application.
+type inbox struct {
+	cfg    Config
+	app    *client.App
+	window *client.Window // nil: none
+	slot   int64          // bytes of each
+	report Report
+	left   int // of Config.Count
+}
+
+var errEnough = errors.New("enough")
+
+// Run takes messages and answers requests until ctx ends, or there were enough.
+func Run(ctx context.Context, cfg Config, report Report) (err error) {
+	if cfg.Slots == 0 {
+		cfg.Slots = 8
+	}
+	app, err := client.Attach(ctx, cfg.Context, client.Options{Socket: cfg.Socket})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, app.Close()) }()
+	in := &inbox{cfg: cfg, app: app, report: report, left: cfg.Count}
+	if err := in.open(ctx); err != nil {
+		return err
+	}
+	for {
+		if err := in.take(ctx); errors.Is(err, errEnough) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		if err := app.Wait(ctx); ctx.Err() != nil {
+			return nil
+		} else if err != nil {
+			return err
+		}
+	}
+}
+
+// open posts a receive for each slot of the window, and then lets packets come, if that
+// was left to the application (activate: manual). So no message is in another's place.
+func (in *inbox) open(ctx context.Context) error {
+	if all := in.app.Windows(); len(all) > 0 {
+		in.window = all[0]
+		in.slot = in.window.Size() / int64(in.cfg.Slots)
+		if in.slot == 0 {
+			return fmt.Errorf("window %q of %d bytes has no room for %d messages", in.window.Name(), in.window.Size(), in.cfg.Slots)
+		}
+		for i := range in.cfg.Slots {
+			if err := in.post(ctx, uint64(i+1)); err != nil {
+				return err
+			}
+		}
+	}
+	info, err := in.app.Info(ctx)
+	if err != nil {
+		return err
+	}
+	if info.State == "installed" {
+		if err := in.app.Activate(ctx); err != nil {
+			return err
+		}
+	}
+	in.report.Attached(in.cfg.Context, in.slot*int64(in.cfg.Slots))
+	return nil
+}
+
+// post has the next message go to a slot, 1 and up: the number comes back with its event.
+func (in *inbox) post(ctx context.Context, slot uint64) error {
+	return in.app.Post(ctx, control.Receive{
+		Window: in.window.Name(), Place: in.place(slot), Size: in.slot,
+		Ignore: ^uint32(0), // any message
+		User:   slot,
+	})
+}
+
+func (in *inbox) place(slot uint64) int64 { return int64(slot-1) * in.slot }
+
+// take takes what is there.
+func (in *inbox) take(ctx context.Context) error {
+	var e hostq.Event
+	for in.app.Event(&e) {
+		if err := in.event(ctx, &e); err != nil {
+			return err
+		}
+	}
+	var r hostq.Call
+	for in.app.Request(&r) {
+		if !r.Reply {
+			in.app.Done(&r)
+			continue
+		}
+		// A copy: the NIC's side could change it between two looks.
+		payload := bytes.Clone(r.Payload)
+		if err := in.app.Respond(&r, 0, bytes.ToUpper(payload)); err != nil {
+			return err
+		}
+		in.report.Request(Request{r.Tag, payload})
+		if err := in.counted(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (in *inbox) event(ctx context.Context, e *hostq.Event) error {
+	switch e.Kind {
+	case hostq.ContextFault:
+		return fmt.Errorf("context %q runs no handlers any more: %s", in.cfg.Context, e.Text)
+	case hostq.Overflow:
+		// Their slots cannot be known: they stay taken.
+		in.report.Lost(e.Lost)
+		return nil
+	case hostq.MessageEnded, hostq.MessageFailed:
+	default:
+		return nil // of a later version
+	}
+	m := Message{Source: e.Source, Number: e.Number, Bytes: e.Length, Missing: e.Missing}
+	mine := in.window != nil && e.User >= 1 && e.User <= uint64(in.cfg.Slots)
+	switch {
+	case e.Kind == hostq.MessageFailed:
+		m.Error = e.Text
+	case hpu.Cause(e.Cause) != hpu.Complete:
+		m.Error = hpu.Cause(e.Cause).String()
+	case mine:
+		if err := in.keep(&m, e.User); err != nil {
+			return err
+		}
+	}
+	if mine {
+		if err := in.post(ctx, e.User); err != nil {
+			return err
+		}
+	}
+	in.report.Message(m)
+	return in.counted()
+}
+
+// keep copies a message out of its slot, which is for another one then.
+func (in *inbox) keep(m *Message, slot uint64) error {
+	if m.Bytes > uint64(in.slot) {
+		return fmt.Errorf("message %d from %v has %d bytes, in a place for %d", m.Number, m.Source, m.Bytes, in.slot)
+	}
+	content := make([]byte, m.Bytes)
+	if _, err := in.window.ReadAt(content, in.place(slot)); err != nil {
+		return err
+	}
+	sum := sha256.Sum256(content)
+	m.SHA256 = hex.EncodeToString(sum[:])
+	if in.cfg.Dir == "" {
+		return nil
+	}
+	m.File = filepath.Join(in.cfg.Dir, fmt.Sprintf("%v-%d-%d", m.Source.Addr(), m.Source.Port(), m.Number))
+	return os.WriteFile(m.File, content, 0o644)
+}
+
+func (in *inbox) counted() error {
+	if in.left--; in.left == 0 {
+		return errEnough
+	}
+	return nil
+}
