@@ -63,7 +63,7 @@ that is there.`,
 	demo.AddCommand(newPingpongCmd(), newFileCmd(), newInboxCmd())
 	rules := newRulesCmd()
 	rules.AddCommand(newRulesLsCmd())
-	root.AddCommand(newRunCmd(), newCtxCmd(), demo, newLabCmd(), rules, newSendCmd(), newStatsCmd(), newBenchCmd())
+	root.AddCommand(newRunCmd(), newCtxCmd(), demo, newLabCmd(), rules, newSendCmd(), newStatsCmd(), newTopCmd(), newLogCmd(), newCaptureCmd(), newMemCmd(), newBenchCmd())
 	root.AddCommand(newHelperCmds()...)
 	root.AddCommand(newBenchHelperCmds()...)
 	root.AddCommand(newLabHelperCmds()...)

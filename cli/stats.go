@@ -3,15 +3,21 @@
 package cli
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	daemonctl "github.com/xspin/xspin/control"
+	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/internal/control"
 	"github.com/xspin/xspin/mpq"
@@ -21,47 +27,145 @@ import (
 // newStatsCmd returns `xspin stats`.
 func newStatsCmd() *cobra.Command {
 	var asJSON bool
+	var socket string
 	cmd := &cobra.Command{
 		Use:   "stats [INTERFACE]",
 		Short: "All counters of a running NIC, explained",
-		Long: `Ask a running NIC, such as that of xspin demo pingpong --serve, for its counters.
-Without an argument the one that runs is asked. A program of your own answers if
-it has called ServeStats of its nic.NIC.`,
+		Long: `Ask running NICs for their counters: those of the daemon (xspin run), or without
+one a process that has a NIC of its own, such as xspin demo pingpong --serve. A
+program of yours answers if it has called ServeStats of its nic.NIC.
+
+Without an argument all interfaces of the daemon are shown, or else the NIC that
+runs. With --json, a NIC is one document; all those of a daemon are its "nics".`,
 		Example: `  sudo xspin stats
-  sudo xspin stats xs-nic --json`,
+  sudo xspin stats xs-nic --json
+  xspin stats --json | jq '.nics[].contexts[] | {name, handled, refused}'`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			name, err := pickNIC(args)
+			name := ""
+			if len(args) == 1 {
+				name = args[0]
+			}
+			all, err := daemonStats(cmd.Context(), socket, name)
 			if err != nil {
 				return fmt.Errorf("stats: %w", err)
 			}
-			var s nic.Stats
-			if err := control.Ask(name, &s); err != nil {
-				return fmt.Errorf("stats: %w", err)
+			single := all == nil || name != ""
+			if all == nil {
+				s, err := processStats(name)
+				if err != nil {
+					return fmt.Errorf("stats: %w", err)
+				}
+				all = []nicStats{{Stats: s}}
 			}
-			if asJSON {
+			type schema struct {
+				Schema int `json:"schema"`
+			}
+			switch {
+			case asJSON && single:
 				return writeJSON(cmd.OutOrStdout(), struct {
-					Schema int `json:"schema"`
-					*nic.Stats
-				}{1, &s})
+					schema
+					nicStats
+				}{schema{1}, all[0]})
+			case asJSON:
+				return writeJSON(cmd.OutOrStdout(), struct {
+					schema
+					NICs []nicStats `json:"nics"`
+				}{schema{1}, all})
 			}
-			return writeStats(cmd.OutOrStdout(), &s)
+			for i := range all {
+				if i > 0 {
+					fmt.Fprintln(cmd.OutOrStdout())
+				}
+				if err := writeStats(cmd.OutOrStdout(), &all[i]); err != nil {
+					return err
+				}
+			}
+			return nil
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON document")
+	cmd.Flags().StringVar(&socket, "socket", "", "of the daemon (default XSPIN_SOCKET, or "+daemonctl.Socket+")")
 	return cmd
 }
 
-func pickNIC(args []string) (string, error) {
-	if len(args) == 1 {
-		return args[0], nil
+// nicStats are the counters of a NIC, and of the queues of its contexts.
+type nicStats struct {
+	*nic.Stats
+	Apps map[string]*hostq.PairStats `json:"apps,omitempty"` // by context, those of a daemon that have one
+}
+
+// daemonStats asks the daemon for its NICs, or for that of a name. It returns nil if
+// there is no daemon, or none with such a NIC, and the caller may ask elsewhere.
+func daemonStats(ctx context.Context, socket, name string) ([]nicStats, error) {
+	c, err := daemonctl.Dial(socket)
+	if errors.Is(err, daemonctl.ErrNoDaemon) && socket == "" && os.Getenv("XSPIN_SOCKET") == "" {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	var all []nicStats
+	if err := c.Stats(ctx, &all); err != nil {
+		return nil, err
+	}
+	contexts, err := c.Contexts(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for i := range all {
+		s := &all[i]
+		for _, x := range contexts {
+			if x.Interface == s.Interface && x.Pair != nil {
+				if s.Apps == nil {
+					s.Apps = map[string]*hostq.PairStats{}
+				}
+				s.Apps[x.Name] = x.Pair
+			}
+		}
+		if s.Interface == name {
+			return all[i : i+1], nil
+		}
+		names = append(names, s.Interface)
+	}
+	switch {
+	case name == "" && len(all) > 0:
+		return all, nil
+	case name == "":
+		return nil, errors.New("the daemon has no interface")
+	case socket != "":
+		return nil, fmt.Errorf("the daemon at %s has no interface %s, but: %s", socket, name, strings.Join(names, ", "))
+	}
+	return nil, nil
+}
+
+// processStats asks a process that has a NIC of its own.
+func processStats(name string) (*nic.Stats, error) {
+	name, err := pickNIC(name)
+	if err != nil {
+		return nil, err
+	}
+	var s nic.Stats
+	if err := control.Ask(name, &s); err != nil {
+		return nil, err
+	}
+	return &s, nil
+}
+
+func pickNIC(name string) (string, error) {
+	if name != "" {
+		return name, nil
 	}
 	names, err := control.Names()
+	// The daemon's socket lies beside them, and is none of them.
+	names = slices.DeleteFunc(names, func(n string) bool { return n+".sock" == filepath.Base(daemonctl.Socket) })
 	switch {
 	case err != nil:
 		return "", err
 	case len(names) == 0:
-		return "", fmt.Errorf("%w: start one, for example with `xspin demo pingpong --serve`, or call ServeStats in your program", control.ErrNone)
+		return "", fmt.Errorf("%w: start the daemon (xspin run) or a demo (xspin demo pingpong --serve), or call ServeStats in your program", control.ErrNone)
 	case len(names) > 1:
 		return "", errors.New("several NICs are running, name one: " + strings.Join(names, ", "))
 	}
@@ -97,7 +201,7 @@ var dropHelp = [mpq.Reasons]string{
 }
 
 // writeStats explains the counters.
-func writeStats(out io.Writer, s *nic.Stats) error {
+func writeStats(out io.Writer, s *nicStats) error {
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 	row := func(name string, value any, help string) { fmt.Fprintf(w, "  %s\t%v\t%s\n", name, value, help) }
 	copied, multi := "copy", "no"
@@ -113,6 +217,7 @@ func writeStats(out io.Writer, s *nic.Stats) error {
 	row("passed", s.Program.Passed, "no ruleset matched: to the Linux stack")
 	row("redirected", s.Program.Redirected, "to an HPU")
 	row("refused", s.Program.Refused, "dropped: their context had no credit left")
+	row("spilled", s.Program.Spilled, "their context had no credit left, and spills: to the Linux stack")
 	row("failed", s.Program.Failed, "matched, but could not be redirected: to the Linux stack")
 	row("malformed", s.Program.Malformed, "matched, but not what their message format says: to the Linux stack")
 	row("oversize", s.Program.Oversize, "matched, but too long for AF_XDP here: to the Linux stack")
@@ -126,9 +231,11 @@ func writeStats(out io.Writer, s *nic.Stats) error {
 		for _, r := range c.Rulesets {
 			row(fmt.Sprintf("ruleset %d", r.Number), r.Matched, "frames matched by "+r.Name)
 		}
-		row("credits", c.Credits, "buffers it may have in flight on a receive queue")
+		row("share", c.Share, "weight of its HPU time")
+		row("credits", c.Credits, fmt.Sprintf("buffers it may have in flight on a receive queue; %d while there is HPU time for all", c.Granted))
 		row("in flight", c.InFlight, "buffers it has, on the queue with the most")
 		row("refused", c.Refused, "frames dropped for lack of credit")
+		row("spilled", c.Spilled, "frames left to the Linux stack for lack of credit")
 		row("handled", c.Handled, "handlers that returned")
 		row("dropped", c.Dropped, "of these, with Drop")
 		row("failed", c.Failed, "of these, with Fail")
@@ -139,6 +246,20 @@ func writeStats(out io.Writer, s *nic.Stats) error {
 		row("sent", c.Sent, "frames given to a tx ring")
 		row("send full", c.SendFull, "sends refused: ring full, or no frame left")
 		row("to stack", c.ToStack, "packets handed to the Linux stack")
+		if c.Timers > 0 {
+			row("timers", c.Timers, "timer handlers that returned")
+		}
+		if c.Triggers > 0 {
+			row("triggers", c.Triggers, "messages of the host's that were begun")
+		}
+		if q := s.Apps[c.Name]; q != nil || c.Requests > 0 {
+			row("requests", c.Requests, "of handlers to the application")
+			row("unasked", c.Unasked, "of these, dropped because the ring was full")
+			row("unanswered", c.Unanswered, "of these, given up: no answer in time, or nobody there")
+			if q != nil {
+				writeQueue(row, q)
+			}
+		}
 		if m := c.Messages; m != nil {
 			row("checksums", c.Checksums, "UDP checksums that are verified")
 			row("corrupt", c.Corrupt, "packets dropped for their checksum")
@@ -194,4 +315,21 @@ func writeStats(out io.Writer, s *nic.Stats) error {
 	row("events lost", s.EventsLost, "that nobody took in time")
 	row("stuck", s.Stuck, "handlers past their limit that have not returned")
 	return w.Flush()
+}
+
+// writeQueue explains the counters of the queue to an application.
+func writeQueue(row func(name string, value any, help string), q *hostq.PairStats) {
+	row("queue: events", q.Events, "given to the application")
+	row("queue: lost", q.EventsLost, "events that found no room, for good")
+	row("queue: requests", q.Requests, "given to the application")
+	row("queue: full", q.Full, "requests that found no room")
+	row("queue: responses", q.Responses, "that somebody waited for")
+	row("queue: late", q.Late, "responses that nobody waited for any more")
+	row("queue: bogus", q.Bogus, "responses that answer nothing")
+	row("queue: outstanding", q.Outstanding, "requests without their response yet")
+	row("queue: waiting", q.Waiting, "events and requests that the application has not taken")
+	row("queue: rung", q.Rung, "system calls to wake the application")
+	if q.Broken {
+		row("queue: broken", "YES", "the application has broken the rules of the rings")
+	}
 }

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/xspin/xspin/control"
+)
+
+// newMemCmd returns `xspin mem`.
+func newMemCmd() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "mem",
+		Short: "Read and write the HPU memory of a context",
+		Long: `Copy HPU memory of a context of the daemon's, as it is, to standard output or
+from standard input: the context's, which all of its HPUs share (memory of its
+configuration), or with --hpu that of one of them (hpu_memory).
+
+Handlers use the memory at the same time. To initialise it before they run,
+install the context with activate: manual, write, and activate it then.`,
+		Args: cobra.NoArgs,
+	}
+	cmd.AddCommand(newMemReadCmd(), newMemWriteCmd())
+	return cmd
+}
+
+// memFlags are what both have.
+type memFlags struct {
+	hpu    int
+	offset string
+}
+
+func (f *memFlags) add(cmd *cobra.Command) {
+	cmd.Flags().IntVar(&f.hpu, "hpu", -1, "memory of this HPU (default the context's)")
+	cmd.Flags().StringVar(&f.offset, "offset", "0", "where to begin, such as 64 or 4KiB")
+}
+
+func (f *memFlags) check() (offset int64, err error) {
+	if f.hpu < -1 {
+		return 0, flagError("hpu", f.hpu, "want 0 or more")
+	}
+	return sizeFlag("offset", f.offset)
+}
+
+func sizeFlag(name, text string) (int64, error) {
+	var s control.Size
+	if err := s.UnmarshalText([]byte(text)); err != nil {
+		return 0, flagError(name, text, err.Error())
+	}
+	return int64(s), nil
+}
+
+func newMemReadCmd() *cobra.Command {
+	var f memFlags
+	var length string
+	cmd := &cobra.Command{
+		Use:   "read CONTEXT",
+		Short: "Copy HPU memory to standard output",
+		Example: `  xspin mem read inbox | xxd
+  xspin mem read inbox --hpu 1 --offset 4KiB --length 64 > memory`,
+		Args: cobra.ExactArgs(1),
+	}
+	f.add(cmd)
+	cmd.Flags().StringVar(&length, "length", "0", "bytes to read, 0 for all that follow")
+	dial := socketFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		offset, err1 := f.check()
+		n, err2 := sizeFlag("length", length)
+		if err := errors.Join(err1, err2); err != nil {
+			return fmt.Errorf("mem read: %w", err)
+		}
+		out := cmd.OutOrStdout()
+		if isTerminal(out) {
+			return errors.New("mem read: standard output is a terminal, and memory is no text: pipe it into xxd, or redirect it to a file")
+		}
+		c, err := dial()
+		if err != nil {
+			return err
+		}
+		got, err := c.ReadMemory(cmd.Context(), args[0], f.hpu, offset, n, out)
+		if err == nil && n > 0 && got != n {
+			err = fmt.Errorf("%d bytes came, want %d", got, n)
+		}
+		if err != nil {
+			return fmt.Errorf("mem read %s: %w", args[0], err)
+		}
+		return nil
+	}
+	return cmd
+}
+
+func newMemWriteCmd() *cobra.Command {
+	var f memFlags
+	cmd := &cobra.Command{
+		Use:   "write CONTEXT",
+		Short: "Copy standard input to HPU memory",
+		Long:  `Copy standard input to HPU memory: all of it, or if it does not fit nothing.`,
+		Example: `  xspin mem write inbox < table
+  printf '\x07\x00\x00\x00' | xspin mem write inbox --hpu 1 --offset 64`,
+		Args: cobra.ExactArgs(1),
+	}
+	f.add(cmd)
+	dial := socketFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		offset, err := f.check()
+		if err != nil {
+			return fmt.Errorf("mem write: %w", err)
+		}
+		in := cmd.InOrStdin()
+		if isTerminal(in) {
+			return errors.New("mem write: standard input is a terminal: redirect a file to it, or pipe something")
+		}
+		c, err := dial()
+		if err != nil {
+			return err
+		}
+		n, err := c.WriteMemory(cmd.Context(), args[0], f.hpu, offset, in)
+		if err != nil {
+			return fmt.Errorf("mem write %s: %w", args[0], err)
+		}
+		fmt.Fprintf(cmd.ErrOrStderr(), "%s written at offset %d\n", count(int(n), "byte"), offset)
+		return nil
+	}
+	return cmd
+}
