@@ -153,6 +153,11 @@ func TestEchoPartial(t *testing.T) {
 			t.Fatalf("%s: %+v", set, out)
 		}
 		checked(t, out.Sent[0])
+		for _, r := range out.Requests {
+			if h := packet.Parse(r.Payload, len(r.Payload)); h.UDP.Checksum() != 0 {
+				t.Error("the HPU has computed what the application is for")
+			}
+		}
 	}
 }
 
@@ -185,6 +190,14 @@ func TestEchoHostWaits(t *testing.T) {
 	}
 	if len(ports) != 50 {
 		t.Errorf("answers to %d of 50 senders", len(ports))
+	}
+}
+
+// TestEchoHostSegments has a packet that is not in one piece.
+func TestEchoHostSegments(t *testing.T) {
+	n := start(t, "echo-host", nil, func(c *hputest.Config) { c.Buffer = 100 })
+	if out := n.Packet(hputest.UDP(hputest.Peer(1), hputest.Here(7), make([]byte, 100))); out.Code() != hpu.Drop || len(out.Requests) != 0 {
+		t.Errorf("%+v", out)
 	}
 }
 
@@ -270,8 +283,12 @@ func TestRequests(t *testing.T) {
 		}
 		return hputest.Answer{Payload: bytes.Repeat(r.Payload, 3)}
 	})
-	for _, question := range []string{"", "x", "what is it?", strings.Repeat("long ", 80)} {
-		out := n.Packet(hputest.UDP(hputest.Peer(4001), hputest.Here(53), []byte(question)))
+	for _, question := range []string{"", "x", "what is it?", strings.Repeat("long ", 80), "y"} {
+		frame := hputest.UDP(hputest.Peer(4001), hputest.Here(53), []byte(question))
+		ip := packet.IPv4(frame[packet.EthernetLen:])
+		ip.SetTTL(3)
+		ip.SetChecksum(ip.HeaderChecksum())
+		out := n.Packet(frame)
 		if len(out.Requests) != 1 || len(out.Sent) != 1 {
 			t.Fatalf("%q: %d requests, %d answers", question, len(out.Requests), len(out.Sent))
 		}
@@ -301,6 +318,22 @@ func TestRequests(t *testing.T) {
 	out := n.Packet(hputest.UDP(netip.MustParseAddrPort("224.0.0.1:5"), hputest.Here(53), []byte("x")))
 	if out.Code() != hpu.Drop || len(out.Requests) != 0 {
 		t.Errorf("from a group: %v, %d requests", out.Code(), len(out.Requests))
+	}
+}
+
+// TestRequestsOptions has a datagram with IP options, which rulesets of one's own may let
+// through: its headers are longer than those of an answer.
+func TestRequestsOptions(t *testing.T) {
+	n := start(t, "requests", handlers.Params{"port": 53}, func(c *hputest.Config) { c.Rulesets = nil })
+	frame := slices.Insert(hputest.UDP(hputest.Peer(1), hputest.Here(53), make([]byte, 40)), 34, 1, 1, 1, 0)
+	ip := packet.IPv4(frame[packet.EthernetLen:])
+	ip[0]++
+	ip.SetTotalLen(uint16(ip.TotalLen() + 4))
+	if h := packet.Parse(frame, len(frame)); h.UDP == nil || h.Payload != 46 {
+		t.Fatal("that is no datagram with options")
+	}
+	if out := n.Packet(frame); out.Code() != hpu.Drop || len(out.Requests) != 0 {
+		t.Errorf("%+v", out)
 	}
 }
 
