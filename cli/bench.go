@@ -87,6 +87,13 @@ messages next to UDP echo; scheduling policies, fairness, memory; and which wind
 is best. All of it takes half an hour: --only names parts.`,
 		2 * time.Second, 20 * time.Millisecond, time.Millisecond, nil, slmpFlags,
 	},
+	{
+		"hostq", "Handlers and applications: windows, events and requests in shared memory",
+		`Requests and responses between two processes, next to one atomic word and to
+eventfds; notifications, next to a bare ring; copies into a window, next to plain
+memory; and UDP echo by handlers that ask an application, next to a socket.`,
+		200 * time.Millisecond, 10 * time.Millisecond, time.Millisecond, nil, hostqFlags,
+	},
 }
 
 // newBenchCmd returns `xspin bench`.
@@ -292,11 +299,15 @@ func (l *benchLab) state() (string, error) {
 	if err != nil {
 		return "", err
 	}
+	return linkStates(links), nil
+}
+
+func linkStates(links []rtt.LinkState) string {
 	var ends []string
 	for _, s := range links {
 		ends = append(ends, fmt.Sprintf("%s: XDP %s, TSO %s, GSO %s, GRO %s, checksums %s", s.Device, s.XDP, s.TSO, s.GSO, s.GRO, s.Checksums()))
 	}
-	return strings.Join(ends, "; "), nil
+	return strings.Join(ends, "; ")
 }
 
 // generate sends a frame for a time, from the sender's CPU into the NIC's end,

@@ -106,6 +106,12 @@ func (f *pingpongFlags) bind(fl *pflag.FlagSet) {
 	fl.Lookup("pin").Usage += " (HPUs, application, mode host's UDP echo)"
 }
 
+// pingpongDefaults are the flags that nobody has typed.
+func pingpongDefaults() (f pingpongFlags) {
+	f.bind(pflag.NewFlagSet("", pflag.ContinueOnError))
+	return f
+}
+
 // config judges the flags. modeSet tells whether the user chose the modes:
 // --serve has one of its own.
 func (f pingpongFlags) config(modeSet bool) (c pingpong.Config, err error) {
