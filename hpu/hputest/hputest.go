@@ -19,6 +19,8 @@
 // There is one worker, whatever the number of HPUs, so handlers run one after the
 // other, and a test does the same each time. Methods of a [NIC] return when
 // everything has been done that they have begun. They are for the test's goroutine.
+// Handlers run on another: in these t.Error is good, and t.Fatal ends a thread of the
+// engine, which notices when Config.Limit is over.
 package hputest
 
 import (
@@ -88,7 +90,7 @@ type NIC struct {
 // An Outcome is what packets and other things that a test did have led to.
 type Outcome struct {
 	Verdicts []matcher.Verdict  // of the packets; those that are not delivered went to the Linux stack
-	Calls    []Call             // of handlers, in order
+	Calls    []Call             // of handlers, in order; continuations are not among them
 	Sent     [][]byte           // frames, in order: those of handlers, and acknowledgements
 	Stack    [][]byte           // packets that handlers handed to the Linux stack
 	Messages []hpu.MessageEvent // ends and failures of messages
@@ -273,7 +275,7 @@ func (n *NIC) call(name string, t *hpu.Task, f func() hpu.Code) (code hpu.Code) 
 			c.Panic = recover()
 		}
 		n.note(func(o *Outcome) { o.Calls = append(o.Calls, c) })
-		if !returned {
+		if c.Panic != nil {
 			panic(c.Panic) // the pool is to see it too
 		}
 	}()

@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -243,6 +244,20 @@ func TestOverrun(t *testing.T) {
 		t.Errorf("%+v", out)
 	}
 	close(free)
+}
+
+// TestGoexit has a handler end its goroutine, as t.Fatal does: the test goes on.
+func TestGoexit(t *testing.T) {
+	c := payload(func(*hpu.HER) hpu.Code {
+		runtime.Goexit()
+		return hpu.Success
+	})
+	c.Limit = 20 * time.Millisecond
+	n := New(t, c)
+	out := n.Packet(hello)
+	if out.Code() != hpu.Fail || out.Calls[0].Panic != nil || len(out.Faults) == 0 || out.Faults[len(out.Faults)-1].Kind != hpu.HandlerOverrun {
+		t.Errorf("%+v", out)
+	}
 }
 
 // TestKeep keeps a packet over the end of its handler.
