@@ -138,7 +138,6 @@ func Start(cfg *Config, o Options) (_ *Daemon, err error) {
 		return nil, err
 	}
 	d.server.serve()
-	d.logger.Info("daemon is ready", "socket", d.socket, "interfaces", len(d.cards), "contexts", len(blueprints))
 	notifyReady(d.logger)
 	return d, nil
 }

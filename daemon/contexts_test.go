@@ -1,0 +1,799 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/xspin/xspin/control"
+	"github.com/xspin/xspin/handlers"
+	"github.com/xspin/xspin/hostq"
+	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/netns"
+	"github.com/xspin/xspin/netns/netnstest"
+	"github.com/xspin/xspin/slmp"
+)
+
+// stuckGate holds the handlers of test-stuck while it is there.
+var stuckGate atomic.Pointer[chan struct{}]
+
+func init() {
+	port := func(p handlers.Params, h hpu.Handlers) (*handlers.Set, error) {
+		if _, ok := p["rulesets"]; ok {
+			return nil, errors.New("no")
+		}
+		return &handlers.Set{Handlers: h}, nil
+	}
+	handlers.Register("test-stuck", "", func(p handlers.Params) (*handlers.Set, error) {
+		return port(p, hpu.Handlers{Payload: func(h *hpu.HER) hpu.Code {
+			if ch := stuckGate.Load(); ch != nil {
+				<-*ch
+			}
+			if w := h.Window("own"); w != nil {
+				_, _ = w.WriteAt([]byte("late"), 0)
+			}
+			return hpu.Drop
+		}})
+	})
+	handlers.Register("test-init", "", func(p handlers.Params) (*handlers.Set, error) {
+		return port(p, hpu.Handlers{
+			Init: func(t *hpu.Task) error {
+				if p["fail"] == true {
+					return errors.New("not today")
+				}
+				return nil
+			},
+			Payload: func(*hpu.HER) hpu.Code { return hpu.Success },
+		})
+	})
+	handlers.Register("test-panic", "", func(p handlers.Params) (*handlers.Set, error) { panic("no set") })
+}
+
+// A logBuffer collects what the daemon logs.
+type logBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *logBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *logBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// A fixture is a daemon on the NIC's end of a lab.
+type fixture struct {
+	*Daemon
+	lab  *netns.Lab
+	file string
+	logs *logBuffer
+}
+
+// configText is the beginning of all configurations.
+func configText(lab *netns.Lab, dir string) string {
+	return fmt.Sprintf("socket: %s/s\ninterfaces:\n- {name: %s, netns: %s, hpus: 2, limit: 300ms}\n", dir, lab.NIC.Device, lab.NIC.Namespace)
+}
+
+// launch starts a daemon with a configuration, less its beginning.
+func launch(t *testing.T, text string) *fixture {
+	t.Helper()
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	f := &fixture{lab: lab, file: filepath.Join(t.TempDir(), "x.yaml"), logs: &logBuffer{}}
+	f.write(t, text)
+	cfg, err := Load(f.file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Daemon, err = Start(cfg, Options{File: f.file, KeepPrivileges: true, Logger: slog.New(slog.NewTextHandler(f.logs, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		defer cancel()
+		if err := f.Close(ctx); err != nil {
+			t.Error(err)
+		}
+		if used := f.inUse(); used != 0 {
+			t.Errorf("%v of memory are in use after the daemon's end", control.Size(used))
+		}
+		if t.Failed() {
+			t.Logf("the daemon's log:\n%s", f.logs)
+		}
+	})
+	return f
+}
+
+func (f *fixture) write(t *testing.T, text string) {
+	t.Helper()
+	writeFile(t, f.file, configText(f.lab, filepath.Dir(f.file))+text)
+}
+
+func (f *fixture) inUse() int64 {
+	f.memory.mu.Lock()
+	defer f.memory.mu.Unlock()
+	return f.memory.used
+}
+
+var root = control.Peer{PID: 1}
+
+func someone(uid int) control.Peer { return control.Peer{PID: 1000 + uid, UID: uid, GID: uid} }
+
+// admitted attaches somebody, for sure.
+func (f *fixture) admitted(t *testing.T, name string, p control.Peer, observer bool) *attachment {
+	t.Helper()
+	a, err := f.admit(name, p, observer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a.(*attachment)
+}
+
+// An app is an application's side of an attachment, with descriptors of its own.
+type app struct {
+	windows map[string]*hostq.Memory
+	host    *hostq.Host
+}
+
+func open(t *testing.T, a *attachment) *app {
+	t.Helper()
+	dup := func(fd int) int {
+		n, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	fds := a.descriptors()
+	r := a.reply()
+	p := &app{windows: map[string]*hostq.Memory{}}
+	for _, w := range r.Windows {
+		if w.App != "rw" {
+			continue
+		}
+		m, err := hostq.OpenMemory(dup(fds[0]), w.Size)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { m.Close() })
+		p.windows[w.Name] = m
+		fds = fds[1:]
+	}
+	if r.Pair != nil {
+		var lanes []int
+		for _, fd := range fds[2:] {
+			lanes = append(lanes, dup(fd))
+		}
+		var err error
+		if p.host, err = hostq.OpenHost(*r.Pair, dup(fds[0]), dup(fds[1]), lanes); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { p.host.Close() })
+	}
+	return p
+}
+
+// send sends an SLMP message and returns when it is acknowledged.
+func (f *fixture) send(t *testing.T, msg []byte) error {
+	t.Helper()
+	return f.lab.Host.NS.Do(func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		c, err := slmp.Dial(ctx, fmt.Sprintf("%v:%d", f.lab.NIC.Addr.Addr(), slmp.Port), slmp.Config{})
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		_, err = c.SendBytes(ctx, msg, slmp.Options{})
+		return err
+	})
+}
+
+// datagram sends one to a port of the NIC.
+func (f *fixture) datagram(t *testing.T, port int) {
+	t.Helper()
+	err := f.lab.Host.NS.Do(func() error {
+		c, err := net.Dial("udp", fmt.Sprintf("%v:%d", f.lab.NIC.Addr.Addr(), port))
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		_, err = c.Write([]byte("datagram"))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// event waits for the application's next event.
+func (p *app) event(t *testing.T) hostq.Event {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	var e hostq.Event
+	for !p.host.Event(&e) {
+		if err := p.host.Wait(ctx, 0); err != nil {
+			t.Fatalf("no event: %v", err)
+		}
+	}
+	return e
+}
+
+// eventually waits until something is so.
+func eventually(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !is(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not so: %s", what)
+		}
+	}
+}
+
+func (f *fixture) state(t *testing.T, name string) string {
+	t.Helper()
+	i, err := f.info(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return i.State
+}
+
+// fails compares an error with one of the four kinds, and a part of its text.
+func fails(t *testing.T, what string, err, kind error, text string) {
+	t.Helper()
+	if err == nil || kind != nil && !errors.Is(err, kind) || !strings.Contains(err.Error(), text) {
+		t.Errorf("%s: error %v, want %v: ... %s ...", what, err, kind, text)
+	}
+}
+
+const inbox = `
+windows: [{name: common, size: 1MiB}]
+contexts:
+- name: inbox
+  handler: deposit
+  windows: [{name: in, size: 1MiB}, {name: common}, {name: hidden, size: 4KiB, app: none}, {name: seen, size: 4KiB, app: r}]
+  memory: 64
+  hpu_memory: 32
+  queue: {events: 16, requests: 16, payload: 64}
+  attach: {users: [77], groups: [88], observers: true}
+  activate: attach
+`
+
+func TestTheNextApplicationSeesNothingOfTheLast(t *testing.T) {
+	f := launch(t, inbox)
+	msg := bytes.Repeat([]byte("secret "), 1000)
+
+	a := f.admitted(t, "inbox", someone(77), false)
+	one := open(t, a)
+	if got := fmt.Sprint(a.reply()); !strings.Contains(got, "[{in 1048576 rw rwa} {common 1048576 rw rwa} {seen 4096 r rwa}]") {
+		t.Errorf("reply %s", got)
+	}
+	if err := f.send(t, msg); err != nil {
+		t.Fatal(err)
+	}
+	e := one.event(t)
+	if e.Kind != hostq.MessageEnded || e.Length != uint64(len(msg)) || !bytes.HasPrefix(one.windows["in"].Bytes(), msg) {
+		t.Fatalf("event %+v", e)
+	}
+	one.host.Counter(3).Add(7)
+	must(t, f.withMemory("inbox", -1, func(b []byte) error { copy(b, "secret"); return nil }))
+	must(t, f.withMemory("inbox", 1, func(b []byte) error { copy(b, "secret"); return nil }))
+	copy(one.windows["common"].Bytes(), "shared")
+	a.release("it is gone")
+	a.release("and says so twice")
+
+	// What it has mapped is still there, for itself.
+	if !bytes.HasPrefix(one.windows["in"].Bytes(), msg) {
+		t.Error("the old mapping has changed")
+	}
+	if got := f.state(t, "inbox"); got != installed {
+		t.Errorf("context is %s", got)
+	}
+
+	b := f.admitted(t, "inbox", control.Peer{PID: 5, UID: 5, GID: 5, Groups: []int{4, 88}}, false)
+	two := open(t, b)
+	for _, name := range []string{"in"} {
+		if i := bytes.IndexFunc(two.windows[name].Bytes(), func(r rune) bool { return r != 0 }); i >= 0 {
+			t.Errorf("window %s has something at %d", name, i)
+		}
+	}
+	if two.host.Counter(3).Get() != 0 {
+		t.Error("a counter is not zero")
+	}
+	var ev hostq.Event
+	if two.host.Event(&ev) {
+		t.Errorf("there is an event: %+v", ev)
+	}
+	for hpu := -1; hpu < 2; hpu++ {
+		must(t, f.withMemory("inbox", hpu, func(m []byte) error {
+			if want := map[bool]int{true: 64, false: 32}[hpu < 0]; len(m) != want || !bytes.Equal(m, make([]byte, want)) {
+				t.Errorf("HPU memory %d: %q", hpu, m)
+			}
+			return nil
+		}))
+	}
+	if !bytes.HasPrefix(two.windows["common"].Bytes(), []byte("shared")) {
+		t.Error("the shared window is another")
+	}
+	// What the first one writes, nobody sees.
+	copy(one.windows["in"].Bytes(), "graffiti")
+	if err := f.send(t, []byte("for two")); err != nil {
+		t.Fatal(err)
+	}
+	two.event(t)
+	if got := two.windows["in"].Bytes()[:8]; string(got) != "for two\x00" {
+		t.Errorf("window has %q", got)
+	}
+	b.release("done")
+	for _, want := range []string{"uid=77", `reason="it is gone"`, "messages_ended=0", "requests_failed=0"} {
+		if !strings.Contains(f.logs.String(), want) {
+			t.Errorf("the log does not say %s", want)
+		}
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestWhoMayDoWhat(t *testing.T) {
+	f := launch(t, "admins: {users: [99]}\n"+inbox)
+	_, err := f.admit("nothing", root, false)
+	fails(t, "no context", err, errNotFound, `no context "nothing"`)
+	_, err = f.admit("inbox", someone(5), false)
+	fails(t, "somebody else", err, errDenied, `context "inbox" is not for user 5: see attach`)
+	fails(t, "somebody else reads", f.mayRead(someone(5), "inbox"), errDenied, `not for user 5`)
+	must(t, f.mayRead(someone(77), "inbox"))
+	must(t, f.mayRead(someone(99), "inbox"))
+	fails(t, "read nothing", f.mayRead(someone(77), "nothing"), errNotFound, "nothing")
+	fails(t, "no admin", f.mayAdmin(someone(77)), errDenied, "user 77 may not do this")
+	must(t, f.mayAdmin(someone(99)))
+	must(t, f.mayAdmin(root))
+
+	a := f.admitted(t, "inbox", someone(77), false)
+	if got := f.state(t, "inbox"); got != active {
+		t.Errorf("with an application the context is %s", got)
+	}
+	_, err = f.admit("inbox", someone(77), false)
+	fails(t, "a second application", err, errBusy, `context "inbox" is taken: application (pid 1077, uid 77) is attached since`)
+	o := f.admitted(t, "inbox", someone(77), true)
+	if r := o.reply(); r.Pair != nil || len(o.descriptors()) != 0 || r.Windows[0].App != "r" || len(r.Windows) != 3 {
+		t.Errorf("an observer gets %+v and descriptors %v", r, o.descriptors())
+	}
+	i, err := f.info("inbox")
+	must(t, err)
+	if len(i.Attached) != 2 || i.Attached[0].Observer || !i.Attached[1].Observer || i.Rules[0].Number != 0 {
+		t.Errorf("info %+v", i)
+	}
+
+	ask := func(a *attachment, ask control.Ask) string { return a.do(&ask).Error }
+	for _, tc := range []struct {
+		who  *attachment
+		ask  control.Ask
+		want string
+	}{
+		{o, control.Ask{Do: "post", Receive: &control.Receive{}}, "post: observers cannot"},
+		{o, control.Ask{Do: "deactivate"}, "deactivate: observers cannot"},
+		{o, control.Ask{Do: "read", Read: &control.Range{Window: "in", Offset: 1 << 20, Length: 0}}, ""},
+		{o, control.Ask{Do: "read", Read: &control.Range{Window: "in", Offset: 1<<20 - 1, Length: 2}}, `2 bytes at 1048575 of window "in" of 1048576: out of bounds`},
+		{o, control.Ask{Do: "read", Read: &control.Range{Window: "in", Offset: -1, Length: 2}}, "read: want a range"},
+		{o, control.Ask{Do: "read", Read: &control.Range{Window: "hidden", Length: 2}}, `window "hidden" is not for applications`},
+		{o, control.Ask{Do: "read", Read: &control.Range{Window: "x", Length: 2}}, `the context has no window "x"`},
+		{o, control.Ask{Do: "read"}, "read: want a range"},
+		{a, control.Ask{Do: "dance"}, `"dance": possible are post, unpost,`},
+		{a, control.Ask{Do: "post"}, "post: which receive is missing"},
+		{a, control.Ask{Do: "post", Receive: &control.Receive{Window: "in", Place: 1<<20 - 4, Size: 5}}, "out of bounds"},
+		{a, control.Ask{Do: "post", Receive: &control.Receive{Window: "in", Place: -1}}, "out of bounds"},
+		{a, control.Ask{Do: "post", Receive: &control.Receive{Window: "in", Size: -1}}, "out of bounds"},
+		{a, control.Ask{Do: "post", Receive: &control.Receive{Window: "hidden"}}, "not for applications"},
+		{a, control.Ask{Do: "unpost", Receive: &control.Receive{Window: "in"}}, "no such receive"},
+		{a, control.Ask{Do: "trigger"}, "trigger: what is missing"},
+		{a, control.Ask{Do: "trigger", Trigger: &control.Trigger{}}, "not host-activated"},
+		{a, control.Ask{Do: "deactivate"}, ""},
+		{a, control.Ask{Do: "activate"}, ""},
+	} {
+		if got := ask(tc.who, tc.ask); got != tc.want && (tc.want == "" || !strings.Contains(got, tc.want)) {
+			t.Errorf("%s by %v: %q, want %q", tc.ask.Do, tc.who, got, tc.want)
+		}
+	}
+	if c := o.do(&control.Ask{Do: "counters"}); c.Error != "" || len(c.Data) != 8*hostq.Counters {
+		t.Errorf("counters: %d bytes, %s", len(c.Data), c.Error)
+	}
+	if c := o.do(&control.Ask{Do: "stats"}); c.Info == nil || c.Info.State != active {
+		t.Errorf("stats %+v", c)
+	}
+	a.release("done")
+	select {
+	case why := <-o.ended():
+		if !strings.Contains(why, "the application has detached") {
+			t.Errorf("the observer is told %q", why)
+		}
+	default:
+		t.Error("the observer is not told")
+	}
+	o.release("told")
+	if got := f.state(t, "inbox"); got != installed {
+		t.Errorf("without an application the context is %s", got)
+	}
+}
+
+func TestMessagesGoWhereReceivesSay(t *testing.T) {
+	f := launch(t, inbox)
+	a := f.admitted(t, "inbox", root, false)
+	defer a.release("done")
+	p := open(t, a)
+	in := p.windows["in"].Bytes()
+	post := func(do string, r control.Receive) {
+		t.Helper()
+		if ans := a.do(&control.Ask{Do: do, Receive: &r}); ans.Error != "" {
+			t.Fatal(ans.Error)
+		}
+	}
+	// Without receives each message goes to the begin.
+	must(t, f.send(t, []byte("first")))
+	must(t, f.send(t, []byte("FIR")))
+	if p.event(t); string(in[:5]) != "FIRst" {
+		t.Errorf("window begins with %q", in[:5])
+	}
+	p.event(t)
+	all := control.Receive{Window: "in", Ignore: 0xffffffff}
+	one, two, three := all, all, all
+	one.Place, one.User = 1000, 41
+	two.Place, two.User = 2000, 42
+	three.Place, three.User, three.Window = 300, 43, "common"
+	post("post", one)
+	post("post", two)
+	post("post", three)
+	post("unpost", two)
+	must(t, f.send(t, []byte("to one")))
+	if e := p.event(t); e.User != 41 || string(in[1000:1006]) != "to one" {
+		t.Errorf("event %+v, window %q", e, in[1000:1006])
+	}
+	must(t, f.send(t, []byte("to three")))
+	if e := p.event(t); e.User != 43 || string(p.windows["common"].Bytes()[300:308]) != "to three" {
+		t.Errorf("event %+v", e)
+	}
+	// From now on a message waits for its receive.
+	sent := make(chan error, 1)
+	go func() { sent <- f.send(t, []byte("waiting")) }()
+	eventually(t, "a message is refused", func() bool {
+		i, err := f.info("inbox")
+		return err == nil && i.HandlerStats.Unbound > 0
+	})
+	if string(in[:5]) != "FIRst" {
+		t.Errorf("the window's begin was written: %q", in[:7])
+	}
+	post("post", two)
+	must(t, <-sent)
+	if e := p.event(t); e.User != 42 || string(in[2000:2007]) != "waiting" {
+		t.Errorf("event %+v, window %q", e, in[2000:2007])
+	}
+}
+
+func TestRequestsFailWhenTheApplicationGoes(t *testing.T) {
+	f := launch(t, `
+contexts:
+- name: ask
+  handler: requests
+  params: {port: 9}
+`)
+	a := f.admitted(t, "ask", root, false)
+	f.datagram(t, 9)
+	eventually(t, "a request is outstanding", func() bool {
+		i, err := f.info("ask")
+		return err == nil && i.Pair.Outstanding == 1
+	})
+	a.release("it was killed")
+	if log := f.logs.String(); !strings.Contains(log, "requests_failed=1") || !strings.Contains(log, `reason="it was killed"`) {
+		t.Errorf("the log does not say what was ended:\n%s", log)
+	}
+	if got := f.state(t, "ask"); got != active {
+		t.Errorf("the context is %s: it is to be armed again", got)
+	}
+	b := f.admitted(t, "ask", root, false)
+	defer b.release("done")
+	p := open(t, b)
+	f.datagram(t, 9)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	var c hostq.Call
+	for !p.host.Request(&c) {
+		if err := p.host.Wait(ctx, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(t, p.host.Respond(&c, 0, []byte("answer")))
+}
+
+func TestStuckHandlersStopTheirContextUntilItIsActivated(t *testing.T) {
+	f := launch(t, `
+contexts:
+- name: stuck
+  handler: test-stuck
+  rulesets: "nine: udp(9)"
+  windows: [{name: own, size: 2MiB}]
+  queue: {}
+- name: echo
+  handler: echo-udp
+  params: {port: 7}
+`)
+	ch := make(chan struct{})
+	stuckGate.Store(&ch)
+	opened := false
+	release := func() {
+		if !opened {
+			opened = true
+			stuckGate.Store(nil)
+			close(ch)
+		}
+	}
+	t.Cleanup(release)
+	before := f.inUse()
+	a := f.admitted(t, "stuck", root, false)
+	p := open(t, a)
+	f.datagram(t, 9)
+	why := <-a.ended()
+	if !strings.Contains(why, "the context is stopped: a handler has run for more than 300ms") {
+		t.Errorf("the session ends with %q", why)
+	}
+	if e := p.event(t); e.Kind != hostq.ContextFault {
+		t.Errorf("event %+v", e)
+	}
+	a.release(why)
+	if got := f.state(t, "stuck"); got != stopped {
+		t.Fatalf("the context is %s", got)
+	}
+	_, err := f.admit("stuck", root, false)
+	fails(t, "attach", err, errBusy, `context "stuck" is stopped (a handler has run for more than 300ms`)
+	if got, err := exchange(t, f.lab, 7, "hello"); err != nil || got != "hello" {
+		t.Errorf("the other context answers %q, error %v", got, err)
+	}
+	// Somebody has looked into it. The handler still hangs.
+	stuckGate.Store(nil)
+	must(t, f.activate("stuck"))
+	if got := f.state(t, "stuck"); got != active {
+		t.Errorf("the context is %s", got)
+	}
+	if used := f.inUse(); used <= before {
+		t.Errorf("%d bytes are in use, as many as before: the handler may still write there", used)
+	}
+	b := f.admitted(t, "stuck", root, false)
+	q := open(t, b)
+	release()
+	eventually(t, "memory is free again", func() bool { return f.inUse() == before })
+	if !strings.Contains(f.logs.String(), "the handlers have returned: their memory is free") {
+		t.Error("the log does not say that memory is free")
+	}
+	if string(q.windows["own"].Bytes()[:4]) != "\x00\x00\x00\x00" || string(p.windows["own"].Bytes()[:4]) != "late" {
+		t.Errorf("the late handler has written %q to the new window, %q to the old", q.windows["own"].Bytes()[:4], p.windows["own"].Bytes()[:4])
+	}
+	b.release("done")
+}
+
+func TestInstallAndRemove(t *testing.T) {
+	f := launch(t, "limits: {memory: 8MiB, window: 4MiB}\n")
+	_, err := f.install(&control.Context{Name: "x/y", Handler: "deposit"})
+	fails(t, "name", err, errInvalid, `name: "x/y": names have`)
+	_, err = f.install(&control.Context{Name: "x", Handler: "test-panic"})
+	fails(t, "panic", err, errInvalid, "params: handler test-panic: panic: no set")
+	_, err = f.install(&control.Context{Name: "x", Handler: "echo-udp", Windows: []control.Window{{Name: "w", Size: 5 << 20}}})
+	fails(t, "window", err, errInvalid, "windows[0].size: a window of 5MiB is larger than the limit of 4MiB: raise limits.window")
+	_, err = f.install(&control.Context{Name: "x", Handler: "test-init", Params: map[string]any{"fail": true}, Rulesets: "a: udp(9)"})
+	fails(t, "init", err, errBusy, `context "x": activate context "x"`)
+	fails(t, "init", err, errBusy, "not today")
+	if _, err := f.info("x"); !errors.Is(err, errNotFound) {
+		t.Errorf("something is left of a context that was not installed: %v", err)
+	}
+
+	one := control.Context{Name: "one", Handler: "test-init", Rulesets: "a: udp(9)", First: 5, Windows: []control.Window{{Name: "w", Size: 4 << 20}}}
+	i, err := f.install(&one)
+	must(t, err)
+	if i.State != active || i.ID < 0 || i.Rules[0].Number != 5 || i.Rules[0].Text != `a: 3&0xffffff00=0x08004500 && 5&0x3fff00ff=0x00000011 && 9&0xffff0000=0x00090000 && 10&0xffff0000=0x00000000:0xffff0000` {
+		t.Errorf("installed: %+v", i)
+	}
+	_, err = f.install(&one)
+	fails(t, "twice", err, errBusy, `context "one" is there already`)
+	two := one
+	two.Name, two.First = "two", 5
+	two.Windows = nil
+	_, err = f.install(&two)
+	fails(t, "numbers", err, errBusy, `ruleset number 5 is taken by context "one"`)
+	two.First, two.Windows = 0, []control.Window{{Name: "a", Size: 3 << 20}, {Name: "b", Size: 2 << 20}}
+	used := f.inUse()
+	_, err = f.install(&two)
+	fails(t, "memory", err, errBusy, `context "two": window "b": 2MiB more memory is wanted, and 7MiB of 8MiB are in use: raise limits.memory, or remove contexts`)
+	if f.inUse() != used {
+		t.Errorf("%d bytes are in use after that, %d before", f.inUse(), used)
+	}
+
+	must(t, f.deactivate("one"))
+	if got := f.state(t, "one"); got != installed {
+		t.Errorf("deactivated, it is %s", got)
+	}
+	a := f.admitted(t, "one", root, false)
+	if ans := a.do(&control.Ask{Do: "activate"}); !strings.Contains(ans.Error, "was deactivated by an administrator") {
+		t.Errorf("an application activates it: %q", ans.Error)
+	}
+	a.release("done")
+	if got := f.state(t, "one"); got != installed {
+		t.Errorf("the application has gone, and it is %s", got)
+	}
+	must(t, f.activate("one"))
+
+	// Memory is not unmapped under who reads it, nor under who is attached.
+	b := f.admitted(t, "one", root, false)
+	fds := b.descriptors()
+	must(t, f.remove("one"))
+	if why := <-b.ended(); why != whyRemoved {
+		t.Errorf("the session ends with %q", why)
+	}
+	if _, err := unix.FcntlInt(uintptr(fds[0]), unix.F_GETFD, 0); err != nil {
+		t.Errorf("a descriptor that may be under way is closed: %v", err)
+	}
+	if ans := b.do(&control.Ask{Do: "activate"}); !strings.Contains(ans.Error, "no context") {
+		t.Errorf("activate after removal: %q", ans.Error)
+	}
+	b.release("told")
+	if f.inUse() != 0 {
+		t.Errorf("%d bytes are in use after removal", f.inUse())
+	}
+	fails(t, "remove", f.remove("one"), errNotFound, `no context "one"`)
+	fails(t, "memory", f.withMemory("one", -1, nil), errNotFound, "one")
+}
+
+func TestHPUMemoryIsHeldWhileSomebodyUsesIt(t *testing.T) {
+	f := launch(t, "")
+	_, err := f.install(&control.Context{Name: "m", Handler: "test-init", Rulesets: "a: udp(9)", Memory: 100, Activate: manually})
+	must(t, err)
+	fails(t, "no memory of HPUs", f.withMemory("m", 0, nil), errInvalid, "the HPUs of context \"m\" have no memory")
+	fails(t, "no such HPU", f.withMemory("m", 2, nil), errInvalid, "HPU 2: there are 0..1")
+	must(t, f.withMemory("m", -1, func(b []byte) error {
+		must(t, f.remove("m"))
+		if f.inUse() == 0 {
+			t.Error("the memory is free already")
+		}
+		copy(b, "still there")
+		return nil
+	}))
+	if f.inUse() != 0 {
+		t.Errorf("%d bytes are in use", f.inUse())
+	}
+}
+
+func TestTriggeredContexts(t *testing.T) {
+	f := launch(t, "")
+	_, err := f.install(&control.Context{
+		Name: "push", Handler: "push", Params: map[string]any{"to": fmt.Sprintf("%v:5000", f.lab.Host.Addr.Addr())},
+		Triggered: true, Windows: []control.Window{{Name: "out", Size: 1 << 20}}, Queue: &control.Queue{}, Activate: manually,
+	})
+	must(t, err)
+	fails(t, "not active", f.trigger("push", control.Trigger{}), errBusy, `context "push" is installed: it must be active`)
+	must(t, f.activate("push"))
+	fails(t, "no window", f.trigger("push", control.Trigger{Window: "in"}), errInvalid, `no window "in"`)
+	fails(t, "bounds", f.trigger("push", control.Trigger{Window: "out", Offset: 1 << 20, Length: 1}), errInvalid, "out of bounds")
+	a := f.admitted(t, "push", root, false)
+	defer a.release("done")
+	pushed(t, f.lab, 5000, func() {
+		if ans := a.do(&control.Ask{Do: "trigger", Trigger: &control.Trigger{Window: "out", Length: 64}}); ans.Error != "" {
+			t.Error(ans.Error)
+		}
+	})
+}
+
+func TestCloseEndsEverything(t *testing.T) {
+	f := launch(t, inbox)
+	a := f.admitted(t, "inbox", root, false)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if why := <-a.ended(); why != whyClosing {
+			t.Errorf("the session ends with %q", why)
+		}
+		a.release("told")
+	}()
+	must(t, f.Close(context.Background()))
+	<-done
+	must(t, f.Close(context.Background()))
+	_, err := f.admit("inbox", root, false)
+	fails(t, "attach", err, nil, "")
+	_, err = f.install(&control.Context{Name: "late", Handler: "deposit"})
+	fails(t, "install", err, errBusy, whyClosing)
+}
+
+func TestFailedStartLeavesNothing(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	dir := t.TempDir()
+	fds, maps := resources(t)
+	for name, tc := range map[string]struct{ text, want string }{
+		"init":      {"contexts:\n- {name: ok, handler: deposit, windows: [{name: in, size: 2MiB}]}\n- {name: bad, handler: test-init, params: {fail: true}, rulesets: 'a: udp(9)'}\n", `context "bad"`},
+		"interface": {"", `no such network interface`},
+		"namespace": {"", `open namespace "xspin-no-such"`},
+	} {
+		text := configText(lab, dir) + tc.text
+		switch name {
+		case "interface":
+			text = strings.Replace(text, lab.NIC.Device, "nothing0", 1)
+		case "namespace":
+			text = strings.Replace(text, lab.NIC.Namespace, "xspin-no-such", 1)
+		}
+		cfg, err := Load(writeFile(t, filepath.Join(dir, "x.yaml"), text))
+		must(t, err)
+		_, err = Start(cfg, Options{KeepPrivileges: true, Logger: slog.New(slog.DiscardHandler)})
+		fails(t, name, err, nil, tc.want)
+		if _, err := os.Stat(cfg.Socket); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s: the socket is left: %v", name, err)
+		}
+	}
+	eventually(t, "nothing is left", func() bool {
+		f, m := resources(t)
+		return f <= fds+2 && m <= maps+8 // of the runtime
+	})
+}
+
+// resources returns how many descriptors and BPF mappings the process has.
+func resources(t *testing.T) (fds, maps int) {
+	t.Helper()
+	list, err := os.ReadDir("/proc/self/fd")
+	must(t, err)
+	text, err := os.ReadFile("/proc/self/maps")
+	must(t, err)
+	return len(list), strings.Count(string(text), "anon_inode:bpf-map")
+}
+
+func TestAThousandSessionsLeaveNothing(t *testing.T) {
+	f := launch(t, `
+contexts:
+- name: small
+  handler: test-init
+  rulesets: "a: udp(9)"
+  windows: [{name: w, size: 4KiB}]
+  memory: 16
+  queue: {events: 16, requests: 16, payload: 64}
+  activate: manual
+`)
+	f.admitted(t, "small", root, false).release("the first")
+	fds, maps := resources(t)
+	used := f.inUse()
+	for i := range 1000 {
+		a := f.admitted(t, "small", root, false)
+		if i%100 == 0 {
+			p := open(t, a)
+			for _, m := range p.windows {
+				must(t, m.Close())
+			}
+			must(t, p.host.Close())
+		}
+		a.release("next")
+	}
+	if n := f.inUse(); n != used {
+		t.Errorf("%d bytes are in use, %d before", n, used)
+	}
+	eventually(t, "descriptors and mappings are as many as before", func() bool {
+		n, m := resources(t)
+		return n <= fds && m <= maps
+	})
+}
