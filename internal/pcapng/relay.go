@@ -4,7 +4,6 @@ package pcapng
 
 import (
 	"bufio"
-	"errors"
 	"fmt"
 	"io"
 )
@@ -20,23 +19,19 @@ type Totals struct {
 // ends within a block is an error that wraps io.ErrUnexpectedEOF: what was copied
 // is a file nevertheless. What has come is written before more is waited for.
 func Relay(w io.Writer, r io.Reader) (t Totals, err error) {
-	n := blocks{r: bufio.NewReaderSize(r, 1<<16)}
 	out := bufio.NewWriterSize(w, 1<<16)
+	n := blocks{r: bufio.NewReaderSize(&flushing{r, out}, 1<<16)}
 	var lost uint64 // before frames; statistics may say more
 	for {
-		if n.r.Buffered() == 0 {
+		kind, b, err := n.next()
+		if err != nil {
 			if err := out.Flush(); err != nil {
 				return t, fmt.Errorf("write capture: %w", err)
 			}
-		}
-		kind, b, err := n.next()
-		if err != nil {
 			if err == io.EOF {
-				err = nil
-			} else {
-				err = fmt.Errorf("read capture: %w", err)
+				return t, nil
 			}
-			return t, errors.Join(err, out.Flush())
+			return t, fmt.Errorf("read capture: %w", err)
 		}
 		switch kind {
 		case blockEnhanced:
@@ -61,4 +56,17 @@ func Relay(w io.Writer, r io.Reader) (t Totals, err error) {
 			return t, fmt.Errorf("write capture: %w", err)
 		}
 	}
+}
+
+// flushing writes what there is before it reads, which may take its time.
+type flushing struct {
+	io.Reader
+	out *bufio.Writer
+}
+
+func (f *flushing) Read(p []byte) (int, error) {
+	if err := f.out.Flush(); err != nil {
+		return 0, err // and stays out's
+	}
+	return f.Reader.Read(p)
 }

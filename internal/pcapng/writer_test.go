@@ -186,6 +186,13 @@ func TestRelay(t *testing.T) {
 	if _, err = Relay(&limited{left: 50}, bytes.NewReader(whole)); !errors.Is(err, errNoSpace) {
 		t.Errorf("a full disk: error %v", err)
 	}
+	// Also if nothing more comes.
+	in, feed := io.Pipe()
+	defer feed.Close()
+	go feed.Write(whole)
+	if _, err = Relay(&limited{left: 50}, in); !errors.Is(err, errNoSpace) {
+		t.Errorf("a full disk, and silence: error %v", err)
+	}
 	if _, err = Relay(&out, strings.NewReader("this is no capture")); err == nil {
 		t.Error("a text is a capture")
 	}
@@ -204,13 +211,13 @@ func TestRelayKeepsNothingBack(t *testing.T) {
 		done <- err
 	}()
 	whole := bytes.Clone(b.Bytes())
-	go feed.Write(whole)
+	go feed.Write(append(whole[:len(whole):len(whole)], whole[:30]...)) // and part of a block
 	got := make([]byte, len(whole))
 	if _, err := io.ReadFull(drain, got); err != nil || !bytes.Equal(got, whole) {
 		t.Errorf("%v: %d bytes", err, len(got))
 	}
 	feed.Close()
-	if err := <-done; err != nil {
+	if err := <-done; !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Error(err)
 	}
 }
