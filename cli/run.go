@@ -51,9 +51,9 @@ func newRunCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run [CONFIG]",
 		Short: "Run NICs as a configuration file says, for applications to attach to",
-		Long: `Run the daemon: it opens the interfaces that CONFIG names, installs its contexts,
-and lets applications of those who may attach to them. CONFIG is
-` + daemonConfig + ` if left out. It has YAML, such as:
+		Long: `Run the daemon: it opens the interfaces that CONFIG names, installs its contexts, and
+lets applications attach to them. CONFIG is ` + daemonConfig + ` if left out (--config
+is another file, with values for flags). It is YAML, such as:
 
 ` + indent(exampleConfig) + `
 The handlers there are:

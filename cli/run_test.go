@@ -8,6 +8,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -211,6 +212,55 @@ func TestRunReloadsAndEnds(t *testing.T) {
 	}
 	if _, err := os.Stat(d.socket); !os.IsNotExist(err) {
 		t.Errorf("the socket is still there: %v", err)
+	}
+}
+
+// TestRunSendsByItself has a timer and a trigger send datagrams: no packet calls them.
+func TestRunSendsByItself(t *testing.T) {
+	d := startDaemon(t, `contexts:
+  - {name: tick, handler: tick, params: {to: "10.0.0.2:9400"}, timer: 20ms}
+  - {name: push, handler: push, params: {to: "10.0.0.2:9500"}, triggered: true, windows: [{name: out, size: 1MiB}]}
+`)
+	listen := func(port int) (c *net.UDPConn) {
+		t.Helper()
+		err := d.lab.Host.NS.Do(func() (err error) {
+			c, err = net.ListenUDP("udp4", &net.UDPAddr{Port: port})
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		if err := c.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	ticks, pushed := listen(9400), listen(9500)
+	b := make([]byte, 2000)
+	// The first one waits for the neighbour's address, and comes later.
+	n, from, err := ticks.ReadFromUDP(b)
+	if err != nil || n != 24 || !from.IP.Equal(net.IP(d.lab.NIC.Addr.Addr().AsSlice())) {
+		t.Fatalf("telemetry of %d bytes from %v, %v", n, from, err)
+	}
+	s := &standIn{socket: d.socket}
+	if out, err := s.run("", "ctx", "trigger", "push", "--window", "out", "--length", "3000", "--slice", "1400"); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for _, want := range []int{1400, 1400, 200} {
+		if n, _, err := pushed.ReadFromUDP(b); err != nil || n != want {
+			t.Errorf("pushed %d bytes, want %d: %v", n, want, err)
+		}
+	}
+	for args, want := range map[string]string{
+		"ctx trigger push --window in --length 1":                "in",
+		"ctx trigger push --window out --offset 1MiB --length 1": "out",
+		"ctx trigger tick --words 1":                             "tick",
+		"ctx trigger nobody":                                     "nobody",
+	} {
+		if _, err := s.run("", strings.Fields(args)...); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", args, err)
+		}
 	}
 }
 
