@@ -60,7 +60,8 @@ type ContextSpec struct {
 
 	// Credits limit how many buffers of the context are in flight on a receive
 	// queue. 0 for an equal share of what the other contexts leave. A frame that
-	// spans more buffers than that is refused always.
+	// spans more buffers than that is refused always. While contexts compete for
+	// HPUs they have less, see Share.
 	Credits int
 
 	Timestamp bool // have packets carry their time of arrival
@@ -94,7 +95,11 @@ type ContextSpec struct {
 	Resources hpu.Resources
 
 	Overload Overload // what happens to packets for which the context has no credit. Defaults to OverloadDrops
-	Share    int      // weight of the context's HPU time when there is not enough for all, 1..MaxShare. Defaults to 1
+
+	// Share is the weight of the context, 1..MaxShare, when there is not enough
+	// HPU time for all: those that bring more than can be done get handler time by
+	// weight, over some 100 ms, whatever a packet costs them. Defaults to 1.
+	Share int
 
 	// HostActivated contexts have no rulesets, and a message format of their own:
 	// see NIC.Trigger.

@@ -4,13 +4,14 @@ package nic_test
 
 import (
 	"cmp"
-	"encoding/binary"
 	"fmt"
 	"math"
 	"net"
 	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/loader"
@@ -22,17 +23,24 @@ import (
 )
 
 // udpTo returns a frame from the host's end of a lab to a port of the NIC's.
-func udpTo(lab *netns.Lab, from, to uint16) []byte {
+func udpTo(lab *netns.Lab, to uint16) []byte {
 	b := make([]byte, 60)
-	copy(b, lab.NIC.MAC)
-	copy(b[6:], lab.Host.MAC)
-	ip := append(b[:12], 0x08, 0x00, 0x45, 0, 0, 46, 0, 0, 0, 0, 64, 17, 0, 0)
-	ip = append(ip, lab.Host.Addr.Addr().AsSlice()...)
-	ip = append(ip, lab.NIC.Addr.Addr().AsSlice()...)
-	binary.BigEndian.PutUint16(b[24:], packet.ChecksumOf(b[14:34]))
-	udp := binary.BigEndian.AppendUint16(ip, from)
-	udp = binary.BigEndian.AppendUint16(udp, to)
-	copy(b[38:], []byte{0, 26, 0, 0})
+	eth := packet.Ethernet(b)
+	eth.SetDst([6]byte(lab.NIC.MAC))
+	eth.SetSrc([6]byte(lab.Host.MAC))
+	eth.SetEtherType(packet.EtherTypeIPv4)
+	ip := packet.IPv4(eth.Payload())
+	ip[0] = 0x45
+	ip.SetTotalLen(uint16(len(ip)))
+	ip.SetTTL(64)
+	ip.SetProtocol(unix.IPPROTO_UDP)
+	ip.SetSrc(lab.Host.Addr.Addr().As4())
+	ip.SetDst(lab.NIC.Addr.Addr().As4())
+	ip.SetChecksum(ip.HeaderChecksum())
+	udp := packet.UDP(ip.Payload())
+	udp.SetSrcPort(1000)
+	udp.SetDstPort(to)
+	udp.SetLength(uint16(len(udp)))
 	return b
 }
 
@@ -141,7 +149,7 @@ func TestCompetingContextsShareHandlerTime(t *testing.T) {
 					Name: fmt.Sprint(d), Rulesets: sets(matcher.UDPPort(uint16(7 + i))), Handlers: handle(busy(d)), Share: tc.shares[i], CoreMask: tc.masks[i],
 				}))
 			}
-			enough := overload(t, lab, udpTo(lab, 1000, 7), udpTo(lab, 1000, 8))
+			enough := overload(t, lab, udpTo(lab, 7), udpTo(lab, 8))
 			handlerTime(t, contexts, 300*time.Millisecond)
 			// Whoever else wants the CPUs may upset it for a moment.
 			var sum [2]time.Duration

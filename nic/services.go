@@ -56,7 +56,7 @@ func (n *NIC) Trigger(c *Context, t hpu.Trigger) (err error) {
 
 // Deactivate disarms the context's rulesets, whose numbers are free from then on, and
 // waits, for a bounded time, until what was on its way has been handled; an error
-// says what has not. Messages stay open. It can be activated again.
+// says what has not. Messages stay open, and timers run. It can be activated again.
 func (n *NIC) Deactivate(c *Context) (err error) {
 	defer func() {
 		if err != nil {

@@ -95,7 +95,7 @@ func (r *Resolver) hear(b []byte) {
 			}
 		case unix.RTM_NEWLINK:
 			if index, ok := word(m.Data, 4, unix.SizeofIfInfomsg); ok && index == r.index {
-				r.loadLink()
+				_ = r.loadLink() // if it has gone, routes will say so
 				r.recheckAll()
 			}
 		case unix.RTM_NEWADDR, unix.RTM_DELADDR, unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
