@@ -12,10 +12,20 @@
 //		for app.Event(&e) { ... memory[e.User:][:e.Length] ... }
 //		for app.Request(&r) { app.Respond(&r, 0, answer) }
 //	}
+//
+// What the daemon refuses is a *control.Error. When the daemon ends, or ends the
+// session, methods return an *EndedError: Attach again makes a new App.
 package client
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
 	"time"
 
 	"github.com/xspin/xspin/control"
@@ -29,63 +39,454 @@ type Options struct {
 	Spin     time.Duration // that Wait spins before it sleeps
 }
 
+// An EndedError says that the application is not attached any more.
+type EndedError struct {
+	Context string
+	Reason  string // what the daemon said, or that it is gone
+}
+
+func (e *EndedError) Error() string {
+	return fmt.Sprintf("no longer attached to %q: %s", e.Context, e.Reason)
+}
+
+// detachTime is how long Close waits for the daemon, which drains the context.
+const detachTime = 10 * time.Second
+
 // An App is an application attached to a context. When it is closed, or the process
 // ends in whatever way, the daemon drains the context and starts it anew.
-type App struct{}
+//
+// Its methods are safe for concurrent use, also with Close, and do nothing after it.
+type App struct {
+	name    string
+	conn    *net.UnixConn
+	windows []*Window
+	spin    time.Duration
+
+	// ctx ends with the session, its cause is why. What the daemon has sent before
+	// can be taken until Close.
+	ctx context.Context
+	end context.CancelCauseFunc
+
+	// mu is held for reading by who uses mapped memory, for writing by Close.
+	mu     sync.RWMutex
+	host   *hostq.Host // nil: none
+	closed bool
+	left   chan struct{} // closed when listen is done
+	err    error         // of Close
+	once   sync.Once
+
+	sending sync.Mutex
+	seq     uint64
+	asked   sync.Mutex
+	waiting map[uint64]chan<- control.Answer // nil: the session is over
+}
 
 // A Window is a window of the context's.
-type Window struct{}
+type Window struct {
+	app    *App
+	info   control.AttachWindow
+	memory *hostq.Memory // nil: to be read by asking
+}
 
 // Attach attaches to a context.
-func Attach(ctx context.Context, name string, o Options) (*App, error) { panic("not yet") }
+func Attach(ctx context.Context, name string, o Options) (_ *App, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("attach to context %q: %w", name, err)
+		}
+	}()
+	conn, err := control.Connect(ctx, o.Socket)
+	if err != nil {
+		return nil, err
+	}
+	// ctx is for Attach only.
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	reply, fds, err := handshake(conn, name, o.Observer)
+	if !stop() {
+		err = ctx.Err()
+	}
+	if err != nil {
+		closeAll(fds)
+		conn.Close()
+		return nil, err
+	}
+	a := &App{name: name, conn: conn, spin: o.Spin, left: make(chan struct{}), waiting: map[uint64]chan<- control.Answer{}}
+	a.ctx, a.end = context.WithCancelCause(context.Background())
+	go a.listen()
+	if err := a.open(reply, fds); err != nil {
+		return nil, errors.Join(err, a.Close())
+	}
+	return a, nil
+}
+
+// open maps what the daemon has sent. It takes the descriptors, also if it fails.
+func (a *App) open(reply *control.AttachReply, fds []int) error {
+	defer func() { closeAll(fds) }()
+	take := func() (fd int) {
+		fd, fds = fds[0], fds[1:]
+		return fd
+	}
+	want := 0
+	for _, w := range reply.Windows {
+		if w.App == "rw" {
+			want++
+		}
+	}
+	if reply.Pair != nil {
+		want += 2 + reply.Pair.Lanes
+	}
+	if len(fds) != want {
+		return fmt.Errorf("%d descriptors came, and %d were to come: the daemon speaks another version, or the limit on open files (ulimit -n) is too low", len(fds), want)
+	}
+	for _, w := range reply.Windows {
+		win := &Window{app: a, info: w}
+		if w.App == "rw" {
+			m, err := hostq.OpenMemory(take(), w.Size)
+			if err != nil {
+				return fmt.Errorf("window %q: %w", w.Name, err)
+			}
+			win.memory = m
+		}
+		a.windows = append(a.windows, win)
+	}
+	if reply.Pair == nil {
+		return nil
+	}
+	memory, bell := take(), take()
+	lanes := fds
+	fds = nil
+	host, err := hostq.OpenHost(*reply.Pair, memory, bell, lanes)
+	if err != nil {
+		return fmt.Errorf("queues: %w", err)
+	}
+	a.host = host
+	return nil
+}
+
+// listen takes what the daemon sends, until the session ends.
+func (a *App) listen() {
+	defer close(a.left)
+	dec := json.NewDecoder(a.conn)
+	reason := ""
+	for reason == "" {
+		var answer control.Answer
+		switch err := dec.Decode(&answer); {
+		case errors.Is(err, os.ErrClosed), errors.Is(err, os.ErrDeadlineExceeded):
+			reason = "it was closed"
+		case err != nil:
+			reason = "the daemon is gone"
+		case answer.Seq == 0:
+			reason = answer.Bye
+		default:
+			a.asked.Lock()
+			if c := a.waiting[answer.Seq]; c != nil {
+				delete(a.waiting, answer.Seq)
+				c <- answer // has room
+			}
+			a.asked.Unlock()
+		}
+	}
+	a.end(&EndedError{a.name, reason}) // unless Close was first
+	a.asked.Lock()
+	a.waiting = nil
+	a.asked.Unlock()
+}
+
+// ask asks the daemon something and waits for its answer.
+func (a *App) ask(ctx context.Context, ask control.Ask) (*control.Answer, error) {
+	// One for one: an ask is on its way only with its number taken.
+	a.sending.Lock()
+	a.seq++
+	ask.Seq = a.seq
+	answered := make(chan control.Answer, 1)
+	a.asked.Lock()
+	if a.waiting != nil {
+		a.waiting[ask.Seq] = answered
+	}
+	a.asked.Unlock()
+	b, err := json.Marshal(ask)
+	if err == nil && a.ctx.Err() == nil {
+		// The daemon reads, or it ends the session.
+		_, err = a.conn.Write(append(b, '\n'))
+	}
+	a.sending.Unlock()
+	defer func() {
+		a.asked.Lock()
+		delete(a.waiting, ask.Seq)
+		a.asked.Unlock()
+	}()
+	if err != nil && a.ctx.Err() == nil {
+		var op *net.OpError
+		if !errors.As(err, &op) {
+			return nil, err // not JSON
+		}
+		<-a.left // which knows why
+	}
+	select {
+	case answer := <-answered:
+		if answer.Error != "" {
+			return nil, fmt.Errorf("%s: %s", a.name, answer.Error)
+		}
+		return &answer, nil
+	case <-a.ctx.Done():
+		return nil, context.Cause(a.ctx)
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// Context returns the name of the context.
+func (a *App) Context() string { return a.name }
 
 // Window returns a window by name, nil if there is none.
-func (a *App) Window(name string) *Window { panic("not yet") }
+func (a *App) Window(name string) *Window {
+	for _, w := range a.windows {
+		if w.info.Name == name {
+			return w
+		}
+	}
+	return nil
+}
 
-// Bytes returns the window's memory, which handlers change at any time; nil if the
-// application has it for reading by ReadAt only. Good until Close.
-func (w *Window) Bytes() []byte { panic("not yet") }
+// Windows returns all windows, in the order of the context's configuration.
+func (a *App) Windows() []*Window { return a.windows }
+
+// Name returns the window's name.
+func (w *Window) Name() string { return w.info.Name }
 
 // Size returns how many bytes the window has.
-func (w *Window) Size() int64 { panic("not yet") }
+func (w *Window) Size() int64 { return w.info.Size }
+
+// Bytes returns the window's memory, which handlers change at any time; nil if the
+// application has it for reading by ReadAt only, and after Close. After Close the
+// memory is not there any more: who uses it then crashes.
+func (w *Window) Bytes() []byte {
+	w.app.mu.RLock()
+	defer w.app.mu.RUnlock()
+	if w.app.closed || w.memory == nil {
+		return nil
+	}
+	return w.memory.Bytes()[:w.info.Size:w.info.Size]
+}
 
 // ReadAt copies from the window.
-func (w *Window) ReadAt(p []byte, off int64) (int, error) { panic("not yet") }
+func (w *Window) ReadAt(p []byte, off int64) (int, error) {
+	if off < 0 {
+		return 0, fmt.Errorf("window %q: offset %d is negative", w.info.Name, off)
+	}
+	var err error
+	if left := max(w.info.Size-off, 0); int64(len(p)) > left {
+		p, err = p[:left], io.EOF
+	}
+	n, e := w.copy(p, off)
+	if e != nil {
+		err = e
+	}
+	return n, err
+}
+
+func (w *Window) copy(p []byte, off int64) (done int, err error) {
+	if w.memory != nil {
+		w.app.mu.RLock()
+		defer w.app.mu.RUnlock()
+		if w.app.closed {
+			return 0, w.app.gone()
+		}
+		return copy(p, w.memory.Bytes()[off:]), nil
+	}
+	for done < len(p) {
+		n := min(len(p)-done, control.MaxRead)
+		answer, err := w.app.ask(context.Background(), control.Ask{
+			Do: "read", Read: &control.Range{Window: w.info.Name, Offset: off + int64(done), Length: int64(n)},
+		})
+		if err != nil {
+			return done, err
+		}
+		if len(answer.Data) != n {
+			return done, fmt.Errorf("window %q: the daemon answers %d bytes instead of %d", w.info.Name, len(answer.Data), n)
+		}
+		done += copy(p[done:], answer.Data)
+	}
+	return done, nil
+}
+
+// gone returns why nothing can be done any more.
+func (a *App) gone() error {
+	if err := context.Cause(a.ctx); err != nil {
+		return err
+	}
+	return os.ErrClosed
+}
+
+// Ended is closed when the session ends, by Close or by the daemon; Err says why.
+func (a *App) Ended() <-chan struct{} { return a.ctx.Done() }
+
+// Err returns why the session has ended, nil as long as it has not.
+func (a *App) Err() error { return context.Cause(a.ctx) }
 
 // Wait returns when there is an event or a request; with an error when ctx or the
-// session has ended.
-func (a *App) Wait(ctx context.Context) error { panic("not yet") }
-
-// Event takes the next event. False: there is none.
-func (a *App) Event(e *hostq.Event) bool { panic("not yet") }
-
-// Request takes the next request. False: there is none.
-func (a *App) Request(c *hostq.Call) bool { panic("not yet") }
-
-// Respond answers a request.
-func (a *App) Respond(c *hostq.Call, status int32, payload []byte) error { panic("not yet") }
-
-// Done ends a request that wants no answer.
-func (a *App) Done(c *hostq.Call) { panic("not yet") }
-
-// Host returns the queues themselves, for epoll and the like; nil for observers and
-// contexts without queue.
-func (a *App) Host() *hostq.Host { panic("not yet") }
-
-// Counter returns counting event i.
-func (a *App) Counter(i int) *hostq.Counter { panic("not yet") }
+// session has ended. What the NIC has sent before is still there then.
+func (a *App) Wait(ctx context.Context) error {
+	return a.wait(ctx, func(ctx context.Context, h *hostq.Host) error { return h.Wait(ctx, a.spin) })
+}
 
 // WaitCounter returns when counter i is at least v.
-func (a *App) WaitCounter(ctx context.Context, i int, v uint64) error { panic("not yet") }
+func (a *App) WaitCounter(ctx context.Context, i int, v uint64) error {
+	return a.wait(ctx, func(ctx context.Context, h *hostq.Host) error { return h.WaitCounter(ctx, i, v) })
+}
+
+// wait calls f with a context that ends with ctx, or with the session.
+func (a *App) wait(ctx context.Context, f func(context.Context, *hostq.Host) error) error {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	if a.closed {
+		return a.gone()
+	}
+	if a.host == nil { // there is nothing to wait for but the end
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-a.ctx.Done():
+			return a.gone()
+		}
+	}
+	either := a.ctx
+	if ctx.Done() != nil {
+		var cancel context.CancelFunc
+		either, cancel = context.WithCancel(ctx)
+		defer cancel()
+		defer context.AfterFunc(a.ctx, cancel)()
+	}
+	err := f(either, a.host)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, hostq.ErrDetached):
+		// The daemon has left the queue. It says why, unless it was killed.
+		select {
+		case <-a.ctx.Done():
+		case <-ctx.Done():
+		case <-time.After(detachTime):
+			return err
+		}
+	}
+	if a.ctx.Err() != nil {
+		return a.gone()
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return err
+}
+
+// Event takes the next event. False: there is none.
+func (a *App) Event(e *hostq.Event) bool {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	return !a.closed && a.host != nil && a.host.Event(e)
+}
+
+// Request takes the next request. False: there is none.
+func (a *App) Request(c *hostq.Call) bool {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	return !a.closed && a.host != nil && a.host.Request(c)
+}
+
+// Respond answers a request.
+func (a *App) Respond(c *hostq.Call, status int32, payload []byte) error {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	if a.closed || a.host == nil {
+		return a.gone()
+	}
+	return a.host.Respond(c, status, payload)
+}
+
+// Done ends a request that wants no answer.
+func (a *App) Done(c *hostq.Call) {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	if !a.closed && a.host != nil {
+		a.host.Done(c)
+	}
+}
+
+// Host returns the queues themselves, for epoll and the like; nil for observers and
+// contexts without queue. Close ends it, too: who uses it makes sure that nobody does
+// both at the same time.
+func (a *App) Host() *hostq.Host { return a.host }
+
+// Counter returns counting event i; nil without queues, and after Close. It must not
+// be used after Close.
+func (a *App) Counter(i int) *hostq.Counter {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	if a.closed || a.host == nil {
+		return nil
+	}
+	return a.host.Counter(i)
+}
 
 // Post posts a receive: the next message that matches goes there.
-func (a *App) Post(ctx context.Context, r control.Receive) error { panic("not yet") }
+func (a *App) Post(ctx context.Context, r control.Receive) error {
+	_, err := a.ask(ctx, control.Ask{Do: "post", Receive: &r})
+	return err
+}
 
 // Trigger activates the context, if it is host-activated.
-func (a *App) Trigger(ctx context.Context, t control.Trigger) error { panic("not yet") }
+func (a *App) Trigger(ctx context.Context, t control.Trigger) error {
+	_, err := a.ask(ctx, control.Ask{Do: "trigger", Trigger: &t})
+	return err
+}
+
+// Activate arms the context's rulesets, if that was left to the application.
+func (a *App) Activate(ctx context.Context) error {
+	_, err := a.ask(ctx, control.Ask{Do: "activate"})
+	return err
+}
+
+// Deactivate disarms them: no more messages begin.
+func (a *App) Deactivate(ctx context.Context) error {
+	_, err := a.ask(ctx, control.Ask{Do: "deactivate"})
+	return err
+}
 
 // Info returns the context's state and counters.
-func (a *App) Info(ctx context.Context) (*control.ContextInfo, error) { panic("not yet") }
+func (a *App) Info(ctx context.Context) (*control.ContextInfo, error) {
+	answer, err := a.ask(ctx, control.Ask{Do: "stats"})
+	if err != nil {
+		return nil, err
+	}
+	if answer.Info == nil {
+		return nil, fmt.Errorf("%s: the daemon answers nothing about it", a.name)
+	}
+	return answer.Info, nil
+}
 
-// Close detaches. Idempotent.
-func (a *App) Close() error { panic("not yet") }
+// Close detaches. It returns when the daemon has drained the context, and somebody
+// else can attach. Idempotent.
+func (a *App) Close() error {
+	a.once.Do(func() {
+		a.end(os.ErrClosed) // wakes Wait
+		// The daemon says good-bye when it is done.
+		_ = a.conn.SetReadDeadline(time.Now().Add(detachTime))
+		if err := a.conn.CloseWrite(); err == nil {
+			<-a.left
+		}
+		a.conn.Close()
+		<-a.left
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.closed = true
+		if a.host != nil {
+			a.err = a.host.Close()
+		}
+		for _, w := range a.windows {
+			if w.memory != nil {
+				a.err = errors.Join(a.err, w.memory.Close())
+			}
+		}
+	})
+	return a.err
+}
