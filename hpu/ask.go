@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -247,14 +248,40 @@ func (r *runner) reply(a *hostq.Response) {
 	}
 }
 
+// visit returns the contexts with an application, whose pairs stay until left is called:
+// see Pool.unvisited. nil for none: then there is nothing to leave.
+func (r *runner) visit() []*Context {
+	if r.pool.hosting.Load() == nil {
+		return nil
+	}
+	r.w.visits.Add(1)
+	if list := r.pool.hosting.Load(); list != nil && len(*list) > 0 {
+		return *list
+	}
+	r.left()
+	return nil
+}
+
+func (r *runner) left() { r.w.visits.Add(1) }
+
+// unvisited waits until no worker looks at a list of applications that was in force
+// before. Who is taken out of the list is then nobody's.
+func (p *Pool) unvisited() {
+	for _, w := range p.workers {
+		for v := w.visits.Load(); v&1 == 1 && w.visits.Load() == v; {
+			time.Sleep(50 * time.Microsecond)
+		}
+	}
+}
+
 // replies takes the answers of all applications.
 func (r *runner) replies() (worked bool) {
-	list := r.pool.hosting.Load()
+	list := r.visit()
 	if list == nil {
 		return false
 	}
 	r.polling = true
-	for _, c := range *list {
+	for _, c := range list {
 		for c.res.Host.Poll(r.w.id, batchSize, r.onReply) > 0 {
 			worked = true
 			if !r.pool.closed.Load() {
@@ -263,30 +290,39 @@ func (r *runner) replies() (worked bool) {
 		}
 	}
 	r.polling = false
+	r.left()
 	return worked
 }
 
 // arm says that the worker is about to sleep. It returns false if there are answers.
 func (r *runner) arm() bool {
-	list := r.pool.hosting.Load()
+	list := r.visit()
 	if list == nil {
 		return true
 	}
-	for _, c := range *list {
+	armed := true
+	for _, c := range list {
 		if h := c.res.Host; h.Outstanding(r.w.id) > 0 && !h.Arm(r.w.id) {
-			r.disarm()
-			return false
+			armed = false
+			break
 		}
 	}
-	return true
+	r.left()
+	if !armed {
+		r.disarm()
+	}
+	return armed
 }
 
 func (r *runner) disarm() {
-	if list := r.pool.hosting.Load(); list != nil {
-		for _, c := range *list {
-			c.res.Host.Disarm(r.w.id)
-		}
+	list := r.visit()
+	if list == nil {
+		return
 	}
+	for _, c := range list {
+		c.res.Host.Disarm(r.w.id)
+	}
+	r.left()
 }
 
 // resumed runs HER k, a continuation.

@@ -336,6 +336,7 @@ func (p *Pool) Drain(c *Context, d time.Duration) error {
 	if p.contexts[c.id].CompareAndSwap(c, nil) {
 		p.keepTime(c, false)
 		_ = p.bells(c, unix.EPOLL_CTL_DEL) // the application may have the other end for longer
+		p.unvisited()
 	}
 	if p.Idle(c) {
 		for i := range c.buckets.Size {

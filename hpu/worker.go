@@ -96,6 +96,7 @@ type worker struct {
 	errands  []*errand   // guarded by Pool.mu
 	hasWork  atomic.Bool // returned, errands, and for worker 0 Pool.own, may have some
 
+	visits  atomic.Uint32 // odd while the list of applications is looked at
 	current atomic.Pointer[runner]
 }
 
