@@ -402,6 +402,7 @@ func (d *Daemon) close(ctx context.Context) error {
 	}
 	for _, h := range all {
 		h.book.close()
+		h.end()
 	}
 	d.leaks.close()
 	d.mu.Lock()
@@ -419,6 +420,9 @@ func (d *Daemon) close(ctx context.Context) error {
 func (d *Daemon) find(name string) (*hosted, error) {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
+	if d.closing {
+		return nil, failf(errBusy, "%s", whyClosing)
+	}
 	if h := d.contexts[name]; h != nil {
 		return h, nil
 	}
