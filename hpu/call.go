@@ -75,10 +75,10 @@ func (r *runner) invoke(c *Context, what call) (code Code, ok bool) {
 		acc.HandlerTime.add(ns)
 	}
 	plain := code &^ Pending
-	if what == payloadCall || what == depositCall || what == headerCall {
+	if what == payloadCall || what == depositCall || what == headerCall || what == contCall {
 		r.verdict = verdictOf(plain, ok)
 	}
-	if ok && plain != Success && plain != Proceed {
+	if ok && plain != Success && plain != Proceed && what != initCall { // whoever asked for that one is told
 		r.complain(c, r.port, plain, acc)
 	}
 	if !ok || plain == Fail || plain == Segv {
@@ -150,7 +150,9 @@ func (r *runner) contain(c *Context, what call) (code Code, ok bool) {
 	case lastCall:
 		code = r.cont.last(&r.done, &r.cont.reply)
 	case initCall:
-		r.initErr = c.handlers.Init(&r.her.Task)
+		if r.initErr = c.handlers.Init(&r.her.Task); r.initErr != nil {
+			code = Fail // what it has sent is not
+		}
 	case timerCall:
 		code = c.handlers.Timer(&r.her.Task)
 	}

@@ -23,6 +23,17 @@ type Window interface {
 	Size() int64
 }
 
+// An AtomicWindow is a Window with atomic operations on words of 8 bytes, whose offset
+// is a multiple of 8 (SC 2017, appendix B.6); windows of applications are, if the
+// context has the right.
+type AtomicWindow interface {
+	Window
+	CompareAndSwap64(off int64, old, new uint64) (was uint64, err error)
+	FetchAdd64(off int64, delta uint64) (was uint64, err error)
+}
+
+var _ AtomicWindow = (*hostq.Window)(nil)
+
 // ErrBounds is returned, wrapped, for an access outside of a window, or outside of
 // a message's place in it.
 var ErrBounds = hostq.ErrBounds
