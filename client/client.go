@@ -19,6 +19,7 @@ package client
 
 import (
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -74,6 +75,9 @@ type App struct {
 	left   chan struct{} // closed when listen is done
 	err    error         // of Close
 	once   sync.Once
+
+	eitherMu sync.Mutex
+	either   *either // of the last Wait
 
 	sending sync.Mutex
 	seq     uint64
@@ -133,7 +137,7 @@ func (a *App) open(reply *control.AttachReply, fds []int) error {
 		}
 	}
 	if reply.Pair != nil {
-		want += 2 + reply.Pair.Lanes
+		want += 2 + max(reply.Pair.Lanes, 0)
 	}
 	if len(fds) != want {
 		return fmt.Errorf("%d descriptors came, and %d were to come: the daemon speaks another version, or the limit on open files (ulimit -n) is too low", len(fds), want)
@@ -350,14 +354,9 @@ func (a *App) wait(ctx context.Context, f func(context.Context, *hostq.Host) err
 			return a.gone()
 		}
 	}
-	either := a.ctx
-	if ctx.Done() != nil {
-		var cancel context.CancelFunc
-		either, cancel = context.WithCancel(ctx)
-		defer cancel()
-		defer context.AfterFunc(a.ctx, cancel)()
-	}
-	err := f(either, a.host)
+	both, done := a.until(ctx)
+	err := f(both, a.host)
+	done()
 	switch {
 	case err == nil:
 		return nil
@@ -377,6 +376,42 @@ func (a *App) wait(ctx context.Context, f func(context.Context, *hostq.Host) err
 		return ctx.Err()
 	}
 	return err
+}
+
+// An either is a context that ends with another one or with the session.
+type either struct {
+	of     <-chan struct{} // Done of the other one
+	ctx    context.Context
+	cancel func()
+	users  int
+}
+
+// until returns a context that ends with ctx or with the session. Who waits again and
+// again with the same context pays for it once.
+func (a *App) until(ctx context.Context) (_ context.Context, done func()) {
+	if ctx.Done() == nil {
+		return a.ctx, func() {}
+	}
+	a.eitherMu.Lock()
+	defer a.eitherMu.Unlock()
+	e := a.either
+	if e == nil || e.of != ctx.Done() {
+		if e != nil && e.users == 0 {
+			e.cancel()
+		}
+		both, cancel := context.WithCancel(ctx)
+		stop := context.AfterFunc(a.ctx, cancel)
+		e = &either{of: ctx.Done(), ctx: both, cancel: func() { stop(); cancel() }}
+		a.either = e
+	}
+	e.users++
+	return e.ctx, func() {
+		a.eitherMu.Lock()
+		defer a.eitherMu.Unlock()
+		if e.users--; e.users == 0 && e != a.either {
+			e.cancel()
+		}
+	}
 }
 
 // Event takes the next event. False: there is none.
@@ -434,6 +469,26 @@ func (a *App) Post(ctx context.Context, r control.Receive) error {
 	return err
 }
 
+// Unpost takes back a receive that was posted just so. It is an error if a message has
+// taken it.
+func (a *App) Unpost(ctx context.Context, r control.Receive) error {
+	_, err := a.ask(ctx, control.Ask{Do: "unpost", Receive: &r})
+	return err
+}
+
+// Counters asks for all counting events: observers have no other way.
+func (a *App) Counters(ctx context.Context) ([]uint64, error) {
+	answer, err := a.ask(ctx, control.Ask{Do: "counters"})
+	if err != nil {
+		return nil, err
+	}
+	all := make([]uint64, len(answer.Data)/8)
+	for i := range all {
+		all[i] = binary.LittleEndian.Uint64(answer.Data[8*i:])
+	}
+	return all, nil
+}
+
 // Trigger activates the context, if it is host-activated.
 func (a *App) Trigger(ctx context.Context, t control.Trigger) error {
 	_, err := a.ask(ctx, control.Ask{Do: "trigger", Trigger: &t})
@@ -479,6 +534,9 @@ func (a *App) Close() error {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		a.closed = true
+		if a.either != nil {
+			a.either.cancel()
+		}
 		if a.host != nil {
 			a.err = a.host.Close()
 		}
