@@ -393,21 +393,32 @@ lab/xs-nic 0 320 50.0 10.0 4
 lab/xs-nic 1 0 0.0 - 0
 eth9 1
 `
-	got := columnsOf(page(before, now))
+	got := columnsOf(page(before, now, 0))
 	if got != strings.TrimSuffix(want, "eth9 1\n") {
 		t.Errorf("shows\n%swant\n%s", got, want)
 	}
-	if got := columnsOf(page(now, now)); !strings.Contains(got, "inbox active 0 0 17 0.0 0 0 0 0 0 0 0 6 9 pid 77\n") {
+	if got := columnsOf(page(now, now, 0)); !strings.Contains(got, "inbox active 0 0 17 0.0 0 0 0 0 0 0 0 6 9 pid 77\n") {
 		t.Errorf("at the start, without a time to divide by:\n%s", got)
 	}
-	// Columns stand below each other.
-	lines := page(before, now)
-	var ends []int
-	for _, l := range lines[6:9] {
-		ends = append(ends, strings.Index(l.text+" ", map[bool]string{true: "PACKETS", false: "  "}[l.head]))
+	// A narrow screen gets the columns that matter most.
+	for width, want := range map[int]string{
+		80: "CONTEXT STATE PACKETS OPEN HPU% DROP FAIL REFUSED WAIT ATTACHED\n",
+		10: "CONTEXT PACKETS OPEN HPU% DROP REFUSED ATTACHED\n",
+	} {
+		lines := page(before, now, width)
+		if got := columnsOf(lines[6:7]); got != want {
+			t.Errorf("%d columns: %q, want %q", width, got, want)
+		}
+		for _, l := range lines {
+			if width == 80 && len(l.text) > width {
+				t.Errorf("%d columns: %q", width, l.text)
+			}
+		}
 	}
+	// Columns stand below each other.
+	lines := page(before, now, 0)
 	if at := strings.Index(lines[6].text, "PACKETS") + len("PACKETS"); lines[8].text[at-5:at+1] != "1.20M " || lines[7].text[at-3:at+1] != " 20 " {
-		t.Errorf("%v: columns are not right-aligned:\n%s\n%s\n%s", ends, lines[6].text, lines[7].text, lines[8].text)
+		t.Errorf("columns are not right-aligned:\n%s\n%s\n%s", lines[6].text, lines[7].text, lines[8].text)
 	}
 }
 

@@ -128,7 +128,7 @@ func (t *top) plain(ctx context.Context, out io.Writer) error {
 		if i > 0 {
 			fmt.Fprintln(out)
 		}
-		for _, l := range page(before, now) {
+		for _, l := range page(before, now, 0) {
 			if _, err := fmt.Fprintln(out, l.text); err != nil {
 				return err
 			}
@@ -155,10 +155,10 @@ func (t *top) live(ctx context.Context, in, out *os.File) (err error) {
 	keys := s.keys()
 	tick := time.NewTicker(t.interval)
 	defer tick.Stop()
-	lines := page(before, before)
+	now := before
 	show := func() error {
 		width, height := s.size()
-		_, err := out.WriteString(fit(lines, width, height))
+		_, err := out.WriteString(fit(page(before, now, width), width, height))
 		return err
 	}
 	for shown := 0; ; {
@@ -177,11 +177,11 @@ func (t *top) live(ctx context.Context, in, out *os.File) (err error) {
 			}
 		case <-resized:
 		case <-tick.C:
-			now, err := t.sample()
+			next, err := t.sample()
 			if err != nil {
 				return err
 			}
-			lines, before = page(before, now), now
+			before, now = now, next
 			if shown++; shown == t.reports {
 				return show()
 			}
@@ -221,7 +221,8 @@ func fit(lines []pageLine, width, height int) string {
 
 // columns are as wide as they must be. Numbers are on the right.
 type columns struct {
-	left []bool // columns of words
+	left []bool   // those of words
+	drop []string // those that a narrow screen can do without, in this order
 	rows [][]string
 }
 
@@ -238,27 +239,36 @@ func (t *columns) row(cells ...any) {
 	t.rows = append(t.rows, row)
 }
 
-func (t *columns) lines() []pageLine {
-	width := make([]int, len(t.rows[0]))
-	for _, r := range t.rows {
-		for i, c := range r {
-			width[i] = max(width[i], utf8.RuneCountInString(c))
+// lines returns them. On a screen of some width they leave columns out, for the rest
+// to fit; 0 is any width.
+func (t *columns) lines(screen int) []pageLine {
+	width := make([]int, len(t.rows[0])) // 0: left out
+	total := -2
+	for i := range width {
+		for _, r := range t.rows {
+			width[i] = max(width[i], utf8.RuneCountInString(r[i]))
+		}
+		total += width[i] + 2
+	}
+	for _, name := range t.drop {
+		if i := slices.Index(t.rows[0], name); screen > 0 && total > screen {
+			total -= width[i] + 2
+			width[i] = 0
 		}
 	}
 	var all []pageLine
 	for n, r := range t.rows {
-		var b strings.Builder
+		var cells []string
 		for i, c := range r {
-			if i > 0 {
-				b.WriteString("  ")
+			switch {
+			case width[i] == 0:
+			case t.left[i]:
+				cells = append(cells, fmt.Sprintf("%-*s", width[i], c))
+			default:
+				cells = append(cells, fmt.Sprintf("%*s", width[i], c))
 			}
-			w := width[i]
-			if t.left[i] {
-				w = -w
-			}
-			fmt.Fprintf(&b, "%*s", w, c)
 		}
-		all = append(all, pageLine{strings.TrimRight(b.String(), " "), n == 0})
+		all = append(all, pageLine{strings.TrimRight(strings.Join(cells, "  "), " "), n == 0})
 	}
 	return all
 }
@@ -290,9 +300,9 @@ func digits(v float64) string {
 	return fmt.Sprintf("%.2f", v)
 }
 
-// page returns the lines of a report.
-func page(before, now *sample) []pageLine {
-	p := pager{seconds: now.at.Sub(before.at).Seconds()}
+// page returns the lines of a report for a screen of some width, 0 for any.
+func page(before, now *sample, width int) []pageLine {
+	p := pager{seconds: now.at.Sub(before.at).Seconds(), width: width}
 	lines := []pageLine{{text: fmt.Sprintf("xspin top  %s  daemon %d, up %v, %s, %s", now.at.Format(time.TimeOnly), now.status.PID,
 		now.at.Sub(now.status.Started).Round(time.Second), count(len(now.nics), "interface"), count(len(now.contexts), "context"))}}
 	lines = append(lines, pageLine{})
@@ -304,7 +314,10 @@ func page(before, now *sample) []pageLine {
 }
 
 // A pager knows the time between two samples.
-type pager struct{ seconds float64 }
+type pager struct {
+	seconds float64
+	width   int // of the screen, 0 for any
+}
 
 // rate is per second. What has begun anew began at 0.
 func (p pager) rate(was, is uint64) float64 {
@@ -332,8 +345,8 @@ func nicOf(s *sample, name string) *nic.Stats {
 }
 
 func (p pager) nics(before, now *sample) []pageLine {
-	t := columns{left: []bool{true, true, true}}
-	t.left = append(t.left, make([]bool, 7)...)
+	t := columns{left: make([]bool, 10), drop: []string{"COPY", "MALFORMED", "SPILL", "MODE", "STUCK"}}
+	t.left[0], t.left[1], t.left[2] = true, true, true
 	t.row("INTERFACE", "MODE", "COPY", "SEEN", "TO LINUX", "TO HPUS", "REFUSED", "SPILL", "MALFORMED", "STUCK")
 	for i := range now.nics {
 		n := &now.nics[i]
@@ -345,11 +358,11 @@ func (p pager) nics(before, now *sample) []pageLine {
 		t.row(n.Interface, n.Mode, copied, p.rate(was.Seen, is.Seen), p.rate(was.Passed, is.Passed), p.rate(was.Redirected, is.Redirected),
 			p.rate(was.Refused, is.Refused), p.rate(was.Spilled, is.Spilled), p.rate(was.Malformed, is.Malformed), n.Stuck)
 	}
-	return t.lines()
+	return t.lines(p.width)
 }
 
 func (p pager) contexts(before, now *sample) []pageLine {
-	t := columns{left: make([]bool, 16)}
+	t := columns{left: make([]bool, 16), drop: []string{"SENT", "SPILL", "FULL", "REQUESTS", "IN FLIGHT", "MESSAGES", "WAIT", "FAIL", "STATE"}}
 	t.left[0], t.left[1], t.left[15] = true, true, true
 	t.row("CONTEXT", "STATE", "PACKETS", "MESSAGES", "OPEN", "HPU%", "DROP", "FAIL", "REFUSED", "SPILL", "SENT", "REQUESTS", "FULL", "WAIT", "IN FLIGHT", "ATTACHED")
 	old := map[string]*control.ContextInfo{}
@@ -389,7 +402,7 @@ func (p pager) contexts(before, now *sample) []pageLine {
 			p.rate(c1.Refused, c2.Refused), p.rate(c1.Spilled, c2.Spilled), p.rate(a.Sent+a.Acks, b.Sent+b.Acks),
 			requests, full, waiting, c2.InFlight, attached(x))
 	}
-	return t.lines()
+	return t.lines(p.width)
 }
 
 // contextOf returns what the NIC says of a context.
@@ -422,5 +435,5 @@ func (p pager) hpus(before, now *sample) []pageLine {
 			t.row(n.Interface, h.HPU, p.rate(was.Handled, h.Handled), p.percent(was.Busy, h.Busy), batch, h.Occupancy)
 		}
 	}
-	return t.lines()
+	return t.lines(p.width)
 }
