@@ -12,8 +12,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/control"
 	"github.com/xspin/xspin/netns"
@@ -27,20 +30,32 @@ type process struct {
 	lines chan string
 }
 
-// spawn builds a daemon without cgo, whichever way the test is built, and starts it.
-func spawn(t *testing.T, config string) *process {
+// openDir makes a directory for users of all kinds.
+func openDir(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.Chmod(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Chmod(dir, 0o777))
+	must(t, os.Chmod(filepath.Dir(dir), 0o755))
+	return dir
+}
+
+// build builds testdata/run without cgo, whichever way the test is built.
+func build(t *testing.T) string {
+	t.Helper()
+	dir := openDir(t)
 	bin := filepath.Join(dir, "run")
-	build := exec.Command("go", "build", "-o", bin, "./testdata/run")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
+	cmd := exec.Command("go", "build", "-o", bin, "./testdata/run")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	p := &process{cmd: exec.Command(bin, config), lines: make(chan string, 100)}
+	return bin
+}
+
+// run starts a daemon.
+func run(t *testing.T, cmd *exec.Cmd) *process {
+	t.Helper()
+	p := &process{cmd: cmd, lines: make(chan string, 100)}
 	p.cmd.Stderr = logWriter{t}
 	var err error
 	if p.stdin, err = p.cmd.StdinPipe(); err != nil {
@@ -132,14 +147,18 @@ func exchange(t *testing.T, lab *netns.Lab, port int, text string) (string, erro
 	return got, err
 }
 
-func TestDaemonWithoutPrivilegesDoesItsWork(t *testing.T) {
+func TestPrivileges(t *testing.T) {
+	netnstest.NeedRoot(t)
+	bin := build(t)
+	t.Run("a daemon without does its work", func(t *testing.T) { withoutPrivileges(t, bin) })
+	t.Run("the unit has those that are needed", func(t *testing.T) { unitCapabilities(t, bin) })
+}
+
+func withoutPrivileges(t *testing.T, bin string) {
 	for _, user := range []string{"", "nobody"} {
 		t.Run("user "+user, func(t *testing.T) {
 			lab := netnstest.Temp(t, netns.LabConfig{})
-			dir := t.TempDir()
-			if err := os.Chmod(dir, 0o755); err != nil {
-				t.Fatal(err)
-			}
+			dir := openDir(t)
 			secret := writeFile(t, filepath.Join(dir, "secret"), "of another user")
 			if err := os.Chmod(secret, 0o600); err != nil {
 				t.Fatal(err)
@@ -166,7 +185,7 @@ contexts:
 			}
 			text = strings.NewReplacer("USER", user, "DIR", dir, "DEVICE", lab.NIC.Device, "NETNS", lab.NIC.Namespace).Replace(text)
 			file := writeFile(t, filepath.Join(dir, "xspin.yaml"), text)
-			p := spawn(t, file)
+			p := run(t, exec.Command(bin, file))
 			p.ask(t, "", "ready")
 
 			// In all threads, the youngest too.
@@ -233,6 +252,81 @@ contexts:
 				t.Errorf("closed with error %s", got)
 			}
 		})
+	}
+}
+
+// A daemon of the unit's begins as a user of its own, with the capabilities that the
+// unit names.
+func unitCapabilities(t *testing.T, bin string) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	unit, err := os.ReadFile("../dist/systemd/xspin.service")
+	must(t, err)
+	byName := map[string]uintptr{
+		"CAP_BPF": unix.CAP_BPF, "CAP_PERFMON": unix.CAP_PERFMON,
+		"CAP_NET_ADMIN": unix.CAP_NET_ADMIN, "CAP_NET_RAW": unix.CAP_NET_RAW,
+	}
+	lists := map[string]string{}
+	for line := range strings.Lines(string(unit)) {
+		if key, value, ok := strings.Cut(strings.TrimSpace(line), "="); ok {
+			lists[key] = value
+		}
+	}
+	if lists["AmbientCapabilities"] != lists["CapabilityBoundingSet"] {
+		t.Errorf("ambient %q, bounding set %q", lists["AmbientCapabilities"], lists["CapabilityBoundingSet"])
+	}
+	if lists["LimitMEMLOCK"] != "infinity" {
+		t.Errorf("LimitMEMLOCK %q", lists["LimitMEMLOCK"])
+	}
+	// Where tests may not raise the limit, the capability has to do.
+	var more []uintptr
+	var limit unix.Rlimit
+	must(t, unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit))
+	if unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY}) == nil {
+		defer unix.Setrlimit(unix.RLIMIT_MEMLOCK, &limit)
+	} else {
+		more = append(more, unix.CAP_IPC_LOCK)
+	}
+	dir := openDir(t)
+	file := writeFile(t, filepath.Join(dir, "xspin.yaml"), fmt.Sprintf("socket: %s/s\ninterfaces: [{name: %s}]\ncontexts:\n%s", dir, lab.NIC.Device, echoes("a", 7, "windows: [{name: w, size: 1MiB}], queue: {}")))
+	names := strings.Fields(lists["AmbientCapabilities"])
+	for without := range len(names) + 1 {
+		cmd := exec.Command(bin, file)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}, AmbientCaps: more}
+		for i, name := range names {
+			c, ok := byName[name]
+			if !ok {
+				t.Fatalf("what is %s?", name)
+			}
+			if i != without {
+				cmd.SysProcAttr.AmbientCaps = append(cmd.SysProcAttr.AmbientCaps, c)
+			}
+		}
+		var p *process
+		must(t, lab.NIC.NS.Do(func() error {
+			p = run(t, cmd)
+			return nil
+		}))
+		if without < len(names) { // each is needed
+			if got := p.ask(t, "", "error:"); !strings.Contains(got, names[without]) {
+				t.Errorf("without %s: %s", names[without], got)
+			}
+			continue
+		}
+		p.ask(t, "", "ready")
+		if got, err := exchange(t, lab, 7, "hello"); err != nil || got != "hello" {
+			t.Errorf("it answers %q, error %v", got, err)
+		}
+		writeFile(t, file, fmt.Sprintf("socket: %s/s\ninterfaces: [{name: %s}]\ncontexts:\n%s", dir, lab.NIC.Device, echoes("a", 8, "windows: [{name: w, size: 1MiB}], queue: {}")))
+		if got := p.ask(t, "reload", "reloaded:"); got != `["context a changed"] <nil>` {
+			t.Errorf("reload: %s", got)
+		}
+		if got, err := exchange(t, lab, 8, "hello"); err != nil || got != "hello" {
+			t.Errorf("after a reload it answers %q, error %v", got, err)
+		}
+		p.stdin.Close()
+		if got := p.ask(t, "", "closed:"); got != "<nil>" {
+			t.Errorf("closed with error %s", got)
+		}
 	}
 }
 

@@ -108,8 +108,8 @@ func (in *Injector) Inject(size int, copyTo func(dst []byte, off int) int) error
 func (in *Injector) run(ready chan<- error) {
 	defer close(in.done)
 	runtime.LockOSThread()
-	if err := unix.Setns(int(in.ns.Fd()), unix.CLONE_NEWNET); err != nil {
-		ready <- fmt.Errorf("enter network namespace: %w", err)
+	if err := enter(in.ns); err != nil {
+		ready <- err
 		return
 	}
 	ready <- nil
@@ -123,6 +123,25 @@ func (in *Injector) run(ready chan<- error) {
 		in.free = append(in.free, b[:0])
 		in.mu.Unlock()
 	}
+}
+
+// enter moves the calling thread to a network namespace, unless it is there: moving
+// takes CAP_SYS_ADMIN, which a NIC in the process' own namespace does without.
+func enter(ns *os.File) error {
+	var want, is unix.Stat_t
+	if err := unix.Fstat(int(ns.Fd()), &want); err != nil {
+		return fmt.Errorf("fstat of network namespace: %w", err)
+	}
+	if err := unix.Stat("/proc/thread-self/ns/net", &is); err != nil {
+		return fmt.Errorf("stat of the thread's network namespace: %w", err)
+	}
+	if is.Dev == want.Dev && is.Ino == want.Ino {
+		return nil
+	}
+	if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("enter network namespace: %w", err)
+	}
+	return nil
 }
 
 // Close delivers what was injected and frees the program. Idempotent.
