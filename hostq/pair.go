@@ -655,7 +655,7 @@ type PairStats struct {
 	Late        uint64 `json:"late"`        // that nobody waited for any more
 	Bogus       uint64 `json:"bogus"`       // that answer nothing, or with impossible lengths
 	Outstanding int    `json:"outstanding"` // requests, now
-	Waiting     int    `json:"waiting"`     // events and requests that the application has not taken
+	Waiting     int    `json:"waiting"`     // events and requests that the application is not done with, as far as it says
 	Rung        uint64 `json:"rung"`        // system calls to wake the application
 	Broken      bool   `json:"broken"`      // see ErrBroken
 }
