@@ -31,9 +31,12 @@ its direction, and a comment for Wireshark to show and to filter by:
 
   context=inbox hpu=1 queue=0 ruleset=3 message=7 offset=1408 verdict=success
 
-The verdict is what became of a frame: success, drop, fail, segv, panic, deposit
-(into the window, without a handler), asked (the handler waits for the
-application), kept, held, duplicate and so on, or sent.
+The verdict is what became of a frame: what its handler returned (success, drop,
+fail, segv or panic), deposit (into the window, without a handler), asked (the
+handler waits for the application), kept or sent. Of messages also held (until
+the header packet comes), duplicate, stray (no segment), malformed, corrupt,
+unbound (nobody wanted the message), or why it was dropped: messages, memory,
+no_header, overlap, two_ends, beyond, dead, see xspin stats.
 
 Nobody waits for a capture. It has room for 16384 frames or 4 MiB, twice; what
 does not fit is lost to the capture, not to its context. The file says how many

@@ -17,6 +17,7 @@ import (
 	"github.com/xspin/xspin/internal/clock"
 	"github.com/xspin/xspin/internal/pcapng"
 	"github.com/xspin/xspin/matcher"
+	"github.com/xspin/xspin/mpq"
 )
 
 // What captures may take.
@@ -106,6 +107,15 @@ func (cs *captures) remove(c *capture) {
 	}
 }
 
+// verdicts are those that workers give.
+var verdicts = func() []string {
+	all := []string{"success", "drop", "fail", "segv", "panic", "deposit", "asked", "kept", "held", "duplicate", "stray", "malformed", "corrupt", "unbound", "sent"}
+	for r := mpq.None + 1; r < mpq.Reasons; r++ {
+		all = append(all, r.String())
+	}
+	return all
+}()
+
 // checkCapture returns the rulesets of a capture's filter, or what is wrong with its
 // options.
 func checkCapture(o *control.CaptureOptions, hpus int) ([]matcher.Ruleset, error) {
@@ -116,7 +126,15 @@ func checkCapture(o *control.CaptureOptions, hpus int) ([]matcher.Ruleset, error
 		return nil, failf(errInvalid, "capture of %d bytes of each frame: want 1 or more, or 0 for all", o.Snap)
 	case o.Count < 0:
 		return nil, failf(errInvalid, "capture of %d frames: want 1 or more, or 0 for any number", o.Count)
-	case o.Filter == "":
+	}
+	if o.Verdict != "" {
+		for v := range strings.SplitSeq(o.Verdict, ",") {
+			if !slices.Contains(verdicts, v) {
+				return nil, failf(errInvalid, "capture of verdict %q: there are %s", v, strings.Join(verdicts, ", "))
+			}
+		}
+	}
+	if o.Filter == "" {
 		return nil, nil
 	}
 	// One ruleset needs no name.
