@@ -151,10 +151,20 @@ func (p *Pair) fds() []int {
 	return append([]int{m, b}, lanes...)
 }
 
+// The NIC writes the number of an event to a place in a window before it sends the
+// event. There are more places than events fit into the ring.
+const windowSize = 256 * 4096
+
+func windowPlace(seq uint64) int { return int(seq%256)*4096 + int(seq%4000) }
+
 // playHost answers requests with their payload reversed, counts events in counter 0, waits
 // for counter 1 to be 1000, and ends when it is thrown out.
 func playHost(r *role) error {
 	h, err := r.open()
+	if err != nil {
+		return err
+	}
+	window, err := OpenMemory(5+r.Layout.Lanes, windowSize)
 	if err != nil {
 		return err
 	}
@@ -180,6 +190,10 @@ func playHost(r *role) error {
 		for h.Event(&e) {
 			if e.User != seq {
 				return fmt.Errorf("event %d instead of %d", e.User, seq)
+			}
+			// What was written before the event is there.
+			if v := binary.NativeEndian.Uint64(window.Bytes()[windowPlace(seq):]); v != seq {
+				return fmt.Errorf("event %d: the window has %d", seq, v)
 			}
 			seq++
 			h.Counter(0).Add(1)
@@ -238,7 +252,16 @@ func TestTwoProcesses(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			const n = 5000
 			p := newTestPair(t, PairConfig{Layout: Layout{Lanes: 2, Requests: 64, Events: 64, Payload: 512}})
-			o := play(t, role{Name: "host", Layout: p.Layout(), Spin: c.spin}, c.uid, p.fds()...)
+			mem, err := NewMemory("window", windowSize)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer mem.Close()
+			window, err := mem.Window(0, windowSize, Write)
+			if err != nil {
+				t.Fatal(err)
+			}
+			o := play(t, role{Name: "host", Layout: p.Layout(), Spin: c.spin}, c.uid, append(p.fds(), mem.FD())...)
 			var wg sync.WaitGroup
 			for lane := range 2 {
 				s := newSleeper(t, p, lane)
@@ -279,10 +302,13 @@ func TestTwoProcesses(t *testing.T) {
 				})
 			}
 			wg.Go(func() {
-				for i := 0; i < n; {
-					if p.Event(&Event{Kind: MessageEnded, User: uint64(i)}) {
-						i++
-					} else {
+				var b [8]byte
+				for i := uint64(0); i < n; i++ {
+					binary.NativeEndian.PutUint64(b[:], i)
+					if _, err := window.WriteAt(b[:], int64(windowPlace(i))); err != nil {
+						t.Error(err)
+					}
+					for !p.Event(&Event{Kind: MessageEnded, User: i}) {
 						runtime.Gosched()
 					}
 				}
@@ -444,8 +470,8 @@ func TestNICIsKilled(t *testing.T) {
 // Modes of the scribbler.
 const (
 	everything = iota
-	noHeads    // leaves what breaks a pair at once
 	plausible  // small numbers
+	contents   // what does not break a pair at once; and a host answers as it should
 	modes
 )
 
@@ -455,10 +481,18 @@ func playScribbler(r *role) error {
 	if err != nil {
 		return err
 	}
+	var lanes []int
+	for i := range r.Layout.Lanes {
+		lanes = append(lanes, 5+i)
+	}
+	h, err := newHost(r.Layout, m.Bytes(), 4, lanes)
+	if err != nil {
+		return err
+	}
 	say("ready")
-	scribble(r.Layout, m.Bytes(), r.Mode, func() bool {
-		for i := range r.Layout.Lanes {
-			_, _ = unix.Write(5+i, make([]byte, rand.IntN(100)))
+	scribble(h, m.Bytes(), r.Mode, func() bool {
+		for _, fd := range lanes {
+			_, _ = unix.Write(fd, make([]byte, rand.IntN(100)))
 		}
 		return true
 	})
@@ -466,21 +500,43 @@ func playScribbler(r *role) error {
 }
 
 // scribble writes as long as more says so, which is asked now and then.
-func scribble(l Layout, mem []byte, mode int, more func() bool) {
+func scribble(h *Host, mem []byte, mode int, more func() bool) {
+	l := h.layout
 	keep := map[int]bool{}
-	if mode == noHeads {
-		var s shared
-		keep[int(unsafe.Offsetof(s.events))/8] = true
-		keep[int(unsafe.Offsetof(s.requests))/8] = true
-		p := l.cut(mem)
-		for _, r := range p.responses {
+	if mode == contents {
+		place := func(p unsafe.Pointer) int { return int(uintptr(p)-uintptr(unsafe.Pointer(&mem[0]))) / 8 }
+		keep[place(unsafe.Pointer(&h.shared.events))] = true
+		keep[place(unsafe.Pointer(&h.shared.requests))] = true
+		keep[place(unsafe.Pointer(&h.ended))] = true
+		rings := []*ring{&h.eventRing.ring, &h.requestRing.ring}
+		for i := range h.lanes {
+			rings = append(rings, &h.lanes[i].ring)
+			keep[place(unsafe.Pointer(h.lanes[i].head))] = true
+		}
+		for _, r := range rings {
 			for pos := range r.slots() {
-				keep[int(uintptr(unsafe.Pointer(r.lap(pos)))-uintptr(unsafe.Pointer(&mem[0])))/8] = true
+				keep[place(unsafe.Pointer(r.lap(pos)))] = true
 			}
 		}
 	}
 	words := len(mem) / 8
-	for i := 0; i%10000 != 0 || more(); i++ {
+	for i := 0; ; i++ {
+		if i%1000 == 0 && !more() {
+			return
+		}
+		if mode == contents {
+			var c Call
+			h.Event(&Event{})
+			if h.Request(&c) {
+				if rand.IntN(2) == 0 {
+					c.id ^= 1 << rand.IntN(64)
+				}
+				_ = h.Respond(&c, 0, c.Payload)
+				h.Done(&c)
+			}
+			h.eventRing.flush()
+			h.requestRing.flush()
+		}
 		at := rand.IntN(words)
 		if keep[at] {
 			continue
@@ -522,6 +578,16 @@ func trial(t *testing.T, p *Pair, d time.Duration) {
 		f := check(lane)
 		wg.Go(func() {
 			payload := make([]byte, l.Payload)
+			type open struct {
+				id uint64
+				a  *asked
+			}
+			var opens []open
+			cancel := func(o open) {
+				if p.Cancel(o.id) && o.a.answers.Add(1) != 1 {
+					t.Error("cancelled what has an answer")
+				}
+			}
 			for time.Now().Before(end) {
 				p.Event(&Event{Kind: MessageEnded, Text: "text"})
 				for range 3 {
@@ -530,10 +596,18 @@ func trial(t *testing.T, p *Pair, d time.Duration) {
 					all[a] = true
 					mu.Unlock()
 					id, err := p.Request(lane, &Request{Tag: 5, Reply: true, Payload: payload}, a)
-					if err != nil || rand.IntN(8) == 0 && p.Cancel(id) {
+					if err != nil {
 						if a.answers.Add(1) != 1 {
-							t.Error("an answer to what failed or was cancelled")
+							t.Error("an answer to what was refused")
 						}
+						for _, o := range opens { // those that got no answer, or a wrong one
+							cancel(o)
+						}
+						opens = opens[:0]
+					} else if rand.IntN(8) == 0 {
+						cancel(open{id, a})
+					} else {
+						opens = append(opens, open{id, a})
 					}
 				}
 				if n := p.Poll(lane, most, f); n > most {
@@ -571,7 +645,12 @@ func TestHostileProcess(t *testing.T) {
 	d := 400 * time.Millisecond
 	// Somebody else's, all the time.
 	good := newTestPair(t, PairConfig{Layout: Layout{Lanes: 1, Requests: 16}})
-	play(t, role{Name: "host", Layout: good.Layout()}, 65534, good.fds()...)
+	mem, err := NewMemory("window", windowSize)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mem.Close()
+	play(t, role{Name: "host", Layout: good.Layout()}, 65534, append(good.fds(), mem.FD())...)
 	stop := make(chan bool)
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -631,13 +710,18 @@ func TestScribbling(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		_, bell, lanes := p.Descriptors()
+		h, err := newHost(cfg.Layout, mem, dup(t, bell)[0], dup(t, lanes...))
+		if err != nil {
+			t.Fatal(err)
+		}
 		var over atomic.Bool
 		var wg sync.WaitGroup
-		wg.Go(func() { scribble(cfg.Layout, mem, i%modes, func() bool { return !over.Load() }) })
+		wg.Go(func() { scribble(h, mem, i%modes, func() bool { return !over.Load() }) })
 		trial(t, p, 5*time.Millisecond)
 		over.Store(true)
 		wg.Wait()
-		if err := errors.Join(p.Close(), unix.Munmap(mem)); err != nil {
+		if err := errors.Join(h.Close(), p.Close(), unix.Munmap(mem)); err != nil {
 			t.Fatal(err)
 		}
 	}
