@@ -9,6 +9,7 @@ import (
 	"math"
 	"os"
 	"os/signal"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -33,18 +34,22 @@ is there, and compare what has arrived. The sender is xspin send, in a process o
 its own. The receiver is a NIC whose handlers put every packet's payload in its
 place in the file, and give the file its name when all of it is there; then the
 message is acknowledged. It is sent with aggregated acknowledgements and with one
-for each segment. iperf3 moves as many bytes by TCP over the same lab, with the
+for each segment. Then the NIC puts the messages into the window of an
+application, unprivileged and in a process of its own, which is told of each and
+writes the files; what it takes for that is not in the figures. iperf3 moves as many bytes by TCP over the same lab, with the
 NIC attached, and then without any XDP program.
 
 With --serve nothing is measured: files are received into --dir until
 interrupted, from whoever sends some. A file is called after the address and port
 of its sender and the number of the message; another of that name is replaced.
-Nobody ever sees half of one. Files come fastest into memory: a tmpfs, better one
+Nobody ever sees half of one. With --into window an application receives them, as
+user 65534, which must be allowed to write there. Files come fastest into memory: a tmpfs, better one
 mounted with -o huge=within_size. A disk may stall for 30 seconds; after that no
 file is received any more, until the command is started again.`,
 		Example: `  sudo xspin demo file
   sudo xspin demo file --size 1GiB --pin --json
-  sudo xspin demo file --serve --dir /dev/shm --max-size 4GiB`,
+  sudo xspin demo file --serve --dir /dev/shm --max-size 4GiB
+  sudo xspin demo file --serve --dir /dev/shm --into window`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			// Nothing is set up before all flags are right.
@@ -64,6 +69,7 @@ type fileFlags struct {
 	demoFlags
 	size, maxSize, window, dir string
 	runs, parallel             int
+	into                       []string
 	keep                       bool
 }
 
@@ -71,9 +77,10 @@ func (f *fileFlags) bind(fl *pflag.FlagSet) {
 	fl.StringVar(&f.size, "size", "256MiB", "of the file: bytes, or with KiB, MiB, GiB; up to 4GiB")
 	fl.IntVar(&f.runs, "runs", 3, "transfers measured in each way")
 	fl.IntVar(&f.parallel, "parallel", 1, "how often the file is sent at once, each time as a message of its own")
+	fl.StringSliceVar(&f.into, "into", []string{"file", "window"}, "where handlers put messages: file, or window, of an application that writes the files; one after the other (with --serve file)")
 	fl.StringVar(&f.window, "window", "auto", "segments in flight per message, or auto to find out")
 	fl.StringVar(&f.dir, "dir", "", "where files are received (default a directory in memory; with --serve the current one)")
-	fl.StringVar(&f.maxSize, "max-size", "1GiB", "refuse what is longer; without --serve the default is --size")
+	fl.StringVar(&f.maxSize, "max-size", "1GiB", "refuse what is longer; the default is --size without --serve, and 64MiB for a window")
 	fl.BoolVar(&f.keep, "keep", false, "leave the last file that was received in --dir")
 	f.demoFlags.bind(fl, "sender")
 	fl.Lookup("sender-cpu").Usage += "; iperf3's client's too"
@@ -94,6 +101,16 @@ func (f fileFlags) config(changed func(string) bool) (c file.Config, err error) 
 	if c.SenderCPU, c.Server.CPUs, err = f.cpus(); err != nil {
 		return c, err
 	}
+	into := f.into
+	if f.serve && !changed("into") {
+		into = []string{"file"}
+	}
+	for _, s := range into {
+		if i := file.Into(s); !slices.Contains(file.Intos, i) || slices.Contains(c.Into, i) {
+			return c, flagError("into", strings.Join(into, ","), "want file, window, or both as file,window")
+		}
+		c.Into = append(c.Into, file.Into(s))
+	}
 	if f.window != "auto" {
 		if n, err := strconv.Atoi(f.window); err != nil || n < 1 || n > slmp.MaxWindow {
 			return c, flagError("window", f.window, fmt.Sprintf("want auto, or segments, 1 to %d", slmp.MaxWindow))
@@ -104,16 +121,29 @@ func (f fileFlags) config(changed func(string) bool) (c file.Config, err error) 
 		return c, flagError("runs", f.runs, "want 1 to 1000")
 	case f.parallel < 1 || f.parallel > maxFilesAtOnce:
 		return c, flagError("parallel", f.parallel, fmt.Sprintf("want 1 to %d", maxFilesAtOnce))
+	case len(c.Into) == 0:
+		return c, flagError("into", "", "want file, window, or both as file,window")
+	case f.serve && len(c.Into) > 1:
+		return c, flagError("into", strings.Join(into, ","), "with --serve file or window, not both")
 	case f.keep && (f.serve || f.dir == ""):
 		return c, flagError("keep", f.keep, "want --dir too; and not with --serve, which keeps all files")
 	}
 	c.Runs, c.Parallel, c.Window, c.Keep = f.runs, f.parallel, f.window, f.keep
 	c.Server.HPUs, c.Server.Wait, c.Server.Store.Dir = f.hpus, f.wait, f.dir
-	if f.serve && f.dir == "" {
-		c.Server.Store.Dir = "."
+	if f.serve {
+		if f.dir == "" {
+			c.Server.Store.Dir = "."
+		}
+		c.Server.Into, c.Server.Places = c.Into[0], servePlaces
+		if c.Server.Into == file.IntoWindow && !changed("max-size") {
+			c.Server.Store.MaxSize = 64 << 20 // it is memory
+		}
 	}
 	return c, nil
 }
+
+// servePlaces is how many messages a window takes at a time.
+const servePlaces = 4
 
 // maxFilesAtOnce is FPsPIN's largest sweep, and some.
 const maxFilesAtOnce = 1024
@@ -172,6 +202,10 @@ func runFile(cmd *cobra.Command, f fileFlags, cfg file.Config) (err error) {
 func writeReceived(w io.Writer, r file.Received) {
 	if r.Err != nil {
 		fmt.Fprintf(w, "refused: message %d from %s: %v\n", r.Number, r.Source, r.Err)
+		return
+	}
+	if r.Took == 0 { // an application does not know
+		fmt.Fprintf(w, "%s  %s  %s\n", r.SHA256, r.Path, file.Bytes(r.Bytes))
 		return
 	}
 	fmt.Fprintf(w, "%s  %s  %s in %v, %.3f Gbit/s\n", r.SHA256, r.Path, file.Bytes(r.Bytes), r.Took.Round(time.Microsecond), gbps(r.Bytes, r.Took))

@@ -35,7 +35,7 @@ func TestFileIsSentByXspinSend(t *testing.T) {
 	for _, window := range []string{"auto", "64"} {
 		dir := t.TempDir()
 		r, err := file.Run(t.Context(), lab, file.Config{
-			Size: 5_000_000, Runs: 1, Parallel: 3, Window: window, Sender: []string{self, "_send"}, SenderCPU: -1, Keep: true,
+			Size: 5_000_000, Runs: 1, Parallel: 3, Into: []file.Into{file.IntoFile}, Window: window, Sender: []string{self, "_send"}, SenderCPU: -1, Keep: true,
 			Server: file.ServerConfig{HPUs: 2, Wait: "adaptive", Store: file.StoreConfig{Dir: dir, MaxSize: 5_000_000}},
 		}, nil)
 		if err != nil {
@@ -66,7 +66,7 @@ func TestFileFlags(t *testing.T) {
 	t.Run("the defaults", func(t *testing.T) {
 		got, err := parse("")
 		want := file.Config{
-			Size: 256 << 20, Runs: 3, Parallel: 1, Window: "auto", SenderCPU: -1,
+			Size: 256 << 20, Runs: 3, Parallel: 1, Into: file.Intos, Window: "auto", SenderCPU: -1,
 			Server: file.ServerConfig{HPUs: 16, Wait: "adaptive", Store: file.StoreConfig{MaxSize: 256 << 20}},
 		}
 		if err != nil || !reflect.DeepEqual(got, want) {
@@ -82,9 +82,17 @@ func TestFileFlags(t *testing.T) {
 		{"--dir /tmp --size 0", "/tmp", 1},
 		{"--size 2MiB --max-size 1MiB", "", 1 << 20},
 		{"--serve --max-size 4GiB", ".", 4 << 30},
+		{"--serve --into window", ".", 64 << 20},
+		{"--serve --into window --max-size 1GiB", ".", 1 << 30},
+		{"--into window --size 2MiB", "", 2 << 20},
 	} {
 		if got, err := parse(tc.line); err != nil || got.Server.Store.Dir != tc.dir || got.Server.Store.MaxSize != tc.limit {
 			t.Errorf("%s: directory %q, at most %d bytes, error %v", tc.line, got.Server.Store.Dir, got.Server.Store.MaxSize, err)
+		}
+	}
+	for line, into := range map[string]file.Into{"--serve": file.IntoFile, "--serve --into window": file.IntoWindow} {
+		if got, err := parse(line); err != nil || got.Server.Into != into || got.Server.Places < 1 {
+			t.Errorf("%s: into %q, %d places, error %v", line, got.Server.Into, got.Server.Places, err)
 		}
 	}
 	t.Run("--pin gives sender and receiver the CPUs of this process", func(t *testing.T) {
@@ -105,6 +113,10 @@ func TestFileFlags(t *testing.T) {
 		{"--runs 1", "--runs 0", "--runs 0: want 1 to 1000"},
 		{"--parallel 64", "--parallel 0", "--parallel 0: want 1 to 1024"},
 		{"--parallel 1024", "--parallel 1025", "--parallel 1025: want 1 to 1024"},
+		{"--into window,file", "--into stack", "--into stack: want file, window"},
+		{"--into window", "--into window,window", "--into window,window: want file, window"},
+		{"--into file", "--into=", "--into : want file, window"},
+		{"--serve --into window", "--serve --into file,window", "--into file,window: with --serve file or window, not both"},
 		{"--window 1", "--window 0", "--window 0: want auto, or segments"},
 		{"--window auto", "--window wide", "--window wide: want auto, or segments"},
 		{"--sender-cpu -1", "--sender-cpu -2", "--sender-cpu -2: want a CPU number"},
@@ -129,6 +141,7 @@ func TestWhatIsReceivedIsTold(t *testing.T) {
 		want string
 	}{
 		{r, "abc  dir/10.0.0.2-40001-7  1 MiB in 8ms, 1.049 Gbit/s\n"},
+		{file.Received{Path: "p", Bytes: 5, SHA256: "abc"}, "abc  p  5 B\n"},
 		{bad, "refused: message 8 from 10.0.0.2:40001: longer than 100 bytes, which is the limit\n"},
 	} {
 		var b bytes.Buffer

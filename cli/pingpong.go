@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
+	"github.com/xspin/xspin/demos/file"
 	"github.com/xspin/xspin/demos/pingpong"
 	"github.com/xspin/xspin/demos/pingpong/rtt"
 	"github.com/xspin/xspin/netns"
@@ -78,6 +79,7 @@ func newHelperCmds() []*cobra.Command {
 	add(rtt.EchoCommand, rtt.Main)
 	add(rtt.PingCommand, rtt.Main)
 	add(pingpong.AppCommand, pingpong.Main)
+	add(file.AppCommand, file.Main)
 	return cmds
 }
 

@@ -75,6 +75,7 @@ func (r *Report) result(m Mode, links []rtt.LinkState) *Result {
 	}
 	res := &Result{Mode: m, Links: links}
 	r.Results = append(r.Results, res)
+	slices.SortFunc(r.Results, func(a, b *Result) int { return slices.Index(modes, a.Mode) - slices.Index(modes, b.Mode) })
 	return res
 }
 
@@ -95,6 +96,7 @@ func (m Mode) describe() string {
 	return map[Mode]string{
 		SLMP:      "SLMP, aggregated acknowledgements",
 		Plain:     "SLMP, one acknowledgement per segment",
+		Window:    "SLMP, into an application's window",
 		TCPFrames: "TCP (iperf3), the same frames: NIC attached",
 		TCP:       "TCP (iperf3), no XDP program on either end",
 	}[m]
@@ -151,6 +153,9 @@ func (r *Report) writeNotes(out io.Writer) error {
 		if s := r.find(SLMP); s != nil {
 			fmt.Fprintf(&b, "SLMP / TCP with the same frames: %.2f\n", s.Gbps.Median/tcp.Gbps.Median)
 		}
+		if s := r.find(Window); s != nil {
+			fmt.Fprintf(&b, "SLMP into a window / TCP with the same frames: %.2f\n", s.Gbps.Median/tcp.Gbps.Median)
+		}
 	}
 	for _, res := range r.Results {
 		if len(res.Links) == 2 {
@@ -159,7 +164,7 @@ func (r *Report) writeNotes(out io.Writer) error {
 				h.Device, h.TSO, h.Checksums())
 		}
 	}
-	if s := r.find(SLMP); s != nil && s.Unverified > 0 {
+	if slices.ContainsFunc(r.Results, func(s *Result) bool { return s.Unverified > 0 }) {
 		b.WriteString("UDP checksums: left to the device by a sender on the same machine, nothing to verify\n")
 	}
 	fmt.Fprintf(&b, "every file received has its source's SHA-256, %s\n", r.SHA256)

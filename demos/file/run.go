@@ -32,13 +32,17 @@ import (
 // Mode is how the bytes travel.
 type Mode string
 
-// Modes, in the order in which they are measured.
+// Modes.
 const (
 	SLMP      Mode = "slmp"            // aggregated acknowledgements
 	Plain     Mode = "slmp_plain"      // one acknowledgement for each segment, as FPsPIN does it
+	Window    Mode = "slmp_window"     // as SLMP, into the window of an application
 	TCPFrames Mode = "tcp_same_frames" // with the NIC attached: no segmentation offload, so a frame a segment
 	TCP       Mode = "tcp"             // as it comes, no XDP program on either end
 )
+
+// modes are all, in the order in which they are told of.
+var modes = []Mode{SLMP, Plain, Window, TCPFrames, TCP}
 
 var (
 	// ErrConfig is returned, wrapped, for a Config that cannot be meant.
@@ -55,12 +59,14 @@ type Config struct {
 	Size     int64 // of the file, bytes
 	Runs     int   // of each mode
 	Parallel int   // times that the file is sent at once; TCP: streams that share as many bytes
+	Into     []Into
 	Window   string
 	// Sender is the command that sends: `xspin send`, its path first.
 	Sender    []string
 	SenderCPU int // for it, and iperf3's client; -1 for any
 	// Server says how to receive. With Store.Dir empty that is a directory in
-	// memory, for the time. Store.Ended and Store.Prepare are not for the caller.
+	// memory, for the time. Store.Ended, Store.Prepare, Into and Places are not
+	// for the caller.
 	Server ServerConfig
 	Keep   bool // leave the files of the last run, in Store.Dir
 }
@@ -73,6 +79,8 @@ func (c Config) check() error {
 		return fmt.Errorf("%w: %d runs, %d at once: want at least one", ErrConfig, c.Runs, c.Parallel)
 	case c.Keep && c.Server.Store.Dir == "":
 		return fmt.Errorf("%w: files in a directory that is there for the time cannot be kept", ErrConfig)
+	case len(c.Into) == 0:
+		return fmt.Errorf("%w: nothing that receives", ErrConfig)
 	case len(c.Sender) == 0:
 		return fmt.Errorf("%w: no command that sends", ErrConfig)
 	}
@@ -95,6 +103,10 @@ func Run(ctx context.Context, lab *netns.Lab, c Config, progress func(string)) (
 	defer func() { err = errors.Join(err, os.RemoveAll(temp)) }()
 	if c.Server.Store.Dir == "" {
 		c.Server.Store.Dir = temp
+		// The application, which is another user, makes its files there as well.
+		if err := os.Chown(temp, rtt.Nobody, rtt.Nobody); err != nil {
+			return nil, err
+		}
 	}
 	source := filepath.Join(temp, ".source")
 	sum, err := random(source, c.Size)
@@ -104,8 +116,11 @@ func Run(ctx context.Context, lab *netns.Lab, c Config, progress func(string)) (
 	r := newReport(lab, c, sum)
 
 	t := &transfers{lab: lab, c: c, source: source, sum: sum, report: r, ended: make(chan Received, 4096)}
-	if err := t.slmp(ctx, progress); err != nil {
-		return r, err
+	for i, into := range c.Into {
+		t.keep = c.Keep && i == len(c.Into)-1
+		if err := t.slmp(ctx, into, progress); err != nil {
+			return r, err
+		}
 	}
 	return r, t.tcp(ctx, TCP, progress)
 }
@@ -138,36 +153,48 @@ type transfers struct {
 	sum    string
 	report *Report
 	ended  chan Received
+	keep   bool // the files of the last run
 }
 
 // slmp measures what needs the NIC.
-func (t *transfers) slmp(ctx context.Context, progress func(string)) (err error) {
-	s := t.c.Server
-	s.Store.Prepare = t.c.Size + step // of the first of those at once
-	s.Store.Ended = func(r Received) { t.ended <- r }
-	server, err := Start(t.lab, s)
+func (t *transfers) slmp(ctx context.Context, into Into, progress func(string)) (err error) {
+	c := t.c.Server
+	c.Into, c.Places = into, t.c.Parallel
+	c.Store.Prepare = t.c.Size + step // of the first of those at once
+	c.Store.Ended = func(r Received) { t.ended <- r }
+	s, err := start(ctx, t.lab, c)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, server.Close()) }()
+	defer func() { err = errors.Join(err, s.Close()) }()
+	list := []Mode{SLMP, Plain}
+	if into == IntoWindow {
+		list = []Mode{Window}
+	}
 	for run := range t.c.Runs {
-		for _, m := range []Mode{SLMP, Plain} {
+		for i, m := range list {
 			progress(fmt.Sprintf("run %d of %d: %s", run+1, t.c.Runs, m.describe()))
-			if err := t.send(ctx, server, m, run == t.c.Runs-1 && m == Plain); err != nil {
+			if err := t.send(ctx, s, m, t.keep && run == t.c.Runs-1 && i == len(list)-1); err != nil {
 				return fmt.Errorf("%s: %w", m.describe(), err)
 			}
 		}
+	}
+	if t.report.find(TCPFrames) != nil {
+		return nil
 	}
 	return t.tcp(ctx, TCPFrames, progress)
 }
 
 // send transfers the file once by SLMP, and compares.
-func (t *transfers) send(ctx context.Context, server *Server, m Mode, last bool) error {
+func (t *transfers) send(ctx context.Context, s server, m Mode, keep bool) error {
 	links, err := rtt.ReadLinks(t.lab)
 	if err != nil {
 		return err
 	}
-	before := server.ctx.Stats()
+	before, err := s.unverified()
+	if err != nil {
+		return err
+	}
 	n := strconv.Itoa(t.c.Parallel)
 	args := append(t.c.Sender[1:len(t.c.Sender):len(t.c.Sender)], "--json", "--window", t.c.Window, "--parallel", n, "--repeat", n,
 		"--to", netip.AddrPortFrom(t.lab.NIC.Addr.Addr(), slmp.Port).String())
@@ -208,18 +235,21 @@ func (t *transfers) send(ctx context.Context, server *Server, m Mode, last bool)
 	if err := json.Unmarshal(out.Bytes(), &sent); err != nil {
 		return fmt.Errorf("result of %s: %w", strings.Join(t.c.Sender, " "), err)
 	}
-	if err := t.compare(ctx, t.c.Keep && last); err != nil {
+	if err := t.compare(ctx, keep); err != nil {
 		return err
 	}
 
+	after, err := s.unverified()
+	if err != nil {
+		return err
+	}
 	res := t.report.result(m, links)
 	bytes := float64(t.c.Size) * float64(t.c.Parallel)
 	res.add(bytes*8/1e9/max(sent.Seconds, 1e-9), sent.Seconds)
-	after := server.ctx.Stats()
 	res.Segments += sent.Segments
 	res.Retransmitted += sent.Retransmitted
 	res.RTT = append(res.RTT, sent.RTT.Smoothed)
-	res.Unverified += after.Unverified - before.Unverified
+	res.Unverified += after - before
 	return nil
 }
 

@@ -20,6 +20,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/xspin/xspin/demos/pingpong/rtt"
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/netnstest"
@@ -31,6 +32,13 @@ import (
 func TestMain(m *testing.M) {
 	if len(os.Args) > 2 && os.Args[1] == "_send" {
 		if err := sendMain(os.Args[2], os.Args[3:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	if ok, err := Main(os.Args[1:]); ok {
+		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -325,7 +333,7 @@ func TestInterruptedMessagesLeaveNothing(t *testing.T) {
 
 func config(t *testing.T, how string) Config {
 	return Config{
-		Size: 3 << 20, Runs: 2, Parallel: 2, Window: "auto", Sender: sender(t, how), SenderCPU: -1,
+		Size: 3 << 20, Runs: 2, Parallel: 2, Into: []Into{IntoFile}, Window: "auto", Sender: sender(t, how), SenderCPU: -1,
 		Server: ServerConfig{HPUs: 4, Wait: "adaptive", Store: StoreConfig{Dir: t.TempDir(), MaxSize: 3 << 20}},
 	}
 }
@@ -333,14 +341,18 @@ func config(t *testing.T, how string) Config {
 func TestRunComparesWhatHasArrivedAndMeasures(t *testing.T) {
 	lab := netnstest.Temp(t, netns.LabConfig{})
 	c := config(t, "right")
-	c.Keep = true
+	c.Keep, c.Into = true, Intos
+	if err := os.Chown(c.Server.Store.Dir, rtt.Nobody, -1); err != nil {
+		t.Fatal(err)
+	}
+	reachable(t, c.Server.Store.Dir)
 	var told []string
 	r, err := Run(t.Context(), lab, c, func(s string) { told = append(told, s) })
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(told) != 8 {
-		t.Errorf("progress told %d times, want 8: %q", len(told), told)
+	if len(told) != 10 {
+		t.Errorf("progress told %d times, want 10: %q", len(told), told)
 	}
 	if left := names(t, c.Server.Store.Dir); len(left) != 2 || len(r.Files) != 2 {
 		t.Errorf("kept %v, the directory has %v", r.Files, left)
@@ -359,7 +371,7 @@ func TestRunComparesWhatHasArrivedAndMeasures(t *testing.T) {
 	if err := json.Unmarshal(b.Bytes(), &doc); err != nil {
 		t.Fatal(err)
 	}
-	if doc.Schema != 1 || doc.Size != c.Size || len(doc.SHA256) != 64 || len(doc.Results) != 4 {
+	if doc.Schema != 1 || doc.Size != c.Size || len(doc.SHA256) != 64 || len(doc.Results) != 5 {
 		t.Fatalf("document %+v", doc)
 	}
 	for _, key := range []string{"kernel", "cpus", "go", "mtu", "queues", "hpus", "nic_wait", "nic_cpus", "sender_cpu", "window", "dir"} {
@@ -368,7 +380,7 @@ func TestRunComparesWhatHasArrivedAndMeasures(t *testing.T) {
 		}
 	}
 	for i, res := range doc.Results {
-		mode := []Mode{SLMP, Plain, TCPFrames, TCP}[i]
+		mode := []Mode{SLMP, Plain, Window, TCPFrames, TCP}[i]
 		g := res["gbps"].(map[string]any)
 		order := []float64{0, g["min"].(float64), g["median"].(float64), g["max"].(float64)}
 		if res["mode"] != string(mode) || !slices.IsSorted(order) || order[1] == 0 || len(res["seconds"].([]any)) != 2 {
@@ -381,7 +393,7 @@ func TestRunComparesWhatHasArrivedAndMeasures(t *testing.T) {
 			t.Errorf("result %d: ends %v, %v", i, nicEnd, hostEnd)
 		}
 		// 3 MiB take 2152 segments of 1462 bytes, twice in two runs.
-		if n, _ := res["segments"].(float64); mode == SLMP || mode == Plain {
+		if n, _ := res["segments"].(float64); mode == SLMP || mode == Plain || mode == Window {
 			if n < 4*2152 || len(res["rtt_us"].([]any)) != 2 {
 				t.Errorf("result %d: %v", i, res)
 			}
@@ -397,7 +409,7 @@ func TestRunComparesWhatHasArrivedAndMeasures(t *testing.T) {
 			t.Errorf("%d columns: %q", n, line)
 		}
 	}
-	for _, want := range []string{"3 MiB, 2 times at once", "SLMP, aggregated", "SLMP, one", "same frames", "no XDP", "SLMP / TCP", "checksums partial", doc.SHA256, "kept: "} {
+	for _, want := range []string{"3 MiB, 2 times at once", "SLMP, aggregated", "SLMP, one", "same frames", "no XDP", "SLMP / TCP", "into a window / TCP", "checksums partial", doc.SHA256, "kept: "} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("no %q in\n%s", want, text.String())
 		}
@@ -463,6 +475,7 @@ func TestRunTellsWhatWentWrong(t *testing.T) {
 			func(c *Config) { c.Size = slmp.MaxMessage + 1 },
 			func(c *Config) { c.Runs = 0 },
 			func(c *Config) { c.Parallel = 0 },
+			func(c *Config) { c.Into = nil },
 			func(c *Config) { c.Sender = nil },
 			func(c *Config) { c.Keep, c.Server.Store.Dir = true, "" },
 		} {

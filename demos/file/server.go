@@ -63,7 +63,22 @@ type ServerConfig struct {
 	Wait  string // of the HPUs: adaptive, sleep or spin
 	CPUs  []int  // for the threads that serve the HPUs, empty for any
 	Stats bool   // let `xspin stats` ask
+
+	Into   Into // for Serve
+	Places int  // of IntoWindow: so many messages at a time, at least one
 }
+
+// Into is where handlers put messages.
+type Into string
+
+// Receivers.
+const (
+	IntoFile   Into = "file"   // each in a file of its own
+	IntoWindow Into = "window" // the memory of an application, unprivileged and in a process of its own, which writes the files
+)
+
+// Intos are all there are.
+var Intos = []Into{IntoFile, IntoWindow}
 
 // limit is how long a handler may take. Handlers make system calls for files: a disk
 // that stalls for a moment keeps one of them for as long. After nic's default of a
@@ -110,6 +125,8 @@ func Start(lab *netns.Lab, c ServerConfig) (_ *Server, err error) {
 	return s, nil
 }
 
+func (s *Server) unverified() (uint64, error) { return s.ctx.Stats().Unverified, nil }
+
 // Close ends messages that are on their way, tells of all that are over, and
 // leaves the interface as it was.
 func (s *Server) Close() (err error) {
@@ -119,10 +136,23 @@ func (s *Server) Close() (err error) {
 	return errors.Join(err, s.store.Close())
 }
 
+// A server receives files.
+type server interface {
+	unverified() (uint64, error) // segments with checksums that a local sender left to the device
+	Close() error
+}
+
+func start(ctx context.Context, lab *netns.Lab, c ServerConfig) (server, error) {
+	if c.Into == IntoWindow {
+		return startWindow(ctx, lab, c)
+	}
+	return Start(lab, c)
+}
+
 // Serve receives files until ctx ends. ready is called when it does.
 func Serve(ctx context.Context, lab *netns.Lab, c ServerConfig, ready func()) error {
 	c.Stats = true
-	s, err := Start(lab, c)
+	s, err := start(ctx, lab, c)
 	if err != nil {
 		return err
 	}

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -414,6 +415,7 @@ func TestHandlersAndApplicationAnswerTogether(t *testing.T) {
 	lab := netnstest.Temp(t, netns.LabConfig{})
 	c := config(HostNIC)
 	c.Server.HPUs, c.Server.AppSpin = 2, time.Microsecond
+	c.Count, c.Warmup, c.Timeout = 20, 2, 2*time.Second
 	r, err := Run(t.Context(), lab, c, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -449,8 +451,8 @@ func TestTheApplicationIsAnotherUser(t *testing.T) {
 			s.Close()
 		}
 	}()
-	dir := s.(*shared).dir
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.(*shared).app.Pid()))
+	dir := filepath.Dir(s.(shared).Socket)
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.(shared).Pid()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -469,7 +471,7 @@ func TestTheApplicationIsAnotherUser(t *testing.T) {
 		t.Errorf("breakdown %+v without pings", b)
 	}
 
-	if err := s.(*shared).app.Kill(); err != nil {
+	if err := s.(shared).Kill(); err != nil {
 		t.Fatal(err)
 	}
 	// Linux says that nobody listens, once the context is not active any more.

@@ -3,26 +3,22 @@
 package pingpong
 
 import (
-	"bufio"
 	"context"
 	"encoding/binary"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
-	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
 	"github.com/xspin/xspin/client"
 	"github.com/xspin/xspin/control"
 	"github.com/xspin/xspin/daemon"
+	"github.com/xspin/xspin/demos/attached"
 	"github.com/xspin/xspin/demos/pingpong/rtt"
 	"github.com/xspin/xspin/handlers"
 	"github.com/xspin/xspin/hostq"
@@ -126,88 +122,41 @@ func finish(h *hpu.HER, r *hpu.Reply) hpu.Code {
 	return hpu.Success
 }
 
-// shared is a daemon with a NIC, and an application attached to it.
-type shared struct {
-	dir    string // of the socket
-	daemon *daemon.Daemon
-	app    *rtt.Process
-}
+// shared is a NIC and an application that answer together.
+type shared struct{ *attached.App }
 
 // contextName is the daemon's context.
 const contextName = "pingpong"
 
-// startShared starts a daemon on the lab's NIC end, in this process, and the
-// application, in another.
-func startShared(ctx context.Context, lab *netns.Lab, c ServerConfig) (_ NICServer, err error) {
+func startShared(ctx context.Context, lab *netns.Lab, c ServerConfig) (NICServer, error) {
 	register()
-	s := &shared{}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, s.Close())
-		}
-	}()
-	if s.dir, err = testbed.TempDir(os.TempDir(), "pingpong"); err != nil {
-		return nil, err
-	}
-	// The application is another user, who must reach the socket.
-	if err := os.Chmod(s.dir, 0o711); err != nil {
-		return nil, err
-	}
-	socket := filepath.Join(s.dir, "socket")
 	var protos []any
 	for _, p := range c.Protos {
 		protos = append(protos, string(p))
 	}
-	if s.daemon, err = daemon.Start(&daemon.Config{
-		Socket: socket,
-		Interfaces: []daemon.Interface{{
-			Name: lab.NIC.Device, Netns: lab.NIC.NS.Name(), HPUs: c.HPUs, Wait: c.Wait, CPUs: c.CPUs,
-		}},
-		Contexts: []control.Context{{
-			Name:     contextName,
-			Handler:  handlerSet,
-			Params:   map[string]any{"protos": protos},
-			Attach:   &control.Attach{Users: []string{strconv.Itoa(rtt.Nobody)}},
-			Activate: "attach", // until then Linux answers
-		}},
-	}, daemon.Options{
-		KeepPrivileges: true, // the demo goes on
-		Logger:         slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
-	}); err != nil {
-		return nil, err
-	}
-	o := appOptions{Socket: socket, Spin: c.AppSpin, CPU: -1}
+	o := appOptions{Spin: c.AppSpin, CPU: -1}
 	if len(c.CPUs) > 0 {
 		o.CPU = c.CPUs[0]
 	}
-	if s.app, err = rtt.Start(AppCommand, o, rtt.ProcessOptions{User: rtt.Nobody}); err != nil {
+	app, err := attached.Start(ctx, lab, attached.Config{
+		Interface: daemon.Interface{HPUs: c.HPUs, Wait: c.Wait, CPUs: c.CPUs},
+		Context: control.Context{
+			Name:     contextName,
+			Handler:  handlerSet,
+			Params:   map[string]any{"protos": protos},
+			Activate: "attach", // until then Linux answers
+		},
+		Command: AppCommand,
+		Options: o,
+	})
+	if err != nil {
 		return nil, err
 	}
-	defer context.AfterFunc(ctx, s.app.End)()
-	if _, err := bufio.NewReader(s.app.Stdout).ReadString('\n'); err != nil {
-		return nil, fmt.Errorf("start the application: %w", errors.Join(s.app.Stop(err), ctx.Err()))
-	}
-	return s, nil
+	return shared{app}, nil
 }
 
 // Breakdown implements NICServer.
-func (s *shared) Breakdown(p rtt.Proto) Breakdown { return timing[p].take() }
-
-// Close implements NICServer.
-func (s *shared) Close() (err error) {
-	if s.app != nil {
-		err = s.app.Stop(nil)
-	}
-	if s.daemon != nil {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-		defer cancel()
-		err = errors.Join(err, s.daemon.Close(ctx))
-	}
-	if s.dir != "" {
-		err = errors.Join(err, os.RemoveAll(s.dir))
-	}
-	return err
-}
+func (shared) Breakdown(p rtt.Proto) Breakdown { return timing[p].take() }
 
 // AppCommand is the hidden command that is the application. The binary hands it to
 // Main.
@@ -234,15 +183,14 @@ func Main(args []string) (ok bool, err error) {
 }
 
 type appOptions struct {
-	Socket string        `json:"socket"`
-	Spin   time.Duration `json:"spin"`
-	CPU    int           `json:"cpu"` // -1 for any
+	Spin time.Duration `json:"spin"`
+	CPU  int           `json:"cpu"` // -1 for any
 }
 
 // run is the application.
 func (o appOptions) run(ready io.Writer) error {
 	ctx := context.Background()
-	app, err := client.Attach(ctx, contextName, client.Options{Socket: o.Socket, Spin: o.Spin})
+	app, err := client.Attach(ctx, contextName, client.Options{Spin: o.Spin})
 	if err != nil {
 		return err
 	}

@@ -112,9 +112,9 @@ const Nobody = 65534
 
 // ProcessOptions say how a process begins. The zero value is as this one is.
 type ProcessOptions struct {
-	NS    *netns.Namespace // Optional
-	User  int              // uid and gid, in no other group; 0: root
-	Files []*os.File       // its descriptors from 3 on; they stay the caller's
+	NS   *netns.Namespace // Optional
+	User int              // uid and gid, in no other group; 0: root
+	Env  []string         // beside this one's
 }
 
 // A Process runs a hidden command of this binary. It ends by itself when its
@@ -141,7 +141,7 @@ func Start(command string, options any, o ProcessOptions) (*Process, error) {
 	c := &Process{cmd: exec.Command("/proc/self/exe", command, string(arg))}
 	c.cmd.Args[0] = os.Args[0] // what ps shows
 	c.cmd.Stderr = &c.stderr
-	c.cmd.ExtraFiles = o.Files
+	c.cmd.Env = append(os.Environ(), o.Env...)
 	// Ctrl-C is for us to pass on.
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if o.User != 0 {
