@@ -11,6 +11,28 @@
 // Each side takes the other for hostile: what lies in shared memory is read once,
 // checked, and used from private copies; an index that cannot be breaks the pair and
 // nothing else. The process that scribbles over all it can map loses its own data.
+// What it can do beside is wake the NIC as often as it can make system calls.
+//
+// # Memory order
+//
+// Taking synchronizes with giving. Whatever a thread of the NIC has done before it calls
+// Event, Request or Notify, to windows, to HPU memory and to counters, is seen by whoever
+// takes that event or request. Whatever the application has done before Respond is
+// seen by the function that Poll gives the response to. A slot's payload may be used
+// until Respond or Done, and not after.
+//
+// Events are taken in the order of their calls where one call returns before the other
+// begins, and so are requests. Between an event and a request, between lanes, and between
+// the threads of one side there is no order but what they make among themselves.
+//
+// Counters and the atomic operations of windows are sequentially consistent, like
+// sync/atomic: all see all of them in one order. So are the words behind Arm: when Arm has
+// returned true, what is given after it rings the bell; no wakeup is lost. Plain accesses
+// to a window are ordered by these, and not by each other.
+//
+// This holds on every CPU that Go runs on. It is the order of sync/atomic's operations
+// on lap words, heads, waiting words and counters (see ring.go, bell.go), and a litmus
+// test in two processes fails if one of those that x86 would reorder is made plain.
 package hostq
 
 import (

@@ -560,6 +560,30 @@ func TestDetachWithFullBell(t *testing.T) {
 	}
 }
 
+func TestDescriptorsEndWithExec(t *testing.T) {
+	p := newTestPair(t, PairConfig{Layout: Layout{Lanes: 2}})
+	fds := dup(t, p.fds()...)
+	for _, fd := range fds { // as they come without MSG_CMSG_CLOEXEC, or through os.File
+		if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETFD, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h, err := OpenHost(p.Layout(), fds[0], fds[1], fds[2:])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	all := append(p.fds(), h.mem.FD(), h.bell, h.kick, p.bellWrite)
+	for i := range p.lanes {
+		all = append(all, h.bells[i], p.lanes[i].read)
+	}
+	for _, fd := range all {
+		if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
+			t.Errorf("descriptor %d: flags %#x, %v", fd, flags, err)
+		}
+	}
+}
+
 func TestPollIsOneAtATime(t *testing.T) {
 	p, h := both(t, PairConfig{})
 	for i := range 3 {
@@ -632,9 +656,15 @@ func TestArmAndBells(t *testing.T) {
 		t.Error("a late byte is left for ever")
 	}
 
-	// The application sleeps.
+	// The application sleeps, and has shown what it is done with.
+	if n := p.Stats().Waiting; n != 2 {
+		t.Errorf("%d waiting", n)
+	}
 	if !h.Arm() || readable(t, h.FD()) {
 		t.Fatal("nothing there yet")
+	}
+	if n := p.Stats().Waiting; n != 0 {
+		t.Errorf("%d waiting", n)
 	}
 	for range 3 {
 		p.Event(&Event{Kind: MessageEnded})
