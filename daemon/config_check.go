@@ -11,6 +11,7 @@ import (
 	"os/user"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -281,6 +282,7 @@ type blueprint struct {
 	doc     control.Context
 	iface   string // key
 	hpus    int    // of the interface
+	workers int    // that serve them
 	factory handlers.Factory
 	spec    nic.ContextSpec // all but handlers and resources
 	ending  bool            // its messages end: they have a binding
@@ -316,11 +318,12 @@ func (b *blueprint) charge() int64 {
 	return n
 }
 
-// queueBytes returns about how much memory a pair takes: a request and a response in
-// each slot, and descriptors.
+// queueBytes returns about how much memory a pair takes: a slot for each request, and in
+// each lane one for each response, with their payload.
 func queueBytes(l hostq.Layout) int64 {
-	slots := int64(l.Requests) * int64(1+l.Lanes)
-	return whole(2*int64(l.Requests)*int64(l.Payload) + 64*slots + 256*int64(l.Events))
+	const head, line, event = 48, 64, 128
+	slot := (int64(l.Payload) + head + line - 1) / line * line
+	return whole(8<<10 + int64(l.Events)*event + int64(l.Requests)*int64(1+l.Lanes)*slot)
 }
 
 // checkContext checks a context of the file, or one of POST /v1/contexts. It returns
@@ -333,6 +336,7 @@ func checkContext(c *checker, path string, doc *control.Context, env *surroundin
 	f := findInterface(c, at("interface"), doc.Interface, env.interfaces)
 	if f != nil {
 		b.iface, b.hpus = f.key(), cmp.Or(f.HPUs, nic.DefaultHPUs)
+		b.workers = cmp.Or(f.Workers, min(b.hpus, runtime.GOMAXPROCS(0)))
 	}
 
 	var set *handlers.Set
@@ -621,5 +625,6 @@ func (b *blueprint) checkQueue(c *checker, at func(string) string, set *handlers
 		Events:   cmp.Or(q.Events, hostq.DefaultEvents),
 		Requests: cmp.Or(q.Requests, hostq.DefaultRequests),
 		Payload:  cmp.Or(int(q.Payload), hostq.DefaultPayload),
+		Lanes:    b.workers,
 	}}
 }

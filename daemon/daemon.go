@@ -45,6 +45,7 @@ type Daemon struct {
 	opts    Options
 	started time.Time
 	socket  string
+	uid     int // that has started it, before it becomes somebody else
 	server  *server
 	metrics *metricsServer // nil without
 	cards   []*card
@@ -96,6 +97,7 @@ func Start(cfg *Config, o Options) (_ *Daemon, err error) {
 		logger:   o.Logger,
 		opts:     o,
 		started:  time.Now(),
+		uid:      os.Getuid(),
 		socket:   cmp.Or(cfg.Socket, control.Socket),
 		memory:   budget{limit: int64(cfg.Limits.complete().Memory)},
 		cfg:      cfg,
@@ -333,7 +335,7 @@ func (d *Daemon) mayAdmin(p control.Peer) error {
 func (d *Daemon) isAdmin(p control.Peer) bool {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
-	return p.UID == 0 || p.UID == os.Getuid() || d.admins.has(p)
+	return p.UID == 0 || p.UID == d.uid || d.admins.has(p)
 }
 
 // mayRead returns an error unless a peer may see what handlers of a context print and
