@@ -1,0 +1,566 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package client_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/xspin/xspin/client"
+	"github.com/xspin/xspin/control"
+	"github.com/xspin/xspin/handlers"
+	"github.com/xspin/xspin/hostq"
+	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/matcher"
+	"github.com/xspin/xspin/netns"
+	"github.com/xspin/xspin/netns/netnstest"
+	"github.com/xspin/xspin/slmp"
+)
+
+// Users that are not root.
+const nobody, other = 65534, 65533
+
+// askPort is where the context "ask" listens.
+const askPort = 7001
+
+func init() {
+	handlers.Register("test-all", "uses all that an application shares, with each datagram", func(p handlers.Params) (*handlers.Set, error) {
+		return &handlers.Set{
+			Rulesets: []matcher.Ruleset{matcher.UDPPort(askPort)},
+			Queue:    true,
+			Handlers: hpu.Handlers{Payload: func(h *hpu.HER) hpu.Code {
+				w := h.Window("mine")
+				var b [64]byte
+				_, _ = w.WriteAt(b[:], int64(h.Len()%1000))
+				_, _ = w.ReadAt(b[:], 4096)
+				h.Counter(0).Add(1)
+				_ = h.Notify(1, b[:])
+				if h.AskThen(2, b[:], func(*hpu.HER, *hpu.Reply) hpu.Code { return hpu.Drop }) != nil {
+					return hpu.Drop
+				}
+				return hpu.Success
+			}},
+		}, nil
+	})
+}
+
+// A fixture is a lab with a daemon's configuration.
+type fixture struct {
+	t      *testing.T
+	lab    *netns.Lab
+	socket string
+	file   string
+}
+
+func newFixture(t *testing.T, contexts string) *fixture {
+	t.Helper()
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	dir, err := os.MkdirTemp("", "xspin-client")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	os.Chmod(dir, 0o755)
+	f := &fixture{t: t, lab: lab, socket: filepath.Join(dir, "s"), file: filepath.Join(dir, "xspin.yaml")}
+	text := fmt.Sprintf("socket: %s\ninterfaces:\n- {name: %s, netns: %s, hpus: 4}\n%s", f.socket, lab.NIC.Device, lab.NIC.Namespace, contexts)
+	if err := os.WriteFile(f.file, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+const inbox = `contexts:
+- name: inbox
+  handler: deposit
+  windows: [{name: in, size: 1MiB}]
+  attach: {users: ["65534"], observers: true}
+`
+
+const ask = `- name: ask
+  handler: requests
+  params: {port: 7001}
+  windows: [{name: spare, size: 1MiB}]
+  attach: {users: ["65534"]}
+`
+
+// A process is the test binary in a role.
+type process struct {
+	t     *testing.T
+	cmd   *exec.Cmd
+	in    io.Closer
+	lines chan string // of stdout
+	ended chan struct{}
+	log   bytes.Buffer // stderr, to be read after the end
+}
+
+// start starts a role as a user.
+func (f *fixture) start(uid int, role string, args ...string) *process {
+	f.t.Helper()
+	p := &process{t: f.t, lines: make(chan string, 1<<16), ended: make(chan struct{})}
+	p.cmd = exec.Command("/proc/self/exe")
+	p.cmd.Env = append(os.Environ(), roleEnv+"="+strings.Join(append([]string{role}, args...), " "))
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(uid)}}
+	p.cmd.Stderr = &p.log
+	p.cmd.Dir = "/"
+	in, err := p.cmd.StdinPipe()
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	out, err := p.cmd.StdoutPipe()
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	p.in = in
+	if err := p.cmd.Start(); err != nil {
+		f.t.Fatal(err)
+	}
+	go func() {
+		for s := bufio.NewScanner(out); s.Scan(); {
+			p.lines <- s.Text()
+		}
+		close(p.lines)
+		p.cmd.Wait()
+		close(p.ended)
+	}()
+	f.t.Cleanup(func() {
+		p.stop()
+		if f.t.Failed() && p.log.Len() > 0 {
+			f.t.Logf("%s %v said:\n%s", role, args, &p.log)
+		}
+	})
+	return p
+}
+
+// stop has the process end by itself, or else kills it.
+func (p *process) stop() {
+	p.in.Close()
+	select {
+	case <-p.ended:
+	case <-time.After(20 * time.Second):
+		p.kill()
+	}
+}
+
+func (p *process) kill() {
+	p.cmd.Process.Kill()
+	<-p.ended
+}
+
+// expect waits for a line that matches.
+func (p *process) expect(pattern string) string {
+	p.t.Helper()
+	re := regexp.MustCompile(pattern)
+	timeout := time.After(time.Minute)
+	var seen []string
+	for {
+		select {
+		case line, ok := <-p.lines:
+			if ok && re.MatchString(line) {
+				return line
+			}
+			if seen = append(seen, line); ok {
+				continue
+			}
+		case <-timeout:
+		}
+		p.t.Fatalf("no line %q; there were:\n%s", pattern, strings.Join(seen[max(0, len(seen)-20):], "\n"))
+	}
+}
+
+// daemon starts the daemon, in a process of its own.
+func (f *fixture) daemon() *process {
+	f.t.Helper()
+	p := f.start(0, "daemon", f.file)
+	p.expect("^ready$")
+	return p
+}
+
+func (f *fixture) client() *control.Client {
+	f.t.Helper()
+	c, err := control.Dial(f.socket)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.t.Cleanup(c.Close)
+	return c
+}
+
+// dial returns an SLMP connection from the other end of the lab.
+func (f *fixture) dial() *slmp.Conn {
+	f.t.Helper()
+	var c *slmp.Conn
+	if err := f.lab.Host.NS.Do(func() (err error) {
+		c, err = slmp.Dial(context.Background(), fmt.Sprintf("%v:%d", f.lab.NIC.Addr.Addr(), slmp.Port), slmp.Config{})
+		return err
+	}); err != nil {
+		f.t.Fatal(err)
+	}
+	f.t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// udp returns a socket at the other end of the lab.
+func (f *fixture) udp(port int) net.Conn {
+	f.t.Helper()
+	var c net.Conn
+	if err := f.lab.Host.NS.Do(func() (err error) {
+		c, err = net.Dial("udp", fmt.Sprintf("%v:%d", f.lab.NIC.Addr.Addr(), port))
+		return err
+	}); err != nil {
+		f.t.Fatal(err)
+	}
+	f.t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// message sends a message and has the application tell of it.
+func (f *fixture) message(c *slmp.Conn, app *process, n int) {
+	f.t.Helper()
+	msg := make([]byte, n)
+	for i := range msg {
+		msg[i] = byte(rand.Uint32())
+	}
+	ctx, cancel := context.WithTimeout(f.t.Context(), time.Minute)
+	defer cancel()
+	if _, err := c.SendBytes(ctx, msg, slmp.Options{}); err != nil {
+		f.t.Fatal(err)
+	}
+	if got, want := app.expect("^(message|event|ended|no)"), fmt.Sprintf("message %d %x", n, sha256.Sum256(msg)); got != want {
+		f.t.Fatalf("the application tells %q, want %q", got, want)
+	}
+}
+
+// descriptors counts those of a process.
+func descriptors(t *testing.T, p *process) int {
+	t.Helper()
+	all, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.cmd.Process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(all)
+}
+
+func TestAnUnprivilegedApplication(t *testing.T) {
+	f := newFixture(t, inbox+ask)
+	f.daemon()
+	app := f.start(nobody, "app", f.socket, "inbox")
+	app.expect("^attached, memory is zero: true$")
+	c := f.dial()
+	for _, n := range []int{1, 1000, 128 << 10} {
+		f.message(c, app, n)
+	}
+
+	asked := f.start(nobody, "app", f.socket, "ask")
+	asked.expect("^attached")
+	u := f.udp(askPort)
+	u.SetDeadline(time.Now().Add(time.Minute))
+	u.Write([]byte("hello, application"))
+	answer := make([]byte, 100)
+	if n, err := u.Read(answer); err != nil || string(answer[:n]) != "HELLO, APPLICATION" {
+		t.Errorf("answer %q, error %v", answer[:n], err)
+	}
+
+	// It is there once, and for these users.
+	f.start(nobody, "app", f.socket, "inbox").expect(fmt.Sprintf(`^no: attach to context "inbox": .*taken: application \(pid %d, uid 65534\)`, app.cmd.Process.Pid))
+	f.start(other, "app", f.socket, "inbox").expect(`^no: .*"inbox" is not for user 65533: see attach`)
+	f.start(nobody, "app", f.socket, "outbox").expect(`^no: attach to context "outbox": .*outbox`)
+	for name, want := range map[string]int{"inbox": 409, "outbox": 404} {
+		var e *control.Error
+		if _, err := client.Attach(t.Context(), name, client.Options{Socket: f.socket}); !errors.As(err, &e) || e.Status != want {
+			t.Errorf("%s: error %v, want status %d", name, err, want)
+		}
+	}
+
+	// Observers look, and touch nothing.
+	watch, err := client.Attach(t.Context(), "inbox", client.Options{Socket: f.socket, Observer: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := watch.Window("in")
+	if w.Bytes() != nil || watch.Host() != nil || watch.Counter(0) != nil {
+		t.Error("an observer has memory")
+	}
+	b := make([]byte, 1<<20)
+	if n, err := w.ReadAt(b, 5); n != 1<<20-5 || err != io.EOF || bytes.Count(b, []byte{0}) == len(b) {
+		t.Errorf("an observer reads %d bytes, error %v", n, err)
+	}
+	if counters, err := watch.Counters(t.Context()); err != nil || len(counters) != hostq.Counters {
+		t.Errorf("%d counters, error %v", len(counters), err)
+	}
+	if err := watch.Post(t.Context(), control.Receive{Window: "in"}); err == nil || !strings.Contains(err.Error(), "observers cannot") {
+		t.Errorf("an observer posts: %v", err)
+	}
+	if info, err := watch.Info(t.Context()); err != nil || len(info.Attached) != 2 {
+		t.Errorf("info %+v, error %v", info, err)
+	}
+	// The application goes, and what they look at with it.
+	app.kill()
+	var e *client.EndedError
+	if err := watch.Wait(t.Context()); !errors.As(err, &e) || !strings.Contains(e.Reason, "has detached") {
+		t.Errorf("error %v", err)
+	}
+	if err := watch.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// attachSoon attaches as soon as the context is free.
+func attachSoon(t *testing.T, f *fixture, name string) *client.App {
+	t.Helper()
+	for until := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
+		app, err := client.Attach(t.Context(), name, client.Options{Socket: f.socket})
+		if err == nil {
+			return app
+		}
+		var e *control.Error
+		if !errors.As(err, &e) || e.Status != 409 || time.Now().After(until) {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestKillingTheApplicationAtEveryStep(t *testing.T) {
+	f := newFixture(t, inbox)
+	d := f.daemon()
+	c := f.dial()
+	// The first round makes what stays, such as connections that are kept.
+	var before int
+	for round, step := range []string{
+		"traffic",
+		"connect", "half-of-the-request", "request", "101", "descriptors", "mapped", "half-of-an-ask", "ask", "detach",
+		"traffic", "traffic", "traffic",
+	} {
+		app := f.start(nobody, "step", f.socket, "inbox", step)
+		if step == "traffic" {
+			app.expect("^attached, memory is zero: true$")
+			ctx, cancel := context.WithCancel(t.Context())
+			var sending sync.WaitGroup
+			for range 4 {
+				sending.Go(func() {
+					msg := bytes.Repeat([]byte{7}, 100<<10)
+					for ctx.Err() == nil {
+						_, _ = c.SendBytes(ctx, msg, slmp.Options{}) // some meet nobody
+					}
+				})
+			}
+			for range 5 {
+				app.expect("^message")
+			}
+			app.kill()
+			cancel()
+			sending.Wait()
+		} else {
+			app.expect("^here$")
+			app.kill()
+		}
+		next := attachSoon(t, f, "inbox")
+		if b := next.Window("in").Bytes(); bytes.Count(b, []byte{0}) != len(b) {
+			t.Errorf("%s: the next application finds something of the last", step)
+		}
+		if err := next.Close(); err != nil {
+			t.Error(err)
+		}
+		// The context works.
+		works := f.start(nobody, "app", f.socket, "inbox")
+		works.expect("^attached, memory is zero: true$")
+		f.message(f.dial(), works, 1000)
+		works.kill()
+		if err := attachSoon(t, f, "inbox").Close(); err != nil {
+			t.Error(err)
+		}
+		if round == 0 {
+			before = descriptors(t, d)
+			continue
+		}
+		for until := time.Now().Add(30 * time.Second); descriptors(t, d) > before; time.Sleep(5 * time.Millisecond) {
+			if time.Now().After(until) {
+				t.Fatalf("%s: the daemon has %d descriptors, %d before", step, descriptors(t, d), before)
+			}
+		}
+	}
+}
+
+func TestKillingTheDaemon(t *testing.T) {
+	f := newFixture(t, inbox)
+	d := f.daemon()
+	app := f.start(nobody, "app", f.socket, "inbox", "again")
+	app.expect("^attached, memory is zero: true$")
+	f.message(f.dial(), app, 1000)
+	asks := f.client()
+	following := make(chan error, 1)
+	began := make(chan struct{})
+	go func() {
+		close(began)
+		following <- asks.Log(context.Background(), "inbox", -1, true, func(control.LogLine) error { return nil })
+	}()
+	<-began
+
+	d.kill()
+	app.expect(`^ended: no longer attached to "inbox": the daemon is gone$`)
+	app.expect("^no: .*no daemon answers at .*/s: start one with `sudo xspin run`, or name its socket with --socket or XSPIN_SOCKET")
+	if err := <-following; err == nil || !strings.Contains(err.Error(), "daemon") {
+		t.Errorf("who follows the log is told %v", err)
+	}
+	if _, err := asks.Status(t.Context()); !errors.Is(err, control.ErrNoDaemon) {
+		t.Errorf("who asks is told %v", err)
+	}
+	if _, err := control.Dial(f.socket); !errors.Is(err, control.ErrNoDaemon) {
+		t.Errorf("who dials is told %v", err)
+	}
+
+	d = f.daemon()
+	app.expect("^attached, memory is zero: true$")
+	f.message(f.dial(), app, 1000)
+	if _, err := asks.Status(t.Context()); err != nil {
+		t.Errorf("the client of the first daemon asks the second: %v", err)
+	}
+	// One that ends in order says so.
+	d.stop()
+	line := app.expect("^ended: ")
+	if !strings.Contains(line, "daemon") || strings.Contains(line, "gone") {
+		t.Errorf("the application is told %q", line)
+	}
+}
+
+// What is called after Close, or beside it, returns; none of it touches memory that is
+// not there any more.
+func TestMethodsAfterClose(t *testing.T) {
+	f := newFixture(t, inbox)
+	f.daemon()
+	app := attachSoon(t, f, "inbox")
+	var callers sync.WaitGroup
+	w := app.Window("in")
+	stop := make(chan struct{})
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var e hostq.Event
+	var r hostq.Call
+	for _, call := range []func(){
+		func() { app.Event(&e) },
+		func() { app.Request(&r) },
+		func() { w.ReadAt(make([]byte, 100000), 17) },
+		func() { app.Info(context.Background()) },
+		func() { app.Wait(ctx) },
+		func() { app.Wait(context.Background()) },
+		func() { app.WaitCounter(ctx, 3, 1) },
+	} {
+		callers.Go(func() {
+			for {
+				call()
+				select {
+				case <-stop:
+					return
+				default:
+				}
+			}
+		})
+	}
+	for range 2 {
+		if err := app.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	close(stop)
+	callers.Wait()
+	for name, err := range map[string]error{
+		"Wait":        app.Wait(t.Context()),
+		"WaitCounter": app.WaitCounter(t.Context(), 0, 1),
+		"Post":        app.Post(t.Context(), control.Receive{}),
+		"Respond":     app.Respond(new(hostq.Call), 0, nil),
+		"ReadAt":      func() error { _, err := w.ReadAt(make([]byte, 1), 0); return err }(),
+	} {
+		if !errors.Is(err, os.ErrClosed) {
+			t.Errorf("%s after Close: %v", name, err)
+		}
+	}
+	app.Done(new(hostq.Call))
+	if app.Event(&e) || app.Request(&r) || w.Bytes() != nil || app.Counter(0) != nil {
+		t.Error("there is something after Close")
+	}
+	// When Close has returned, the next can come: at once.
+	next, err := client.Attach(t.Context(), "inbox", client.Options{Socket: f.socket})
+	if err != nil {
+		t.Fatal(err)
+	}
+	next.Close()
+}
+
+// scribbleTime is how long the hostile client has. In a short run, a tenth of that.
+const scribbleTime = 20 * time.Second
+
+// A client that writes random bytes into every page that it can map, all the time, harms
+// itself alone.
+func TestAHostileClientHarmsItselfAlone(t *testing.T) {
+	d := scribbleTime
+	if s := os.Getenv("XSPIN_SCRIBBLE"); s != "" {
+		var err error
+		if d, err = time.ParseDuration(s); err != nil {
+			t.Fatal(err)
+		}
+	} else if testing.Short() {
+		d /= 10
+	}
+	f := newFixture(t, inbox+`- name: enemy
+  handler: test-all
+  windows: [{name: mine, size: 1MiB}]
+  attach: {users: ["65533"]}
+`)
+	root := f.daemon()
+	victim := f.start(nobody, "app", f.socket, "inbox")
+	victim.expect("^attached")
+	enemy := f.start(other, "scribble", f.socket, "enemy")
+	enemy.expect("^round")
+
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	defer cancel()
+	var sending sync.WaitGroup
+	sending.Go(func() {
+		u := f.udp(askPort)
+		for n := 0; ctx.Err() == nil; n++ {
+			_, _ = u.Write(make([]byte, n%1000))
+			time.Sleep(100 * time.Microsecond) // leave some of the CPUs to the others
+		}
+	})
+	c := f.dial()
+	look := f.client()
+	var n, bytes int
+	var handled uint64 // for the enemy
+	for ctx.Err() == nil {
+		size := 1 + rand.IntN(100<<10)
+		f.message(c, victim, size)
+		n, bytes = n+1, bytes+size
+		if i, err := look.Context(t.Context(), "enemy"); err != nil {
+			t.Fatal(err)
+		} else {
+			handled = max(handled, i.HandlerStats.Handled)
+		}
+	}
+	sending.Wait()
+	enemy.in.Close()
+	line := enemy.expect("^scribbled")
+	t.Logf("%d messages, %d bytes; the enemy %s, with up to %d packets", n, bytes, line, handled)
+	if handled == 0 {
+		t.Error("there was no traffic for the enemy")
+	}
+	select {
+	case <-root.ended:
+		t.Error("the daemon has ended")
+	default:
+	}
+}
