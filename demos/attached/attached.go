@@ -78,13 +78,15 @@ func Start(ctx context.Context, lab *netns.Lab, c Config) (_ *App, err error) {
 	if a.process, err = rtt.Start(c.Command, c.Options, rtt.ProcessOptions{User: rtt.Nobody, Env: []string{"XSPIN_SOCKET=" + a.Socket}}); err != nil {
 		return nil, err
 	}
-	defer context.AfterFunc(ctx, a.End)()
+	stop := context.AfterFunc(ctx, a.End)
 	a.Out = bufio.NewReader(a.process.Stdout)
-	if _, err := a.Out.ReadString('\n'); err != nil {
+	_, err = a.Out.ReadString('\n')
+	if !stop() {
+		err = ctx.Err()
+	} else if err != nil {
 		err = a.process.Stop(err)
-		if ctx.Err() != nil {
-			err = ctx.Err()
-		}
+	}
+	if err != nil {
 		return nil, fmt.Errorf("start the application: %w", err)
 	}
 	return a, nil
