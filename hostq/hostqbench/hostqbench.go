@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/hostq"
+	"github.com/xspin/xspin/internal/quantile"
 )
 
 // Env is set for the other process: what it is to do.
@@ -314,21 +315,29 @@ func RoundTrip(ctx context.Context, at Place, sleep Waits, payload, n int) (time
 	return took, err
 }
 
-// timed calls f n times, and a tenth of that before, and says how long one took.
+// timed calls f n times, and a tenth of that before, and says how long one took: the
+// median of blocks. What disturbs a shared machine disturbs few of them.
 func timed(ctx context.Context, took *time.Duration, n int, f func() error) error {
-	var begin time.Time
-	for i := -n / 10; i < n; i++ {
-		if i == 0 {
-			begin = time.Now()
-		}
+	const block = 32
+	for range n / 10 {
 		if err := f(); err != nil {
 			return err
 		}
-		if i%1024 == 0 && ctx.Err() != nil {
-			return ctx.Err()
-		}
 	}
-	*took = time.Since(begin) / time.Duration(n)
+	blocks := make([]float64, 0, n/block+1)
+	for done := 0; done < n; done += block {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		begin := time.Now()
+		for range block {
+			if err := f(); err != nil {
+				return err
+			}
+		}
+		blocks = append(blocks, float64(time.Since(begin))/block)
+	}
+	*took = time.Duration(quantile.Median(blocks))
 	return nil
 }
 
