@@ -797,3 +797,41 @@ contexts:
 		return n <= fds && m <= maps
 	})
 }
+
+// begin sends the first segment of a message that never ends.
+func (f *fixture) begin(t *testing.T) {
+	t.Helper()
+	must(t, f.lab.Host.NS.Do(func() error {
+		c, err := net.Dial("udp", fmt.Sprintf("%v:%d", f.lab.NIC.Addr.Addr(), slmp.Port))
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		b := make([]byte, slmp.HeaderLen, 20)
+		slmp.Header{Flags: slmp.SYN, ID: 1}.Put(b)
+		_, err = c.Write(append(b, "begin"...))
+		return err
+	}))
+	eventually(t, "a message is open", func() bool {
+		i, err := f.info("inbox")
+		return err == nil && i.MessageStats.Open == 1
+	})
+}
+
+func TestOpenMessagesEndWithTheirApplication(t *testing.T) {
+	always := strings.Replace(inbox, "activate: attach", "activate: start", 1)
+	f := launch(t, always)
+	f.begin(t)
+	// Nobody is attached, and still it is not to be taken away.
+	f.write(t, "")
+	_, err := f.Reload()
+	fails(t, "reload", err, errBusy, `context "inbox" would be changed or removed, and it is live: 1 messages are open`)
+	f.admitted(t, "inbox", root, false).release("gone")
+	if !strings.Contains(f.logs.String(), "messages_ended=1") {
+		t.Error("the log does not say that a message was ended")
+	}
+	if got := f.state(t, "inbox"); got != active {
+		t.Errorf("the context is %s", got)
+	}
+	f.reloaded(t, "", "window common removed", "context inbox removed")
+}
