@@ -835,3 +835,33 @@ func TestOpenMessagesEndWithTheirApplication(t *testing.T) {
 	}
 	f.reloaded(t, "", "window common removed", "context inbox removed")
 }
+
+// An application that takes no events has its senders wait, and can go all the same.
+func TestAnApplicationThatHearsNothingCanGo(t *testing.T) {
+	f := launch(t, strings.Replace(inbox, "events: 16", "events: 1", 1))
+	used := f.inUse()
+	a := f.admitted(t, "inbox", root, false)
+	p := open(t, a)
+	must(t, f.send(t, []byte("one"))) // its event fits
+	sent := make(chan error, 1)
+	go func() { sent <- f.send(t, []byte("two")) }()
+	eventually(t, "a message waits for room", func() bool {
+		i, err := f.info("inbox")
+		return err == nil && i.Pair.EventsFull > 0
+	})
+	a.release("it was killed")
+	if f.inUse() != used {
+		t.Errorf("%d bytes are in use, %d before: %s", f.inUse(), used, f.logs)
+	}
+	// The sender goes on trying, and reaches the next.
+	b := f.admitted(t, "inbox", root, false)
+	defer b.release("done")
+	q := open(t, b)
+	must(t, <-sent)
+	if e := q.event(t); e.Length != 3 || string(q.windows["in"].Bytes()[:3]) != "two" {
+		t.Errorf("event %+v", e)
+	}
+	if e := p.event(t); e.Length != 3 {
+		t.Errorf("the first application has missed its event: %+v", e)
+	}
+}
