@@ -131,7 +131,7 @@ func (b *hostqBench) roundTrips(ctx context.Context, name string, goal bench.Goa
 		})
 }
 
-const tripConditions = "mean round trip of a run"
+const tripConditions = "round trip, median of the blocks of a run"
 
 func (b *hostqBench) pollingRows(ctx context.Context) error {
 	if b.sender == b.receiver {
