@@ -253,6 +253,7 @@ func (d *Daemon) admit(name string, p control.Peer, observer bool) (attached, er
 	closing := d.closing
 	d.mu.RUnlock()
 	h.mu.Lock()
+	h.fault(overrunText)
 	switch {
 	case closing:
 		err = failf(errBusy, "%s", whyClosing)

@@ -37,6 +37,9 @@ const (
 	failed     = "failed"
 )
 
+// overrunText is said of a stopped context if the event that said more was lost.
+const overrunText = "a handler ran past its time limit"
+
 // opTime is how long anybody waits until a context has done what it is doing.
 const opTime = 15 * time.Second
 
@@ -294,23 +297,33 @@ func (h *hosted) renew() (l loss, err error) {
 	return l, err
 }
 
-// overrun says that a handler ran past its limit.
-func (h *hosted) overrun(id int, detail string) {
+// overrun ends the sessions of a context of which a handler ran past its limit.
+func (h *hosted) overrun(detail string) {
 	h.mu.Lock()
-	hit := h.ctx != nil && h.ctx.ID() == id
-	if hit {
-		h.state, h.why, h.since = stopped, detail, time.Now()
+	defer h.mu.Unlock()
+	if h.fault(detail); h.state == stopped && h.why == overrunText {
+		h.why = detail // somebody has looked between the two
 	}
-	h.mu.Unlock()
-	if hit {
-		h.dismiss("the context is stopped: " + detail)
+}
+
+// fault says that the context is stopped, if it is: an event may come late, when the
+// context has begun anew, or be lost. The caller has mu.
+func (h *hosted) fault(detail string) {
+	if h.ctx == nil || h.state != installed && h.state != active || h.ctx.Stats().Overruns == 0 {
+		return
 	}
+	h.state, h.why, h.since = stopped, detail, time.Now()
+	h.tell("the context is stopped: " + detail)
 }
 
 // dismiss ends all sessions.
 func (h *hosted) dismiss(why string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.tell(why)
+}
+
+func (h *hosted) tell(why string) {
 	if h.owner != nil {
 		h.owner.dismiss(why)
 	}
@@ -591,6 +604,7 @@ func (c *card) stats() map[int]*nic.ContextStats {
 func (h *hosted) info(stats map[int]*nic.ContextStats) control.ContextInfo {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.fault(overrunText)
 	i := control.ContextInfo{
 		Context: h.b.doc, ID: -1, State: h.state, Error: h.why, Since: h.since,
 		Rules: []control.Rule{}, Attached: []control.Peer{},
@@ -701,8 +715,8 @@ func (k *leaks) sweep() {
 	}
 }
 
-// close ends the sweeping. What is left lives as long as the process.
-func (k *leaks) close() {
+// close ends the sweeping, and returns what is left.
+func (k *leaks) close() []*leak {
 	k.mu.Lock()
 	if !k.closed && k.stop != nil {
 		close(k.stop)
@@ -710,4 +724,7 @@ func (k *leaks) close() {
 	k.closed = true
 	k.mu.Unlock()
 	k.done.Wait()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.list
 }

@@ -247,7 +247,7 @@ func (d *Daemon) listen(c *card) {
 			continue
 		}
 		if h, err := d.find(e.Name); err == nil && h.card == c {
-			h.overrun(int(e.Context), e.Detail)
+			h.overrun(e.Detail)
 		}
 	}
 }
@@ -392,13 +392,22 @@ func (d *Daemon) close(ctx context.Context) error {
 		h.op <- struct{}{}
 		h.silence()
 	}
+	left := d.leaks.close()
 	for _, c := range d.cards {
 		err := c.nic.Close() // drains all of its contexts
 		errs = append(errs, err)
 		<-c.done
+		if err != nil {
+			continue // handlers may still run
+		}
 		for _, h := range all {
-			if h.card == c && err == nil {
+			if h.card == c {
 				h.letGo()
+			}
+		}
+		for _, l := range left {
+			if l.card == c {
+				l.has.drop()
 			}
 		}
 	}
@@ -406,7 +415,6 @@ func (d *Daemon) close(ctx context.Context) error {
 		h.book.close()
 		h.end()
 	}
-	d.leaks.close()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err := errors.Join(errs...); err != nil {
