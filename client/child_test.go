@@ -63,7 +63,7 @@ func runDaemon(args []string) error {
 	if err != nil {
 		return err
 	}
-	d, err := daemon.Start(cfg, daemon.Options{Logger: slog.New(slog.NewTextHandler(os.Stderr, nil))})
+	d, err := daemon.Start(cfg, daemon.Options{File: args[0], Logger: slog.New(slog.NewTextHandler(os.Stderr, nil))})
 	if err != nil {
 		return err
 	}

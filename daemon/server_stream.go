@@ -64,8 +64,8 @@ func (s *server) capture(w http.ResponseWriter, r *http.Request) (any, error) {
 }
 
 // stream answers with what f writes, until f returns, the peer goes or the server
-// closes. A peer that reads slowly holds its connection and nothing else. An error
-// before the first byte is answered as one, a later one cuts the answer short.
+// closes. A peer that reads slowly holds its connection and nothing else. An error of the
+// first moment is answered as one, a later one cuts the answer short.
 func (s *server) stream(w http.ResponseWriter, r *http.Request, kind string, f func(context.Context, io.Writer) error) (any, error) {
 	ctl := http.NewResponseController(w)
 	_ = ctl.SetReadDeadline(time.Time{}) // a peer that says nothing is no reason to end
@@ -78,6 +78,9 @@ func (s *server) stream(w http.ResponseWriter, r *http.Request, kind string, f f
 	})()
 	w.Header().Set("Content-Type", kind)
 	b := &batcher{w: w, ctl: ctl}
+	b.mu.Lock()
+	b.timer = time.AfterFunc(flushTime, b.flush) // the header, if there is nothing to say
+	b.mu.Unlock()
 	err := f(ctx, b)
 	began := b.close()
 	switch {
@@ -115,11 +118,12 @@ func (b *batcher) flush() {
 	defer b.mu.Unlock()
 	b.timer = nil
 	if !b.closed {
+		b.began = true
 		_ = b.ctl.Flush() // a peer that has gone ends the next Write
 	}
 }
 
-// close returns whether anything was written. Nothing may be, from now on.
+// close returns whether the peer has an answer. Nothing may be written from now on.
 func (b *batcher) close() (began bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package client_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/xspin/xspin/slmp"
+)
+
+// reference is what docs/control.md says.
+func reference(t *testing.T) string {
+	t.Helper()
+	b, err := os.ReadFile("../docs/control.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// Every line of the reference with curl works, in its order.
+func TestTheReferencesCurl(t *testing.T) {
+	f := newFixture(t, strings.Replace(inbox, "handler: deposit", "handler: deposit\n  memory: 64KiB\n  hpu_memory: 4KiB", 1))
+	f.daemon()
+	dir := t.TempDir()
+	status := regexp.MustCompile(`\nstatus (\d+)$`)
+	n := 0
+	for line := range strings.SplitSeq(reference(t), "\n") {
+		if !strings.HasPrefix(line, "    ") || !strings.Contains(line, "curl ") {
+			continue
+		}
+		n++
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		cmd := exec.CommandContext(ctx, "bash", "-c", `curl() { command curl -sS -w '\nstatus %{http_code}' "$@"; };`+strings.TrimSpace(line))
+		cmd.Env = append(os.Environ(), "S="+f.socket)
+		cmd.Dir = dir
+		out, err := cmd.CombinedOutput()
+		cancel()
+		var e *exec.ExitError
+		timeout := strings.Contains(line, " -m ") && errors.As(err, &e) && e.ExitCode() == 28
+		if err != nil && !timeout {
+			t.Errorf("%s\n%v: %s", line, err, out)
+			continue
+		}
+		if m := status.FindSubmatch(out); m == nil || m[1][0] != '2' {
+			t.Errorf("%s\n%s", line, out)
+		}
+	}
+	if n < 15 {
+		t.Errorf("%d lines", n)
+	}
+	for name, size := range map[string]int64{"memory": 4096, "hpu0": 4096} {
+		if i, err := os.Stat(filepath.Join(dir, name)); err != nil || i.Size() != size {
+			t.Errorf("%s: %v, error %v", name, i, err)
+		}
+	}
+}
+
+// The client in Python that the reference has is told of messages.
+func TestTheReferencesClient(t *testing.T) {
+	_, program, ok := strings.Cut(reference(t), "```python\n")
+	program, _, _ = strings.Cut(program, "```")
+	if !ok {
+		t.Fatal("no program")
+	}
+	python, err := exec.LookPath("python3")
+	if err != nil {
+		if os.Getenv("XSPIN_NO_SKIP") == "1" {
+			t.Fatal("needs python3: apt-get install python3")
+		}
+		t.Skip(err)
+	}
+	f := newFixture(t, inbox)
+	d := f.daemon()
+	cmd := exec.CommandContext(t.Context(), python, "-c", program, f.socket, "inbox")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Process.Kill()
+	lines := bufio.NewScanner(out)
+	next := func() string {
+		if !lines.Scan() {
+			cmd.Wait()
+			t.Fatalf("it has ended: %s", &stderr)
+		}
+		return lines.Text()
+	}
+	if line := next(); line != "attached" {
+		t.Fatal(line)
+	}
+	c := f.dial()
+	for _, text := range []string{"hello, Python", "and again"} {
+		if _, err := c.SendBytes(t.Context(), []byte(text), slmp.Options{}); err != nil {
+			t.Fatal(err)
+		}
+		// Kind 1, cause 0.
+		if line := next(); !regexp.MustCompile(`^message \d+ 1 0 ` + fmt.Sprintf("%d %x", len(text), text[:min(len(text), 16)]) + `$`).MatchString(line) {
+			t.Errorf("it was told %q", line)
+		}
+	}
+	d.stop()
+	for lines.Scan() {
+	}
+	if err := cmd.Wait(); err == nil || !strings.Contains(stderr.String(), `"bye":"`) && !strings.Contains(stderr.String(), "the NIC has left") {
+		t.Errorf("in the end: %v, %s", err, &stderr)
+	}
+}
