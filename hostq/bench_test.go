@@ -40,9 +40,13 @@ func roundTrip(b *testing.B, f func(at hostqbench.Place, n int) (time.Duration, 
 }
 
 func BenchmarkPingPong(b *testing.B) {
-	roundTrip(b, func(at hostqbench.Place, n int) (time.Duration, error) {
-		return hostqbench.PingPong(b.Context(), at, n)
-	}, true)
+	for words := 1; words <= 2; words++ {
+		b.Run(fmt.Sprintf("words=%d", words), func(b *testing.B) {
+			roundTrip(b, func(at hostqbench.Place, n int) (time.Duration, error) {
+				return hostqbench.PingPong(b.Context(), at, words, n)
+			}, true)
+		})
+	}
 }
 
 func BenchmarkEventfd(b *testing.B) {

@@ -341,19 +341,22 @@ func timed(ctx context.Context, took *time.Duration, n int, f func() error) erro
 	return nil
 }
 
-// PingPong has two threads of this process pass one word to and fro n times, and
-// returns how long that took once.
-func PingPong(ctx context.Context, at Place, n int) (time.Duration, error) {
-	var w struct {
-		_ [128]byte
-		w atomic.Uint64
+// PingPong has two threads of this process pass a number to and fro n times, and returns
+// how long that took to and fro. With one word both write the same, and each finds the
+// cache line where it has to write next; with two, one for each direction, as all
+// queues have them, a line must be fetched before it is written: twice the traffic.
+func PingPong(ctx context.Context, at Place, words, n int) (time.Duration, error) {
+	var w [2]struct {
+		atomic.Uint64
 		_ [128]byte
 	}
-	// Until the word is v. On one CPU it is the yielding that takes the time.
-	until := func(odd uint64) (v uint64) {
+	there, back := &w[0].Uint64, &w[words-1].Uint64
+	const stop = ^uint64(0)
+	// On one CPU it is the yielding that takes the time.
+	until := func(w *atomic.Uint64, v uint64) bool {
 		for spins := 1; ; spins++ {
-			if v = w.w.Load(); v&1 == odd || v == ^uint64(0) {
-				return v
+			if got := w.Load(); got == v || got == stop {
+				return got == v
 			}
 			if spins%1024 == 0 {
 				unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
@@ -363,25 +366,23 @@ func PingPong(ctx context.Context, at Place, n int) (time.Duration, error) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		_ = onCPU(at.Host, func() error {
-			for {
-				v := until(1)
-				if v == ^uint64(0) {
-					return nil
-				}
-				w.w.Store(v + 1)
+			for v := uint64(1); until(there, v); v += 2 {
+				back.Store(v + 1)
 			}
+			return nil
 		})
 	})
 	var took time.Duration
 	err := onCPU(at.NIC, func() error {
 		v := uint64(0)
 		return timed(ctx, &took, n, func() error {
-			w.w.Store(v + 1)
-			v = until(0)
+			there.Store(v + 1)
+			until(back, v+2)
+			v += 2
 			return nil
 		})
 	})
-	w.w.Store(^uint64(0))
+	there.Store(stop)
 	wg.Wait()
 	return took, err
 }
