@@ -135,11 +135,25 @@ const tripConditions = "round trip, median of the blocks of a run"
 
 func (b *hostqBench) pollingRows(ctx context.Context) error {
 	if b.sender == b.receiver {
-		b.cfg.warn("no row hostq/polling_over_atomic: two that poll need a CPU each")
+		b.cfg.warn("no rows hostq/polling_over_*: two that poll need a CPU each")
 		return nil
 	}
-	return b.roundTrips(ctx, "hostq/polling_over_atomic", bench.AtMost(3), b.cross(), hostqbench.Waits{}, 500*time.Nanosecond,
-		hostqbench.PingPong, "one atomic word to and fro between two threads of a process", tripConditions)
+	for words, r := range []struct {
+		name string
+		goal bench.Goal
+		what string
+	}{
+		{"hostq/polling_over_atomic", bench.AtMost(3), "one atomic word to and fro between two threads of a process"},
+		{"hostq/polling_over_two_atomics", bench.Lower, "two atomic words, one for each direction, as queues have them, between two threads of a process"},
+	} {
+		hop := func(ctx context.Context, at hostqbench.Place, n int) (time.Duration, error) {
+			return hostqbench.PingPong(ctx, at, words+1, n)
+		}
+		if err := b.roundTrips(ctx, r.name, r.goal, b.cross(), hostqbench.Waits{}, 500*time.Nanosecond, hop, r.what, tripConditions); err != nil {
+			return fmt.Errorf("%s: %w", r.name, err)
+		}
+	}
+	return nil
 }
 
 func (b *hostqBench) sleepingRows(ctx context.Context) error {

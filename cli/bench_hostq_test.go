@@ -50,7 +50,7 @@ func TestBenchHostqMeasuresEveryRow(t *testing.T) {
 	netnstest.NeedRoot(t)
 	two := ""
 	if len(usableCPUs()) > 1 {
-		two = "hostq/polling_over_atomic"
+		two = "hostq/polling_over_atomic hostq/polling_over_two_atomics"
 	}
 	for part, rows := range map[string]string{
 		"polling":  two,
