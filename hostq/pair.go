@@ -17,10 +17,13 @@ import (
 
 // PairConfig describes a Pair. Zero fields get their defaults.
 type PairConfig struct {
-	Name        string // for bpftool
-	Layout             // Lanes: Required
-	Outstanding int    // requests without their response yet, of each lane. Defaults to 7/8 of Requests or more:
-	// the application then always has room for a response
+	Name   string // for bpftool
+	Layout        // Lanes: Required
+
+	// Requests without their response yet, of each lane. Defaults to 7/8 of Requests
+	// or more: so many that the application always has room for a response, unless
+	// requests are cancelled.
+	Outstanding int
 }
 
 // A Pair is the NIC's side of the queues to one application: events and requests go
@@ -98,7 +101,9 @@ const (
 // errAbandoned is ErrDetached as well, for callers that need not care why.
 var errAbandoned = fmt.Errorf("%w: %w", ErrDetached, ErrBroken)
 
-// NewPair makes a pair with nobody attached. Events are queued nevertheless.
+// NewPair makes a pair with nobody attached. Events are queued nevertheless. It takes
+// memory for Requests of the largest payload, and again for each lane: with the
+// defaults 2 MiB each, and some ms per MiB to make.
 func NewPair(cfg PairConfig) (*Pair, error) {
 	if err := cfg.fill(); err != nil {
 		return nil, err
@@ -464,14 +469,11 @@ func (p *Pair) Poll(lane, most int, f func(*Response)) (n int) {
 
 // pending tells whether Poll has something to do. Two loads if not.
 func (p *Pair) pending(l *lane, at uint64) bool {
-	switch {
-	case p.state.Load() == 0:
-		return atomic.LoadUint32(l.lap(at>>1)) != l.unpublished(at>>1)
-	case p.is(endBroken):
+	if p.state.Load() != 0 {
+		// Not what lies in the ring: nobody stops the other side from adding to it.
 		return l.outstanding() != 0
-	default:
-		return l.outstanding() != 0 || atomic.LoadUint32(l.lap(at>>1)) != l.unpublished(at>>1)
 	}
+	return atomic.LoadUint32(l.lap(at>>1)) != l.unpublished(at>>1)
 }
 
 // unlock ends a Poll.
@@ -546,7 +548,7 @@ func (p *Pair) Disarm(lane int) {
 	l := &p.lanes[lane]
 	rung := atomic.SwapUint32(l.waiting, 0) == 0
 	// The bell is emptied whenever somebody has rung, so that it cannot fill up: a
-	// full pipe takes no byte, and without that there is no edge. The byte comes
+	// full pipe takes no byte, and a kernel may well make no edge of that. The byte comes
 	// after the word, so it may be still to come; then it wakes us once too often.
 	if rung || l.owed.Load() {
 		l.owed.Store(drain(l.read) == 0)

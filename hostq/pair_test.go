@@ -512,6 +512,12 @@ func TestDetach(t *testing.T) {
 		if !p.Arm(lane) || p.Poll(lane, 9, nil) != 0 {
 			t.Errorf("more in lane %d", lane)
 		}
+		// Whoever still has the memory keeps nobody from sleeping.
+		pos, _, _ := h.lanes[lane].claim(1)
+		h.lanes[lane].publish(pos)
+		if !p.Arm(lane) || p.Poll(lane, 9, nil) != 0 {
+			t.Errorf("lane %d is kept awake by one that is detached", lane)
+		}
 	}
 	slices.SortFunc(got, func(a, b any) int { return a.(int) - b.(int) })
 	if fmt.Sprint(got) != "[0 1 2 3 4 5 6 7 8 9]" {
