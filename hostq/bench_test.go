@@ -26,6 +26,37 @@ func places(spin bool) map[string]hostqbench.Place {
 	return p
 }
 
+// What the benchmarks measure with works.
+func TestBench(t *testing.T) {
+	netnstest.NeedRoot(t)
+	mem, err := hostq.NewMemory("bench", 4<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mem.Close()
+	at := hostqbench.Place{NIC: 0, Host: runtime.NumCPU() - 1}
+	ctx := t.Context()
+	duration := func(d time.Duration, err error) (float64, error) { return float64(d), err }
+	for name, f := range map[string]func() (float64, error){
+		"ping-pong":        func() (float64, error) { return duration(hostqbench.PingPong(ctx, at, 1, 200)) },
+		"ping-pong of two": func() (float64, error) { return duration(hostqbench.PingPong(ctx, at, 2, 200)) },
+		"eventfd":          func() (float64, error) { return duration(hostqbench.Eventfd(ctx, at, 200)) },
+		"polling": func() (float64, error) {
+			return duration(hostqbench.RoundTrip(ctx, at, hostqbench.Waits{}, 100, 2000))
+		},
+		"sleeping": func() (float64, error) {
+			return duration(hostqbench.RoundTrip(ctx, at, hostqbench.Waits{NIC: true, Host: true}, 0, 200))
+		},
+		"notify": func() (float64, error) { return hostqbench.Notify(ctx, at, 64, 20000) },
+		"ring":   func() (float64, error) { return hostqbench.Ring(ctx, at, 64, 20000) },
+		"copies": func() (float64, error) { return hostqbench.Copies(ctx, mem, 0, true, true, 1400, 1000) },
+	} {
+		if x, err := f(); err != nil || x <= 0 {
+			t.Errorf("%s: %g, %v", name, x, err)
+		}
+	}
+}
+
 func roundTrip(b *testing.B, f func(at hostqbench.Place, n int) (time.Duration, error), spin bool) {
 	netnstest.NeedRoot(b)
 	for name, at := range places(spin) {
@@ -109,7 +140,7 @@ func BenchmarkCopies(b *testing.B) {
 	for _, write := range []bool{false, true} {
 		for _, window := range []bool{false, true} {
 			b.Run(fmt.Sprintf("write=%v/window=%v", write, window), func(b *testing.B) {
-				rate, err := hostqbench.CopiesIn(b.Context(), mem, 0, window, write, 1400, b.N)
+				rate, err := hostqbench.Copies(b.Context(), mem, 0, window, write, 1400, b.N)
 				if err != nil {
 					b.Fatal(err)
 				}

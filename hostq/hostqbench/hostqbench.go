@@ -559,19 +559,9 @@ func (r bareRing) take(n int) {
 	}
 }
 
-// Copies copies n times so many bytes between a buffer and random places of a window
-// of a size, or of plain memory of that size, and returns the bytes per second.
-func Copies(ctx context.Context, cpu int, window bool, write bool, bytes int, size int64, n int) (float64, error) {
-	mem, err := hostq.NewMemory("bench", size)
-	if err != nil {
-		return 0, err
-	}
-	defer mem.Close()
-	return CopiesIn(ctx, mem, cpu, window, write, bytes, n)
-}
-
-// CopiesIn is Copies in a memory: mapped the same, for either.
-func CopiesIn(ctx context.Context, mem *hostq.Memory, cpu int, window bool, write bool, bytes, n int) (float64, error) {
+// Copies copies n times so many bytes between a buffer and random places of a memory, by
+// a window, or by copy and the slice, and returns the bytes per second.
+func Copies(ctx context.Context, mem *hostq.Memory, cpu int, window bool, write bool, bytes, n int) (float64, error) {
 	w, err := mem.Window(0, mem.Size(), hostq.Read|hostq.Write)
 	if err != nil {
 		return 0, err
