@@ -462,3 +462,34 @@ func TestAttachEndsWithItsContext(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 }
+
+// What limits slow peers is not for those that are silent.
+func TestSessionsAndStreamsMayBeSilent(t *testing.T) {
+	defer func(d time.Duration) { stall = d }(stall)
+	stall = 50 * time.Millisecond
+	seat := newSeat()
+	s := seated(t, seat)
+	c, in := rawSession(t, s)
+	log, err := net.Dial("unix", s.l.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	io.WriteString(log, "GET /v1/contexts/box/log?follow=1 HTTP/1.1\r\nHost: x\r\n\r\n")
+	time.Sleep(4 * stall)
+	io.WriteString(c, `{"seq": 1, "do": "fail"}`+"\n")
+	if b, err := in.ReadString('\n'); err != nil || !strings.Contains(b, `"seq":1`) {
+		t.Errorf("session: %q, error %v", b, err)
+	}
+	log.SetReadDeadline(time.Now().Add(10 * time.Millisecond))
+	if b, err := io.ReadAll(log); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("the log has ended: %q, error %v", b, err)
+	}
+	// When the server closes it does, in order: with the last chunk of the answer.
+	go s.close(context.Background(), "the test ends")
+	log.SetReadDeadline(time.Now().Add(time.Minute))
+	b, err := io.ReadAll(log)
+	if err != nil || !bytes.HasSuffix(b, []byte("0\r\n\r\n")) {
+		t.Errorf("log: %q, error %v", b, err)
+	}
+}
