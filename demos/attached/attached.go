@@ -82,11 +82,11 @@ func Start(ctx context.Context, lab *netns.Lab, c Config) (_ *App, err error) {
 	a.Out = bufio.NewReader(a.process.Stdout)
 	_, err = a.Out.ReadString('\n')
 	if !stop() {
-		err = ctx.Err()
-	} else if err != nil {
-		err = a.process.Stop(err)
+		return nil, ctx.Err()
 	}
 	if err != nil {
+		err = a.process.Stop(err)
+		a.process = nil // Close has nothing to add
 		return nil, fmt.Errorf("start the application: %w", err)
 	}
 	return a, nil

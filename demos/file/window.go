@@ -13,6 +13,7 @@ import (
 	"math/bits"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/xspin/xspin/client"
@@ -47,7 +48,11 @@ type windowServer struct {
 
 // startWindow starts a NIC on the lab's NIC end, with an application that receives.
 func startWindow(ctx context.Context, lab *netns.Lab, c ServerConfig) (*windowServer, error) {
-	o := appOptions{Dir: c.Store.Dir, Size: c.Store.MaxSize}
+	dir, err := filepath.Abs(c.Store.Dir) // another user may not reach what is our working directory
+	if err != nil {
+		return nil, err
+	}
+	o := appOptions{Dir: dir, Size: c.Store.MaxSize}
 	o.Places = int(max(min(int64(c.Places), mostWindow/o.Size, backlog), 1))
 	size := control.Size(o.Size * int64(o.Places))
 	app, err := attached.Start(ctx, lab, attached.Config{

@@ -151,11 +151,15 @@ func TestApplicationThatFailsIsTold(t *testing.T) {
 	t.Run("at the start", func(t *testing.T) {
 		dir := t.TempDir()
 		reachable(t, dir)
-		_, err := startWindow(t.Context(), lab, ServerConfig{Store: StoreConfig{Dir: dir, MaxSize: 1000}, HPUs: 1, Wait: "sleep"})
+		t.Chdir(dir)
+		_, err := startWindow(t.Context(), lab, ServerConfig{Store: StoreConfig{Dir: ".", MaxSize: 1000}, HPUs: 1, Wait: "sleep"})
 		for _, want := range []string{dir, "permission denied", fmt.Sprintf("user %d", rtt.Nobody)} {
 			if !errors.Is(err, rtt.ErrChild) || !strings.Contains(err.Error(), want) {
 				t.Errorf("no %q in error %v", want, err)
 			}
+		}
+		if n := strings.Count(fmt.Sprint(err), "denied"); n != 1 {
+			t.Errorf("told %d times: %v", n, err)
 		}
 	})
 	t.Run("later", func(t *testing.T) {
