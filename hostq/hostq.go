@@ -117,11 +117,11 @@ type Event struct {
 	Missing     uint64 // of these
 	User        uint64 // of the binding
 	Lost        uint64 // with Overflow
-	Text        string // of an error; cut to TextLen bytes
+	Text        string // of an error; at most TextLen bytes, or cut with … at the end
 }
 
 // TextLen is how much of an error's text fits into an event.
-const TextLen = 64
+const TextLen = 128
 
 // Counters is how many counting events a pair has.
 const Counters = 64

@@ -52,7 +52,7 @@ const (
 	endBroken
 )
 
-// An eventSlot is two cache lines; what most events need is in the first.
+// An eventSlot is three cache lines; what most events need is in the first.
 type eventSlot struct {
 	lap     uint32
 	kind    uint8 // EventKind, and flags

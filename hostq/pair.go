@@ -255,11 +255,13 @@ func (p *Pair) put(e *Event) bool {
 	}
 	if e.Text != "" {
 		kind |= eventTexts
-		n := min(len(e.Text), TextLen)
-		for n < len(e.Text) && n > 0 && !utf8.RuneStart(e.Text[n]) {
-			n--
+		n := copy(s.text[:], e.Text)
+		if n < len(e.Text) {
+			const more = "…"
+			for n = TextLen - len(more); n > 0 && !utf8.RuneStart(e.Text[n]); n-- {
+			}
+			n += copy(s.text[n:], more)
 		}
-		copy(s.text[:], e.Text[:n])
 		clear(s.text[n:])
 	}
 	s.kind, s.cause, s.port = kind, e.Cause, e.Source.Port()

@@ -198,7 +198,7 @@ func TestLayouts(t *testing.T) {
 	if largest.size() < int64(MaxSlots)*MaxPayload*MaxLanes {
 		t.Errorf("size of the largest is %d", largest.size())
 	}
-	if unsafe.Sizeof(eventSlot{}) != 128 || unsafe.Sizeof(sharedCounter{}) != 64 || unsafe.Sizeof(shared{})%64 != 0 ||
+	if unsafe.Sizeof(eventSlot{}) != 192 || unsafe.Sizeof(sharedCounter{}) != 64 || unsafe.Sizeof(shared{})%64 != 0 ||
 		unsafe.Offsetof(shared{}.waiting)%128 != 0 || unsafe.Offsetof(shared{}.ended)%128 != 0 ||
 		unsafe.Offsetof(shared{}.events)%128 != 0 || unsafe.Offsetof(shared{}.requests)%128 != 0 ||
 		unsafe.Offsetof(shared{}.lanes)%128 != 0 || unsafe.Offsetof(shared{}.counters)%128 != 0 {
@@ -229,9 +229,9 @@ func TestEventsArriveAsTheyWere(t *testing.T) {
 		}
 	}
 	for text, want := range map[string]string{
-		long + "yz": long + "y",
-		long + "é":  long, // no half runes
-		"a\x00b":    "a",
+		long + "yz": long[:TextLen-3] + "…",
+		long[:TextLen-4] + "é" + "and much more": long[:TextLen-4] + "…", // no half runes
+		"a\x00b": "a",
 	} {
 		p.Event(&Event{Text: text})
 		var got Event
