@@ -396,6 +396,49 @@ func TestKillingTheApplicationAtEveryStep(t *testing.T) {
 	}
 }
 
+// mappings counts the mapped parts of a process's memory.
+func mappings(t *testing.T, pid int) int {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bytes.Count(b, []byte("\n"))
+}
+
+func TestAttachingManyTimesLeavesNothing(t *testing.T) {
+	f := newFixture(t, inbox)
+	d := f.daemon()
+	self := &process{cmd: &exec.Cmd{Process: &os.Process{Pid: os.Getpid()}}}
+	var before [4]int
+	cycles := 300
+	if testing.Short() {
+		cycles = 50
+	}
+	for i := range cycles {
+		app, err := client.Attach(t.Context(), "inbox", client.Options{Socket: f.socket, Observer: i%4 == 3})
+		if err != nil {
+			t.Fatalf("cycle %d: %v", i, err)
+		}
+		if err := app.Close(); err != nil {
+			t.Fatalf("cycle %d: %v", i, err)
+		}
+		// What is there after some cycles stays; the Go runtime maps some memory more.
+		now := [4]int{descriptors(t, d), descriptors(t, self), mappings(t, d.cmd.Process.Pid), mappings(t, os.Getpid())}
+		if i == 20 {
+			before = now
+		}
+		if i == cycles-1 {
+			for j, n := range now {
+				if n > before[j]+[]int{4, 4, 25, 25}[j] {
+					t.Errorf("descriptors of the daemon and of this process, mappings of both: %v after 20 cycles, %v after %d", before, now, cycles)
+					break
+				}
+			}
+		}
+	}
+}
+
 func TestKillingTheDaemon(t *testing.T) {
 	f := newFixture(t, inbox)
 	d := f.daemon()

@@ -33,12 +33,11 @@ const nobody = 65534
 
 // A fake is a backend with one context, "box", of which user 1000 may read.
 type fake struct {
-	mu       sync.Mutex
-	calls    []string
-	memory   []byte
-	lines    []control.LogLine
-	seat     func() (attached, error)
-	released chan string
+	mu     sync.Mutex
+	calls  []string
+	memory []byte
+	lines  []control.LogLine
+	seat   func() (attached, error)
 }
 
 func (f *fake) called(format string, a ...any) {
