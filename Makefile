@@ -11,7 +11,7 @@ SIZE  := 256MiB
 BENCH := rx match rtt bystander slmp hostq
 
 # Commands that tests and benches run, and the Debian packages they are in.
-TEST_TOOLS  := curl:curl git:git gcc:gcc,libc6-dev ping:iputils-ping iperf3:iperf3 tshark:tshark clang-19:clang-19 llvm-strip-19:llvm-19
+TEST_TOOLS  := curl:curl git:git gcc:gcc,libc6-dev ping:iputils-ping iperf3:iperf3 python3:python3 tshark:tshark clang-19:clang-19 llvm-strip-19:llvm-19
 BENCH_TOOLS := gcc:gcc,libc6-dev iperf3:iperf3
 
 # A tree that is no repository, or one git does not trust, builds without the
@@ -39,7 +39,7 @@ demo: root build ## ping-pong and a file transfer, next to Linux, as tables (roo
 test: root go test-tools generate-check lint ## every test, none skipped; installs Debian packages they need (root)
 	XSPIN_NO_SKIP=1 CGO_ENABLED=0 go test -count=1 -run TestModel ./slmp # thousands of bad networks: too many for the race detector
 	XSPIN_NO_SKIP=1 CGO_ENABLED=0 go test -count=1 -run TestLitmus ./hostq # that detector orders what this wants to see unordered
-	XSPIN_NO_SKIP=1 CGO_ENABLED=1 go test -race -count=1 -p 1 -timeout 25m ./...
+	XSPIN_NO_SKIP=1 XSPIN_SCRIBBLE=60s CGO_ENABLED=1 go test -race -count=1 -p 1 -timeout 25m ./...
 
 test-quick: go ## the short tests, in a minute; those that need root skip without it
 	go test -short -count=1 -p 1 ./...

@@ -370,11 +370,7 @@ func (a *attachment) do(ask *control.Ask) control.Answer {
 		case "post", "unpost":
 			err = a.post(ask.Do, ask.Receive)
 		case "trigger":
-			if ask.Trigger == nil {
-				err = failf(errInvalid, "trigger: what is missing")
-				break
-			}
-			err = a.h.trigger(ask.Trigger)
+			err = a.trigger(ask.Trigger)
 		default:
 			err = a.arm(ask.Do == "activate")
 		}
@@ -435,6 +431,19 @@ func (a *attachment) window(name string) (*heldWindow, error) {
 		return nil, failf(errDenied, "window %q is not for applications", w.name)
 	}
 	return w, err
+}
+
+// trigger activates the context with what the application may see itself.
+func (a *attachment) trigger(t *control.Trigger) error {
+	if t == nil {
+		return failf(errInvalid, "trigger: what is missing")
+	}
+	if t.Window != "" {
+		if _, err := a.window(t.Window); err != nil {
+			return err
+		}
+	}
+	return a.h.trigger(t)
 }
 
 // counters are all counting events, of 8 bytes each, the least significant first.

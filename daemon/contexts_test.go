@@ -413,6 +413,7 @@ func TestWhoMayDoWhat(t *testing.T) {
 		{a, control.Ask{Do: "unpost", Receive: &control.Receive{Window: "in"}}, "no such receive"},
 		{a, control.Ask{Do: "trigger"}, "trigger: what is missing"},
 		{a, control.Ask{Do: "trigger", Trigger: &control.Trigger{}}, "not host-activated"},
+		{a, control.Ask{Do: "trigger", Trigger: &control.Trigger{Window: "hidden"}}, "not for applications"},
 		{a, control.Ask{Do: "deactivate"}, ""},
 		{a, control.Ask{Do: "activate"}, ""},
 	} {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"maps"
 	"slices"
 	"time"
 
@@ -162,7 +163,8 @@ func (d *Daemon) plan(cfg *Config) (*plan, error) {
 			}
 		}
 	}
-	for name, h := range d.contexts {
+	for _, name := range slices.Sorted(maps.Keys(d.contexts)) {
+		h := d.contexts[name]
 		b := h.blueprint()
 		if h.file && !wanted[name] {
 			p.remove = append(p.remove, h)
@@ -171,7 +173,6 @@ func (d *Daemon) plan(cfg *Config) (*plan, error) {
 			refuse(errBusy, "context %q, which is not the file's, uses a shared window that changes: remove it first", name)
 		}
 	}
-	slices.SortFunc(p.remove, func(a, b *hosted) int { return cmp.Compare(a.name, b.name) })
 	if err := errors.Join(append(reasons, d.lively(p))...); err != nil {
 		return nil, err
 	}

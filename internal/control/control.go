@@ -18,7 +18,7 @@ import (
 )
 
 // Dir is where the sockets are.
-const Dir = "/run/xspin"
+const Dir = "/run/xspin/nic"
 
 // ErrTaken says that another process answers under a name.
 var ErrTaken = errors.New("another process answers there")
