@@ -16,10 +16,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	daemonctl "github.com/xspin/xspin/control"
+	"github.com/xspin/xspin/control"
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
-	"github.com/xspin/xspin/internal/control"
+	"github.com/xspin/xspin/internal/nicsock"
 	"github.com/xspin/xspin/mpq"
 	"github.com/xspin/xspin/nic"
 )
@@ -85,7 +85,7 @@ runs. With --json, a NIC is one document; all those of a daemon are its "nics".`
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON document")
-	cmd.Flags().StringVar(&socket, "socket", "", "of the daemon (default XSPIN_SOCKET, or "+daemonctl.Socket+")")
+	cmd.Flags().StringVar(&socket, "socket", "", "of the daemon (default XSPIN_SOCKET, or "+control.Socket+")")
 	return cmd
 }
 
@@ -98,8 +98,8 @@ type nicStats struct {
 // daemonStats asks the daemon for its NICs, or for that of a name. It returns nil if
 // there is no daemon, or none with such a NIC, and the caller may ask elsewhere.
 func daemonStats(ctx context.Context, socket, name string) ([]nicStats, error) {
-	c, err := daemonctl.Dial(socket)
-	if errors.Is(err, daemonctl.ErrNoDaemon) && socket == "" && os.Getenv("XSPIN_SOCKET") == "" {
+	c, err := control.Dial(socket)
+	if errors.Is(err, control.ErrNoDaemon) && socket == "" && os.Getenv("XSPIN_SOCKET") == "" {
 		return nil, nil
 	}
 	if err != nil {
@@ -148,7 +148,7 @@ func processStats(name string) (*nic.Stats, error) {
 		return nil, err
 	}
 	var s nic.Stats
-	if err := control.Ask(name, &s); err != nil {
+	if err := nicsock.Ask(name, &s); err != nil {
 		return nil, err
 	}
 	return &s, nil
@@ -158,14 +158,14 @@ func pickNIC(name string) (string, error) {
 	if name != "" {
 		return name, nil
 	}
-	names, err := control.Names()
+	names, err := nicsock.Names()
 	// The daemon's socket lies beside them, and is none of them.
-	names = slices.DeleteFunc(names, func(n string) bool { return n+".sock" == filepath.Base(daemonctl.Socket) })
+	names = slices.DeleteFunc(names, func(n string) bool { return n+".sock" == filepath.Base(control.Socket) })
 	switch {
 	case err != nil:
 		return "", err
 	case len(names) == 0:
-		return "", fmt.Errorf("%w: start the daemon (xspin run) or a demo (xspin demo pingpong --serve), or call ServeStats in your program", control.ErrNone)
+		return "", fmt.Errorf("%w: start the daemon (xspin run) or a demo (xspin demo pingpong --serve), or call ServeStats in your program", nicsock.ErrNone)
 	case len(names) > 1:
 		return "", errors.New("several NICs are running, name one: " + strings.Join(names, ", "))
 	}

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/xspin/xspin/hpu"
-	"github.com/xspin/xspin/internal/control"
+	"github.com/xspin/xspin/internal/nicsock"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/netnstest"
@@ -172,7 +172,7 @@ func udpEchoes(addr string, n int) error {
 func TestStatsOfASecondNICOnAnInterfaceOfTheSameName(t *testing.T) {
 	device := fmt.Sprintf("xst%d", os.Getpid())
 	n, _ := statsNIC(t, device)
-	first, err := control.Serve(device, func() (any, error) { return nic.Stats{Interface: "first"}, nil })
+	first, err := nicsock.Serve(device, func() (any, error) { return nic.Stats{Interface: "first"}, nil })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -191,7 +191,7 @@ func TestStatsOfASecondNICOnAnInterfaceOfTheSameName(t *testing.T) {
 	if err := n.Close(); err != nil {
 		t.Error(err)
 	}
-	if _, err := os.Stat(filepath.Join(control.Dir, fmt.Sprintf("%s-%d.sock", device, os.Getpid()))); !os.IsNotExist(err) {
+	if _, err := os.Stat(filepath.Join(nicsock.Dir, fmt.Sprintf("%s-%d.sock", device, os.Getpid()))); !os.IsNotExist(err) {
 		t.Errorf("the socket of a closed NIC: %v", err)
 	}
 }

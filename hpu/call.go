@@ -78,7 +78,8 @@ func (r *runner) invoke(c *Context, what call) (code Code, ok bool) {
 	if what == payloadCall || what == depositCall || what == headerCall || what == contCall {
 		r.verdict = verdictOf(plain, ok)
 	}
-	if ok && plain != Success && plain != Proceed && what != initCall { // whoever asked for that one is told
+	// Whoever asked for init is told; a timer has nothing to drop.
+	if ok && plain != Success && plain != Proceed && what != initCall && (what != timerCall || plain != Drop) {
 		r.complain(c, r.port, plain, acc)
 	}
 	if !ok || plain == Fail || plain == Segv {

@@ -56,8 +56,9 @@ func TestTimersRunWhenTheContextIsReady(t *testing.T) {
 				return Fail
 			}
 			copy(frame, numbered(77, 60))
+			return Success
 		}
-		return Success
+		return Drop // there is nothing to drop
 	}}, Resources{Timer: time.Millisecond})
 	other := r.withResources(2, Handlers{Payload: func(*HER) Code { return Success }}, Resources{})
 	if err := r.Init(other); err != nil {
@@ -76,6 +77,9 @@ func TestTimersRunWhenTheContextIsReady(t *testing.T) {
 		return len(f) == 1 && number(f[0].data) == 77
 	})
 	eventually(t, "it is counted", func() bool { return c.Stats().Timers >= 3 })
+	if st := c.Stats(); st.Dropped != 0 || st.Handled != 0 {
+		t.Errorf("timers count as packets: %+v", st)
+	}
 	if err := r.Drain(c, time.Second); err != nil {
 		t.Fatal(err)
 	}

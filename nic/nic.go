@@ -29,7 +29,7 @@ import (
 	"github.com/xspin/xspin/bpf"
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/internal/capability"
-	"github.com/xspin/xspin/internal/control"
+	"github.com/xspin/xspin/internal/nicsock"
 	"github.com/xspin/xspin/loader"
 	"github.com/xspin/xspin/nic/neigh"
 	"github.com/xspin/xspin/xsk"
@@ -87,7 +87,7 @@ type NIC struct {
 	sockets  []*xsk.Socket // queue by queue, HPU by HPU
 	pool     *hpu.Pool
 	injector *loader.Injector
-	control  *control.Server
+	control  *nicsock.Server
 	neigh    *neigh.Resolver
 	stirred  chan struct{} // see fair
 	done     chan struct{} // closed when the NIC closes

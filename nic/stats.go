@@ -11,7 +11,7 @@ import (
 	"sync/atomic"
 
 	"github.com/xspin/xspin/hpu"
-	"github.com/xspin/xspin/internal/control"
+	"github.com/xspin/xspin/internal/nicsock"
 	"github.com/xspin/xspin/mpq"
 )
 
@@ -160,9 +160,9 @@ func (n *NIC) Stats() (*Stats, error) {
 // has it already, the process id is added.
 func (n *NIC) ServeStats() error {
 	report := func() (any, error) { return n.Stats() }
-	s, err := control.Serve(n.iface.Name, report)
-	if errors.Is(err, control.ErrTaken) {
-		s, err = control.Serve(fmt.Sprintf("%s-%d", n.iface.Name, os.Getpid()), report)
+	s, err := nicsock.Serve(n.iface.Name, report)
+	if errors.Is(err, nicsock.ErrTaken) {
+		s, err = nicsock.Serve(fmt.Sprintf("%s-%d", n.iface.Name, os.Getpid()), report)
 	}
 	if err != nil {
 		return err

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package control lets one xspin process ask another, on the same machine, how
+// Package nicsock lets one xspin process ask another, on the same machine, how
 // it is: a directory of Unix sockets, each of which answers a connection with
 // one JSON document.
-package control
+package nicsock
 
 import (
 	"encoding/json"
