@@ -187,6 +187,7 @@ func (h *hosted) install() error {
 	}
 	spec := b.spec
 	spec.Handlers = set.Handlers
+	spec.Timestamp = set.Timestamp
 	spec.Resources = hpu.Resources{Timer: b.timer, Full: b.full, Log: h.book}
 	has.equip(&spec.Resources)
 	if b.ending {

@@ -30,6 +30,7 @@ type Set struct {
 	Memory    int               // least bytes of HPU memory of the context
 	HPUMemory int               // least bytes of each HPU
 	Queue     bool              // they ask the application
+	Timestamp bool              // packets carry their time of arrival
 	Timer     time.Duration     // between calls of Timer, if the configuration does not say
 }
 

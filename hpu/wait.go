@@ -16,8 +16,9 @@ const (
 	maxWindow   = int64(200 * time.Microsecond)
 	firstWindow = int64(50 * time.Microsecond)
 
-	// A spinning worker offers its CPU to others this often. If the peer that
-	// it waits for wants the same CPU, that is what lets it run at all.
+	// A spinning worker offers its CPU to others this often, and at once when it
+	// begins to spin. If the peer that it waits for, or the application that it has
+	// asked, wants the same CPU, that is what lets it run at all.
 	yieldEvery = 16
 
 	// How long to sleep while something is under way that wakes nobody: soon
@@ -57,7 +58,7 @@ func (w *waiter) idle() {
 		spin = now-w.since < w.window
 	}
 	if spin {
-		if w.spins++; w.spins%yieldEvery == 0 {
+		if w.spins++; w.spins%yieldEvery == 1 {
 			unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 		}
 		r.look(now)

@@ -51,7 +51,7 @@ func newSet(p handlers.Params) (*handlers.Set, error) {
 	if err := p.Decode(&c); err != nil {
 		return nil, err
 	}
-	s := &handlers.Set{Handlers: hpu.Handlers{Payload: ask}, Queue: true}
+	s := &handlers.Set{Handlers: hpu.Handlers{Payload: ask}, Queue: true, Timestamp: true}
 	if slices.Contains(c.Protos, string(rtt.ICMP)) {
 		s.Rulesets = append(s.Rulesets, matcher.ICMPEcho())
 	}
