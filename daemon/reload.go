@@ -7,8 +7,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"reflect"
 	"maps"
+	"reflect"
 	"slices"
 	"time"
 
