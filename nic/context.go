@@ -48,10 +48,13 @@ type ContextSpec struct {
 	Name string // in statistics, events and errors. Required
 
 	// Rulesets that bring packets here: any of them. They are numbered when
-	// the context is activated: First and up if that is not 0, else the lowest
-	// free numbers. The lowest that matches a packet wins.
+	// the context is activated: as Numbers says, one for each; else First and up
+	// if that is not 0; else the lowest free numbers. The lowest that matches a
+	// packet wins, so without Numbers and First that depends on the order in which
+	// contexts were activated. See also NIC.Renumber.
 	Rulesets []matcher.Ruleset
 	First    int
+	Numbers  []int
 
 	Format   *matcher.Format // of messages. Defaults to that of the rulesets, or to `packet`
 	Handlers hpu.Handlers
@@ -144,8 +147,9 @@ type Context struct {
 	inited bool // the init handler has run; guarded by op
 
 	// Guarded by the NIC's lock.
-	active bool
-	slots  []int // of its rulesets, while it is active
+	active  bool
+	numbers []int // that its rulesets are to have, nil for any
+	slots   []int // that they have, while it is active
 	// What the program's counters were when the numbers became the context's.
 	matched []uint64 // by ruleset
 	refused uint64
@@ -191,6 +195,15 @@ func (s *ContextSpec) complete(hpus int) error {
 	s.Rulesets = slices.Clone(s.Rulesets)
 	if last := s.First + len(s.Rulesets) - 1; s.First < 0 || s.First > 0 && last >= matcher.MaxRulesets {
 		return fmt.Errorf("ruleset numbers %d..%d: possible are 0..%d", s.First, last, matcher.MaxRulesets-1)
+	}
+	if s.Numbers != nil {
+		if s.First != 0 {
+			return fmt.Errorf("First is %d, and there are Numbers: only one of them may be", s.First)
+		}
+		if err := checkNumbers(s.Numbers, len(s.Rulesets)); err != nil {
+			return err
+		}
+		s.Numbers = slices.Clone(s.Numbers)
 	}
 	if s.HostActivated {
 		if err := s.hostActivated(); err != nil {
@@ -271,6 +284,22 @@ func (s *ContextSpec) complete(hpus int) error {
 	return nil
 }
 
+// checkNumbers checks numbers for so many rulesets.
+func checkNumbers(numbers []int, rulesets int) error {
+	if len(numbers) != rulesets {
+		return fmt.Errorf("%d numbers for %d rulesets", len(numbers), rulesets)
+	}
+	for i, s := range numbers {
+		if s < 0 || s >= matcher.MaxRulesets {
+			return fmt.Errorf("ruleset number %d: possible are 0..%d", s, matcher.MaxRulesets-1)
+		}
+		if slices.Contains(numbers[:i], s) {
+			return fmt.Errorf("ruleset number %d is there twice", s)
+		}
+	}
+	return nil
+}
+
 // hostActivated checks what such contexts cannot have, and completes them.
 func (s *ContextSpec) hostActivated() error {
 	switch {
@@ -308,7 +337,7 @@ func (n *NIC) Install(spec ContextSpec) (_ *Context, err error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Context{spec: spec, n: n}
+	c := &Context{spec: spec, n: n, numbers: spec.Numbers}
 	if spec.Policy != ByPacket && !spec.HostActivated {
 		if c.bucket, err = n.buckets.take(min(pow2(spec.Messages), bpf.MaxBuckets)); err != nil {
 			return nil, err
@@ -443,7 +472,7 @@ func (n *NIC) Activate(c *Context) (err error) {
 		c.active = true
 		return nil
 	}
-	slots, err := n.freeSlots(c.spec.First, len(c.spec.Rulesets))
+	slots, err := n.slotsFor(c)
 	if err != nil {
 		return err
 	}
@@ -516,6 +545,91 @@ func (n *NIC) has(c *Context) error {
 		return ErrRemoved
 	}
 	return nil
+}
+
+// Renumber gives contexts other ruleset numbers, one for each ruleset: those that are
+// active in one step, so that they can change places, and a packet is matched by the old
+// numbers or by the new ones; the others when they are activated. With an error all are
+// as before. Packets that come at this very moment may be missing in RulesetStats.
+func (n *NIC) Renumber(numbers map[*Context][]int) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("renumber rulesets on %s: %w", n.iface.Name, err)
+		}
+	}()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	slots := map[int]uint16{}
+	for s, id := range n.slots {
+		if _, moves := numbers[n.contexts[id]]; !moves {
+			slots[s] = id
+		}
+	}
+	for c, to := range numbers {
+		err := n.has(c)
+		if err == nil {
+			err = checkNumbers(to, len(c.spec.Rulesets))
+		}
+		if err != nil {
+			return fmt.Errorf("context %q: %w", c.spec.Name, err)
+		}
+		for _, s := range to {
+			if c.slots == nil {
+				break
+			}
+			if id, used := slots[s]; used {
+				return fmt.Errorf("ruleset number %d is wanted for context %q, and taken by context %q", s, c.spec.Name, n.contexts[id].spec.Name)
+			}
+			slots[s] = c.hpu.ID()
+		}
+	}
+	prog, err := n.ingress.Stats()
+	if err != nil {
+		return err
+	}
+	type place struct {
+		slots   []int
+		matched []uint64
+	}
+	before, old := n.slots, map[*Context]place{}
+	n.slots = slots
+	for c, to := range numbers {
+		if c.slots == nil {
+			continue
+		}
+		old[c] = place{c.slots, c.matched}
+		matched := make([]uint64, len(to))
+		for i, s := range to {
+			matched[i] = prog.Matched[s] - (prog.Matched[c.slots[i]] - c.matched[i])
+		}
+		c.slots, c.matched = slices.Clone(to), matched
+	}
+	if len(old) > 0 {
+		if err := n.publish(); err != nil {
+			n.slots = before
+			for c, p := range old {
+				c.slots, c.matched = p.slots, p.matched
+			}
+			return err
+		}
+	}
+	for c, to := range numbers {
+		c.numbers = slices.Clone(to)
+	}
+	return nil
+}
+
+// slotsFor finds the numbers of a context's rulesets.
+func (n *NIC) slotsFor(c *Context) ([]int, error) {
+	if c.numbers == nil {
+		return n.freeSlots(c.spec.First, len(c.spec.Rulesets))
+	}
+	for _, s := range c.numbers {
+		if id, used := n.slots[s]; used {
+			return nil, fmt.Errorf("ruleset number %d is taken by context %q", s, n.contexts[id].spec.Name)
+		}
+	}
+	return slices.Clone(c.numbers), nil
 }
 
 // freeSlots finds ruleset numbers: count in a row from first, or any.
