@@ -32,10 +32,22 @@ func newPipe() (r, w int, err error) {
 	return fds[0], fds[1], nil
 }
 
-// needed tells whether somebody sleeps, and is to be woken by the caller. Of several
-// callers one is told so.
-func needed(word *uint32) bool {
-	return atomic.LoadUint32(word) != 0 && atomic.SwapUint32(word, 0) != 0
+// That no wakeup is lost hangs on two pairs of a store and a load, of which neither may
+// change places: arm, and the look after it; and what publishes, and needed. The words
+// are of atomic types, so that there is no plain way to store them. And it is Swap that
+// stores them: Store does as well, with the same instruction on x86, but under the race
+// detector it is a release store, which may change places with a load.
+
+// arm says that the caller sleeps, unless it finds something to do now.
+func arm(word *atomic.Uint32) { word.Swap(1) }
+
+// armFor is arm of who sleeps until a counter is at v, which is not 0.
+func armFor(word *atomic.Uint64, v uint64) { word.Swap(v) }
+
+// needed tells whether somebody sleeps, and is to be woken by the caller, who has just
+// published something. Of several callers one is told so.
+func needed(word *atomic.Uint32) bool {
+	return word.Load() != 0 && word.Swap(0) != 0
 }
 
 var one = [1]byte{1}

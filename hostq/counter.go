@@ -2,8 +2,6 @@
 
 package hostq
 
-import "sync/atomic"
-
 // A Counter is a counting event: the NIC, its handlers and the application add to
 // it, and the application can wait for a value. Safe for concurrent use.
 type Counter struct {
@@ -13,23 +11,23 @@ type Counter struct {
 
 // Add adds to the counter and returns its new value.
 func (c *Counter) Add(n uint64) uint64 {
-	v := atomic.AddUint64(&c.s.value, n)
+	v := c.s.value.Add(n)
 	c.check(v)
 	return v
 }
 
 // Get returns the counter's value.
-func (c *Counter) Get() uint64 { return atomic.LoadUint64(&c.s.value) }
+func (c *Counter) Get() uint64 { return c.s.value.Load() }
 
 // Set sets the counter's value.
 func (c *Counter) Set(v uint64) {
-	atomic.StoreUint64(&c.s.value, v)
+	c.s.value.Swap(v) // not Store: see bell.go
 	c.check(v)
 }
 
 // check wakes the application if it sleeps for this value. Of several callers one does.
 func (c *Counter) check(v uint64) {
-	if w := atomic.LoadUint64(&c.s.want); w != 0 && v >= w && atomic.CompareAndSwapUint64(&c.s.want, w, 0) {
+	if w := c.s.want.Load(); w != 0 && v >= w && c.s.want.CompareAndSwap(w, 0) {
 		c.ring()
 	}
 }

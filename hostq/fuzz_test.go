@@ -96,7 +96,7 @@ func FuzzPair(f *testing.F) {
 			case 10: // a head
 				*[]*uint64{&p.shared.events, &p.shared.requests}[lane] = uint64(arg() % 16)
 			case 11: // a lap
-				*p.lanes[lane].lap(uint64(arg())) = uint32(arg() % 4)
+				p.lanes[lane].lap(uint64(arg())).Store(uint32(arg() % 4))
 			case 12:
 				p.Counter(int(arg()) % Counters).Add(1)
 				p.LoseEvent()

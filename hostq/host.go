@@ -225,7 +225,7 @@ func (h *Host) Respond(c *Call, status int32, payload []byte) error {
 	if h.closed.Load() {
 		return os.ErrClosed
 	}
-	if end := atomic.LoadUint32(&h.ended); end == endBroken {
+	if end := h.ended.Load(); end == endBroken {
 		return ErrBroken
 	} else if end != 0 {
 		return ErrDetached
@@ -282,7 +282,7 @@ func (h *Host) status() (bool, error) {
 
 // over returns why the NIC will not send any more, nil if it may.
 func (h *Host) over() error {
-	switch atomic.LoadUint32(&h.ended) {
+	switch h.ended.Load() {
 	case 0:
 		return nil
 	case endBroken:
@@ -374,28 +374,33 @@ func (h *Host) WaitCounter(ctx context.Context, i int, v uint64) error {
 // and then looks.
 func (h *Host) prepare(i int, v uint64) (bool, error) {
 	if i < 0 {
-		atomic.StoreUint32(&h.waiting, 1)
+		arm(&h.waiting)
 		ok, err := h.status()
 		if ok || err != nil {
 			// The word may stay set for another who waits; that only costs
 			// a ring too many.
 			if h.others == nil && !h.leader {
-				atomic.StoreUint32(&h.waiting, 0)
+				h.waiting.Store(0)
 			}
 		}
 		return ok, err
 	}
 	c := h.counters[i].s
-	if atomic.LoadUint64(&c.value) >= v {
+	if c.value.Load() >= v {
 		return true, nil
 	}
 	// The word has the lowest value that somebody waits for; all look at theirs
 	// when one is reached.
-	if w := atomic.LoadUint64(&c.want); w == 0 || w > v {
-		atomic.StoreUint64(&c.want, v)
+	if w := c.want.Load(); w == 0 || w > v {
+		armFor(&c.want, v)
 	}
+	return h.reached(c, v)
+}
+
+// reached returns whether a counter is at v, or why it never will be.
+func (h *Host) reached(c *sharedCounter, v uint64) (bool, error) {
 	switch {
-	case atomic.LoadUint64(&c.value) >= v:
+	case c.value.Load() >= v:
 		return true, nil
 	case h.closed.Load():
 		return false, os.ErrClosed
@@ -513,9 +518,9 @@ func (h *Host) FD() int { return h.bell }
 // armed, if there is something already, or if there will be nothing any more: Wait says
 // which.
 func (h *Host) Arm() bool {
-	atomic.StoreUint32(&h.waiting, 1)
+	arm(&h.waiting)
 	if ok, err := h.status(); ok || err != nil {
-		atomic.StoreUint32(&h.waiting, 0)
+		h.waiting.Store(0)
 		return false
 	}
 	return true
@@ -523,7 +528,7 @@ func (h *Host) Arm() bool {
 
 // Disarm says that the caller is awake, and empties FD.
 func (h *Host) Disarm() {
-	atomic.StoreUint32(&h.waiting, 0)
+	h.waiting.Store(0)
 	drain(h.bell)
 }
 

@@ -33,7 +33,8 @@
 //
 // This holds on every CPU that Go runs on. It is the order of sync/atomic's operations
 // on lap words, heads, waiting words and counters (see ring.go, bell.go), and a litmus
-// test in two processes fails if one of those that x86 would reorder is made plain.
+// test in two processes, which sleeps in every way there is, fails if one of those that x86
+// would reorder is made plain.
 package hostq
 
 import (

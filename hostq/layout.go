@@ -4,6 +4,7 @@ package hostq
 
 import (
 	"fmt"
+	"sync/atomic"
 	"unsafe"
 )
 
@@ -19,9 +20,9 @@ type shared struct {
 	_      [232]byte
 
 	// Who sleeps sets waiting, who rings the bell for that swaps it to 0.
-	waiting uint32 // the application writes 1, the NIC 0
+	waiting atomic.Uint32 // the application writes 1, the NIC 0
 	_       [252]byte
-	ended   uint32 // the NIC writes it, and rings: an end* constant
+	ended   atomic.Uint32 // the NIC writes it, and rings: an end* constant
 	_       [252]byte
 
 	events   uint64 // the application writes it: the events' head
@@ -34,15 +35,15 @@ type shared struct {
 }
 
 type sharedLane struct {
-	waiting uint32 // the NIC writes 1, the application 0
+	waiting atomic.Uint32 // the NIC writes 1, the application 0
 	_       [124]byte
 	head    uint64 // the NIC writes it
 	_       [120]byte
 }
 
 type sharedCounter struct {
-	value uint64
-	want  uint64 // the application writes it: ring at this value. Who rings swaps it to 0
+	value atomic.Uint64
+	want  atomic.Uint64 // the application writes it: ring at this value. Who rings swaps it to 0
 	_     [48]byte
 }
 

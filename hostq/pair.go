@@ -58,7 +58,7 @@ type Pair struct {
 type lane struct {
 	ring
 	head    *uint64 // shared: ours, never read
-	waiting *uint32
+	waiting *atomic.Uint32
 	read    int         // its bell: the NIC reads,
 	write   int         // and the application writes
 	owed    atomic.Bool // a byte is on its way into the bell
@@ -432,7 +432,7 @@ func (p *Pair) Poll(lane, most int, f func(*Response)) (n int) {
 	// read does not keep us.
 	for end := l.pos + uint64(max(most, 0)); l.pos != end && !p.is(endBroken); {
 		lap := l.unpublished(l.pos)
-		got := atomic.LoadUint32(l.lap(l.pos))
+		got := l.lap(l.pos).Load()
 		if got == lap {
 			break
 		}
@@ -475,7 +475,7 @@ func (p *Pair) pending(l *lane, at uint64) bool {
 		// Not what lies in the ring: nobody stops the other side from adding to it.
 		return l.outstanding() != 0
 	}
-	return atomic.LoadUint32(l.lap(at>>1)) != l.unpublished(at>>1)
+	return l.lap(at>>1).Load() != l.unpublished(at>>1)
 }
 
 // unlock ends a Poll.
@@ -537,7 +537,7 @@ func (p *Pair) Arm(lane int) bool {
 	if p.lost.Load() != 0 {
 		p.tellLost()
 	}
-	atomic.StoreUint32(l.waiting, 1)
+	arm(l.waiting)
 	if p.pending(l, l.at.Load()) {
 		p.Disarm(lane)
 		return false
@@ -548,7 +548,7 @@ func (p *Pair) Arm(lane int) bool {
 // Disarm says that it is awake.
 func (p *Pair) Disarm(lane int) {
 	l := &p.lanes[lane]
-	rung := atomic.SwapUint32(l.waiting, 0) == 0
+	rung := l.waiting.Swap(0) == 0
 	// The bell is emptied whenever somebody has rung, so that it cannot fill up: a
 	// full pipe takes no byte, and a kernel may well make no edge of that. The byte comes
 	// after the word, so it may be still to come; then it wakes us once too often.
@@ -560,7 +560,7 @@ func (p *Pair) Disarm(lane int) {
 // wake rings the lane's bell from this side. The writing end is the application's as
 // well, which may have made it blocking, and the pipe full.
 func (l *lane) wake() {
-	atomic.StoreUint32(l.waiting, 0)
+	l.waiting.Store(0)
 	for range 16 {
 		n, err := unix.Pwritev2(l.write, [][]byte{one[:]}, -1, unix.RWF_NOWAIT)
 		if n == 1 || err != nil && err != unix.EAGAIN && err != unix.EINTR {
@@ -598,7 +598,7 @@ func (p *Pair) end(why int, reason error) {
 		return
 	}
 	p.reason.CompareAndSwap(nil, &reason)
-	atomic.StoreUint32(&p.shared.ended, uint32(why))
+	p.shared.ended.Store(uint32(why))
 	p.wakeApplication()
 	for i := range p.lanes {
 		p.lanes[i].wake()

@@ -398,7 +398,7 @@ func TestBreaking(t *testing.T) {
 		},
 		{
 			"lap of a response",
-			func(p *Pair) { *p.lanes[1].lap(0) = 77 },
+			func(p *Pair) { p.lanes[1].lap(0).Store(77) },
 			func(p *Pair) {
 				p.Arm(1)
 				p.Poll(1, 9, func(*Response) {})
@@ -798,13 +798,13 @@ func TestCounters(t *testing.T) {
 		v := c.Get() + 1
 		done := make(chan error)
 		go func() { done <- h.WaitCounter(t.Context(), 63, v) }()
-		for atomic.LoadUint64(&h.counters[63].s.want) != v {
+		for h.counters[63].s.want.Load() != v {
 			runtime.Gosched()
 		}
 		rung := p.Stats().Rung
 		c.Set(0)
 		c.Set(v - 1)
-		if p.Stats().Rung != rung || atomic.LoadUint64(&h.counters[63].s.want) != v {
+		if p.Stats().Rung != rung || h.counters[63].s.want.Load() != v {
 			t.Errorf("%d: rung below the value", i)
 		}
 		raise(v)

@@ -44,8 +44,8 @@ func (r *ring) slot(pos uint64) []byte {
 }
 
 // lap returns the lap word of a position.
-func (r *ring) lap(pos uint64) *uint32 {
-	return (*uint32)(unsafe.Pointer(unsafe.SliceData(r.slot(pos))))
+func (r *ring) lap(pos uint64) *atomic.Uint32 {
+	return (*atomic.Uint32)(unsafe.Pointer(unsafe.SliceData(r.slot(pos))))
 }
 
 // unpublished is what the lap word says before the position is published. 32 bits
@@ -113,7 +113,7 @@ func (p *producer) look() (head uint64, ok bool) {
 // publish gives a claimed position to the consumer, with all that was written to its
 // slot, and to memory, before. What the caller then reads is read after.
 func (p *producer) publish(pos uint64) {
-	atomic.StoreUint32(p.lap(pos), p.unpublished(pos)+1)
+	p.lap(pos).Swap(p.unpublished(pos) + 1) // not Store: see bell.go
 }
 
 // held returns how many positions the consumer has not freed, as far as it can be
@@ -150,7 +150,7 @@ func (c *consumer) init(r ring, head *uint64) {
 // before, in the order of all: see the package's documentation.
 func (c *consumer) ready() bool {
 	pos := c.next.Load()
-	return atomic.LoadUint32(c.lap(pos)) != c.unpublished(pos)
+	return c.lap(pos).Load() != c.unpublished(pos)
 }
 
 // take returns a position that is published, for the caller to read and release.
@@ -158,7 +158,7 @@ func (c *consumer) ready() bool {
 func (c *consumer) take() (pos uint64, ok bool, err error) {
 	for {
 		pos = c.next.Load()
-		switch lap := c.unpublished(pos); atomic.LoadUint32(c.lap(pos)) {
+		switch lap := c.unpublished(pos); c.lap(pos).Load() {
 		case lap + 1:
 			if c.next.CompareAndSwap(pos, pos+1) {
 				return pos, true, nil
@@ -180,7 +180,7 @@ func (c *consumer) take() (pos uint64, ok bool, err error) {
 // release frees a position.
 func (c *consumer) release(pos uint64) {
 	if c.freed.Load() != pos || !c.freed.CompareAndSwap(pos, pos+1) {
-		c.early[pos&c.mask].Store(pos + 1)
+		c.early[pos&c.mask].Swap(pos + 1) // not Store: see bell.go
 	}
 	// Either who frees the position before sees this one, or it is seen here that
 	// that was done.

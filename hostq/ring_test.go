@@ -170,7 +170,7 @@ func TestRingLaps(t *testing.T) {
 			}
 			c.release(pos)
 		}
-		atomic.StoreUint32(c.lap(5), lap)
+		c.lap(5).Store(lap)
 		_, ok, err := c.take()
 		switch {
 		case lap == 2 && (ok || err != nil),
