@@ -174,16 +174,22 @@ func checkConfig(c *checker, cfg *Config) []*blueprint {
 		}
 		all = append(all, b)
 		total += b.charge()
+		first := cfg.Contexts[i].First
 		for n := range len(b.spec.Rulesets) {
-			if b.spec.First == 0 {
+			if first == 0 {
 				break
 			}
-			key := fmt.Sprintf("%s %d", b.iface, b.spec.First+n)
+			key := fmt.Sprintf("%s %d", b.iface, first+n)
 			if other, twice := numbers[key]; twice {
-				c.fail(path+".first", "ruleset number %d is that of %s already", b.spec.First+n, other)
+				c.fail(path+".first", "ruleset number %d is that of %s already", first+n, other)
 				break
 			}
 			numbers[key] = fmt.Sprintf("context %q", b.doc.Name)
+		}
+	}
+	if len(c.problems) == 0 {
+		if _, err := dealAll(all, nil); err != nil {
+			c.fail("contexts", "%v", err)
 		}
 	}
 	if total > int64(env.limits.Memory) {
@@ -465,7 +471,6 @@ func (b *blueprint) checkRulesets(c *checker, at func(string) string, set *handl
 		c.fail(at("rulesets"), "a triggered context has none: the host activates it")
 	}
 	b.spec.HostActivated = doc.Triggered
-	b.spec.First = doc.First
 	if n := len(b.spec.Rulesets); doc.First < 0 || doc.First > 0 && doc.First+n > matcher.MaxRulesets {
 		c.fail(at("first"), "ruleset numbers %d..%d: possible are 0..%d", doc.First, doc.First+n-1, matcher.MaxRulesets-1)
 	}

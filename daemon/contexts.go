@@ -5,6 +5,7 @@ package daemon
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -50,12 +51,14 @@ type hosted struct {
 	card *card
 	book *logBook // of all its lives
 	file bool     // it is the configuration file's, and a reload may change it
+	seq  uint64   // the order in which contexts were made
 
 	// Held by who changes the state: making memory and draining take their time.
 	op chan struct{}
 
 	mu        sync.Mutex
 	b         *blueprint // changed by a reload, for who may attach
+	numbers   []int      // of its rulesets, armed or not
 	state     string
 	why       string // of stopped and failed
 	since     time.Time
@@ -98,9 +101,9 @@ func (h *hosted) set(state, why string) {
 }
 
 // add makes a context and installs it. With an error nothing of it is left.
-func (d *Daemon) add(b *blueprint, file bool) (_ *hosted, err error) {
+func (d *Daemon) add(b *blueprint, file bool, numbers []int) (_ *hosted, err error) {
 	h := &hosted{
-		d: d, name: b.doc.Name, file: file, b: b,
+		d: d, name: b.doc.Name, file: file, seq: d.made.Add(1), b: b, numbers: numbers,
 		op: make(chan struct{}, 1), state: installing, since: time.Now(),
 		observers: map[*attachment]bool{},
 	}
@@ -186,6 +189,9 @@ func (h *hosted) install() error {
 		return err
 	}
 	spec := b.spec
+	if !spec.HostActivated {
+		spec.Numbers = h.numbersNow()
+	}
 	spec.Handlers = set.Handlers
 	spec.Timestamp = set.Timestamp
 	spec.Resources = hpu.Resources{Timer: b.timer, Full: b.full, Log: h.book}
@@ -382,11 +388,20 @@ func (h *hosted) live() string {
 
 // install installs a context that is none of the configuration file's.
 func (d *Daemon) install(doc *control.Context) (*control.ContextInfo, error) {
+	d.reload.Lock() // as it deals out numbers
+	defer d.reload.Unlock()
 	b, err := d.check(doc)
 	if err != nil {
 		return nil, err
 	}
-	if _, err := d.add(b, false); err != nil {
+	if _, err := d.find(doc.Name); !errors.Is(err, errNotFound) {
+		return nil, cmp.Or(err, failf(errBusy, "context %q is there already", doc.Name))
+	}
+	numbers, err := d.makeRoom(b)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := d.add(b, false, numbers); err != nil {
 		return nil, err
 	}
 	return d.info(doc.Name)

@@ -51,8 +51,9 @@ type Daemon struct {
 	cards   []*card
 	memory  budget
 	leaks   leaks
+	made    atomic.Uint64 // contexts, ever
 
-	reload sync.Mutex
+	reload sync.Mutex // also held by who installs
 
 	mu       sync.RWMutex
 	cfg      *Config // in force
@@ -126,8 +127,12 @@ func Start(cfg *Config, o Options) (_ *Daemon, err error) {
 			return nil, err
 		}
 	}
+	numbers, err := dealAll(blueprints, nil)
+	if err != nil {
+		return nil, err
+	}
 	for _, b := range blueprints {
-		if _, err := d.add(b, true); err != nil {
+		if _, err := d.add(b, true, numbers[b.doc.Name]); err != nil {
 			return nil, err
 		}
 	}

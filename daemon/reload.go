@@ -10,6 +10,7 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/xspin/xspin/control"
@@ -24,8 +25,10 @@ type plan struct {
 	add     []*blueprint
 	remove  []*hosted
 	change  []change
-	who     []change // of whom only attach changes: their packets notice nothing
-	changes []string // for people
+	who     []change          // of whom only attach changes: their packets notice nothing
+	numbers map[string][]int  // of all contexts' rulesets
+	moves   map[*hosted][]int // contexts that do not change, but for their numbers
+	changes []string          // for people
 }
 
 type change struct {
@@ -36,6 +39,8 @@ type change struct {
 	has   *holdings
 	old   *blueprint
 	state string
+	// Of the rulesets, now and before.
+	numbers, was []int
 }
 
 // Reload reads the file again and does what has changed: all of it, or nothing.
@@ -173,8 +178,27 @@ func (d *Daemon) plan(cfg *Config) (*plan, error) {
 			refuse(errBusy, "context %q, which is not the file's, uses a shared window that changes: remove it first", name)
 		}
 	}
+	var err error
+	if p.numbers, err = dealAll(blueprints, d.others()); err != nil {
+		reasons = append(reasons, err)
+	}
 	if err := errors.Join(append(reasons, d.lively(p))...); err != nil {
 		return nil, err
+	}
+	p.moves = map[*hosted][]int{}
+	touched := p.touched()
+	var moved []string
+	for name, h := range d.contexts {
+		if n := p.numbers[name]; !slices.Contains(touched, h) && !slices.Equal(n, h.numbersNow()) {
+			p.moves[h] = n
+			moved = append(moved, name)
+		}
+	}
+	if slices.Sort(moved); len(moved) > 0 {
+		told("other ruleset numbers: %s", strings.Join(moved, ", "))
+	}
+	for i := range p.change {
+		p.change[i].numbers = p.numbers[p.change[i].h.name]
 	}
 	return p, nil
 }
@@ -229,7 +253,9 @@ func (d *Daemon) apply(p *plan) (err error) {
 			h.end()
 		}
 	}()
-	for _, h := range p.touched() {
+	busy := append(p.touched(), slices.Collect(maps.Keys(p.moves))...)
+	slices.SortFunc(busy, func(a, b *hosted) int { return cmp.Compare(a.name, b.name) })
+	for _, h := range busy {
 		if err := h.begin(); err != nil {
 			return err
 		}
@@ -300,6 +326,12 @@ func (d *Daemon) apply(p *plan) (err error) {
 			}
 		}
 	}
+	// Who only moves does so before the numbers are taken by others.
+	back, err := d.renumber(p.moves)
+	if err != nil {
+		return err
+	}
+	undo = append(undo, back)
 	for i := range p.change {
 		undo = append(undo, p.change[i].undo)
 		if err := p.change[i].do(); err != nil {
@@ -307,7 +339,7 @@ func (d *Daemon) apply(p *plan) (err error) {
 		}
 	}
 	for _, b := range p.add {
-		h, err := d.add(b, true)
+		h, err := d.add(b, true, p.numbers[b.doc.Name])
 		if err != nil {
 			return err
 		}
@@ -381,6 +413,7 @@ func (c *change) do() error {
 	h.mu.Lock()
 	off := h.off
 	h.b, h.ctx, h.has = c.b, nil, nil
+	c.was, h.numbers = h.numbers, c.numbers
 	h.state, h.since = installing, time.Now()
 	h.mu.Unlock()
 	if err := h.install(); err != nil {
@@ -397,7 +430,7 @@ func (c *change) undo() {
 	h := c.h
 	h.mu.Lock()
 	ctx, has := h.ctx, h.has
-	h.b, h.ctx, h.has = c.old, c.ctx, c.has
+	h.b, h.ctx, h.has, h.numbers = c.old, c.ctx, c.has, c.was
 	h.since = time.Now()
 	if h.state = c.state; c.state == active {
 		h.state = installed

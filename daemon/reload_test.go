@@ -77,7 +77,7 @@ func TestReloadChangesWhatHasChanged(t *testing.T) {
 	f.reloaded(t, shared("1MiB")+"contexts:\n"+echoes("a", 7, "first: 3")+echoes("b", 8, "first: 4")+echoes("c", 9, users)+echoes("d", 10, ""))
 	// Two contexts take each other's numbers, a third one's window grows, and so on.
 	f.reloaded(t, "admins: {users: [5]}\n"+shared("2MiB")+"contexts:\n"+echoes("a", 17, "first: 4")+echoes("b", 8, "first: 3")+echoes("c", 9, users)+echoes("d", 10, "")+echoes("e", 12, "attach: {users: [1]}"),
-		"admins", "window s changed", "context a changed", "context b changed", "context c changed", "context e added")
+		"admins", "window s changed", "context a changed", "context b changed", "context c changed", "context e added", "other ruleset numbers: other")
 	for _, port := range []int{17, 8, 9, 10, 11, 12} {
 		f.answers(t, port)
 	}
@@ -91,7 +91,7 @@ func TestReloadChangesWhatHasChanged(t *testing.T) {
 	// Who may attach can change under who is attached.
 	a := f.admitted(t, "e", someone(1), false)
 	f.reloaded(t, "limits: {memory: 100MiB}\ncontexts:\n"+echoes("d", 10, "")+echoes("e", 12, "attach: {users: [2]}"),
-		"admins", "limits", "window s removed", "context e changed: who may attach", "context a removed", "context b removed", "context c removed")
+		"admins", "limits", "window s removed", "context e changed: who may attach", "context a removed", "context b removed", "context c removed", "other ruleset numbers: d, e, other")
 	select {
 	case why := <-a.ended():
 		t.Errorf("the application is sent away: %s", why)
@@ -122,7 +122,7 @@ func TestReloadThatCannotBeChangesNothing(t *testing.T) {
 		return fmt.Sprint(all, f.inUse(), len(f.windows))
 	}
 	a := f.admitted(t, "a", root, false)
-	_, err := f.install(&control.Context{Name: "other", Handler: "echo-udp", Params: map[string]any{"port": 11}})
+	_, err := f.install(&control.Context{Name: "other", Handler: "echo-udp", Params: map[string]any{"port": 11}, First: 2})
 	must(t, err)
 	was := before()
 	bad := "- {name: bad, handler: test-init, params: {fail: true}, rulesets: 'x: udp(99)'}\n"

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/xspin/xspin/matcher"
+	"github.com/xspin/xspin/nic"
+)
+
+// Ruleset numbers say which of several rulesets that match gets a packet: the lowest.
+// They are a context's from its installation to its removal, armed or not, so that who
+// gets a packet depends on the configuration, and not on who attached when.
+
+// A numbered is a context whose rulesets have numbers, or are to get some.
+type numbered struct {
+	name, iface string
+	first       int   // that it asks for, 0: any
+	count       int   // of rulesets
+	numbers     []int // that it has; nil: to be dealt
+}
+
+func (b *blueprint) numbered() numbered {
+	return numbered{name: b.doc.Name, iface: b.iface, first: b.doc.First, count: len(b.spec.Rulesets)}
+}
+
+// deal gives numbers to contexts, by name: those that ask for some theirs, and the others
+// the lowest that are left, in their order.
+func deal(all []numbered) (map[string][]int, error) {
+	type number struct {
+		iface string
+		n     int
+	}
+	taken := map[number]string{}
+	dealt := map[string][]int{}
+	for _, c := range all {
+		numbers := c.numbers
+		if numbers == nil && c.first > 0 {
+			for n := range c.count {
+				numbers = append(numbers, c.first+n)
+			}
+		}
+		for _, n := range numbers {
+			if other, twice := taken[number{c.iface, n}]; twice {
+				return nil, failf(errBusy, "context %q: ruleset number %d is taken by context %q", c.name, n, other)
+			}
+			taken[number{c.iface, n}] = c.name
+		}
+		dealt[c.name] = numbers
+	}
+	next := map[string]int{} // all below are those of contexts before
+	for _, c := range all {
+		n := next[c.iface]
+		for len(dealt[c.name]) < c.count {
+			if n == matcher.MaxRulesets {
+				return nil, failf(errBusy, "context %q: %w: there are %d numbers for rulesets of interface %s", c.name, nic.ErrTable, matcher.MaxRulesets, c.iface)
+			}
+			if _, used := taken[number{c.iface, n}]; !used {
+				taken[number{c.iface, n}] = c.name
+				dealt[c.name] = append(dealt[c.name], n)
+			}
+			n++
+		}
+		if c.first == 0 && len(dealt[c.name]) > 0 {
+			n = max(n, slices.Max(dealt[c.name])+1)
+		}
+		next[c.iface] = n
+	}
+	return dealt, nil
+}
+
+// others are contexts that are not the file's, in the order in which they were installed.
+// The caller has mu.
+func (d *Daemon) others() []*hosted {
+	var all []*hosted
+	for _, h := range d.contexts {
+		if !h.file {
+			all = append(all, h)
+		}
+	}
+	slices.SortFunc(all, func(a, b *hosted) int { return cmp.Compare(a.seq, b.seq) })
+	return all
+}
+
+// makeRoom finds numbers for a context that is none of the file's: behind all others that
+// have not asked for theirs. If there are none left, those of contexts that are gone are
+// closed up. The caller has reload.
+func (d *Daemon) makeRoom(b *blueprint) ([]int, error) {
+	d.mu.RLock()
+	var order []*hosted
+	for i := range d.cfg.Contexts {
+		if h := d.contexts[d.cfg.Contexts[i].Name]; h != nil {
+			order = append(order, h)
+		}
+	}
+	order = append(order, d.others()...)
+	d.mu.RUnlock()
+	var all []numbered
+	for _, h := range order {
+		c := h.blueprint().numbered()
+		c.numbers = h.numbersNow()
+		all = append(all, c)
+	}
+	all = append(all, b.numbered())
+	dealt, err := deal(all)
+	if err == nil {
+		return dealt[b.doc.Name], nil
+	}
+	for i := range all {
+		all[i].numbers = nil
+	}
+	if dealt, err = deal(all); err != nil {
+		return nil, err
+	}
+	moves := map[*hosted][]int{}
+	for _, h := range order {
+		if n := dealt[h.name]; !slices.Equal(n, h.numbersNow()) {
+			moves[h] = n
+		}
+	}
+	for _, h := range byName(moves) {
+		if err := h.begin(); err != nil {
+			return nil, err
+		}
+		defer h.end()
+	}
+	if _, err := d.renumber(moves); err != nil {
+		return nil, err
+	}
+	return dealt[b.doc.Name], nil
+}
+
+func byName(moves map[*hosted][]int) []*hosted {
+	return slices.SortedFunc(maps.Keys(moves), func(a, b *hosted) int { return cmp.Compare(a.name, b.name) })
+}
+
+// renumber gives contexts other numbers, those of a NIC in one step. The caller has op of
+// all of them.
+func (d *Daemon) renumber(moves map[*hosted][]int) (undo func(), err error) {
+	var done []func()
+	undo = func() {
+		for _, f := range slices.Backward(done) {
+			f()
+		}
+	}
+	for _, card := range d.cards {
+		to, back := map[*nic.Context][]int{}, map[*nic.Context][]int{}
+		for h, numbers := range moves {
+			if h.card != card {
+				continue
+			}
+			was := h.setNumbers(numbers)
+			done = append(done, func() { h.setNumbers(was) })
+			if h.ctx != nil { // and stays so, as the caller has op
+				to[h.ctx], back[h.ctx] = numbers, was
+			}
+		}
+		if len(to) == 0 {
+			continue
+		}
+		if err := card.nic.Renumber(to); err != nil {
+			undo()
+			return nil, kindError{errBusy, err}
+		}
+		done = append(done, func() {
+			if err := card.nic.Renumber(back); err != nil {
+				d.logger.Error("rulesets keep numbers that they should not have", "error", err)
+			}
+		})
+	}
+	return undo, nil
+}
+
+func (h *hosted) numbersNow() []int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.numbers
+}
+
+// setNumbers returns what they were.
+func (h *hosted) setNumbers(numbers []int) (was []int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	was, h.numbers = h.numbers, numbers
+	return was
+}
+
+// dealAll deals numbers as for a start with a configuration; contexts that are there by
+// other means come last.
+func dealAll(file []*blueprint, others []*hosted) (map[string][]int, error) {
+	var all []numbered
+	for _, b := range file {
+		all = append(all, b.numbered())
+	}
+	for _, h := range others {
+		all = append(all, h.blueprint().numbered())
+	}
+	dealt, err := deal(all)
+	if err != nil {
+		return nil, fmt.Errorf("ruleset numbers: %w", err)
+	}
+	return dealt, nil
+}
