@@ -5,6 +5,7 @@ package hpu
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -35,6 +36,7 @@ type ThenComplete func(c *Completion, r *Reply) Code
 // A continuation waits for its answer. Its packet, if it has one, is in the Kept.
 type continuation struct {
 	Kept
+	ctx    *Context
 	id     uint64
 	then   Then
 	last   ThenComplete
@@ -164,6 +166,7 @@ func (r *runner) over(c *continuation) {
 
 func (r *runner) askThen(t *Task, c *continuation, tag uint64, payload []byte) error {
 	c.job = contJob
+	c.ctx = t.ctx
 	c.pool.kept.Add(1)
 	id, err := t.request(tag, payload, true, c)
 	if err != nil {
@@ -333,6 +336,9 @@ func (r *runner) resumed(c *Context, h *her, k int) bool {
 		req.acc.Unanswered++
 	}
 	req.data = cont.data
+	if n := len(cont.segs); n < len(req.segs) { // the handler has truncated it
+		req.segs, req.size = req.all[:n], cont.size
+	}
 	switch {
 	case cont.last != nil:
 		return r.completed(c, h.msg, k)
@@ -364,4 +370,28 @@ func (r *runner) completed(c *Context, m *Message, k int) bool {
 	r.result = r.cont.result
 	code, ok, mine := r.call(c, lastCall, k)
 	return mine && r.concluded(m.table, m, k, lastCall, code, ok)
+}
+
+// forsake ends the requests of a context that no worker looks after any more.
+func (p *Pool) forsake(c *Context) {
+	h := c.res.Host
+	if list := p.hosting.Load(); h == nil || list != nil && slices.ContainsFunc(*list, func(o *Context) bool { return o.res.Host == h }) {
+		return
+	}
+	h.Detach()
+	for _, w := range p.workers {
+		for h.Poll(w.id, batchSize, func(a *hostq.Response) {
+			switch u := a.User.(type) {
+			case *asking:
+				u.err = hostq.ErrDetached
+				u.done.Store(true)
+			case *continuation:
+				u.job = releaseJob
+				if u.finish() {
+					p.giveBack(&u.Kept)
+				}
+			}
+		}) > 0 {
+		}
+	}
 }

@@ -145,7 +145,7 @@ func (r *runner) errand(e *errand) bool {
 		e.trig.key = hostKey(len(c.msgs.cfg.Format.Key), r.w.numbers)
 		h.job, h.trig = triggerJob, e.trig
 	}
-	h.meta.Context = c.id
+	h.meta.Context, h.owner = c.id, c
 	if !r.serveOne(p, h) {
 		return false
 	}
@@ -197,7 +197,7 @@ func (r *runner) errands() bool {
 				break
 			}
 			h := her{job: triggerJob, trig: m.t}
-			h.meta.Context = m.c.id
+			h.meta.Context, h.owner = m.c.id, m.c
 			if !r.serveOne(p, h) {
 				return false
 			}
@@ -284,7 +284,7 @@ func (r *runner) tick1(c *Context) bool {
 		// What was missed is not made up for.
 		c.tick = max(c.tick+int64(c.res.Timer), now+1)
 		h := her{job: timerJob}
-		h.meta.Context = c.id
+		h.meta.Context, h.owner = c.id, c
 		return r.serveOne(r.w.portFor(c, nil), h)
 	}
 	return true

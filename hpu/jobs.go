@@ -33,17 +33,18 @@ func (r *runner) serveJobs(jobs []*Kept) bool {
 			jobs = jobs[1:]
 			h := &r.hers[r.count]
 			*h = her{first: n, last: n + len(k.all), meta: k.meta, late: k.account.paid, from: k.port, job: k.job, kept: k, msg: k.msg}
+			if k.cont != nil {
+				h.owner = k.cont.ctx
+			}
 			n += copy(r.descs[n:], k.all)
 			r.count++
 		}
+		r.w.rest = jobs // the next runner's, should a handler not return
 		if !r.run(p, 0) || !r.settle(p, start) {
-			// What was not begun goes to the next runner.
-			for _, k := range jobs {
-				r.pool.giveBack(k)
-			}
 			return false
 		}
 	}
+	r.w.rest = nil
 	return true
 }
 

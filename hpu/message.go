@@ -23,23 +23,100 @@ type Window interface {
 	Size() int64
 }
 
-// An AtomicWindow is a Window with atomic operations on words of 8 bytes, whose offset
-// is a multiple of 8 (SC 2017, appendix B.6); windows of applications are, if the
-// context has the right.
+// An AtomicWindow is a Window with atomic operations on words of 8 and of 4 bytes, whose
+// offsets are multiples of that (SC 2017, appendix B.6). Windows of applications and
+// Memory are; ErrRights says that the context may not use the window so. A handler asks
+// for it once a packet:
+//
+//	w, ok := h.Window("in").(hpu.AtomicWindow)
 type AtomicWindow interface {
 	Window
 	CompareAndSwap64(off int64, old, new uint64) (was uint64, err error)
 	FetchAdd64(off int64, delta uint64) (was uint64, err error)
+	CompareAndSwap32(off int64, old, new uint32) (was uint32, err error)
+	FetchAdd32(off int64, delta uint32) (was uint32, err error)
 }
 
-var _ AtomicWindow = (*hostq.Window)(nil)
+// A TransferWindow is a Window whose reads and writes do not wait: they begin, the
+// Transfer's Test copies a part and tells whether that was the last, and Wait copies the
+// rest. It is the handler's CPU that copies, so nothing happens in between. Windows of
+// applications and Memory are.
+type TransferWindow interface {
+	Window
+	StartRead(p []byte, off int64) (hostq.Transfer, error)
+	StartWrite(p []byte, off int64) (hostq.Transfer, error)
+}
+
+var (
+	_ AtomicWindow   = (*hostq.Window)(nil)
+	_ TransferWindow = (*hostq.Window)(nil)
+	_ AtomicWindow   = Memory(nil)
+	_ TransferWindow = Memory(nil)
+)
 
 // ErrBounds is returned, wrapped, for an access outside of a window, or outside of
 // a message's place in it.
 var ErrBounds = hostq.ErrBounds
 
+// ErrRights is returned, wrapped, for an access that the context has no right to.
+var ErrRights = hostq.ErrRights
+
 // Memory is a Window on a slice.
 type Memory []byte
+
+// CompareAndSwap64 implements AtomicWindow.
+func (m Memory) CompareAndSwap64(off int64, old, new uint64) (uint64, error) {
+	w, err := hostq.WindowOn(m, hostq.Atomic)
+	if err != nil {
+		return 0, err
+	}
+	return w.CompareAndSwap64(off, old, new)
+}
+
+// FetchAdd64 implements AtomicWindow.
+func (m Memory) FetchAdd64(off int64, delta uint64) (uint64, error) {
+	w, err := hostq.WindowOn(m, hostq.Atomic)
+	if err != nil {
+		return 0, err
+	}
+	return w.FetchAdd64(off, delta)
+}
+
+// CompareAndSwap32 implements AtomicWindow.
+func (m Memory) CompareAndSwap32(off int64, old, new uint32) (uint32, error) {
+	w, err := hostq.WindowOn(m, hostq.Atomic)
+	if err != nil {
+		return 0, err
+	}
+	return w.CompareAndSwap32(off, old, new)
+}
+
+// FetchAdd32 implements AtomicWindow.
+func (m Memory) FetchAdd32(off int64, delta uint32) (uint32, error) {
+	w, err := hostq.WindowOn(m, hostq.Atomic)
+	if err != nil {
+		return 0, err
+	}
+	return w.FetchAdd32(off, delta)
+}
+
+// StartRead implements TransferWindow.
+func (m Memory) StartRead(p []byte, off int64) (hostq.Transfer, error) {
+	w, err := hostq.WindowOn(m, hostq.Read)
+	if err != nil {
+		return hostq.Transfer{}, err
+	}
+	return w.StartRead(p, off)
+}
+
+// StartWrite implements TransferWindow.
+func (m Memory) StartWrite(p []byte, off int64) (hostq.Transfer, error) {
+	w, err := hostq.WindowOn(m, hostq.Write)
+	if err != nil {
+		return hostq.Transfer{}, err
+	}
+	return w.StartWrite(p, off)
+}
 
 // ReadAt implements Window.
 func (m Memory) ReadAt(p []byte, off int64) (int, error) {

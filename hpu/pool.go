@@ -326,9 +326,10 @@ func (p *Pool) Drain(c *Context, d time.Duration) error {
 	// in the table for so long, for the watchdog.
 	for _, w := range p.workers {
 		for {
-			id, running := w.current.Load().running()
-			if !running || id != c.id {
-				break
+			r := w.current.Load()
+			id, running := r.running()
+			if stateOf(r.state.Load()) != abandoned && (!running || id != c.id) {
+				break // one that was abandoned is replaced when all is counted
 			}
 			time.Sleep(time.Millisecond)
 		}
@@ -337,6 +338,7 @@ func (p *Pool) Drain(c *Context, d time.Duration) error {
 		p.keepTime(c, false)
 		_ = p.bells(c, unix.EPOLL_CTL_DEL) // the application may have the other end for longer
 		p.unvisited()
+		p.forsake(c)
 	}
 	if p.Idle(c) {
 		for i := range c.buckets.Size {

@@ -51,6 +51,7 @@ func (p *Pool) watch() {
 				l.count++
 				if l.count >= enough && now.Sub(l.since) >= p.cfg.Limit {
 					p.abandon(w, r, s)
+					*l = look{} // its successor counts from 0, and its state may be the same word
 				}
 			}
 		}

@@ -66,6 +66,7 @@ type her struct {
 	deferred *deferred  // what waits, of a message whose event is tried again
 	trig     *triggered // with triggerJob
 	errand   *errand    // that somebody waits for; Optional
+	owner    *Context   // of what has no packet
 }
 
 func (p *port) occupancy() uint32 {
@@ -86,6 +87,7 @@ type worker struct {
 	done     []uint64
 	aside    int         // of the room on a tx ring: what the NIC's own frames leave to handlers
 	jobs     []*Kept     // packets to run, or run again
+	rest     []*Kept     // of those that serveJobs is at, not begun
 	spent    []*Kept     // room for the next jobs
 	deferred []*deferred // messages whose events wait
 	chores   []*errand
@@ -313,6 +315,7 @@ func (r *runner) main(cut *takeover) bool {
 		r.leave()
 		return false
 	}
+	r.w.jobs, r.w.rest = append(slices.Clone(r.w.rest), r.w.jobs...), nil
 	wait := waiter{r: r}
 	for {
 		// What came before Close has one more round, what goes on coming none.
@@ -396,7 +399,7 @@ func (r *runner) take(p *port) {
 		h := &r.hers[r.count]
 		h.first, h.last = i, j+1
 		i = j + 1
-		h.job, h.from, h.kept, h.msg, h.errand = packetJob, nil, nil, nil, nil
+		h.job, h.from, h.kept, h.msg, h.errand, h.owner = packetJob, nil, nil, nil, nil, nil
 		if r.inspect(p, h) {
 			r.count++
 		}
@@ -466,6 +469,9 @@ func (r *runner) run(p *port, k int) bool {
 		// After that: whoever takes the context away and then sees no runner
 		// in it can be sure that none will be.
 		c := r.pool.contexts[id].Load()
+		if c != nil && (h.msg != nil && h.msg.ctx != c || h.owner != nil && h.owner != c) {
+			c = nil // the number is another's by now
+		}
 		req := &r.her
 		r.k = k
 		req.r, req.ctx, req.port, req.msg = r, c, p, nil
