@@ -27,6 +27,16 @@ func (m *Memory) Window(off, size int64, r Rights) (*Window, error) {
 	return &Window{b: m.b[off : off+size : off+size], rights: r}, nil
 }
 
+// WindowOn returns a window on memory of the process's own, for tests of handlers and for
+// handlers without an application. For atomic operations it must begin at a multiple of
+// 8, as what make returns does.
+func WindowOn(b []byte, r Rights) (*Window, error) {
+	if r&Atomic != 0 && uintptr(unsafe.Pointer(unsafe.SliceData(b)))%8 != 0 {
+		return nil, fmt.Errorf("window on %d bytes: for atomic operations they must begin at a multiple of 8: %w", len(b), errUnaligned)
+	}
+	return &Window{b: b, rights: r}, nil
+}
+
 // Size returns how many bytes it has.
 func (w *Window) Size() int64 { return int64(len(w.b)) }
 

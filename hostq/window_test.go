@@ -101,6 +101,26 @@ func TestWindowMaking(t *testing.T) {
 	}
 }
 
+func TestWindowOnSlice(t *testing.T) {
+	b := make([]byte, 64)
+	if _, err := WindowOn(b[4:], Atomic); !errors.Is(err, ErrBounds) {
+		t.Errorf("atomic, and not aligned: %v", err)
+	}
+	for _, r := range []Rights{Read | Write, All} {
+		w, err := WindowOn(b[8:], r)
+		if err != nil || w.Size() != 56 || w.Rights() != r {
+			t.Fatalf("%v: %+v, error %v", r, w, err)
+		}
+		if _, err := w.WriteAt([]byte{1}, 55); err != nil || b[63] != 1 {
+			t.Errorf("%v: a write to the end: %v, error %v", r, b, err)
+		}
+		b[63] = 0
+	}
+	if _, err := WindowOn(nil, All); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestWindowRights(t *testing.T) {
 	m := memory(64)
 	var b [8]byte

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hpu_test
+
+import (
+	"bytes"
+	"errors"
+	"testing"
+
+	"github.com/xspin/xspin/hostq"
+	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/hpu/hputest"
+	"github.com/xspin/xspin/matcher"
+)
+
+// Handlers find atomic operations and transfers in the windows that they are given, with
+// the rights that these have.
+func TestHandlersUseWindowsAtomicallyAndWithoutWaiting(t *testing.T) {
+	on := func(b []byte, r hostq.Rights) hpu.Window {
+		w, err := hostq.WindowOn(b, r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return w
+	}
+	const size = 300 << 10 // some pieces of a transfer
+	for _, c := range []struct {
+		name   string
+		window func([]byte) hpu.Window
+		rights hostq.Rights
+	}{
+		{"memory", func(b []byte) hpu.Window { return hpu.Memory(b) }, hostq.All},
+		{"window", func(b []byte) hpu.Window { return on(b, hostq.All) }, hostq.All},
+		{"not atomic", func(b []byte) hpu.Window { return on(b, hostq.Read|hostq.Write) }, hostq.Read | hostq.Write},
+		{"read-only", func(b []byte) hpu.Window { return on(b, hostq.Read) }, hostq.Read},
+		{"atomic only", func(b []byte) hpu.Window { return on(b, hostq.Atomic) }, hostq.Atomic},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			memory := make([]byte, size)
+			ran := false
+			n := hputest.New(t, hputest.Config{
+				Rulesets: []matcher.Ruleset{matcher.UDPPort(7)},
+				Windows:  []hpu.NamedWindow{{Name: "in", Window: c.window(memory)}},
+				Handlers: hpu.Handlers{Payload: func(h *hpu.HER) hpu.Code {
+					useWindow(t, h.Window("in"), c.rights)
+					ran = true
+					return hpu.Success
+				}},
+			})
+			n.Packet(hputest.UDP(hputest.Peer(4000), hputest.Here(7), []byte("x")))
+			if !ran {
+				t.Fatal("the handler has not run")
+			}
+			if c.rights&hostq.Write != 0 && !bytes.Equal(memory[1001:][:size/2], bytes.Repeat([]byte{7}, size/2)) {
+				t.Error("the memory has something else than was written")
+			}
+		})
+	}
+}
+
+func useWindow(t *testing.T, w hpu.Window, r hostq.Rights) {
+	a, ok := w.(hpu.AtomicWindow)
+	if !ok {
+		t.Errorf("%T is no AtomicWindow", w)
+		return
+	}
+	tr, ok := w.(hpu.TransferWindow)
+	if !ok {
+		t.Errorf("%T is no TransferWindow", w)
+		return
+	}
+	end := w.Size()
+	for _, op := range []struct {
+		name string
+		size int64
+		f    func(off int64) (uint64, error)
+	}{
+		{"FetchAdd64", 8, func(off int64) (uint64, error) { return a.FetchAdd64(off, 1<<40|2) }},
+		{"CompareAndSwap64", 8, func(off int64) (uint64, error) { return a.CompareAndSwap64(off, 1<<40|2, 9) }},
+		{"FetchAdd32", 4, func(off int64) (uint64, error) {
+			was, err := a.FetchAdd32(off, 1)
+			return uint64(was), err
+		}},
+		{"CompareAndSwap32", 4, func(off int64) (uint64, error) {
+			was, err := a.CompareAndSwap32(off, 10, 11)
+			return uint64(was), err
+		}},
+	} {
+		why := func(err error) error {
+			if r&hostq.Atomic == 0 {
+				return hpu.ErrRights
+			}
+			return err
+		}
+		// What is there is what the one before has left.
+		want := map[string]uint64{"CompareAndSwap64": 1<<40 | 2, "FetchAdd32": 9, "CompareAndSwap32": 10}[op.name]
+		if was, err := op.f(16); !errors.Is(err, why(nil)) || err == nil && was != want {
+			t.Errorf("%s: %d was there, want %d; error %v, want %v", op.name, was, want, err, why(nil))
+		}
+		for _, off := range []int64{-op.size, end, end - op.size + 1, 16 + op.size/2} {
+			if _, err := op.f(off); !errors.Is(err, why(hpu.ErrBounds)) {
+				t.Errorf("%s at %d: %v", op.name, off, err)
+			}
+		}
+	}
+	p := bytes.Repeat([]byte{7}, int(end)/2)
+	start, err := tr.StartWrite(p, 1001)
+	if r&hostq.Write == 0 {
+		if !errors.Is(err, hpu.ErrRights) {
+			t.Errorf("a write without the right: %v", err)
+		}
+	} else if err != nil {
+		t.Error(err)
+	} else {
+		tests := 1
+		for !start.Test() {
+			tests++
+		}
+		if tests < 2 {
+			t.Errorf("%d bytes in one piece", len(p))
+		}
+	}
+	q := make([]byte, len(p))
+	start, err = tr.StartRead(q, 1001)
+	if r&hostq.Read == 0 {
+		if !errors.Is(err, hpu.ErrRights) {
+			t.Errorf("a read without the right: %v", err)
+		}
+	} else if err != nil {
+		t.Error(err)
+	} else if start.Wait(); r&hostq.Write != 0 && !bytes.Equal(p, q) {
+		t.Error("what was read is not what was written")
+	}
+	for _, off := range []int64{-1, end, end - int64(len(p)) + 1} {
+		if _, err := tr.StartRead(q, off); err == nil || r&hostq.Read != 0 && !errors.Is(err, hpu.ErrBounds) {
+			t.Errorf("a read at %d: %v", off, err)
+		}
+	}
+}
