@@ -203,7 +203,7 @@ func writeContext(out io.Writer, x *control.ContextInfo) error {
 		if v.Size != 0 {
 			size = v.Size.String()
 		}
-		row("window", "%s, %s, handlers %s, application %s", v.Name, size, orElse(v.Rights, "rwa"), orElse(v.App, "rw"))
+		row("window", "%s, %s, handlers %s, application %s", v.Name, size, orElse(v.Rights, "rwa"), orElse(v.App, v.DefaultApp()))
 	}
 	if x.Memory != 0 || x.HPUMemory != 0 {
 		row("HPU memory", "%v, and %v for each HPU", x.Memory, x.HPUMemory)

@@ -51,7 +51,17 @@ type Window struct {
 	Name   string `json:"name"`
 	Size   Size   `json:"size,omitempty"`   // makes one of the context's own; else the name is of one in the top-level list
 	Rights string `json:"rights,omitempty"` // of the handlers: r, w, a; "rwa" if left out
-	App    string `json:"app,omitempty"`    // of the application: rw (mapped, default), r (by copying), or none
+	App    string `json:"app,omitempty"`    // of the application: rw (mapped), r (by copying), or none; see DefaultApp
+}
+
+// DefaultApp is what App means if it is left out: rw for a window of the context's own, and
+// none for a shared one. Who has had rw on that can write it for as long as the process
+// lives, whoever uses it then; a window of a context's own is another one for the next.
+func (w *Window) DefaultApp() string {
+	if w.Size == 0 {
+		return "none"
+	}
+	return "rw"
 }
 
 // Queue says how large the queues to the application are.

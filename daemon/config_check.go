@@ -569,7 +569,7 @@ func (b *blueprint) checkWindows(c *checker, at func(string) string, env *surrou
 	for i, w := range b.doc.Windows {
 		path := at(fmt.Sprintf("windows[%d]", i))
 		c.name(path+".name", w.Name, "window", taken)
-		use := windowUse{name: w.Name, size: int64(w.Size), rights: hostq.All, app: cmp.Or(w.App, appMapped)}
+		use := windowUse{name: w.Name, size: int64(w.Size), rights: hostq.All, app: cmp.Or(w.App, w.DefaultApp())}
 		size, shared := env.windows[w.Name]
 		switch {
 		case w.Size == 0 && !shared:

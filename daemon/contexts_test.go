@@ -268,11 +268,11 @@ func fails(t *testing.T, what string, err, kind error, text string) {
 }
 
 const inbox = `
-windows: [{name: common, size: 1MiB}]
+windows: [{name: common, size: 1MiB}, {name: ours, size: 4KiB}]
 contexts:
 - name: inbox
   handler: deposit
-  windows: [{name: in, size: 1MiB}, {name: common}, {name: hidden, size: 4KiB, app: none}, {name: seen, size: 4KiB, app: r}]
+  windows: [{name: in, size: 1MiB}, {name: common, app: rw}, {name: ours}, {name: hidden, size: 4KiB, app: none}, {name: seen, size: 4KiB, app: r}]
   memory: 64
   hpu_memory: 32
   queue: {events: 16, requests: 16, payload: 64}
@@ -410,6 +410,7 @@ func TestWhoMayDoWhat(t *testing.T) {
 		{a, control.Ask{Do: "post", Receive: &control.Receive{Window: "in", Place: -1}}, "out of bounds"},
 		{a, control.Ask{Do: "post", Receive: &control.Receive{Window: "in", Size: -1}}, "out of bounds"},
 		{a, control.Ask{Do: "post", Receive: &control.Receive{Window: "hidden"}}, "not for applications"},
+		{a, control.Ask{Do: "post", Receive: &control.Receive{Window: "ours"}}, `window "ours" is not for applications`},
 		{a, control.Ask{Do: "unpost", Receive: &control.Receive{Window: "in"}}, "no such receive"},
 		{a, control.Ask{Do: "trigger"}, "trigger: what is missing"},
 		{a, control.Ask{Do: "trigger", Trigger: &control.Trigger{}}, "not host-activated"},
@@ -834,7 +835,7 @@ func TestOpenMessagesEndWithTheirApplication(t *testing.T) {
 	if got := f.state(t, "inbox"); got != active {
 		t.Errorf("the context is %s", got)
 	}
-	f.reloaded(t, "", "window common removed", "context inbox removed")
+	f.reloaded(t, "", "window common removed", "window ours removed", "context inbox removed")
 }
 
 // An application that takes no events has its senders wait, and can go all the same.
