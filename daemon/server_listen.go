@@ -3,6 +3,7 @@
 package daemon
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -28,8 +29,9 @@ type listener struct {
 	path string
 	log  *slog.Logger
 
-	done chan struct{}
-	once sync.Once
+	done    chan struct{}
+	once    sync.Once
+	refused chan *net.UnixConn // to be closed, which may take its time: see refuseRights
 
 	mu    sync.Mutex
 	users map[int]int // connections by uid; root is not counted
@@ -62,14 +64,11 @@ func listen(path string, log *slog.Logger) (_ *listener, err error) {
 	}
 	// Two daemons that start at the same time must not both find a stale socket: the
 	// second would remove that of the first.
-	d, err := os.Open(dir)
+	unlock, err := lock(path + ".lock")
 	if err != nil {
 		return nil, err
 	}
-	defer d.Close()
-	if err := syscall.Flock(int(d.Fd()), syscall.LOCK_EX); err != nil {
-		return nil, fmt.Errorf("lock %s: %w", dir, err)
-	}
+	defer unlock()
 	if err := removeStale(path); err != nil {
 		return nil, err
 	}
@@ -77,10 +76,64 @@ func listen(path string, log *slog.Logger) (_ *listener, err error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := refuseRights(u); err != nil {
+		return nil, errors.Join(err, u.Close())
+	}
 	if err := os.Chmod(path, 0o666); err != nil {
 		return nil, errors.Join(err, u.Close())
 	}
-	return &listener{UnixListener: u, path: path, log: log, done: make(chan struct{}), users: map[int]int{}}, nil
+	l := &listener{
+		UnixListener: u, path: path, log: log, done: make(chan struct{}),
+		refused: make(chan *net.UnixConn, 64), users: map[int]int{},
+	}
+	go l.closeRefused()
+	return l, nil
+}
+
+// lockTime is how long somebody else may take to start a daemon.
+const lockTime = 5 * time.Second
+
+// lock locks a file of its own, which is not there afterwards. (Anybody who can open a
+// directory could lock that, for as long as they like.)
+func lock(path string) (unlock func(), err error) {
+	deadline := time.Now().Add(lockTime)
+	for ; ; time.Sleep(10 * time.Millisecond) {
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|syscall.O_NOFOLLOW, 0o600)
+		if err != nil {
+			return nil, err
+		}
+		err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if err == nil {
+			// It may be one that its owner has just removed.
+			mine, err := f.Stat()
+			if there, err2 := os.Lstat(path); err == nil && err2 == nil && os.SameFile(mine, there) {
+				return func() { os.Remove(path); f.Close() }, nil
+			}
+		}
+		f.Close()
+		if time.Now().After(deadline) {
+			return nil, fmt.Errorf("lock %s: %w: another daemon is starting, or has hung; remove the file if not", path, cmp.Or(err, error(syscall.EWOULDBLOCK)))
+		}
+	}
+}
+
+// refuseRights has the kernel refuse descriptors that peers send along: closing one can
+// take as long as its owner likes (a TCP socket that lingers), and who reads, or closes
+// the connection, closes it. Linux 6.16 and later.
+func refuseRights(u *net.UnixListener) error {
+	const passRights = 83 // SO_PASSRIGHTS, which accepted connections inherit
+	raw, err := u.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var errno error
+	if err := raw.Control(func(fd uintptr) { errno = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, passRights, 0) }); err != nil {
+		return err
+	}
+	if errno != nil && !errors.Is(errno, syscall.ENOPROTOOPT) {
+		return fmt.Errorf("refuse descriptors (SO_PASSRIGHTS): %w", errno)
+	}
+	return nil
 }
 
 func removeStale(path string) error {
@@ -146,6 +199,11 @@ func (l *listener) Accept() (net.Conn, error) {
 		}}
 		if err := l.take(p.UID); err != nil {
 			refuse(u, err)
+			select {
+			case l.refused <- u:
+			case <-l.done:
+				return nil, net.ErrClosed
+			}
 			continue
 		}
 		return c, nil
@@ -188,7 +246,18 @@ func refuse(u *net.UnixConn, why error) {
 	text := fmt.Sprintf("{\"error\": %q}\n", why)
 	_ = u.SetDeadline(time.Now().Add(time.Millisecond))
 	_, _ = fmt.Fprintf(u, "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s", len(text), text)
-	u.Close()
+}
+
+// closeRefused closes connections until the listener is closed.
+func (l *listener) closeRefused() {
+	for {
+		select {
+		case u := <-l.refused:
+			u.Close()
+		case <-l.done:
+			return
+		}
+	}
 }
 
 // Close removes the socket. Idempotent.
@@ -200,10 +269,14 @@ func (l *listener) Close() (err error) {
 	return err
 }
 
-// Close closes the connection.
-func (c *conn) Close() error {
-	c.once.Do(func() { c.l.give(c.peer.UID) })
-	return c.UnixConn.Close()
+// Close closes the connection, and only then makes room for another one of its user's.
+// Idempotent.
+func (c *conn) Close() (err error) {
+	c.once.Do(func() {
+		err = c.UnixConn.Close()
+		c.l.give(c.peer.UID)
+	})
+	return err
 }
 
 func (c *conn) String() string {
