@@ -195,6 +195,9 @@ func (r *runner) unask(c *continuation) bool {
 func (t *Task) request(tag uint64, payload []byte, reply bool, user any) (id uint64, err error) {
 	r, host := t.r, t.ctx.res.Host
 	if host == nil {
+		if !t.ctx.hostless.Swap(true) {
+			t.Logf("a handler asks the application, and the context has no queue to one: with the daemon, its set needs Queue: true, or the context queue: {}")
+		}
 		return 0, errNoHost
 	}
 	r.ask = hostq.Request{Tag: tag, HPU: uint32(t.port.hpu), Reply: reply, Payload: payload}

@@ -180,10 +180,11 @@ type Context struct {
 	ready    atomic.Bool // Pool.Init has returned: timers run
 	tick     int64       // when the timer is due, ns; its worker's
 
-	halt    atomic.Uint32 // why no handler may run any more
-	failed  atomic.Bool   // a handler has, and the event was sent
-	unbound atomic.Bool   // the binder has refused a message, and the event was sent
-	leaky   atomic.Bool   // its buckets may be held by packets that were lost
+	halt     atomic.Uint32 // why no handler may run any more
+	failed   atomic.Bool   // a handler has, and the event was sent
+	hostless atomic.Bool   // a handler has asked, and it was logged that there is nobody
+	unbound  atomic.Bool   // the binder has refused a message, and the event was sent
+	leaky    atomic.Bool   // its buckets may be held by packets that were lost
 
 	mu    sync.Mutex
 	stats ContextStats // merged once a batch, so that pairs are consistent
