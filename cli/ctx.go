@@ -98,7 +98,7 @@ func newCtxLsCmd() *cobra.Command {
 		for i := range all {
 			x := &all[i]
 			h := &x.HandlerStats
-			fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%s\n", x.Name, x.ID, x.State, x.Handler, orDash(x.Interface), attached(x),
+			fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%s\n", x.Name, x.ID, x.State, x.Handler, orDash(x.Interface), attached(x.Attached),
 				h.Handled, h.Dropped, h.Failed+h.Panics+h.Overruns, ruleNumbers(x))
 		}
 		return w.Flush()
@@ -113,10 +113,10 @@ func orDash(s string) string {
 	return s
 }
 
-// attached says who is attached to a context.
-func attached(x *control.ContextInfo) string {
+// attached says who is.
+func attached(peers []control.Peer) string {
 	var all []string
-	for _, p := range x.Attached {
+	for _, p := range peers {
 		s := fmt.Sprintf("pid %d", p.PID)
 		if p.Observer {
 			s += " (observer)"

@@ -3,7 +3,6 @@
 package cli
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,8 +18,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/control"
-	"github.com/xspin/xspin/hostq"
-	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/nic"
 )
 
@@ -28,6 +25,7 @@ import (
 func newTopCmd() *cobra.Command {
 	var interval time.Duration
 	var n int
+	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "top",
 		Short: "What contexts and HPUs of the daemon do right now",
@@ -47,13 +45,17 @@ too long, REFUSED and SPILL frames for which the context had no credit: dropped,
 left to the Linux stack. FULL are requests for which the ring to the application
 had no room.
 
-Without a terminal it prints one report as text, or as many as -n says.`,
+Without a terminal it prints one report as text, or as many as -n says. With --json
+each is a document, also on a terminal; numbers in it are per second, but counts
+(open, waiting, in_flight, stuck, depth), batch, and percentages.`,
 		Example: `  xspin top
-  xspin top --interval 5s -n 12 > minute.txt`,
+  xspin top --interval 5s -n 12 > minute.txt
+  xspin top --json | jq '.contexts[] | {name, packets}'`,
 		Args: cobra.NoArgs,
 	}
 	cmd.Flags().DurationVar(&interval, "interval", time.Second, "from one report to the next, 100ms or more")
-	cmd.Flags().IntVarP(&n, "number", "n", 0, "end after so many reports (default: 1 without a terminal)")
+	cmd.Flags().IntVarP(&n, "number", "n", 0, "end after so many reports (default: 1 without a terminal or with --json)")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON document for each report")
 	dial := socketFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		switch {
@@ -68,8 +70,8 @@ Without a terminal it prints one report as text, or as many as -n says.`,
 		}
 		ctx, stop := signal.NotifyContext(cmd.Context(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
 		defer stop()
-		t := &top{sample: func() (*sample, error) { return takeSample(ctx, c) }, interval: interval, reports: n}
-		if out, ok := cmd.OutOrStdout().(*os.File); ok && isTerminal(out) && isTerminal(cmd.InOrStdin()) {
+		t := &top{sample: func() (*sample, error) { return takeSample(ctx, c) }, interval: interval, reports: n, json: asJSON}
+		if out, ok := cmd.OutOrStdout().(*os.File); ok && !asJSON && isTerminal(out) && isTerminal(cmd.InOrStdin()) {
 			err = t.live(ctx, cmd.InOrStdin().(*os.File), out)
 		} else {
 			err = t.plain(ctx, cmd.OutOrStdout())
@@ -105,9 +107,10 @@ type top struct {
 	sample   func() (*sample, error)
 	interval time.Duration
 	reports  int // 0: no end on a terminal, else 1
+	json     bool
 }
 
-// plain prints reports as text.
+// plain prints reports, as text or JSON.
 func (t *top) plain(ctx context.Context, out io.Writer) error {
 	before, err := t.sample()
 	if err != nil {
@@ -125,17 +128,27 @@ func (t *top) plain(ctx context.Context, out io.Writer) error {
 		if err != nil {
 			return err
 		}
-		if i > 0 {
-			fmt.Fprintln(out)
-		}
-		for _, l := range page(before, now, 0) {
-			if _, err := fmt.Fprintln(out, l.text); err != nil {
-				return err
-			}
+		if err := t.print(out, before, now, i == 0); err != nil {
+			return err
 		}
 		before = now
 	}
 	return nil
+}
+
+func (t *top) print(out io.Writer, before, now *sample, first bool) error {
+	if t.json {
+		return writeJSON(out, newTopReport(before, now))
+	}
+	var b strings.Builder
+	if !first {
+		b.WriteByte('\n')
+	}
+	for _, l := range page(before, now, 0) {
+		b.WriteString(l.text + "\n")
+	}
+	_, err := io.WriteString(out, b.String())
+	return err
 }
 
 // live shows reports on a terminal.
@@ -302,138 +315,61 @@ func digits(v float64) string {
 
 // page returns the lines of a report for a screen of some width, 0 for any.
 func page(before, now *sample, width int) []pageLine {
-	p := pager{seconds: now.at.Sub(before.at).Seconds(), width: width}
-	lines := []pageLine{{text: fmt.Sprintf("xspin top  %s  daemon %d, up %v, %s, %s", now.at.Format(time.TimeOnly), now.status.PID,
-		now.at.Sub(now.status.Started).Round(time.Second), count(len(now.nics), "interface"), count(len(now.contexts), "context"))}}
+	r := newTopReport(before, now)
+	lines := []pageLine{{text: fmt.Sprintf("xspin top  %s  daemon %d, up %v, %s, %s", r.Time.Format(time.TimeOnly), r.PID,
+		r.Time.Sub(r.Started).Round(time.Second), count(len(r.Interfaces), "interface"), count(len(r.Contexts), "context"))}}
 	lines = append(lines, pageLine{})
-	lines = append(lines, p.nics(before, now)...)
+	lines = append(lines, r.interfaceLines(width)...)
 	lines = append(lines, pageLine{})
-	lines = append(lines, p.contexts(before, now)...)
+	lines = append(lines, r.contextLines(width)...)
 	lines = append(lines, pageLine{})
-	return append(lines, p.hpus(before, now)...)
+	return append(lines, r.hpuLines(width)...)
 }
 
-// A pager knows the time between two samples.
-type pager struct {
-	seconds float64
-	width   int // of the screen, 0 for any
-}
-
-// rate is per second. What has begun anew began at 0.
-func (p pager) rate(was, is uint64) float64 {
-	if is < was {
-		was = 0
-	}
-	if p.seconds <= 0 {
-		return 0
-	}
-	return float64(is-was) / p.seconds
-}
-
-// percent is a part of the time.
-func (p pager) percent(was, is time.Duration) string {
-	return fmt.Sprintf("%.1f", p.rate(uint64(was), uint64(is))/1e7)
-}
-
-func nicOf(s *sample, name string) *nic.Stats {
-	for i := range s.nics {
-		if s.nics[i].Interface == name {
-			return &s.nics[i]
-		}
-	}
-	return &nic.Stats{}
-}
-
-func (p pager) nics(before, now *sample) []pageLine {
+func (r *topReport) interfaceLines(width int) []pageLine {
 	t := columns{left: make([]bool, 10), drop: []string{"COPY", "MALFORMED", "SPILL", "MODE", "STUCK"}}
 	t.left[0], t.left[1], t.left[2] = true, true, true
 	t.row("INTERFACE", "MODE", "COPY", "SEEN", "TO LINUX", "TO HPUS", "REFUSED", "SPILL", "MALFORMED", "STUCK")
-	for i := range now.nics {
-		n := &now.nics[i]
-		was, is := nicOf(before, n.Interface).Program, n.Program
+	for _, n := range r.Interfaces {
 		copied := "copy"
 		if n.ZeroCopy {
 			copied = "zero-copy"
 		}
-		t.row(n.Interface, n.Mode, copied, p.rate(was.Seen, is.Seen), p.rate(was.Passed, is.Passed), p.rate(was.Redirected, is.Redirected),
-			p.rate(was.Refused, is.Refused), p.rate(was.Spilled, is.Spilled), p.rate(was.Malformed, is.Malformed), n.Stuck)
+		t.row(n.Name, n.Mode, copied, n.Seen, n.ToLinux, n.ToHPUs, n.Refused, n.Spilled, n.Malformed, n.Stuck)
 	}
-	return t.lines(p.width)
+	return t.lines(width)
 }
 
-func (p pager) contexts(before, now *sample) []pageLine {
+func (r *topReport) contextLines(width int) []pageLine {
 	t := columns{left: make([]bool, 16), drop: []string{"SENT", "SPILL", "FULL", "REQUESTS", "IN FLIGHT", "MESSAGES", "WAIT", "FAIL", "STATE"}}
 	t.left[0], t.left[1], t.left[15] = true, true, true
 	t.row("CONTEXT", "STATE", "PACKETS", "MESSAGES", "OPEN", "HPU%", "DROP", "FAIL", "REFUSED", "SPILL", "SENT", "REQUESTS", "FULL", "WAIT", "IN FLIGHT", "ATTACHED")
-	old := map[string]*control.ContextInfo{}
-	for i := range before.contexts {
-		old[before.contexts[i].Name] = &before.contexts[i]
-	}
-	contexts := slices.Clone(now.contexts)
-	slices.SortStableFunc(contexts, func(a, b control.ContextInfo) int { return cmp.Compare(a.Name, b.Name) })
-	for i := range contexts {
-		x := &contexts[i]
-		was := old[x.Name]
-		if was == nil || was.ID != x.ID {
-			was = &control.ContextInfo{}
-		}
-		a, b := &was.HandlerStats, &x.HandlerStats
-		ends := func(c *control.ContextInfo) (n uint64) {
-			if m := c.MessageStats; m != nil {
-				n = m.Ended
-			}
-			return n
-		}
+	for i := range r.Contexts {
+		c := &r.Contexts[i]
 		messages, open := any("-"), any("-")
-		if x.MessageStats != nil {
-			messages, open = p.rate(ends(was), ends(x)), x.MessageStats.Open
+		if m := c.Messages; m != nil {
+			messages, open = m.Ended, m.Open
 		}
 		requests, full, waiting := any("-"), any("-"), any("-")
-		if x.Pair != nil {
-			q := was.Pair
-			if q == nil {
-				q = &hostq.PairStats{}
-			}
-			requests, full, waiting = p.rate(q.Requests, x.Pair.Requests), p.rate(q.Full, x.Pair.Full), x.Pair.Waiting
+		if q := c.Queue; q != nil {
+			requests, full, waiting = q.Requests, q.Full, q.Waiting
 		}
-		c1, c2 := contextOf(before, was), contextOf(now, x)
-		t.row(x.Name, x.State, p.rate(a.Handled, b.Handled), messages, open, p.percent(a.HandlerSum, b.HandlerSum),
-			p.rate(a.Dropped, b.Dropped), p.rate(a.Failed+a.Panics+a.Overruns, b.Failed+b.Panics+b.Overruns),
-			p.rate(c1.Refused, c2.Refused), p.rate(c1.Spilled, c2.Spilled), p.rate(a.Sent+a.Acks, b.Sent+b.Acks),
-			requests, full, waiting, c2.InFlight, attached(x))
+		t.row(c.Name, c.State, c.Packets, messages, open, fmt.Sprintf("%.1f", c.HPU), c.Dropped, c.Failed, c.Refused, c.Spilled, c.Sent,
+			requests, full, waiting, c.InFlight, attached(c.Attached))
 	}
-	return t.lines(p.width)
+	return t.lines(width)
 }
 
-// contextOf returns what the NIC says of a context.
-func contextOf(s *sample, x *control.ContextInfo) *nic.ContextStats {
-	n := nicOf(s, x.Interface)
-	for i := range n.Contexts {
-		if c := &n.Contexts[i]; c.ID == x.ID && c.Name == x.Name {
-			return c
-		}
-	}
-	return &nic.ContextStats{}
-}
-
-func (p pager) hpus(before, now *sample) []pageLine {
+func (r *topReport) hpuLines(width int) []pageLine {
 	t := columns{left: make([]bool, 6)}
 	t.left[0] = true
 	t.row("INTERFACE", "HPU", "PACKETS", "BUSY%", "BATCH", "DEPTH")
-	for i := range now.nics {
-		n := &now.nics[i]
-		old := nicOf(before, n.Interface).HPUs
-		for k, h := range n.HPUs {
-			var was hpu.Stats
-			if k < len(old) {
-				was = old[k]
-			}
-			batch := any("-")
-			if b := p.rate(was.Batches, h.Batches); b > 0 {
-				batch = fmt.Sprintf("%.1f", p.rate(was.Handled, h.Handled)/b)
-			}
-			t.row(n.Interface, h.HPU, p.rate(was.Handled, h.Handled), p.percent(was.Busy, h.Busy), batch, h.Occupancy)
+	for _, h := range r.HPUs {
+		batch := any("-")
+		if h.Batch > 0 {
+			batch = fmt.Sprintf("%.1f", h.Batch)
 		}
+		t.row(h.Interface, h.HPU, h.Packets, fmt.Sprintf("%.1f", h.Busy), batch, h.Depth)
 	}
-	return t.lines(p.width)
+	return t.lines(width)
 }
