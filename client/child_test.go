@@ -3,9 +3,11 @@
 package client_test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,6 +16,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -37,6 +40,7 @@ var roles = map[string]func(args []string) error{
 	"app":      runApp,
 	"step":     runStep,
 	"scribble": runScribble,
+	"shell":    runShell,
 }
 
 func TestMain(m *testing.M) {
@@ -137,6 +141,74 @@ func serve(ctx context.Context, app *client.App) error {
 			return err
 		}
 	}
+}
+
+// runShell is an application that does what it is told in lines, and tells what came of
+// it, each with its first word: socket.
+func runShell(args []string) error {
+	ctx := context.Background()
+	var app *client.App
+	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		words := strings.Fields(in.Text())
+		n := func(i int) uint64 {
+			v, _ := strconv.ParseUint(words[i], 10, 64)
+			return v
+		}
+		receive := func() control.Receive {
+			return control.Receive{Place: int64(n(1)), Size: int64(n(2)), Ignore: ^uint32(0), User: n(3)}
+		}
+		var result any
+		var err error
+		switch words[0] {
+		case "attach":
+			var a *client.App
+			if a, err = client.Attach(ctx, words[1], client.Options{Socket: args[0]}); err == nil {
+				app = a
+			}
+		case "context":
+			result = app.Context()
+		case "err":
+			result = app.Err()
+		case "ended":
+			<-app.Ended()
+		case "post":
+			err = app.Post(ctx, receive())
+		case "unpost":
+			err = app.Unpost(ctx, receive())
+		case "activate":
+			err = app.Activate(ctx)
+		case "deactivate":
+			err = app.Deactivate(ctx)
+		case "state":
+			var info *control.ContextInfo
+			if info, err = app.Info(ctx); err == nil {
+				result = info.State
+			}
+		case "fill": // offset and text
+			result = copy(app.Windows()[0].Bytes()[n(1):], words[2])
+		case "bytes": // offset and length
+			result = hex.EncodeToString(app.Windows()[0].Bytes()[n(1):][:n(2)])
+		case "trigger": // word, offset, length, slice
+			err = app.Trigger(ctx, control.Trigger{
+				Words: [4]uint64{n(1)}, Window: app.Windows()[0].Name(), Offset: int64(n(2)), Length: int64(n(3)), Slice: int(n(4)),
+			})
+		case "event":
+			var e hostq.Event
+			for !app.Event(&e) && err == nil {
+				err = app.Wait(ctx)
+			}
+			result = fmt.Sprintf("%d cause %d length %d user %d", e.Kind, e.Cause, e.Length, e.User)
+		case "counter": // and value
+			err = app.WaitCounter(ctx, int(n(1)), n(2))
+		case "close":
+			err = app.Close()
+		}
+		if err != nil {
+			result = fmt.Sprint("error: ", err)
+		}
+		fmt.Println(words[0], result)
+	}
+	return nil
 }
 
 // runStep goes as far as a step of an attachment's life, says so, and waits to be

@@ -16,6 +16,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -36,10 +37,35 @@ import (
 // Users that are not root.
 const nobody, other = 65534, 65533
 
-// askPort is where the context "ask" listens.
-const askPort = 7001
+// Where contexts listen.
+const askPort, wordsPort, stuckPort = 7001, 7002, 7003
 
 func init() {
+	handlers.Register("test-words", "changes words of the window, and puts the payload behind them", func(p handlers.Params) (*handlers.Set, error) {
+		return &handlers.Set{
+			Rulesets: []matcher.Ruleset{matcher.UDPPort(wordsPort)},
+			Queue:    true,
+			Handlers: hpu.Handlers{Payload: func(h *hpu.HER) hpu.Code {
+				w := h.Window("in")
+				if err := changeWords(w.(hpu.AtomicWindow), w.(hpu.TransferWindow), bytes.Join(slices.Collect(h.Payload()), nil)); err != nil {
+					h.Logf("%v", err)
+					return hpu.Fail
+				}
+				h.Counter(0).Add(1)
+				return hpu.Success
+			}},
+		}, nil
+	})
+	handlers.Register("test-stuck", "does not return", func(p handlers.Params) (*handlers.Set, error) {
+		return &handlers.Set{
+			Rulesets: []matcher.Ruleset{matcher.UDPPort(stuckPort)},
+			Queue:    true,
+			Handlers: hpu.Handlers{Payload: func(h *hpu.HER) hpu.Code {
+				h.Counter(0).Add(1)
+				select {}
+			}},
+		}, nil
+	})
 	handlers.Register("test-all", "uses all that an application shares, with each datagram", func(p handlers.Params) (*handlers.Set, error) {
 		return &handlers.Set{
 			Rulesets: []matcher.Ruleset{matcher.UDPPort(askPort)},
@@ -58,6 +84,25 @@ func init() {
 			}},
 		}, nil
 	})
+}
+
+func changeWords(w hpu.AtomicWindow, tr hpu.TransferWindow, payload []byte) error {
+	_, err := w.FetchAdd32(4, 0x01020304)
+	if _, e := w.FetchAdd64(8, 1<<40); e != nil {
+		err = e
+	}
+	if _, e := w.CompareAndSwap32(16, 0, 0x05060708); e != nil {
+		err = e
+	}
+	if _, e := w.CompareAndSwap64(24, 0, 1<<48); e != nil {
+		err = e
+	}
+	start, e := tr.StartWrite(payload, 33)
+	if e != nil {
+		return e
+	}
+	start.Wait()
+	return err
 }
 
 // A fixture is a lab with a daemon's configuration.
@@ -85,6 +130,21 @@ func newFixture(t *testing.T, contexts string) *fixture {
 	return f
 }
 
+// replace changes the configuration.
+func (f *fixture) replace(old, new string) {
+	f.t.Helper()
+	b, err := os.ReadFile(f.file)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	if !bytes.Contains(b, []byte(old)) {
+		f.t.Fatalf("no %q in the configuration", old)
+	}
+	if err := os.WriteFile(f.file, bytes.ReplaceAll(b, []byte(old), []byte(new)), 0o644); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
 const inbox = `contexts:
 - name: inbox
   handler: deposit
@@ -103,7 +163,7 @@ const ask = `- name: ask
 type process struct {
 	t     *testing.T
 	cmd   *exec.Cmd
-	in    io.Closer
+	in    io.WriteCloser
 	lines chan string // of stdout
 	ended chan struct{}
 	log   bytes.Buffer // stderr, to be read after the end
@@ -160,6 +220,13 @@ func (p *process) stop() {
 func (p *process) kill() {
 	p.cmd.Process.Kill()
 	<-p.ended
+}
+
+// ask has a shell do something, and waits for a line that matches.
+func (p *process) ask(line, pattern string) string {
+	p.t.Helper()
+	fmt.Fprintln(p.in, line)
+	return p.expect(pattern)
 }
 
 // expect waits for a line that matches.
@@ -317,6 +384,115 @@ func TestAnUnprivilegedApplication(t *testing.T) {
 	}
 	if err := watch.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// What an application can do, one that is not root's does.
+func TestEveryCall(t *testing.T) {
+	f := newFixture(t, inbox+`- name: words
+  handler: test-words
+  windows: [{name: in, size: 1MiB}]
+  attach: {users: ["65534"]}
+- name: push
+  handler: push
+  params: {to: "HOST:7010"}
+  triggered: true
+  queue: {}
+  windows: [{name: out, size: 1MiB, rights: r}]
+  attach: {users: ["65534"]}
+`)
+	f.replace("HOST", f.lab.Host.Addr.Addr().String())
+	d := f.daemon()
+
+	app := f.start(nobody, "shell", f.socket)
+	app.ask("attach inbox", "^attach <nil>$")
+	app.ask("context", "^context inbox$")
+	app.ask("err", "^err <nil>$")
+
+	// Of two receives the first is taken back: the message goes to the second, which
+	// then cannot be taken back.
+	app.ask("post 4096 4096 1", "^post <nil>$")
+	app.ask("post 8192 4096 2", "^post <nil>$")
+	app.ask("unpost 4096 4096 3", "^unpost error: inbox: .*receive")
+	app.ask("unpost 4096 4096 1", "^unpost <nil>$")
+	c := f.dial()
+	send := func(text string, limit time.Duration) error {
+		ctx, cancel := context.WithTimeout(t.Context(), limit)
+		defer cancel()
+		_, err := c.SendBytes(ctx, []byte(text), slmp.Options{})
+		return err
+	}
+	if err := send("hello", time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	app.ask("event", "^event 1 cause 0 length 5 user 2$")
+	app.ask("bytes 8192 6", "^bytes 68656c6c6f00$")
+	app.ask("unpost 8192 4096 2", "^unpost error: ")
+
+	// Nothing comes while it is deactivated.
+	app.ask("post 0 4096 3", "^post <nil>$")
+	app.ask("deactivate", "^deactivate <nil>$")
+	app.ask("state", "^state installed$")
+	if err := send("nobody", 300*time.Millisecond); err == nil {
+		t.Error("a deactivated context has taken a message")
+	}
+	app.ask("activate", "^activate <nil>$")
+	app.ask("state", "^state active$")
+	c = f.dial()
+	if err := send("again", time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	app.ask("event", "^event 1 cause 0 length 5 user 3$")
+	app.ask("bytes 0 6", "^bytes 616761696e00$")
+
+	// Words of the window: what handlers did is there when the counter says so.
+	words := f.start(nobody, "shell", f.socket)
+	words.ask("attach words", "^attach <nil>$")
+	f.udp(wordsPort).Write([]byte("text"))
+	words.ask("counter 0 1", "^counter <nil>$")
+	words.ask("bytes 0 40", "^bytes 00000000"+"04030201"+"0000000000010000"+"0807060500000000"+"0000000000000100"+"00"+"74657874"+"000000$")
+
+	// The application begins messages itself.
+	push := f.start(nobody, "shell", f.socket)
+	push.ask("attach push", "^attach <nil>$")
+	var in net.PacketConn
+	if err := f.lab.Host.NS.Do(func() (err error) {
+		in, err = net.ListenPacket("udp4", f.lab.Host.Addr.Addr().String()+":7011")
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	push.ask("fill 100 one,two,three", "^fill 13$")
+	push.ask("trigger 7011 1048570 100 4", "^trigger error: push: .*out of bounds")
+	for line := ""; line != "event 1 cause 0 length 13 user 0"; {
+		// Until the neighbour is known.
+		push.ask("trigger 7011 100 13 4", "^trigger <nil>$")
+		line = push.ask("event", "^event 1 cause 0 length 13 user 0$|^event [12] cause 3")
+	}
+	in.SetReadDeadline(time.Now().Add(time.Minute))
+	got := map[string]bool{}
+	for b := make([]byte, 100); len(got) < 4; {
+		n, _, err := in.ReadFrom(b)
+		if err != nil {
+			t.Fatalf("%v: %v", got, err)
+		}
+		got[string(b[:n])] = true
+	}
+	for _, text := range []string{"one,", "two,", "thre", "e"} {
+		if !got[text] {
+			t.Errorf("no %q in %v", text, got)
+		}
+	}
+
+	// In the end all are told why.
+	d.stop()
+	for _, p := range []*process{app, words, push} {
+		p.ask("ended", "^ended")
+		p.ask("err", "^err no longer attached to .*: the daemon")
+		p.ask("post 0 1 1", "^post error: no longer attached to .*: the daemon")
+		p.ask("close", "^close <nil>$")
+		p.ask("err", "^err no longer attached to .*: the daemon")
 	}
 }
 
@@ -544,8 +720,9 @@ func TestMethodsAfterClose(t *testing.T) {
 	next.Close()
 }
 
-// scribbleTime is how long the hostile client has. In a short run, a tenth of that.
-const scribbleTime = 20 * time.Second
+// scribbleTime is how long the hostile client has. In a short run, a tenth of that; make
+// test says more.
+const scribbleTime = 5 * time.Second
 
 // A client that writes random bytes into every page that it can map, all the time, harms
 // itself alone.
