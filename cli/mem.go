@@ -21,7 +21,11 @@ from standard input: the context's, which all of its HPUs share (memory of its
 configuration), or with --hpu that of one of them (hpu_memory).
 
 Handlers use the memory at the same time. To initialise it before they run,
-install the context with activate: manual, write, and activate it then.`,
+install the context with activate: manual, write, and activate it then.
+
+The memory is that of a life of the context: when its application detaches, when
+it has failed and is activated, or when a reload changes it, it begins anew with
+memory that is zero, and what was written is lost.`,
 		Args: cobra.NoArgs,
 	}
 	cmd.AddCommand(newMemReadCmd(), newMemWriteCmd())
@@ -98,7 +102,8 @@ func newMemWriteCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "write CONTEXT",
 		Short: "Copy standard input to HPU memory",
-		Long:  `Copy standard input to HPU memory: all of it, or if it does not fit nothing.`,
+		Long: `Copy standard input to HPU memory: all of it, or if it does not fit nothing. It
+is lost when the context begins anew, as it does when its application detaches.`,
 		Example: `  xspin mem write inbox < table
   printf '\x07\x00\x00\x00' | xspin mem write inbox --hpu 1 --offset 64`,
 		Args: cobra.ExactArgs(1),

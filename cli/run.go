@@ -52,8 +52,11 @@ func newRunCmd() *cobra.Command {
 		Use:   "run [CONFIG]",
 		Short: "Run NICs as a configuration file says, for applications to attach to",
 		Long: `Run the daemon: it opens the interfaces that CONFIG names, installs its contexts, and
-lets applications attach to them. CONFIG is ` + daemonConfig + ` if left out (--config
-is another file, with values for flags). It is YAML, such as:
+lets applications attach to them. CONFIG is ` + daemonConfig + ` if left out.
+
+CONFIG is not the file of --config, ` + defaultConfig + ` if left out, which
+has values for flags of commands, --socket of this one among them. It is YAML,
+such as:
 
 ` + indent(exampleConfig) + `
 The handlers there are:
