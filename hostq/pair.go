@@ -9,6 +9,7 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"time"
 	"unicode/utf8"
 	"unsafe"
 
@@ -46,6 +47,9 @@ type Pair struct {
 
 	lost   atomic.Uint64 // events, not told yet
 	lostMu sync.Mutex
+
+	lostTimer *time.Timer // guarded by lostMu
+	closed    bool        // guarded by lostMu
 
 	eventsFull, eventsLost, full, late, bogus, rung atomic.Uint64
 
@@ -213,7 +217,22 @@ func (p *Pair) Event(e *Event) bool {
 // as there is room.
 func (p *Pair) LoseEvent() {
 	p.eventsLost.Add(1)
-	p.lost.Add(1)
+	if p.lost.Add(1) == 1 {
+		// There may never be another event that it can go ahead of.
+		p.lostMu.Lock()
+		defer p.lostMu.Unlock()
+		p.tellLater()
+	}
+}
+
+// tellEvery is how often it is tried to tell of lost events.
+const tellEvery = 20 * time.Millisecond
+
+// tellLater has tellLost called again, until there was room. The caller has lostMu.
+func (p *Pair) tellLater() {
+	if !p.closed && p.state.Load() == 0 {
+		p.lostTimer = time.AfterFunc(tellEvery, func() { p.tellLost() })
+	}
 }
 
 // tellLost queues the Overflow event that is due. While it does, and does not find
@@ -221,14 +240,20 @@ func (p *Pair) LoseEvent() {
 func (p *Pair) tellLost() bool {
 	p.lostMu.Lock()
 	defer p.lostMu.Unlock()
+	if p.lostTimer != nil {
+		p.lostTimer.Stop()
+	}
 	n := p.lost.Load()
-	if n == 0 {
+	if n == 0 || p.closed {
 		return true
 	}
 	if !p.put(&Event{Kind: Overflow, Lost: n}) {
+		p.tellLater()
 		return false
 	}
-	p.lost.Add(-n)
+	if p.lost.Add(-n) != 0 {
+		p.tellLater()
+	}
 	return true
 }
 
@@ -630,6 +655,9 @@ func (p *Pair) Err() error {
 // Close frees the pair. Nobody may use it any more.
 func (p *Pair) Close() error {
 	p.closeOnce.Do(func() {
+		p.lostMu.Lock()
+		p.closed = true // what a timer calls does not touch the memory any more
+		p.lostMu.Unlock()
 		var errs []error
 		fds := []int{p.bell, p.bellWrite}
 		for i := range p.lanes {

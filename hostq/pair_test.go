@@ -277,7 +277,13 @@ func TestOverflow(t *testing.T) {
 	p.LoseEvent()
 	p.Arm(0)
 	take(Event{Kind: Overflow, Lost: 1})
-	if s := p.Stats(); s.EventsFull != 3 || s.EventsLost != 4 || s.Events != 8 {
+	// And when nothing else ever happens, it is told too.
+	p.LoseEvent()
+	if err := h.Wait(t.Context(), 0); err != nil {
+		t.Fatal(err)
+	}
+	take(Event{Kind: Overflow, Lost: 1})
+	if s := p.Stats(); s.EventsFull != 3 || s.EventsLost != 5 || s.Events != 9 {
 		t.Errorf("stats %+v", s)
 	}
 }
