@@ -43,7 +43,7 @@ type Context struct {
 	Queue     *Queue         `json:"queue,omitempty"`      // to the application; {} for the defaults
 	Attach    *Attach        `json:"attach,omitempty"`     // who may attach; root only if left out
 	Activate  string         `json:"activate,omitempty"`   // start (default), attach (while an application is attached), or manual
-	Triggered bool           `json:"triggered,omitempty"`  // host-activated: no rulesets
+	Triggered bool           `json:"triggered,omitempty"`  // host-activated: no rulesets; some handlers are always
 }
 
 // Window is a use of a window by a context.

@@ -447,6 +447,13 @@ func findInterface(c *checker, path, name string, all []Interface) *Interface {
 func (b *blueprint) checkRulesets(c *checker, at func(string) string, set *handlers.Set) {
 	doc := &b.doc
 	bad := len(c.problems)
+	if set != nil && set.Triggered && !doc.Triggered {
+		doc.Triggered = true
+		if doc.Rulesets != "" {
+			c.fail(at("rulesets"), "handler %s is activated by the host: there can be none", doc.Handler)
+			return
+		}
+	}
 	if doc.Rulesets != "" {
 		rules, err := matcher.ParseFile("", strings.NewReader(doc.Rulesets))
 		for _, err := range flatten(err) {

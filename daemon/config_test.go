@@ -113,6 +113,8 @@ func TestErrorsOfConfigurationsAreToldWithTheirPlaces(t *testing.T) {
 		{"format", eth + "contexts: [{name: a, handler: deposit, format: slpm}]\n", `F:2:48: contexts[0].format: no message format "slpm": there are packet, flow, slmp, slmp6`},
 		{"triggered with rulesets", eth + "contexts: [{name: a, handler: deposit, triggered: true, rulesets: 'a: slmp'}]\n",
 			"F:2:67: contexts[0].rulesets: a triggered context has none: the host activates it"},
+		{"handlers that the host triggers, with rulesets", eth + "contexts: [{name: a, handler: push, params: {to: '10.0.0.2:1'}, rulesets: 'a: slmp'}]\n",
+			"F:2:74: contexts[0].rulesets: handler push is activated by the host: there can be none"},
 		{"ruleset numbers", eth + "contexts:\n- {name: a, handler: deposit, first: 300}\n- {name: b, handler: deposit, first: 3}\n- {name: c, handler: deposit, first: 3}\n", strings.Join([]string{
 			"F:3:38: contexts[0].first: ruleset numbers 300..300: possible are 0..255",
 			`F:5:38: contexts[2].first: ruleset number 3 is that of context "b" already`}, "\n")},

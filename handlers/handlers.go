@@ -25,6 +25,7 @@ import (
 type Set struct {
 	hpu.Handlers
 	Rulesets  []matcher.Ruleset // that bring packets, if the configuration names none
+	Triggered bool              // the host activates them, never packets: there can be no rulesets
 	State     int               // bytes of each message
 	Initial   []byte            // what they begin with
 	Memory    int               // least bytes of HPU memory of the context
