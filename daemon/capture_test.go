@@ -59,7 +59,7 @@ func (c *tapped) start(t *testing.T, ctx context.Context, o control.CaptureOptio
 	had := len(*c.run.Load())
 	done := make(chan error, 1)
 	go func() { done <- c.capture(ctx, o, w) }()
-	for end := time.Now().Add(20 * time.Second); len(*c.run.Load()) == had; time.Sleep(50 * time.Microsecond) {
+	for end := time.Now().Add(20 * time.Second); len(*c.run.Load()) == had || c.now.Load() == nil; time.Sleep(50 * time.Microsecond) {
 		if time.Now().After(end) {
 			t.Fatal("the capture does not start")
 		}
