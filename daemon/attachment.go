@@ -4,7 +4,9 @@ package daemon
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -24,10 +26,11 @@ type holdings struct {
 	perHPU   *memory     // nil: none
 	pair     *hostq.Pair // nil: none
 	receives *receives
-	bytes    int64 // of its own
-	queue    int64 // of these: the pair's
+	bytes    int64   // of its own
+	queue    *charge // of these: the pair's; nil: none
 
 	refs atomic.Int32
+	kept atomic.Int64 // bytes of its own that a process may keep
 }
 
 type heldWindow struct {
@@ -38,6 +41,10 @@ type heldWindow struct {
 
 // hold makes what a context needs. It takes some ms per MiB.
 func (d *Daemon) hold(b *blueprint, lanes int) (_ *holdings, err error) {
+	// First of all: giving back a part of it would have others try again for nothing.
+	if err := d.enough(b.charge()); err != nil {
+		return nil, err
+	}
 	has := &holdings{d: d, bytes: b.charge()}
 	has.refs.Store(1)
 	defer func() {
@@ -72,11 +79,9 @@ func (d *Daemon) hold(b *blueprint, lanes int) (_ *holdings, err error) {
 	if b.queue != nil {
 		cfg := *b.queue
 		cfg.Lanes = lanes
-		n := queueBytes(cfg.Layout)
-		if err := d.memory.take(n); err != nil {
+		if has.queue, err = d.charge(queueBytes(cfg.Layout)); err != nil {
 			return nil, fmt.Errorf("queue: %w", err)
 		}
-		has.queue = n
 		if has.pair, err = hostq.NewPair(cfg); err != nil {
 			return nil, fmt.Errorf("queue: %w", err)
 		}
@@ -125,7 +130,7 @@ func (has *holdings) drop() {
 			return
 		}
 	}
-	has.d.memory.give(has.queue)
+	has.queue.free()
 }
 
 // window finds a window by name, the first if there is none.
@@ -257,6 +262,8 @@ func (d *Daemon) admit(name string, p control.Peer, observer bool) (attached, er
 	switch {
 	case closing:
 		err = failf(errBusy, "%s", whyClosing)
+	case h.starved:
+		err = failf(errBusy, "context %q waits for memory: %s", name, h.why)
 	case h.state == stopped || h.state == failed:
 		err = failf(errBusy, "context %q is %s (%s): it begins anew when it is activated", name, h.state, h.why)
 	case h.has == nil:
@@ -336,6 +343,30 @@ func (a *attachment) descriptors() (fds []int) {
 		fds = append(append(fds, memory, bell), lanes...)
 	}
 	return fds
+}
+
+// handOver says that the descriptors are about to be passed to the process at the other
+// end. Their memory counts until that has ended, even if it detaches before.
+func (a *attachment) handOver(c *net.UnixConn) error {
+	var charges []*charge
+	var own int64
+	for i := range a.has.windows {
+		if w := &a.has.windows[i]; a.mapped(w) {
+			charges = append(charges, w.mem.charge)
+			if !w.shared {
+				own += w.mem.charge.n
+			}
+		}
+	}
+	if a.has.pair != nil && !a.peer.Observer {
+		charges = append(charges, a.has.queue)
+		own += a.has.queue.n
+	}
+	if charges == nil {
+		return nil
+	}
+	a.has.kept.Store(own)
+	return a.h.d.tenants.add(c, a.peer.PID, charges, a.h.d.logger)
 }
 
 // ended says that the daemon ends the session, and why.
@@ -536,7 +567,11 @@ func (a *attachment) leave(reason string) {
 		}
 	}
 	log = log.With("messages_ended", l.messages, "requests_failed", l.requests)
-	if err != nil {
+	switch {
+	case errors.Is(err, errMemory):
+		log.Warn("detached, and the context waits for memory to begin anew", "error", err)
+		return
+	case err != nil:
 		log.Error("detached, and the context could not begin anew", "error", err)
 		return
 	}

@@ -61,6 +61,7 @@ type hosted struct {
 	numbers   []int      // of its rulesets, armed or not
 	state     string
 	why       string // of stopped and failed
+	starved   bool   // it has failed for want of memory, and begins anew when there is some
 	since     time.Time
 	gone      bool // removed: nobody finds it any more
 	off       bool // an administrator has deactivated it, and it stays so
@@ -97,7 +98,7 @@ func (h *hosted) end() { <-h.op }
 func (h *hosted) set(state, why string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.state, h.why, h.since = state, why, time.Now()
+	h.state, h.why, h.since, h.starved = state, why, time.Now(), false
 }
 
 // add makes a context and installs it. With an error nothing of it is left.
@@ -211,7 +212,7 @@ func (h *hosted) install() error {
 		ctx.SetTap(h.tap)
 	}
 	h.ctx, h.has = ctx, has
-	h.state, h.why, h.since = installed, "", time.Now()
+	h.state, h.why, h.since, h.starved = installed, "", time.Now(), false
 	return nil
 }
 
@@ -290,18 +291,74 @@ func (h *hosted) finish(ctx *nic.Context, has *holdings) (l loss) {
 // has op.
 func (h *hosted) renew() (l loss, err error) {
 	h.set(draining, "")
+	h.mu.Lock()
+	has := h.has
+	h.mu.Unlock()
 	l = h.tearDown()
 	h.set(installing, "")
-	if !l.leaked {
-		// Sessions that are about to end may still refer to what it had, which
-		// is no reason not to go on.
-		h.d.memory.overdraw(+1)
-		defer h.d.memory.overdraw(-1)
+	if !l.leaked && has != nil && has.refs.Load() > 0 {
+		// Sessions of observers that are about to end refer to what it had, which
+		// is no reason not to go on. What a process keeps is one.
+		n := has.bytes - has.kept.Load()
+		h.d.memory.lend(n)
+		defer h.d.memory.lend(-n)
 	}
 	if err = h.install(); err != nil {
 		h.set(failed, err.Error())
+		h.mu.Lock()
+		h.starved = errors.Is(err, errMemory)
+		h.mu.Unlock()
 	}
 	return l, err
+}
+
+// revive has contexts begin anew that have failed for want of memory, whenever some has
+// become free.
+func (d *Daemon) revive() {
+	defer close(d.revived)
+	for {
+		select {
+		case <-d.stop:
+			return
+		case <-d.memory.freed:
+		}
+		for _, h := range d.all() {
+			h.mu.Lock()
+			starved := h.starved
+			h.mu.Unlock()
+			if !starved || h.begin() != nil {
+				continue
+			}
+			h.comeBack()
+			h.end()
+		}
+	}
+}
+
+// comeBack has a context begin anew that has failed for want of memory, if it still has.
+// The caller has op.
+func (h *hosted) comeBack() {
+	h.d.mu.RLock()
+	closing := h.d.closing
+	h.d.mu.RUnlock()
+	h.mu.Lock()
+	starved, off, mode := h.starved, h.off, h.b.doc.Activate
+	h.mu.Unlock()
+	if closing || !starved {
+		return
+	}
+	_, err := h.renew()
+	if err == nil && mode == atStart && !off {
+		if err = h.arm(); err != nil {
+			h.set(failed, err.Error())
+		}
+	}
+	switch {
+	case err == nil:
+		h.d.logger.Info("there is memory again, and the context has begun anew", "context", h.name, "state", h.currentState())
+	case !errors.Is(err, errMemory):
+		h.d.logger.Error("the context could not begin anew", "context", h.name, "error", err)
+	}
 }
 
 // overrun ends the sessions of a context of which a handler ran past its limit.

@@ -627,7 +627,7 @@ func TestInstallAndRemove(t *testing.T) {
 	two.First, two.Windows = 0, []control.Window{{Name: "a", Size: 3 << 20}, {Name: "b", Size: 2 << 20}}
 	used := f.inUse()
 	_, err = f.install(&two)
-	fails(t, "memory", err, errBusy, `context "two": window "b": 2MiB more memory is wanted, and 7MiB of 8MiB are in use: raise limits.memory, or remove contexts`)
+	fails(t, "memory", err, errBusy, `context "two": 5MiB more memory is wanted, and 4MiB of 8MiB are in use: raise limits.memory, or remove contexts`)
 	if f.inUse() != used {
 		t.Errorf("%d bytes are in use after that, %d before", f.inUse(), used)
 	}
@@ -690,9 +690,12 @@ func TestTriggeredContexts(t *testing.T) {
 	f := launch(t, "")
 	_, err := f.install(&control.Context{
 		Name: "push", Handler: "push", Params: map[string]any{"to": fmt.Sprintf("%v:5000", f.lab.Host.Addr.Addr())},
-		Triggered: true, Windows: []control.Window{{Name: "out", Size: 1 << 20}}, Queue: &control.Queue{}, Activate: manually,
+		Windows: []control.Window{{Name: "out", Size: 1 << 20}}, Queue: &control.Queue{}, Activate: manually,
 	})
 	must(t, err)
+	if i, err := f.info("push"); err != nil || !i.Triggered || len(i.Rules) != 0 {
+		t.Errorf("%+v, error %v", i, err)
+	}
 	fails(t, "not active", f.trigger("push", control.Trigger{}), errBusy, `context "push" is installed: it must be active`)
 	must(t, f.activate("push"))
 	fails(t, "no window", f.trigger("push", control.Trigger{Window: "in"}), errInvalid, `no window "in"`)

@@ -51,6 +51,9 @@ type Daemon struct {
 	cards   []*card
 	memory  budget
 	leaks   leaks
+	tenants tenants
+	revived chan struct{} // closed when nobody revives contexts any more; nil: nobody did
+	stop    chan struct{} // closed when that is to end
 	made    atomic.Uint64 // contexts, ever
 
 	reload sync.Mutex // also held by who installs
@@ -100,7 +103,8 @@ func Start(cfg *Config, o Options) (_ *Daemon, err error) {
 		started:  time.Now(),
 		uid:      os.Getuid(),
 		socket:   cmp.Or(cfg.Socket, control.Socket),
-		memory:   budget{limit: int64(cfg.Limits.complete().Memory)},
+		memory:   budget{limit: int64(cfg.Limits.complete().Memory), freed: make(chan struct{}, 1)},
+		stop:     make(chan struct{}),
 		cfg:      cfg,
 		admins:   checkWho(new(checker), "", &cfg.Admins),
 		windows:  map[string]*memory{},
@@ -144,6 +148,8 @@ func Start(cfg *Config, o Options) (_ *Daemon, err error) {
 	if err := d.dropPrivileges(); err != nil {
 		return nil, err
 	}
+	d.revived = make(chan struct{})
+	go d.revive()
 	d.server.serve()
 	notifyReady(d.logger)
 	return d, nil
@@ -212,20 +218,22 @@ func (d *Daemon) shared(name string, size int64) *memory {
 // A memory counts for limits.memory, until all who refer to it have dropped it.
 type memory struct {
 	*hostq.Memory
-	d    *Daemon
-	refs atomic.Int32
+	d      *Daemon
+	refs   atomic.Int32
+	charge *charge
 }
 
 func (d *Daemon) newMemory(name string, size int64) (*memory, error) {
-	if err := d.memory.take(whole(size)); err != nil {
+	charge, err := d.charge(whole(size))
+	if err != nil {
 		return nil, err
 	}
 	m, err := hostq.NewMemory(name, size)
 	if err != nil {
-		d.memory.give(whole(size))
+		charge.free()
 		return nil, err
 	}
-	one := &memory{Memory: m, d: d}
+	one := &memory{Memory: m, d: d, charge: charge}
 	one.refs.Store(1)
 	return one, nil
 }
@@ -240,7 +248,7 @@ func (m *memory) drop() {
 		m.d.logger.Error("memory is not freed", "bytes", size, "error", err)
 		return
 	}
-	m.d.memory.give(whole(size))
+	m.charge.free()
 }
 
 // listen hears what goes wrong in handlers of a NIC, until that is closed. The NIC has
@@ -255,42 +263,6 @@ func (d *Daemon) listen(c *card) {
 			h.overrun(e.Detail)
 		}
 	}
-}
-
-// A budget is limits.memory.
-type budget struct {
-	mu          sync.Mutex
-	used, limit int64
-	lenient     int // reloads that have old and new at the same time
-}
-
-func (b *budget) take(n int64) error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.used+n > b.limit && b.lenient == 0 {
-		return failf(errBusy, "%v more memory is wanted, and %v of %v are in use: raise limits.memory, or remove contexts", control.Size(n), control.Size(b.used), control.Size(b.limit))
-	}
-	b.used += n
-	return nil
-}
-
-func (b *budget) give(n int64) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.used -= n
-}
-
-// setLimit changes the limit; what is in use already stays.
-func (b *budget) setLimit(n int64) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.limit = n
-}
-
-func (b *budget) overdraw(by int) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.lenient += by
 }
 
 // Socket returns where it listens.
@@ -392,6 +364,11 @@ func (d *Daemon) close(ctx context.Context) error {
 	if d.metrics != nil {
 		d.metrics.close(ctx)
 	}
+	if d.revived != nil {
+		close(d.stop)
+		<-d.revived
+	}
+	d.tenants.close()
 	// No transition is under way from here on.
 	for _, h := range all {
 		h.op <- struct{}{}

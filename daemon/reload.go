@@ -35,10 +35,11 @@ type change struct {
 	h *hosted
 	b *blueprint
 	// The life before, while both are there.
-	ctx   *nic.Context
-	has   *holdings
-	old   *blueprint
-	state string
+	ctx     *nic.Context
+	has     *holdings
+	old     *blueprint
+	state   string
+	starved bool
 	// Of the rulesets, now and before.
 	numbers, was []int
 }
@@ -267,8 +268,9 @@ func (d *Daemon) apply(p *plan) (err error) {
 	}
 
 	// Old and new memory are there at the same time, and that is all right.
-	d.memory.overdraw(+1)
-	defer d.memory.overdraw(-1)
+	old := d.bytesOf(p)
+	d.memory.lend(old)
+	defer d.memory.lend(-old)
 	limits := d.cfg.Limits.complete()
 	d.memory.setLimit(int64(p.cfg.Limits.complete().Memory))
 	undo = append(undo, func() { d.memory.setLimit(int64(limits.Memory)) })
@@ -372,6 +374,29 @@ func (d *Daemon) apply(p *plan) (err error) {
 	return nil
 }
 
+// bytesOf returns how much memory goes by a plan. The caller has op of its contexts.
+func (d *Daemon) bytesOf(p *plan) (n int64) {
+	for _, h := range p.touched() {
+		if h.has != nil {
+			n += h.has.bytes
+		}
+	}
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	add := func(name string) {
+		if m := d.windows[name]; m != nil {
+			n += m.charge.n
+		}
+	}
+	for _, name := range p.drop {
+		add(name)
+	}
+	for i := range p.windows {
+		add(p.windows[i].Name)
+	}
+	return n
+}
+
 func (d *Daemon) setConfig(cfg *Config) {
 	admins := checkWho(new(checker), "", &cfg.Admins)
 	d.mu.Lock()
@@ -404,7 +429,7 @@ func (h *hosted) rearm() {
 func (c *change) begin() {
 	c.h.mu.Lock()
 	defer c.h.mu.Unlock()
-	c.ctx, c.has, c.old, c.state = c.h.ctx, c.h.has, c.h.b, c.h.state
+	c.ctx, c.has, c.old, c.state, c.starved = c.h.ctx, c.h.has, c.h.b, c.h.state, c.h.starved
 }
 
 // do puts a new life in the place of the old one, which goes on being there, disarmed.
@@ -431,7 +456,7 @@ func (c *change) undo() {
 	h.mu.Lock()
 	ctx, has := h.ctx, h.has
 	h.b, h.ctx, h.has, h.numbers = c.old, c.ctx, c.has, c.was
-	h.since = time.Now()
+	h.since, h.starved = time.Now(), c.starved
 	if h.state = c.state; c.state == active {
 		h.state = installed
 	}

@@ -97,7 +97,7 @@ func newServer(path string, d backend, log *slog.Logger) (*server, error) {
 		MaxHeaderBytes:    maxHeader,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
-			return context.WithValue(ctx, peerKey{}, c.(*conn).peer)
+			return context.WithValue(ctx, connKey{}, c.(*conn))
 		},
 	}
 	return s, nil
@@ -141,10 +141,11 @@ func (s *server) enter() bool {
 	return !s.closed
 }
 
-type peerKey struct{}
+type connKey struct{}
 
-// peerOf returns who has sent a request.
-func peerOf(r *http.Request) control.Peer { return r.Context().Value(peerKey{}).(control.Peer) }
+// connOf returns the connection of a request, and peerOf who has sent it.
+func connOf(r *http.Request) *conn        { return r.Context().Value(connKey{}).(*conn) }
+func peerOf(r *http.Request) control.Peer { return connOf(r).peer }
 
 // A handler answers a request, with a document for the peer (nil for none) or an error.
 type handler func(w http.ResponseWriter, r *http.Request) (any, error)

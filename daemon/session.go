@@ -23,7 +23,8 @@ import (
 // An attached application, or observer: an *attachment.
 type attached interface {
 	reply() control.AttachReply
-	descriptors() []int // which stay the attachment's
+	descriptors() []int           // which stay the attachment's
+	handOver(*net.UnixConn) error // before they are passed on
 	do(*control.Ask) control.Answer
 	release(reason string)
 	ended() <-chan string // the daemon ends it, and why
@@ -67,6 +68,10 @@ func (s *server) attach(w http.ResponseWriter, r *http.Request) (any, error) {
 	if n := len(a.descriptors()); n > maxDescriptors {
 		reason = fmt.Sprintf("it has %d descriptors, and a message takes %d: use fewer windows", n, maxDescriptors)
 		return nil, fmt.Errorf("attach to %s: %s", name, reason)
+	}
+	if err := a.handOver(connOf(r).UnixConn); err != nil {
+		reason = err.Error()
+		return nil, fmt.Errorf("attach to %s: %w", name, err)
 	}
 	hijacked, rw, err := http.NewResponseController(w).Hijack()
 	if err != nil {

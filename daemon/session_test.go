@@ -41,9 +41,10 @@ func newSeat(fds ...int) *fakeSeat {
 func (f *fakeSeat) reply() control.AttachReply {
 	return control.AttachReply{Context: "box", Windows: f.windows, HPUs: 2}
 }
-func (f *fakeSeat) descriptors() []int    { return f.fds }
-func (f *fakeSeat) ended() <-chan string  { return f.over }
-func (f *fakeSeat) release(reason string) { f.released <- reason }
+func (f *fakeSeat) descriptors() []int           { return f.fds }
+func (f *fakeSeat) handOver(*net.UnixConn) error { return nil }
+func (f *fakeSeat) ended() <-chan string         { return f.over }
+func (f *fakeSeat) release(reason string)        { f.released <- reason }
 func (f *fakeSeat) do(a *control.Ask) control.Answer {
 	f.asked.Add(1)
 	if f.gate != nil {
