@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -114,7 +115,7 @@ func TestErrorsOfConfigurationsAreToldWithTheirPlaces(t *testing.T) {
 		{"triggered with rulesets", eth + "contexts: [{name: a, handler: deposit, triggered: true, rulesets: 'a: slmp'}]\n",
 			"F:2:67: contexts[0].rulesets: a triggered context has none: the host activates it"},
 		{"handlers that the host triggers, with rulesets", eth + "contexts: [{name: a, handler: push, params: {to: '10.0.0.2:1'}, rulesets: 'a: slmp'}]\n",
-			"F:2:74: contexts[0].rulesets: handler push is activated by the host: there can be none"},
+			"F:2:75: contexts[0].rulesets: handler push is activated by the host: there can be none"},
 		{"ruleset numbers", eth + "contexts:\n- {name: a, handler: deposit, first: 300}\n- {name: b, handler: deposit, first: 3}\n- {name: c, handler: deposit, first: 3}\n", strings.Join([]string{
 			"F:3:38: contexts[0].first: ruleset numbers 300..300: possible are 0..255",
 			`F:5:38: contexts[2].first: ruleset number 3 is that of context "b" already`}, "\n")},
@@ -256,15 +257,35 @@ func TestExampleConfigurationIsGood(t *testing.T) {
 	if len(cfg.Contexts) == 0 {
 		t.Error("it has no context")
 	}
-	// What is commented out is good as well.
+	// What is commented out is good as well, and all that there is.
 	text, err := os.ReadFile("../dist/xspin.yaml")
 	if err != nil {
 		t.Fatal(err)
+	}
+	for _, key := range keysOf(reflect.TypeFor[Config](), "") {
+		name := key[strings.LastIndexByte(key, '.')+1:]
+		if !regexp.MustCompile(`(?m)(^|[{,~-]|  ) *` + name + `:( |$)`).Match(text) {
+			t.Errorf("it does not say that there is %s", key)
+		}
 	}
 	all := strings.NewReplacer("\n#~", "\n", "user: xspin", "user: nobody").Replace(string(text))
 	if _, bad := load(t, all); bad != "" {
 		t.Errorf("with what is commented out:\n%s", bad)
 	}
+}
+
+// keysOf returns the keys of a document, with those of what is in it.
+func keysOf(t reflect.Type, path string) (keys []string) {
+	switch t.Kind() {
+	case reflect.Pointer, reflect.Slice:
+		return keysOf(t.Elem(), path)
+	case reflect.Struct:
+		for i := range t.NumField() {
+			key := join(path, jsonName(t.Field(i)))
+			keys = append(append(keys, key), keysOf(t.Field(i).Type, key)...)
+		}
+	}
+	return keys
 }
 
 // Documents over the socket are checked as the file is.
