@@ -61,7 +61,8 @@ func exitWithStdin() {
 	os.Exit(0)
 }
 
-// runDaemon is a daemon whose configuration is the file.
+// runDaemon is a daemon whose configuration is the file. It tells what it uses when it
+// gets a line.
 func runDaemon(args []string) error {
 	cfg, err := daemon.Load(args[0])
 	if err != nil {
@@ -72,7 +73,9 @@ func runDaemon(args []string) error {
 		return err
 	}
 	fmt.Println("ready")
-	untilStdinEnds()
+	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		fmt.Println(used())
+	}
 	return d.Close(context.Background())
 }
 
