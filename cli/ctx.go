@@ -16,9 +16,9 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"go.yaml.in/yaml/v3"
 
 	"github.com/xspin/xspin/control"
+	"github.com/xspin/xspin/daemon"
 	"github.com/xspin/xspin/handlers"
 )
 
@@ -276,52 +276,26 @@ The handlers there are in this xspin (the daemon's may be another):
 	}
 	dial := socketFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		spec, err := readContext(cmd, args[0])
+		text, err := readAll(cmd, args[0])
 		if err != nil {
 			return fmt.Errorf("ctx install: %w", err)
+		}
+		f, err := daemon.ParseContext(args[0], text)
+		if err != nil {
+			return fmt.Errorf("ctx install: %s", ownLines(err))
 		}
 		c, err := dial()
 		if err != nil {
 			return err
 		}
-		x, err := c.Install(cmd.Context(), spec)
+		x, err := c.Install(cmd.Context(), &f.Context)
 		if err != nil {
-			return fmt.Errorf("ctx install: %w", err)
+			return fmt.Errorf("ctx install: %s", ownLines(f.Locate(err)))
 		}
 		_, err = fmt.Fprintf(cmd.OutOrStdout(), "context %d, %s: %s\n", x.ID, x.Name, x.State)
 		return err
 	}
 	return cmd
-}
-
-// readContext reads a context from a file. JSON is YAML, too.
-func readContext(cmd *cobra.Command, path string) (*control.Context, error) {
-	text, err := readAll(cmd, path)
-	if err != nil {
-		return nil, err
-	}
-	dec := yaml.NewDecoder(bytes.NewReader(text))
-	var doc map[string]any
-	switch err := dec.Decode(&doc); {
-	case errors.Is(err, io.EOF):
-		return nil, fmt.Errorf("%s is empty", path)
-	case err != nil:
-		return nil, fmt.Errorf("%s: %s", path, strings.TrimPrefix(err.Error(), "yaml: "))
-	}
-	if err := dec.Decode(new(any)); !errors.Is(err, io.EOF) {
-		return nil, fmt.Errorf("%s: more than one document: a context at a time", path)
-	}
-	b, err := json.Marshal(doc)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
-	}
-	strict := json.NewDecoder(bytes.NewReader(b))
-	strict.DisallowUnknownFields()
-	var c control.Context
-	if err := strict.Decode(&c); err != nil {
-		return nil, fmt.Errorf("%s: %s", path, strings.TrimPrefix(err.Error(), "json: "))
-	}
-	return &c, nil
 }
 
 // maxDocument is more than anybody writes by hand.

@@ -181,13 +181,13 @@ func TestCtxErrors(t *testing.T) {
 	}{
 		{"no such context", "ctx show nobody", "", `ctx show: there is no context "nobody"`, 1},
 		{"one of two", "ctx rm nobody inbox", "", `ctx rm: there is no context "nobody"`, 2},
-		{"unknown key", "ctx install -", "name: x\ncolour: red\n", `-: unknown field "colour"`, 0},
+		{"unknown key", "ctx install -", "name: x\ncolour: red\n", "-:2:1: unknown key \"colour\": there are ", 0},
 		{"nothing", "ctx install -", "", "- is empty", 0},
-		{"no YAML", "ctx install -", "name: x\n\tfoo", "-: line 2: ", 0},
-		{"two documents", "ctx install -", "name: x\n---\nname: y\n", "more than one document", 0},
-		{"a list", "ctx install -", "[1]", "cannot unmarshal", 0},
-		{"twice the same key", "ctx install -", "name: x\nname: y\n", "already defined", 0},
-		{"duration", "ctx install -", "{name: x, timer: 5}", `duration 5: want a number with a unit`, 0},
+		{"no YAML", "ctx install -", "name: x\n\tfoo", "-:2:1: ", 0},
+		{"two documents", "ctx install -", "name: x\n---\nname: y\n", "there is a second document", 0},
+		{"a list", "ctx install -", "[1]", "-:1:1: want keys with values, found a list", 0},
+		{"twice the same key", "ctx install -", "name: x\nname: y\n", "-:2:1: name: is there twice, first on line 1", 0},
+		{"duration", "ctx install -", "{name: x,\n timer: 5,\n first: many}", "2 errors:\n-:2:9: timer: duration \"5\": want a number with a unit, such as \"10s\", \"1.5s\", \"200ms\" or \"1m30s\"\n-:3:9: first: ", 0},
 		{"no file", "ctx install /nonexistent.yaml", "", "no such file", 0},
 		{"words", "ctx trigger a --words 1,2,3,4,5", "", "at most 4", 0},
 		{"word", "ctx trigger a --words x", "", "want numbers", 0},
@@ -214,5 +214,17 @@ func TestCtxErrors(t *testing.T) {
 	s := &standIn{socket: filepath.Join(t.TempDir(), "none.sock")}
 	if _, err := s.run("", "ctx", "ls"); err == nil || !strings.Contains(err.Error(), "xspin run") {
 		t.Error(err)
+	}
+}
+
+// What the daemon finds wrong has its place in the file.
+func TestCtxInstallSaysWhereInTheFile(t *testing.T) {
+	socket := answering(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusBadRequest)
+		_, _ = io.WriteString(w, `{"error": "rulesets:1:5: bad\nhpus: worse", "problems": [{"path": "rulesets", "line": 1, "column": 5, "text": "bad"}, {"path": "hpus", "text": "worse"}]}`)
+	})
+	err := xspin(t.Context(), strings.NewReader("name: a\nrulesets: |\n   in: slmpp\nhpus: x\n"), io.Discard, io.Discard, "ctx", "install", "-", "--socket", socket)
+	if want := "ctx install: 2 errors:\n-:3:8: rulesets: bad\n-:4:7: hpus: worse"; err == nil || err.Error() != want {
+		t.Errorf("got\n%v\nwant\n%s", err, want)
 	}
 }

@@ -30,8 +30,9 @@ type Client struct {
 
 // An Error is what the daemon says to what it does not do.
 type Error struct {
-	Status int // of HTTP: 404 for a context that is not there, 403, 409, ...
-	Text   string
+	Status   int // of HTTP: 404 for a context that is not there, 403, 409, ...
+	Text     string
+	Problems []Problem // with the document that was sent: all that Text says, each with its place
 }
 
 func (e *Error) Error() string { return e.Text }
@@ -136,12 +137,13 @@ func (c *Client) failed(ctx context.Context, err error) error {
 func ReadError(w *http.Response) error {
 	b, _ := io.ReadAll(io.LimitReader(w.Body, 64<<10))
 	var doc struct {
-		Error string `json:"error"`
+		Error    string    `json:"error"`
+		Problems []Problem `json:"problems"`
 	}
 	if err := json.Unmarshal(b, &doc); err != nil || doc.Error == "" {
 		doc.Error = strings.TrimSpace(fmt.Sprintf("the daemon answers %s: %s", w.Status, b))
 	}
-	return &Error{w.StatusCode, doc.Error}
+	return &Error{w.StatusCode, doc.Error, doc.Problems}
 }
 
 // call sends a document, nil for none, and decodes the one that comes back.

@@ -198,6 +198,14 @@ type Answer struct {
 	Bye string `json:"bye,omitempty"`
 }
 
+// Problem is something wrong with a document that was sent.
+type Problem struct {
+	Path   string `json:"path"`             // such as windows[1].size; "" for the document
+	Line   int    `json:"line,omitempty"`   // in the text that is there, from 1; 0 if the path says it all
+	Column int    `json:"column,omitempty"` // in bytes, from 1
+	Text   string `json:"text"`
+}
+
 // Status is what the daemon tells of itself.
 type Status struct {
 	Version    string         `json:"version"`

@@ -58,18 +58,31 @@ const minTimer = time.Millisecond
 var nameForm = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._-]{0,62}$`)
 
 // A checker collects what is wrong.
-type checker struct{ problems []problem }
+type checker struct{ problems problems }
 
 func (c *checker) fail(path, format string, args ...any) {
 	c.problems = append(c.problems, problem{path: path, msg: fmt.Sprintf(format, args...)})
 }
 
 func (c *checker) err() error {
-	var errs []error
-	for _, p := range c.problems {
-		errs = append(errs, p)
+	if c.problems == nil {
+		return nil
 	}
-	return errors.Join(errs...)
+	return c.problems
+}
+
+// problems are an error that says all of them.
+type problems []problem
+
+func (all problems) Error() string {
+	var b strings.Builder
+	for i, p := range all {
+		if i > 0 {
+			b.WriteByte('\n')
+		}
+		b.WriteString(p.Error())
+	}
+	return b.String()
 }
 
 // word looks up a word, whose zero value is the first.

@@ -211,8 +211,9 @@ func (s *server) answer(w http.ResponseWriter, r *http.Request, h handler) {
 	case err != nil:
 		status = statusOf(err)
 		doc = struct {
-			Error string `json:"error"`
-		}{err.Error()}
+			Error    string            `json:"error"`
+			Problems []control.Problem `json:"problems,omitempty"`
+		}{err.Error(), problemsOf(err)}
 		if r.Header.Get("Expect") == "" {
 			// A peer that is busy writing what nobody wants would not see the answer.
 			_, _ = io.CopyN(io.Discard, r.Body, drain)
@@ -236,6 +237,18 @@ func (s *server) answer(w http.ResponseWriter, r *http.Request, h handler) {
 	_ = ctl.SetWriteDeadline(time.Now().Add(stall))
 	w.WriteHeader(status)
 	_, _ = w.Write(b.Bytes()) // who does not read it does not want it
+}
+
+// problemsOf returns what an error says of a document, if that is all that it says.
+func problemsOf(err error) (list []control.Problem) {
+	var all problems
+	if !errors.As(err, &all) || err.Error() != all.Error() {
+		return nil
+	}
+	for _, p := range all {
+		list = append(list, control.Problem{Path: p.path, Line: p.line, Column: p.column, Text: p.msg})
+	}
+	return list
 }
 
 // created is the document of something new.

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/xspin/xspin/control"
+)
+
+// A ContextFile is a file with one entry of the list of contexts of a configuration, for
+// who sends it to a daemon.
+type ContextFile struct {
+	Context control.Context
+	doc     *document
+}
+
+// ParseContext reads such a file as Load reads a configuration: errors have their
+// places, unknown keys are errors. What depends on the daemon (its interfaces, windows,
+// handlers and limits) that daemon checks, see Locate.
+func ParseContext(file string, text []byte) (*ContextFile, error) {
+	f := &ContextFile{}
+	f.doc = parseYAML(file, text, &f.Context)
+	if f.doc.at[""] == nil && !f.doc.broken {
+		return nil, fmt.Errorf("%s is empty: want a context, such as {name: ping, handler: echo-icmp}", file)
+	}
+	if err := f.doc.err(); err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+// Locate says where in the file the problems are of which an error of the daemon tells.
+// Other errors it returns as they are.
+func (f *ContextFile) Locate(err error) error {
+	var e *control.Error
+	if !errors.As(err, &e) || e.Problems == nil {
+		return err
+	}
+	doc := *f.doc
+	doc.problems = nil
+	for _, p := range e.Problems {
+		doc.place(problem{path: p.Path, line: p.Line, column: p.Column, msg: p.Text})
+	}
+	if located := doc.err(); located != nil {
+		return located
+	}
+	return err
+}
