@@ -7,11 +7,13 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -23,6 +25,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/client"
 	"github.com/xspin/xspin/control"
@@ -689,6 +693,225 @@ func TestKillingTheDaemon(t *testing.T) {
 	line := app.expect("^ended: ")
 	if !strings.Contains(line, "daemon") || strings.Contains(line, "gone") {
 		t.Errorf("the application is told %q", line)
+	}
+}
+
+// Wherever in its first answer the daemon dies, Attach says so, and keeps no descriptor.
+func TestTheDaemonDiesAtEveryByteOfTheHandshake(t *testing.T) {
+	f := newFixture(t, inbox)
+	f.daemon()
+	// What a daemon says.
+	c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: f.socket, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	fmt.Fprintf(c, "POST /v1/contexts/inbox/attach HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n", control.SessionProtocol)
+	head, err := readHead(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	reply, fds, err := readReply(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		for _, fd := range fds {
+			unix.Close(fd)
+		}
+	}()
+	doc, err := json.Marshal(reply)
+	if err != nil {
+		t.Fatal(err)
+	}
+	said := head + string(doc) + "\n"
+
+	// One that says the first part of it.
+	socket := f.socket + "2"
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	answer := func(n int, reads bool) error {
+		c, err := l.AcceptUnix()
+		if err != nil {
+			return err
+		}
+		defer c.Close() // if it has not read all, the client is reset
+		if reads {
+			if _, err := http.ReadRequest(bufio.NewReader(c)); err != nil {
+				return err
+			}
+		}
+		if _, err := io.WriteString(c, said[:min(n, len(head))]); err != nil || n <= len(head) {
+			return err
+		}
+		_, _, err = c.WriteMsgUnix([]byte(said[len(head):n]), unix.UnixRights(fds...), nil)
+		return err
+	}
+	attach := func(n int, reads bool) (*client.App, error) {
+		answered := make(chan error, 1)
+		go func() { answered <- answer(n, reads) }()
+		app, err := client.Attach(t.Context(), "inbox", client.Options{Socket: socket})
+		if e := <-answered; e != nil {
+			t.Fatalf("%d bytes: %v", n, e)
+		}
+		return app, err
+	}
+	before := used()
+	for n := range len(said) {
+		for _, reads := range []bool{true, false} {
+			if app, err := attach(n, reads); err == nil || !strings.Contains(err.Error(), `attach to context "inbox": the daemon went away`) {
+				t.Fatalf("%d of %d bytes: %v, error %v", n, len(said), app, err)
+			}
+		}
+	}
+	app, err := attach(len(said), true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var e *client.EndedError
+	if err := app.Wait(t.Context()); !errors.As(err, &e) || e.Reason != "the daemon is gone" {
+		t.Errorf("in the end: %v", err)
+	}
+	if err := app.Close(); err != nil {
+		t.Error(err)
+	}
+	if after := used(); after[0] > before[0] || after[2] > before[2] {
+		t.Errorf("descriptors, mappings, goroutines: %v before, %v after", before, after)
+	}
+}
+
+// connections counts those that wait to be accepted at a socket, or have been.
+func (f *fixture) connections() int {
+	f.t.Helper()
+	b, err := os.ReadFile("/proc/net/unix")
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return strings.Count(string(b), f.socket+"\n")
+}
+
+// soon waits for something.
+func soon(t *testing.T, what string, there func() bool) {
+	t.Helper()
+	for until := time.Now().Add(time.Minute); !there(); time.Sleep(time.Millisecond) {
+		if time.Now().After(until) {
+			t.Fatalf("%s: not in a minute", what)
+		}
+	}
+}
+
+// One that is killed with clients waiting for its answer leaves none of them waiting.
+func TestKillingTheDaemonInHandshakes(t *testing.T) {
+	f := newFixture(t, inbox)
+	d := f.daemon()
+	if err := d.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	before := f.connections()
+	const many = 10
+	told := make(chan error, many)
+	for range many {
+		go func() {
+			app, err := client.Attach(context.Background(), "inbox", client.Options{Socket: f.socket})
+			if err == nil {
+				app.Close()
+			}
+			told <- err
+		}()
+	}
+	soon(t, "connections", func() bool { return f.connections() >= before+many })
+	d.kill()
+	for range many {
+		select {
+		case err := <-told:
+			if err == nil || !strings.Contains(err.Error(), "the daemon went away before it had answered") {
+				t.Errorf("who attaches is told %v", err)
+			}
+		case <-time.After(time.Minute):
+			t.Fatal("somebody waits for an answer that will not come")
+		}
+	}
+	f.daemon()
+	f.start(nobody, "shell", f.socket).ask("attach inbox", "^attach <nil>$")
+}
+
+// One that is killed while messages arrive: the application hears of it and attaches to
+// the next, and finds nothing of what there was.
+func TestKillingTheDaemonUnderTraffic(t *testing.T) {
+	f := newFixture(t, inbox)
+	d := f.daemon()
+	app := f.start(nobody, "app", f.socket, "inbox", "again")
+	app.expect("^attached, memory is zero: true$")
+	for round := range 3 {
+		c := f.dial()
+		ctx, cancel := context.WithCancel(t.Context())
+		var sending sync.WaitGroup
+		for range 4 {
+			sending.Go(func() {
+				msg := bytes.Repeat([]byte{7}, 100<<10)
+				for ctx.Err() == nil {
+					_, _ = c.SendBytes(ctx, msg, slmp.Options{}) // some meet nobody
+				}
+			})
+		}
+		for range 5 + round {
+			app.expect("^message 102400 ")
+		}
+		d.kill()
+		app.expect(`^ended: no longer attached to "inbox": the daemon is gone$`)
+		cancel()
+		sending.Wait()
+		d = f.daemon()
+		app.expect("^attached, memory is zero: true$")
+		f.message(f.dial(), app, 1000)
+	}
+}
+
+// One that is killed while it drains a context, for whatever reason it does.
+func TestKillingTheDaemonThatDrains(t *testing.T) {
+	f := newFixture(t, `contexts:
+- name: stuck
+  handler: test-stuck
+  attach: {users: ["65534"]}
+`)
+	f.replace("hpus: 4}", "hpus: 4, limit: 1m}")
+	d := f.daemon()
+	app := f.start(nobody, "shell", f.socket)
+	asks, removed := f.client(), make(chan error)
+	for _, c := range []struct {
+		name  string
+		drain func()
+		after func()
+	}{
+		{"detach", func() { fmt.Fprintln(app.in, "close") },
+			func() { app.expect("^close <nil>$") }},
+		{"crash", func() { app.kill() },
+			func() { app = f.start(nobody, "shell", f.socket) }},
+		{"remove", func() { go func() { removed <- asks.Remove(context.Background(), "stuck") }() },
+			func() {
+				if err := <-removed; err == nil || !strings.Contains(err.Error(), "the daemon") {
+					t.Errorf("who removes the context is told %v", err)
+				}
+				app.ask("ended", "^ended")
+				app.ask("err", `^err no longer attached to "stuck": `)
+			}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			app.ask("attach stuck", "^attach <nil>$")
+			f.udp(stuckPort).Write([]byte("x"))
+			app.ask("counter 0 1", "^counter <nil>$")
+			c.drain()
+			soon(t, "draining", func() bool {
+				info, err := asks.Context(t.Context(), "stuck")
+				return err == nil && info.State == "draining"
+			})
+			d.kill()
+			c.after()
+			d = f.daemon()
+		})
 	}
 }
 
