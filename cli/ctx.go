@@ -65,12 +65,14 @@ func seeContexts(socket string) string {
 	return "xspin ctx ls --socket " + socket
 }
 
-func newCtxLsCmd() *cobra.Command {
+// newListCmd returns a command that lists what the daemon answers, as a table with a
+// row for each, or as a document.
+func newListCmd[T any](name, short, key, head string, ask func(*control.Client, context.Context) ([]T, error), row func(*T) string) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:     "ls",
-		Short:   "List the contexts",
-		Example: "  xspin ctx ls\n  xspin ctx ls --json",
+		Short:   short,
+		Example: fmt.Sprintf("  xspin %[1]s\n  xspin %[1]s --json", name),
 		Args:    cobra.NoArgs,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON document")
@@ -80,30 +82,30 @@ func newCtxLsCmd() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		all, err := c.Contexts(cmd.Context())
+		all, err := ask(c, cmd.Context())
 		if err != nil {
-			return fmt.Errorf("ctx ls: %w", err)
+			return fmt.Errorf("%s: %w", name, err)
 		}
 		if asJSON {
-			if all == nil {
-				all = []control.ContextInfo{}
-			}
-			return writeJSON(cmd.OutOrStdout(), struct {
-				Schema   int                   `json:"schema"`
-				Contexts []control.ContextInfo `json:"contexts"`
-			}{1, all})
+			return writeJSON(cmd.OutOrStdout(), map[string]any{"schema": 1, key: append([]T{}, all...)})
 		}
 		w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 8, 2, ' ', 0)
-		fmt.Fprintln(w, "NAME\tID\tSTATE\tHANDLER\tINTERFACE\tATTACHED\tHANDLED\tDROPPED\tFAILED\tRULESETS")
+		fmt.Fprintln(w, head)
 		for i := range all {
-			x := &all[i]
-			h := &x.HandlerStats
-			fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%s\n", x.Name, x.ID, x.State, x.Handler, orDash(x.Interface), attached(x.Attached),
-				h.Handled, h.Dropped, h.Failed+h.Panics+h.Overruns, ruleNumbers(x))
+			fmt.Fprintln(w, row(&all[i]))
 		}
 		return w.Flush()
 	}
 	return cmd
+}
+
+func newCtxLsCmd() *cobra.Command {
+	const head = "NAME\tID\tSTATE\tHANDLER\tINTERFACE\tATTACHED\tHANDLED\tDROPPED\tFAILED\tRULESETS"
+	return newListCmd("ctx ls", "List the contexts", "contexts", head, (*control.Client).Contexts, func(x *control.ContextInfo) string {
+		h := &x.HandlerStats
+		return fmt.Sprintf("%s\t%d\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%s", x.Name, x.ID, x.State, x.Handler, orDash(x.Interface), attached(x.Attached),
+			h.Handled, h.Dropped, h.Failed+h.Panics+h.Overruns, ruleNumbers(x))
+	})
 }
 
 func orDash(s string) string {
@@ -430,45 +432,14 @@ no packet.`,
 
 // newRulesLsCmd returns `xspin rules ls`.
 func newRulesLsCmd() *cobra.Command {
-	var asJSON bool
-	cmd := &cobra.Command{
-		Use:     "ls",
-		Short:   "The matching table of a running daemon, in its order",
-		Example: "  xspin rules ls",
-		Args:    cobra.NoArgs,
-	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON document")
-	dial := socketFlag(cmd)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		c, err := dial()
-		if err != nil {
-			return err
+	const short, head = "The matching table of a running daemon, in its order", "INTERFACE\tNUMBER\tCONTEXT\tMATCHED\tRULESET"
+	return newListCmd("rules ls", short, "rules", head, (*control.Client).Rules, func(r *control.TableRule) string {
+		number := "-" // not armed
+		if r.Number >= 0 {
+			number = fmt.Sprint(r.Number)
 		}
-		all, err := c.Rules(cmd.Context())
-		if err != nil {
-			return fmt.Errorf("rules ls: %w", err)
-		}
-		if asJSON {
-			if all == nil {
-				all = []control.TableRule{}
-			}
-			return writeJSON(cmd.OutOrStdout(), struct {
-				Schema int                 `json:"schema"`
-				Rules  []control.TableRule `json:"rules"`
-			}{1, all})
-		}
-		w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 8, 2, ' ', 0)
-		fmt.Fprintln(w, "INTERFACE\tNUMBER\tCONTEXT\tMATCHED\tRULESET")
-		for _, r := range all {
-			number := "-" // not armed
-			if r.Number >= 0 {
-				number = fmt.Sprint(r.Number)
-			}
-			fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\n", r.Interface, number, r.Context, r.Matched, r.Text)
-		}
-		return w.Flush()
-	}
-	return cmd
+		return fmt.Sprintf("%s\t%s\t%s\t%d\t%s", r.Interface, number, r.Context, r.Matched, r.Text)
+	})
 }
 
 // handlerList says which handlers are compiled in, one on a line.
