@@ -481,8 +481,8 @@ func (d *Daemon) check(doc *control.Context) (*blueprint, error) {
 	return b, nil
 }
 
-// activate arms a context. One that is stopped or has failed begins anew.
-func (d *Daemon) activate(name string) error {
+// withContext calls f with a context of which op is held.
+func (d *Daemon) withContext(name string, f func(*hosted) error) error {
 	h, err := d.find(name)
 	if err != nil {
 		return err
@@ -491,50 +491,45 @@ func (d *Daemon) activate(name string) error {
 		return err
 	}
 	defer h.end()
-	h.mu.Lock()
-	h.off = false
-	state := h.state
-	h.mu.Unlock()
-	if state == stopped || state == failed {
-		if _, err := h.renew(); err != nil {
-			return err
+	return f(h)
+}
+
+// activate arms a context. One that is stopped or has failed begins anew.
+func (d *Daemon) activate(name string) error {
+	return d.withContext(name, func(h *hosted) error {
+		h.mu.Lock()
+		h.off = false
+		state := h.state
+		h.mu.Unlock()
+		if state == stopped || state == failed {
+			if _, err := h.renew(); err != nil {
+				return err
+			}
 		}
-	}
-	return h.arm()
+		return h.arm()
+	})
 }
 
 // deactivate disarms a context, which stays so until somebody activates it.
 func (d *Daemon) deactivate(name string) error {
-	h, err := d.find(name)
-	if err != nil {
-		return err
-	}
-	if err := h.begin(); err != nil {
-		return err
-	}
-	defer h.end()
-	h.mu.Lock()
-	h.off = true
-	state := h.state
-	h.mu.Unlock()
-	if state != active {
-		return nil
-	}
-	return h.disarm()
+	return d.withContext(name, func(h *hosted) error {
+		h.mu.Lock()
+		h.off = true
+		state := h.state
+		h.mu.Unlock()
+		if state != active {
+			return nil
+		}
+		return h.disarm()
+	})
 }
 
 // remove takes a context away, whoever is attached.
 func (d *Daemon) remove(name string) error {
-	h, err := d.find(name)
-	if err != nil {
-		return err
-	}
-	if err := h.begin(); err != nil {
-		return err
-	}
-	defer h.end()
-	h.retire(whyRemoved)
-	return nil
+	return d.withContext(name, func(h *hosted) error {
+		h.retire(whyRemoved)
+		return nil
+	})
 }
 
 // retire ends sessions and the context. The caller has op.

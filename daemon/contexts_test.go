@@ -12,7 +12,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -63,30 +62,12 @@ func init() {
 	handlers.Register("test-panic", "", func(p handlers.Params) (*handlers.Set, error) { panic("no set") })
 }
 
-// A logBuffer collects what the daemon logs.
-type logBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *logBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *logBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
 // A fixture is a daemon on the NIC's end of a lab.
 type fixture struct {
 	*Daemon
 	lab  *netns.Lab
 	file string
-	logs *logBuffer
+	logs *syncBuffer
 }
 
 // configText is the beginning of all configurations.
@@ -98,7 +79,7 @@ func configText(lab *netns.Lab, dir string) string {
 func launch(t *testing.T, text string) *fixture {
 	t.Helper()
 	lab := netnstest.Temp(t, netns.LabConfig{})
-	f := &fixture{lab: lab, file: filepath.Join(t.TempDir(), "x.yaml"), logs: &logBuffer{}}
+	f := &fixture{lab: lab, file: filepath.Join(t.TempDir(), "x.yaml"), logs: &syncBuffer{}}
 	f.write(t, text)
 	cfg, err := Load(f.file)
 	if err != nil {
