@@ -899,19 +899,18 @@ func TestKillingTheDaemonThatDrains(t *testing.T) {
 				app.ask("err", `^err no longer attached to "stuck": `)
 			}},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			app.ask("attach stuck", "^attach <nil>$")
-			f.udp(stuckPort).Write([]byte("x"))
-			app.ask("counter 0 1", "^counter <nil>$")
-			c.drain()
-			soon(t, "draining", func() bool {
-				info, err := asks.Context(t.Context(), "stuck")
-				return err == nil && info.State == "draining"
-			})
-			d.kill()
-			c.after()
-			d = f.daemon()
+		t.Log(c.name)
+		app.ask("attach stuck", "^attach <nil>$")
+		f.udp(stuckPort).Write([]byte("x"))
+		app.ask("counter 0 1", "^counter <nil>$")
+		c.drain()
+		soon(t, "draining", func() bool {
+			info, err := asks.Context(t.Context(), "stuck")
+			return err == nil && info.State == "draining"
 		})
+		d.kill()
+		c.after()
+		d = f.daemon()
 	}
 }
 
