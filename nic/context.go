@@ -198,7 +198,7 @@ func (s *ContextSpec) complete(hpus int) error {
 	}
 	if s.Numbers != nil {
 		if s.First != 0 {
-			return fmt.Errorf("First is %d, and there are Numbers: only one of them may be", s.First)
+			return fmt.Errorf("ruleset number %d is given by First, and there are Numbers: only one of them may be", s.First)
 		}
 		if err := checkNumbers(s.Numbers, len(s.Rulesets)); err != nil {
 			return err
