@@ -52,17 +52,22 @@ func TestNewUserRunsDemo(t *testing.T) {
 	}
 
 	before := network(t)
-	out, err = u.run(t, 0, "make", "demo", fmt.Sprintf("COUNT=%d", count))
+	out, err = u.run(t, 0, "make", "demo", fmt.Sprintf("COUNT=%d", count), "SIZE=16MiB")
 	if err != nil {
 		t.Fatalf("make demo: %v\n%s", err, out)
 	}
 	for _, proto := range []string{"icmp", "udp"} {
-		for _, mode := range []string{"host", "nic"} {
+		for _, mode := range []string{"host", "nic", "host+nic"} {
 			for _, size := range []string{"16", "516", "1016", "1416"} {
 				if err := checkRow(out, proto, mode, size, count); err != nil {
 					t.Error(err)
 				}
 			}
+		}
+	}
+	for _, what := range []string{"SLMP, aggregated acknowledgements", "SLMP, into an application's window"} {
+		if err := checkTransfer(out, "16 MiB", what); err != nil {
+			t.Error(err)
 		}
 	}
 	for _, name := range network(t) {
@@ -184,6 +189,65 @@ proto  mode  size  count  lost  p50
 				t.Errorf("got %v, want %q", err, tc.want)
 			}
 		})
+	}
+}
+
+// checkTransfer finds a transfer in the table of files of that size, and judges that it
+// has a rate and a time, and what was received is what was sent.
+func checkTransfer(out, size, what string) error {
+	_, table, ok := strings.Cut(out, "A file of "+size)
+	if !ok {
+		return fmt.Errorf("no file of %s", size)
+	}
+	if !strings.Contains(table, "\nevery file received has its source's SHA-256, ") {
+		return fmt.Errorf("nothing says that what was received is what was sent")
+	}
+	for line := range strings.Lines(table) {
+		rest, ok := strings.CutPrefix(strings.TrimSpace(line), what+" ")
+		if !ok {
+			continue
+		}
+		fields := strings.FieldsFunc(rest, func(r rune) bool { return strings.ContainsRune(" [],\n", r) })
+		var cells []float64
+		for _, f := range fields[:min(len(fields), 4)] {
+			v, err := strconv.ParseFloat(f, 64)
+			if err != nil || v <= 0 {
+				return fmt.Errorf("%s: %q is no rate or time", what, f)
+			}
+			cells = append(cells, v)
+		}
+		if len(cells) < 4 || cells[0] < cells[1] || cells[0] > cells[2] {
+			return fmt.Errorf("%s: want a median within least and most, and a time: %q", what, rest)
+		}
+		return nil
+	}
+	return fmt.Errorf("%s: no such row", what)
+}
+
+func TestCheckTransfer(t *testing.T) {
+	const table = `
+A file of 16 MiB, from a process to handlers on a NIC, into
+/tmp
+
+                                               Gbit/s   [least, most]  seconds   sent again
+  SLMP, aggregated acknowledgements              2.81  [2.60, 2.90]    0.048  0 of 11651
+  SLMP, into an application's window             2.71  [2.80, 2.90]    0.048  0 of 11651
+  SLMP, one acknowledgement per segment          0.00  [0.00, 0.00]    0.048  0 of 11651
+
+every file received has its source's SHA-256, 00ff
+`
+	for _, tc := range []struct{ out, size, what, want string }{
+		{table, "16 MiB", "SLMP, aggregated acknowledgements", ""},
+		{table, "16 MiB", "SLMP, into an application's window", "median"},
+		{table, "16 MiB", "SLMP, one acknowledgement per segment", "no rate"},
+		{table, "16 MiB", "TCP (iperf3), the same frames", "no such row"},
+		{table, "256 MiB", "SLMP, aggregated acknowledgements", "no file"},
+		{strings.Replace(table, "every", "no", 1), "16 MiB", "SLMP, aggregated acknowledgements", "nothing says"},
+	} {
+		err := checkTransfer(tc.out, tc.size, tc.what)
+		if tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)) {
+			t.Errorf("%s: got %v, want %q", tc.what, err, tc.want)
+		}
 	}
 }
 
