@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/xspin/xspin/control"
 	"github.com/xspin/xspin/daemon"
 )
 
@@ -74,18 +75,7 @@ SIGINT and SIGTERM end the daemon, after messages that are open.`,
 			if len(args) == 1 {
 				file = args[0]
 			}
-			if socket != "" {
-				// As the daemon reads the file again later, where the
-				// variable that overrides this counts.
-				abs, err := absSocket(socket)
-				if err != nil {
-					return fmt.Errorf("run: socket: %w", err)
-				}
-				if err := os.Setenv("XSPIN_RUN_SOCKET", abs); err != nil {
-					return fmt.Errorf("run: %w", err)
-				}
-			}
-			cfg, err := daemon.Load(file)
+			cfg, err := loadRun(file, socket)
 			switch {
 			case errors.Is(err, fs.ErrNotExist) && len(args) == 0:
 				return fmt.Errorf("run: %w: `xspin run --help` shows what to write there; or name another file", err)
@@ -99,8 +89,37 @@ SIGINT and SIGTERM end the daemon, after messages that are open.`,
 		},
 	}
 	cmd.Flags().BoolVar(&check, "check", false, "only say what is wrong with CONFIG")
-	cmd.Flags().StringVar(&socket, "socket", "", "where to listen (default: as CONFIG says, else /run/xspin/xspin.sock)")
+	cmd.Flags().StringVar(&socket, "socket", "", "where to listen (default: as CONFIG says, else XSPIN_SOCKET, else "+control.Socket+")")
 	return cmd
+}
+
+// loadRun reads CONFIG. The socket is that of --socket, else that of the file, else
+// XSPIN_SOCKET's: where other commands look for a daemon.
+func loadRun(file, socket string) (*daemon.Config, error) {
+	if socket != "" {
+		if err := listenAt(socket); err != nil {
+			return nil, err
+		}
+	}
+	cfg, err := daemon.Load(file)
+	socket = os.Getenv("XSPIN_SOCKET")
+	if err != nil || cfg.Socket != "" || socket == "" {
+		return cfg, err
+	}
+	if err := listenAt(socket); err != nil {
+		return nil, err
+	}
+	return daemon.Load(file)
+}
+
+// listenAt sets the variable that overrides the file's socket, also when the daemon
+// reads the file again.
+func listenAt(socket string) error {
+	abs, err := absSocket(socket)
+	if err != nil {
+		return fmt.Errorf("socket: %w", err)
+	}
+	return os.Setenv("XSPIN_RUN_SOCKET", abs)
 }
 
 // absSocket makes a path absolute. Abstract addresses stay.

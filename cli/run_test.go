@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/control"
+	"github.com/xspin/xspin/daemon"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/netnstest"
 )
@@ -67,6 +68,29 @@ func TestRunChecks(t *testing.T) {
 	if _, err := os.Stat(daemonConfig); os.IsNotExist(err) {
 		if _, err := runCheck(t, "--check"); err == nil || !strings.Contains(err.Error(), "xspin run --help") {
 			t.Errorf("without a file: %v", err)
+		}
+	}
+}
+
+func TestRunListensWhereCommandsLook(t *testing.T) {
+	plain := writeFile(t, "plain.yaml", []byte(exampleConfig))
+	named := writeFile(t, "named.yaml", []byte("socket: /run/file.sock\n"+exampleConfig))
+	for _, c := range []struct{ file, flag, env, want string }{
+		{plain, "", "", ""},
+		{plain, "", "/run/env.sock", "/run/env.sock"},
+		{plain, "/run/flag.sock", "/run/env.sock", "/run/flag.sock"},
+		{named, "", "/run/env.sock", "/run/file.sock"},
+		{named, "/run/flag.sock", "/run/env.sock", "/run/flag.sock"},
+	} {
+		t.Setenv("XSPIN_RUN_SOCKET", "")
+		t.Setenv("XSPIN_SOCKET", c.env)
+		cfg, err := loadRun(c.file, c.flag)
+		if err != nil || cfg.Socket != c.want {
+			t.Errorf("%+v: %v, %v", c, cfg, err)
+		}
+		// So a reload finds no change.
+		if cfg, err = daemon.Load(c.file); err != nil || cfg.Socket != c.want {
+			t.Errorf("%+v: on a reload %v, %v", c, cfg, err)
 		}
 	}
 }
