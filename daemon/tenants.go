@@ -99,7 +99,7 @@ func (k *tenants) rouse() {
 func (k *tenants) watch(log *slog.Logger) (err error) {
 	switch {
 	case k.closed:
-		return errors.New(whyClosing)
+		return failf(errBusy, "%s", whyClosing)
 	case k.done != nil:
 		return nil
 	}

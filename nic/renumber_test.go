@@ -92,7 +92,7 @@ func TestNumbersSayWhichOfTwoRulesetsMatches(t *testing.T) {
 	takes(special, 7)
 	takes(rest, 8)
 	_, err = n.Install(nic.ContextSpec{Name: "both", Rulesets: sets(matcher.UDP()), First: 3, Numbers: []int{5}, Handlers: handle(echo)})
-	refused(t, err, "only one of them")
+	refused(t, err, "only one of them may be")
 	clash := install("clash", []int{9}, matcher.UDPPort(9))
 	refused(t, n.Activate(clash), "ruleset number 9 is taken", `"rest"`)
 	if !slices.Equal(rest.Rulesets(), []int{9, 3}) {
