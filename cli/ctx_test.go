@@ -17,6 +17,7 @@ import (
 	"github.com/xspin/xspin/control"
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/nic"
 )
 
 // A standIn answers like a daemon that has one context, and notes what it was asked.
@@ -57,6 +58,8 @@ func newStandIn(t *testing.T) *standIn {
 			reply(w, http.StatusNotFound, refusal)
 		case r.URL.Path == "/v1/rules":
 			reply(w, 200, []control.TableRule{{Interface: "eth1", Context: "inbox", Rule: inbox.Rules[0]}, {Interface: "eth2", Context: "x", Rule: inbox.Rules[1]}})
+		case r.URL.Path == "/v1/stats":
+			reply(w, 200, []nic.Stats{{Interface: "eth1"}})
 		case r.URL.Path == "/v1/reload":
 			reply(w, 200, map[string][]string{"changes": {"context a: added", "context b: removed"}})
 		case r.Method == http.MethodPost && r.URL.Path == "/v1/contexts":

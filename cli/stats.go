@@ -47,16 +47,15 @@ runs. With --json, a NIC is one document; all those of a daemon are its "nics".`
 				name = args[0]
 			}
 			all, err := daemonStats(cmd.Context(), socket, name)
+			single := name != ""
+			if errors.Is(err, errElsewhere) && socket == "" {
+				var s *nic.Stats
+				if s, err = processStats(name, err); err == nil {
+					single, all = true, []nicStats{{Stats: s}}
+				}
+			}
 			if err != nil {
 				return fmt.Errorf("stats: %w", err)
-			}
-			single := all == nil || name != ""
-			if all == nil {
-				s, err := processStats(name)
-				if err != nil {
-					return fmt.Errorf("stats: %w", err)
-				}
-				all = []nicStats{{Stats: s}}
 			}
 			type schema struct {
 				Schema int `json:"schema"`
@@ -95,12 +94,14 @@ type nicStats struct {
 	Apps map[string]*hostq.PairStats `json:"apps,omitempty"` // by context, those of a daemon that have one
 }
 
-// daemonStats asks the daemon for its NICs, or for that of a name. It returns nil if
-// there is no daemon, or none with such a NIC, and the caller may ask elsewhere.
+// errElsewhere is wrapped by errors of daemonStats if another process may have the NIC.
+var errElsewhere = errors.New("no running NIC")
+
+// daemonStats asks the daemon for its NICs, or for that of a name.
 func daemonStats(ctx context.Context, socket, name string) ([]nicStats, error) {
 	c, err := control.Dial(socket)
-	if errors.Is(err, control.ErrNoDaemon) && socket == "" && os.Getenv("XSPIN_SOCKET") == "" {
-		return nil, nil
+	if errors.Is(err, control.ErrNoDaemon) && os.Getenv("XSPIN_SOCKET") == "" {
+		return nil, fmt.Errorf("%w: %w", errElsewhere, err)
 	}
 	if err != nil {
 		return nil, err
@@ -130,28 +131,34 @@ func daemonStats(ctx context.Context, socket, name string) ([]nicStats, error) {
 		}
 		names = append(names, s.Interface)
 	}
-	switch {
-	case name == "" && len(all) > 0:
+	if name == "" {
+		if len(all) == 0 {
+			return nil, errors.New("the daemon has no interface")
+		}
 		return all, nil
-	case name == "":
-		return nil, errors.New("the daemon has no interface")
-	case socket != "":
-		return nil, fmt.Errorf("the daemon at %s has no interface %s, but: %s", socket, name, strings.Join(names, ", "))
 	}
-	return nil, nil
+	hint := ""
+	if slices.ContainsFunc(contexts, func(x control.ContextInfo) bool { return x.Name == name }) {
+		hint = fmt.Sprintf("; %s is a context: xspin ctx show %s", name, name)
+	}
+	return nil, fmt.Errorf("%w on %q: the daemon at %s has %s%s", errElsewhere, name, control.SocketPath(socket), orElse(strings.Join(names, ", "), "none"), hint)
 }
 
-// processStats asks a process that has a NIC of its own.
-func processStats(name string) (*nic.Stats, error) {
-	name, err := pickNIC(name)
-	if err != nil {
-		return nil, err
-	}
+// processStats asks a process that has a NIC of its own. If there is none, the error is
+// what the daemon said.
+func processStats(name string, daemon error) (*nic.Stats, error) {
 	var s nic.Stats
-	if err := nicsock.Ask(name, &s); err != nil {
-		return nil, err
+	name, err := pickNIC(name)
+	if err == nil {
+		err = nicsock.Ask(name, &s)
 	}
-	return &s, nil
+	switch {
+	case err == nil:
+		return &s, nil
+	case errors.Is(err, nicsock.ErrNone) && !errors.Is(err, os.ErrPermission):
+		return nil, daemon
+	}
+	return nil, err
 }
 
 func pickNIC(name string) (string, error) {
@@ -165,7 +172,7 @@ func pickNIC(name string) (string, error) {
 	case err != nil:
 		return "", err
 	case len(names) == 0:
-		return "", fmt.Errorf("%w: start the daemon (xspin run) or a demo (xspin demo pingpong --serve), or call ServeStats in your program", nicsock.ErrNone)
+		return "", nicsock.ErrNone
 	case len(names) > 1:
 		return "", errors.New("several NICs are running, name one: " + strings.Join(names, ", "))
 	}
@@ -189,6 +196,13 @@ func within(h *hpu.Histogram, percent uint64) string {
 	return ">= " + time.Duration(1<<(hpu.HistogramBuckets-2)).String()
 }
 
+func yesNo(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "no"
+}
+
 // dropHelp explains why packets of messages were dropped.
 var dropHelp = [mpq.Reasons]string{
 	mpq.Messages: "no room for another message",
@@ -204,14 +218,11 @@ var dropHelp = [mpq.Reasons]string{
 func writeStats(out io.Writer, s *nicStats) error {
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 	row := func(name string, value any, help string) { fmt.Fprintf(w, "  %s\t%v\t%s\n", name, value, help) }
-	copied, multi := "copy", "no"
+	copied := "copy"
 	if s.ZeroCopy {
 		copied = "zero-copy"
 	}
-	if s.MultiBuffer {
-		multi = "yes"
-	}
-	fmt.Fprintf(w, "%s: %s XDP, %s, multi-buffer %s, %s, table generation %d\n\n", s.Interface, s.Mode, copied, multi, count(s.Queues, "receive queue"), s.Generation)
+	fmt.Fprintf(w, "%s: %s XDP, %s, multi-buffer %s, %s, table generation %d\n\n", s.Interface, s.Mode, copied, yesNo(s.MultiBuffer), count(s.Queues, "receive queue"), s.Generation)
 	fmt.Fprintln(w, "Frames, counted by the XDP program")
 	row("seen", s.Program.Seen, "all that came")
 	row("passed", s.Program.Passed, "no ruleset matched: to the Linux stack")
@@ -231,8 +242,10 @@ func writeStats(out io.Writer, s *nicStats) error {
 		for _, r := range c.Rulesets {
 			row(fmt.Sprintf("ruleset %d", r.Number), r.Matched, "frames matched by "+r.Name)
 		}
+		row("active", yesNo(c.Active), "it gets packets, or may be triggered")
 		row("share", c.Share, "weight of its HPU time")
-		row("credits", c.Credits, fmt.Sprintf("buffers it may have in flight on a receive queue; %d while there is HPU time for all", c.Granted))
+		row("credits", c.Credits, "buffers it may have in flight on a receive queue")
+		row("granted", c.Granted, "the same, while there is HPU time for all")
 		row("in flight", c.InFlight, "buffers it has, on the queue with the most")
 		row("refused", c.Refused, "frames dropped for lack of credit")
 		row("spilled", c.Spilled, "frames left to the Linux stack for lack of credit")

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/xspin/xspin/control"
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/internal/nicsock"
 	"github.com/xspin/xspin/matcher"
@@ -31,10 +32,29 @@ func runStats(args ...string) (string, error) {
 }
 
 func TestStatsWithoutNICSaysHowToStartOne(t *testing.T) {
-	root := newRootCmd()
-	root.SetArgs([]string{"stats", "no-such-nic"})
-	if err := root.Execute(); err == nil || !strings.Contains(err.Error(), "no running NIC") {
+	t.Setenv("XSPIN_SOCKET", "")
+	if _, err := runStats("no-such-nic"); err == nil || !strings.Contains(err.Error(), "no running NIC") {
 		t.Errorf("error %v", err)
+	}
+	if _, err := os.Stat(control.Socket); err == nil {
+		return // a daemon runs here
+	}
+	_, err := runStats("no-such-nic")
+	for _, want := range []string{control.Socket, "xspin run", "XSPIN_SOCKET"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v says nothing of %s", err, want)
+		}
+	}
+}
+
+func TestStatsOfAContextNamesTheCommand(t *testing.T) {
+	s := newStandIn(t)
+	t.Setenv("XSPIN_SOCKET", s.socket)
+	for _, socket := range [][]string{nil, {"--socket", s.socket}} {
+		_, err := runStats(append([]string{"inbox"}, socket...)...)
+		if err == nil || !strings.HasSuffix(err.Error(), `no running NIC on "inbox": the daemon at `+s.socket+` has eth1; inbox is a context: xspin ctx show inbox`) {
+			t.Errorf("%v: %v", socket, err)
+		}
 	}
 }
 
@@ -130,6 +150,9 @@ func TestStatsOfARunningNIC(t *testing.T) {
 		fmt.Sprintf("%s: %s XDP, %s, multi-buffer %s, 1 receive queue, table generation %d", device, doc.Mode, map[bool]string{true: "zero-copy", false: "copy"}[doc.ZeroCopy], multi, doc.Generation),
 		"redirected 3 to an HPU",
 		"ruleset 0 3 frames matched by " + doc.Contexts[0].Rulesets[0].Name,
+		"active yes it gets packets, or may be triggered",
+		"share 1 weight of its HPU time",
+		fmt.Sprintf("granted %d the same, while there is HPU time for all", doc.Contexts[0].Granted),
 		"handled 3 handlers that returned",
 		"sent 3 frames given to a tx ring",
 		"handler p50 " + within(&doc.Contexts[0].HandlerTime, 50) + " of 100 handlers 50 are within this",
