@@ -49,7 +49,7 @@ captures, nothing. Filter by rulesets and cut frames with --snap to lose less.`,
   xspin capture inbox -w - --verdict fail,panic -c 10 | tshark -r - -V
   xspin capture inbox -w dns.pcapng --filter 'udp(53)' --snap 128
   xspin capture inbox -w some.pcapng --filter my.rules`,
-		Args: cobra.ExactArgs(1),
+		Args: wantArgs("CONTEXT"),
 	}
 	fl := cmd.Flags()
 	fl.StringVarP(&to, "write", "w", "", "file to write, - for standard output (required)")

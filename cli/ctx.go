@@ -150,7 +150,7 @@ func newCtxShowCmd() *cobra.Command {
 		Use:     "show NAME",
 		Short:   "All that the daemon knows of a context",
 		Example: "  xspin ctx show inbox",
-		Args:    cobra.ExactArgs(1),
+		Args:    wantArgs("NAME"),
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON document")
 	dial := socketFlag(cmd)
@@ -274,7 +274,7 @@ The handlers there are in this xspin (the daemon's may be another):
 ` + indent(handlerList()),
 		Example: `  xspin ctx install inbox.yaml
   echo '{name: ping, handler: echo-icmp}' | xspin ctx install -`,
-		Args: cobra.ExactArgs(1),
+		Args: wantArgs("FILE"),
 	}
 	dial := socketFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -327,7 +327,7 @@ func newCtxDoCmd(verb, short string, do func(*control.Client, context.Context, s
 		Use:     verb + " NAME...",
 		Short:   short,
 		Example: "  xspin ctx " + verb + " inbox",
-		Args:    cobra.MinimumNArgs(1),
+		Args:    wantArgs("NAME..."),
 	}
 	dial := socketFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -358,7 +358,7 @@ runs, its payload handler for each slice of a range of a window, and its complet
 handler. The words are for the handlers to read.`,
 		Example: `  xspin ctx trigger push --window out --length 1MiB
   xspin ctx trigger push --words 9500,0x10 --window out --offset 4096 --length 100`,
-		Args: cobra.ExactArgs(1),
+		Args: wantArgs("NAME"),
 	}
 	cmd.Flags().StringSliceVar(&words, "words", nil, "up to four numbers")
 	cmd.Flags().StringVar(&t.Window, "window", "", "the window that has the message; without, it is empty")

@@ -208,10 +208,22 @@ func TestCtxErrors(t *testing.T) {
 			}
 		})
 	}
-	root := newRootCmd()
-	root.SetArgs([]string{"ctx", "lst"})
-	if err := root.Execute(); err == nil || !strings.Contains(err.Error(), "unknown command") {
-		t.Error(err)
+	for args, want := range map[string]string{
+		"ctx sl":              `unknown command "sl" for "xspin ctx": did you mean ls or rm?`,
+		"ctx nonsense":        `unknown command "nonsense" for "xspin ctx"`,
+		"stast":               `unknown command "stast" for "xspin": did you mean stats?`,
+		"ctx show":            "ctx show: NAME is missing: xspin ctx show NAME",
+		"ctx show a b":        `ctx show: "b" is too much: xspin ctx show NAME`,
+		"ctx rm":              "ctx rm: NAME is missing: xspin ctx rm NAME...",
+		"capture -w x":        "capture: CONTEXT is missing: xspin capture CONTEXT -w FILE",
+		"rules explain":       "rules explain: FILE is missing: xspin rules explain FILE [NAME]",
+		"rules explain a b c": `rules explain: "c" is too much: xspin rules explain FILE [NAME]`,
+	} {
+		root := newRootCmd()
+		root.SetArgs(strings.Fields(args))
+		if err := root.Execute(); err == nil || err.Error() != want {
+			t.Errorf("%s: %v, want %s", args, err, want)
+		}
 	}
 	// A command that nobody answers says what to do.
 	s := &standIn{socket: filepath.Join(t.TempDir(), "none.sock")}

@@ -41,7 +41,7 @@ The daemon's configuration has, for example:
 		Example: `  xspin demo inbox --dir /tmp/in
   xspin demo inbox shout
   xspin send --to 10.0.0.1 FILE   # from elsewhere`,
-		Args: cobra.MaximumNArgs(1),
+		Args: wantArgs("[CONTEXT]"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cfg.Context = "inbox"
 			if len(args) == 1 {

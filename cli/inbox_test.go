@@ -187,7 +187,7 @@ func TestInboxRefusesFlags(t *testing.T) {
 	for args, want := range map[string]string{
 		"--slots 0":  "--slots 0: want 1 to 1024",
 		"--count -1": "--count -1: want 0",
-		"a b":        "accepts at most 1 arg",
+		"a b":        `"b" is too much: xspin demo inbox [CONTEXT]`,
 	} {
 		root := newRootCmd()
 		root.SetArgs(append([]string{"demo", "inbox"}, strings.Fields(args)...))

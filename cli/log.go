@@ -37,7 +37,7 @@ hpu, text and lost (lines that are missing before this one).`,
 		Example: `  xspin log inbox
   xspin log inbox --hpu 2 -f
   xspin log inbox -f --json | jq -r .text`,
-		Args: cobra.ExactArgs(1),
+		Args: wantArgs("CONTEXT"),
 	}
 	cmd.Flags().IntVar(&hpu, "hpu", -1, "only of this HPU (default all)")
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on with what comes, until Ctrl-C")

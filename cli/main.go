@@ -20,6 +20,7 @@ import (
 	"io/fs"
 	"os"
 	"runtime/debug"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -53,7 +54,7 @@ that is there.`,
 		Version:       version(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		Args:          cobra.NoArgs,
+		Args:          unknownCommand,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	file := root.PersistentFlags().String("config", "", "configuration file (YAML, TOML or JSON)")
@@ -70,10 +71,44 @@ that is there.`,
 	for _, group := range root.Commands() {
 		if group.HasSubCommands() && !group.Runnable() {
 			// Cobra would show help, and succeed, for a misspelt subcommand.
-			group.Args, group.RunE = cobra.NoArgs, root.RunE
+			group.Args, group.RunE = unknownCommand, root.RunE
 		}
 	}
 	return root
+}
+
+// unknownCommand refuses arguments of a command that is there for its subcommands.
+func unknownCommand(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	err := fmt.Errorf("unknown command %q for %q", args[0], cmd.CommandPath())
+	cmd.SuggestionsMinimumDistance = 2
+	if like := cmd.SuggestionsFor(args[0]); len(like) > 0 {
+		err = fmt.Errorf("%w: did you mean %s?", err, strings.Join(like, " or "))
+	}
+	return err
+}
+
+// wantArgs takes arguments of these names: NAME, NAME... for one or more of them, [NAME]
+// for one that may be left out.
+func wantArgs(names ...string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		usage := strings.TrimSuffix(cmd.CommandPath(), cmd.Name()) + cmd.Use
+		for i, name := range names {
+			many := strings.HasSuffix(name, "...")
+			switch {
+			case i < len(args) && many:
+				return nil
+			case i >= len(args) && !strings.HasPrefix(name, "["):
+				return fmt.Errorf("%s: %s is missing: %s", commandName(cmd), strings.TrimSuffix(name, "..."), usage)
+			}
+		}
+		if len(args) > len(names) {
+			return fmt.Errorf("%s: %q is too much: %s", commandName(cmd), args[len(names)], usage)
+		}
+		return nil
+	}
 }
 
 // version tells which commit this binary was built from.
@@ -116,6 +151,9 @@ func configure(cmd *cobra.Command, file string) error {
 	v.SetConfigFile(file)
 	if err := v.ReadInConfig(); err != nil && !(optional && errors.Is(err, fs.ErrNotExist)) {
 		return fmt.Errorf("configuration file %s: %w", file, err)
+	}
+	if slices.Contains(v.AllKeys(), "interfaces") {
+		return fmt.Errorf("configuration file %s: it has values for flags, and this one is the daemon's, which is an argument: xspin run %[1]s", file)
 	}
 	if err := unknownKeys(cmd.Root(), v.AllKeys()); err != nil {
 		return fmt.Errorf("configuration file %s: %w", file, err)

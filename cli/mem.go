@@ -66,7 +66,7 @@ func newMemReadCmd() *cobra.Command {
 		Short: "Copy HPU memory to standard output",
 		Example: `  xspin mem read inbox | xxd
   xspin mem read inbox --hpu 1 --offset 4KiB --length 64 > memory`,
-		Args: cobra.ExactArgs(1),
+		Args: wantArgs("CONTEXT"),
 	}
 	f.add(cmd)
 	cmd.Flags().StringVar(&length, "length", "0", "bytes to read, 0 for all that follow")
@@ -106,7 +106,7 @@ func newMemWriteCmd() *cobra.Command {
 is lost when the context begins anew, as it does when its application detaches.`,
 		Example: `  xspin mem write inbox < table
   printf '\x07\x00\x00\x00' | xspin mem write inbox --hpu 1 --offset 64`,
-		Args: cobra.ExactArgs(1),
+		Args: wantArgs("CONTEXT"),
 	}
 	f.add(cmd)
 	dial := socketFlag(cmd)

@@ -214,7 +214,7 @@ func TestMemCopies(t *testing.T) {
 		"mem read inbox --offset -1":        "--offset -1",
 		"mem read inbox --length many":      "--length many",
 		"mem write inbox --hpu -5":          "--hpu -5",
-		"mem write":                         "accepts 1 arg",
+		"mem write":                         "mem write: CONTEXT is missing: xspin mem write CONTEXT",
 		"mem read inbox --offset 1 --hpu x": "--hpu",
 	} {
 		if err := run("", strings.Fields(args)...); err == nil || !strings.Contains(err.Error(), want) {

@@ -64,7 +64,7 @@ func newRulesCheckCmd() *cobra.Command {
 		Short: "Check rules files (- is standard input)",
 		Example: `  xspin rules check my.rules
   xspin rules check --json *.rules`,
-		Args: cobra.MinimumNArgs(1),
+		Args: wantArgs("FILE..."),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			bad := 0
 			files := []fileCheck{}
@@ -127,7 +127,7 @@ func newRulesExplainCmd() *cobra.Command {
 		Short: "Say in words what rulesets match",
 		Example: `  xspin rules explain my.rules web
   xspin rules explain --json my.rules`,
-		Args: cobra.RangeArgs(1, 2),
+		Args: wantArgs("FILE", "[NAME]"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			all, err := readRules(cmd, args[0])
 			if err != nil {
@@ -243,7 +243,7 @@ The reference engine is the matcher in Go. The kernel engine is the XDP program
 itself, run frame by frame and attached to nothing; it needs root.`,
 		Example: `  xspin rules test --pcap trace.pcapng my.rules
   sudo xspin rules test --engine kernel --json --pcap trace.pcap my.rules`,
-		Args: cobra.ExactArgs(1),
+		Args: wantArgs("FILE"),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			all, err := readRules(cmd, args[0])
 			if err != nil {

@@ -69,7 +69,7 @@ SIGINT and SIGTERM end the daemon, after messages that are open.`,
 		Example: `  sudo xspin run
   xspin run my.yaml --check
   sudo xspin run my.yaml --socket /tmp/xspin.sock`,
-		Args: cobra.MaximumNArgs(1),
+		Args: wantArgs("[CONFIG]"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			file := daemonConfig
 			if len(args) == 1 {

@@ -59,7 +59,8 @@ func TestRunChecks(t *testing.T) {
 	}
 	for args, want := range map[string]string{
 		"/nonexistent.yaml": "no such file",
-		good + " more":      "accepts at most 1 arg",
+		good + " more":      `run: "more" is too much: xspin run [CONFIG]`,
+		"--config " + good:  "the daemon's, which is an argument: xspin run " + good,
 	} {
 		if _, err := runCheck(t, strings.Fields(args)...); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", args, err, want)

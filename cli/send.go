@@ -216,7 +216,7 @@ func runSend(cmd *cobra.Command, f sendFlags, cfg slmp.Config, files []string) (
 	report := s.report(f.mode, took)
 	if f.json {
 		err = writeJSON(cmd.OutOrStdout(), report)
-	} else if report.Segments > 0 {
+	} else if report.Bytes > 0 || !s.failed.Load() {
 		_, err = fmt.Fprintln(cmd.OutOrStdout(), report)
 	}
 	return errors.Join(s.failure(), err)

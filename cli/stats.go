@@ -40,7 +40,7 @@ runs. With --json, a NIC is one document; all those of a daemon are its "nics".`
 		Example: `  sudo xspin stats
   sudo xspin stats xs-nic --json
   xspin stats --json | jq '.nics[].contexts[] | {name, handled, refused}'`,
-		Args: cobra.MaximumNArgs(1),
+		Args: wantArgs("[INTERFACE]"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			name := ""
 			if len(args) == 1 {
