@@ -523,6 +523,8 @@ func (a *attachment) post(do string, r *control.Receive) error {
 // who has kept the old one harms nobody. Idempotent.
 func (a *attachment) release(reason string) { a.once.Do(func() { a.leave(reason) }) }
 
+const stoppedText = "detached, and the context is stopped: it begins anew when it is activated"
+
 func (a *attachment) leave(reason string) {
 	h, d := a.h, a.h.d
 	log := d.logger.With("context", h.name, "pid", a.peer.PID, "uid", a.peer.UID, "reason", reason)
@@ -551,7 +553,7 @@ func (a *attachment) leave(reason string) {
 		return
 	case state == stopped:
 		h.silence()
-		log.Warn("detached, and the context is stopped: it begins anew when it is activated")
+		log.Warn(stoppedText)
 		return
 	}
 	// Those who look on look at what is about to be no more.
@@ -560,8 +562,9 @@ func (a *attachment) leave(reason string) {
 		o.dismiss("the application has detached, and its windows go with it")
 	}
 	h.mu.Unlock()
-	l, err := h.renew()
-	if err == nil && mode == atStart && !off {
+	l, err := h.renew(false)
+	again := err == nil && h.currentState() != stopped
+	if again && mode == atStart && !off {
 		if err = h.arm(); err != nil {
 			h.set(failed, err.Error())
 		}
@@ -573,6 +576,9 @@ func (a *attachment) leave(reason string) {
 		return
 	case err != nil:
 		log.Error("detached, and the context could not begin anew", "error", err)
+		return
+	case !again:
+		log.Warn(stoppedText)
 		return
 	}
 	log.Info("detached, and the context has begun anew", "state", h.currentState())

@@ -251,6 +251,7 @@ func (h *hosted) disarm() error {
 type loss struct {
 	messages, requests int
 	leaked             bool // memory is kept until stuck handlers have returned
+	overran            bool // a handler has run past its limit, perhaps as the context was drained
 }
 
 // tearDown ends the context's life. The caller has op.
@@ -276,7 +277,7 @@ func (h *hosted) finish(ctx *nic.Context, has *holdings) (l loss) {
 		has.pair.Detach() // whoever waits for the application does so no longer
 	}
 	err := h.card.nic.Remove(ctx)
-	if err == nil && ctx.Stats().Overruns == 0 {
+	if l.overran = ctx.Stats().Overruns > 0; err == nil && !l.overran {
 		has.drop()
 		return l
 	}
@@ -287,14 +288,19 @@ func (h *hosted) finish(ctx *nic.Context, has *holdings) (l loss) {
 	return l
 }
 
-// renew has the context begin anew, with memory in which there is nothing. The caller
-// has op.
-func (h *hosted) renew() (l loss, err error) {
+// renew has the context begin anew, with memory in which there is nothing. One with a
+// handler that ran past its limit does so only if somebody who may has asked for it. The
+// caller has op.
+func (h *hosted) renew(asked bool) (l loss, err error) {
 	h.set(draining, "")
 	h.mu.Lock()
 	has := h.has
 	h.mu.Unlock()
 	l = h.tearDown()
+	if l.overran && !asked {
+		h.set(stopped, overrunText)
+		return l, nil
+	}
 	h.set(installing, "")
 	if !l.leaked && has != nil && has.refs.Load() > 0 {
 		// Sessions of observers that are about to end refer to what it had, which
@@ -347,7 +353,7 @@ func (h *hosted) comeBack() {
 	if closing || !starved {
 		return
 	}
-	_, err := h.renew()
+	_, err := h.renew(true) // there is nothing of it that could hang
 	if err == nil && mode == atStart && !off {
 		if err = h.arm(); err != nil {
 			h.set(failed, err.Error())
@@ -502,7 +508,7 @@ func (d *Daemon) activate(name string) error {
 		state := h.state
 		h.mu.Unlock()
 		if state == stopped || state == failed {
-			if _, err := h.renew(); err != nil {
+			if _, err := h.renew(true); err != nil {
 				return err
 			}
 		}

@@ -28,7 +28,10 @@ import (
 )
 
 // stuckGate holds the handlers of test-stuck while it is there.
-var stuckGate atomic.Pointer[chan struct{}]
+var (
+	stuckGate atomic.Pointer[chan struct{}]
+	stuckIn   atomic.Int32 // of them, ever
+)
 
 func init() {
 	port := func(p handlers.Params, h hpu.Handlers) (*handlers.Set, error) {
@@ -40,6 +43,7 @@ func init() {
 	handlers.Register("test-stuck", "", func(p handlers.Params) (*handlers.Set, error) {
 		return port(p, hpu.Handlers{Payload: func(h *hpu.HER) hpu.Code {
 			if ch := stuckGate.Load(); ch != nil {
+				stuckIn.Add(1)
 				<-*ch
 			}
 			if w := h.Window("own"); w != nil {
@@ -575,6 +579,35 @@ contexts:
 		t.Errorf("the late handler has written %q to the new window, %q to the old", q.windows["own"].Bytes()[:4], p.windows["own"].Bytes()[:4])
 	}
 	b.release("done")
+}
+
+// An application that goes before the handler is past its limit, again and again, must
+// not have a thread hang each time.
+func TestDetachingBeforeTheLimitDoesNotBeginAnew(t *testing.T) {
+	f := launch(t, `
+contexts:
+- name: stuck
+  handler: test-stuck
+  rulesets: "nine: udp(9)"
+`)
+	ch := make(chan struct{})
+	stuckGate.Store(&ch)
+	defer func() {
+		stuckGate.Store(nil)
+		close(ch)
+		eventually(t, "all have returned", func() bool { s, err := f.cards[0].nic.Stats(); return err == nil && s.Stuck == 0 })
+	}()
+	in := stuckIn.Load()
+	a := f.admitted(t, "stuck", root, false)
+	f.datagram(t, 9)
+	eventually(t, "the handler runs", func() bool { return stuckIn.Load() > in })
+	a.release("it is gone")
+	if got := f.state(t, "stuck"); got != stopped {
+		t.Errorf("the context is %s, and its handler hangs", got)
+	}
+	_, err := f.admit("stuck", root, false)
+	fails(t, "the next", err, nil, "stopped")
+	must(t, f.activate("stuck"))
 }
 
 func TestInstallAndRemove(t *testing.T) {
