@@ -118,7 +118,11 @@ func occupied(op string, x *netlink.LinkXdp) error {
 	if x.AttachMode == attachedSKB {
 		mode = Generic
 	}
-	return fmt.Errorf("%s: %w: %q (id %d, %s mode); XsPIN never evicts a program: stop its owner or detach it first", op, ErrOccupied, name, x.ProgId, mode)
+	way := "XsPIN never evicts a program: stop its owner or detach it first"
+	if name == bpf.IngressProgXspinIngress {
+		way = "another XsPIN runs here: end it first"
+	}
+	return fmt.Errorf("%s: %w: %q (id %d, %s mode); %s", op, ErrOccupied, name, x.ProgId, mode, way)
 }
 
 const attachedSKB = 2 // XDP_ATTACHED_SKB of linux/if_link.h
@@ -181,7 +185,7 @@ func attach(cfg Config, mode Mode) (_ *Ingress, err error) {
 			in.Close()
 		}
 	}()
-	if err := in.load("xspin_ingress"); err != nil {
+	if err := in.load(bpf.IngressProgXspinIngress); err != nil {
 		return nil, err
 	}
 	flags := link.XDPDriverMode

@@ -132,7 +132,7 @@ func TestAttach(t *testing.T) {
 			}
 			// One XsPIN does not put out another.
 			_, err = Attach(config(tt.iface, tt.ask))
-			says(t, err, ErrOccupied, "xspin_ingress", fmt.Sprint(want), tt.get.String())
+			says(t, err, ErrOccupied, "xspin_ingress", fmt.Sprint(want), tt.get.String(), "another XsPIN runs here")
 			for range 2 {
 				if err := in.Detach(); err != nil {
 					t.Errorf("%s: %v", tt.name, err)
