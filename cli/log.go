@@ -56,7 +56,9 @@ hpu, text and lost (lines that are missing before this one).`,
 		out := cmd.OutOrStdout()
 		enc := json.NewEncoder(out)
 		enc.SetEscapeHTML(false)
+		lines := 0
 		err = c.Log(ctx, args[0], hpu, follow, func(l control.LogLine) error {
+			lines++
 			if asJSON {
 				return enc.Encode(l)
 			}
@@ -71,6 +73,9 @@ hpu, text and lost (lines that are missing before this one).`,
 		})
 		if err != nil && !(errors.Is(err, context.Canceled) && ctx.Err() != nil) {
 			return fmt.Errorf("log %s: %w", args[0], err)
+		}
+		if lines == 0 && !follow && isTerminal(out) { // a pipe's reader wants lines only
+			fmt.Fprintln(cmd.ErrOrStderr(), "nothing logged yet")
 		}
 		return nil
 	}

@@ -145,6 +145,18 @@ func TestLogPrintsLines(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Errorf("follow ends with %v", err)
 	}
+	// Somebody who looks at nothing is told that there is nothing.
+	_, tty := terminal(t)
+	lines = nil
+	for _, c := range []struct {
+		out  io.Writer
+		want string
+	}{{tty, "nothing logged yet\n"}, {io.Discard, ""}} {
+		var diag syncBuffer
+		if err := xspin(t.Context(), nil, c.out, &diag, "log", "in box", "--socket", socket); err != nil || diag.String() != c.want {
+			t.Errorf("nothing: %v, says %q, want %q", err, diag.String(), c.want)
+		}
+	}
 }
 
 // A syncBuffer may be read while somebody writes.
