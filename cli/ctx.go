@@ -33,9 +33,10 @@ rest is for root and the daemon's admins.`,
 		Args: cobra.NoArgs,
 	}
 	ctx.AddCommand(newCtxLsCmd(), newCtxShowCmd(), newCtxInstallCmd(),
-		newCtxDoCmd("activate", "Arm the rulesets of contexts", (*control.Client).Activate),
-		newCtxDoCmd("deactivate", "Disarm the rulesets of contexts, which stay installed", (*control.Client).Deactivate),
-		newCtxDoCmd("rm", "Take contexts away: their messages end, their applications are detached", (*control.Client).Remove),
+		newCtxDoCmd("activate", "Arm the rulesets of contexts", `Arm the rulesets of contexts. One that is stopped, because a handler ran past its
+time limit, or failed begins anew first: with memory that is zero, and new windows.`, (*control.Client).Activate),
+		newCtxDoCmd("deactivate", "Disarm the rulesets of contexts, which stay installed", "", (*control.Client).Deactivate),
+		newCtxDoCmd("rm", "Take contexts away: their messages end, their applications are detached", "", (*control.Client).Remove),
 		newCtxTriggerCmd(), newCtxReloadCmd())
 	return ctx
 }
@@ -188,6 +189,9 @@ func writeContext(out io.Writer, x *control.ContextInfo) error {
 	row := func(name, format string, args ...any) {
 		fmt.Fprintf(w, "  %s\t%s\n", name, fmt.Sprintf(format, args...))
 	}
+	if x.State == "stopped" || x.State == "failed" {
+		row("way out", "xspin ctx activate %s: it begins anew, with fresh memory", x.Name)
+	}
 	row("handler", "%s%s", x.Handler, params(x.Params))
 	row("interface", "%s", orDash(x.Interface))
 	for _, r := range x.Rules {
@@ -322,10 +326,11 @@ func readAll(cmd *cobra.Command, path string) ([]byte, error) {
 }
 
 // newCtxDoCmd returns a command that does the same with each of several contexts.
-func newCtxDoCmd(verb, short string, do func(*control.Client, context.Context, string) error) *cobra.Command {
+func newCtxDoCmd(verb, short, long string, do func(*control.Client, context.Context, string) error) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     verb + " NAME...",
 		Short:   short,
+		Long:    long,
 		Example: "  xspin ctx " + verb + " inbox",
 		Args:    wantArgs("NAME..."),
 	}

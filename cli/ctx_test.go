@@ -159,6 +159,18 @@ func TestCtxTellsAndAsks(t *testing.T) {
 	}
 }
 
+func TestCtxShowTellsTheWayOut(t *testing.T) {
+	for state, want := range map[string]bool{"stopped": true, "failed": true, "installed": false, "active": false} {
+		var out bytes.Buffer
+		if err := writeContext(&out, &control.ContextInfo{Context: control.Context{Name: "a"}, State: state}); err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(out.String(), "xspin ctx activate a: it begins anew") != want {
+			t.Errorf("%s:\n%s", state, &out)
+		}
+	}
+}
+
 func TestCtxJSON(t *testing.T) {
 	s := newStandIn(t)
 	for args, key := range map[string]string{"ctx ls --json": "contexts", "ctx show inbox --json": "handler_stats", "rules ls --json": "rules"} {

@@ -97,9 +97,9 @@ func (l inboxLines) Message(m inbox.Message) {
 	case m.Error != "":
 		fmt.Fprintf(l.w, "message %d from %v: %s (%s missing)\n", m.Number, m.Source, m.Error, file.Bytes(m.Missing))
 	case m.File != "":
-		fmt.Fprintf(l.w, "message %d from %v: %s, sha256 %.16s, %s\n", m.Number, m.Source, file.Bytes(m.Bytes), m.SHA256, m.File)
+		fmt.Fprintf(l.w, "message %d from %v: %s, sha256 %.16s…, %s\n", m.Number, m.Source, file.Bytes(m.Bytes), m.SHA256, m.File)
 	default:
-		fmt.Fprintf(l.w, "message %d from %v: %s, sha256 %.16s\n", m.Number, m.Source, file.Bytes(m.Bytes), m.SHA256)
+		fmt.Fprintf(l.w, "message %d from %v: %s, sha256 %.16s…\n", m.Number, m.Source, file.Bytes(m.Bytes), m.SHA256)
 	}
 }
 

@@ -196,3 +196,12 @@ func TestInboxRefusesFlags(t *testing.T) {
 		}
 	}
 }
+
+func TestInboxShowsThatSumsAreCut(t *testing.T) {
+	for _, m := range []inbox.Message{{SHA256: strings.Repeat("0123456789abcdef", 4)}, {SHA256: strings.Repeat("0123456789abcdef", 4), File: "f"}} {
+		var out strings.Builder
+		if (inboxLines{&out}).Message(m); !strings.Contains(out.String(), "sha256 0123456789abcdef…") {
+			t.Errorf("%+v: %s", m, &out)
+		}
+	}
+}

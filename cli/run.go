@@ -64,6 +64,10 @@ The handlers there are:
 
 ` + indent(handlerList()) + `
 docs/handlers.md says how to add some of your own.
+
+A window may have ` + daemon.DefaultWindowLimit.String() + `, and all memory of contexts together ` + daemon.DefaultMemoryLimit.String() + `,
+unless limits: {window: SIZE, memory: SIZE} says otherwise.
+
 SIGHUP reads the file again and does what has changed, all of it or nothing;
 SIGINT and SIGTERM end the daemon, after messages that are open.`,
 		Example: `  sudo xspin run
