@@ -409,6 +409,9 @@ func checkContext(c *checker, path string, doc *control.Context, env *surroundin
 	default:
 		c.fail(at("activate"), "%q: there are start, attach, manual", doc.Activate)
 	}
+	if set != nil && set.Window && len(doc.Windows) == 0 && len(c.problems) == before {
+		c.fail(at("windows"), `handler %s: no window: messages would be acknowledged and thrown away; add one, such as "windows: [{name: in, size: 64MiB}]"`, doc.Handler)
+	}
 	if len(c.problems) > before {
 		return nil
 	}

@@ -81,8 +81,10 @@ func TestErrorsOfConfigurationsAreToldWithTheirPlaces(t *testing.T) {
 		}, "\n")},
 
 		{"handler", eth + "contexts:\n- {name: a, handler: deposti}\n", `F:3:22: contexts[0].handler: no handler "deposti": is it deposit?`},
+		{"no window", eth + "contexts:\n- {name: a, handler: deposit}\n",
+			`F:3:3: contexts[0].windows: handler deposit: no window: messages would be acknowledged and thrown away; add one, such as "windows: [{name: in, size: 64MiB}]"`},
 		{"no handler", eth + "contexts:\n- {name: a}\n", `F:3:3: contexts[0].handler: no handler "": `},
-		{"name", eth + "contexts:\n- {name: a/b, handler: deposit}\n- {name: x, handler: deposit}\n- {name: x, handler: deposit}\n",
+		{"name", eth + "contexts:\n- {name: a/b, handler: echo-udp}\n- {name: x, handler: echo-icmp}\n- {name: x, handler: echo-icmp}\n",
 			"F:3:10: contexts[0].name: \"a/b\": names have up to 63 of the characters A-Z a-z 0-9 . _ -, and do not begin with . or -\n" +
 				"F:5:10: contexts[2].name: context \"x\" is there already: contexts[1].name"},
 		{"params", eth + "contexts:\n- name: a\n  handler: echo-udp\n  params: {prot: 8}\n", `F:5:11: contexts[0].params: handler echo-udp: `},
@@ -116,9 +118,9 @@ func TestErrorsOfConfigurationsAreToldWithTheirPlaces(t *testing.T) {
 			"F:2:67: contexts[0].rulesets: a triggered context has none: the host activates it"},
 		{"handlers that the host triggers, with rulesets", eth + "contexts: [{name: a, handler: push, params: {to: '10.0.0.2:1'}, rulesets: 'a: slmp'}]\n",
 			"F:2:75: contexts[0].rulesets: handler push is activated by the host: there can be none"},
-		{"ruleset numbers", eth + "contexts:\n- {name: a, handler: deposit, first: 300}\n- {name: b, handler: deposit, first: 3}\n- {name: c, handler: deposit, first: 3}\n", strings.Join([]string{
+		{"ruleset numbers", eth + "contexts:\n- {name: a, handler: deposit, first: 300}\n- {name: b, handler: echo-udp, first: 3}\n- {name: c, handler: echo-udp, first: 3}\n", strings.Join([]string{
 			"F:3:38: contexts[0].first: ruleset numbers 300..300: possible are 0..255",
-			`F:5:38: contexts[2].first: ruleset number 3 is that of context "b" already`}, "\n")},
+			`F:5:39: contexts[2].first: ruleset number 3 is that of context "b" already`}, "\n")},
 
 		{"scheduling", eth + "contexts:\n- {name: a, handler: deposit, policy: any, overload: keep, hpus: '0-20', credits: -1, share: 2000, messages: -5}\n", strings.Join([]string{
 			`F:3:39: contexts[0].policy: "any": there are blocked-rr, message, packet`,
@@ -149,7 +151,7 @@ func TestErrorsOfConfigurationsAreToldWithTheirPlaces(t *testing.T) {
 			`F:5:32: contexts[0].queue.requests: 2000000: possible are 1..1048576`,
 			`F:5:50: contexts[0].queue.payload: 1MiB: at most 64KiB`,
 			`F:5:62: contexts[0].queue.full: "block": there are drop, fail, wait`}, "\n")},
-		{"empty queue", eth + "contexts:\n- name: a\n  handler: deposit\n  queue:\n", "F:5:9: contexts[0].queue: want keys with values, found nothing: write {} for the defaults"},
+		{"empty queue", eth + "contexts:\n- name: a\n  handler: echo-udp\n  queue:\n", "F:5:9: contexts[0].queue: want keys with values, found nothing: write {} for the defaults"},
 		{"attach", eth + "contexts:\n- {name: a, handler: deposit, attach: {users: [no-user]}, activate: sometimes}\n",
 			"F:3:48: contexts[0].attach.users[0]: \"no-user\": there is no such user\nF:3:69: contexts[0].activate: \"sometimes\": there are start, attach, manual"},
 		{"all at once", "socket: x\ninterfaces: []\ncontexts:\n- nam: a\n", strings.Join([]string{

@@ -739,7 +739,7 @@ func TestCloseEndsEverything(t *testing.T) {
 	must(t, f.Close(context.Background()))
 	_, err := f.admit("inbox", root, false)
 	fails(t, "attach", err, nil, "")
-	_, err = f.install(&control.Context{Name: "late", Handler: "deposit"})
+	_, err = f.install(&control.Context{Name: "late", Handler: "echo-icmp"})
 	fails(t, "install", err, errBusy, whyClosing)
 }
 

@@ -19,6 +19,7 @@ func newDeposit(p Params) (*Set, error) {
 		Handlers: hpu.Handlers{Header: deposit},
 		Rulesets: []matcher.Ruleset{matcher.SLMP()},
 		Queue:    true,
+		Window:   true,
 	}, nil
 }
 

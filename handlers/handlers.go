@@ -30,7 +30,8 @@ type Set struct {
 	Initial   []byte            // what they begin with
 	Memory    int               // least bytes of HPU memory of the context
 	HPUMemory int               // least bytes of each HPU
-	Queue     bool              // they ask the application
+	Queue     bool              // they ask the application: activate is attach, if the configuration does not say
+	Window    bool              // messages go to the context's first window: there must be one
 	Timestamp bool              // packets carry their time of arrival
 	Timer     time.Duration     // between calls of Timer, if the configuration does not say
 }
