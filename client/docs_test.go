@@ -31,7 +31,7 @@ func reference(t *testing.T) string {
 
 // Every line of the reference with curl works, in its order.
 func TestTheReferencesCurl(t *testing.T) {
-	f := newFixture(t, strings.Replace(inbox, "handler: deposit", "handler: deposit\n  memory: 64KiB\n  hpu_memory: 4KiB", 1))
+	f := newFixture(t, inbox)
 	f.daemon()
 	dir := t.TempDir()
 	status := regexp.MustCompile(`\nstatus (\d+)$`)
