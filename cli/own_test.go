@@ -42,7 +42,7 @@ func TestOwnXspin(t *testing.T) {
 			t.Fatalf("docs/handlers.md has no %s", name)
 		}
 	}
-	// What `go mod init` and `go get` would have made, without a network: the
+	// What `go mod init` and `go mod tidy` would have made, without a network: the
 	// versions are those of this module.
 	repo, err := filepath.Abs("..")
 	if err != nil {
@@ -61,7 +61,7 @@ func TestOwnXspin(t *testing.T) {
 		t.Fatal("go.mod has another module")
 	}
 	own := strings.Replace(string(mod), module, "module example.com/ownxspin\n", 1)
-	write("go.mod", own+"\nrequire github.com/xspin/xspin v0.0.0\n\nreplace github.com/xspin/xspin => "+repo+"\n")
+	write("go.mod", own+"\nrequire github.com/xspin/xspin v0.0.0\n")
 	write("go.sum", string(sum))
 
 	run := func(fail bool, name string, args ...string) string {
@@ -75,6 +75,11 @@ func TestOwnXspin(t *testing.T) {
 		}
 		return string(out)
 	}
+	clone := regexp.MustCompile(`(?m)^go mod edit -replace (\S+)=\.\./xspin `).FindSubmatch(doc)
+	if clone == nil {
+		t.Fatal("docs/handlers.md does not say how to use a clone")
+	}
+	run(false, "go", "mod", "edit", "-replace", string(clone[1])+"="+repo)
 	run(false, "go", "vet", "./...")
 	run(false, "go", "test", "./...")
 	run(false, "go", "build", "-o", "ownxspin")

@@ -428,7 +428,11 @@ func (a *App) Request(c *hostq.Call) bool {
 	return !a.closed && a.host != nil && a.host.Request(c)
 }
 
-// Respond answers a request.
+// Respond answers a request, with any status and as many bytes as the context's queue has
+// for a payload, 2048 unless its configuration says otherwise; what handlers make of them
+// is theirs to say. The payload is copied, and the request is done with. After an error it
+// is not: hostq.ErrTooLong, answer with less; hostq.ErrFull, the NIC has not taken other
+// answers yet, try again. With others the session has ended or is about to.
 func (a *App) Respond(c *hostq.Call, status int32, payload []byte) error {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
@@ -438,7 +442,8 @@ func (a *App) Respond(c *hostq.Call, status int32, payload []byte) error {
 	return a.host.Respond(c, status, payload)
 }
 
-// Done ends a request that wants no answer.
+// Done gives a request's slot back: its payload is gone. A handler that wants an answer
+// (Call.Reply) still waits for it, and Respond may give it later.
 func (a *App) Done(c *hostq.Call) {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
