@@ -90,7 +90,7 @@ type NIC struct {
 // An Outcome is what packets and other things that a test did have led to.
 type Outcome struct {
 	Verdicts []matcher.Verdict  // of the packets; those that are not delivered went to the Linux stack
-	Calls    []Call             // of handlers, in order; continuations are not among them
+	Calls    []Call             // of handlers, in order; continuations are not among them, see NIC.Stats
 	Sent     [][]byte           // frames, in order: those of handlers, and acknowledgements
 	Stack    [][]byte           // packets that handlers handed to the Linux stack
 	Messages []hpu.MessageEvent // ends and failures of messages
@@ -107,7 +107,8 @@ type Call struct {
 	Panic   any
 }
 
-// Code returns what the last handler returned; it is -1 if none ran.
+// Code returns what the last handler returned; it is -1 if none ran. Of a handler that has
+// asked it is what that returned, not its continuation: see NIC.Stats.
 func (o *Outcome) Code() hpu.Code {
 	if len(o.Calls) == 0 {
 		return -1
@@ -451,7 +452,8 @@ func (n *NIC) serve() {
 	}
 }
 
-// Stats returns the context's statistics, user counters included.
+// Stats returns the context's statistics, user counters included. Dropped and Failed
+// count what continuations have returned, too.
 func (n *NIC) Stats() hpu.ContextStats { return n.ctx.Stats() }
 
 func (n *NIC) close() {

@@ -465,6 +465,28 @@ func TestAsk(t *testing.T) {
 }
 
 // TestDetach is the end of the application while handlers wait for it.
+// What a continuation returns is in the statistics: the outcome has the handler's.
+func TestContinuationsAreCounted(t *testing.T) {
+	for _, format := range []string{"packet", "slmp"} {
+		for _, c := range []struct {
+			code            hpu.Code
+			dropped, failed uint64
+		}{{hpu.Success, 0, 0}, {hpu.Drop, 1, 0}, {hpu.Fail, 0, 1}} {
+			n := New(t, Config{Queue: true, Format: matcher.FormatByName(format), Handlers: hpu.Handlers{Payload: func(h *hpu.HER) hpu.Code {
+				if err := h.AskThen(1, nil, func(*hpu.HER, *hpu.Reply) hpu.Code { return c.code }); err != nil {
+					t.Error(err)
+				}
+				return hpu.Success
+			}}})
+			n.Answer(func(Request) Answer { return Answer{} })
+			out := n.Packet(Message(Peer(4000), 1, []byte("hello"), 100)...)
+			if s := n.Stats(); out.Code() != hpu.Success || len(out.Calls) != 1 || s.Dropped != c.dropped || s.Failed != c.failed {
+				t.Errorf("%s, %v: outcome %v, %d calls; %d handled, %d dropped, %d failed", format, c.code, out.Code(), len(out.Calls), s.Handled, s.Dropped, s.Failed)
+			}
+		}
+	}
+}
+
 func TestDetach(t *testing.T) {
 	c := payload(func(h *hpu.HER) hpu.Code {
 		if h.AskThen(3, nil, func(h *hpu.HER, r *hpu.Reply) hpu.Code {
