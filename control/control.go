@@ -42,7 +42,7 @@ type Context struct {
 	Windows   []Window       `json:"windows,omitempty"`    // the first takes messages by default
 	Queue     *Queue         `json:"queue,omitempty"`      // to the application; {} for the defaults
 	Attach    *Attach        `json:"attach,omitempty"`     // who may attach; root only if left out
-	Activate  string         `json:"activate,omitempty"`   // start (default), attach (while an application is attached), or manual
+	Activate  string         `json:"activate,omitempty"`   // start (default), attach (while an application is attached; default of handlers that ask one), or manual
 	Triggered bool           `json:"triggered,omitempty"`  // host-activated: no rulesets; some handlers are always
 }
 

@@ -405,6 +405,11 @@ func checkContext(c *checker, path string, doc *control.Context, env *surroundin
 	switch doc.Activate {
 	case "":
 		b.doc.Activate = atStart
+		if set != nil && set.Queue {
+			// With nobody there, requests would take all credits, and wait for
+			// whoever comes.
+			b.doc.Activate = atAttach
+		}
 	case atStart, atAttach, manually:
 	default:
 		c.fail(at("activate"), "%q: there are start, attach, manual", doc.Activate)
