@@ -8,11 +8,13 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/xspin/xspin/control"
 	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/internal/clock"
 	"github.com/xspin/xspin/nic"
 )
 
@@ -71,6 +73,8 @@ type hosted struct {
 	observers map[*attachment]bool
 	tap       hpu.Tap
 	captures  *captures // see Daemon.capture
+	panicked  int64     // when a panic was last written to the book
+	panics    int       // since then
 }
 
 // begin waits until nothing goes on with the context, and keeps it so until end.
@@ -364,6 +368,31 @@ func (h *hosted) comeBack() {
 		h.d.logger.Info("there is memory again, and the context has begun anew", "context", h.name, "state", h.currentState())
 	case !errors.Is(err, errMemory):
 		h.d.logger.Error("the context could not begin anew", "context", h.name, "error", err)
+	}
+}
+
+// record writes what went wrong in a handler to the context's log, line by line. Of panics,
+// which may come with every packet, it writes one a second.
+func (h *hosted) record(e hpu.Event) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.book == nil {
+		return
+	}
+	now := clock.Monotonic()
+	kind := e.Kind.String()
+	if e.Kind == hpu.HandlerPanic {
+		if h.panicked != 0 && now-h.panicked < int64(time.Second) {
+			h.panics++
+			return
+		}
+		if h.panics > 0 {
+			kind = fmt.Sprintf("%s (and %d before it)", kind, h.panics)
+		}
+		h.panicked, h.panics = now, 0
+	}
+	for line := range strings.Lines(kind + ": " + e.Detail) {
+		h.book.Log(now, e.HPU, []byte(line))
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -62,6 +63,14 @@ func init() {
 			},
 			Payload: func(*hpu.HER) hpu.Code { return hpu.Success },
 		})
+	})
+	handlers.Register("test-fault", "", func(p handlers.Params) (*handlers.Set, error) {
+		return port(p, hpu.Handlers{Payload: func(*hpu.HER) hpu.Code {
+			if p["panic"] == true {
+				panic("out of cheese")
+			}
+			return hpu.Fail
+		}})
 	})
 	handlers.Register("test-panic", "", func(p handlers.Params) (*handlers.Set, error) { panic("no set") })
 }
@@ -487,6 +496,7 @@ contexts:
 - name: ask
   handler: requests
   params: {port: 9}
+  activate: start
 `)
 	a := f.admitted(t, "ask", root, false)
 	f.datagram(t, 9)
@@ -514,6 +524,22 @@ contexts:
 		}
 	}
 	must(t, p.host.Respond(&c, 0, []byte("answer")))
+}
+
+// With nobody to ask, the first application would get requests of long ago.
+func TestWhoAsksTakesPacketsWhileSomebodyIsAttached(t *testing.T) {
+	f := launch(t, "contexts:\n- {name: ask, handler: requests, params: {port: 9}}\n- {name: echo, handler: echo-udp, queue: {}}\n")
+	if ask, echo := f.state(t, "ask"), f.state(t, "echo"); ask != installed || echo != active {
+		t.Errorf("the context that asks is %s, the other %s", ask, echo)
+	}
+	a := f.admitted(t, "ask", root, false)
+	if got := f.state(t, "ask"); got != active {
+		t.Errorf("with an application it is %s", got)
+	}
+	a.release("done")
+	if got := f.state(t, "ask"); got != installed {
+		t.Errorf("after that it is %s", got)
+	}
 }
 
 func TestStuckHandlersStopTheirContextUntilItIsActivated(t *testing.T) {
@@ -579,6 +605,37 @@ contexts:
 		t.Errorf("the late handler has written %q to the new window, %q to the old", q.windows["own"].Bytes()[:4], p.windows["own"].Bytes()[:4])
 	}
 	b.release("done")
+}
+
+func TestFaultsOfHandlersAreInTheirLog(t *testing.T) {
+	f := launch(t, `
+contexts:
+- {name: panics, handler: test-fault, params: {panic: true}, rulesets: "nine: udp(9)"}
+- {name: fails, handler: test-fault, rulesets: "ten: udp(10)"}
+`)
+	for _, tc := range []struct {
+		name string
+		port int
+		want []string
+	}{
+		{"panics", 9, []string{"handler panic: out of cheese", "goroutine ", "contexts_test.go:"}},
+		{"fails", 10, []string{"handler failed: the handler returned Fail"}},
+	} {
+		f.datagram(t, tc.port)
+		eventually(t, fmt.Sprintf("the log of %s has %q", tc.name, tc.want), func() bool {
+			var text []string
+			must(t, f.log(t.Context(), tc.name, -1, false, func(l control.LogLine) error {
+				text = append(text, l.Text)
+				return nil
+			}))
+			for _, want := range tc.want {
+				if !slices.ContainsFunc(text, func(l string) bool { return strings.Contains(l, want) && !strings.Contains(l, `\n`) }) {
+					return false
+				}
+			}
+			return true
+		})
+	}
 }
 
 // An application that goes before the handler is past its limit, again and again, must

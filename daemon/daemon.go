@@ -256,10 +256,12 @@ func (m *memory) drop() {
 func (d *Daemon) listen(c *card) {
 	defer close(c.done)
 	for e := range c.nic.Events() {
-		if e.Kind != hpu.HandlerOverrun {
+		h, err := d.find(e.Name)
+		if err != nil || h.card != c {
 			continue
 		}
-		if h, err := d.find(e.Name); err == nil && h.card == c {
+		h.record(e)
+		if e.Kind == hpu.HandlerOverrun {
 			h.overrun(e.Detail)
 		}
 	}
