@@ -145,6 +145,8 @@ func TestInboxAnswers(t *testing.T) {
 	if !lines.Scan() || lines.Text() != "attached to shout: waiting for requests" {
 		t.Fatalf("said %q", lines.Text())
 	}
+	// As long as it comes, and no text: the answer must fit where the question was.
+	binary := strings.Repeat("\xff", 1400)
 	var answers []string
 	err = d.lab.Host.NS.Do(func() error {
 		c, err := net.Dial("udp4", net.JoinHostPort(d.lab.NIC.Addr.Addr().String(), "5000"))
@@ -152,8 +154,8 @@ func TestInboxAnswers(t *testing.T) {
 			return err
 		}
 		defer c.Close()
-		b := make([]byte, 100)
-		for _, question := range []string{"hello", "who is there?"} {
+		b := make([]byte, 2000)
+		for _, question := range []string{"hello", binary, "who is there?"} {
 			if _, err := c.Write([]byte(question)); err != nil {
 				return err
 			}
@@ -168,7 +170,7 @@ func TestInboxAnswers(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil || !slices.Equal(answers, []string{"HELLO", "WHO IS THERE?"}) {
+	if err != nil || !slices.Equal(answers, []string{"HELLO", binary, "WHO IS THERE?"}) {
 		t.Fatalf("answers %q, %v", answers, err)
 	}
 	if err := cmd.Process.Signal(unix.SIGINT); err != nil {

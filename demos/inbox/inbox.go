@@ -151,7 +151,7 @@ func (in *inbox) take(ctx context.Context) error {
 		}
 		// A copy: the NIC's side could change it between two looks.
 		payload := bytes.Clone(r.Payload)
-		if err := in.app.Respond(&r, 0, bytes.ToUpper(payload)); err != nil {
+		if err := in.app.Respond(&r, 0, shout(payload)); err != nil {
 			return err
 		}
 		in.report.Request(Request{r.Tag, payload})
@@ -160,6 +160,18 @@ func (in *inbox) take(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// shout returns an answer as long as the request, so that there is room for it: who
+// makes upper case of all letters there are, and marks what is none, needs more.
+func shout(payload []byte) []byte {
+	loud := bytes.Clone(payload)
+	for i, c := range loud {
+		if 'a' <= c && c <= 'z' {
+			loud[i] = c - 'a' + 'A'
+		}
+	}
+	return loud
 }
 
 func (in *inbox) event(ctx context.Context, e *hostq.Event) error {
