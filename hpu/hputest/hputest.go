@@ -34,6 +34,7 @@ import (
 	"time"
 
 	"github.com/xspin/xspin/bpf"
+	"github.com/xspin/xspin/handlers" //nolint:depguard // what a set says it needs, for Of
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/matcher"
@@ -67,6 +68,15 @@ type Config struct {
 	Buffer int           // bytes of a frame in each of its buffers. Defaults to all that fit
 	TxRing int           // frames that a batch can send. Defaults to 256
 	Limit  time.Duration // that a handler may run. Defaults to 10 s
+}
+
+// Of returns the configuration of a set, with all that it says it needs: its application,
+// state and memory. What a context's configuration would add, such as windows, is to be set.
+func Of(set *handlers.Set) Config {
+	return Config{
+		Handlers: set.Handlers, Rulesets: set.Rulesets, Queue: set.Queue, State: set.State, Initial: set.Initial,
+		Memory: make([]byte, set.Memory), HPUMemory: set.HPUMemory,
+	}
 }
 
 // A NIC is a context with handlers under test.

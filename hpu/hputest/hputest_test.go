@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/xspin/xspin/handlers"
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/matcher"
@@ -465,6 +466,24 @@ func TestAsk(t *testing.T) {
 }
 
 // TestDetach is the end of the application while handlers wait for it.
+func TestOf(t *testing.T) {
+	var got string
+	set := &handlers.Set{
+		Handlers: hpu.Handlers{Payload: func(h *hpu.HER) hpu.Code {
+			got = fmt.Sprintf("%s, %d, %d", h.Message().State(), len(h.Memory()), len(h.HPUMemory()))
+			if err := h.Notify(1, nil); err != nil {
+				t.Error(err)
+			}
+			return hpu.Success
+		}},
+		Rulesets: []matcher.Ruleset{matcher.SLMP()}, State: 5, Initial: []byte("state"), Memory: 100, HPUMemory: 30, Queue: true,
+	}
+	n := New(t, Of(set))
+	if out := n.Packet(Message(Peer(4000), 1, []byte("hello"), 100)...); out.Code() != hpu.Success || len(out.Requests) != 1 || got != "state, 100, 30" {
+		t.Errorf("%v, %d requests, %s", out.Code(), len(out.Requests), got)
+	}
+}
+
 // What a continuation returns is in the statistics: the outcome has the handler's.
 func TestContinuationsAreCounted(t *testing.T) {
 	for _, format := range []string{"packet", "slmp"} {
