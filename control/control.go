@@ -85,7 +85,7 @@ type Attach struct {
 type ContextInfo struct {
 	Context
 	ID           int              `json:"id"`
-	State        string           `json:"state"` // installing, installed, active, draining, stopped, failed
+	State        string           `json:"state"` // installing, installed, active, draining, stopped, failed, gone (with its interface)
 	Error        string           `json:"error,omitempty"`
 	Rules        []Rule           `json:"rules"` // of its rulesets, numbered while it is active
 	Attached     []Peer           `json:"attached"`

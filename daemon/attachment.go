@@ -262,6 +262,8 @@ func (d *Daemon) admit(name string, p control.Peer, observer bool) (attached, er
 	switch {
 	case closing:
 		err = failf(errBusy, "%s", whyClosing)
+	case h.card.lost() != nil:
+		err = h.card.lost()
 	case h.starved:
 		err = failf(errBusy, "context %q waits for memory: %s", name, h.why)
 	case h.state == stopped || h.state == failed:
@@ -549,6 +551,10 @@ func (a *attachment) leave(reason string) {
 	d.mu.RUnlock()
 	switch {
 	case gone || closing || !mine:
+		log.Info("detached")
+		return
+	case h.card.lost() != nil:
+		h.silence()
 		log.Info("detached")
 		return
 	case state == stopped:

@@ -38,6 +38,8 @@ const (
 	draining   = "draining"
 	stopped    = "stopped"
 	failed     = "failed"
+	// Whatever else it is, without its interface it is this to who asks.
+	ifaceGone = "gone"
 )
 
 // overrunText is said of a stopped context if the event that said more was lost.
@@ -184,6 +186,9 @@ func (d *Daemon) leave(h *hosted) {
 
 // install makes the context's memory and installs it on the NIC. The caller has op.
 func (h *hosted) install() error {
+	if err := h.card.lost(); err != nil {
+		return err
+	}
 	b := h.blueprint()
 	set, err := b.makeSet()
 	if err != nil {
@@ -222,6 +227,9 @@ func (h *hosted) install() error {
 
 // arm activates the context. The caller has op.
 func (h *hosted) arm() error {
+	if err := h.card.lost(); err != nil {
+		return err
+	}
 	if err := h.card.nic.Activate(h.ctx); err != nil {
 		return kindError{errBusy, err}
 	}
@@ -587,6 +595,9 @@ func (d *Daemon) trigger(name string, t control.Trigger) error {
 }
 
 func (h *hosted) trigger(t *control.Trigger) error {
+	if err := h.card.lost(); err != nil {
+		return err
+	}
 	h.mu.Lock()
 	ctx, has, state, b := h.ctx, h.has, h.state, h.b
 	if ctx == nil || state != active {
@@ -711,6 +722,9 @@ func (h *hosted) info(stats map[int]*nic.ContextStats) control.ContextInfo {
 	i := control.ContextInfo{
 		Context: h.b.doc, ID: -1, State: h.state, Error: h.why, Since: h.since,
 		Rules: []control.Rule{}, Attached: []control.Peer{},
+	}
+	if err := h.card.lost(); err != nil {
+		i.State, i.Error = ifaceGone, err.Error()
 	}
 	i.Interface = h.card.key
 	var s *nic.ContextStats

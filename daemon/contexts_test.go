@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/control"
@@ -605,6 +606,49 @@ contexts:
 		t.Errorf("the late handler has written %q to the new window, %q to the old", q.windows["own"].Bytes()[:4], p.windows["own"].Bytes()[:4])
 	}
 	b.release("done")
+}
+
+func TestAnInterfaceThatIsGoneIsTold(t *testing.T) {
+	f := launch(t, inbox)
+	a := f.admitted(t, "inbox", someone(77), false)
+	key := f.cards[0].key
+	must(t, f.lab.NIC.NS.Do(func() error {
+		link, err := netlink.LinkByName(f.lab.NIC.Device)
+		if err != nil {
+			return err
+		}
+		return netlink.LinkDel(link)
+	}))
+	select {
+	case why := <-a.ended():
+		if !strings.Contains(why, "interface "+key+" is gone") {
+			t.Errorf("the session ends with %q", why)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("the session goes on")
+	}
+	a.release("told")
+	i, err := f.info("inbox")
+	must(t, err)
+	if i.State != ifaceGone || !strings.Contains(i.Error, "is gone: restart the daemon") {
+		t.Errorf("the context is %s, error %q", i.State, i.Error)
+	}
+	_, err = f.admit("inbox", someone(77), false)
+	fails(t, "attach", err, errBusy, "is gone")
+	fails(t, "activate", f.activate("inbox"), errBusy, "is gone")
+	_, err = f.install(&control.Context{Name: "late", Handler: "echo-icmp"})
+	fails(t, "install", err, errBusy, "is gone")
+	changes, err := f.Reload()
+	must(t, err)
+	if len(changes) != 1 || !strings.Contains(changes[0], "is gone") {
+		t.Errorf("a reload says %q", changes)
+	}
+	if _, err := f.stats(); err != nil {
+		t.Errorf("stats: %v", err)
+	}
+	if !strings.Contains(f.logs.String(), "interface "+key+" is gone") {
+		t.Error("the log does not say so")
+	}
 }
 
 func TestFaultsOfHandlersAreInTheirLog(t *testing.T) {

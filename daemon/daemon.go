@@ -74,6 +74,15 @@ type card struct {
 	nic   *nic.NIC
 	limit time.Duration // of handlers
 	done  chan struct{} // closed when its events have ended
+	gone  atomic.Bool   // the interface is, for good
+}
+
+// lost is an error if the interface is gone.
+func (c *card) lost() error {
+	if !c.gone.Load() {
+		return nil
+	}
+	return failf(errBusy, "interface %s is gone: restart the daemon when it is there again", c.key)
 }
 
 // Options of Start.
@@ -188,6 +197,7 @@ func (d *Daemon) open(f *Interface) error {
 	}
 	d.cards = append(d.cards, c)
 	go d.listen(c)
+	go d.watch(c)
 	return nil
 }
 
@@ -263,6 +273,23 @@ func (d *Daemon) listen(c *card) {
 		h.record(e)
 		if e.Kind == hpu.HandlerOverrun {
 			h.overrun(e.Detail)
+		}
+	}
+}
+
+// watch ends sessions when the interface is gone, until its NIC is closed. Nothing comes
+// back by itself: the next interface of the name is another one.
+func (d *Daemon) watch(c *card) {
+	select {
+	case <-c.done:
+		return
+	case <-c.nic.Gone():
+	}
+	c.gone.Store(true)
+	d.logger.Error("interface "+c.key+" is gone: no packets come any more, until the daemon is restarted", "interface", c.key)
+	for _, h := range d.all() {
+		if h.card == c {
+			h.dismiss(c.lost().Error())
 		}
 	}
 }

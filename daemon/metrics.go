@@ -341,7 +341,7 @@ func (m *metrics) info(to chan<- prometheus.Metric, i *control.ContextInfo) {
 	gauge := func(d *prometheus.Desc, v float64, label string) {
 		to <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, i.Interface, i.Name, label)
 	}
-	for _, s := range []string{installing, installed, active, draining, stopped, failed} {
+	for _, s := range []string{installing, installed, active, draining, stopped, failed, ifaceGone} {
 		v := 0.0
 		if i.State == s {
 			v = 1

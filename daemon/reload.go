@@ -74,7 +74,13 @@ func (d *Daemon) Reload() (changes []string, err error) {
 	if err := d.apply(p); err != nil {
 		return nil, err
 	}
-	return p.changes, nil
+	changes = p.changes
+	for _, c := range d.cards {
+		if err := c.lost(); err != nil {
+			changes = append(changes, err.Error()) // a reload is no help against that
+		}
+	}
+	return changes, nil
 }
 
 // plan compares a configuration with what is there. Its errors are why it cannot be,

@@ -309,6 +309,10 @@ func (n *NIC) Interface() *net.Interface { return n.iface }
 // most 512 can be under way.
 func (n *NIC) Transmit(frame []byte) error { return n.pool.Transmit(frame) }
 
+// Gone is closed when the interface is deleted, or goes to another network namespace:
+// nothing comes any more, and the NIC is only good to be closed.
+func (n *NIC) Gone() <-chan struct{} { return n.neigh.Gone() }
+
 // Events returns what went wrong in handlers. Events that nobody takes are
 // counted as lost.
 func (n *NIC) Events() <-chan hpu.Event { return n.events }

@@ -95,7 +95,13 @@ func (r *Resolver) hear(b []byte) {
 			}
 		case unix.RTM_NEWLINK:
 			if index, ok := word(m.Data, 4, unix.SizeofIfInfomsg); ok && index == r.index {
-				_ = r.loadLink() // if it has gone, routes will say so
+				_ = r.loadLink() // if it has gone, that is told
+				r.recheckAll()
+			}
+		case unix.RTM_DELLINK:
+			// Of family AF_BRIDGE it is a port that leaves its bridge.
+			if index, ok := word(m.Data, 4, unix.SizeofIfInfomsg); ok && index == r.index && m.Data[0] == unix.AF_UNSPEC {
+				r.lost()
 				r.recheckAll()
 			}
 		case unix.RTM_NEWADDR, unix.RTM_DELADDR, unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
@@ -103,6 +109,9 @@ func (r *Resolver) hear(b []byte) {
 		}
 	}
 }
+
+// lost says that the interface is gone: deleted, or in another network namespace.
+func (r *Resolver) lost() { r.loss.Do(func() { close(r.gone) }) }
 
 // word reads a 32-bit word of a message that has size bytes at least.
 func word(b []byte, off, size int) (int, bool) {
@@ -176,6 +185,9 @@ func (r *Resolver) load() error {
 func (r *Resolver) loadLink() error {
 	l, err := r.nl.LinkByIndex(r.index)
 	if err != nil {
+		if errors.As(err, new(netlink.LinkNotFoundError)) {
+			r.lost()
+		}
 		return fmt.Errorf("interface %d: %w", r.index, err)
 	}
 	r.link = *l.Attrs()

@@ -82,6 +82,8 @@ type Resolver struct {
 	news  chan []byte
 	asks  chan netip.Addr
 	done  chan struct{}
+	gone  chan struct{} // closed when the interface is no more
+	loss  sync.Once
 	wg    sync.WaitGroup
 	fails time.Duration
 
@@ -109,6 +111,7 @@ func open(iface *net.Interface, fails time.Duration) (_ *Resolver, err error) {
 		news:    make(chan []byte, 64),
 		asks:    make(chan netip.Addr, maxAsks),
 		done:    make(chan struct{}),
+		gone:    make(chan struct{}),
 		table:   map[netip.Addr]neighbour{},
 		pending: map[netip.Addr]time.Time{},
 		failed:  map[netip.Addr]failure{},
@@ -150,6 +153,10 @@ func (r *Resolver) Close() error {
 	}
 	return err
 }
+
+// Gone is closed when the interface has left the network namespace, for good: one of the
+// same name is another.
+func (r *Resolver) Gone() <-chan struct{} { return r.gone }
 
 // Resolve implements hpu.Resolver: with a look into a map. What is not there is asked
 // for, as far as there is room.

@@ -356,6 +356,29 @@ func TestLostNewsAreMadeUpFor(t *testing.T) {
 	}
 }
 
+func TestGone(t *testing.T) {
+	b := setup(t, failFor)
+	dev := b.NIC.Device
+	b.ip("link add br0 type bridge")
+	b.ip("link set " + dev + " master br0")
+	b.ip("link set " + dev + " nomaster")
+	b.ip("link del br0")
+	dst := b.Host.Addr.Addr().String()
+	b.ip("neigh replace " + dst + " lladdr 02:00:00:00:00:66 dev " + dev)
+	b.becomes("the news before are heard", dst, func(hop hpu.Hop, err error) bool { return err == nil && hop.MAC[5] == 0x66 })
+	select {
+	case <-b.r.Gone():
+		t.Error("who leaves a bridge is not gone")
+	default:
+	}
+	b.ip("link del " + dev)
+	select {
+	case <-b.r.Gone():
+	case <-time.After(10 * time.Second):
+		t.Error("the interface is gone, and nobody says so")
+	}
+}
+
 func BenchmarkResolve(b *testing.B) {
 	r := &Resolver{}
 	cache := map[netip.Addr]*entry{}
