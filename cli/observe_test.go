@@ -635,7 +635,7 @@ func TestTopAsksTheDaemon(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, rows)
 		}
 	}
-	if err := xspin(t.Context(), nil, &out, io.Discard, "stats", "eth7", "--socket", socket); err == nil || !strings.Contains(err.Error(), "has no interface eth7, but: lab/xs-nic, eth9") {
+	if err := xspin(t.Context(), nil, &out, io.Discard, "stats", "eth7", "--socket", socket); err == nil || !strings.Contains(err.Error(), "has lab/xs-nic, eth9") {
 		t.Errorf("another interface: %v", err)
 	}
 }
