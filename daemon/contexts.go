@@ -504,6 +504,7 @@ func (d *Daemon) install(doc *control.Context) (*control.ContextInfo, error) {
 	if _, err := d.add(b, false, numbers); err != nil {
 		return nil, err
 	}
+	d.warn(doc.Name)
 	return d.info(doc.Name)
 }
 

@@ -149,6 +149,9 @@ func Start(cfg *Config, o Options) (_ *Daemon, err error) {
 			return nil, err
 		}
 	}
+	for _, w := range cfg.Warnings() {
+		d.logger.Warn(w)
+	}
 	if cfg.Metrics != "" {
 		if d.metrics, err = serveMetrics(cfg.Metrics, d, d.logger); err != nil {
 			return nil, err

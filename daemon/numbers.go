@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/xspin/xspin/control"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/nic"
 )
@@ -204,4 +205,74 @@ func dealAll(file []*blueprint, others []*hosted) (map[string][]int, error) {
 		return nil, fmt.Errorf("ruleset numbers: %w", err)
 	}
 	return dealt, nil
+}
+
+// A ruled is a context with rulesets that have numbers.
+type ruled struct {
+	name, iface string
+	rules       []matcher.Ruleset
+	numbers     []int
+}
+
+// A shadow is a ruleset that gets no packet while another context is active, which has
+// the same rules under a lower number.
+type shadow struct{ name, ruleset, by string }
+
+func (s shadow) String() string {
+	return fmt.Sprintf("ruleset %s is shadowed by the same one of context %q: it gets packets only while that is not active", s.ruleset, s.by)
+}
+
+func shadows(all []ruled) (found []shadow) {
+	// Of two contexts the one whose number is lower gets the packet.
+	over := func(a, b *ruled, k int) bool {
+		for i := range a.rules {
+			if x, y := &a.rules[i], &b.rules[k]; a.numbers[i] < b.numbers[k] && x.Mode == y.Mode && slices.Equal(x.Rules, y.Rules) {
+				return true
+			}
+		}
+		return false
+	}
+	for i := range all {
+		b := &all[i]
+		for k := range b.rules {
+			for j := range all {
+				if a := &all[j]; i != j && a.iface == b.iface && over(a, b, k) {
+					found = append(found, shadow{b.name, b.rules[k].Name, a.name})
+					break
+				}
+			}
+		}
+	}
+	return found
+}
+
+// Warnings are what the configuration is hardly meant to say, though it may.
+func (cfg *Config) Warnings() (all []string) {
+	blueprints := checkConfig(new(checker), cfg)
+	dealt, err := dealAll(blueprints, nil)
+	if err != nil {
+		return nil // an error of Start
+	}
+	var contexts []ruled
+	for _, b := range blueprints {
+		contexts = append(contexts, ruled{b.doc.Name, b.iface, b.spec.Rulesets, dealt[b.doc.Name]})
+	}
+	for _, s := range shadows(contexts) {
+		i := slices.IndexFunc(cfg.Contexts, func(c control.Context) bool { return c.Name == s.name })
+		all = append(all, fmt.Sprintf("contexts[%d]: %v", i, s))
+	}
+	return all
+}
+
+// warn tells of shadows that a context has got, or throws, when it was installed.
+func (d *Daemon) warn(name string) {
+	var contexts []ruled
+	for _, h := range d.all() {
+		contexts = append(contexts, ruled{h.name, h.card.key, h.blueprint().spec.Rulesets, h.numbersNow()})
+	}
+	for _, s := range shadows(contexts) {
+		if s.name == name || s.by == name {
+			d.logger.Warn(s.String(), "context", s.name)
+		}
+	}
 }

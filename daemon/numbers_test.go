@@ -184,3 +184,31 @@ func TestTheFilesOrderSaysWhoGetsAPacket(t *testing.T) {
 	fails(t, "one more", install("none", "r: udp(5003)", 0), errBusy, `context "none": matching table is full`)
 	f.takes(t, 5001, "rest")
 }
+
+func TestShadowsAreTold(t *testing.T) {
+	text := `contexts:
+- {name: a, handler: echo-udp, params: {port: 7}}
+- {name: b, handler: echo-udp, params: {port: 8}}
+- {name: c, handler: count, rulesets: "mine: udp(7)"}
+`
+	want := `contexts[2]: ruleset mine is shadowed by the same one of context "a": it gets packets only while that is not active`
+	cfg, bad := load(t, eth+text)
+	if bad != "" {
+		t.Fatal(bad)
+	}
+	if got := cfg.Warnings(); len(got) != 1 || got[0] != want {
+		t.Errorf("got %q", got)
+	}
+	cfg.Contexts[0].First = 9 // behind the others
+	if got := cfg.Warnings(); len(got) != 1 || !strings.Contains(got[0], `contexts[0]: ruleset udp-7 is shadowed by the same one of context "c"`) {
+		t.Errorf("with the number 9: %q", got)
+	}
+	f := launch(t, text)
+	_, err := f.install(&control.Context{Name: "late", Handler: "echo-udp", Params: map[string]any{"port": 8}})
+	must(t, err)
+	for _, want := range []string{"contexts[2]: ruleset mine is shadowed", `shadowed by the same one of context \"b\"`, "context=late"} {
+		if !strings.Contains(f.logs.String(), want) {
+			t.Errorf("the log does not say %s", want)
+		}
+	}
+}

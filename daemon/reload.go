@@ -74,6 +74,9 @@ func (d *Daemon) Reload() (changes []string, err error) {
 	if err := d.apply(p); err != nil {
 		return nil, err
 	}
+	for _, w := range cfg.Warnings() {
+		d.logger.Warn(w)
+	}
 	changes = p.changes
 	for _, c := range d.cards {
 		if err := c.lost(); err != nil {
