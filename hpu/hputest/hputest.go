@@ -34,7 +34,7 @@ import (
 	"time"
 
 	"github.com/xspin/xspin/bpf"
-	"github.com/xspin/xspin/handlers" //nolint:depguard // what a set says it needs, for Of
+	"github.com/xspin/xspin/handlers"
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/matcher"
