@@ -370,7 +370,11 @@ func checkContext(c *checker, path string, doc *control.Context, env *surroundin
 		for _, r := range handlers.All() {
 			known = append(known, r.Name)
 		}
-		c.fail(at("handler"), "no handler %q: %s", doc.Handler, suggest(doc.Handler, known))
+		if doc.Handler == "" {
+			c.fail(at("handler"), "is missing: %s", suggest("", known))
+		} else {
+			c.fail(at("handler"), "no handler %q: %s", doc.Handler, suggest(doc.Handler, known))
+		}
 	}
 	b.checkRulesets(c, at, set)
 	b.checkScheduling(c, at)

@@ -34,6 +34,7 @@ func TestErrorsOfConfigurationsAreToldWithTheirPlaces(t *testing.T) {
 		{"nothing", "", `F: interfaces: there is none: name at least one, such as "- name: eth1"`},
 		{"a comment", "# nothing\n", `F: interfaces: there is none: name at least one, such as "- name: eth1"`},
 		{"not YAML", "interfaces: [\nx", "F:2:1: did not find expected ',' or ']'"},
+		{"a tab further down", "interfaces:\n- name: x\n \thpus: 3\n", "F:3:2: found a tab character that violates indentation"},
 		{"a tab", "interfaces:\n\t- name: eth1\n", "F:2:1: found character that cannot start any token"},
 		{"two documents", eth + "---\n" + eth, "F: there is a second document, behind ---"},
 		{"a list", "- eth1\n", "F:1:1: want keys with values, found a list\n" +
@@ -83,7 +84,7 @@ func TestErrorsOfConfigurationsAreToldWithTheirPlaces(t *testing.T) {
 		{"handler", eth + "contexts:\n- {name: a, handler: deposti}\n", `F:3:22: contexts[0].handler: no handler "deposti": is it deposit?`},
 		{"no window", eth + "contexts:\n- {name: a, handler: deposit}\n",
 			`F:3:3: contexts[0].windows: handler deposit: no window: messages would be acknowledged and thrown away; add one, such as "windows: [{name: in, size: 64MiB}]"`},
-		{"no handler", eth + "contexts:\n- {name: a}\n", `F:3:3: contexts[0].handler: no handler "": `},
+		{"no handler", eth + "contexts:\n- {name: a}\n", `F:3:3: contexts[0].handler: is missing: `},
 		{"name", eth + "contexts:\n- {name: a/b, handler: echo-udp}\n- {name: x, handler: echo-icmp}\n- {name: x, handler: echo-icmp}\n",
 			"F:3:10: contexts[0].name: \"a/b\": names have up to 63 of the characters A-Z a-z 0-9 . _ -, and do not begin with . or -\n" +
 				"F:5:10: contexts[2].name: context \"x\" is there already: contexts[1].name"},
@@ -159,7 +160,7 @@ func TestErrorsOfConfigurationsAreToldWithTheirPlaces(t *testing.T) {
 			`F:2:13: interfaces: there is none: name at least one, such as "- name: eth1"`,
 			`F:4:3: contexts[0]: unknown key "nam": is it name?`,
 			`F:4:3: contexts[0].name: a context needs a name`,
-			`F:4:3: contexts[0].handler: no handler "": `}, "\n")},
+			`F:4:3: contexts[0].handler: is missing: `}, "\n")},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			_, got := load(t, tc.text)

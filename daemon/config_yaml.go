@@ -69,7 +69,18 @@ func (d *document) syntax(err error) located {
 	msg := strings.TrimPrefix(err.Error(), "yaml: ")
 	if m := yamlLine.FindStringSubmatch(err.Error()); m != nil {
 		line, _ := strconv.Atoi(m[1])
-		return located{source: d.file, line: line, column: 1, msg: m[2]}
+		column := 1
+		if strings.Contains(m[2], "tab character") { // the parser names the line before
+			for n := line; n <= min(line+1, len(d.lines)); n++ {
+				text := d.lines[n-1]
+				indent := text[:len(text)-len(strings.TrimLeft(text, " \t"))]
+				if i := strings.IndexByte(indent, '\t'); i >= 0 {
+					line, column = n, i+1
+					break
+				}
+			}
+		}
+		return located{source: d.file, line: line, column: column, msg: m[2]}
 	}
 	return located{source: d.file, msg: msg}
 }

@@ -358,7 +358,7 @@ func must(t *testing.T, err error) {
 func TestWhoMayDoWhat(t *testing.T) {
 	f := launch(t, "admins: {users: [99]}\n"+inbox)
 	_, err := f.admit("nothing", root, false)
-	fails(t, "no context", err, errNotFound, `no context "nothing"`)
+	fails(t, "no context", err, errNotFound, `no context "nothing": there are inbox`)
 	_, err = f.admit("inbox", someone(5), false)
 	fails(t, "somebody else", err, errDenied, `context "inbox" is not for user 5: see attach`)
 	fails(t, "somebody else reads", f.mayRead(someone(5), "inbox"), errDenied, `not for user 5`)

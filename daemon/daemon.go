@@ -10,8 +10,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -450,7 +452,11 @@ func (d *Daemon) find(name string) (*hosted, error) {
 	if h := d.contexts[name]; h != nil {
 		return h, nil
 	}
-	return nil, failf(errNotFound, "no context %q", name)
+	there := "there is none"
+	if len(d.contexts) > 0 {
+		there = "there are " + strings.Join(slices.Sorted(maps.Keys(d.contexts)), ", ")
+	}
+	return nil, failf(errNotFound, "no context %q: %s", name, there)
 }
 
 // all returns the contexts by name.
