@@ -3,6 +3,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -38,6 +39,8 @@ type logBook struct {
 	hpus  []logRing
 	lines int // that a reader sees of what was before it came
 
+	offset atomic.Int64 // from the monotonic clock to the wall's, see wall
+
 	// wake is there while a reader sleeps, and closed by who has a line for it.
 	wake atomic.Pointer[chan struct{}]
 
@@ -68,10 +71,21 @@ func newLogBook(name string, hpus int, cfg Log, logger *slog.Logger) *logBook {
 
 // Log is a hpu.LogSink.
 func (b *logBook) Log(now int64, hpu int, text []byte) {
-	if hpu < 0 || hpu >= len(b.hpus) || !b.hpus[hpu].put(now, text) {
+	if hpu < 0 || hpu >= len(b.hpus) || !b.hpus[hpu].put(now, b.wall(now), text) {
 		return
 	}
 	b.ring()
+}
+
+// wall returns the time of a line, which stays what it was, whatever the clock does later.
+// Between two of its steps, lines are as far apart as they were.
+func (b *logBook) wall(now int64) int64 {
+	was, is := b.offset.Load(), time.Now().UnixNano()-clock.Monotonic()
+	if d := is - was; d > int64(time.Millisecond) || d < -int64(time.Millisecond) {
+		b.offset.CompareAndSwap(was, is)
+		was = is
+	}
+	return now + was
 }
 
 // ring wakes the readers that sleep.
@@ -136,7 +150,14 @@ type logReader struct {
 	next  []uint64
 	batch []logEntry
 	text  []byte
+	found []logFound
 	out   []control.LogLine
+}
+
+// A logFound is a line with the time that says its place among those of other HPUs.
+type logFound struct {
+	mono int64
+	line control.LogLine
 }
 
 // reader returns one that begins with the last lines.
@@ -155,9 +176,7 @@ func (r *logReader) gone() bool {
 
 // lines returns what is new, oldest first, good until the next call.
 func (r *logReader) lines() []control.LogLine {
-	wall := time.Now()
-	mono := clock.Monotonic()
-	r.out = r.out[:0]
+	r.found = r.found[:0]
 	for i := range r.b.hpus {
 		if r.hpu >= 0 && i != r.hpu {
 			continue
@@ -174,14 +193,18 @@ func (r *logReader) lines() []control.LogLine {
 				if e.cut {
 					text += "..."
 				}
-				r.out = append(r.out, control.LogLine{
-					Seq: e.seq, Time: wall.Add(time.Duration(e.time - mono)), HPU: i, Text: text, Lost: e.seq - r.next[i],
-				})
+				r.found = append(r.found, logFound{e.time, control.LogLine{
+					Seq: e.seq, Time: time.Unix(0, e.wall), HPU: i, Text: text, Lost: e.seq - r.next[i],
+				}})
 				r.next[i] = e.seq + 1
 			}
 		}
 	}
-	slices.SortStableFunc(r.out, func(a, b control.LogLine) int { return a.Time.Compare(b.Time) })
+	slices.SortStableFunc(r.found, func(a, b logFound) int { return cmp.Compare(a.mono, b.mono) })
+	r.out = r.out[:0]
+	for i := range r.found {
+		r.out = append(r.out, r.found[i].line)
+	}
 	return r.out
 }
 
@@ -247,14 +270,15 @@ type logRing struct {
 
 type logEntry struct {
 	seq  uint64
-	time int64
+	time int64 // monotonic
+	wall int64 // of the clock, when it was printed
 	at   uint64
 	size uint32
 	cut  bool
 }
 
 // put keeps a line, and says whether it did: not above the rate.
-func (l *logRing) put(now int64, text []byte) bool {
+func (l *logRing) put(now, wall int64, text []byte) bool {
 	for len(text) > 0 && (text[len(text)-1] == '\n' || text[len(text)-1] == '\r') {
 		text = text[:len(text)-1]
 	}
@@ -287,7 +311,7 @@ func (l *logRing) put(now int64, text []byte) bool {
 	for l.n > 0 && (l.n == l.room || l.at(l.kept-uint64(l.n)).at+size < l.end) {
 		l.n--
 	}
-	*l.at(l.kept) = logEntry{l.seq, now, at, uint32(len(text)), cut}
+	*l.at(l.kept) = logEntry{l.seq, now, wall, at, uint32(len(text)), cut}
 	copy(l.text[at%size:], text)
 	l.kept++
 	l.n++

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"runtime"
 	"strings"
@@ -89,6 +90,9 @@ func TestLogKeepsTheLastLines(t *testing.T) {
 	}
 	if at := history(t, b, 1)[0].Time; at.Before(time.Now().Add(-time.Minute)) || at.After(time.Now().Add(time.Minute)) {
 		t.Errorf("printed now, says %v", at)
+	}
+	if one, again := history(t, b, -1), history(t, b, -1); !reflect.DeepEqual(one, again) {
+		t.Errorf("read again, %v is %v", one, again)
 	}
 	if err := b.follow(t.Context(), 3, false, nil); err == nil || !strings.Contains(err.Error(), "HPU 3: there are 0..2") {
 		t.Errorf("HPU 3: error %v", err)
