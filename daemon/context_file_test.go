@@ -19,7 +19,7 @@ func TestProblemsOfDocumentsAreFoundInTheirFiles(t *testing.T) {
 			"F:6:8: rulesets: port \"80000\" is not a decimal number 0..65535\nF:7:7: hpus: \"0-20\": there are HPUs 0..1"},
 		{"JSON", `{"name": "a", "handler": "deposit", "windows": [{"name": "w", "size": "5MiB"}]}`,
 			"F:1:71: windows[0].size: a window of 5MiB is larger than the limit of 4MiB: raise limits.window"},
-		{"what is missing", "# a context\nname: a\n", "F:2:1: handler: no handler \"\": "},
+		{"what is missing", "# a context\nname: a\n", "F:2:1: handler: is missing: "},
 		{"one line", "{name: a, handler: tick}", "F:1:1: params: handler tick: "},
 		{"what is no problem of the document", "{name: there, handler: echo-icmp}", `context "there" is there already`},
 	} {
