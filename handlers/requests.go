@@ -59,7 +59,11 @@ func (s *requests) ask(h *hpu.HER) hpu.Code {
 // with the headers of the packet, which ask has turned round.
 func (s *requests) reply(h *hpu.HER, r *hpu.Reply) hpu.Code {
 	n := len(r.Payload)
-	if r.Err != nil || r.Status != 0 || udpHeaders-packet.EthernetLen+n > s.MTU {
+	if r.Err != nil || r.Status != 0 {
+		return hpu.Drop
+	}
+	if most := s.MTU - (udpHeaders - packet.EthernetLen); n > most {
+		h.Logf("requests: an answer of %d bytes is dropped: at most %d, see the parameter mtu", n, most)
 		return hpu.Drop
 	}
 	frame, err := h.SendNew(max(udpHeaders+n, 60))

@@ -312,6 +312,8 @@ func TestRequests(t *testing.T) {
 	for _, question := range []string{"silence", "long"} {
 		if out := n.Packet(hputest.UDP(hputest.Peer(4001), hputest.Here(53), []byte(question))); len(out.Requests) != 1 || len(out.Sent) != 0 {
 			t.Errorf("%s: %d requests, %d answers", question, len(out.Requests), len(out.Sent))
+		} else if logged := strings.Join(out.Log, "\n"); strings.Contains(logged, "an answer of 1473 bytes") != (question == "long") {
+			t.Errorf("%s: the log says %q", question, logged)
 		}
 	}
 	// One that cannot be answered does not get as far as the application.
