@@ -86,6 +86,9 @@ SIGINT and SIGTERM end the daemon, after messages that are open.`,
 			case err != nil:
 				return fmt.Errorf("run: %s", ownLines(err))
 			case check:
+				for _, w := range cfg.Warnings() {
+					fmt.Fprintf(cmd.ErrOrStderr(), "warning: %s\n", w)
+				}
 				_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s: %s, %s\n", file, count(len(cfg.Interfaces), "interface"), count(len(cfg.Contexts), "context"))
 				return err
 			}

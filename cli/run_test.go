@@ -57,6 +57,15 @@ func TestRunChecks(t *testing.T) {
 	if len(lines) != 3 || lines[0] != "run: 2 errors:" || !strings.HasPrefix(lines[1], bad+":5:") || !strings.Contains(lines[2], `no param "prt"`) {
 		t.Errorf("errors are not told one on a line, with their places:\n%v", err)
 	}
+	shadowed := writeFile(t, "shadowed.yaml", []byte("interfaces:\n- name: eth1\ncontexts:\n- {name: a, handler: echo-udp}\n- {name: b, handler: echo-udp}\n"))
+	root := newRootCmd()
+	var warnings bytes.Buffer
+	root.SetOut(io.Discard)
+	root.SetErr(&warnings)
+	root.SetArgs([]string{"run", "--check", shadowed})
+	if err := root.Execute(); err != nil || !strings.HasPrefix(warnings.String(), "warning: contexts[1]: ") || !strings.Contains(warnings.String(), "is shadowed by") {
+		t.Errorf("%q, %v", warnings.String(), err)
+	}
 	for args, want := range map[string]string{
 		"/nonexistent.yaml": "no such file",
 		good + " more":      `run: "more" is too much: xspin run [CONFIG]`,
