@@ -5,7 +5,6 @@ package handlers
 import (
 	"encoding/binary"
 	"fmt"
-	"net/netip"
 
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/matcher"
@@ -81,42 +80,10 @@ func newEchoHost(p Params) (*Set, error) {
 // echoHost is the NIC's half of an echo: it turns the packet round, with a checksum of 0,
 // and asks the application for that. The HPU does not wait for the answer.
 func echoHost(h *hpu.HER) hpu.Code {
-	if h.Segments() > 1 || !turn(h.Headers()) || h.AskThen(uint64(h.Headers().IPv4.Protocol()), h.Head(), echoSum) != nil {
+	if h.Segments() > 1 || !h.Headers().Turn() || h.AskThen(uint64(h.Headers().IPv4.Protocol()), h.Head(), echoSum) != nil {
 		return hpu.Drop
 	}
 	return hpu.Success
-}
-
-// turn swaps the addresses of an echo request or a datagram, and clears its checksum.
-func turn(hdr *packet.Headers) bool {
-	switch {
-	case hdr.UDP != nil:
-		hdr.UDP.SetChecksum(0) // or it would be completed here, if it is partial
-		return hdr.ReplyUDP()
-	case hdr.ICMP != nil && hdr.ICMP.Type() == packet.ICMPEchoRequest:
-		if !unicast(hdr) {
-			return false
-		}
-		hdr.Ethernet.Swap()
-		hdr.IPv4.SwapAddrs()
-		hdr.ICMP.SetType(packet.ICMPEchoReply)
-		hdr.ICMP.SetChecksum(0)
-		return true
-	}
-	return false
-}
-
-// unicast tells whether a packet is from one and to one.
-func unicast(hdr *packet.Headers) bool {
-	if (hdr.Ethernet.Src()[0]|hdr.Ethernet.Dst()[0])&1 != 0 {
-		return false
-	}
-	for _, a := range [][4]byte{hdr.IPv4.Src(), hdr.IPv4.Dst()} {
-		if ip := netip.AddrFrom4(a); ip.IsMulticast() || ip.IsUnspecified() || a == [4]byte{255, 255, 255, 255} {
-			return false
-		}
-	}
-	return true
 }
 
 // echoSum has the answer: two bytes, the checksum.

@@ -24,6 +24,8 @@ const udpHeaders = packet.EthernetLen + packet.IPv4Len + packet.UDPLen
 type requests struct {
 	Port uint16 `param:"port,required"`
 	MTU  int    `param:"mtu"`
+
+	then hpu.Then // reply, made once and not for each packet
 }
 
 func newRequests(p Params) (*Set, error) {
@@ -34,6 +36,7 @@ func newRequests(p Params) (*Set, error) {
 	if s.MTU < 68 || s.MTU > 65535 {
 		return nil, fmt.Errorf("param \"mtu\": %d: possible are 68 to 65535", s.MTU)
 	}
+	s.then = s.reply
 	return &Set{
 		Handlers: hpu.Handlers{Payload: s.ask},
 		Rulesets: []matcher.Ruleset{matcher.UDPPort(s.Port)},
@@ -49,7 +52,7 @@ func (s *requests) ask(h *hpu.HER) hpu.Code {
 	// Before anybody works on it: is the sender one that can be answered?
 	source := binary.BigEndian.Uint32(hdr.IPv4[12:16])
 	tag := uint64(source)<<16 | uint64(hdr.UDP.SrcPort())
-	if !hdr.ReplyUDP() || h.AskThen(tag, hdr.UDP.Payload(), s.reply) != nil {
+	if !hdr.ReplyUDP() || h.AskThen(tag, hdr.UDP.Payload(), s.then) != nil {
 		return hpu.Drop
 	}
 	return hpu.Success

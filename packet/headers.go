@@ -212,6 +212,26 @@ func (h *Headers) ReplyICMPEcho(rest ...[]byte) bool {
 	return true
 }
 
+// Turn turns a datagram or an echo request round, as [Headers.ReplyUDP] and
+// [Headers.ReplyICMPEcho] do, but for the checksum: it is 0 afterwards, for somebody
+// else to compute, and was not verified. It reports false, and changes nothing, where
+// there is nothing that can be answered.
+func (h *Headers) Turn() bool {
+	switch {
+	case h.UDP != nil && h.answerable():
+		h.UDP.SetChecksum(0)
+		h.UDP.SwapPorts()
+	case h.ICMP != nil && h.ICMP.Type() == ICMPEchoRequest && h.ICMP.Code() == 0 && h.answerable():
+		h.ICMP.SetType(ICMPEchoReply)
+		h.ICMP.SetChecksum(0)
+	default:
+		return false
+	}
+	h.Ethernet.Swap()
+	h.IPv4.SwapAddrs()
+	return true
+}
+
 // pseudo is the sum over the pseudo-header of the UDP datagram.
 func (h *Headers) pseudo() Checksum {
 	var c Checksum

@@ -846,3 +846,46 @@ func BenchmarkReplyICMPEcho1416(b *testing.B) {
 		h.ICMP.SetChecksum(h.ICMP.Checksum() - 0x0800)
 	}
 }
+
+// Turn does what the replies do, and leaves the checksum to somebody else.
+func TestTurn(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		proto  uint8
+		change func(frame []byte)
+		reply  bool
+	}{
+		{"a datagram", ProtocolUDP, nil, true},
+		{"a partial checksum", ProtocolUDP, partial, true},
+		{"an echo request", ProtocolICMP, nil, true},
+		{"an echo reply", ProtocolICMP, func(f []byte) { f[34] = 0; f[36] += 8 }, false},
+		{"an echo request with a code", ProtocolICMP, func(f []byte) { f[35] = 1; f[37]-- }, false},
+		{"to everybody", ProtocolUDP, func(f []byte) { copy(f[30:], []byte{255, 255, 255, 255}) }, false},
+		{"ping to a group", ProtocolICMP, func(f []byte) { f[0] |= 1 }, false},
+		{"TCP", ProtocolTCP, nil, false},
+	} {
+		frame := build(t, spec{proto: c.proto, payload: []byte("payload")})
+		if c.change != nil {
+			c.change(frame)
+		}
+		turned, reply := slices.Clone(frame), slices.Clone(frame)
+		h := Parse(turned, len(turned))
+		if got := h.Turn(); got != c.reply {
+			t.Errorf("%s: turned %v, want %v", c.name, got, c.reply)
+		}
+		at := 40
+		r := Parse(reply, len(reply))
+		if c.proto == ProtocolICMP {
+			at = 36
+			r.ReplyICMPEcho()
+		} else {
+			r.ReplyUDP()
+		}
+		if c.reply {
+			reply[at], reply[at+1] = 0, 0
+		}
+		if !bytes.Equal(turned, reply) {
+			t.Errorf("%s: turned to\n% x, want\n% x", c.name, turned, reply)
+		}
+	}
+}

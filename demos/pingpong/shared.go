@@ -26,7 +26,6 @@ import (
 	"github.com/xspin/xspin/internal/testbed"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/netns"
-	"github.com/xspin/xspin/packet"
 )
 
 // Mode HostNIC. The work is shared: handlers swap the addresses, the application
@@ -65,15 +64,12 @@ func newSet(p handlers.Params) (*handlers.Set, error) {
 func ask(h *hpu.HER) hpu.Code {
 	start := h.Now()
 	hdr := h.Headers()
-	var s *samples
-	switch {
-	case hdr.UDP != nil && hdr.ReplyUDP():
-		hdr.UDP.SetChecksum(0)
-		s = timing[rtt.UDP]
-	case hdr.ICMP != nil && turnICMP(hdr):
-		s = timing[rtt.ICMP]
-	default:
+	if !hdr.Turn() {
 		return hpu.Drop
+	}
+	s := timing[rtt.ICMP]
+	if hdr.UDP != nil {
+		s = timing[rtt.UDP]
 	}
 	asked := h.Now()
 	if h.AskThen(uint64(asked), h.Head(), finish) != nil {
@@ -85,19 +81,6 @@ func ask(h *hpu.HER) hpu.Code {
 		s.arrival.add(start - at)
 	}
 	return hpu.Success
-}
-
-// turnICMP swaps the addresses of an echo request. [packet.Headers.ReplyICMPEcho]
-// would compute the checksum, too.
-func turnICMP(hdr *packet.Headers) bool {
-	if hdr.ICMP.Type() != packet.ICMPEchoRequest || hdr.Ethernet.Src()[0]&1 != 0 || hdr.Ethernet.Dst()[0]&1 != 0 {
-		return false
-	}
-	hdr.Ethernet.Swap()
-	hdr.IPv4.SwapAddrs()
-	hdr.ICMP.SetType(packet.ICMPEchoReply)
-	hdr.ICMP.SetChecksum(0)
-	return true
 }
 
 // finish has the application's answer.
