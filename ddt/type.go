@@ -41,8 +41,8 @@ const (
 // A Type is an MPI datatype. It does not change, and may be shared. Two types are
 // interchangeable if their String is the same.
 type Type struct {
-	expr  expr // as it was written
-	parts      // as it is meant
+	contents Contents // as it was written
+	parts             // as it is meant
 
 	size           int64 // bytes of the stream
 	lb, ub         int64 // of what it occupies, in bytes from its origin; set by Resized
@@ -93,6 +93,3 @@ func (t *Type) TrueLB() int64 { return t.trueLB }
 
 // TrueExtent returns how many bytes there are from the first that it touches to the last.
 func (t *Type) TrueExtent() int64 { return t.trueUB - t.trueLB }
-
-// expr is a type as it was written, for String. It is the constructors' business.
-type expr struct{}

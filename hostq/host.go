@@ -152,23 +152,26 @@ func (h *Host) Event(e *Event) bool {
 		return false
 	}
 	s := (*eventSlot)(unsafe.Pointer(unsafe.SliceData(h.eventRing.slot(pos))))
-	kind := s.kind
+	kind, cause := s.kind, s.cause
 	*e = Event{
 		Kind:        EventKind(kind & eventKind),
-		Cause:       s.cause,
+		Cause:       cause &^ eventMissing,
 		FlowControl: kind&eventFlow != 0,
 		Number:      s.number,
 		Slot:        s.slot,
 		Length:      s.length,
 		Dropped:     s.dropped,
-		Missing:     s.missing,
 		User:        s.user,
+		Time:        s.time,
 	}
 	switch {
 	case kind&eventIPv4 != 0:
 		e.Source = netip.AddrPortFrom(netip.AddrFrom4([4]byte(s.address[:4])), s.port)
 	case kind&eventIPv6 != 0:
 		e.Source = netip.AddrPortFrom(netip.AddrFrom16(s.address), s.port)
+	}
+	if cause&eventMissing != 0 {
+		e.Missing = s.missing
 	}
 	if kind&eventTexts != 0 {
 		text := s.text

@@ -108,7 +108,7 @@ const (
 // An Event is what the NIC tells the application.
 type Event struct {
 	Kind        EventKind
-	Cause       uint8 // hpu.Cause
+	Cause       uint8 // hpu.Cause, up to 127
 	FlowControl bool  // the NIC had to drop packets of the message
 	Number      uint32
 	Slot        uint32
@@ -118,11 +118,12 @@ type Event struct {
 	Missing     uint64 // of these
 	User        uint64 // of the binding
 	Lost        uint64 // with Overflow
+	Time        int64  // when the message ended: CLOCK_MONOTONIC in ns
 	Text        string // of an error; at most TextLen bytes, or cut with … at the end
 }
 
 // TextLen is how much of an error's text fits into an event.
-const TextLen = 128
+const TextLen = 120
 
 // Counters is how many counting events a pair has.
 const Counters = 64

@@ -12,7 +12,7 @@ import (
 // of the responses of each lane. Numbers are in the byte order of the machine.
 
 // magic says that the memory is a pair's, and of which version.
-const magic = 'X'<<56 | 'h'<<48 | 'o'<<40 | 's'<<32 | 't'<<24 | 'q'<<16 | 1
+const magic = 'X'<<56 | 'h'<<48 | 'o'<<40 | 's'<<32 | 't'<<24 | 'q'<<16 | 2
 
 type shared struct {
 	magic  uint64 // the NIC writes it, and the layout, once
@@ -64,8 +64,9 @@ type eventSlot struct {
 	length  uint64
 	user    uint64
 	dropped uint64
-	missing uint64
+	time    int64
 	address [16]byte
+	missing uint64        // with eventMissing in cause
 	text    [TextLen]byte // to the first 0
 }
 
@@ -77,6 +78,9 @@ const (
 	eventIPv6  = 1 << 6
 	eventTexts = 1 << 7
 )
+
+// eventMissing is a flag of eventSlot.cause.
+const eventMissing = 1 << 7
 
 type requestSlot struct {
 	lap    uint32

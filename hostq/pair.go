@@ -289,9 +289,13 @@ func (p *Pair) put(e *Event) bool {
 		}
 		clear(s.text[n:])
 	}
-	s.kind, s.cause, s.port = kind, e.Cause, e.Source.Port()
+	s.kind, s.cause, s.port = kind, e.Cause&^eventMissing, e.Source.Port()
+	if e.Missing != 0 {
+		s.cause |= eventMissing
+		s.missing = e.Missing
+	}
 	s.number, s.slot = e.Number, e.Slot
-	s.length, s.user, s.dropped, s.missing = e.Length, e.User, e.Dropped, e.Missing
+	s.length, s.user, s.dropped, s.time = e.Length, e.User, e.Dropped, e.Time
 	if e.Kind == Overflow {
 		s.length = e.Lost
 	}

@@ -212,8 +212,8 @@ func TestEventsArriveAsTheyWere(t *testing.T) {
 	for _, e := range []Event{
 		{Kind: MessageEnded},
 		{
-			Kind: MessageEnded, Cause: 255, FlowControl: true, Number: 1<<32 - 1, Slot: 1<<32 - 2, Source: netip.MustParseAddrPort("1.2.3.4:65535"),
-			Length: 1<<64 - 1, Dropped: 1<<64 - 2, Missing: 1<<64 - 3, User: 1<<64 - 4, Text: long + "y",
+			Kind: MessageEnded, Cause: 127, FlowControl: true, Number: 1<<32 - 1, Slot: 1<<32 - 2, Source: netip.MustParseAddrPort("1.2.3.4:65535"),
+			Length: 1<<64 - 1, Dropped: 1<<64 - 2, Missing: 1<<64 - 3, User: 1<<64 - 4, Time: 1<<63 - 1, Text: long + "y",
 		},
 		{Kind: MessageFailed, Source: netip.MustParseAddrPort("[2001:db8::1]:1"), Text: "a text"},
 		{Kind: ContextFault, Source: netip.MustParseAddrPort("[::ffff:1.2.3.4]:0"), Text: "b"},

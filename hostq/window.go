@@ -56,22 +56,26 @@ func (e *accessError) Error() string {
 
 func (e *accessError) Unwrap() error { return e.why }
 
+// Slice returns the n bytes at off, which are good as long as the window is. An error
+// wraps ErrBounds or ErrRights: need is Read, Write or both.
+func (w *Window) Slice(off, n int64, need Rights) ([]byte, error) { return w.at(off, n, need) }
+
 // at returns n bytes at off. All that is checked is checked here.
-func (w *Window) at(off int64, n int, need Rights) ([]byte, error) {
-	if w.rights&need == 0 {
-		return nil, &accessError{ErrRights, need, int64(n), off, w.Size()}
+func (w *Window) at(off, n int64, need Rights) ([]byte, error) {
+	if w.rights&need != need {
+		return nil, &accessError{ErrRights, need, n, off, w.Size()}
 	}
 	// Not off+n > len, which overflows.
-	if off < 0 || off > int64(len(w.b)-n) {
-		return nil, &accessError{ErrBounds, need, int64(n), off, w.Size()}
+	if off < 0 || n < 0 || off > int64(len(w.b))-n {
+		return nil, &accessError{ErrBounds, need, n, off, w.Size()}
 	}
-	return w.b[off : off+int64(n)], nil
+	return w.b[off : off+n : off+n], nil
 }
 
 // ReadAt copies len(p) bytes from off. An error wraps ErrBounds or ErrRights; nothing
 // is copied then.
 func (w *Window) ReadAt(p []byte, off int64) (int, error) {
-	b, err := w.at(off, len(p), Read)
+	b, err := w.at(off, int64(len(p)), Read)
 	if err != nil {
 		return 0, err
 	}
@@ -80,7 +84,7 @@ func (w *Window) ReadAt(p []byte, off int64) (int, error) {
 
 // WriteAt copies p to off. An error wraps ErrBounds or ErrRights; nothing is written then.
 func (w *Window) WriteAt(p []byte, off int64) (int, error) {
-	b, err := w.at(off, len(p), Write)
+	b, err := w.at(off, int64(len(p)), Write)
 	if err != nil {
 		return 0, err
 	}
@@ -89,7 +93,7 @@ func (w *Window) WriteAt(p []byte, off int64) (int, error) {
 
 // word returns the address of n bytes at off, for an atomic operation.
 func (w *Window) word(off int64, n int) (unsafe.Pointer, error) {
-	b, err := w.at(off, n, Atomic)
+	b, err := w.at(off, int64(n), Atomic)
 	if err != nil {
 		return nil, err
 	}
@@ -166,7 +170,7 @@ type Transfer struct {
 // StartRead begins to copy len(p) bytes from off. Errors are as of ReadAt; p must be
 // left alone until the transfer is done.
 func (w *Window) StartRead(p []byte, off int64) (Transfer, error) {
-	b, err := w.at(off, len(p), Read)
+	b, err := w.at(off, int64(len(p)), Read)
 	if err != nil {
 		return Transfer{}, err
 	}
@@ -176,7 +180,7 @@ func (w *Window) StartRead(p []byte, off int64) (Transfer, error) {
 // StartWrite begins to copy p to off. Errors are as of WriteAt; p must be left alone
 // until the transfer is done.
 func (w *Window) StartWrite(p []byte, off int64) (Transfer, error) {
-	b, err := w.at(off, len(p), Write)
+	b, err := w.at(off, int64(len(p)), Write)
 	if err != nil {
 		return Transfer{}, err
 	}

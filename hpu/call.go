@@ -3,7 +3,6 @@
 package hpu
 
 import (
-	"errors"
 	"fmt"
 	"runtime/debug"
 	"time"
@@ -126,7 +125,7 @@ func (r *runner) contain(c *Context, what call) (code Code, ok bool) {
 		r.account(c).Panics++
 		r.pool.emit(HandlerPanic, c, r.port.hpu, fmt.Sprintf("%v\n%s", r.panicked, debug.Stack()))
 	}()
-	r.depositErr = nil
+	r.why = nil
 	switch what {
 	case payloadCall:
 		code = c.handlers.Payload(&r.her)
@@ -136,10 +135,7 @@ func (r *runner) contain(c *Context, what call) (code Code, ok bool) {
 		code = c.handlers.Completion(&r.done)
 	case depositCall:
 		if err := r.her.Deposit(); err != nil {
-			code = Fail
-			if errors.Is(err, ErrBounds) {
-				code = Segv
-			}
+			code = r.her.Fail(err)
 		}
 	case bindCall:
 		m := r.her.msg
@@ -168,8 +164,8 @@ func (r *runner) complain(c *Context, p *port, code Code, acc *ContextStats) {
 	acc.Failed++
 	if !c.failed.Swap(true) {
 		detail := fmt.Sprintf("the handler returned %v", code)
-		if r.depositErr != nil {
-			detail += ": " + r.depositErr.Error()
+		if r.why != nil {
+			detail += ": " + r.why.Error()
 		}
 		r.pool.emit(HandlerFailed, c, p.hpu, detail)
 	}
@@ -180,8 +176,8 @@ func (r *runner) fault(call call, code Code, ok bool) error {
 	if !ok {
 		return fmt.Errorf("%v handler: panic: %v", call, r.panicked)
 	}
-	if (call == depositCall || call == payloadCall || call == contCall) && r.depositErr != nil {
-		return r.depositErr
+	if r.why != nil {
+		return r.why
 	}
 	return fmt.Errorf("%v handler: %v", call, code)
 }

@@ -536,6 +536,9 @@ func (r *runner) concluded(t *table, m *Message, k int, what call, code Code, ok
 // how it has ended.
 func (r *runner) notify(t *table, m *Message, k int) bool {
 	req, ms := &r.her, m.ctx.msgs
+	if r.result.Time == 0 { // not when it has to be told again
+		r.result.Time = r.now()
+	}
 	if !r.event(m, MessageEvent{Result: r.result}) {
 		if r.result.Cause == Complete {
 			t.lock()
@@ -615,6 +618,7 @@ func (r *runner) fail(t *table, m *Message, k int, err error, last bool) bool {
 		t.Fail(m.entry, r.base)
 	}
 	t.unlock()
+	res.Time = r.now()
 	if !r.event(m, MessageEvent{Result: res, Err: err}) {
 		r.her.acc.EventsLost++
 	}

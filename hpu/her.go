@@ -155,7 +155,7 @@ func (h *HER) Payload() iter.Seq[[]byte] {
 // An error wraps ErrBounds if it does not fit there; nothing is written then.
 func (h *HER) Deposit() error {
 	err := h.deposit()
-	h.r.depositErr = err // for the message's first error, if the handler fails
+	h.r.why = err // for the message's first error, if the handler fails
 	return err
 }
 

@@ -47,11 +47,22 @@ type TransferWindow interface {
 	StartWrite(p []byte, off int64) (hostq.Transfer, error)
 }
 
+// A SliceWindow is a Window whose bytes a handler may have as they are, to place many
+// small pieces: bounds and rights are checked once for all of them. The slice is good
+// until the handler returns. Others may write there at any time, so nothing that was read
+// can be relied on to stay. Windows of applications and Memory are.
+type SliceWindow interface {
+	Window
+	Slice(off, n int64, need hostq.Rights) ([]byte, error)
+}
+
 var (
 	_ AtomicWindow   = (*hostq.Window)(nil)
 	_ TransferWindow = (*hostq.Window)(nil)
+	_ SliceWindow    = (*hostq.Window)(nil)
 	_ AtomicWindow   = Memory(nil)
 	_ TransferWindow = Memory(nil)
+	_ SliceWindow    = Memory(nil)
 )
 
 // ErrBounds is returned, wrapped, for an access outside of a window, or outside of
@@ -116,6 +127,15 @@ func (m Memory) StartWrite(p []byte, off int64) (hostq.Transfer, error) {
 		return hostq.Transfer{}, err
 	}
 	return w.StartWrite(p, off)
+}
+
+// Slice implements SliceWindow.
+func (m Memory) Slice(off, n int64, need hostq.Rights) ([]byte, error) {
+	w, err := hostq.WindowOn(m, need)
+	if err != nil {
+		return nil, err
+	}
+	return w.Slice(off, n, need)
 }
 
 // ReadAt implements Window.
@@ -264,6 +284,9 @@ type Result struct {
 	Missing uint64 // of these: bytes that were not processed
 	// FlowControl: the NIC had to drop packets of the message for lack of room.
 	FlowControl bool
+	// Time is when it ended, before the application was told: CLOCK_MONOTONIC in ns. 0
+	// for completion handlers, to which it has not.
+	Time int64
 }
 
 // A MessageEvent tells the application that a message has ended, or failed.

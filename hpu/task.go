@@ -3,6 +3,7 @@
 package hpu
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/xspin/xspin/xsk"
@@ -62,6 +63,18 @@ func (t *Task) Count(i int, v uint64) {
 	c := &t.acc.User[i]
 	c.Sum += v
 	c.Count++
+}
+
+// Fail says why the handler fails, and is what it returns: Segv if the error wraps
+// ErrBounds, or else Fail.
+//
+//	return h.Fail(fmt.Errorf("a message of %d bytes: want %d", n, want))
+func (t *Task) Fail(err error) Code {
+	t.r.why = err
+	if errors.Is(err, ErrBounds) {
+		return Segv
+	}
+	return Fail
 }
 
 // Logf writes a line to the context's log.

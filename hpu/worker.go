@@ -238,23 +238,23 @@ type runner struct {
 	sent   int   // frames of its handlers, counted as sent
 
 	// For calls into the code of a context, and what they leave behind.
-	calm       bool // between handlers
-	result     Result
-	done       Completion
-	bindErr    error
-	depositErr error
-	panicked   any
-	unbinding  *Message
-	unbound    Result
-	note       MessageEvent
-	what       call
-	initErr    error
-	refused    int    // segments for which there was no place
-	slice      []byte // of a message of the host's
-	frame      []byte // as it came, for a tap
-	verdict    string // on it
-	line       []byte // of the log
-	record     TapRecord
+	calm      bool // between handlers
+	result    Result
+	done      Completion
+	bindErr   error
+	why       error // of a handler that returns Fail
+	panicked  any
+	unbinding *Message
+	unbound   Result
+	note      MessageEvent
+	what      call
+	initErr   error
+	refused   int    // segments for which there was no place
+	slice     []byte // of a message of the host's
+	frame     []byte // as it came, for a tap
+	verdict   string // on it
+	line      []byte // of the log
+	record    TapRecord
 
 	// Requests to applications.
 	ask       hostq.Request

@@ -37,6 +37,7 @@ func (s pairSink) Post(e *hpu.MessageEvent) bool {
 		Length:      e.Length,
 		Dropped:     e.Dropped,
 		Missing:     e.Missing,
+		Time:        e.Time,
 	}
 	out.User, _ = e.User.(uint64)
 	if e.Cause == hpu.Failed {

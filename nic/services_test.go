@@ -19,6 +19,7 @@ import (
 
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/internal/clock"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/netnstest"
@@ -109,10 +110,16 @@ func TestApplicationHearsOfItsMessages(t *testing.T) {
 		}
 	}
 	for id, user := range map[uint32]uint64{1: 42, 2: 0, 9: 7} {
+		before := clock.Monotonic()
 		send(id, 500)
 		acked(id)
 		want := hostq.Event{Kind: hostq.MessageEnded, Cause: uint8(hpu.Complete), Number: id, Source: from, Length: 500, User: user}
-		if e := hostEvent(t, app); e != want {
+		e := hostEvent(t, app)
+		if e.Time < before || e.Time > clock.Monotonic() {
+			t.Errorf("ended at %d, sent after %d", e.Time, before)
+		}
+		e.Time = 0
+		if e != want {
 			t.Errorf("%+v, want %+v", e, want)
 		}
 	}
