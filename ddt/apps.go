@@ -21,3 +21,7 @@ type Param struct {
 
 // Apps returns all of them.
 func Apps() []App { panic("not yet") }
+
+// Resolve returns what a text names: an App, as NAME or NAME(param=number ...), with its
+// count; or a type as Parse reads it, with count 1.
+func Resolve(text string) (t *Type, count int64, err error) { panic("not yet") }
