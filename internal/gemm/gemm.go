@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package gemm multiplies matrices of double precision: the computation that
+// communication is overlapped with. It is gonum's, in the calling thread alone.
+package gemm
+
+import (
+	"gonum.org/v1/gonum/blas"
+	"gonum.org/v1/gonum/blas/gonum"
+)
+
+// tile is the length of a tile's edge: gonum's own, of which it computes one at a time
+// without starting goroutines.
+const tile = 64
+
+// A GEMM is C += A B for square matrices, row by row. FPsPIN doubles C each time, which
+// is infinite after a thousand of them; sums grow slower than anybody can wait.
+type GEMM struct {
+	n       int
+	a, b, c []float64
+}
+
+// New returns one of n by n matrices, which take 24 n n bytes.
+func New(n int) *GEMM {
+	g := &GEMM{n, make([]float64, n*n), make([]float64, n*n), make([]float64, n*n)}
+	for i := range g.a {
+		g.a[i] = float64(1 + i%7)
+		g.b[i] = float64(1 + i%5)
+	}
+	return g
+}
+
+// Run computes it once. It does not allocate.
+func (g *GEMM) Run() {
+	n := g.n
+	for i := 0; i < n; i += tile {
+		for j := 0; j < n; j += tile {
+			for k := 0; k < n; k += tile {
+				gonum.Implementation{}.Dgemm(blas.NoTrans, blas.NoTrans, min(tile, n-i), min(tile, n-j), min(tile, n-k),
+					1, g.a[i*n+k:], n, g.b[k*n+j:], n, 1, g.c[i*n+j:], n)
+			}
+		}
+	}
+}
+
+// FLOP returns how many floating point operations a Run takes: additions and
+// multiplications.
+func (g *GEMM) FLOP() float64 {
+	n := float64(g.n)
+	return 2 * n * n * n
+}
