@@ -12,61 +12,61 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
+	"slices"
 )
 
-// Sources are the C programs, and what they include, so that an installed binary can build
-// them where it is.
+// The C programs, and what they include, so that an installed binary can build them where
+// it is.
 //
 //go:embed src/*.c src/*.h
-var Sources embed.FS
+var sources embed.FS
 
 // ErrMissing is that there is no MPICH to build with.
-var ErrMissing = errors.New("no MPICH here: apt-get install mpich libmpich-dev")
+var ErrMissing = errors.New("no MPICH to build with: apt-get install mpich libmpich-dev gcc libc6-dev")
 
-// Build compiles a program of Sources, "mpi_compare" say, into dir and returns its path.
+// What mpicc says if a part is missing, with gcc's names for files.
+var missing = []string{"mpi.h: No such file", "stdio.h: No such file", "cannot find -lmpich", "gcc: not found"}
+
+// Build compiles a program of src, "mpi_compare" say, into dir and returns its path.
 // The error wraps ErrMissing if there is no compiler or no library.
 func Build(ctx context.Context, dir, program string) (path string, err error) {
-	// Where Open MPI is the default, mpicc is another one's.
+	// Where there is Open MPI as well, mpicc may be its own.
 	mpicc, err := exec.LookPath("mpicc.mpich")
 	if err != nil {
-		if mpicc, err = exec.LookPath("mpicc"); err != nil {
-			return "", fmt.Errorf("%w (%w)", ErrMissing, err)
-		}
+		mpicc, err = exec.LookPath("mpicc")
+	}
+	if err != nil {
+		return "", fmt.Errorf("build %s: %w: %w", program, ErrMissing, err)
 	}
 	src := filepath.Join(dir, "src")
 	if err := unpack(src); err != nil {
-		return "", err
+		return "", fmt.Errorf("build %s: %w", program, err)
 	}
 	path = filepath.Join(dir, program)
 	cmd := exec.CommandContext(ctx, mpicc, "-O3", "-Wall", "-o", path, filepath.Join(src, program+".c"), "-lm")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		if ctx.Err() != nil {
-			return "", ctx.Err()
-		}
-		if bytes.Contains(out, []byte("mpi.h: No such file")) || bytes.Contains(out, []byte("cannot find -lmpich")) {
-			return "", fmt.Errorf("%w (%s)", ErrMissing, firstLine(out))
-		}
-		return "", fmt.Errorf("%s: %w: %s", strings.Join(cmd.Args, " "), err, bytes.TrimSpace(out))
+	cmd.Env = append(os.Environ(), "LC_ALL=C") // for missing
+	out, err := cmd.CombinedOutput()
+	switch {
+	case err == nil:
+		return path, nil
+	case ctx.Err() != nil:
+		return "", fmt.Errorf("build %s: %w", program, ctx.Err())
+	case slices.ContainsFunc(missing, func(s string) bool { return bytes.Contains(out, []byte(s)) }):
+		return "", fmt.Errorf("build %s: %w: %s", program, ErrMissing, bytes.TrimSpace(out))
 	}
-	return path, nil
+	return "", fmt.Errorf("%s: %w: %s", cmd, err, bytes.TrimSpace(out))
 }
 
-func firstLine(out []byte) []byte {
-	line, _, _ := bytes.Cut(bytes.TrimSpace(out), []byte("\n"))
-	return line
-}
-
-// unpack writes the sources to a directory, which may have them.
+// unpack writes the sources to a directory.
 func unpack(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	return fs.WalkDir(Sources, "src", func(path string, d fs.DirEntry, err error) error {
+	return fs.WalkDir(sources, "src", func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
 		}
-		text, err := Sources.ReadFile(path)
+		text, err := sources.ReadFile(path)
 		if err != nil {
 			return err
 		}
