@@ -17,6 +17,7 @@ import (
 	"unsafe"
 
 	"github.com/xspin/xspin/bpf"
+	"github.com/xspin/xspin/internal/clock"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/mpq"
 )
@@ -631,6 +632,50 @@ func TestDroppedBytesAreCountedAndAcknowledged(t *testing.T) {
 		}
 		b.over()
 	})
+}
+
+// What a handler says of its failure is what the application hears, whichever handler it
+// is, and when its message ended.
+func TestHandlersSayWhyTheyFail(t *testing.T) {
+	why := errors.New("no such luck")
+	for _, tc := range []struct {
+		name string
+		err  error
+		code Code
+	}{
+		{"fail", why, Fail},
+		{"outside", fmt.Errorf("at 7: %w", ErrBounds), Segv},
+	} {
+		for _, handler := range []string{"header", "payload", "completion"} {
+			t.Run(tc.name+" "+handler, func(t *testing.T) {
+				bothTables(t, func(t *testing.T, shared bool) {
+					fail := func(what string, task *Task) Code {
+						if what != handler {
+							return Success
+						}
+						code := task.Fail(tc.err)
+						if code != tc.code {
+							t.Errorf("Fail returned %v, want %v", code, tc.code)
+						}
+						return code
+					}
+					before := clock.Monotonic()
+					b := newBench(t, benchConfig{
+						shared:     shared,
+						header:     func(h *HER) Code { return fail("header", &h.Task) },
+						payload:    func(h *HER) Code { return fail("payload", &h.Task) },
+						completion: func(c *Completion) Code { return fail("completion", &c.Task) },
+					})
+					b.send(cut(1, 1, peerA, 100, 1000)...)
+					b.quiet(0)
+					e := b.event()
+					if e.Cause != Failed || e.Err != tc.err || e.Time < before || e.Time > clock.Monotonic() {
+						t.Errorf("%+v, want %v, after %d", e, tc.err, before)
+					}
+				})
+			})
+		}
+	}
 }
 
 func TestPayloadIsDepositedWhereTheBindingSays(t *testing.T) {

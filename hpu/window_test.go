@@ -103,6 +103,7 @@ func useWindow(t *testing.T, w hpu.Window, r hostq.Rights) {
 			}
 		}
 	}
+	sliced(t, w, r)
 	p := bytes.Repeat([]byte{7}, int(end)/2)
 	start, err := tr.StartWrite(p, 1001)
 	if r&hostq.Write == 0 {
@@ -134,6 +135,42 @@ func useWindow(t *testing.T, w hpu.Window, r hostq.Rights) {
 	for _, off := range []int64{-1, end, end - int64(len(p)) + 1} {
 		if _, err := tr.StartRead(q, off); err == nil || r&hostq.Read != 0 && !errors.Is(err, hpu.ErrBounds) {
 			t.Errorf("a read at %d: %v", off, err)
+		}
+	}
+}
+
+// sliced has bytes of a window as they are, with each need that the rights allow and none
+// that they do not.
+func sliced(t *testing.T, w hpu.Window, r hostq.Rights) {
+	s, ok := w.(hpu.SliceWindow)
+	if !ok {
+		t.Errorf("%T is no SliceWindow", w)
+		return
+	}
+	end := w.Size()
+	for _, need := range []hostq.Rights{hostq.Read, hostq.Write, hostq.Read | hostq.Write} {
+		b, err := s.Slice(100, 50, need)
+		if r&need != need {
+			if !errors.Is(err, hpu.ErrRights) {
+				t.Errorf("a slice to %v of a window with %v: %v", need, r, err)
+			}
+			continue
+		}
+		if err != nil || len(b) != 50 || cap(b) != 50 {
+			t.Errorf("slice of 50 bytes: %d of %d, %v", len(b), cap(b), err)
+			continue
+		}
+		if need&hostq.Write != 0 {
+			b[0] ^= 0xff
+			b[0] ^= 0xff
+		}
+		for _, at := range [][2]int64{{-1, 10}, {end - 9, 10}, {end, 1}, {0, end + 1}, {0, -1}, {1<<63 - 1, 1}} {
+			if _, err := s.Slice(at[0], at[1], need); !errors.Is(err, hpu.ErrBounds) {
+				t.Errorf("slice of %d bytes at %d: %v", at[1], at[0], err)
+			}
+		}
+		if b, err := s.Slice(end, 0, need); err != nil || len(b) != 0 {
+			t.Errorf("an empty slice at the end: %d bytes, %v", len(b), err)
 		}
 	}
 }
