@@ -8,11 +8,11 @@ CLANG    := 19.1.7
 COUNT := 2000
 SIZE  := 256MiB
 # What `make bench` runs.
-BENCH := rx match rtt bystander slmp hostq
+BENCH := rx match rtt bystander slmp hostq ddt
 
 # Commands that tests and benches run, and the Debian packages they are in.
-TEST_TOOLS  := curl:curl git:git gcc:gcc,libc6-dev ping:iputils-ping iperf3:iperf3 python3:python3 tshark:tshark clang-19:clang-19 llvm-strip-19:llvm-19
-BENCH_TOOLS := gcc:gcc,libc6-dev iperf3:iperf3
+TEST_TOOLS  := curl:curl git:git gcc:gcc,libc6-dev mpicc:mpich,libmpich-dev ping:iputils-ping iperf3:iperf3 python3:python3 tshark:tshark clang-19:clang-19 llvm-strip-19:llvm-19
+BENCH_TOOLS := gcc:gcc,libc6-dev iperf3:iperf3 mpicc:mpich,libmpich-dev
 
 # A tree that is no repository, or one git does not trust, builds without the
 # commit in the binary.
@@ -44,7 +44,7 @@ test: root go test-tools generate-check lint ## every test, none skipped; instal
 test-quick: go ## the short tests, in a minute; those that need root skip without it
 	go test -short -count=1 -p 1 ./...
 
-bench: root bench-tools build ## the figures and their targets (root; BENCH="rx match rtt bystander slmp hostq")
+bench: root bench-tools build ## the figures and their targets (root; BENCH="rx match rtt bystander slmp hostq ddt")
 	@bad=; for b in $(BENCH); do \
 		echo "bin/xspin bench $$b"; bin/xspin bench $$b || bad="$$bad $$b"; \
 	done; [ -z "$$bad" ] || { echo "make bench: failed:$$bad" >&2; exit 1; }
