@@ -2,26 +2,171 @@
 
 package ddt
 
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+)
+
 // An App is a datatype that an application uses: those of SC 2019, figure 16, and the two
 // of FPsPIN's evaluation.
+//
+// Displacement 0 is where the application's call to MPI_Recv points, in the middle of its
+// array as a rule. None of them reaches before it.
 type App struct {
-	Name   string // COMB, FFT2D, ..., Simple, Complex
-	Help   string // one line: what moves
+	Name string // COMB, FFT2D, ..., Simple, Complex
+	// Help is one line: what moves, and what the defaults make of it. Packets in it
+	// have 1408 bytes.
+	Help   string
 	Origin string // of the shape: program, routine, input
 	Params []Param
-	Make   func(params map[string]int64) (t *Type, count int64, err error)
+	// Make builds the type. Parameters that are not in the map have their defaults,
+	// and errors name the parameter.
+	Make func(params map[string]int64) (t *Type, count int64, err error)
 }
 
 // A Param is a number that gives an App its shape.
 type Param struct {
-	Name    string
-	Help    string
-	Default int64
+	Name     string
+	Help     string
+	Default  int64
+	Min, Max int64
 }
 
-// Apps returns all of them.
-func Apps() []App { panic("not yet") }
+// Apps returns all of them, those of SC 2019 first.
+func Apps() []App { return slices.Clone(apps) }
+
+// numbers are parameters that have been checked.
+type numbers map[string]int64
+
+// newApp returns an App whose Make fills in defaults and checks ranges before it builds.
+func newApp(name, help, origin string, params []Param, build func(numbers) (*Type, error)) App {
+	return App{
+		Name: name, Help: help, Origin: origin, Params: params,
+		Make: func(given map[string]int64) (*Type, int64, error) {
+			all := numbers{}
+			for _, p := range params {
+				all[p.Name] = p.Default
+			}
+			for _, key := range slices.Sorted(maps.Keys(given)) {
+				i := slices.IndexFunc(params, func(p Param) bool { return p.Name == key })
+				if i < 0 {
+					return nil, 0, unknownParam(name, key, params)
+				}
+				n, p := given[key], params[i]
+				if n < p.Min || n > p.Max {
+					return nil, 0, fmt.Errorf("%s: %s=%d: want %d to %d (%s)", name, key, n, p.Min, p.Max, p.Help)
+				}
+				all[key] = n
+			}
+			t, err := build(all)
+			if err != nil {
+				return nil, 0, fmt.Errorf("%s: %w", name, err)
+			}
+			return t, 1, nil
+		},
+	}
+}
+
+func unknownParam(app, key string, params []Param) error {
+	if len(params) == 0 {
+		return fmt.Errorf("%s: no parameter %q: it has none", app, key)
+	}
+	return fmt.Errorf("%s: no parameter %q: it has %s", app, key, paramNames(params))
+}
+
+func paramNames(params []Param) string {
+	var names []string
+	for _, p := range params {
+		names = append(names, p.Name)
+	}
+	return strings.Join(names, ", ")
+}
+
+func appNames() string {
+	var names []string
+	for _, a := range apps {
+		names = append(names, a.Name)
+	}
+	return strings.Join(names, ", ")
+}
 
 // Resolve returns what a text names: an App, as NAME or NAME(param=number ...), with its
-// count; or a type as Parse reads it, with count 1.
-func Resolve(text string) (t *Type, count int64, err error) { panic("not yet") }
+// count; or a type as Parse reads it, with count 1. Names are the same in upper and lower
+// case, and a comma is as good as a space between parameters. So complex is the App;
+// Fortran's type is dup[complex].
+func Resolve(text string) (t *Type, count int64, err error) {
+	name, args, isWord := cutCall(text)
+	if isWord {
+		i := slices.IndexFunc(apps, func(a App) bool { return strings.EqualFold(a.Name, name) })
+		if i >= 0 {
+			params, err := parseParams(apps[i], args)
+			if err != nil {
+				return nil, 0, err
+			}
+			return apps[i].Make(params)
+		}
+	}
+	t, err = Parse(text)
+	switch {
+	case err == nil:
+		return t, 1, nil
+	case isWord && (args == "" || strings.Contains(args, "=")):
+		return nil, 0, fmt.Errorf("%q names no application's datatype (there are %s), and as a type: %w", name, appNames(), err)
+	default:
+		return nil, 0, err
+	}
+}
+
+// cutCall takes a text apart that is a word, or a word and something in parentheses.
+func cutCall(text string) (name, args string, ok bool) {
+	text = strings.TrimSpace(text)
+	name, args, open := strings.Cut(text, "(")
+	if open {
+		if args, ok = strings.CutSuffix(args, ")"); !ok || strings.ContainsAny(args, "()[]") {
+			return "", "", false
+		}
+	}
+	name = strings.TrimSpace(name)
+	if name == "" {
+		return "", "", false
+	}
+	for i, c := range name {
+		letter := c == '_' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z'
+		if !letter && (i == 0 || c < '0' || c > '9') {
+			return "", "", false
+		}
+	}
+	return name, strings.TrimSpace(args), true
+}
+
+// parseParams reads param=number, separated by spaces or commas.
+func parseParams(a App, args string) (map[string]int64, error) {
+	params := map[string]int64{}
+	for _, arg := range strings.FieldsFunc(args, func(c rune) bool { return c == ',' || c == ' ' || c == '\t' || c == '\n' }) {
+		key, number, found := strings.Cut(arg, "=")
+		key = strings.ToLower(key)
+		i := slices.IndexFunc(a.Params, func(p Param) bool { return p.Name == key })
+		switch {
+		case !found || key == "" || number == "":
+			return nil, fmt.Errorf("%s: %q: want parameter=number, without spaces", a.Name, arg)
+		case i < 0:
+			return nil, unknownParam(a.Name, key, a.Params)
+		}
+		if _, twice := params[key]; twice {
+			return nil, fmt.Errorf("%s: %s is given twice", a.Name, key)
+		}
+		n, err := strconv.ParseInt(number, 10, 64)
+		switch p := a.Params[i]; {
+		case errors.Is(err, strconv.ErrRange):
+			return nil, fmt.Errorf("%s: %s=%s: want %d to %d (%s)", a.Name, key, number, p.Min, p.Max, p.Help)
+		case err != nil:
+			return nil, fmt.Errorf("%s: %s=%s: want a whole number, %d to %d (%s)", a.Name, key, number, p.Min, p.Max, p.Help)
+		}
+		params[key] = n
+	}
+	return params, nil
+}
