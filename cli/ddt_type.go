@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"strings"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/xspin/xspin/ddt"
+)
+
+// datatypeHelp says in the help of a command what datatypeArg takes.
+const datatypeHelp = `TYPE is the name of an application's datatype, such as Simple or MILC; a type as
+text, such as 'vec(4 2 5)[int]'; or a file that has either, as FILE or, if its
+name could be something else, @FILE.`
+
+// datatypeArg returns the type that an argument names, and how many elements of it: count,
+// or for 0 as many as its name says, which is 1 for a type as text.
+func datatypeArg(text string, count int64) (*ddt.Type, int64, error) {
+	if count < 0 {
+		return nil, 0, flagError("count", count, "want 1 or more, or 0 for what TYPE says")
+	}
+	t, n, err := datatype(text)
+	if err != nil {
+		return nil, 0, err
+	}
+	if count > 0 {
+		n = count
+	}
+	return t, n, nil
+}
+
+// datatype reads a file only if the text is no type.
+func datatype(text string) (*ddt.Type, int64, error) {
+	if path, ok := strings.CutPrefix(text, "@"); ok {
+		return datatypeFile(path)
+	}
+	t, count, err := ddt.Resolve(text)
+	if err == nil {
+		return t, count, nil
+	}
+	switch t, count, fileErr := datatypeFile(text); {
+	case errors.Is(fileErr, fs.ErrNotExist), errors.Is(fileErr, unix.ENAMETOOLONG), errors.Is(fileErr, unix.ENOTDIR), errors.Is(fileErr, unix.EINVAL):
+		err = typeError(err, "", text)
+		if !strings.ContainsAny(text, "([") {
+			err = fmt.Errorf("%w\nNor is there a file %s", err, text)
+		}
+		return nil, 0, err
+	default:
+		return t, count, fileErr
+	}
+}
+
+func datatypeFile(path string) (*ddt.Type, int64, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, ddt.MaxText+1)) // Parse refuses more
+	if err != nil {
+		return nil, 0, err
+	}
+	t, count, err := ddt.Resolve(string(text))
+	if err != nil {
+		return nil, 0, typeError(err, path, string(text))
+	}
+	return t, count, nil
+}
+
+// typeError shows where in a text an error is.
+func typeError(err error, path, text string) error {
+	if path != "" {
+		path += ":"
+	}
+	var se *ddt.SyntaxError
+	if !errors.As(err, &se) {
+		return fmt.Errorf("type %s%w", path, err)
+	}
+	return fmt.Errorf("type %s%w\n%s", path, err, caret(text, se.Line, se.Column))
+}
+
+// caret returns the line of a text and, below it, a caret under the column. Of a line that
+// is long it returns what is around the column.
+func caret(text string, line, column int) string {
+	for ; line > 1; line-- {
+		_, text, _ = strings.Cut(text, "\n")
+	}
+	text, _, _ = strings.Cut(text, "\n")
+	at := min(column-1, len(text))
+	const most = 72
+	before, after := text[:at], text[at:]
+	if len(before) > most/2 && len(text) > most {
+		before = before[at-most/2:]
+		for len(before) > 0 && !utf8.RuneStart(before[0]) {
+			before = before[1:]
+		}
+		before = "..." + before
+	}
+	if len(after) > most/2 && len(text) > most {
+		n := most / 2
+		for !utf8.RuneStart(after[n]) {
+			n--
+		}
+		after = after[:n] + "..."
+	}
+	pad := strings.Map(func(r rune) rune {
+		if r == '\t' {
+			return r // as wide as the one above, whatever that is
+		}
+		return ' '
+	}, before)
+	return "  " + before + after + "\n  " + pad + "^"
+}
