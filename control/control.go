@@ -93,6 +93,7 @@ type ContextInfo struct {
 	Pair         *hostq.PairStats `json:"pair,omitempty"` // with a queue
 	MessageStats *mpq.Stats       `json:"message_stats,omitempty"`
 	HandlerStats hpu.ContextStats `json:"handler_stats"`
+	Reserved     map[string]int64 `json:"reserved,omitempty"` // bytes that its handlers hold of limits.memory, by what for
 }
 
 // Rule is a ruleset in the matching table.

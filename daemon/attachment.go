@@ -12,8 +12,10 @@ import (
 	"time"
 
 	"github.com/xspin/xspin/control"
+	"github.com/xspin/xspin/handlers"
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/nic"
 )
 
 // holdings are what one life of a context uses: memory that nobody else has, but for
@@ -26,8 +28,11 @@ type holdings struct {
 	perHPU   *memory     // nil: none
 	pair     *hostq.Pair // nil: none
 	receives *receives
-	bytes    int64   // of its own
-	queue    *charge // of these: the pair's; nil: none
+	set      *handlers.Set
+	spec     nic.ContextSpec // that was installed
+	bytes    int64           // of its own
+	queue    *charge         // of these: the pair's; nil: none
+	reserved *charge         // and the handlers'; nil: none
 
 	refs atomic.Int32
 	kept atomic.Int64 // bytes of its own that a process may keep
@@ -40,12 +45,15 @@ type heldWindow struct {
 }
 
 // hold makes what a context needs. It takes some ms per MiB.
-func (d *Daemon) hold(b *blueprint, lanes int) (_ *holdings, err error) {
+func (d *Daemon) hold(b *blueprint, set *handlers.Set, lanes int) (_ *holdings, err error) {
+	// What handlers reserve may be measured, and differ from what was checked.
+	reserved := whole(set.ReservedBytes())
+	bytes := b.charge() - whole(b.reserve) + reserved
 	// First of all: giving back a part of it would have others try again for nothing.
-	if err := d.enough(b.charge()); err != nil {
+	if err := d.enough(bytes); err != nil {
 		return nil, err
 	}
-	has := &holdings{d: d, bytes: b.charge()}
+	has := &holdings{d: d, set: set, bytes: bytes}
 	has.refs.Store(1)
 	defer func() {
 		if err != nil {
@@ -74,6 +82,11 @@ func (d *Daemon) hold(b *blueprint, lanes int) (_ *holdings, err error) {
 	if b.perHPU > 0 {
 		if has.perHPU, err = d.newMemory(b.doc.Name, b.perHPU*int64(b.hpus)); err != nil {
 			return nil, fmt.Errorf("memory of HPUs: %w", err)
+		}
+	}
+	if reserved > 0 {
+		if has.reserved, err = d.charge(reserved); err != nil {
+			return nil, fmt.Errorf("memory of handlers: %w", err)
 		}
 	}
 	if b.queue != nil {
@@ -124,6 +137,7 @@ func (has *holdings) drop() {
 	}
 	has.memory.drop()
 	has.perHPU.drop()
+	has.reserved.free()
 	if has.pair != nil {
 		if err := has.pair.Close(); err != nil {
 			has.d.logger.Error("a queue is not freed", "error", err)

@@ -302,12 +302,14 @@ type blueprint struct {
 	iface   string // key
 	hpus    int    // of the interface
 	workers int    // that serve them
-	factory handlers.Factory
+	factory handlers.EnvFactory
+	env     handlers.Env    // that it gets
 	spec    nic.ContextSpec // all but handlers and resources
 	ending  bool            // its messages end: they have a binding
 	windows []windowUse
 	memory  int64 // bytes of HPU memory
 	perHPU  int64 // of each
+	reserve int64 // bytes that handlers have reserved
 	queue   *hostq.PairConfig
 	full    hpu.Full
 	timer   time.Duration
@@ -325,7 +327,7 @@ type windowUse struct {
 
 // charge returns how much memory of its own the context takes.
 func (b *blueprint) charge() int64 {
-	n := whole(b.memory) + whole(b.perHPU*int64(b.hpus))
+	n := whole(b.memory) + whole(b.perHPU*int64(b.hpus)) + whole(b.reserve)
 	for _, w := range b.windows {
 		if !w.shared {
 			n += whole(w.size)
@@ -358,12 +360,20 @@ func checkContext(c *checker, path string, doc *control.Context, env *surroundin
 		b.workers = cmp.Or(f.Workers, min(b.hpus, runtime.GOMAXPROCS(0)))
 	}
 
+	b.checkWindows(c, at, env)
+	b.env = handlers.Env{HPUs: b.hpus, Messages: doc.Messages, Window: b.largest(), Memory: int64(env.limits.Memory)}
+	if b.env.HPUs < 1 || b.env.HPUs > nic.MaxHPUs { // told elsewhere
+		b.env.HPUs = nic.DefaultHPUs
+	}
+	if b.env.Messages < 1 || b.env.Messages > bpf.MaxBuckets {
+		b.env.Messages = nic.DefaultMessages
+	}
 	var set *handlers.Set
 	if reg, ok := handlers.Lookup(doc.Handler); ok {
 		b.factory = reg.New
 		var err error
 		if set, err = b.makeSet(); err != nil {
-			c.fail(at("params"), "handler %s: %v", doc.Handler, err)
+			c.params(at("params"), doc.Handler, err)
 		}
 	} else {
 		var known []string
@@ -377,12 +387,12 @@ func checkContext(c *checker, path string, doc *control.Context, env *surroundin
 		}
 	}
 	b.checkRulesets(c, at, set)
-	b.checkScheduling(c, at)
+	b.checkScheduling(c, at, set)
 
-	b.checkWindows(c, at, env)
 	b.memory, b.perHPU = int64(doc.Memory), int64(doc.HPUMemory)
 	if set != nil {
 		b.memory, b.perHPU = max(b.memory, int64(set.Memory)), max(b.perHPU, int64(set.HPUMemory))
+		b.reserve = set.ReservedBytes()
 	}
 	checkSize(c, at("memory"), "memory", control.Size(b.memory), env.limits)
 	if b.hpus > 0 && b.perHPU > int64(env.limits.Window)/int64(b.hpus) {
@@ -431,6 +441,29 @@ func checkContext(c *checker, path string, doc *control.Context, env *surroundin
 	return b
 }
 
+// largest returns the size of the largest window that handlers may write, -1 if they may
+// write none of those that are there.
+func (b *blueprint) largest() (size int64) {
+	for _, w := range b.windows {
+		if w.rights&hostq.Write != 0 {
+			size = max(size, w.size)
+		}
+	}
+	if size == 0 && len(b.windows) > 0 {
+		return -1
+	}
+	return size
+}
+
+// params says what is wrong with parameters, and in which, if that is known.
+func (c *checker) params(path, handler string, err error) {
+	p := problem{path: path, msg: fmt.Sprintf("handler %s: %v", handler, err)}
+	if wrong := (*handlers.ParamError)(nil); errors.As(err, &wrong) {
+		p = problem{join(path, wrong.Param), wrong.Line, wrong.Column, fmt.Sprintf("handler %s: %v", handler, wrong.Err)}
+	}
+	c.problems = append(c.problems, p)
+}
+
 // makeSet calls the factory, which is not ours.
 func (b *blueprint) makeSet() (set *handlers.Set, err error) {
 	defer func() {
@@ -438,7 +471,7 @@ func (b *blueprint) makeSet() (set *handlers.Set, err error) {
 			set, err = nil, fmt.Errorf("panic: %v", r)
 		}
 	}()
-	set, err = b.factory(handlers.Params(b.doc.Params))
+	set, err = b.factory(handlers.Params(b.doc.Params), b.env)
 	if err == nil && set == nil {
 		err = errors.New("it made no set of handlers")
 	}
@@ -541,9 +574,16 @@ func flatten(err error) []error {
 	return []error{err}
 }
 
-func (b *blueprint) checkScheduling(c *checker, at func(string) string) {
+func (b *blueprint) checkScheduling(c *checker, at func(string) string, set *handlers.Set) {
 	doc, s := &b.doc, &b.spec
 	s.Policy = word(c, at("policy"), doc.Policy, policies)
+	s.Sequence, s.VHPUs = doc.Sequence, doc.VHPUs
+	if set != nil {
+		if key, err := b.schedule(s, set); err != nil {
+			c.fail(at(key), "%v", err)
+			return
+		}
+	}
 	s.Overload = word(c, at("overload"), doc.Overload, overloads)
 	if doc.HPUs != "" {
 		mask, err := parseMask(doc.HPUs, b.hpus)
@@ -553,11 +593,11 @@ func (b *blueprint) checkScheduling(c *checker, at func(string) string) {
 		s.CoreMask = mask
 	}
 	if s.Policy == nic.BlockedRR {
-		if doc.Sequence < 1 {
+		if s.Sequence < 1 {
 			c.fail(at("sequence"), "blocked-rr needs the bytes of a sequence")
 		}
-		if doc.VHPUs < 1 || doc.VHPUs > loader.MaxVHPUs {
-			c.fail(at("vhpus"), "blocked-rr with %d virtual HPUs: possible are 1..%d", doc.VHPUs, loader.MaxVHPUs)
+		if s.VHPUs < 1 || s.VHPUs > loader.MaxVHPUs {
+			c.fail(at("vhpus"), "blocked-rr with %d virtual HPUs: possible are 1..%d", s.VHPUs, loader.MaxVHPUs)
 		}
 		if s.Format != nil && s.Format.Offset == nil {
 			c.fail(at("policy"), "blocked-rr needs a message format with offsets, and %s has none", s.Format.Name)
@@ -565,12 +605,34 @@ func (b *blueprint) checkScheduling(c *checker, at func(string) string) {
 	} else if doc.Sequence != 0 || doc.VHPUs != 0 {
 		c.fail(at("policy"), "sequence and vhpus go with blocked-rr")
 	}
-	s.Sequence, s.VHPUs = doc.Sequence, doc.VHPUs
 	c.between(at("credits"), doc.Credits, 1, 1<<15)
 	c.between(at("share"), doc.Share, 1, 1000)
 	c.between(at("messages"), doc.Messages, 1, bpf.MaxBuckets)
 	s.Credits, s.Share, s.Messages = doc.Credits, doc.Share, doc.Messages
 	s.Timeout, s.Remember = time.Duration(doc.Timeout), time.Duration(doc.Remember)
+}
+
+// schedule gives a context the scheduling that a set needs, as far as the configuration
+// leaves it open. An error is about the key whose value the set cannot do with.
+func (b *blueprint) schedule(s *nic.ContextSpec, set *handlers.Set) (key string, err error) {
+	doc := &b.doc
+	switch {
+	case set.Sequence == 0 || doc.Triggered: // the host's messages have one HPU each
+		return "", nil
+	case doc.Policy == "" || s.Policy == nic.BlockedRR:
+	case s.Policy == nic.ByMessage:
+		return "", nil
+	default:
+		return "policy", fmt.Errorf("%s: handler %s needs blocked-rr with sequences of %d bytes and %d virtual HPUs, which it gets if policy is left out, or message", doc.Policy, doc.Handler, set.Sequence, set.VHPUs)
+	}
+	if doc.Sequence != 0 && doc.Sequence != set.Sequence {
+		return "sequence", fmt.Errorf("%d bytes: handler %s needs %d, which it gets if sequence is left out", doc.Sequence, doc.Handler, set.Sequence)
+	}
+	if doc.VHPUs != 0 && doc.VHPUs != set.VHPUs {
+		return "vhpus", fmt.Errorf("%d virtual HPUs: handler %s needs %d, which it gets if vhpus is left out", doc.VHPUs, doc.Handler, set.VHPUs)
+	}
+	s.Policy, s.Sequence, s.VHPUs = nic.BlockedRR, set.Sequence, set.VHPUs
+	return "", nil
 }
 
 // parseMask reads a list such as "0-3,8". hpus 0: unknown.

@@ -194,11 +194,14 @@ func (h *hosted) install() error {
 	if err != nil {
 		return failf(errInvalid, "handler %s: %w", b.doc.Handler, err)
 	}
-	has, err := h.d.hold(b, h.card.nic.Workers())
+	spec := b.spec
+	if _, err := b.schedule(&spec, set); err != nil {
+		return failf(errInvalid, "%w", err)
+	}
+	has, err := h.d.hold(b, set, h.card.nic.Workers())
 	if err != nil {
 		return err
 	}
-	spec := b.spec
 	if !spec.HostActivated {
 		spec.Numbers = h.numbersNow()
 	}
@@ -220,6 +223,7 @@ func (h *hosted) install() error {
 	if h.tap != nil {
 		ctx.SetTap(h.tap)
 	}
+	has.spec = spec
 	h.ctx, h.has = ctx, has
 	h.state, h.why, h.since, h.starved = installed, "", time.Now(), false
 	return nil
@@ -739,6 +743,10 @@ func (h *hosted) info(stats map[int]*nic.ContextStats) control.ContextInfo {
 		if h.has.pair != nil {
 			p := h.has.pair.Stats()
 			i.Pair = &p
+		}
+		i.Reserved = h.has.set.Reserved
+		if s := &h.has.spec; s.Policy == nic.BlockedRR { // its handlers may have asked for that
+			i.Policy, i.Sequence, i.VHPUs = "blocked-rr", s.Sequence, s.VHPUs
 		}
 	}
 	for k, r := range h.b.spec.Rulesets {

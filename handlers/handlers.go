@@ -34,16 +34,47 @@ type Set struct {
 	Window    bool              // messages go to the context's first window: there must be one
 	Timestamp bool              // packets carry their time of arrival
 	Timer     time.Duration     // between calls of Timer, if the configuration does not say
+
+	// Sequence: of a message's packets, those that begin in the same so many bytes must
+	// be handled one after the other, and so must all that go to the same of VHPUs
+	// virtual HPUs. The policy is then blocked-rr with these numbers, or message. 0:
+	// it does not matter.
+	Sequence uint32
+	VHPUs    int
+
+	// Reserved are bytes of memory that the handlers have allocated, by what for. They
+	// count as the context's HPU memory does.
+	Reserved map[string]int64
+}
+
+// ReservedBytes returns the sum of Reserved.
+func (s *Set) ReservedBytes() (sum int64) {
+	for _, n := range s.Reserved {
+		sum += n
+	}
+	return sum
 }
 
 // A Factory makes a set for a context.
 type Factory func(Params) (*Set, error)
 
+// An Env is what is known of a context for which a set is to be made. Zero fields are not
+// known.
+type Env struct {
+	HPUs     int   // of the NIC, 0..HPUs-1
+	Messages int   // that can be in flight; their slots are 0..Messages-1
+	Window   int64 // bytes of the largest of its windows that handlers may write; -1: there is none
+	Memory   int64 // most bytes that a set may reserve
+}
+
+// An EnvFactory is a Factory of a set that depends on the context.
+type EnvFactory func(Params, Env) (*Set, error)
+
 // A Registration is a set that was registered.
 type Registration struct {
 	Name string
 	Help string // one line
-	New  Factory
+	New  EnvFactory
 }
 
 var (
@@ -53,6 +84,15 @@ var (
 
 // Register names a set. It is for init functions: a name that is taken panics.
 func Register(name, help string, f Factory) {
+	var g EnvFactory
+	if f != nil {
+		g = func(p Params, _ Env) (*Set, error) { return f(p) }
+	}
+	RegisterEnv(name, help, g)
+}
+
+// RegisterEnv is Register for a set that depends on its context.
+func RegisterEnv(name, help string, f EnvFactory) {
 	mu.Lock()
 	defer mu.Unlock()
 	if _, taken := sets[name]; taken || name == "" || f == nil {

@@ -67,6 +67,22 @@ func (p Params) Decode(into any) error {
 	return errors.Join(errs...)
 }
 
+// A ParamError says what is wrong with the text of a parameter, and where.
+type ParamError struct {
+	Param        string
+	Line, Column int // in the text, from 1; 0: all of it
+	Err          error
+}
+
+func (e *ParamError) Error() string {
+	if e.Line == 0 {
+		return fmt.Sprintf("param %q: %v", e.Param, e.Err)
+	}
+	return fmt.Sprintf("param %q:%d:%d: %v", e.Param, e.Line, e.Column, e.Err)
+}
+
+func (e *ParamError) Unwrap() error { return e.Err }
+
 var durationType = reflect.TypeFor[time.Duration]()
 
 // unmarshaler returns a field that reads text, or nil.

@@ -27,7 +27,7 @@ func start(t *testing.T, name string, p handlers.Params, change func(*hputest.Co
 	if !ok {
 		t.Fatalf("no handlers %q", name)
 	}
-	set, err := r.New(p)
+	set, err := r.New(p, handlers.Env{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -472,7 +472,7 @@ func TestSets(t *testing.T) {
 	var names []string
 	for _, r := range all {
 		names = append(names, r.Name)
-		if _, err := r.New(handlers.Params{"nonsense": 1}); err == nil || !strings.Contains(err.Error(), `no param "nonsense"`) {
+		if _, err := r.New(handlers.Params{"nonsense": 1}, handlers.Env{}); err == nil || !strings.Contains(err.Error(), `no param "nonsense"`) {
 			t.Errorf("%s: %v", r.Name, err)
 		}
 		if r.Help == "" || strings.Contains(r.Help, "\n") {
@@ -497,7 +497,7 @@ func TestSets(t *testing.T) {
 		{"push", handlers.Params{"to": "[::1]:1"}, "want an IPv4 address"},
 	} {
 		r, _ := handlers.Lookup(c.set)
-		if _, err := r.New(c.params); err == nil || !strings.Contains(err.Error(), c.err) {
+		if _, err := r.New(c.params, handlers.Env{}); err == nil || !strings.Contains(err.Error(), c.err) {
 			t.Errorf("%s %v: %v, want %q", c.set, c.params, err, c.err)
 		}
 	}
