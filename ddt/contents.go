@@ -24,6 +24,31 @@ const (
 	CombinerDup           Combiner = "dup"
 )
 
+// long returns the constructor's name in MPI.
+func (c Combiner) long() string {
+	switch c {
+	case CombinerContiguous:
+		return "contiguous"
+	case CombinerVector:
+		return "vector"
+	case CombinerHVector:
+		return "hvector"
+	case CombinerIndexed:
+		return "indexed"
+	case CombinerHIndexed:
+		return "hindexed"
+	case CombinerIndexedBlock:
+		return "indexed_block"
+	case CombinerHIndexedBlock:
+		return "hindexed_block"
+	case CombinerSubarrayF:
+		return "subarray"
+	case CombinerDarrayF:
+		return "darray"
+	}
+	return string(c)
+}
+
 // Contents are what a constructor was given, as MPI_Type_get_contents has them. The
 // slices are the type's own: leave them alone.
 type Contents struct {
