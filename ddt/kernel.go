@@ -13,11 +13,7 @@ import "unsafe"
 // vector instructions of them, and no loop or call for each block. Longer ones are left
 // to the runtime's memmove.
 
-type (
-	b16 = [16]byte
-	b32 = [32]byte
-	b64 = [64]byte
-)
+type b16 = [16]byte
 
 // scatterVector copies count blocks of size bytes from the stream to places stride bytes
 // apart.
@@ -42,9 +38,9 @@ func scatterVector(mem unsafe.Pointer, at, stride, count, size int64, stream uns
 	case size <= 32:
 		scatterVector2[b16](mem, at, stride, count, size, stream, pos)
 	case size <= 64:
-		scatterVector2[b32](mem, at, stride, count, size, stream, pos)
+		scatterVector64(mem, at, stride, count, size, stream, pos)
 	case size <= 128:
-		scatterVector2[b64](mem, at, stride, count, size, stream, pos)
+		scatterVector128(mem, at, stride, count, size, stream, pos)
 	default:
 		for ; count > 0; count-- {
 			move(unsafe.Add(mem, at), unsafe.Add(stream, pos), size)
@@ -85,6 +81,24 @@ func scatterVector2[T any](mem unsafe.Pointer, at, stride, count, size int64, st
 	}
 }
 
+// scatterVector64 is for blocks of 33 to 64 bytes.
+func scatterVector64(mem unsafe.Pointer, at, stride, count, size int64, stream unsafe.Pointer, pos int64) {
+	for ; count > 0; count-- {
+		move64(unsafe.Add(mem, at), unsafe.Add(stream, pos), size)
+		at += stride
+		pos += size
+	}
+}
+
+// scatterVector128 is for blocks of 65 to 128 bytes.
+func scatterVector128(mem unsafe.Pointer, at, stride, count, size int64, stream unsafe.Pointer, pos int64) {
+	for ; count > 0; count-- {
+		move128(unsafe.Add(mem, at), unsafe.Add(stream, pos), size)
+		at += stride
+		pos += size
+	}
+}
+
 // gatherVector is scatterVector the other way round.
 func gatherVector(stream unsafe.Pointer, pos int64, mem unsafe.Pointer, at, stride, count, size int64) {
 	switch {
@@ -107,9 +121,9 @@ func gatherVector(stream unsafe.Pointer, pos int64, mem unsafe.Pointer, at, stri
 	case size <= 32:
 		gatherVector2[b16](stream, pos, mem, at, stride, count, size)
 	case size <= 64:
-		gatherVector2[b32](stream, pos, mem, at, stride, count, size)
+		gatherVector64(stream, pos, mem, at, stride, count, size)
 	case size <= 128:
-		gatherVector2[b64](stream, pos, mem, at, stride, count, size)
+		gatherVector128(stream, pos, mem, at, stride, count, size)
 	default:
 		for ; count > 0; count-- {
 			move(unsafe.Add(stream, pos), unsafe.Add(mem, at), size)
@@ -148,6 +162,22 @@ func gatherVector2[T any](stream unsafe.Pointer, pos int64, mem unsafe.Pointer, 
 	}
 }
 
+func gatherVector64(stream unsafe.Pointer, pos int64, mem unsafe.Pointer, at, stride, count, size int64) {
+	for ; count > 0; count-- {
+		move64(unsafe.Add(stream, pos), unsafe.Add(mem, at), size)
+		at += stride
+		pos += size
+	}
+}
+
+func gatherVector128(stream unsafe.Pointer, pos int64, mem unsafe.Pointer, at, stride, count, size int64) {
+	for ; count > 0; count-- {
+		move128(unsafe.Add(stream, pos), unsafe.Add(mem, at), size)
+		at += stride
+		pos += size
+	}
+}
+
 // scatterIndex copies a block of size bytes from the stream to each displacement.
 func scatterIndex(mem unsafe.Pointer, at int64, displs []int64, size int64, stream unsafe.Pointer, pos int64) {
 	switch {
@@ -169,9 +199,9 @@ func scatterIndex(mem unsafe.Pointer, at int64, displs []int64, size int64, stre
 	case size <= 32:
 		scatterIndex2[b16](mem, at, displs, size, stream, pos)
 	case size <= 64:
-		scatterIndex2[b32](mem, at, displs, size, stream, pos)
+		scatterIndex64(mem, at, displs, size, stream, pos)
 	case size <= 128:
-		scatterIndex2[b64](mem, at, displs, size, stream, pos)
+		scatterIndex128(mem, at, displs, size, stream, pos)
 	default:
 		for _, d := range displs {
 			move(unsafe.Add(mem, at+d), unsafe.Add(stream, pos), size)
@@ -208,6 +238,20 @@ func scatterIndex2[T any](mem unsafe.Pointer, at int64, displs []int64, size int
 	}
 }
 
+func scatterIndex64(mem unsafe.Pointer, at int64, displs []int64, size int64, stream unsafe.Pointer, pos int64) {
+	for _, d := range displs {
+		move64(unsafe.Add(mem, at+d), unsafe.Add(stream, pos), size)
+		pos += size
+	}
+}
+
+func scatterIndex128(mem unsafe.Pointer, at int64, displs []int64, size int64, stream unsafe.Pointer, pos int64) {
+	for _, d := range displs {
+		move128(unsafe.Add(mem, at+d), unsafe.Add(stream, pos), size)
+		pos += size
+	}
+}
+
 // gatherIndex is scatterIndex the other way round.
 func gatherIndex(stream unsafe.Pointer, pos int64, mem unsafe.Pointer, at int64, displs []int64, size int64) {
 	switch {
@@ -229,9 +273,9 @@ func gatherIndex(stream unsafe.Pointer, pos int64, mem unsafe.Pointer, at int64,
 	case size <= 32:
 		gatherIndex2[b16](stream, pos, mem, at, displs, size)
 	case size <= 64:
-		gatherIndex2[b32](stream, pos, mem, at, displs, size)
+		gatherIndex64(stream, pos, mem, at, displs, size)
 	case size <= 128:
-		gatherIndex2[b64](stream, pos, mem, at, displs, size)
+		gatherIndex128(stream, pos, mem, at, displs, size)
 	default:
 		for _, d := range displs {
 			move(unsafe.Add(stream, pos), unsafe.Add(mem, at+d), size)
@@ -259,6 +303,20 @@ func gatherIndex2[T any](stream unsafe.Pointer, pos int64, mem unsafe.Pointer, a
 	}
 }
 
+func gatherIndex64(stream unsafe.Pointer, pos int64, mem unsafe.Pointer, at int64, displs []int64, size int64) {
+	for _, d := range displs {
+		move64(unsafe.Add(stream, pos), unsafe.Add(mem, at+d), size)
+		pos += size
+	}
+}
+
+func gatherIndex128(stream unsafe.Pointer, pos int64, mem unsafe.Pointer, at int64, displs []int64, size int64) {
+	for _, d := range displs {
+		move128(unsafe.Add(stream, pos), unsafe.Add(mem, at+d), size)
+		pos += size
+	}
+}
+
 // scatterList copies blocks from the stream to displacements: block i has starts[i+1] -
 // starts[i] bytes.
 func scatterList(mem unsafe.Pointer, at int64, displs, starts []int64, stream unsafe.Pointer, pos int64) {
@@ -281,8 +339,10 @@ func gatherList(stream unsafe.Pointer, pos int64, mem unsafe.Pointer, at int64, 
 // move copies n bytes, at least 1, that do not overlap.
 func move(dst, src unsafe.Pointer, n int64) {
 	switch {
-	case n > 32:
+	case n > 64:
 		copy(unsafe.Slice((*byte)(dst), n), unsafe.Slice((*byte)(src), n))
+	case n > 32:
+		move64(dst, src, n)
 	case n >= 16:
 		move2[b16](dst, src, n)
 	case n >= 8:
@@ -301,4 +361,24 @@ func move2[T any](dst, src unsafe.Pointer, n int64) {
 	tail := n - int64(unsafe.Sizeof(t))
 	*(*T)(dst) = *(*T)(src)
 	*(*T)(unsafe.Add(dst, tail)) = *(*T)(unsafe.Add(src, tail))
+}
+
+// move64 copies 32 to 64 bytes. (An array of 32 bytes would not go through registers.)
+func move64(dst, src unsafe.Pointer, n int64) {
+	*(*b16)(dst) = *(*b16)(src)
+	*(*b16)(unsafe.Add(dst, 16)) = *(*b16)(unsafe.Add(src, 16))
+	*(*b16)(unsafe.Add(dst, n-32)) = *(*b16)(unsafe.Add(src, n-32))
+	*(*b16)(unsafe.Add(dst, n-16)) = *(*b16)(unsafe.Add(src, n-16))
+}
+
+// move128 copies 64 to 128 bytes.
+func move128(dst, src unsafe.Pointer, n int64) {
+	*(*b16)(dst) = *(*b16)(src)
+	*(*b16)(unsafe.Add(dst, 16)) = *(*b16)(unsafe.Add(src, 16))
+	*(*b16)(unsafe.Add(dst, 32)) = *(*b16)(unsafe.Add(src, 32))
+	*(*b16)(unsafe.Add(dst, 48)) = *(*b16)(unsafe.Add(src, 48))
+	*(*b16)(unsafe.Add(dst, n-64)) = *(*b16)(unsafe.Add(src, n-64))
+	*(*b16)(unsafe.Add(dst, n-48)) = *(*b16)(unsafe.Add(src, n-48))
+	*(*b16)(unsafe.Add(dst, n-32)) = *(*b16)(unsafe.Add(src, n-32))
+	*(*b16)(unsafe.Add(dst, n-16)) = *(*b16)(unsafe.Add(src, n-16))
 }

@@ -55,6 +55,9 @@ type Committed struct {
 	root   *Node // nil: no bytes
 	fast   *Node // the same, with what is small made flat
 	origin int64 // of root, from the buffer's
+
+	size          int64 // of the stream
+	before, after int64 // least room before and after the buffer's origin
 }
 
 // Commit brings count elements of a type to normal form: what is a vector, however it was
@@ -78,7 +81,7 @@ func Commit(t *Type, count int64) (*Committed, error) {
 	far, ok := mul(count-1, t.ub-t.lb)
 	lo, ok1 := add(t.trueLB, min(far, 0))
 	hi, ok2 := add(t.trueUB, max(far, 0))
-	if _, ok3 := sub(hi, lo); !ok || !ok1 || !ok2 || !ok3 {
+	if _, ok3 := sub(hi, lo); !ok || !ok1 || !ok2 || !ok3 || lo == math.MinInt64 {
 		return nil, fmt.Errorf("commit %d elements of extent %d: the places overflow 64 bits", count, t.ub-t.lb)
 	}
 	n := normalizer{
@@ -93,7 +96,8 @@ func Commit(t *Type, count int64) (*Committed, error) {
 		}
 		p.node = n.flat(p.node)
 	}
-	c.root, c.origin = p.node, p.at
+	c.root, c.origin, c.size = p.node, p.at, p.node.Size
+	c.before, c.after = -min(p.at+p.node.Lo, 0), max(p.at+p.node.Hi, 0)
 	c.fast = (&tuner{n: &n, done: make(map[*Node]*Node)}).tune(p.node)
 	return c, nil
 }
@@ -378,12 +382,7 @@ func (c *Committed) Count() int64 { return c.count }
 func (c *Committed) Root() (root *Node, origin int64) { return c.root, c.origin }
 
 // Size returns how many bytes the stream has.
-func (c *Committed) Size() int64 {
-	if c.root == nil {
-		return 0
-	}
-	return c.root.Size
-}
+func (c *Committed) Size() int64 { return c.size }
 
 // Bounds returns which bytes it touches, from the buffer's origin: lo to hi-1.
 func (c *Committed) Bounds() (lo, hi int64) {
