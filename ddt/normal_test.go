@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 )
 
 // made returns what a constructor returns.
@@ -171,7 +170,6 @@ func TestCommitIsBounded(t *testing.T) {
 	for range 55 {
 		graph = m(Struct([]int64{1, 1}, []int64{0, graph.Extent() + 1}, []*Type{graph, graph}))
 	}
-	start := time.Now()
 	if c := committed(t, graph, 1); c.Size() != 1<<55 || c.Memory() > 1<<20 {
 		t.Errorf("%d bytes, takes %d", c.Size(), c.Memory())
 	}
@@ -186,9 +184,6 @@ func TestCommitIsBounded(t *testing.T) {
 	}
 	if s := c.String(); len(s) > longest+3 || !strings.HasSuffix(s, "...") {
 		t.Errorf("%d bytes of text", len(s))
-	}
-	if d := time.Since(start); d > 20*time.Second {
-		t.Errorf("took %v", d) // seconds at most: this is not about speed
 	}
 }
 
