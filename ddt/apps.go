@@ -14,8 +14,9 @@ import (
 // An App is a datatype that an application uses: those of SC 2019, figure 16, and the two
 // of FPsPIN's evaluation.
 //
-// Displacement 0 is where the application's call to MPI_Recv points, in the middle of its
-// array as a rule. None of them reaches before it.
+// Displacement 0 is where the application's call to MPI_Recv points, which may be in the
+// middle of an array; where that is MPI_BOTTOM, the first of its arrays. None of them
+// reaches before it.
 type App struct {
 	Name string // COMB, FFT2D, ..., Simple, Complex
 	// Help is one line: what moves, and what the defaults make of it. Packets in it
