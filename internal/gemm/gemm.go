@@ -5,6 +5,8 @@
 package gemm
 
 import (
+	"time"
+
 	"gonum.org/v1/gonum/blas"
 	"gonum.org/v1/gonum/blas/gonum"
 )
@@ -43,9 +45,12 @@ func (g *GEMM) Run() {
 	}
 }
 
-// FLOP returns how many floating point operations a Run takes: additions and
-// multiplications.
-func (g *GEMM) FLOP() float64 {
-	n := float64(g.n)
-	return 2 * n * n * n
+// Dim returns the dimension of the matrices.
+func (g *GEMM) Dim() int { return g.n }
+
+// GFLOPS returns how many billion additions and multiplications a second GEMMs of n by n
+// matrices were that took so long.
+func GFLOPS(n, gemms int, took time.Duration) float64 {
+	d := float64(n)
+	return 2 * d * d * d * float64(gemms) / float64(took.Nanoseconds())
 }

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mpich
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// ErrRank is returned, wrapped, when a process ended that should not; the error has what
+// it wrote to stderr.
+var ErrRank = errors.New("MPI process failed")
+
+// grace is how long a process may take to end before it is killed.
+const grace = 2 * time.Second
+
+// A rank is a process that reads commands from stdin, and answers each with numbers, one
+// per line, and "ok". It ends with its stdin.
+type rank struct {
+	what   string
+	cmd    *exec.Cmd
+	stdin  io.WriteCloser
+	stdout *bufio.Scanner
+	stderr bytes.Buffer
+
+	once sync.Once
+	err  error // of Wait, by end
+}
+
+// environ is ours without a launcher's variables, and with more.
+func environ(more ...string) []string {
+	env := slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "PMI") })
+	return append(env, more...)
+}
+
+// startRank starts a process, by start. It must be ended.
+func startRank(what string, cmd *exec.Cmd, start func() error) (r *rank, err error) {
+	r = &rank{what: what, cmd: cmd}
+	cmd.Stderr = &r.stderr
+	if r.stdin, err = cmd.StdinPipe(); err != nil {
+		return nil, err
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	r.stdout = bufio.NewScanner(stdout)
+	if err := start(); err != nil {
+		return nil, fmt.Errorf("start %s: %w", what, err)
+	}
+	return r, nil
+}
+
+// answer reads the answer to a command.
+func (r *rank) answer() (numbers []time.Duration, err error) {
+	for r.stdout.Scan() {
+		if r.stdout.Text() == "ok" {
+			return numbers, nil
+		}
+		ns, err := strconv.ParseInt(r.stdout.Text(), 10, 64)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", r.what, err)
+		}
+		numbers = append(numbers, time.Duration(ns))
+	}
+	return nil, fmt.Errorf("%s: %w: %w", r.what, ErrRank, io.ErrUnexpectedEOF)
+}
+
+// end ends the process, at once or after it had time to do so itself, and returns why it
+// failed.
+func (r *rank) end(now bool) error {
+	r.once.Do(func() {
+		if now {
+			r.cmd.Process.Kill()
+		} else {
+			kill := time.AfterFunc(grace, func() { r.cmd.Process.Kill() })
+			defer kill.Stop()
+		}
+		err := r.cmd.Wait() // it closes stdin
+		if msg := strings.TrimSpace(r.stderr.String()); err != nil && msg != "" {
+			err = errors.New(msg)
+		}
+		if err != nil {
+			r.err = fmt.Errorf("%s: %w: %w", r.what, ErrRank, err)
+		}
+	})
+	return r.err
+}
+
+// A job is the processes of a program. A call that fails ends them all.
+type job struct {
+	ranks []*rank
+	err   error // why they have ended, nil if not
+}
+
+// errClosed is what calls return after close.
+var errClosed = errors.New("MPI program: closed")
+
+// call gives each process its command, "" for none, and returns their answers.
+func (j *job) call(ctx context.Context, commands ...string) (answers [][]time.Duration, err error) {
+	if j.err != nil {
+		return nil, j.err
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, j.fail(err)
+	}
+	answers = make([][]time.Duration, len(j.ranks))
+	failed := make(chan int, len(j.ranks)) // ranks in order of their failing; -1 is none
+	running := 0
+	for i, command := range commands {
+		if command == "" {
+			continue
+		}
+		running++
+		go func() {
+			// What one cannot write or read, the process's end explains.
+			_, err := io.WriteString(j.ranks[i].stdin, command)
+			if err == nil {
+				answers[i], err = j.ranks[i].answer()
+			}
+			if err != nil {
+				failed <- i
+				return
+			}
+			failed <- -1
+		}()
+	}
+	first, done := -1, ctx.Done()
+	for running > 0 {
+		select {
+		case i := <-failed:
+			running--
+			if i < 0 || first >= 0 || err != nil {
+				continue
+			}
+			first = i
+		case <-done:
+			err, done = ctx.Err(), nil
+			if first >= 0 {
+				continue
+			}
+		}
+		// The others wait for it forever.
+		for i, r := range j.ranks {
+			if i != first {
+				r.cmd.Process.Kill()
+			}
+		}
+	}
+	switch {
+	case err != nil:
+		return nil, j.fail(err)
+	case first >= 0:
+		err := j.ranks[first].end(false)
+		if err == nil {
+			err = fmt.Errorf("%s: %w: %w", j.ranks[first].what, ErrRank, io.ErrUnexpectedEOF)
+		}
+		return nil, j.fail(err)
+	}
+	return answers, nil
+}
+
+// fail ends all processes because of an error, which it returns.
+func (j *job) fail(err error) error {
+	j.err = err
+	for _, r := range j.ranks {
+		r.end(true)
+	}
+	return err
+}
+
+// close has the processes end by themselves. It returns nil if they have failed before.
+func (j *job) close() error {
+	if j.err != nil {
+		return nil
+	}
+	j.err = errClosed
+	for _, r := range j.ranks {
+		// Its stdin stays open, else it would end before MPI is done.
+		_, _ = io.WriteString(r.stdin, "quit\n")
+	}
+	var errs []error
+	for _, r := range j.ranks {
+		errs = append(errs, r.end(false))
+	}
+	return errors.Join(errs...)
+}
