@@ -1,0 +1,455 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math"
+	"os"
+	"os/signal"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/xspin/xspin/ddt"
+)
+
+// moveBytes is how much of a stream is in memory at a time.
+const moveBytes = 1 << 20
+
+// A datatypeMove is what pack and unpack are told.
+type datatypeMove struct {
+	elements int64
+	in, out  string
+	origin   string
+	at       int64 // what origin says
+}
+
+func (m *datatypeMove) add(cmd *cobra.Command, in, out string) {
+	fl := cmd.Flags()
+	fl.StringVar(&m.in, "in", "", in+", - for standard input (required)")
+	fl.StringVar(&m.out, "out", "", out+", - for standard output (required)")
+	fl.StringVar(&m.origin, "origin", "0", "where in the image the type's displacement 0 is, such as 64 or 4KiB")
+	countFlag(cmd, &m.elements)
+	_ = cmd.MarkFlagRequired("in") // fails only for a flag that does not exist
+	_ = cmd.MarkFlagRequired("out")
+}
+
+// commit brings the type to normal form, and checks what can be before anything is read.
+func (m *datatypeMove) commit(cmd *cobra.Command, text string) (*ddt.Committed, error) {
+	var err error
+	if m.at, err = sizeFlag("origin", m.origin); err != nil {
+		return nil, err
+	}
+	t, n, err := datatypeArg(text, m.elements)
+	if err != nil {
+		return nil, err
+	}
+	c, err := ddt.Commit(t, n)
+	if err != nil {
+		return nil, err
+	}
+	lo, hi := c.Bounds()
+	switch {
+	case lo < -m.at:
+		return nil, fmt.Errorf("the type begins %d bytes before its origin, and the image only --origin %d before it: want --origin %d or more", -lo, m.at, -lo)
+	case hi > math.MaxInt64-m.at:
+		return nil, fmt.Errorf("the type ends %d bytes behind its origin, which with --origin %d does not fit in 64 bits", hi, m.at)
+	case m.out == "-" && isTerminal(cmd.OutOrStdout()):
+		return nil, errors.New("standard output is a terminal, and memory is no text: pipe it into xxd, or name a file")
+	case m.in == "-" && isTerminal(cmd.InOrStdin()):
+		return nil, errors.New("standard input is a terminal: redirect a file to it, or name one")
+	}
+	return c, nil
+}
+
+func newDDTPackCmd() *cobra.Command {
+	var m datatypeMove
+	cmd := &cobra.Command{
+		Use:   "pack TYPE --in IMAGE --out STREAM",
+		Short: "Gather the bytes of a type from an image of memory to a stream",
+		Long: `Gather the bytes of a type from an image of memory, in the order in which a
+message has them. The image may be larger than what the type touches.
+
+` + datatypeHelp,
+		Example: `  xspin ddt pack 'vec(4 2 5)[int]' --in matrix --out columns
+  xspin ddt pack @halo.ddt --count 8 --origin 4KiB --in image --out - | xxd`,
+		Args: wantArgs("TYPE"),
+	}
+	m.add(cmd, "image of memory to read", "stream to write")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		ctx, stop := signal.NotifyContext(cmd.Context(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
+		defer stop()
+		if err := m.pack(ctx, cmd, args[0]); err != nil {
+			return fmt.Errorf("ddt pack: %w", err)
+		}
+		return nil
+	}
+	return cmd
+}
+
+func (m *datatypeMove) pack(ctx context.Context, cmd *cobra.Command, text string) (err error) {
+	c, err := m.commit(cmd, text)
+	if err != nil {
+		return err
+	}
+	_, hi := c.Bounds()
+	img, err := readImage(cmd, m.in, max(0, m.at+hi))
+	if err != nil {
+		return err
+	}
+	defer img.close()
+	if err := img.check(c, m.in, m.at); err != nil {
+		return err
+	}
+	out, err := createOutput(cmd, m.out)
+	if err != nil {
+		return err
+	}
+	defer out.discard()
+	buf := make([]byte, min(moveBytes, c.Size()))
+	for first := int64(0); first < c.Size() && ctx.Err() == nil; first += int64(len(buf)) {
+		buf = buf[:min(int64(len(buf)), c.Size()-first)]
+		if _, err := c.Pack(buf, img.bytes, m.at, first); err != nil {
+			return err
+		}
+		if _, err := out.Write(buf); err != nil {
+			return err
+		}
+	}
+	if ctx.Err() != nil {
+		return errors.New("interrupted")
+	}
+	return out.finish()
+}
+
+func newDDTUnpackCmd() *cobra.Command {
+	var m datatypeMove
+	var from string
+	cmd := &cobra.Command{
+		Use:   "unpack TYPE --in STREAM --out IMAGE",
+		Short: "Scatter the bytes of a stream to an image of memory",
+		Long: `Scatter the bytes of a stream, which are those of a message, to where a type has
+them in memory. The stream must be as long as the type.
+
+The image is a new one, in the place of a file that is there: holes are zero, and
+it ends where the type does. With --image it begins as another, whose bytes stay
+as they are in holes and around; that may be the file which is written.
+
+` + datatypeHelp,
+		Example: `  xspin ddt unpack 'vec(4 2 5)[int]' --in columns --out matrix
+  xspin ddt unpack 'vec(4 2 5)[int]' --in columns --image matrix --out matrix
+  xspin ddt unpack @halo.ddt --count 8 --origin 4KiB --in stream --image before --out after`,
+		Args: wantArgs("TYPE"),
+	}
+	m.add(cmd, "stream to read", "image of memory to write")
+	cmd.Flags().StringVar(&from, "image", "", "image of memory to begin with (default zeros)")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		ctx, stop := signal.NotifyContext(cmd.Context(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
+		defer stop()
+		if err := m.unpack(ctx, cmd, args[0], from); err != nil {
+			return fmt.Errorf("ddt unpack: %w", err)
+		}
+		return nil
+	}
+	return cmd
+}
+
+func (m *datatypeMove) unpack(ctx context.Context, cmd *cobra.Command, text, from string) (err error) {
+	c, err := m.commit(cmd, text)
+	if err != nil {
+		return err
+	}
+	in, size, err := openStream(cmd, m.in)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	if size >= 0 && size != c.Size() {
+		return streamSizeError(m.in, size, c)
+	}
+	out, err := createOutput(cmd, m.out)
+	if err != nil {
+		return err
+	}
+	defer out.discard()
+	var img *image
+	if from == "" {
+		img, err = out.image(m.size(c), nil)
+	} else {
+		img, err = m.begin(c, out, from)
+	}
+	if err != nil {
+		return err
+	}
+	defer img.close()
+
+	buf := make([]byte, min(moveBytes, c.Size()))
+	for first := int64(0); first < c.Size() && ctx.Err() == nil; first += int64(len(buf)) {
+		buf = buf[:min(int64(len(buf)), c.Size()-first)]
+		if n, err := io.ReadFull(in, buf); errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			return streamSizeError(m.in, first+int64(n), c)
+		} else if err != nil {
+			return err
+		}
+		if _, err := c.Unpack(img.bytes, m.at, first, buf); err != nil {
+			return err
+		}
+	}
+	if ctx.Err() != nil {
+		return errors.New("interrupted")
+	}
+	switch more, err := io.Copy(io.Discard, in); {
+	case err != nil:
+		return err
+	case more > 0:
+		return streamSizeError(m.in, c.Size()+more, c)
+	}
+	if !img.stored {
+		if _, err := out.Write(img.bytes); err != nil {
+			return err
+		}
+	}
+	return out.finish()
+}
+
+// begin returns an image that begins as a file.
+func (m *datatypeMove) begin(c *ddt.Committed, out *output, path string) (*image, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is no regular file", path)
+	}
+	if err := checkImage(c, path, info.Size(), m.at); err != nil {
+		return nil, err
+	}
+	return out.image(info.Size(), f)
+}
+
+// size returns how long an image is that ends where the type does: after its last byte,
+// and where a next element would begin.
+func (m *datatypeMove) size(c *ddt.Committed) int64 {
+	_, hi := c.Bounds()
+	t := c.Type()
+	if n := c.Count(); n > 0 && t.Extent() > 0 && t.Extent() <= (math.MaxInt64-m.at-max(0, t.UB()))/n {
+		hi = max(hi, (n-1)*t.Extent()+t.UB())
+	}
+	return m.at + max(0, hi)
+}
+
+func streamSizeError(path string, size int64, c *ddt.Committed) error {
+	return fmt.Errorf("%s has %s: want %d, %s of %d", streamName(path), count64(size, "byte"), c.Size(), count64(c.Count(), "element"), c.Type().Size())
+}
+
+func checkImage(c *ddt.Committed, path string, size, origin int64) error {
+	if _, hi := c.Bounds(); hi > size-origin {
+		return fmt.Errorf("%s has %s: want %d or more, for the type ends %d behind its origin, which is at %d", streamName(path), count64(size, "byte"), origin+hi, hi, origin)
+	}
+	return nil
+}
+
+func streamName(path string) string {
+	if path == "-" {
+		return "standard input"
+	}
+	return path
+}
+
+// openStream opens a stream to read. Its size is -1 if only reading tells.
+func openStream(cmd *cobra.Command, path string) (io.ReadCloser, int64, error) {
+	if path == "-" {
+		return io.NopCloser(cmd.InOrStdin()), -1, nil
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, 0, err
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return nil, 0, errors.Join(err, f.Close())
+	}
+	if !info.Mode().IsRegular() {
+		return f, -1, nil
+	}
+	return f, info.Size(), nil
+}
+
+// An image is memory, of a file or not.
+type image struct {
+	bytes  []byte
+	size   int64 // of the file that bytes begin with
+	stored bool  // the file is the output
+	mapped bool
+}
+
+func (m *image) close() {
+	if m.mapped {
+		_ = unix.Munmap(m.bytes)
+		m.mapped = false
+	}
+}
+
+func (m *image) check(c *ddt.Committed, path string, origin int64) error {
+	return checkImage(c, path, m.size, origin)
+}
+
+// readImage returns an image of which size bytes are needed.
+func readImage(cmd *cobra.Command, path string, size int64) (*image, error) {
+	in, have, err := openStream(cmd, path)
+	if err != nil {
+		return nil, err
+	}
+	defer in.Close()
+	if have < 0 {
+		b, err := io.ReadAll(io.LimitReader(in, size))
+		if err != nil {
+			return nil, err
+		}
+		// Whoever writes shall not fail because nobody reads.
+		_, err = io.Copy(io.Discard, in)
+		return &image{bytes: b, size: int64(len(b))}, err
+	}
+	if have == 0 || have < size {
+		return &image{size: have}, nil
+	}
+	b, err := mapFile(in.(*os.File), have, unix.PROT_READ)
+	return &image{bytes: b, size: have, mapped: true}, err
+}
+
+func mapFile(f *os.File, size int64, prot int) ([]byte, error) {
+	b, err := unix.Mmap(int(f.Fd()), 0, int(size), prot, unix.MAP_SHARED)
+	if err != nil {
+		return nil, &os.PathError{Op: "mmap", Path: f.Name(), Err: err}
+	}
+	return b, nil
+}
+
+// An output is a file that is there when it is complete, or not at all; or what cannot be
+// replaced, such as a pipe.
+type output struct {
+	io.Writer
+	path string
+	tmp  *os.File // to become path; nil: Writer is the output itself
+	f    *os.File // Writer, if it is to be closed
+}
+
+// createOutput checks that an output can be written. Until finish nothing of a file
+// changes.
+func createOutput(cmd *cobra.Command, path string) (*output, error) {
+	if path == "-" {
+		return &output{Writer: cmd.OutOrStdout()}, nil
+	}
+	mode := fs.FileMode(0o666) // less umask
+	info, err := os.Stat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return nil, err
+	case info.IsDir():
+		return nil, fmt.Errorf("%s is a directory", path)
+	case !info.Mode().IsRegular():
+		f, err := os.OpenFile(path, os.O_WRONLY, 0)
+		return &output{Writer: f, f: f}, err
+	default:
+		mode = info.Mode().Perm()
+		if path, err = filepath.EvalSymlinks(path); err != nil {
+			return nil, err
+		}
+	}
+	tmp, err := os.OpenFile(fmt.Sprintf("%s.%d.tmp", path, os.Getpid()), os.O_RDWR|os.O_CREATE|os.O_EXCL, mode)
+	if err != nil {
+		return nil, err
+	}
+	o := &output{Writer: tmp, path: path, tmp: tmp}
+	if info != nil {
+		if err := tmp.Chmod(mode); err != nil { // umask took from it
+			o.discard()
+			return nil, err
+		}
+	}
+	return o, nil
+}
+
+// image returns size bytes of memory, which begin as a file or as zeros, and become the
+// output if that is a file.
+func (o *output) image(size int64, begin *os.File) (*image, error) {
+	if o.tmp == nil {
+		if size == 0 {
+			return &image{}, nil
+		}
+		b, err := unix.Mmap(-1, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+		if err != nil {
+			return nil, fmt.Errorf("memory for an image of %d bytes: %w", size, err)
+		}
+		m := &image{bytes: b, size: size, mapped: true}
+		if begin != nil {
+			if _, err := io.ReadFull(begin, b); err != nil {
+				m.close()
+				return nil, fmt.Errorf("%s: %w", begin.Name(), err)
+			}
+		}
+		return m, nil
+	}
+	if begin != nil {
+		if _, err := io.CopyN(o.tmp, begin, size); err != nil {
+			return nil, err
+		}
+	}
+	if size == 0 {
+		return &image{stored: true}, nil
+	}
+	// A disk that is full is no error when memory is written, but the end.
+	err := unix.Fallocate(int(o.tmp.Fd()), 0, 0, size)
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		err = o.tmp.Truncate(size)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: room for %d bytes: %w", o.path, size, err)
+	}
+	b, err := mapFile(o.tmp, size, unix.PROT_READ|unix.PROT_WRITE)
+	if err != nil {
+		return nil, err
+	}
+	return &image{bytes: b, size: size, stored: true, mapped: true}, nil
+}
+
+// finish puts the file in its place.
+func (o *output) finish() error {
+	if o.tmp == nil {
+		if o.f == nil {
+			return nil
+		}
+		return o.f.Close()
+	}
+	if err := o.tmp.Close(); err != nil {
+		return err
+	}
+	if err := os.Rename(o.tmp.Name(), o.path); err != nil {
+		return err
+	}
+	o.tmp = nil
+	return nil
+}
+
+// discard removes what finish did not put in its place.
+func (o *output) discard() {
+	if o.tmp != nil {
+		_ = o.tmp.Close()
+		_ = os.Remove(o.tmp.Name())
+	}
+	if o.f != nil {
+		_ = o.f.Close()
+	}
+}
