@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datatypes
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/xspin/xspin/control"
+	"github.com/xspin/xspin/ddt"
+	"github.com/xspin/xspin/slmp"
+)
+
+var (
+	// ErrConfig is returned, wrapped, for what cannot be meant.
+	ErrConfig = errors.New("invalid transfer")
+	// ErrContents is returned, wrapped, if the window is not what it must be.
+	ErrContents = errors.New("the window has other bytes than it must")
+)
+
+const (
+	// MaxParallel is how many messages a round may have.
+	MaxParallel = 1024
+	// maxWindow is the largest window of a transfer, in bytes.
+	maxWindow = 4 << 30
+	// gap is how many bytes lie between places, at least: none of them is ever written.
+	gap = 64
+)
+
+// A layout is where the messages of a transfer go in the window: a place each, with
+// displacement 0 at its origin, and a gap before and behind each place.
+type layout struct {
+	Transfer
+	data   *ddt.Committed
+	size   int64 // bytes of a message's stream
+	lo, hi int64 // a place has the bytes lo to hi-1 from its origin, with 0 among them
+	// The sender's buffer has these, with 0 among them.
+	first, last int64
+}
+
+func newLayout(t Transfer) (*layout, error) {
+	typ, count, err := ddt.Resolve(t.Type)
+	if err != nil {
+		return nil, err
+	}
+	t.Count = cmp.Or(t.Count, count)
+	bad := func(format string, a ...any) error {
+		return fmt.Errorf("%w: %s: "+format, append([]any{ErrConfig, t.name()}, a...)...)
+	}
+	switch {
+	case t.Count < 1 || t.Count > math.MaxUint32:
+		return nil, bad("%d elements: want 1 to %d", t.Count, math.MaxUint32)
+	case t.Parallel < 1 || t.Parallel > MaxParallel:
+		return nil, bad("%d messages at a time: want 1 to %d", t.Parallel, MaxParallel)
+	case t.Strategy != Deposit && !slices.Contains(ddt.Strategies(), t.Strategy):
+		return nil, bad("strategy %q: want one of %q", t.Strategy, append(ddt.Strategies(), Deposit))
+	case t.Interval < 0:
+		return nil, bad("checkpoints %d bytes apart: want 0 or more", t.Interval)
+	}
+	l := &layout{Transfer: t}
+	if l.data, err = ddt.Commit(typ, t.Count); err != nil {
+		return nil, fmt.Errorf("%s: %w", t.name(), err)
+	}
+	l.size = l.data.Size()
+	lo, hi := l.data.Bounds()
+	l.first, l.last = min(lo, 0), max(hi, 0)
+	l.lo, l.hi = l.first, l.last
+	if t.Strategy == Deposit {
+		l.lo, l.hi = 0, l.size
+	}
+	switch span := max(uint64(l.hi)-uint64(l.lo), uint64(l.last)-uint64(l.first)); {
+	case l.size == 0:
+		return nil, bad("%d elements have no bytes: there is nothing to send", l.Count)
+	case l.size > slmp.MaxMessage:
+		return nil, bad("a message of %d bytes: SLMP has at most %d: want fewer elements than %d", l.size, int64(slmp.MaxMessage), l.Count)
+	case span > (maxWindow-gap)/uint64(t.Parallel)-2*gap:
+		return nil, bad("%d messages in %d bytes each: the window has at most %d: want fewer messages or elements", t.Parallel, span, int64(maxWindow))
+	}
+	return l, nil
+}
+
+// name is how messages call the transfer: long types by their begin.
+func (t Transfer) name() string {
+	const most = 60
+	s := cmp.Or(t.Name, t.Type)
+	if len(s) > most {
+		s = s[:most] + "..."
+	}
+	return s
+}
+
+// stride is how far apart places are, a multiple of gap.
+func (l *layout) stride() int64 { return (l.hi-l.lo+gap-1)/gap*gap + gap }
+
+// origin returns where displacement 0 of place i is.
+func (l *layout) origin(i int) int64 { return gap + int64(i)*l.stride() - l.lo }
+
+// window returns how many bytes the window has.
+func (l *layout) window() int64 { return gap + int64(l.Parallel)*l.stride() }
+
+// receive is what the application posts for place i. A message may touch the bytes of its
+// place; with some before its origin, which a receive cannot say, the whole window.
+func (l *layout) receive(i int) control.Receive {
+	r := control.Receive{Window: windowName, Place: l.origin(i), Size: l.hi, Ignore: math.MaxUint32, User: uint64(i)}
+	if l.lo < 0 {
+		r.Size = 0
+	}
+	return r
+}
+
+// params are those of the handler set "datatype".
+func (l *layout) params() map[string]any {
+	p := map[string]any{"type": l.Type, "count": l.Count, "strategy": l.Strategy}
+	if l.Interval > 0 {
+		p["interval"] = l.Interval
+	}
+	return p
+}
+
+// sent is the byte at off of the sender's buffer: FPsPIN's pattern, printable.
+func sent(off int64) byte { return byte(32 + off%95) }
+
+// hole is the byte at off of the window that nobody has written: never one of sent.
+func hole(off int64) byte { return byte(128 + off%113) }
+
+// pack returns a message's stream, from a buffer that has a byte for each of the
+// type's displacements.
+func (l *layout) pack() ([]byte, error) {
+	memory := make([]byte, l.last-l.first)
+	for i := range memory {
+		memory[i] = sent(int64(i))
+	}
+	stream := make([]byte, l.size)
+	_, err := l.data.Pack(stream, memory, -l.first, 0)
+	return stream, err
+}
+
+// clear makes a window one that nobody has written.
+func (l *layout) clear(window []byte) {
+	for i := range window {
+		window[i] = hole(int64(i))
+	}
+}
+
+// compare looks at every byte of a window that was clear before the places that are
+// taken got a message. What must be there follows from the pieces of the type, each
+// byte of which comes from the same displacement of the sender's buffer: no matter what
+// it was packed with, or by whom, and how often it was written.
+func (l *layout) compare(window []byte, taken func(place int) bool) error {
+	want := make([]byte, len(window))
+	l.clear(want)
+	for i := range l.Parallel {
+		if !taken(i) {
+			continue
+		}
+		at := l.origin(i)
+		l.data.Each(0, l.size, func(off, n int64) bool {
+			for k := range n {
+				if l.Strategy == Deposit {
+					want[at] = sent(off + k - l.first)
+					at++
+				} else {
+					want[at+off+k] = sent(off + k - l.first)
+				}
+			}
+			return true
+		})
+	}
+	wrong, where := 0, 0
+	for i := range want {
+		if window[i] != want[i] {
+			if wrong == 0 {
+				where = i
+			}
+			wrong++
+		}
+	}
+	if wrong == 0 {
+		return nil
+	}
+	what := "of the type"
+	if want[where] == hole(int64(where)) {
+		what = "of a hole"
+	}
+	place := max(min((int64(where)-gap)/l.stride(), int64(l.Parallel-1)), 0)
+	return fmt.Errorf("%w: %d of %d, the first at %d of place %d, %s: %#02x instead of %#02x",
+		ErrContents, wrong, len(window), int64(where)-l.origin(int(place)), place, what, window[where], want[where])
+}

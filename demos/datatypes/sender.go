@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datatypes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+
+	"github.com/xspin/xspin/slmp"
+)
+
+// A sender sends a transfer's messages to whoever asks for them.
+type sender struct {
+	udp    *net.UDPConn // requests
+	failed func(error)  // told what went wrong, in any goroutine
+
+	mu        sync.Mutex
+	transfers []*packed
+	current   *packed
+
+	// Of the goroutine that listens.
+	conn *slmp.Conn // to the last who asked
+	from netip.AddrPort
+	last map[netip.AddrPort]uint64 // the number of the last request of each
+
+	// Under mu.
+	open   int        // messages on their way
+	none   *sync.Cond // there are none
+	before sentSoFar  // of connections that are over
+}
+
+// packed is a transfer and the stream of its messages. It is packed once, when the
+// transfer is opened, or when it is asked for with another count: not in the time of
+// rounds.
+type packed struct {
+	*layout
+	stream []byte
+}
+
+// makeStream is what messages are. Tests have others.
+var makeStream = (*layout).pack
+
+func newPacked(t Transfer) (*packed, error) {
+	l, err := newLayout(t)
+	if err != nil {
+		return nil, err
+	}
+	stream, err := makeStream(l)
+	return &packed{l, stream}, err
+}
+
+func listen(local netip.AddrPort, failed func(error)) (*sender, error) {
+	udp, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(local))
+	if err != nil {
+		return nil, err
+	}
+	s := &sender{udp: udp, failed: failed, last: map[netip.AddrPort]uint64{}}
+	s.none = sync.NewCond(&s.mu)
+	return s, nil
+}
+
+// runSender is the process.
+func runSender(t *terminal, local netip.AddrPort) (err error) {
+	s, err := listen(local, func(err error) { t.say(answer{Error: err.Error(), Failed: true}) })
+	if err != nil {
+		return err
+	}
+	go s.serve()
+	defer func() { err = errors.Join(err, s.close()) }()
+	if _, err := fmt.Println("ready"); err != nil {
+		return err
+	}
+	t.serve(func(_ context.Context, q ask) answer {
+		switch {
+		case q.Open != nil:
+			if err := s.add(*q.Open); err != nil {
+				return refused(err)
+			}
+			return answer{}
+		case q.Transfer != nil:
+			s.mu.Lock()
+			s.current = s.transfers[*q.Transfer]
+			s.mu.Unlock()
+			return answer{}
+		case q.Sent:
+			return answer{Sent: s.sent()}
+		}
+		return refused(errors.New("not understood"))
+	})
+	return nil
+}
+
+// add packs the messages of another transfer, which becomes the current one.
+func (s *sender) add(t Transfer) error {
+	p, err := newPacked(t)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	s.transfers = append(s.transfers, p)
+	s.current = p
+	s.mu.Unlock()
+	return nil
+}
+
+// serve takes requests until the socket is closed.
+func (s *sender) serve() {
+	b := make([]byte, 64)
+	for {
+		n, from, err := s.udp.ReadFromUDPAddrPort(b)
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			continue // an ICMP error: who has asked is gone
+		}
+		if err := s.request(b[:n], from); err != nil {
+			s.failed(fmt.Errorf("asked by %v: %w", from, err))
+		}
+	}
+}
+
+// maxAsking is how many askers' last numbers are kept.
+const maxAsking = 1024
+
+// request sends what is asked for, unless it is on its way already.
+func (s *sender) request(b []byte, from netip.AddrPort) error {
+	r, numbered, err := parseRequest(b)
+	if err != nil {
+		return err
+	}
+	if numbered {
+		if n, ok := s.last[from]; ok && n == r.Run {
+			return nil // again: the first was not lost
+		}
+		if len(s.last) >= maxAsking {
+			clear(s.last)
+		}
+		s.last[from] = r.Run
+	}
+	s.mu.Lock()
+	p := s.current
+	s.mu.Unlock()
+	if p == nil {
+		return errors.New("there is nothing to send yet")
+	}
+	if int64(r.Elements) != p.Count {
+		t := p.Transfer
+		t.Count = int64(r.Elements)
+		if p, err = newPacked(t); err != nil {
+			return err
+		}
+	}
+	if err := s.connect(from); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	s.open += int(r.Parallel)
+	s.mu.Unlock()
+	for i := range r.Parallel {
+		if err := s.conn.Post(p.stream, s.ended); err != nil {
+			s.over(int(r.Parallel - i))
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *sender) ended(err error) {
+	if err != nil && !errors.Is(err, net.ErrClosed) {
+		s.failed(err)
+	}
+	s.over(1)
+}
+
+func (s *sender) over(messages int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.open -= messages; s.open == 0 {
+		s.none.Broadcast()
+	}
+}
+
+// connect has messages go to whoever has asked.
+func (s *sender) connect(from netip.AddrPort) (err error) {
+	if s.conn != nil {
+		if from.Addr() == s.from.Addr() {
+			return nil
+		}
+		s.hangUp()
+	}
+	to := netip.AddrPortFrom(from.Addr().Unmap(), slmp.Port)
+	conn, err := slmp.Dial(context.Background(), to.String(), slmp.Config{})
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	s.conn, s.from = conn, from
+	s.mu.Unlock()
+	return nil
+}
+
+// hangUp ends the connection, and what is on its way.
+func (s *sender) hangUp() {
+	s.mu.Lock()
+	conn := s.conn
+	s.conn = nil
+	s.mu.Unlock()
+	if conn == nil {
+		return
+	}
+	conn.Close()
+	st := conn.Stats()
+	s.mu.Lock()
+	s.before.Segments += st.Segments - st.Retransmitted
+	s.before.Retransmitted += st.Retransmitted
+	s.mu.Unlock()
+}
+
+// sent waits until all messages that are on their way have been acknowledged, and says
+// what was sent.
+func (s *sender) sent() *sentSoFar {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for s.open > 0 {
+		s.none.Wait()
+	}
+	all := s.before
+	if s.conn != nil {
+		st := s.conn.Stats()
+		all.Segments += st.Segments - st.Retransmitted
+		all.Retransmitted += st.Retransmitted
+	}
+	return &all
+}
+
+func (s *sender) close() error {
+	err := s.udp.Close()
+	s.hangUp()
+	return err
+}
