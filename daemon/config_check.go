@@ -361,7 +361,7 @@ func checkContext(c *checker, path string, doc *control.Context, env *surroundin
 	}
 
 	b.checkWindows(c, at, env)
-	b.env = handlers.Env{HPUs: b.hpus, Messages: doc.Messages, Window: b.largest(), Memory: int64(env.limits.Memory)}
+	b.env = handlers.Env{HPUs: b.hpus, Messages: doc.Messages, Window: b.largest()}
 	if b.env.HPUs < 1 || b.env.HPUs > nic.MaxHPUs { // told elsewhere
 		b.env.HPUs = nic.DefaultHPUs
 	}

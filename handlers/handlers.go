@@ -64,7 +64,6 @@ type Env struct {
 	HPUs     int   // of the NIC, 0..HPUs-1
 	Messages int   // that can be in flight; their slots are 0..Messages-1
 	Window   int64 // bytes of the largest of its windows that handlers may write; -1: there is none
-	Memory   int64 // most bytes that a set may reserve
 }
 
 // An EnvFactory is a Factory of a set that depends on the context.

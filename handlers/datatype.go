@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package handlers
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/xspin/xspin/ddt"
+	"github.com/xspin/xspin/hostq"
+	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/matcher"
+)
+
+func init() {
+	RegisterEnv("datatype", "puts the bytes of SLMP messages where an MPI datatype says; params type, count, strategy, interval, epsilon, packet, partial", newDatatype)
+}
+
+// User counters of "datatype".
+const (
+	DatatypeCopies = iota // pieces in a row that a packet was placed in
+	DatatypeBytes         // that it brought
+)
+
+// DatatypeOptions say how messages of a datatype are placed. Zero fields take their
+// defaults.
+type DatatypeOptions struct {
+	Strategy string // one of ddt.Strategies. Defaults to ddt.Direct
+	HPUs     int    // of the NIC. Defaults to 16, as a NIC's do
+	Messages int    // of the context that can be in flight. Defaults to 4096, as a context's do
+	Packet   int    // bytes of a message in a packet, as a rule. Defaults to hpu.DefaultSlice
+	Interval int64  // between checkpoints, bytes. Defaults to what Model says
+	Model    ddt.Model
+	Partial  bool  // messages may be shorter than the type
+	Window   int64 // see Env: a type that does not fit is an error
+}
+
+// newDatatype makes the set of the configuration's.
+func newDatatype(p Params, env Env) (*Set, error) {
+	const unsaid = math.MinInt64
+	c := struct {
+		Type     string  `param:"type,required"`
+		Count    int64   `param:"count"`
+		Strategy string  `param:"strategy"`
+		Interval int64   `param:"interval"`
+		Epsilon  float64 `param:"epsilon"`
+		Packet   int     `param:"packet"`
+		Partial  bool    `param:"partial"`
+	}{Count: unsaid, Strategy: ddt.Direct, Packet: hpu.DefaultSlice}
+	if err := p.Decode(&c); err != nil {
+		return nil, err
+	}
+	if !slices.Contains(ddt.Strategies(), c.Strategy) {
+		return nil, &ParamError{Param: "strategy", Err: fmt.Errorf("%q: there are %s", c.Strategy, strings.Join(ddt.Strategies(), ", "))}
+	}
+	typ, count, err := ddt.Resolve(c.Type)
+	if err != nil {
+		wrong := &ParamError{Param: "type", Err: err}
+		var syntax *ddt.SyntaxError
+		if errors.As(err, &syntax) {
+			wrong.Line, wrong.Column, wrong.Err = syntax.Line, syntax.Column, syntax.Err
+		}
+		return nil, wrong
+	}
+	if c.Count != unsaid {
+		count = c.Count
+	}
+	committed, err := ddt.Commit(typ, count)
+	if err != nil {
+		return nil, fmt.Errorf("params type and count: %w", err)
+	}
+	return Datatype(committed, DatatypeOptions{
+		Strategy: c.Strategy, HPUs: env.HPUs, Messages: env.Messages, Packet: c.Packet,
+		Interval: c.Interval, Model: ddt.Model{Epsilon: c.Epsilon}, Partial: c.Partial,
+		Window: env.Window,
+	})
+}
+
+// Datatype returns handlers that put the bytes of messages where c says, from the place
+// of each message in its window on. The place is that of c's displacement 0, and a type
+// may reach before it. What the set needs of scheduling is in Sequence and VHPUs, and its
+// memory in Reserved.
+//
+// A message that its place has no room for fails before anything is written, and one that
+// is not as long as c (unless o.Partial: longer than c) fails when that is known. Nothing
+// is ever written but the bytes of c.
+func Datatype(c *ddt.Committed, o DatatypeOptions) (*Set, error) {
+	o.Strategy = cmp.Or(o.Strategy, ddt.Direct)
+	o.HPUs, o.Messages, o.Packet = cmp.Or(o.HPUs, 16), cmp.Or(o.Messages, 4096), cmp.Or(o.Packet, hpu.DefaultSlice)
+	d := &datatype{size: c.Size(), hpus: o.HPUs, messages: o.Messages, partial: o.Partial}
+	d.lo, d.hi = c.Bounds()
+	switch {
+	case o.Window < 0:
+		return nil, errors.New("handlers may write none of the windows")
+	case o.Window > 0 && d.hi-d.lo > o.Window:
+		return nil, fmt.Errorf("the type touches bytes %d to %d, and the largest window has %d: make it larger, or count smaller", d.lo, d.hi, o.Window)
+	}
+	var err error
+	d.placement, err = ddt.NewPlacement(c, ddt.Config{
+		Strategy: o.Strategy, HPUs: o.HPUs, Messages: o.Messages, Packet: o.Packet, Interval: o.Interval, Model: o.Model,
+	})
+	if err != nil {
+		return nil, err
+	}
+	s, m := d.placement.Scheduling(), d.placement.Memory()
+	return &Set{
+		Handlers: hpu.Handlers{Header: d.header, Payload: d.payload, Completion: d.completion},
+		Rulesets: []matcher.Ruleset{matcher.SLMP()},
+		Queue:    true,
+		Window:   true,
+		Sequence: s.Sequence,
+		VHPUs:    s.VHPUs,
+		Reserved: map[string]int64{"type": m.Type, "checkpoints": m.Checkpoints, "segments": m.Segments},
+	}, nil
+}
+
+// datatype is the handlers of a context, which share it. It does not change but for the
+// placement, which has state for each message.
+type datatype struct {
+	placement      ddt.Placement
+	size, lo, hi   int64 // of the committed type
+	hpus, messages int   // that the placement is made for
+	partial        bool
+}
+
+// header sees to it that there is room for all of the message, whichever packets come.
+func (d *datatype) header(h *hpu.HER) hpu.Code {
+	m := h.Message()
+	if err := d.admit(h, m); err != nil {
+		return h.Fail(err)
+	}
+	d.placement.Begin(m.Slot())
+	return hpu.ProcessData
+}
+
+func (d *datatype) admit(h *hpu.HER, m *hpu.Message) error {
+	switch {
+	case m == nil:
+		return errors.New("packets of this format are no messages that begin and end: use slmp")
+	case h.HPUs() > d.hpus:
+		return fmt.Errorf("the NIC has %d HPUs, and the handlers were made for %d", h.HPUs(), d.hpus)
+	case m.Slot() >= d.messages:
+		return fmt.Errorf("message %d in flight, and the handlers were made for %d", m.Slot()+1, d.messages)
+	}
+	b := m.Binding()
+	if err := d.fits(&b); err != nil {
+		return err
+	}
+	if _, _, err := d.place(&b); err != nil {
+		return err
+	}
+	if n, known := m.Length(); known {
+		return d.length(n)
+	}
+	return nil
+}
+
+// fits says what is wrong with a message's place. What it says begins with the numbers,
+// for the application sees the first 120 bytes only.
+func (d *datatype) fits(b *hpu.Binding) error {
+	if b.Window == nil {
+		return errNoWindow
+	}
+	if b.Size > 0 && (d.lo < 0 || d.hi > b.Size) {
+		return fmt.Errorf("bytes %d to %d of a place of %d: %w", d.lo, d.hi, b.Size, hpu.ErrBounds)
+	}
+	if n := b.Window.Size(); b.Place < 0 || b.Place > n || d.lo < -b.Place || d.hi > n-b.Place {
+		return fmt.Errorf("bytes %d to %d from %d of a window of %d: %w", d.lo, d.hi, b.Place, n, hpu.ErrBounds)
+	}
+	return nil
+}
+
+var (
+	errNoWindow = errors.New("the message has no window: give the context one")
+	errNoSlices = errors.New("the message's window is none whose bytes handlers may have")
+)
+
+// place returns the bytes that the type touches, those between and the origin, which is
+// mem[origin] or the end of mem.
+func (d *datatype) place(b *hpu.Binding) (mem []byte, origin int64, err error) {
+	w, ok := b.Window.(hpu.SliceWindow)
+	if !ok {
+		return nil, 0, errNoSlices
+	}
+	lo, hi := min(d.lo, 0), max(d.hi, 0)
+	mem, err = w.Slice(b.Place+lo, hi-lo, hostq.Write)
+	return mem, -lo, err
+}
+
+// length says whether a message may be so long.
+func (d *datatype) length(n uint64) error {
+	if n == uint64(d.size) || d.partial && n < uint64(d.size) {
+		return nil
+	}
+	return fmt.Errorf("a message of %d bytes, and the type has %d", n, d.size)
+}
+
+// payload places a packet.
+func (d *datatype) payload(h *hpu.HER) hpu.Code {
+	first, n := int64(h.Offset()), int64(h.PayloadLen())
+	if h.EOM() {
+		if err := d.length(uint64(first + n)); err != nil {
+			return h.Fail(err)
+		}
+	} else if first+n > d.size {
+		return h.Fail(fmt.Errorf("a message of %d bytes or more, and the type has %d", first+n, d.size))
+	}
+	m := h.Message()
+	b := m.Binding()
+	mem, origin, err := d.place(&b)
+	if err != nil {
+		return h.Fail(err)
+	}
+	copies := int64(0)
+	for part := range h.Payload() {
+		k, err := d.placement.Place(m.Slot(), h.HPU(), mem, origin, first, part)
+		if err != nil {
+			return h.Fail(err)
+		}
+		copies += k
+		first += int64(len(part))
+	}
+	h.Count(DatatypeCopies, uint64(copies))
+	h.Count(DatatypeBytes, uint64(n))
+	return hpu.Success
+}
+
+// completion checks the length of what came in whole. The event of other messages says
+// what is missing.
+func (d *datatype) completion(c *hpu.Completion) hpu.Code {
+	if c.Cause != hpu.Complete {
+		return hpu.Success
+	}
+	if err := d.length(c.Length); err != nil {
+		return c.Fail(err)
+	}
+	return hpu.Success
+}
