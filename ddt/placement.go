@@ -2,7 +2,14 @@
 
 package ddt
 
-import "time"
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+)
 
 // A Placement unpacks the messages of a context with one of the strategies. Messages are
 // known by slots, 0 to Config.Messages-1. It promises nothing for concurrent calls but
@@ -75,5 +82,111 @@ type Model struct {
 	Handler time.Duration
 }
 
+// Limits of placements. Errors of NewPlacement name them.
+const (
+	MaxHPUs            = 1<<16 - 1 // real or virtual ones
+	MaxPlacementMemory = 1 << 30   // bytes of Memory that a placement is allowed
+	MaxWalk            = 1 << 30   // blocks of a type whose checkpoints can be made: some seconds
+)
+
 // NewPlacement returns a placement of messages that are c.
-func NewPlacement(c *Committed, cfg Config) (Placement, error) { panic("not yet") }
+func NewPlacement(c *Committed, cfg Config) (Placement, error) {
+	if cfg.Strategy == "" {
+		cfg.Strategy = Direct
+	}
+	switch {
+	case c == nil:
+		return nil, errors.New("placement: no type")
+	case !slices.Contains(Strategies(), cfg.Strategy):
+		return nil, fmt.Errorf("strategy %q: there are %s", cfg.Strategy, strings.Join(Strategies(), ", "))
+	case cfg.HPUs < 1 || cfg.HPUs > MaxHPUs:
+		return nil, fmt.Errorf("%s with %d HPUs: possible are 1..%d", cfg.Strategy, cfg.HPUs, MaxHPUs)
+	case cfg.Messages < 1:
+		return nil, fmt.Errorf("%s for %d messages in flight: want 1 or more", cfg.Strategy, cfg.Messages)
+	case cfg.Packet < 1 || int64(cfg.Packet) > math.MaxUint32:
+		return nil, fmt.Errorf("%s with packets of %d bytes: possible are 1..%d", cfg.Strategy, cfg.Packet, uint32(math.MaxUint32))
+	case cfg.Interval < 0:
+		return nil, fmt.Errorf("checkpoint interval of %d bytes: want 1 or more, or 0 to have it chosen", cfg.Interval)
+	}
+	if err := cfg.Model.check(); err != nil {
+		return nil, err
+	}
+	b := base{c: c, hpus: cfg.HPUs, messages: cfg.Messages}
+	b.memory.Type = c.Memory()
+	switch cfg.Strategy {
+	case Specialized:
+		return newSpecialized(b)
+	case HPULocal:
+		return newHPULocal(b, cfg)
+	case ROCP:
+		return newROCP(b, cfg)
+	case RWCP:
+		return newRWCP(b, cfg)
+	}
+	return &direct{b}, nil
+}
+
+// base is what all placements have.
+type base struct {
+	c              *Committed
+	hpus, messages int
+	scheduling     Scheduling
+	memory         Memory
+}
+
+func (b *base) Scheduling() Scheduling { return b.scheduling }
+func (b *base) Memory() Memory         { return b.memory }
+func (b *base) Begin(int)              {}
+
+// check is what Place does first.
+func (b *base) check(slot, hpu int, mem []byte, origin, first int64, stream []byte) error {
+	if err := b.who(slot, hpu); err != nil {
+		return err
+	}
+	return b.c.Check(int64(len(mem)), origin, first, int64(len(stream)))
+}
+
+func (b *base) who(slot, hpu int) error {
+	switch {
+	case uint(slot) >= uint(b.messages):
+		return fmt.Errorf("message in slot %d of a placement for %d messages", slot, b.messages)
+	case uint(hpu) >= uint(b.hpus):
+		return fmt.Errorf("HPU %d of a placement for %d HPUs", hpu, b.hpus)
+	}
+	return nil
+}
+
+// allot notes what a placement needs before it is made, or refuses.
+func (b *base) allot(strategy string, checkpoints, segments int64) error {
+	b.memory.Checkpoints, b.memory.Segments = checkpoints, segments
+	if sum := plus(plus(b.memory.Type, checkpoints), segments); sum > MaxPlacementMemory {
+		return fmt.Errorf("%s of this type for %d messages takes %d bytes (%d of description, %d of checkpoints, %d of segments): at most %d; "+
+			"direct needs no more than the description", strategy, b.messages, sum, b.memory.Type, checkpoints, segments, int64(MaxPlacementMemory))
+	}
+	return nil
+}
+
+// slots know which message is in each: a segment that is about another one is reset when
+// it is next needed, so that a message begins in no time whatever the type.
+type slots []slot
+
+type slot struct {
+	message uint64
+	_       [56]byte // HPUs read it, and another one begins the next message
+}
+
+func newSlots(n int) slots {
+	s := make(slots, n)
+	for i := range s {
+		s[i].message = 1 // no segment is about any
+	}
+	return s
+}
+
+const slotSize = 64
+
+func (s slots) begin(i int) {
+	if uint(i) < uint(len(s)) {
+		s[i].message++
+	}
+}
