@@ -4,13 +4,14 @@
 // there were no datatypes: for vectors, and for the applications of ddt.Apps. Datatypes
 // are measured against them.
 //
-// They know at compile time how wide an element is, and take a message as a whole. They
-// are what the language gives without tricks: slices with their bounds, one loop for each
-// dimension, copy for long rows and assignment of arrays for short ones.
+// A loop knows at compile time what an element is, and takes a message as a whole. To it
+// memory is arrays, as it is to the application; there is one loop for each dimension,
+// copy for long rows, and assignment for short ones.
 package ddtloops
 
 import (
 	"slices"
+	"unsafe"
 
 	"github.com/xspin/xspin/ddt"
 )
@@ -91,44 +92,42 @@ func indices(app ddt.App) [][]int32 {
 	return lists
 }
 
+// as makes an array of memory.
+func as[T any](mem []byte) []T {
+	var t T
+	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(mem))), len(mem)/int(unsafe.Sizeof(t)))
+}
+
 // Vector returns a loop for count blocks, stride bytes apart.
 func Vector(count, block, stride int) Loop {
-	switch block {
-	case 4:
-		return func(mem, stream []byte) {
-			for i := range count {
-				*(*[4]byte)(mem[i*stride:]) = *(*[4]byte)(stream[i*4:])
-			}
+	if stride%block == 0 {
+		switch n, stride := count, stride/block; block {
+		case 4:
+			return elements[uint32](n, stride)
+		case 8:
+			return elements[uint64](n, stride)
+		case 16:
+			return elements[[2]float64](n, stride)
+		case 32:
+			return elements[[4]float64](n, stride)
+		case 64:
+			return elements[[8]float64](n, stride)
 		}
-	case 8:
-		return func(mem, stream []byte) {
-			for i := range count {
-				*(*[8]byte)(mem[i*stride:]) = *(*[8]byte)(stream[i*8:])
-			}
+	}
+	return func(mem, stream []byte) {
+		for i := range count {
+			copy(mem[i*stride:i*stride+block], stream[i*block:])
 		}
-	case 16:
-		return func(mem, stream []byte) {
-			for i := range count {
-				*(*[16]byte)(mem[i*stride:]) = *(*[16]byte)(stream[i*16:])
-			}
-		}
-	case 32:
-		return func(mem, stream []byte) {
-			for i := range count {
-				*(*[32]byte)(mem[i*stride:]) = *(*[32]byte)(stream[i*32:])
-			}
-		}
-	case 64:
-		return func(mem, stream []byte) {
-			for i := range count {
-				*(*[64]byte)(mem[i*stride:]) = *(*[64]byte)(stream[i*64:])
-			}
-		}
-	default:
-		return func(mem, stream []byte) {
-			for i := range count {
-				copy(mem[i*stride:i*stride+block], stream[i*block:])
-			}
+	}
+}
+
+func elements[T any](count, stride int) Loop {
+	return func(mem, stream []byte) {
+		array, from := as[T](mem), as[T](stream)[:count]
+		at := 0
+		for _, v := range from {
+			array[at] = v
+			at += stride
 		}
 	}
 }
@@ -150,14 +149,15 @@ func comb(p params) Loop {
 	x0, x1 := halo(p["nx"], p["x"])
 	y0, y1 := halo(p["ny"], p["y"])
 	z0, z1 := halo(p["nz"], p["z"])
-	vars, row := p["vars"], (x1-x0)*8
+	vars, row := p["vars"], x1-x0
 	return func(mem, stream []byte) {
+		mesh, from := as[float64](mem), as[float64](stream)
 		for v := range vars {
 			for z := z0; z < z1; z++ {
 				for y := y0; y < y1; y++ {
-					at := (x0 + nx*(y+ny*(z+nz*v))) * 8
-					copy(mem[at:at+row], stream)
-					stream = stream[row:]
+					at := x0 + nx*(y+ny*(z+nz*v))
+					copy(mesh[at:at+row], from)
+					from = from[row:]
 				}
 			}
 		}
@@ -168,9 +168,12 @@ func fft2d(p params) Loop {
 	n := p["n"]
 	tile := n / p["procs"]
 	return func(mem, stream []byte) {
+		matrix, from := as[complex128](mem), as[complex128](stream)
 		for row := range tile {
-			for column := range tile {
-				*(*[16]byte)(mem[(column*n+row)*16:]) = *(*[16]byte)(stream[(row*tile+column)*16:])
+			at := row
+			for _, v := range from[row*tile : (row+1)*tile] {
+				matrix[at] = v
+				at += n
 			}
 		}
 	}
@@ -179,28 +182,29 @@ func fft2d(p params) Loop {
 func lammps(p params, lists [][]int32, others int) Loop {
 	atoms, room := lists[0], p["local"]+p["sent"]
 	return func(mem, stream []byte) {
+		x, from := as[[3]float64](mem), as[[3]float64](stream)[:len(atoms)]
 		for i, atom := range atoms {
-			*(*[24]byte)(mem[int(atom)*24:]) = *(*[24]byte)(stream[i*24:])
+			x[atom] = from[i]
 		}
+		all, rest := as[float64](mem), as[float64](stream)
 		for k := range others {
-			array := mem[(3+k)*room*8:]
-			part := stream[(3+k)*len(atoms)*8:]
+			array, from := all[(3+k)*room:], rest[(3+k)*len(atoms):][:len(atoms)]
 			for i, atom := range atoms {
-				*(*[8]byte)(array[int(atom)*8:]) = *(*[8]byte)(part[i*8:])
+				array[atom] = from[i]
 			}
 		}
 	}
 }
 
 func milc(p params) Loop {
-	slice, nz, nt := p["nx"]*p["ny"], p["nz"], p["nt"]
-	run := slice / 2 * 24
+	half, nz, nt := p["nx"]*p["ny"]/2, p["nz"], p["nt"]
 	return func(mem, stream []byte) {
+		sites, from := as[[6]float32](mem), as[[6]float32](stream)
 		for parity := range 2 {
 			for t := range nt {
-				at := (parity*nt + t) * nz * run
-				copy(mem[at:at+run], stream)
-				stream = stream[run:]
+				at := (parity*nt + t) * nz * half
+				copy(sites[at:at+half], from)
+				from = from[half:]
 			}
 		}
 	}
@@ -209,8 +213,9 @@ func milc(p params) Loop {
 func nasLU(p params) Loop {
 	ny, nz := p["ny"]+2, p["nz"]
 	return func(mem, stream []byte) {
+		u, from := as[[5]float64](mem), as[[5]float64](stream)
 		for z := range nz {
-			*(*[40]byte)(mem[z*ny*40:]) = *(*[40]byte)(stream[z*40:])
+			u[z*ny] = from[z]
 		}
 	}
 }
@@ -219,11 +224,12 @@ func nasLU(p params) Loop {
 func nasMG(p params) Loop {
 	nx, ny, nz := p["nx"], p["ny"], p["nz"]
 	return func(mem, stream []byte) {
-		i := 0
+		u, from := as[float64](mem), as[float64](stream)
 		for z := range nz - 2 {
-			for y := range ny - 2 {
-				*(*[8]byte)(mem[nx*(y+ny*z)*8:]) = *(*[8]byte)(stream[i*8:])
-				i++
+			at := nx * ny * z
+			for _, v := range from[z*(ny-2) : (z+1)*(ny-2)] {
+				u[at] = v
+				at += nx
 			}
 		}
 	}
@@ -232,32 +238,38 @@ func nasMG(p params) Loop {
 func specfemOC(lists [][]int32) Loop {
 	points := lists[0]
 	return func(mem, stream []byte) {
+		array, from := as[float32](mem), as[float32](stream)[:len(points)]
 		for i, point := range points {
-			*(*[4]byte)(mem[int(point)*4:]) = *(*[4]byte)(stream[i*4:])
+			array[point] = from[i]
 		}
 	}
 }
 
 func specfemCM(p params, lists [][]int32) Loop {
-	cm, ic, start := lists[0], lists[1], p["cm"]*12
+	cm, ic, start := lists[0], lists[1], p["cm"]
 	return func(mem, stream []byte) {
+		array, from := as[[3]float32](mem), as[[3]float32](stream)[:len(cm)+len(ic)]
 		for i, point := range cm {
-			*(*[12]byte)(mem[int(point)*12:]) = *(*[12]byte)(stream[i*12:])
+			array[point] = from[i]
 		}
-		mem, stream = mem[start:], stream[len(cm)*12:]
+		array, from = array[start:], from[len(cm):]
 		for i, point := range ic {
-			*(*[12]byte)(mem[int(point)*12:]) = *(*[12]byte)(stream[i*12:])
+			array[point] = from[i]
 		}
 	}
 }
 
-// sw4x has two points of halo, so 48 bytes.
+// sw4x has two points of halo: six doubles.
 func sw4x(p params) Loop {
 	halo := 2 * p["padding"]
 	ni, rows := p["nx"]+halo, (p["ny"]+halo)*(p["nz"]+halo)
 	return func(mem, stream []byte) {
-		for row := range rows {
-			*(*[48]byte)(mem[row*ni*24:]) = *(*[48]byte)(stream[row*48:])
+		u, from := as[[3]float64](mem), as[[3]float64](stream)[:2*rows]
+		at := 0
+		for i := 0; i+1 < len(from); i += 2 {
+			u[at] = from[i]
+			u[at+1] = from[i+1]
+			at += ni
 		}
 	}
 }
@@ -265,59 +277,63 @@ func sw4x(p params) Loop {
 func sw4y(p params) Loop {
 	halo := 2 * p["padding"]
 	ni, nj, nk := p["nx"]+halo, p["ny"]+halo, p["nz"]+halo
-	run := p["padding"] * ni * 24
+	run := p["padding"] * ni
 	return func(mem, stream []byte) {
+		u, from := as[[3]float64](mem), as[[3]float64](stream)
 		for k := range nk {
-			at := k * ni * nj * 24
-			copy(mem[at:at+run], stream[k*run:])
+			at := k * ni * nj
+			copy(u[at:at+run], from[k*run:])
 		}
 	}
 }
 
-// wrfX has three points of halo, so rows of 12 bytes.
+// wrfX has three points of halo.
 func wrfX(p params) Loop {
-	return wrf(p, func(mem, stream []byte, rows, stride int) {
-		for row := range rows {
-			*(*[12]byte)(mem[row*stride:]) = *(*[12]byte)(stream[row*12:])
+	return wrf(p, func(array, from []float32, rows, stride int) {
+		at := 0
+		for i := 0; i < 3*rows; i += 3 {
+			to, v := array[at:at+3:at+3], from[i:i+3:i+3]
+			to[0], to[1], to[2] = v[0], v[1], v[2]
+			at += stride
 		}
 	})
 }
 
 func wrfY(p params) Loop {
-	row := p["nx"] * 4
-	return wrf(p, func(mem, stream []byte, rows, stride int) {
+	row := p["nx"]
+	return wrf(p, func(array, from []float32, rows, stride int) {
 		for i := range rows {
-			copy(mem[i*stride:i*stride+row], stream[i*row:])
+			copy(array[i*stride:i*stride+row], from[i*row:])
 		}
 	})
 }
 
-// wrf goes through the arrays. planes unpacks rows that are stride bytes apart: those of
-// a 2-D array, and of a level of x and z of the others.
-func wrf(p params, planes func(mem, stream []byte, rows, stride int)) Loop {
+// wrf goes through the arrays. unpack is for rows that are stride points apart: those of a
+// 2-D array, and of a level of x and z of the others.
+func wrf(p params, unpack func(array, from []float32, rows, stride int)) Loop {
 	mx, mz, my := p["mx"], p["mz"], p["my"]
-	x0, y0, ny := p["x0"], p["y0"], p["ny"]
-	row := p["nx"] * 4
+	x0, y0, row, ny := p["x0"], p["y0"], p["nx"], p["ny"]
 	vars2d, vars3d, vars4d, scalars := p["vars2d"], p["vars3d"], p["vars4d"], p["scalars"]
 	return func(mem, stream []byte) {
+		all, from := as[float32](mem), as[float32](stream)
 		at := 0 // where the array begins
 		for range vars2d {
-			planes(mem[at+(x0+mx*y0)*4:], stream, ny, mx*4)
-			stream = stream[ny*row:]
-			at += mx * my * 4
+			unpack(all[at+x0+mx*y0:], from, ny, mx)
+			from = from[ny*row:]
+			at += mx * my
 		}
 		cube := func() {
 			for y := range ny {
-				planes(mem[at+(x0+mx*mz*(y0+y))*4:], stream, mz, mx*4)
-				stream = stream[mz*row:]
+				unpack(all[at+x0+mx*mz*(y0+y):], from, mz, mx)
+				from = from[mz*row:]
 			}
-			at += mx * mz * my * 4
+			at += mx * mz * my
 		}
 		for range vars3d {
 			cube()
 		}
 		for range vars4d {
-			at += mx * mz * my * 4 // the first is not in the message
+			at += mx * mz * my // the first is not in the message
 			for range scalars {
 				cube()
 			}
@@ -330,10 +346,11 @@ func complexHalo(mem, stream []byte) {
 	for i := range 2 {
 		for j := range 2 {
 			for k := range 2 {
-				for row := range 32 {
-					at := i*18432 + j*12288 + k*6144 + row*576
+				at := i*18432 + j*12288 + k*6144
+				for range 32 {
 					copy(mem[at:at+432], stream)
 					stream = stream[432:]
+					at += 576
 				}
 			}
 		}
