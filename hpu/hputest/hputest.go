@@ -55,6 +55,9 @@ type Config struct {
 	Protocol   hpu.Protocol      // Defaults to SLMP for the predefined formats of it
 	Checksums  hpu.Checksums     // Defaults to hpu.VerifyComplete
 	Incomplete mpq.Incomplete    // how messages end of which something is missing
+	Messages   int               // that can be in flight. Defaults to 4096
+	Sequence   uint32            // packets that begin in the same so many bytes stay on an HPU, others may go elsewhere. Defaults to all of a message
+	VHPUs      int               // with Sequence: virtual HPUs that sequences go around. Defaults to HPUs
 	Windows    []hpu.NamedWindow // such as {"in", make(hpu.Memory, 4096)}
 
 	Memory    []byte       // HPU memory of the context
@@ -71,11 +74,12 @@ type Config struct {
 }
 
 // Of returns the configuration of a set, with all that it says it needs: its application,
-// state and memory. What a context's configuration would add, such as windows, is to be set.
+// state, memory and scheduling. What a context's configuration would add, such as windows, is
+// to be set.
 func Of(set *handlers.Set) Config {
 	return Config{
 		Handlers: set.Handlers, Rulesets: set.Rulesets, Queue: set.Queue, State: set.State, Initial: set.Initial,
-		Memory: make([]byte, set.Memory), HPUMemory: set.HPUMemory,
+		Memory: make([]byte, set.Memory), HPUMemory: set.HPUMemory, Sequence: set.Sequence, VHPUs: set.VHPUs,
 	}
 }
 
@@ -146,6 +150,7 @@ func (n *NIC) open() (err error) {
 	cfg.TxRing = cmp.Or(cfg.TxRing, 256)
 	cfg.Limit = cmp.Or(cfg.Limit, 10*time.Second)
 	cfg.Requests = cmp.Or(cfg.Requests, hostq.DefaultRequests)
+	cfg.VHPUs = cmp.Or(cfg.VHPUs, cfg.HPUs)
 	if cfg.HPUs < 1 || cfg.HPUs > bpf.MaxHPUs {
 		return fmt.Errorf("%d HPUs: possible are 1..%d", cfg.HPUs, bpf.MaxHPUs)
 	}
@@ -223,9 +228,9 @@ func (n *NIC) install() (err error) {
 		n.ctx = hpu.NewContext(contextID, "test", h, bpf.Range{})
 	} else {
 		mc := hpu.MessageConfig{
-			Config: mpq.Config{Incomplete: cfg.Incomplete},
+			Config: mpq.Config{Incomplete: cfg.Incomplete, Messages: cfg.Messages},
 			Format: f, Protocol: cfg.Protocol, Binder: cfg.Binder, Default: hpu.Binding{Events: events{n}},
-			State: cfg.State, Initial: cfg.Initial, Checksums: cfg.Checksums,
+			State: cfg.State, Initial: cfg.Initial, Checksums: cfg.Checksums, Shared: cfg.Sequence > 0,
 		}
 		if len(cfg.Windows) > 0 {
 			mc.Default.Window = cfg.Windows[0].Window
@@ -311,7 +316,8 @@ func (n *NIC) run(f func(*hpu.Task) error) error {
 }
 
 // Packet has packets come, all at once, and returns what that led to. A packet of a
-// message goes to the HPU of that; others to one HPU after the other.
+// message goes to the HPU of that, or with Config.Sequence to that of its sequence;
+// others to one HPU after the other.
 func (n *NIC) Packet(frames ...[]byte) *Outcome {
 	n.t.Helper()
 	n.wire.mu.Lock()
@@ -322,13 +328,13 @@ func (n *NIC) Packet(frames ...[]byte) *Outcome {
 		if v.Action != matcher.Deliver {
 			continue
 		}
-		at := n.next % n.cfg.HPUs
+		at, hash := n.next%n.cfg.HPUs, n.hash(&v)
 		if v.NKey > 0 {
-			at = int(hash(&v) % uint32(n.cfg.HPUs))
+			at = int(hash % uint32(n.cfg.HPUs))
 		} else {
 			n.next++
 		}
-		if !n.wire.receive(at, f, &v, contextID, n.cfg.Buffer) {
+		if !n.wire.receive(at, hash, f, &v, contextID, n.cfg.Buffer) {
 			n.wire.mu.Unlock()
 			n.t.Fatalf("hputest: no frame is left for packet %d of %d: handlers have kept %d packets", i+1, len(frames), n.pool.Kept())
 		}
@@ -337,6 +343,19 @@ func (n *NIC) Packet(frames ...[]byte) *Outcome {
 	n.wire.mu.Unlock()
 	n.note(func(o *Outcome) { o.Verdicts = verdicts })
 	return n.Settle()
+}
+
+// hash is the program's hash of a message's key, and of the virtual HPU. It need not be
+// the same one.
+func (n *NIC) hash(v *matcher.Verdict) uint32 {
+	h := uint32(2166136261)
+	for _, k := range v.Key[:v.NKey] {
+		h = (h ^ k) * 16777619
+	}
+	if n.cfg.Sequence > 0 {
+		h += v.Offset / n.cfg.Sequence % uint32(n.cfg.VHPUs) * 0x9e3779b1
+	}
+	return h
 }
 
 // Tick runs the timer handler once.

@@ -561,3 +561,40 @@ func TestStack(t *testing.T) {
 		t.Errorf("%+v", out)
 	}
 }
+
+// TestSequences has packets of a message go to several HPUs, those of a sequence to one.
+func TestSequences(t *testing.T) {
+	set := &handlers.Set{
+		Handlers: hpu.Handlers{Payload: func(*hpu.HER) hpu.Code { return hpu.Success }},
+		Rulesets: []matcher.Ruleset{matcher.SLMP()}, Sequence: 1000, VHPUs: 3,
+	}
+	c := Of(set)
+	c.HPUs = 4
+	n := New(t, c)
+	frames := Message(Peer(1), 1, make([]byte, 12_000), 500)
+	on := map[int]int{} // HPU of a virtual HPU
+	for i, f := range frames {
+		call := n.Packet(f).Calls[0]
+		vhpu := i / 2 % 3
+		if first, ok := on[vhpu]; ok && first != call.HPU {
+			t.Errorf("packet %d, of virtual HPU %d, on HPU %d and before on %d", i, vhpu, call.HPU, first)
+		}
+		on[vhpu] = call.HPU
+	}
+	if len(map[int]bool{on[0]: true, on[1]: true, on[2]: true}) < 2 {
+		t.Errorf("all on one HPU: %v", on)
+	}
+}
+
+// TestMessages bounds the messages in flight.
+func TestMessages(t *testing.T) {
+	c := payload(func(*hpu.HER) hpu.Code { return hpu.Success })
+	c.Rulesets, c.Messages = []matcher.Ruleset{matcher.SLMP()}, 2
+	n := New(t, c)
+	for id := range uint32(3) {
+		out := n.Packet(Message(Peer(1), id, make([]byte, 200), 100)[0])
+		if ran := len(out.Calls) > 0; ran != (id < 2) {
+			t.Errorf("message %d of 2 in flight: %+v", id+1, out)
+		}
+	}
+}

@@ -91,14 +91,14 @@ func (w *wire) room() int { return w.mem.Config().FrameSize - headroom }
 
 // receive has a packet come to an HPU, in buffers of so many bytes. It returns
 // false if there are no frames for it.
-func (w *wire) receive(hpu int, frame []byte, v *matcher.Verdict, ctx uint16, buffer int) bool {
+func (w *wire) receive(hpu int, hash uint32, frame []byte, v *matcher.Verdict, ctx uint16, buffer int) bool {
 	n := max((len(frame)+buffer-1)/buffer, 1)
 	if len(w.fill) < n {
 		return false
 	}
 	meta := bpf.Meta{
 		Magic: bpf.MetaMagic, Context: ctx, Ruleset: uint8(v.Ruleset), Key: v.Key, Offset: v.Offset,
-		Hash: hash(v), Seq: w.queue.Seq[hpu][ctx], Arrival: uint64(clock.Monotonic()),
+		Hash: hash, Seq: w.queue.Seq[hpu][ctx], Arrival: uint64(clock.Monotonic()),
 	}
 	if v.EOM {
 		meta.Flags = bpf.MetaEOM
@@ -120,15 +120,6 @@ func (w *wire) receive(hpu int, frame []byte, v *matcher.Verdict, ctx uint16, bu
 		r.rx = append(r.rx, d)
 	}
 	return true
-}
-
-// hash is the program's hash of a message's key. It need not be the same one.
-func hash(v *matcher.Verdict) uint32 {
-	h := uint32(2166136261)
-	for _, k := range v.Key[:v.NKey] {
-		h = (h ^ k) * 16777619
-	}
-	return h
 }
 
 // deliver shows the worker what was received, all at once: it takes it as one batch.
