@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/xspin/xspin/ddt"
+	"github.com/xspin/xspin/ddt/ddttest"
 )
 
 func app(t *testing.T, name string) ddt.App {
@@ -482,5 +483,32 @@ func TestResolveErrors(t *testing.T) {
 		if err == nil || parse == nil || err.Error() != parse.Error() {
 			t.Errorf("%q: %v, want %v", text, err, parse)
 		}
+	}
+}
+
+// The defaults, against the expander that knows nothing of normal forms.
+func TestAppPlaces(t *testing.T) {
+	for _, a := range ddt.Apps() {
+		typ, count, err := a.Make(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := ddttest.Places(typ, count)
+		c := commitApp(t, a.Name)
+		if int64(len(want)) != c.Size() {
+			t.Errorf("%s: %d bytes, want %d", a.Name, c.Size(), len(want))
+			continue
+		}
+		pos := 0
+		c.Each(0, c.Size(), func(off, n int64) bool {
+			for i := range n {
+				if want[pos] != off+i {
+					t.Errorf("%s: byte %d goes to %d, want %d", a.Name, pos, off+i, want[pos])
+					return false
+				}
+				pos++
+			}
+			return true
+		})
 	}
 }
