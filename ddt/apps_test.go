@@ -477,7 +477,7 @@ func TestResolveErrors(t *testing.T) {
 	}
 
 	// What looks like a type has the error of Parse, and nothing else.
-	for _, text := range []string{"", "vec(2 3)[int]", "vec(2 3 4)[MILC]", "ctg(3)", "struct(0,1,in)", "MILC(nx=3", "MILC[int]"} {
+	for _, text := range []string{"", "vec(2 3)[int]", "vec(2 3 4)[MILC]", "ctg(3)", "struct(0,1,in)", "struct(0,1,MILC(nx=3))", "MILC(nx=3", "MILC[int]"} {
 		_, _, err := ddt.Resolve(text)
 		_, parse := ddt.Parse(text)
 		if err == nil || parse == nil || err.Error() != parse.Error() {
