@@ -19,8 +19,9 @@ import (
 // reaches before it.
 type App struct {
 	Name string // COMB, FFT2D, ..., Simple, Complex
-	// Help is one line: what moves, and what the defaults make of it. Packets in it
-	// have 1408 bytes.
+	// Help is one line: what moves, and what the defaults make of it. The last number
+	// is how many blocks packets of 1408 bytes have on average, with those that are
+	// cut.
 	Help   string
 	Origin string // of the shape: program, routine, input
 	Params []Param

@@ -76,11 +76,28 @@ func TestAppDefaults(t *testing.T) {
 		if c.Blocks() == 1 {
 			noun = "block"
 		}
-		figures := fmt.Sprintf(": %d bytes in %d %s, %.3g per packet", c.Size(), c.Blocks(), noun, float64(c.Blocks())*1408/float64(c.Size()))
+		figures := fmt.Sprintf(": %d bytes in %d %s, %.1f per packet", c.Size(), c.Blocks(), noun, perPacket(c))
 		if !strings.HasSuffix(a.Help, figures) {
 			t.Errorf("help of %s is %q, want it to end in %q", w.name, a.Help, figures)
 		}
 	}
+}
+
+// perPacket returns in how many pieces packets of 1408 bytes go on average.
+func perPacket(c *ddt.Committed) float64 {
+	packets, pieces := 0, 0
+	for first := int64(0); first < c.Size(); first += 1408 {
+		packets++
+		end := int64(-1)
+		c.Each(first, min(first+1408, c.Size()), func(off, n int64) bool {
+			if off != end {
+				pieces++
+			}
+			end = off + n
+			return true
+		})
+	}
+	return float64(pieces) / float64(packets)
 }
 
 // places has a byte's place for each byte of a stream.
