@@ -264,8 +264,12 @@ func (p *parser) tuples(names ...string) [3][]int64 {
 // typ reads a type.
 func (p *parser) typ() *Type {
 	p.skip()
-	at, name := p.pos, p.word()
+	at := p.pos
+	name := p.word()
 	if t, ok := Lookup(name); ok {
+		if t == null {
+			p.fail(at, errors.New("null is MPI_DATATYPE_NULL, of which there are no messages: want a type"))
+		}
 		return t
 	}
 	c := Combiner(name)
@@ -273,16 +277,13 @@ func (p *parser) typ() *Type {
 	case CombinerContiguous, CombinerVector, CombinerHVector, CombinerIndexed, CombinerHIndexed,
 		CombinerIndexedBlock, CombinerHIndexedBlock, CombinerStruct, CombinerSubarray,
 		CombinerSubarrayF, CombinerDarray, CombinerDarrayF, CombinerResized, CombinerDup:
-	case "null":
-		p.fail(at, errors.New("null is no type that has bytes to move: want another"))
-		return nil
 	default:
 		p.pos = at
 		p.want("a type: a name such as int or double, or a constructor such as vec or struct")
 		return nil
 	}
 	if p.depth++; p.depth > MaxDepth {
-		p.fail(at, fmt.Errorf("%s is %d deep in other constructors: want %d or less", name, p.depth, MaxDepth))
+		p.fail(at, fmt.Errorf("%s is %d constructors deep: want %d or less", name, p.depth, MaxDepth))
 		return nil
 	}
 	if p.types++; p.types > MaxTypes {
@@ -405,7 +406,8 @@ var distributions = [...]string{Block: "block", Cyclic: "cyclic", Whole: "none"}
 
 func (p *parser) distribution() (d Distribution, arg int64) {
 	p.skip()
-	at, name := p.pos, p.word()
+	at := p.pos
+	name := p.word()
 	for i, s := range distributions {
 		if s != name {
 			continue
