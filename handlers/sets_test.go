@@ -479,7 +479,7 @@ func TestSets(t *testing.T) {
 			t.Errorf("%s: help %q", r.Name, r.Help)
 		}
 	}
-	want := []string{"count", "deposit", "echo-host", "echo-icmp", "echo-udp", "push", "requests", "tick"}
+	want := []string{"count", "datatype", "deposit", "echo-host", "echo-icmp", "echo-udp", "push", "requests", "tick"}
 	if !slices.Equal(names, want) {
 		t.Errorf("there are %v, want %v", names, want)
 	}
