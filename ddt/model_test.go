@@ -108,11 +108,9 @@ func TestMeasureHandler(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := committed(t, tc.typ, tc.count)
-			start := time.Now()
 			if d := MeasureHandler(c, tc.packet); d <= 0 || d > time.Minute {
 				t.Errorf("a handler of %v", d)
 			}
-			t.Log(time.Since(start))
 			n := standIn(c)
 			if n.Hi-n.Lo > measureSpan+1<<20 {
 				t.Errorf("%d bytes of memory", n.Hi-n.Lo)

@@ -1,0 +1,472 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ddt_test
+
+import (
+	"bytes"
+	"errors"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/xspin/xspin/ddt"
+	"github.com/xspin/xspin/ddt/ddttest"
+)
+
+// configs returns one of each strategy for a type, with all else by chance.
+func configs(r *rand.Rand, c *ddt.Committed) []ddt.Config {
+	var all []ddt.Config
+	for _, s := range ddt.Strategies() {
+		cfg := ddt.Config{
+			Strategy: s, HPUs: 1 + r.IntN(4), Messages: 1 + r.IntN(3), Packet: 1 + r.IntN(int(c.Size())/(1+r.IntN(30))+1),
+			Model: ddt.Model{Handler: time.Duration(1 + r.IntN(10000))},
+		}
+		if r.IntN(3) > 0 {
+			cfg.Interval = 1 + r.Int64N(c.Size()/int64(1+r.IntN(30))+1)
+		}
+		all = append(all, cfg)
+	}
+	return all
+}
+
+// placement returns none if the type is not for this strategy, which is said of nested
+// ones only.
+func placement(t *testing.T, c *ddt.Committed, cfg ddt.Config) ddt.Placement {
+	t.Helper()
+	p, err := ddt.NewPlacement(c, cfg)
+	if err != nil {
+		root, _ := c.Root()
+		if cfg.Strategy == ddt.Specialized && root.Depth > 2 && strings.Contains(err.Error(), "levels") {
+			return nil
+		}
+		t.Fatalf("%+v: %v", cfg, err)
+	}
+	return p
+}
+
+// A piece is bytes [first, last) of a stream: a packet, of any length.
+type piece struct{ first, last int64 }
+
+// arrivals returns packets that have all bytes of a stream, cut like the config says or by
+// chance, in order or not, some of them twice.
+func arrivals(r *rand.Rand, size int64, cfg ddt.Config) []piece {
+	var all []piece
+	if r.IntN(2) == 0 {
+		for first := int64(0); first < size; first += int64(cfg.Packet) {
+			all = append(all, piece{first, min(first+int64(cfg.Packet), size)})
+		}
+	} else {
+		at := cuts(r, size)
+		for i := range len(at) - 1 {
+			all = append(all, piece{at[i], at[i+1]})
+		}
+	}
+	switch r.IntN(4) {
+	case 0:
+	case 1:
+		slices.Reverse(all)
+	default:
+		r.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	}
+	for range r.IntN(5) * min(len(all), 1) {
+		all = slices.Insert(all, r.IntN(len(all)+1), all[r.IntN(len(all))])
+	}
+	return all
+}
+
+// A message is one in flight.
+type message struct {
+	image
+	want   []byte
+	stream []byte
+	comes  []piece
+}
+
+func newMessage(r *rand.Rand, places []int64, cfg ddt.Config) *message {
+	m := &message{image: imageFor(r, places), stream: make([]byte, len(places))}
+	for i := range m.stream {
+		m.stream[i] = byte(r.Uint32())
+	}
+	m.want = bytes.Clone(m.mem)
+	m.comes = arrivals(r, int64(len(places)), cfg)
+	for _, p := range m.comes {
+		for i, at := range places[p.first:p.last] {
+			m.want[m.origin+at] = m.stream[int(p.first)+i]
+		}
+	}
+	return m
+}
+
+// Every strategy puts every byte where the definition has it, whatever packets come in
+// whatever order, with messages in between each other, and slots used again.
+func TestStrategiesPlaceEachByte(t *testing.T) {
+	seeds(t, 500, ddttest.Options{MaxBytes: 4 << 10, MaxExtent: 32 << 10}, func(t *testing.T, r *rand.Rand, c *ddt.Committed, places []int64) {
+		spare := imageFor(r, places).mem
+		for _, cfg := range configs(r, c) {
+			p := placement(t, c, cfg)
+			if p == nil {
+				continue
+			}
+			var inFlight []*message
+			for range cfg.Messages {
+				inFlight = append(inFlight, nil)
+			}
+			for more := 2 * cfg.Messages; ; {
+				slot := r.IntN(cfg.Messages)
+				m := inFlight[slot]
+				switch {
+				case m == nil && more > 0:
+					more--
+					inFlight[slot] = newMessage(r, places, cfg)
+					p.Begin(slot)
+				case m == nil:
+				case len(m.comes) == 0 || more > 0 && r.IntN(40) == 0: // the end, or it is given up
+					if len(m.comes) == 0 && !bytes.Equal(m.mem, m.want) {
+						t.Errorf("%+v: the memory differs", cfg)
+						return
+					}
+					inFlight[slot] = nil
+				default:
+					next := m.comes[0]
+					m.comes = m.comes[1:]
+					n, err := p.Place(slot, r.IntN(cfg.HPUs), m.mem, m.origin, next.first, m.stream[next.first:next.last])
+					if err != nil {
+						t.Fatalf("%+v: %v", cfg, err)
+					}
+					want, err := c.Unpack(spare, m.origin, next.first, m.stream[next.first:next.last])
+					if n != want || err != nil {
+						t.Errorf("%+v: bytes %d to %d in %d pieces, by Unpack %d, %v", cfg, next.first, next.last, n, want, err)
+						return
+					}
+				}
+				if more == 0 && !slices.ContainsFunc(inFlight, func(m *message) bool { return m != nil }) {
+					break
+				}
+			}
+		}
+	})
+}
+
+// HPUs at once, with no more order between them than what Scheduling asks for.
+func TestStrategiesOnSeveralHPUs(t *testing.T) {
+	type task struct {
+		slot int
+		m    *message
+		piece
+		done *sync.WaitGroup
+	}
+	seeds(t, 120, ddttest.Options{NoOverlap: true, MaxBytes: 4 << 10, MaxExtent: 32 << 10}, func(t *testing.T, r *rand.Rand, c *ddt.Committed, places []int64) {
+		for _, cfg := range configs(r, c) {
+			p := placement(t, c, cfg)
+			if p == nil {
+				continue
+			}
+			sched := p.Scheduling()
+			var hpus sync.WaitGroup
+			queues := make([]chan task, cfg.HPUs)
+			for hpu := range queues {
+				queues[hpu] = make(chan task, 4)
+				hpus.Go(func() {
+					for k := range queues[hpu] {
+						if _, err := p.Place(k.slot, hpu, k.m.mem, k.m.origin, k.first, k.m.stream[k.first:k.last]); err != nil {
+							t.Error(err)
+						}
+						k.done.Done()
+					}
+				})
+			}
+			var messages sync.WaitGroup
+			for slot := range cfg.Messages {
+				rounds := make([]*message, 2)
+				for i := range rounds {
+					rounds[i] = newMessage(r, places, cfg)
+				}
+				messages.Go(func() {
+					for round, m := range rounds {
+						var done sync.WaitGroup
+						p.Begin(slot)
+						for i, next := range m.comes {
+							// Who gets it: anybody, but the same for what must not be
+							// processed at the same time. That is so of a packet that
+							// comes twice, too: the engine drops the second.
+							hpu := int(next.first)
+							if sched.Sequence > 0 {
+								hpu = int(next.first/int64(sched.Sequence)) % sched.VHPUs
+							}
+							done.Add(1)
+							queues[(hpu+slot+round)%cfg.HPUs] <- task{slot, m, next, &done}
+							if i%7 == 6 && sched.Sequence > 0 {
+								done.Wait() // and virtual HPUs go on elsewhere
+								round++
+							}
+						}
+						done.Wait()
+						if !bytes.Equal(m.mem, m.want) {
+							t.Errorf("%+v: the memory of a message in slot %d differs", cfg, slot)
+						}
+					}
+				})
+			}
+			messages.Wait()
+			for _, q := range queues {
+				close(q)
+			}
+			hpus.Wait()
+		}
+	})
+}
+
+func TestPlacementRefuses(t *testing.T) {
+	made := func(d *ddt.Type, err error) *ddt.Type {
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	commit := func(d *ddt.Type, count int64) *ddt.Committed {
+		c, err := ddt.Commit(d, count)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	small := commit(made(ddt.NewVector(1000, 1, 2, ddt.Int)), 1)
+	nested := commit(made(ddt.HVector(500, 1, 1<<20, made(ddt.NewVector(500, 1, 3, made(ddt.Contiguous(200, ddt.Int)))))), 1)
+	many := commit(made(ddt.HVector(1<<31, 1, 2, ddt.Byte)), 1)
+	long := commit(ddt.Byte, 1<<40)
+	good := ddt.Config{HPUs: 2, Messages: 2, Packet: 1408, Interval: 1408}
+	for _, tc := range []struct {
+		name string
+		c    *ddt.Committed
+		set  func(*ddt.Config)
+		want string // "": it is good
+	}{
+		{"nothing", small, func(*ddt.Config) {}, ""},
+		{"no type", nil, func(*ddt.Config) {}, "no type"},
+		{"a strategy that there is not", small, func(c *ddt.Config) { c.Strategy = "fast" }, `strategy "fast": there are direct, specialized, hpu-local, ro-cp, rw-cp`},
+		{"no HPUs", small, func(c *ddt.Config) { c.HPUs = 0 }, "0 HPUs"},
+		{"too many HPUs", small, func(c *ddt.Config) { c.HPUs = 1 << 16 }, "1..65535"},
+		{"no messages", small, func(c *ddt.Config) { c.Messages = 0 }, "0 messages"},
+		{"no packets", small, func(c *ddt.Config) { c.Packet = 0 }, "packets of 0 bytes"},
+		{"packets beyond 32 bits", small, func(c *ddt.Config) { c.Packet = 1 << 32 }, "packets of 4294967296 bytes"},
+		{"a negative interval", small, func(c *ddt.Config) { c.Interval = -1 }, "interval of -1"},
+		{"a negative epsilon", small, func(c *ddt.Config) { c.Epsilon = -1 }, "epsilon -1"},
+		{"specialized for a vector", small, func(c *ddt.Config) { c.Strategy = ddt.Specialized }, ""},
+		{"specialized for a block", long, func(c *ddt.Config) { c.Strategy = ddt.Specialized }, ""},
+		{"specialized for what is nested", nested, func(c *ddt.Config) { c.Strategy = ddt.Specialized }, "2 levels"},
+		{"segments beyond all memory", small, func(c *ddt.Config) { c.Strategy, c.Messages = ddt.HPULocal, 1<<30 }, "at most 1073741824"},
+		{"segments beyond 64 bits", small, func(c *ddt.Config) { c.Strategy, c.Messages, c.HPUs = ddt.HPULocal, math.MaxInt, 65535 }, "at most 1073741824"},
+		{"checkpoints beyond all memory", long, func(c *ddt.Config) { c.Strategy = ddt.ROCP }, "at most 1073741824"},
+		{"sequences beyond all memory", long, func(c *ddt.Config) { c.Strategy, c.Interval = ddt.RWCP, 1<<18 }, "at most 1073741824"},
+		{"a sequence beyond 32 bits", long, func(c *ddt.Config) { c.Strategy, c.Interval = ddt.RWCP, 1<<32 }, "at most 4294967295"},
+		{"an interval beyond 64 bits", long, func(c *ddt.Config) { c.Strategy, c.Interval = ddt.RWCP, math.MaxInt64 }, "at most 4294967295"},
+		{"an interval beyond the type", small, func(c *ddt.Config) { c.Strategy, c.Interval = ddt.RWCP, math.MaxInt64 }, ""},
+		{"too many blocks for ro-cp", many, func(c *ddt.Config) { c.Strategy, c.Interval = ddt.ROCP, 1<<30 }, "2147483648 blocks"},
+		{"too many blocks for rw-cp", many, func(c *ddt.Config) { c.Strategy, c.Interval = ddt.RWCP, 1<<30 }, "2147483648 blocks"},
+		{"any number for hpu-local", many, func(c *ddt.Config) { c.Strategy = ddt.HPULocal }, ""},
+		{"no memory in the model", nested, func(c *ddt.Config) { c.Strategy, c.Interval, c.Memory = ddt.RWCP, 0, 10 }, "rw-cp: checkpoint interval: 10 bytes of memory"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			cfg := good
+			tc.set(&cfg)
+			p, err := ddt.NewPlacement(tc.c, cfg)
+			switch {
+			case tc.want == "" && err != nil:
+				t.Error(err)
+			case tc.want != "" && (err == nil || p != nil || !strings.Contains(err.Error(), tc.want)):
+				t.Errorf("%v, want %q", err, tc.want)
+			}
+		})
+	}
+}
+
+func TestPlacementScheduling(t *testing.T) {
+	c, err := ddt.Commit(ddt.Double, 1000) // 6 packets of 1408 bytes
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		strategy string
+		interval int64
+		want     ddt.Scheduling
+	}{
+		{ddt.Direct, 0, ddt.Scheduling{}},
+		{ddt.Specialized, 0, ddt.Scheduling{}},
+		{ddt.HPULocal, 0, ddt.Scheduling{Sequence: 1408, VHPUs: 3}},
+		{ddt.ROCP, 1000, ddt.Scheduling{}},
+		{ddt.RWCP, 1, ddt.Scheduling{Sequence: 1408, VHPUs: 6}},
+		{ddt.RWCP, 1408, ddt.Scheduling{Sequence: 1408, VHPUs: 6}},
+		{ddt.RWCP, 1409, ddt.Scheduling{Sequence: 2816, VHPUs: 3}},
+		{ddt.RWCP, 8000, ddt.Scheduling{Sequence: 8448, VHPUs: 1}},
+		{ddt.RWCP, 1 << 50, ddt.Scheduling{Sequence: 8448, VHPUs: 1}},
+		{ddt.RWCP, 0, ddt.Scheduling{Sequence: 2816, VHPUs: 3}}, // work for all three
+	} {
+		p, err := ddt.NewPlacement(c, ddt.Config{
+			Strategy: tc.strategy, HPUs: 3, Messages: 1, Packet: 1408, Interval: tc.interval, Model: ddt.Model{Handler: time.Second},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := p.Scheduling(); got != tc.want {
+			t.Errorf("%s, every %d bytes: %+v, want %+v", tc.strategy, tc.interval, got, tc.want)
+		}
+	}
+	bytes, err := ddt.Commit(ddt.Byte, 100000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := ddt.NewPlacement(bytes, ddt.Config{Strategy: ddt.RWCP, HPUs: 1, Messages: 1, Packet: 1, Interval: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := (ddt.Scheduling{Sequence: 1, VHPUs: 65535}); p.Scheduling() != want {
+		t.Errorf("100000 sequences: %+v, want %+v", p.Scheduling(), want)
+	}
+}
+
+func TestPlaceOutOfBounds(t *testing.T) {
+	d, err := ddt.HIndexed([]int64{4, 4}, []int64{-8, 8}, ddt.Byte) // touches -8..11
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := ddt.Commit(d, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	empty, err := ddt.Commit(d, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range ddt.Strategies() {
+		cfg := ddt.Config{Strategy: s, HPUs: 2, Messages: 3, Packet: 3, Interval: 3}
+		p := placement(t, c, cfg)
+		for _, tc := range []struct {
+			slot, hpu     int
+			size          int
+			origin, first int64
+			n             int
+			want          string // "": it is good
+		}{
+			{0, 0, 20, 8, 0, 8, ""},
+			{2, 1, 20, 8, 7, 1, ""},
+			{2, 1, 20, 8, 8, 0, ""},
+			{0, 0, 20, 8, 0, 9, "bounds"},
+			{0, 0, 20, 8, 8, 1, "bounds"},
+			{0, 0, 20, 8, 9, 0, "bounds"},
+			{0, 0, 20, 8, -1, 1, "bounds"},
+			{0, 0, 20, 8, -1, 0, "bounds"},
+			{0, 0, 20, 8, math.MaxInt64, 1, "bounds"},
+			{0, 0, 20, 8, math.MinInt64, 1, "bounds"},
+			{0, 0, 19, 8, 0, 1, "bounds"},
+			{0, 0, 20, 7, 7, 1, "bounds"},
+			{0, 0, 20, 9, 0, 1, "bounds"},
+			{0, 0, 20, -1, 0, 1, "bounds"},
+			{0, 0, 20, math.MaxInt64, 0, 1, "bounds"},
+			{0, 0, 20, math.MinInt64, 0, 1, "bounds"},
+			{0, 0, 0, 0, 0, 1, "bounds"},
+			{3, 0, 20, 8, 0, 8, "slot 3 of a placement for 3"},
+			{-1, 0, 20, 8, 0, 8, "slot -1"},
+			{0, 2, 20, 8, 0, 8, "HPU 2 of a placement for 2"},
+			{0, -1, 20, 8, 0, 8, "HPU -1"},
+		} {
+			for slot := range 4 {
+				p.Begin(slot - 1)
+			}
+			mem, stream := make([]byte, tc.size), slices.Repeat([]byte{1}, tc.n)
+			n, err := p.Place(tc.slot, tc.hpu, mem, tc.origin, tc.first, stream)
+			good := tc.want == ""
+			if good != (err == nil) || !good && n != 0 || !good && !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("%s: %+v: %d copies, %v", s, tc, n, err)
+			}
+			if tc.want == "bounds" && !errors.Is(err, ddt.ErrBounds) {
+				t.Errorf("%s: %v is not ErrBounds", s, err)
+			}
+			if got := bytes.Count(mem, []byte{1}); good && got != tc.n || !good && got != 0 {
+				t.Errorf("%s: %+v: %d bytes written", s, tc, got)
+			}
+		}
+		p = placement(t, empty, cfg)
+		p.Begin(0)
+		if _, err := p.Place(0, 0, nil, 0, 0, nil); err != nil {
+			t.Errorf("%s: nothing into nothing: %v", s, err)
+		}
+		if _, err := p.Place(0, 0, make([]byte, 100), 50, 0, make([]byte, 1)); !errors.Is(err, ddt.ErrBounds) {
+			t.Errorf("%s: a byte of nothing: %v", s, err)
+		}
+	}
+}
+
+func TestPlaceDoesNotAllocate(t *testing.T) {
+	for _, d := range benchTypes(t) {
+		mem, stream := make([]byte, d.hi()), make([]byte, 1408)
+		for _, s := range ddt.Strategies() {
+			p := placement(t, d.Committed, ddt.Config{Strategy: s, HPUs: 2, Messages: 2, Packet: 1408, Interval: 10000})
+			if p == nil {
+				continue
+			}
+			i := int64(0)
+			if n := testing.AllocsPerRun(100, func() {
+				if i++; i%5 == 0 {
+					p.Begin(1)
+				}
+				first := i * 7919 % (d.Size() - 1408) // not in order
+				if _, err := p.Place(1, 1, mem, 0, first, stream); err != nil {
+					t.Fatal(err)
+				}
+			}); n != 0 {
+				t.Errorf("%s of %s: %v allocations", s, d.name, n)
+			}
+		}
+	}
+}
+
+type benchType struct {
+	name string
+	*ddt.Committed
+}
+
+func (b *benchType) hi() int64 {
+	_, hi := b.Bounds()
+	return hi
+}
+
+// benchTypes returns types of about 2 MiB.
+func benchTypes(t testing.TB) []benchType {
+	made := func(d *ddt.Type, err error) *ddt.Type {
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	complexType := made(ddt.NewVector(32, 6, 8, made(ddt.Contiguous(18, ddt.Float))))
+	for _, stride := range []int64{6144, 12288, 18432} {
+		complexType = made(ddt.HVector(2, 1, stride, complexType))
+	}
+	displs := make([]int64, 32<<10)
+	for i, v := range rand.New(rand.NewPCG(1, 2)).Perm(len(displs)) {
+		displs[i] = 128 * int64(v)
+	}
+	var all []benchType
+	for _, b := range []struct {
+		name  string
+		typ   *ddt.Type
+		count int64
+	}{
+		{"Complex", complexType, 19},
+		{"vector64", made(ddt.NewVector(32<<10, 64, 128, ddt.Byte)), 1},
+		{"vector4", made(ddt.NewVector(512<<10, 1, 2, ddt.Int)), 1},
+		{"index64", made(ddt.HIndexedBlock(64, displs, ddt.Byte)), 1},
+		{"nested", made(ddt.HVector(64, 1, 1<<17, made(ddt.HVector(1000, 1, 100, made(ddt.HIndexed([]int64{8, 16, 8}, []int64{0, 24, 60}, ddt.Byte)))))), 1},
+	} {
+		c, err := ddt.Commit(b.typ, b.count)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, benchType{b.name, c})
+	}
+	return all
+}
