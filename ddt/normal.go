@@ -313,7 +313,7 @@ func (t *tuner) tune(c *Node) *Node {
 		child := t.tune(c.Child)
 		small := child.Depth == 2 && child.Blocks <= smallBlocks && child.Size <= smallSize
 		switch {
-		case small && c.Blocks <= tableBlocks:
+		case small && times(c.Count, child.Blocks) <= tableBlocks:
 			d = t.n.flat(c)
 		case small && c.Kind == Vector:
 			d = t.group(c, child)
