@@ -113,14 +113,19 @@ func Resolve(text string) (t *Type, count int64, err error) {
 		}
 	}
 	t, err = Parse(text)
-	switch {
-	case err == nil:
+	if err == nil {
 		return t, 1, nil
-	case isWord && (args == "" || strings.Contains(args, "=")):
-		return nil, 0, fmt.Errorf("%q names no application's datatype (there are %s), and as a type: %w", name, appNames(), err)
-	default:
-		return nil, 0, err
 	}
+	// Parse knows nothing of applications, so what it says of an unknown word is half
+	// of it.
+	var syntax *SyntaxError
+	lead := text[:len(text)-len(strings.TrimLeft(text, " \t\r\n"))]
+	line, column := 1+strings.Count(lead, "\n"), len(lead)-strings.LastIndexByte(lead, '\n')
+	_, known := Lookup(name) // null
+	if isWord && !known && errors.As(err, &syntax) && syntax.Line == line && syntax.Column == column {
+		err = &SyntaxError{line, column, fmt.Errorf("%q is neither a type nor an application's datatype: these are %s", name, appNames())}
+	}
+	return nil, 0, err
 }
 
 // cutCall takes a text apart that is a word, or a word and something in parentheses.

@@ -457,8 +457,9 @@ func TestResolveErrors(t *testing.T) {
 		text string
 		want []string // pieces of the error
 	}{
-		{"MILK", []string{`"MILK" names no application's datatype`, "COMB, FFT2D,", "Complex", "as a type: "}},
-		{"MILK(nx=3)", []string{`"MILK" names no application's datatype`}},
+		{"MILK", []string{`1:1: "MILK" is neither a type nor an application's datatype: these are COMB, FFT2D,`, "Complex"}},
+		{"\n\n  milk", []string{`3:3: "milk" is neither`}},
+		{"MILK(nx=3)", []string{`1:1: "MILK" is neither`}},
 		{"MILC(mx=3)", []string{`MILC: no parameter "mx": it has nx, ny, nz, nt`}},
 		{"Complex(n=3)", []string{`Complex: no parameter "n": it has none`}},
 		{"MILC(nx=0)", []string{"MILC: nx=0: want 1 to 16384 (sites"}},
@@ -494,7 +495,7 @@ func TestResolveErrors(t *testing.T) {
 	}
 
 	// What looks like a type has the error of Parse, and nothing else.
-	for _, text := range []string{"", "vec(2 3)[int]", "vec(2 3 4)[MILC]", "ctg(3)", "struct(0,1,in)", "struct(0,1,MILC(nx=3))", "MILC(nx=3", "MILC[int]"} {
+	for _, text := range []string{"", "null", "vec", "dup", "ctg(ctg)", "vec(2 3)[int]", "vec(2 3 4)[MILC]", "ctg(3)", "struct(0,1,in)", "struct(0,1,MILC(nx=3))", "MILC(nx=3", "MILC[int]"} {
 		_, _, err := ddt.Resolve(text)
 		_, parse := ddt.Parse(text)
 		if err == nil || parse == nil || err.Error() != parse.Error() {
