@@ -96,7 +96,7 @@ func TestFlatPartsAreTheSame(t *testing.T) {
 		"groups":          m(HVector(1000, 1, 100, few)),
 		"groups and rest": m(HVector(1001, 1, 64, few)),
 		"deep":            m(HVector(100, 1, 4000, m(HVector(7, 1, 500, m(HVector(3, 1, 100, few)))))),
-		"no more groups":  m(Contiguous(66, m(Resized(m(Contiguous(4, m(HIndexed([]int64{2, 3}, []int64{8, 11}, Byte)))), 0, 36)))),
+		"no more groups":  m(Contiguous(33, m(Resized(m(Contiguous(4, m(HIndexed([]int64{2, 3}, []int64{8, 11}, Byte)))), 0, 36)))),
 		"pairs":           m(Contiguous(3000, m(Resized(pair, 0, 24)))),
 		"a list of small": m(Struct([]int64{1, 1, 3}, []int64{0, 90, 300}, []*Type{few, pair, few})),
 		"a list of both":  m(Struct([]int64{1, 300, 1}, []int64{0, 900, 60000}, []*Type{few, m(Resized(few, 0, 77)), complexType(t)})),
