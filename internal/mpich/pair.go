@@ -87,9 +87,11 @@ func Start(ctx context.Context, cfg PairConfig) (_ *Pair, err error) {
 		rank, err := startRank(r.what, cmd, func() error { return testbed.Start(r.port.NS, r.cpu, cmd) })
 		conn.Close()
 		if err != nil {
+			pmi.ranks[i].Close()
 			return nil, err
 		}
 		p.ranks = append(p.ranks, rank)
+		go pmi.serve(i, rank.kill)
 	}
 	// A newline is no command: what they answer is that they are connected.
 	if _, err := p.call(ctx, "\n", "\n"); err != nil {

@@ -31,36 +31,44 @@ func newPMI(ranks int) *pmi {
 }
 
 // connect returns the end of a connection that rank is given as descriptor 3, and its
-// environment. The server is done with it when the rank has ended.
+// environment. Then either serve or Close of the other end, s.ranks[rank], is due.
 func (s *pmi) connect(rank int) (*os.File, []string, error) {
-	// With ours not blocking, reading it does not take a thread.
 	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, nil, fmt.Errorf("connect rank %d: %w", rank, err)
 	}
+	// With ours not blocking, reading it does not take a thread.
+	err = syscall.SetNonblock(fds[0], true)
+	s.ranks[rank] = os.NewFile(uintptr(fds[0]), "pmi")
 	theirs := os.NewFile(uintptr(fds[1]), "pmi")
-	if err := syscall.SetNonblock(fds[0], true); err != nil {
-		syscall.Close(fds[0])
+	if err != nil {
+		s.ranks[rank].Close()
 		theirs.Close()
 		return nil, nil, fmt.Errorf("connect rank %d: %w", rank, err)
 	}
-	ours := os.NewFile(uintptr(fds[0]), "pmi")
-	s.ranks[rank] = ours
-	go func() {
-		defer ours.Close()
-		for r := bufio.NewReader(ours); ; {
-			line, err := r.ReadString('\n')
-			if err != nil {
-				return
-			}
-			s.serve(ours, strings.TrimSuffix(line, "\n"))
-		}
-	}()
 	return theirs, []string{"PMI_FD=3", fmt.Sprintf("PMI_RANK=%d", rank), fmt.Sprintf("PMI_SIZE=%d", len(s.ranks))}, nil
 }
 
-// serve answers a command. What cannot be written is for a rank that has ended.
-func (s *pmi) serve(rank *os.File, line string) {
+// serve answers a rank's commands until it has ended. One that aborts says so, and waits
+// for being killed.
+func (s *pmi) serve(rank int, kill func()) {
+	conn := s.ranks[rank]
+	defer conn.Close()
+	for r := bufio.NewReader(conn); ; {
+		line, err := r.ReadString('\n')
+		if err != nil {
+			return
+		}
+		if strings.HasPrefix(line, "cmd=abort") {
+			kill()
+			return
+		}
+		s.answer(conn, strings.TrimSuffix(line, "\n"))
+	}
+}
+
+// answer answers a command. What cannot be written is for a rank that has ended.
+func (s *pmi) answer(rank *os.File, line string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	// A value is the rest of the line.
@@ -102,8 +110,6 @@ func (s *pmi) serve(rank *os.File, line string) {
 		return
 	case "finalize":
 		answer = "cmd=finalize_ack"
-	default: // abort: the rank ends now
-		return
 	}
 	fmt.Fprintln(rank, answer)
 }

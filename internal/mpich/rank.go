@@ -38,10 +38,10 @@ type rank struct {
 	err  error // of Wait, by end
 }
 
-// environ is ours without a launcher's variables, and with more.
+// environ is ours without a launcher's variables, and with more. Stdout is for answers.
 func environ(more ...string) []string {
 	env := slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "PMI") })
-	return append(env, more...)
+	return append(append(env, "UCX_LOG_FILE=stderr"), more...)
 }
 
 // startRank starts a process, by start. It must be ended.
@@ -70,21 +70,24 @@ func (r *rank) answer() (numbers []time.Duration, err error) {
 		}
 		ns, err := strconv.ParseInt(r.stdout.Text(), 10, 64)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", r.what, err)
+			return nil, fmt.Errorf("%s: %w: %s", r.what, ErrRank, r.stdout.Text())
 		}
 		numbers = append(numbers, time.Duration(ns))
 	}
 	return nil, fmt.Errorf("%s: %w: %w", r.what, ErrRank, io.ErrUnexpectedEOF)
 }
 
+// kill has no error that matters: what has ended needs none.
+func (r *rank) kill() { _ = r.cmd.Process.Kill() }
+
 // end ends the process, at once or after it had time to do so itself, and returns why it
 // failed.
 func (r *rank) end(now bool) error {
 	r.once.Do(func() {
 		if now {
-			r.cmd.Process.Kill()
+			r.kill()
 		} else {
-			kill := time.AfterFunc(grace, func() { r.cmd.Process.Kill() })
+			kill := time.AfterFunc(grace, r.kill)
 			defer kill.Stop()
 		}
 		err := r.cmd.Wait() // it closes stdin
@@ -154,7 +157,7 @@ func (j *job) call(ctx context.Context, commands ...string) (answers [][]time.Du
 		// The others wait for it forever.
 		for i, r := range j.ranks {
 			if i != first {
-				r.cmd.Process.Kill()
+				r.kill()
 			}
 		}
 	}

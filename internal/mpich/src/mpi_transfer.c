@@ -52,18 +52,14 @@ static void *watch(void *unused)
 	return unused;
 }
 
-/*
- * UCX looks for devices in /sys, where they are those of the network namespace that it was
- * mounted in, and MPICH leaves files in /dev/shm if it is killed. Nobody else sees these.
- */
-static void own_mounts(void)
+/* UCX looks for devices in /sys, where they are those of the network namespace that it was
+ * mounted in. Nobody else sees this one. */
+static void own_sys(void)
 {
 	if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL))
 		fail("own mount namespace: %s", strerror(errno));
 	if (mount("sysfs", "/sys", "sysfs", 0, NULL))
 		fail("mount /sys: %s", strerror(errno));
-	if (mount("tmpfs", "/dev/shm", "tmpfs", 0, NULL))
-		fail("mount /dev/shm: %s", strerror(errno));
 }
 
 static int64_t cpu(void)
@@ -307,11 +303,11 @@ int main(int argc, char **argv)
 	pthread_t watcher;
 	int rank;
 
-	own_mounts();
+	own_sys();
+	if (pthread_create(&watcher, NULL, watch, NULL))
+		fail("start a thread");
 	MPI_Init(&argc, &argv);
 	MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-	if (pthread_create(&watcher, NULL, watch, NULL))
-		fail("start a thread: %s", strerror(errno));
 	answer(NULL, 0);
 	while (command(rank))
 		;
