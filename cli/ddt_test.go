@@ -1,0 +1,472 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/xspin/xspin/ddt"
+	"github.com/xspin/xspin/ddt/ddttest"
+)
+
+// ddtCommand returns what `xspin ddt` prints.
+func ddtCommand(t *testing.T, in []byte, args ...string) (string, error) {
+	t.Helper()
+	var out bytes.Buffer
+	err := xspin(t.Context(), bytes.NewReader(in), &out, io.Discard, append([]string{"ddt"}, args...)...)
+	return out.String(), err
+}
+
+func TestDescribe(t *testing.T) {
+	for _, tt := range []struct {
+		args string
+		want string
+	}{
+		{"vec(4 2 5)[int]", `
+type         vec(4 2 5)[int]
+size         32 bytes
+extent       68 bytes, lb 0, ub 68
+true extent  68 bytes, true lb 0, true ub 68
+count        1
+stream       32 bytes, in packets of 1408: 1
+touches      bytes 0 to 67: 32, and holes of 36
+overlap      none
+blocks       4 of 8 bytes
+             4.0 in a packet, on average
+normal form  hvec(4 1 20)[ctg(8)[byte]]
+layout       lines of 20 bytes, the innermost stride; a character is 4 bytes
+             0 to 9, a to z: number of the block in the stream, again from 0 after z; . hole
+           0 00...
+          20 11...
+          40 22...
+          60 33...
+`},
+		{"--count 2 resized(-8,16)[struct(0,1,int 8,3,byte)]", `
+type         resized(-8,16)[struct(0,1,int 8,3,byte)]
+size         7 bytes
+extent       16 bytes, lb -8, ub 8
+true extent  11 bytes, true lb 0, true ub 11
+count        2
+stream       14 bytes, in packets of 1408: 1
+touches      bytes 0 to 26: 14, and holes of 13
+overlap      none
+blocks       4 of 3 to 4 bytes, 3.5 on average
+             4.0 in a packet, on average
+normal form  hvec(2 1 16)[hidx(0,4 8,3)[byte]]
+layout       lines of 16 bytes, the innermost stride; a character is 1 byte
+             0 to 9, a to z: number of the block in the stream, again from 0 after z; . hole
+           0 0000....111.....
+          16 2222....333.....
+`},
+		{"ctg(0)[int]", `
+type         ctg(0)[int]
+size         0 bytes
+extent       0 bytes, lb 0, ub 0
+true extent  0 bytes, true lb 0, true ub 0
+count        1
+stream       0 bytes: there is nothing to move
+`},
+	} {
+		text, err := ddtCommand(t, nil, append([]string{"describe"}, splitLast(tt.args)...)...)
+		if err != nil {
+			t.Errorf("%s: %v", tt.args, err)
+			continue
+		}
+		lines := strings.SplitAfter(text, "\n")
+		lines = slices.DeleteFunc(lines, func(s string) bool { return strings.HasSuffix(s, " bytes of memory\n") })
+		if got, want := strings.Join(lines, ""), tt.want[1:]; got != want {
+			t.Errorf("%s is\n%s\nwant\n%s", tt.args, got, want)
+		}
+	}
+}
+
+// splitLast splits flags, and leaves a type with its spaces.
+func splitLast(args string) []string {
+	words := strings.SplitN(args, " ", 3)
+	if strings.HasPrefix(args, "--") {
+		return words
+	}
+	return []string{args}
+}
+
+// Lines of the picture, of what is hard to show.
+func TestLayouts(t *testing.T) {
+	row := func(s string) string { return s + strings.Repeat(".", layoutColumns-len(s)) }
+	for name, tt := range map[string]struct {
+		text string
+		want []string
+	}{
+		"backwards":          {"hvec(3 1 -16)[ctg(2)[int]]", []string{"-32 2.", "-16 1.", "0 0."}},
+		"rows of a 3D array": {"subarray(1,2,6 0,3,6 5,1,6)[double]", []string{"288 .....0", "336 .....1", "384 .....2", "...", "576 .....3", "624 .....4", "672 .....5"}},
+		"overlap":            {"vec(3 4 3)[int]", []string{"0 000", "12 *11", "24 *22", "36 2.."}},
+		"one block":          {"ctg(128)[short]", []string{"0 " + strings.Repeat("0", 64)}},
+		"far apart":          {"hidxb(1: 8 100000 51200)[double]", []string{"0 " + row(".0"), "...", "51200 " + row("2"), "...", "99840 ....................1"}},
+		"rows are cut":       {"vec(2 2 201)[int]", []string{"0 " + row("00"), "804 " + row("11")}},
+		"sides of rows":      {"hvec(2 1 8000)[hidx(16,16 7984,8)[byte]]", []string{"0 +" + strings.Repeat(".", 62) + "+", "8000 +" + strings.Repeat(".", 62) + "+"}},
+		"wide blocks":        {"hvec(2 1 6401)[ctg(3301)[byte]]", []string{"0 " + row(strings.Repeat("#", 32)+"+"), "6401 " + row(strings.Repeat("#", 32)+"+")}},
+		"no stride": {"hidxb(1: 0 6501 60000)[ctg(6007)[byte]]", []string{
+			"0 " + strings.Repeat("#", 46) + "+...+" + strings.Repeat("#", 13), "8192 " + row(strings.Repeat("#", 33)+"+"), "...",
+			"57344 " + strings.Repeat(".", 20) + "+" + strings.Repeat("#", 43), "65536 ###+"}},
+		"many lines": {"vec(17 1 2)[int]", append(strings.Split("0 0.,8 1.,16 2.,24 3.,32 4.,40 5.,48 6.,56 7.,64 8.,72 9.,80 a.,88 b.,96 c.,104 d.,112 e.,120 f.", ","), "...")},
+	} {
+		text, err := ddtCommand(t, nil, "describe", tt.text)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		_, picture, _ := strings.Cut(text, "layout")
+		got := strings.Split(strings.TrimSuffix(picture, "\n"), "\n")[2:]
+		for i := range got {
+			got[i] = strings.TrimSpace(got[i])
+		}
+		if !slices.Equal(got, tt.want) {
+			t.Errorf("%s: %s is\n%s\nwant\n%s", name, tt.text, strings.Join(got, "\n"), strings.Join(tt.want, "\n"))
+		}
+	}
+}
+
+// A character of any picture says what is true of its bytes.
+func TestLayoutsAreTrue(t *testing.T) {
+	for seed := range 1000 {
+		d, n := ddttest.Random(rand.New(rand.NewPCG(uint64(seed), 9)), ddttest.Options{})
+		c, err := ddt.Commit(d, n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := describe(c)
+		times := make(map[int64]int)
+		for _, at := range ddttest.Places(d, n) {
+			times[at]++
+		}
+		if r.Distinct == nil || *r.Distinct != int64(len(times)) || *r.Overlaps != (r.Stream > int64(len(times))) {
+			t.Fatalf("seed %d: %d times %v: says %v bytes, there are %d of %d", seed, n, d, r.Distinct, len(times), r.Stream)
+		}
+		if r.Stream == 0 {
+			continue
+		}
+		seen := map[int64]bool{}
+		l := r.Layout
+		for _, line := range l.Lines {
+			row := floorDiv(line.Offset, l.Line) * l.Line
+			for i, mark := range []byte(line.Text) {
+				var touched, twice, all int64
+				for at := line.Offset + int64(i)*l.Unit; at < min(row+l.Line, line.Offset+int64(i+1)*l.Unit); at++ {
+					all++
+					seen[at] = true
+					if times[at] > 0 {
+						touched++
+					}
+					if times[at] > 1 {
+						twice++
+					}
+				}
+				want := byte(holeMark)
+				switch {
+				case twice > 0:
+					want = twiceMark
+				case touched == all:
+					want = fullMark
+				case touched > 0:
+					want = partMark
+				}
+				if l.Blocks && strings.IndexByte(blockMarks, mark) >= 0 && (r.Blocks == 1 || touched == all) {
+					want = mark
+				}
+				if mark != want {
+					t.Fatalf("seed %d: %d times %v: line %d, character %d is %c, want %c\n%+v", seed, n, d, line.Offset, i, mark, want, l)
+				}
+			}
+		}
+		if !l.Further {
+			for at := range times {
+				if !seen[at] {
+					t.Fatalf("seed %d: %d times %v: byte %d is not shown\n%+v", seed, n, d, at, l)
+				}
+			}
+		}
+	}
+}
+
+func TestDescribeJSON(t *testing.T) {
+	text, err := ddtCommand(t, nil, "describe", "--json", "Complex")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r datatypeReport
+	if err := json.Unmarshal([]byte(text), &r); err != nil {
+		t.Fatal(err)
+	}
+	// FPsPIN's figures of its type.
+	if r.Stream != 110592 || r.Extent != 55152 || r.Blocks != 256 || r.BlockMin != 432 || r.BlockMax != 432 || *r.Distinct != 52272 || !*r.Overlaps {
+		t.Errorf("%+v", r)
+	}
+	if r.BlocksPerPacket < 4 || r.BlocksPerPacket > 4.3 { // 1408 / 432, and what is cut
+		t.Errorf("%g blocks per packet", r.BlocksPerPacket)
+	}
+	// Too many blocks to know.
+	if text, err = ddtCommand(t, nil, "describe", "--json", "--count", "1000000000", "vec(1000000 1 2)[byte]"); err != nil {
+		t.Fatal(err)
+	}
+	r = datatypeReport{}
+	if err := json.Unmarshal([]byte(text), &r); err != nil {
+		t.Fatal(err)
+	}
+	if r.Distinct != nil || r.Overlaps != nil || r.BlocksPerPacket < 1407.9 || r.BlocksPerPacket > 1408 || r.BlockMax != 1 || r.Layout == nil {
+		t.Errorf("%+v", r)
+	}
+}
+
+// What names a type, and how an error of it looks.
+func TestDatatypeArg(t *testing.T) {
+	t.Chdir(t.TempDir())
+	for name, text := range map[string]string{
+		"halo.ddt": "// a column\nvec(4 1 5)[int]\n",
+		"int":      "ctg(2)[int]",
+		"bad.ddt":  "vec(4 1 5)\n\t[é flaot]",
+		"long.ddt": "hidxb(1:" + strings.Repeat(" 12345", 100) + " x" + strings.Repeat(" 12345", 100) + ")[int]",
+	} {
+		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, tt := range []struct {
+		text  string
+		count int64
+		want  string // count and type, or error
+	}{
+		{"vec(2 1 2)[int]", 0, "1 vec(2 1 2)[int]"},
+		{"vec(2 1 2)[int]", 7, "7 vec(2 1 2)[int]"},
+		{"Simple", 0, "1 ctg(27648)[float]"},
+		{"halo.ddt", 0, "1 vec(4 1 5)[int]"},
+		{"@halo.ddt", 3, "3 vec(4 1 5)[int]"},
+		{"int", 0, "1 int"},
+		{"@int", 0, "1 ctg(2)[int]"},
+		{"int", -1, "--count -1: want 1 or more, or 0 for what TYPE says"},
+		{"@none", 0, "open none: no such file or directory"},
+		{"none", 0, "Nor is there a file none"},
+		{"vec(2, 1)[int]", 0, "type 1:6: vec: found \",\", want blocklen: spaces, not commas, between numbers\n  vec(2, 1)[int]\n       ^"},
+		{"bad.ddt", 0, "type bad.ddt:2:3: vec: found \"é\", want a type: a name such as int or double, or a constructor such as vec or struct\n  \t[é flaot]\n  \t ^"},
+		{"long.ddt", 0, "type long.ddt:1:610: hidxb: found \"x\", want displ or \")\"\n" +
+			"  ...12345 12345 12345 12345 12345 12345 x 12345 12345 12345 12345 12345 1234...\n  " + strings.Repeat(" ", 39) + "^"},
+		{"ctg(2)[vec(-1 1 1)[int]]", 0, "type 1:8: vector of -1 blocks: want 0 or more\n  ctg(2)[vec(-1 1 1)[int]]\n         ^"},
+	} {
+		d, n, err := datatypeArg(tt.text, tt.count)
+		got := ""
+		if err == nil {
+			got = fmt.Sprint(n, " ", d)
+		} else {
+			got = err.Error()
+		}
+		if got != tt.want && !(tt.text == "none" && strings.HasSuffix(got, tt.want)) {
+			t.Errorf("%s:\n%s\nwant\n%s", tt.text, got, tt.want)
+		}
+	}
+}
+
+func randomBytes(seed uint64, n int64) []byte {
+	b := make([]byte, n)
+	r := rand.New(rand.NewPCG(seed, 1))
+	for i := range b {
+		b[i] = byte(r.Uint32())
+	}
+	return b
+}
+
+// Images to streams and back, in more than one piece, each way that files come and go.
+func TestPackAndUnpack(t *testing.T) {
+	t.Chdir(t.TempDir())
+	const text, elements, origin = "resized(-16,40)[hidx(-8,12 16,8)[byte]]", 120000, 4096
+	d, n, err := datatypeArg(text, elements)
+	if err != nil {
+		t.Fatal(err)
+	}
+	places := ddttest.Places(d, n)
+	image := randomBytes(1, origin+40*elements+100)
+	stream := make([]byte, len(places))
+	if len(stream) < 2*moveBytes {
+		t.Fatal("too small")
+	}
+	for i, at := range places {
+		stream[i] = image[origin+at]
+	}
+	other := randomBytes(2, int64(len(image)))
+	kept, fresh := slices.Clone(other), make([]byte, origin+40*(elements-1)+24)
+	for i, at := range places {
+		kept[origin+at], fresh[origin+at] = stream[i], stream[i]
+	}
+	write := func(name string, b []byte) {
+		if err := os.WriteFile(name, b, 0o640); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("image", image)
+	write("stream", stream)
+	for _, tt := range []struct {
+		args string
+		in   []byte
+		out  string // file, or "" for standard output
+		want []byte
+	}{
+		{"pack --in image --out new", nil, "new", stream},
+		{"pack --in - --out new", image, "new", stream},
+		{"pack --in image --out -", nil, "", stream},
+		{"pack --in image --out image", nil, "image", stream},
+		{"pack --in image --out link", nil, "image", stream},
+		{"pack --in fifo --out new", image, "new", stream},
+		{"unpack --in stream --out new", nil, "new", fresh},
+		{"unpack --in - --out -", stream, "", fresh},
+		{"unpack --in stream --out new --image other", nil, "new", kept},
+		{"unpack --in stream --out other --image other", nil, "other", kept},
+		{"unpack --in stream --out - --image other", nil, "", kept},
+	} {
+		write("image", image)
+		write("other", other)
+		_ = os.Remove("new")
+		if strings.Contains(tt.args, "link") {
+			if err := os.Symlink("image", "link"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if strings.Contains(tt.args, "fifo") {
+			if err := unix.Mkfifo("fifo", 0o600); err != nil {
+				t.Fatal(err)
+			}
+			go os.WriteFile("fifo", tt.in, 0)
+		}
+		args := append(strings.Fields(tt.args), "--origin", "4KiB", "--count", fmt.Sprint(elements), text)
+		got, err := ddtCommand(t, tt.in, args...)
+		if err != nil {
+			t.Errorf("%s: %v", tt.args, err)
+			continue
+		}
+		if tt.out != "" {
+			b, err := os.ReadFile(tt.out)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got = string(b)
+			if info, err := os.Stat(tt.out); err != nil || tt.out != "new" && info.Mode() != 0o640 {
+				t.Errorf("%s: mode %v, %v", tt.args, info.Mode(), err)
+			}
+		}
+		if got != string(tt.want) {
+			t.Errorf("%s: %d bytes are not the %d that they should be", tt.args, len(got), len(tt.want))
+		}
+	}
+	if info, err := os.Lstat("link"); err != nil || info.Mode().Type() != os.ModeSymlink {
+		t.Errorf("the link is %v, %v", info, err)
+	}
+	noOthers(t, "image", "stream", "other", "new", "link", "fifo")
+}
+
+// noOthers fails if there are other files than these: parts of what was not completed.
+func noOthers(t *testing.T, names ...string) {
+	t.Helper()
+	all, err := filepath.Glob("*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range all {
+		if !slices.Contains(names, name) {
+			t.Errorf("there is a file %s", name)
+		}
+	}
+}
+
+// Whatever is wrong, the output stays as it was.
+func TestMoveErrors(t *testing.T) {
+	t.Chdir(t.TempDir())
+	for name, size := range map[string]int{"f32": 32, "f33": 33, "f67": 67, "f68": 68, "out": 5} {
+		if err := os.WriteFile(name, make([]byte, size), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Mkdir("dir", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	const vec = "vec(4 2 5)[int]" // 32 bytes, in 68
+	for _, tt := range []struct {
+		args, text string
+		in         int
+		want       string
+	}{
+		{"pack --in f67 --out out", vec, 0, "ddt pack: f67 has 67 bytes: want 68 or more, for the type ends 68 behind its origin, which is at 0"},
+		{"pack --in f68 --origin 1 --out out", vec, 0, "ddt pack: f68 has 68 bytes: want 69 or more, for the type ends 68 behind its origin, which is at 1"},
+		{"pack --in - --out out", vec, 12, "ddt pack: standard input has 12 bytes: want 68 or more"},
+		{"pack --in none --out out", vec, 0, "ddt pack: open none: no such file"},
+		{"pack --in f68 --out dir", vec, 0, "ddt pack: dir is a directory"},
+		{"pack --in f68 --out none/out", vec, 0, "ddt pack: open none/out"},
+		{"pack --in f68 --out out", "hvec(2 1 -8)[int]", 0, "ddt pack: the type begins 8 bytes before its origin, and the image only --origin 0 before it: want --origin 8 or more"},
+		{"pack --in f68 --out out --origin -1", vec, 0, "ddt pack: --origin -1: "},
+		{"pack --in f68 --out out --count -1", vec, 0, "ddt pack: --count -1: want 1 or more"},
+		{"pack --in f68 --out out --origin 8EiB", vec, 0, "ddt pack: --origin 8EiB: "},
+		{"pack --in f68 --out out", "vec(4 2)[int]", 0, "ddt pack: type 1:8: vec: found \")\", want stride\n  vec(4 2)[int]\n         ^"},
+		{"pack --in f68", vec, 0, `required flag(s) "out" not set`},
+		{"unpack --in f33 --out out", vec, 0, "ddt unpack: f33 has 33 bytes: want 32, 1 element of 32"},
+		{"unpack --in f32 --out out --count 2", vec, 0, "ddt unpack: f32 has 32 bytes: want 64, 2 elements of 32"},
+		{"unpack --in - --out out", vec, 31, "ddt unpack: standard input has 31 bytes: want 32"},
+		{"unpack --in - --out out", vec, 1000, "ddt unpack: standard input has 1000 bytes: want 32"},
+		{"unpack --in f32 --image f67 --out out", vec, 0, "ddt unpack: f67 has 67 bytes: want 68 or more"},
+		{"unpack --in f32 --image dir --out out", vec, 0, "ddt unpack: dir is no regular file"},
+		{"unpack --in f32 --image none --out out", vec, 0, "ddt unpack: open none: no such file"},
+		{"unpack --in f32 --out out", "hvec(2 4 6000000000000000000)[int]", 0, "ddt unpack: out: room for 6000000000000000016 bytes: "},
+		{"unpack --in f32 --out -", "hvec(2 4 6000000000000000000)[int]", 0, "ddt unpack: memory for an image of 6000000000000000016 bytes: "},
+	} {
+		_, err := ddtCommand(t, make([]byte, tt.in), append(strings.Fields(tt.args), tt.text)...)
+		if err == nil || !strings.HasPrefix(err.Error(), tt.want) {
+			t.Errorf("%s %s: error is %v, want %s", tt.args, tt.text, err, tt.want)
+		}
+		if b, err := os.ReadFile("out"); err != nil || len(b) != 5 {
+			t.Fatalf("%s %s: the output is %d bytes, %v", tt.args, tt.text, len(b), err)
+		}
+	}
+	noOthers(t, "f32", "f33", "f67", "f68", "out", "dir")
+}
+
+// Types without bytes have empty streams.
+func TestMoveNothing(t *testing.T) {
+	t.Chdir(t.TempDir())
+	if _, err := ddtCommand(t, nil, "unpack", "--in", "-", "--out", "image", "ctg(0)[int]"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ddtCommand(t, nil, "pack", "--in", "image", "--out", "stream", "ctg(0)[int]"); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"image", "stream"} {
+		if info, err := os.Stat(name); err != nil || info.Size() != 0 {
+			t.Errorf("%s: %v, %v", name, info, err)
+		}
+	}
+}
+
+func TestDDTHelp(t *testing.T) {
+	text, err := ddtCommand(t, nil, "--help")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []ddt.Combiner{"ctg", "vec", "hvec", "idx", "hidx", "idxb", "hidxb", "struct", "subarray", "subarrayf", "darray", "darrayf", "resized", "dup"} {
+		if !strings.Contains(text, string(c)+"(") && !strings.Contains(text, string(c)+"[") {
+			t.Errorf("the help does not say %s", c)
+		}
+	}
+	for _, cmd := range []string{"describe", "pack", "unpack"} {
+		text, err := ddtCommand(t, nil, cmd, "--help")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(text, "TYPE is the name of an application's datatype") || !strings.Contains(text, "Examples:") {
+			t.Errorf("xspin ddt %s --help:\n%s", cmd, text)
+		}
+	}
+}
