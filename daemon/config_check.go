@@ -435,7 +435,11 @@ func checkContext(c *checker, path string, doc *control.Context, env *surroundin
 		return nil
 	}
 	if n := b.charge(); n > int64(env.limits.Memory) {
-		c.fail(path, "windows, queue and HPU memory take %v, and %v are allowed for all: raise limits.memory", control.Size(n), env.limits.Memory)
+		way := "raise limits.memory"
+		if b.reserve > 0 {
+			way = fmt.Sprintf("%v are what handler %s has reserved for %d messages in flight: raise limits.memory, or lower messages", control.Size(b.reserve), doc.Handler, b.env.Messages)
+		}
+		c.fail(path, "windows, queue and HPU memory take %v, and %v are allowed for all: %s", control.Size(n), env.limits.Memory, way)
 		return nil
 	}
 	return b
@@ -558,8 +562,13 @@ func (b *blueprint) checkRulesets(c *checker, at func(string) string, set *handl
 	} else if doc.Triggered {
 		b.ending = true // its messages come from the host, and are whole
 	}
-	if set != nil && !b.ending && set.State != 0 {
-		c.fail(at("handler"), "handler %s keeps state for messages, and those of format %s never end", doc.Handler, b.spec.Format.Name)
+	if f := b.spec.Format; set != nil && f != nil && !b.ending {
+		switch {
+		case set.State != 0:
+			c.fail(at("handler"), "handler %s keeps state for messages, and those of format %s never end", doc.Handler, f.Name)
+		case set.Window:
+			c.fail(at("handler"), "handler %s puts messages into windows, and format %s has none that begin and end, as those of slmp do", doc.Handler, f.Name)
+		}
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/xspin/xspin/control"
+	"github.com/xspin/xspin/nic"
 )
 
 // load loads a configuration with this text. In the error the file is called F.
@@ -27,6 +28,11 @@ func load(t *testing.T, text string) (*Config, string) {
 }
 
 const eth = "interfaces: [{name: eth1}]\n"
+
+// datatype is a context with such parameters.
+func datatype(params string) string {
+	return "contexts:\n- name: a\n  handler: datatype\n  params:\n    " + params + "\n  windows: [{name: in, size: 64KiB}]\n"
+}
 
 func TestErrorsOfConfigurationsAreToldWithTheirPlaces(t *testing.T) {
 	t.Setenv("XSPIN_RUN_SOCKET", "") // as if it were not there
@@ -146,6 +152,29 @@ func TestErrorsOfConfigurationsAreToldWithTheirPlaces(t *testing.T) {
 		{"memory of a context", eth + "limits: {memory: 10MiB}\ncontexts:\n- {name: a, handler: echo-udp, windows: [{name: w, size: 11MiB}]}\n",
 			"F:4:3: contexts[0]: windows, queue and HPU memory take 11MiB, and 10MiB are allowed for all: raise limits.memory"},
 		{"memory of HPUs", eth + "contexts:\n- {name: a, handler: deposit, hpu_memory: 1GiB}\n", "F:3:43: contexts[0].hpu_memory: 1GiB for each of 16 HPUs is more than the limit of 4GiB: raise limits.window"},
+
+		{"datatype: column of the type", eth + datatype("type: 'vec(3 1)[int]'"), `F:6:19: contexts[0].params.type: handler datatype: `},
+		{"datatype: line and column of the type", eth + datatype("type: |\n      vec(3 1 2)\n      [itn]"), `F:8:8: contexts[0].params.type: handler datatype: `},
+		{"datatype: column of what is written otherwise", eth + datatype("Type: 'vec(3 1)[int]'"), `F:6:5: contexts[0].params.type:1:8: handler datatype: `},
+		{"datatype: no type", eth + datatype("count: 3"), `F:6:5: contexts[0].params: handler datatype: param "type" is missing: string`},
+		{"datatype: strategy", eth + datatype("type: int\n    strategy: fast"),
+			`F:7:15: contexts[0].params.strategy: handler datatype: "fast": there are direct, specialized, hpu-local, ro-cp, rw-cp`},
+		{"datatype: larger than the windows", eth + datatype("type: 'hvec(3 1 40000)[int]'"),
+			`F:6:5: contexts[0].params: handler datatype: the type touches bytes 0 to 80004, and the largest window has 65536: make it larger, or count smaller`},
+		{"datatype: windows to be read", eth + strings.Replace(datatype("type: int"), "64KiB", "64KiB, rights: r", 1),
+			`F:6:5: contexts[0].params: handler datatype: handlers may write none of the windows`},
+		{"datatype: no windows", eth + "contexts: [{name: a, handler: datatype, params: {type: int}}]\n",
+			`F:2:12: contexts[0].windows: handler datatype: no window: messages would be acknowledged and thrown away; add one, such as "windows: [{name: in, size: 64MiB}]"`},
+		{"datatype: policy", eth + datatype("type: 'hvec(3 100 400)[int]'\n    strategy: rw-cp\n    interval: 300\n    packet: 100\n  policy: packet"),
+			`F:10:11: contexts[0].policy: packet: handler datatype needs blocked-rr with sequences of 300 bytes and 4 virtual HPUs, which it gets if policy is left out, or message`},
+		{"datatype: sequence", eth + datatype("type: 'hvec(3 100 400)[int]'\n    strategy: rw-cp\n    interval: 300\n    packet: 100\n  policy: blocked-rr\n  sequence: 600"),
+			`F:11:13: contexts[0].sequence: 600 bytes: handler datatype needs 300, which it gets if sequence is left out`},
+		{"datatype: virtual HPUs", eth + datatype("type: 'hvec(3 100 400)[int]'\n    strategy: hpu-local\n  vhpus: 3"),
+			`F:8:10: contexts[0].vhpus: 3 virtual HPUs: handler datatype needs 16, which it gets if vhpus is left out`},
+		{"datatype: messages that do not end", eth + datatype("type: int\n  rulesets: 'a: udp(7)'"),
+			`F:4:12: contexts[0].handler: handler datatype puts messages into windows, and format packet has none that begin and end, as those of slmp do`},
+		{"datatype: memory", "limits: {memory: 20MiB}\n" + eth + datatype("type: 'hvec(3 100 400)[int]'\n    strategy: hpu-local\n  messages: 50000"),
+			`F:4:3: contexts[0]: windows, queue and HPU memory take `},
 
 		{"queue", eth + "contexts:\n- name: a\n  handler: deposit\n  queue: {events: 3, requests: 2000000, payload: 1MiB, full: block}\n", strings.Join([]string{
 			`F:5:19: contexts[0].queue.events: 3: want a power of two`,
@@ -298,5 +327,39 @@ func TestContextsOfTheSocketAreCheckedTheSame(t *testing.T) {
 	want := "rulesets:2:6: port \"80000\" is not a decimal number 0..65535\nhpus: \"99\": there are HPUs 0..15"
 	if err == nil || err.Error() != want {
 		t.Errorf("got\n%v\nwant\n%s", err, want)
+	}
+}
+
+// What a set needs of scheduling it gets, unless the configuration says the same.
+func TestHandlersGetTheSchedulingThatTheyNeed(t *testing.T) {
+	const rwcp = "type: 'hvec(3 100 400)[int]'\n    strategy: rw-cp\n    interval: 300\n    packet: 100"
+	for _, tc := range []struct {
+		name, params string
+		policy       nic.Policy
+		sequence     uint32
+		vhpus        int
+	}{
+		{"nothing", "type: int", nic.ByMessage, 0, 0},
+		{"any", "type: int\n  policy: packet", nic.ByPacket, 0, 0},
+		{"any sequences", "type: int\n  policy: blocked-rr\n  sequence: 7\n  vhpus: 8", nic.BlockedRR, 7, 8},
+		{"needed", rwcp, nic.BlockedRR, 300, 4},
+		{"said", rwcp + "\n  policy: blocked-rr", nic.BlockedRR, 300, 4},
+		{"all said", rwcp + "\n  policy: blocked-rr\n  sequence: 300\n  vhpus: 4", nic.BlockedRR, 300, 4},
+		{"one after the other", rwcp + "\n  policy: message", nic.ByMessage, 0, 0},
+		{"for each HPU", "type: int\n    strategy: hpu-local\n    packet: 1000", nic.BlockedRR, 1000, 16},
+		{"the host's", rwcp + "\n  triggered: true", nic.ByMessage, 0, 0},
+	} {
+		cfg, err := load(t, eth+datatype(tc.params))
+		if err != "" {
+			t.Errorf("%s: %s", tc.name, err)
+			continue
+		}
+		b := checkConfig(new(checker), cfg)[0]
+		if s := &b.spec; s.Policy != tc.policy || s.Sequence != tc.sequence || s.VHPUs != tc.vhpus {
+			t.Errorf("%s: policy %v with sequences of %d bytes and %d virtual HPUs", tc.name, s.Policy, s.Sequence, s.VHPUs)
+		}
+		if !reflect.DeepEqual(b.doc.Policy, cfg.Contexts[0].Policy) || b.doc.Sequence != cfg.Contexts[0].Sequence {
+			t.Errorf("%s: the document has changed, so that it would be another one when it is read again", tc.name)
+		}
 	}
 }

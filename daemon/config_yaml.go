@@ -155,6 +155,9 @@ func (d *document) decode(n *yaml.Node, v reflect.Value, path string, depth int)
 			if !d.unique(n, path) {
 				return
 			}
+			for i := 0; i+1 < len(n.Content); i += 2 {
+				d.at[join(path, n.Content[i].Value)] = n.Content[i+1]
+			}
 			if err := n.Decode(v.Addr().Interface()); err != nil {
 				p := d.syntax(err)
 				if p.line == 0 {
@@ -356,7 +359,7 @@ func (d *document) place(p problem) {
 	}
 	l := located{d.file, n.Line, n.Column, problem{path: p.path, msg: p.msg}.Error()}
 	if p.line > 0 {
-		if line, column, ok := d.within(n, p.line, p.column); ok {
+		if line, column, ok := d.within(n, p.line, p.column); ok && path == p.path {
 			l.line, l.column = line, column
 		} else {
 			l.msg = p.Error() // at least where in the text

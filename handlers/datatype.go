@@ -168,7 +168,7 @@ func (d *datatype) fits(b *hpu.Binding) error {
 	if b.Size > 0 && (d.lo < 0 || d.hi > b.Size) {
 		return fmt.Errorf("bytes %d to %d of a place of %d: %w", d.lo, d.hi, b.Size, hpu.ErrBounds)
 	}
-	if n := b.Window.Size(); b.Place < 0 || b.Place > n || d.lo < -b.Place || d.hi > n-b.Place {
+	if n, lo, hi := b.Window.Size(), min(d.lo, 0), max(d.hi, 0); lo < -b.Place || hi > n-b.Place {
 		return fmt.Errorf("bytes %d to %d from %d of a window of %d: %w", d.lo, d.hi, b.Place, n, hpu.ErrBounds)
 	}
 	return nil
@@ -229,8 +229,8 @@ func (d *datatype) payload(h *hpu.HER) hpu.Code {
 	return hpu.Success
 }
 
-// completion checks the length of what came in whole. The event of other messages says
-// what is missing.
+// completion checks the length of what came in whole: a message of the host's has no last
+// packet that would say it before. The event of other messages says what is missing.
 func (d *datatype) completion(c *hpu.Completion) hpu.Code {
 	if c.Cause != hpu.Complete {
 		return hpu.Success

@@ -95,6 +95,9 @@ func placeMessages(t *testing.T, c *ddt.Committed, o handlers.DatatypeOptions, c
 	events := make(chan hpu.MessageEvent, 8)
 	cfg := hputest.Of(set)
 	cfg.HPUs, cfg.Messages, cfg.Binder = o.HPUs, o.Messages, &receives
+	if seed%2 == 1 {
+		cfg.Buffer = 64 // several for each packet
+	}
 	n := hputest.New(t, cfg)
 	rnd := rand.New(rand.NewPCG(uint64(seed), uint64(cut)))
 	var first, rest [][]byte
@@ -271,6 +274,9 @@ func TestDatatypeRefuses(t *testing.T) {
 				} else if c.why != nil && !errors.Is(e.Err, c.why) {
 					t.Errorf("%v is no %v", e.Err, c.why)
 				}
+				if ran := n.Stats().Handled; c.err != "" && !c.begun && ran > 0 {
+					t.Errorf("%d payload handlers of a message that could be refused", ran)
+				}
 				places := ddttest.Places(committed.Type(), 1)
 				for i, p := range places[:min(len(places), len(data))] {
 					switch at := c.place + p; {
@@ -325,7 +331,7 @@ func TestDatatypeNeedsMessages(t *testing.T) {
 // The host's messages are placed as well: so a part of a window is unpacked into another.
 func TestDatatypeOfTheHosts(t *testing.T) {
 	c := commit(t, "hvec(100 3 7)[byte]", 1)
-	set, err := handlers.Datatype(c, handlers.DatatypeOptions{Strategy: ddt.RWCP})
+	set, err := handlers.Datatype(c, handlers.DatatypeOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -334,13 +340,23 @@ func TestDatatypeOfTheHosts(t *testing.T) {
 	cfg.Windows = []hpu.NamedWindow{{Name: "in", Window: memory}}
 	n := hputest.New(t, cfg)
 	data := stream(300, 1)
-	out := n.Trigger(hpu.Trigger{Window: hpu.Memory(data), Length: 300, Slice: 64})
+	out := n.Trigger(hpu.Trigger{Window: hpu.Memory(data), Length: 300})
 	if len(out.Messages) != 1 || out.Messages[0].Cause != hpu.Complete {
 		t.Fatalf("%+v", out.Messages)
 	}
 	want := make([]byte, 700)
-	if _, err := c.Unpack(want, 0, 0, data); err != nil || !bytes.Equal(memory, want) {
+	copies, err := c.Unpack(want, 0, 0, data)
+	if err != nil || !bytes.Equal(memory, want) {
 		t.Errorf("memory differs first at %d: %v", differs(memory, want), err)
+	}
+	if counted := n.Stats().User[handlers.DatatypeCopies]; counted.Sum != uint64(copies) || counted.Count != 1 {
+		t.Errorf("%d copies are counted as %+v", copies, counted)
+	}
+	for _, short := range []int64{0, 299} {
+		out := n.Trigger(hpu.Trigger{Window: hpu.Memory(data), Length: short, Slice: 64})
+		if len(out.Messages) != 1 || out.Messages[0].Cause != hpu.Failed {
+			t.Errorf("%d of 300 bytes: %+v", short, out.Messages)
+		}
 	}
 }
 
