@@ -61,12 +61,13 @@ that is there.`,
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error { return configure(cmd, *file) }
 
 	demo := &cobra.Command{Use: "demo", Short: "Demonstrations: what to look at first, and to imitate"}
-	demo.AddCommand(newPingpongCmd(), newFileCmd(), newInboxCmd())
+	demo.AddCommand(newPingpongCmd(), newFileCmd(), newDatatypesCmd(), newInboxCmd())
 	rules := newRulesCmd()
 	rules.AddCommand(newRulesLsCmd())
 	root.AddCommand(newRunCmd(), newCtxCmd(), demo, newLabCmd(), rules, newSendCmd(), newStatsCmd(), newTopCmd(), newLogCmd(), newCaptureCmd(), newMemCmd(), newDDTCmd(), newBenchCmd())
 	root.AddCommand(newHelperCmds()...)
 	root.AddCommand(newBenchHelperCmds()...)
+	root.AddCommand(newDatatypesHelperCmds()...)
 	root.AddCommand(newLabHelperCmds()...)
 	for _, group := range root.Commands() {
 		if group.HasSubCommands() && !group.Runnable() {

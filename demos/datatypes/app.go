@@ -87,7 +87,7 @@ func (o processOptions) pin() error {
 
 // An application has a window for each transfer, and posts receives in them.
 type application struct {
-	udp     *net.UDPConn // to the sender
+	udp     *net.UDPConn // to the sender; nil: none is known
 	rts     request
 	windows []*window
 	active  *window // whose context is armed
@@ -106,10 +106,12 @@ type window struct {
 func runApplication(t *terminal, peer netip.AddrPort) (err error) {
 	runtime.GOMAXPROCS(1) // so that it computes on one CPU
 	a := &application{rts: request{Run: rand.Uint64()}}
-	if a.udp, err = net.DialUDP("udp4", nil, net.UDPAddrFromAddrPort(peer)); err != nil {
-		return err
+	if peer.IsValid() {
+		if a.udp, err = net.DialUDP("udp4", nil, net.UDPAddrFromAddrPort(peer)); err != nil {
+			return err
+		}
+		defer a.udp.Close()
 	}
-	defer a.udp.Close()
 	defer func() {
 		for _, w := range a.windows {
 			err = errors.Join(err, w.app.Close())
@@ -164,7 +166,7 @@ func (a *application) open(ctx context.Context, t Transfer) error {
 		return fmt.Errorf("window of %d bytes: want %d", len(w.memory), l.window())
 	}
 	w.memory = w.memory[:l.window()]
-	w.clear(w.memory) // and touched, so that the first round is like the others
+	w.clear(w.memory, 0, w.window()) // and touched, so that the first round is like the others
 	return nil
 }
 
@@ -223,7 +225,7 @@ func (a *application) round(ctx context.Context, q *roundAsk) (*Overlapped, erro
 		a.prepare(g)
 	}
 	if q.Verify {
-		w.clear(w.memory)
+		w.clear(w.memory, 0, w.window())
 	}
 	a.rts.Parallel, a.rts.Elements = uint32(w.Parallel), uint32(w.Count)
 	a.rts.Run++
@@ -266,8 +268,10 @@ func (a *application) round(ctx context.Context, q *roundAsk) (*Overlapped, erro
 	}
 	o.Both = time.Since(begun)
 	o.NIC = time.Duration(left.last - zero)
-	if q.Verify {
-		return o, w.compare(w.memory, func(int) bool { return true })
+	for i := 0; q.Verify && i < w.Parallel; i++ {
+		if err := w.compare(w.memory, i); err != nil {
+			return nil, err
+		}
 	}
 	return o, nil
 }

@@ -138,42 +138,47 @@ func (l *layout) pack() ([]byte, error) {
 	return stream, err
 }
 
-// clear makes a window one that nobody has written.
-func (l *layout) clear(window []byte) {
-	for i := range window {
-		window[i] = hole(int64(i))
+// clear makes bytes from to to-1 of a window some that nobody has written.
+func (l *layout) clear(window []byte, from, to int64) {
+	for i := from; i < to; i++ {
+		window[i] = hole(i)
 	}
 }
 
-// compare looks at every byte of a window that was clear before the places that are
-// taken got a message. What must be there follows from the pieces of the type, each
-// byte of which comes from the same displacement of the sender's buffer: no matter what
+// around returns which bytes of the window are about a place: its own, and the gaps.
+func (l *layout) around(place int) (from, to int64) {
+	from = int64(place) * l.stride()
+	return from, from + l.stride() + gap
+}
+
+// compare looks at every byte of a place that was clear before a message came, and of
+// the gaps around it. What must be there follows from the pieces of the type, each byte
+// of which comes from the same displacement of the sender's buffer: no matter what
 // it was packed with, or by whom, and how often it was written.
-func (l *layout) compare(window []byte, taken func(place int) bool) error {
-	want := make([]byte, len(window))
-	l.clear(want)
-	for i := range l.Parallel {
-		if !taken(i) {
-			continue
-		}
-		at := l.origin(i)
-		l.data.Each(0, l.size, func(off, n int64) bool {
-			for k := range n {
-				if l.Strategy == Deposit {
-					want[at] = sent(off + k - l.first)
-					at++
-				} else {
-					want[at+off+k] = sent(off + k - l.first)
-				}
-			}
-			return true
-		})
-	}
-	wrong, where := 0, 0
+func (l *layout) compare(window []byte, place int) error {
+	from, to := l.around(place)
+	want := make([]byte, to-from)
 	for i := range want {
-		if window[i] != want[i] {
+		want[i] = hole(from + int64(i))
+	}
+	origin := l.origin(place) - from
+	next := origin
+	l.data.Each(0, l.size, func(off, n int64) bool {
+		at := origin + off
+		if l.Strategy == Deposit {
+			at = next
+			next += n
+		}
+		for k := range n {
+			want[at+k] = sent(off + k - l.first)
+		}
+		return true
+	})
+	wrong, where := 0, int64(0)
+	for i, b := range window[from:to] {
+		if b != want[i] {
 			if wrong == 0 {
-				where = i
+				where = int64(i)
 			}
 			wrong++
 		}
@@ -182,10 +187,9 @@ func (l *layout) compare(window []byte, taken func(place int) bool) error {
 		return nil
 	}
 	what := "of the type"
-	if want[where] == hole(int64(where)) {
+	if want[where] == hole(from+where) {
 		what = "of a hole"
 	}
-	place := max(min((int64(where)-gap)/l.stride(), int64(l.Parallel-1)), 0)
-	return fmt.Errorf("%w: %d of %d, the first at %d of place %d, %s: %#02x instead of %#02x",
-		ErrContents, wrong, len(window), int64(where)-l.origin(int(place)), place, what, window[where], want[where])
+	return fmt.Errorf("%w: %d of %d around place %d, the first at displacement %d, %s: %#02x instead of %#02x",
+		ErrContents, wrong, len(want), place, where-origin, what, window[from+where], want[where])
 }

@@ -175,11 +175,15 @@ func (l *link) tell(a ask) error {
 	return nil
 }
 
-// ask asks and returns the answer, or why there is none: because another process cannot
-// go on, perhaps.
+// ask asks and returns the answer, or why there is none: because another process, if
+// there is one, cannot go on, perhaps.
 func (l *link) ask(ctx context.Context, a ask, other *link) (answer, error) {
 	if err := l.tell(a); err != nil {
 		return answer{}, err
+	}
+	var gone <-chan struct{}
+	if other != nil {
+		gone = other.over
 	}
 	select {
 	case a := <-l.answers:
@@ -189,7 +193,7 @@ func (l *link) ask(ctx context.Context, a ask, other *link) (answer, error) {
 		return a, nil
 	case <-l.over:
 		return answer{}, l.err
-	case <-other.over:
+	case <-gone:
 		return answer{}, other.err
 	case <-ctx.Done():
 		return answer{}, ctx.Err()

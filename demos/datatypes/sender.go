@@ -15,8 +15,9 @@ import (
 
 // A sender sends a transfer's messages to whoever asks for them.
 type sender struct {
-	udp    *net.UDPConn // requests
-	failed func(error)  // told what went wrong, in any goroutine
+	udp    *net.UDPConn                  // requests
+	failed func(error)                   // told what went wrong, in any goroutine
+	asked  func(request, netip.AddrPort) // told what was asked for. Optional
 
 	mu        sync.Mutex
 	transfers []*packed
@@ -69,7 +70,7 @@ func runSender(t *terminal, local netip.AddrPort) (err error) {
 	if err != nil {
 		return err
 	}
-	go s.serve()
+	go s.serve(context.Background())
 	defer func() { err = errors.Join(err, s.close()) }()
 	if _, err := fmt.Println("ready"); err != nil {
 		return err
@@ -107,12 +108,12 @@ func (s *sender) add(t Transfer) error {
 	return nil
 }
 
-// serve takes requests until the socket is closed.
-func (s *sender) serve() {
+// serve takes requests until the socket is closed, or reading from it is over with ctx.
+func (s *sender) serve(ctx context.Context) {
 	b := make([]byte, 64)
 	for {
 		n, from, err := s.udp.ReadFromUDPAddrPort(b)
-		if errors.Is(err, net.ErrClosed) {
+		if errors.Is(err, net.ErrClosed) || ctx.Err() != nil {
 			return
 		}
 		if err != nil {
@@ -157,6 +158,9 @@ func (s *sender) request(b []byte, from netip.AddrPort) error {
 	}
 	if err := s.connect(from); err != nil {
 		return err
+	}
+	if s.asked != nil {
+		s.asked(r, from)
 	}
 	s.mu.Lock()
 	s.open += int(r.Parallel)

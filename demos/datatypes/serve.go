@@ -2,9 +2,199 @@
 
 package datatypes
 
-import "context"
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"time"
 
-type serveAsk struct{}
-type Message struct{}
+	"github.com/xspin/xspin/hostq"
+	"github.com/xspin/xspin/netns"
+)
 
-func (a *application) serve(ctx context.Context, q *serveAsk, t *terminal) error { return nil }
+// ServeConfig says how to receive from whoever sends.
+type ServeConfig struct {
+	Setup
+	Transfer                // with Parallel places, in which messages come as they are sent
+	Sender   netip.AddrPort // that is asked for messages at the beginning. Optional
+	Verify   bool           // compare messages, which must have FPsPIN's pattern
+	Dir      string         // what messages have made of the memory goes into files there. Optional
+}
+
+// A Message is one that was received.
+type Message struct {
+	Source   netip.AddrPort `json:"source"`
+	Number   uint32         `json:"number"`
+	Bytes    uint64         `json:"bytes"` // of its stream
+	Err      string         `json:"err,omitempty"`
+	Verified bool           `json:"verified,omitempty"`
+	File     string         `json:"file,omitempty"`
+}
+
+// Serve receives until ctx ends. ready is called when it does, told with each message.
+func Serve(ctx context.Context, lab *netns.Lab, c ServeConfig, ready func(), told func(Message)) (err error) {
+	if c.Dir != "" {
+		if c.Dir, err = filepath.Abs(c.Dir); err != nil { // another user may not reach what is our working directory
+			return err
+		}
+	}
+	s, err := open(ctx, lab, c.Setup, false, c.Sender, c.Transfer)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	if err := s.app.tell(ask{Serve: &serveAsk{Verify: c.Verify, Dir: c.Dir, Ask: c.Sender.IsValid()}}); err != nil {
+		return s.because(err)
+	}
+	for first := true; ; first = false {
+		select {
+		case a := <-s.app.answers:
+			switch {
+			case a.err() != nil:
+				return a.err()
+			case first:
+				ready()
+			default:
+				told(*a.Message)
+			}
+		case <-s.app.over:
+			return s.because(s.app.err)
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// A serveAsk has the application receive, in the places of its only transfer. It answers
+// once when it does, and then with each message.
+type serveAsk struct {
+	Verify bool   `json:"verify"`
+	Dir    string `json:"dir"`
+	Ask    bool   `json:"ask"` // the sender
+}
+
+func (a *application) serve(ctx context.Context, q *serveAsk, t *terminal) error {
+	w := a.windows[0]
+	if err := a.arm(ctx, w); err != nil {
+		return err
+	}
+	for i := range w.Parallel {
+		if err := a.offer(ctx, w, q, i); err != nil {
+			return err
+		}
+	}
+	t.say(answer{})
+	a.rts.Parallel, a.rts.Elements = uint32(w.Parallel), uint32(w.Count)
+	asking := q.Ask
+	for {
+		soon, cancel := ctx, context.CancelFunc(func() {})
+		if asking {
+			if err := a.request(); err != nil {
+				return err
+			}
+			soon, cancel = context.WithTimeout(ctx, again)
+		}
+		err := w.app.Wait(soon)
+		cancel()
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case errors.Is(err, context.DeadlineExceeded):
+			continue
+		case err != nil:
+			return err
+		}
+		asking = false
+		var e hostq.Event
+		for w.app.Event(&e) {
+			if e.Kind != hostq.MessageEnded && e.Kind != hostq.MessageFailed {
+				if _, err := w.judge(&e); err != nil {
+					return err
+				}
+				continue
+			}
+			if e.User >= uint64(w.Parallel) {
+				return fmt.Errorf("event of a message in place %d: there are %d", e.User, w.Parallel)
+			}
+			m, err := w.take(&e, q)
+			if err != nil {
+				return err
+			}
+			t.say(answer{Message: &m})
+			if err := a.offer(ctx, w, q, int(e.User)); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// offer posts a place that nobody has written.
+func (a *application) offer(ctx context.Context, w *window, q *serveAsk, place int) error {
+	if from, to := w.around(place); q.Verify {
+		w.clear(w.memory, from, to)
+	} else {
+		clear(w.memory[from:to])
+	}
+	return w.app.Post(ctx, w.receive(place))
+}
+
+// take makes of a message what is wanted.
+func (w *window) take(e *hostq.Event, q *serveAsk) (Message, error) {
+	m := Message{Source: e.Source, Number: e.Number, Bytes: e.Length}
+	if _, err := w.judge(e); err != nil {
+		m.Err = err.Error()
+		return m, nil
+	}
+	place := int(e.User)
+	if q.Verify {
+		if err := w.compare(w.memory, place); err != nil {
+			m.Err = err.Error()
+		} else {
+			m.Verified = true
+		}
+	}
+	if q.Dir == "" {
+		return m, nil
+	}
+	m.File = filepath.Join(q.Dir, fmt.Sprintf("%v-%d-%d", e.Source.Addr(), e.Source.Port(), e.Number))
+	at := w.origin(place)
+	err := os.WriteFile(m.File, w.memory[at+w.lo:at+w.hi], 0o644)
+	if errors.Is(err, fs.ErrPermission) {
+		err = fmt.Errorf("%w: the application is user %d: choose a directory where that one may write", err, os.Getuid())
+	}
+	return m, err
+}
+
+// A Request is what a sender is asked for.
+type Request struct {
+	From     netip.AddrPort
+	Messages int
+	Elements int64
+	Err      error // why it is not, or was not, answered
+}
+
+// Send is a sender for whoever asks, until ctx ends: what the demo has at the other end.
+// It needs no privileges. ready is called when it listens, told with each request, and
+// with messages that do not arrive.
+func Send(ctx context.Context, local netip.AddrPort, t Transfer, ready func(), told func(Request)) error {
+	t.Parallel, t.Strategy = max(t.Parallel, 1), "direct"
+	s, err := listen(local, func(err error) { told(Request{Err: err}) })
+	if err != nil {
+		return err
+	}
+	s.asked = func(r request, from netip.AddrPort) {
+		told(Request{From: from, Messages: int(r.Parallel), Elements: int64(r.Elements)})
+	}
+	if err := s.add(t); err != nil {
+		return errors.Join(err, s.close())
+	}
+	stop := context.AfterFunc(ctx, func() { s.udp.SetReadDeadline(time.Unix(1, 0)) })
+	defer stop()
+	ready()
+	s.serve(ctx)
+	return s.close()
+}

@@ -77,6 +77,11 @@ func contextName(i int) string { return "datatypes-" + strconv.Itoa(i) }
 
 // Open starts a session on a lab, with nobody else on the lab's ends.
 func Open(ctx context.Context, lab *netns.Lab, setup Setup, transfers ...Transfer) (_ *Session, err error) {
+	return open(ctx, lab, setup, true, netip.AddrPortFrom(lab.Host.Addr.Addr(), RequestPort), transfers...)
+}
+
+// open is Open with a sender or without. The peer, if there is one, is asked for messages.
+func open(ctx context.Context, lab *netns.Lab, setup Setup, sender bool, peer netip.AddrPort, transfers ...Transfer) (_ *Session, err error) {
 	s := &Session{}
 	for _, t := range transfers {
 		l, err := newLayout(t)
@@ -87,23 +92,27 @@ func Open(ctx context.Context, lab *netns.Lab, setup Setup, transfers ...Transfe
 	}
 	defer func() {
 		if err != nil {
-			err = s.fail(err)
+			err = errors.Join(err, s.Close())
 		}
 	}()
 	if s.board, err = newSwitchboard(); err != nil {
 		return nil, err
 	}
-	if err := s.startSender(ctx, lab, setup); err != nil {
-		return nil, err
+	if sender {
+		if err := s.startSender(ctx, lab, setup); err != nil {
+			return nil, err
+		}
 	}
-	peer := netip.AddrPortFrom(lab.Host.Addr.Addr(), RequestPort)
 	if err := s.startApplication(ctx, lab, setup, peer); err != nil {
 		return nil, err
 	}
 	for _, t := range s.transfers {
-		for _, l := range []*link{s.sender, s.app} {
-			if _, err := l.ask(ctx, ask{Open: &t.Transfer}, l); err != nil {
-				return nil, err
+		if _, err := s.app.ask(ctx, ask{Open: &t.Transfer}, s.sender); err != nil {
+			return nil, s.because(err)
+		}
+		if sender {
+			if _, err := s.sender.ask(ctx, ask{Open: &t.Transfer}, s.app); err != nil {
+				return nil, s.because(err)
 			}
 		}
 	}
@@ -337,6 +346,9 @@ func (s *Session) because(err error) error {
 		link *link
 		stop func() error
 	}{{s.app, s.stopApplication}, {s.sender, s.stopSender}} {
+		if p.link == nil {
+			continue
+		}
 		select {
 		case <-p.link.over:
 			if why := p.stop(); why != nil {
@@ -363,9 +375,6 @@ func (s *Session) stopSender() (err error) {
 	}
 	return err
 }
-
-// fail closes what there is.
-func (s *Session) fail(err error) error { return errors.Join(err, s.Close()) }
 
 // Close ends all of it, and leaves the interface as it was.
 func (s *Session) Close() (err error) {

@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net/netip"
+	"os/signal"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
+
+	"github.com/xspin/xspin/ddt"
+	"github.com/xspin/xspin/demos/datatypes"
+	"github.com/xspin/xspin/demos/file"
+	"github.com/xspin/xspin/netns"
+	"github.com/xspin/xspin/slmp"
+)
+
+// newDatatypesCmd returns `xspin demo datatypes`.
+func newDatatypesCmd() *cobra.Command {
+	var f datatypesFlags
+	cmd := &cobra.Command{
+		Use:   "datatypes",
+		Short: "Messages scattered to where MPI datatypes say, while the application computes",
+		Long: `Send messages of MPI datatypes through the lab, which is brought up for it unless
+it is there. The sender, a process at the host's end, has packed them. Handlers on
+the NIC put every block of every packet where it belongs in the window of an
+application, which is unprivileged and a process of its own: there is no receive
+buffer, and nobody unpacks. The application asks for the messages (ready-to-send,
+as in FPsPIN: two numbers to UDP port 9331) and is told when each is there.
+
+` + datatypeHelp + `
+--type may be given again; of each --parallel messages of --count elements are sent
+at once, --runs times. --strategy deposit puts the same bytes in a row: what the
+datatype costs is the difference.
+
+With --verify every byte of the window is compared, holes included. The sender's
+buffer has a pattern, so it is known what must be where, also where a type overlaps
+itself. With --overlap the application multiplies matrices (gonum, one thread)
+meanwhile, of a size at which the messages are just there in time, and looks for
+them between two products: how much of the communication that hides, and what it
+costs the one and the other. MPICH does the same (MPI_Irecv, a test between two
+products) over TCP without XDP, if it is installed; it needs a C compiler too, and
+Go for the same products.
+
+With --serve nothing is measured: messages are received until interrupted, from
+whoever sends some as long as the type, and each is told in a line. --dir keeps what
+became of the memory. In another terminal:
+  xspin ddt pack ... | sudo xspin lab exec host -- xspin send --to 10.0.0.1 -
+Or with --sender it asks there for messages, of FPsPIN's sender or of this one,
+which needs no privileges:
+  sudo xspin lab exec host -- xspin demo datatypes --send --type Simple`,
+		Example: `  sudo xspin demo datatypes
+  sudo xspin demo datatypes --type Simple --type Complex --overlap --verify --pin
+  sudo xspin demo datatypes --type 'vec(1024 16 32)[double]' --strategy rw-cp --interval 4096 --json
+  sudo xspin demo datatypes --serve --type Complex --sender 10.0.0.2 --verify`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			// Nothing is set up before all flags are right.
+			cfg, err := f.config(cmd.Flags().Changed)
+			if err == nil {
+				if f.pin && cfg.AppCPU < 0 {
+					fmt.Fprintln(cmd.ErrOrStderr(), "warning: --pin: this process may use one CPU only, so all share it")
+				}
+				err = runDatatypes(cmd, f, cfg)
+			}
+			if err != nil {
+				return fmt.Errorf("demo datatypes: %w", err)
+			}
+			return nil
+		},
+	}
+	f.bind(cmd.Flags())
+	return cmd
+}
+
+// datatypesFlags are the flags as typed.
+type datatypesFlags struct {
+	demoFlags
+	types                   []string
+	count, interval         int64
+	parallel, runs, appCPU  int
+	strategy, dir, asked    string
+	overlap, verify, sender bool
+}
+
+func (f *datatypesFlags) bind(fl *pflag.FlagSet) {
+	fl.StringArrayVar(&f.types, "type", []string{"Simple", "Complex"}, "TYPE as above; may be given several times")
+	fl.Int64Var(&f.count, "count", 20, "elements of the type in a message, 0 for what TYPE says")
+	fl.IntVar(&f.parallel, "parallel", 16, fmt.Sprintf("messages at a time, 1 to %d, each in a place of its own", datatypes.MaxParallel))
+	fl.IntVar(&f.runs, "runs", 11, "rounds measured of each type, and with --overlap, up to 20, of each way")
+	fl.StringVar(&f.strategy, "strategy", ddt.Direct, "how handlers find places: "+strings.Join(ddt.Strategies(), ", ")+"; or deposit, which has no type")
+	fl.Int64Var(&f.interval, "interval", 0, "bytes between the checkpoints of ro-cp and rw-cp, 0 for what the model says")
+	fl.BoolVar(&f.verify, "verify", false, "compare every byte of the window, before and after the runs; with --serve of each message")
+	fl.BoolVar(&f.overlap, "overlap", false, "also with matrices multiplied meanwhile, next to MPICH")
+	fl.IntVar(&f.appCPU, "app-cpu", -1, "the CPU for the application, -1 for any; MPICH's receiver's too")
+	f.demoFlags.bind(fl, "sender")
+	fl.StringVar(&f.asked, "sender", "", fmt.Sprintf("with --serve: who is asked for messages at the beginning, address or address:port (default port %d)", datatypes.RequestPort))
+	fl.StringVar(&f.dir, "dir", "", "with --serve: keep what each message has made of its place in a file here")
+	fl.BoolVar(&f.sender, "send", false, fmt.Sprintf("be a sender instead, of the one type, for whoever asks on UDP port %d", datatypes.RequestPort))
+	fl.Lookup("sender-cpu").Usage += "; MPICH's sender's too"
+	fl.Lookup("pin").Usage = "sender and NIC on the first CPU that this process may use, the application on the second"
+}
+
+// config judges the flags. changed tells which of them the user chose.
+func (f datatypesFlags) config(changed func(string) bool) (c datatypes.Config, err error) {
+	c.Setup = datatypes.Setup{HPUs: f.hpus, Wait: f.wait, AppCPU: f.appCPU}
+	if c.SenderCPU, c.NICCPUs, err = f.cpus(); err != nil {
+		return c, err
+	}
+	strategies := append(ddt.Strategies(), datatypes.Deposit)
+	one := f.serve || f.sender
+	types := f.types
+	if one && !changed("type") {
+		types = types[:1]
+	}
+	switch {
+	case f.appCPU < -1 || f.appCPU > maxCPU:
+		return c, flagError("app-cpu", f.appCPU, fmt.Sprintf("want a CPU number from 0 to %d, or -1 for any", maxCPU))
+	case f.appCPU >= 0 && !cpuAllowed(f.appCPU):
+		return c, cpuError("app-cpu", f.appCPU)
+	case f.pin && f.appCPU >= 0:
+		return c, flagError("pin", f.pin, "not with --app-cpu: it chooses that too")
+	case len(types) == 0 || slices.Contains(types, ""):
+		return c, flagError("type", "", "want a name, a type as text, or a file")
+	case one && len(types) > 1:
+		return c, flagError("type", strings.Join(types, " --type "), "one only with --serve and --send")
+	case f.count < 0 || f.count > math.MaxUint32:
+		return c, flagError("count", f.count, fmt.Sprintf("want 1 to %d, or 0 for what --type says", uint32(math.MaxUint32)))
+	case f.parallel < 1 || f.parallel > datatypes.MaxParallel:
+		return c, flagError("parallel", f.parallel, fmt.Sprintf("want 1 to %d", datatypes.MaxParallel))
+	case f.runs < 1 || f.runs > datatypes.MaxRuns:
+		return c, flagError("runs", f.runs, fmt.Sprintf("want 1 to %d", datatypes.MaxRuns))
+	case !slices.Contains(strategies, f.strategy):
+		return c, flagError("strategy", f.strategy, "want one of "+strings.Join(strategies, ", "))
+	case f.interval < 0 || f.interval > slmp.MaxMessage:
+		return c, flagError("interval", f.interval, fmt.Sprintf("want 1 to %d bytes, or 0 for what the model says", int64(slmp.MaxMessage)))
+	case f.interval > 0 && f.strategy != ddt.ROCP && f.strategy != ddt.RWCP:
+		return c, flagError("interval", f.interval, "is about --strategy ro-cp and rw-cp")
+	case f.serve && f.sender:
+		return c, flagError("send", f.sender, "not with --serve: one receives, the other sends")
+	case f.overlap && one:
+		return c, flagError("overlap", f.overlap, "not with --serve and --send, which measure nothing")
+	case f.json && f.sender:
+		return c, flagError("json", f.json, "not with --send, which measures nothing")
+	case (f.asked != "" || f.dir != "") && !f.serve:
+		return c, errors.New("--sender and --dir are about --serve")
+	}
+	if f.pin && len(c.NICCPUs) > 0 {
+		// The sender and the NIC wait for each other, and leave the other CPU to
+		// whoever computes.
+		c.AppCPU, c.NICCPUs = c.NICCPUs[0], []int{c.SenderCPU}
+	}
+	for _, text := range types {
+		t, n, err := datatypeArg(text, f.count)
+		if err != nil {
+			return c, fmt.Errorf("--type %s: %w", text, err)
+		}
+		name := text
+		if _, _, err := ddt.Resolve(text); err != nil { // a file
+			text = t.String()
+		}
+		c.Transfers = append(c.Transfers, datatypes.Transfer{
+			Name: name, Type: text, Count: n, Parallel: f.parallel, Strategy: f.strategy, Interval: f.interval,
+		})
+	}
+	c.Runs, c.Verify, c.Overlap = f.runs, f.verify, f.overlap
+	return c, nil
+}
+
+// requestAddress is where a sender is asked.
+func requestAddress(s string) (netip.AddrPort, error) {
+	if s == "" {
+		return netip.AddrPort{}, nil
+	}
+	if a, err := netip.ParseAddr(s); err == nil && a.Is4() {
+		return netip.AddrPortFrom(a, datatypes.RequestPort), nil
+	}
+	if a, err := netip.ParseAddrPort(s); err == nil && a.Addr().Is4() && a.Port() > 0 {
+		return a, nil
+	}
+	return netip.AddrPort{}, flagError("sender", s, "want an IPv4 address such as 10.0.0.2, or with a port 10.0.0.2:9331")
+}
+
+func runDatatypes(cmd *cobra.Command, f datatypesFlags, cfg datatypes.Config) (err error) {
+	asked, err := requestAddress(f.asked)
+	if err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(cmd.Context(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
+	defer stop()
+	out := cmd.OutOrStdout()
+	if f.sender {
+		return datatypes.Send(ctx, netip.AddrPortFrom(netip.IPv4Unspecified(), datatypes.RequestPort), cfg.Transfers[0], func() {
+			fmt.Fprintf(out, "sending messages of %s to whoever asks on UDP port %d, until interrupted\n", cfg.Transfers[0].Name, datatypes.RequestPort)
+		}, func(r datatypes.Request) { writeRequest(out, r) })
+	}
+	lab, down, err := borrowLab(netns.LabConfig{Warn: warnTo(cmd.ErrOrStderr())})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, down()) }()
+	if f.serve {
+		c := datatypes.ServeConfig{Setup: cfg.Setup, Transfer: cfg.Transfers[0], Sender: asked, Verify: cfg.Verify, Dir: f.dir}
+		return datatypes.Serve(ctx, lab, c, func() {
+			addr := lab.NIC.Addr.Addr()
+			fmt.Fprintf(out, "XsPIN receives messages of %s on %s (%s in namespace %s) until interrupted", c.Name, addr, lab.NIC.Device, lab.NIC.Namespace)
+			if asked.IsValid() {
+				fmt.Fprintf(out, ", and asks %v for them\n", asked)
+				return
+			}
+			fmt.Fprintf(out, ". In another terminal:\n  sudo xspin lab exec host -- xspin send --to %s FILE\n", addr)
+		}, func(m datatypes.Message) { writeMessage(out, m) })
+	}
+	report, err := datatypes.Run(ctx, lab, cfg, func(msg string) { fmt.Fprintln(cmd.ErrOrStderr(), msg) })
+	if report != nil && len(report.Results) > 0 {
+		write := report.WriteText
+		if f.json {
+			write = report.WriteJSON
+		}
+		err = errors.Join(err, write(out))
+	}
+	return err
+}
+
+// writeMessage tells of a message in a line.
+func writeMessage(w io.Writer, m datatypes.Message) {
+	if m.Err != "" {
+		fmt.Fprintf(w, "refused: from %s: %s\n", m.Source, m.Err)
+		return
+	}
+	fmt.Fprintf(w, "message %d from %s: %s", m.Number, m.Source, file.Bytes(m.Bytes))
+	if m.Verified {
+		fmt.Fprint(w, ", all bytes where they must be")
+	}
+	if m.File != "" {
+		fmt.Fprintf(w, ", %s", m.File)
+	}
+	fmt.Fprintln(w)
+}
+
+func writeRequest(w io.Writer, r datatypes.Request) {
+	if r.Err != nil {
+		fmt.Fprintf(w, "failed: %v\n", r.Err)
+		return
+	}
+	fmt.Fprintf(w, "%v asks for %s of %s\n", r.From, count(r.Messages, "message"), count(int(r.Elements), "element"))
+}
+
+// newDatatypesHelperCmds returns the hidden commands for the processes of the demo.
+func newDatatypesHelperCmds() []*cobra.Command {
+	var cmds []*cobra.Command
+	for _, name := range []string{datatypes.AppCommand, datatypes.SenderCommand} {
+		cmds = append(cmds, &cobra.Command{
+			Use:                name,
+			Hidden:             true,
+			DisableFlagParsing: true,
+			RunE: func(_ *cobra.Command, args []string) error {
+				_, err := datatypes.Main(append([]string{name}, args...))
+				return err
+			},
+		})
+	}
+	return cmds
+}
