@@ -5,6 +5,8 @@ package ddt_test
 import (
 	"fmt"
 	"math"
+	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -528,5 +530,43 @@ func TestAppPlaces(t *testing.T) {
 			}
 			return true
 		})
+	}
+}
+
+// docs/datatypes.md has these lines, and examples of types that are types.
+func TestDocs(t *testing.T) {
+	b, err := os.ReadFile("../docs/datatypes.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	doc := string(b)
+	for _, a := range ddt.Apps() {
+		c := commitApp(t, a.Name)
+		_, hi := c.Bounds()
+		what, _, _ := strings.Cut(a.Help, ": ")
+		shape := fmt.Sprintf("| %s | %s | %d | %d | %.1f | %d |\n", a.Name, what, c.Size(), c.Blocks(), perPacket(c), hi)
+		var params []string
+		for _, p := range a.Params {
+			params = append(params, fmt.Sprintf("%s=%d", p.Name, p.Default))
+		}
+		list := "none"
+		if len(params) > 0 {
+			list = "`" + strings.Join(params, " ") + "`"
+		}
+		origin := fmt.Sprintf("| %s | %s | %s |\n", a.Name, a.Origin, list)
+		for _, line := range []string{shape, origin} {
+			if !strings.Contains(doc, line) {
+				t.Errorf("no line %s", line)
+			}
+		}
+	}
+	examples := regexp.MustCompile("(?m)^\\| `[^`]*` \\| `([^`]*)` \\|").FindAllStringSubmatch(doc, -1)
+	if len(examples) < 17 {
+		t.Errorf("%d examples of types", len(examples))
+	}
+	for _, e := range examples {
+		if _, err := ddt.Parse(e[1]); err != nil {
+			t.Errorf("%s: %v", e[1], err)
+		}
 	}
 }
