@@ -12,30 +12,84 @@ import (
 
 // Encode writes a type for mpi_type_read of src/mpi_type.h, which has the format: a line
 // for each type in it, however often it is used.
+//
+// MPICH gives some types other bounds than MPI does. A MPI_Type_create_resized more puts
+// those right. See bounds.
 func Encode(t *ddt.Type) []byte {
-	e := encoder{lines: map[*ddt.Type]int64{}}
+	e := encoder{seen: map[*ddt.Type]seen{}}
 	e.add(t)
-	return append(append(strconv.AppendInt(nil, int64(len(e.lines)), 10), '\n'), e.text...)
+	return append(append(strconv.AppendInt(nil, e.lines, 10), '\n'), e.text...)
 }
 
 type encoder struct {
 	text  []byte
-	lines map[*ddt.Type]int64 // their numbers
+	lines int64
+	seen  map[*ddt.Type]seen
+}
+
+type seen struct {
+	line  int64
+	bound bool // its bounds were set, by itself or by what it is made of
+}
+
+// bounds reports whether MPICH (4.0) must be told the bounds of a type.
+//
+// Bounds that were set, and be it on one entry, are all that makes a struct's bounds (MPI
+// 3.1, section 4.1.6). To MPICH they are like the others, and it pads.
+//
+// What has no entries has no effect on bounds (section 4.1.2), unless some were set. MPICH
+// has structs reach to where such an entry is, blocks of no elements to where they would
+// begin, and forgets bounds of what is empty.
+//
+// Padding is up to the library. MPICH has none for structs of one type, or of several that
+// are one to it; they look the same then.
+func (e *encoder) bounds(t *ddt.Type, c ddt.Contents) bool {
+	if c.Combiner != ddt.CombinerStruct {
+		return t.Size() == 0 && !setsBounds(c)
+	}
+	alike := true
+	for _, old := range c.Types {
+		if e.seen[old].bound || old.Size() == 0 {
+			return true
+		}
+		first := c.Types[0]
+		alike = alike && old.Size() == first.Size() && old.LB() == first.LB() && old.UB() == first.UB()
+	}
+	return alike
+}
+
+func setsBounds(c ddt.Contents) bool {
+	switch c.Combiner {
+	case ddt.CombinerResized, ddt.CombinerSubarray, ddt.CombinerSubarrayF, ddt.CombinerDarray, ddt.CombinerDarrayF:
+		return true
+	}
+	return false
 }
 
 // add writes a type's line, if it has none, after those of what it is made of.
 func (e *encoder) add(t *ddt.Type) {
-	if _, ok := e.lines[t]; ok {
+	if _, ok := e.seen[t]; ok {
 		return
 	}
 	c := t.Contents()
+	bound := setsBounds(c)
 	for _, old := range c.Types {
 		e.add(old)
+		bound = bound || e.seen[old].bound
 	}
-	e.lines[t] = int64(len(e.lines))
+	e.line(c)
+	if e.bounds(t, c) {
+		e.text = append(e.text, ddt.CombinerResized...)
+		e.numbers(t.LB(), t.Extent(), e.lines-1)
+		e.end()
+	}
+	e.seen[t] = seen{e.lines - 1, bound}
+}
 
+func (e *encoder) line(c ddt.Contents) {
+	defer e.end()
 	if c.Combiner == ddt.CombinerNamed {
-		e.text = append(append(append(e.text, "named "...), c.Name...), '\n')
+		e.text = append(append(e.text, "named "...), c.Name...)
 		return
 	}
 	e.text = append(e.text, c.Combiner...)
@@ -55,7 +109,7 @@ func (e *encoder) add(t *ddt.Type) {
 	case ddt.CombinerStruct:
 		e.numbers(int64(len(c.Displs)))
 		for i, d := range c.Displs {
-			e.numbers(d, c.Blocklens[i], e.lines[c.Types[i]])
+			e.numbers(d, c.Blocklens[i], e.seen[c.Types[i]].line)
 		}
 	case ddt.CombinerSubarray, ddt.CombinerSubarrayF:
 		e.numbers(int64(len(c.Sizes)))
@@ -71,9 +125,13 @@ func (e *encoder) add(t *ddt.Type) {
 		e.numbers(c.LB, c.Extent)
 	}
 	if c.Combiner != ddt.CombinerStruct {
-		e.numbers(e.lines[c.Types[0]])
+		e.numbers(e.seen[c.Types[0]].line)
 	}
+}
+
+func (e *encoder) end() {
 	e.text = append(e.text, '\n')
+	e.lines++
 }
 
 func (e *encoder) numbers(ns ...int64) {
