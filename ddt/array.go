@@ -169,7 +169,6 @@ func cyclic(gsize, block, processes, coord, stride int64, t *Type) (part *Type, 
 		return part, 0, err
 	}
 	start = coord * block
-	block = min(block, gsize)
 	left := gsize - start // from the first one on, those of others included
 	// A round is a block of each process. It may be longer than the array, and beyond
 	// 64 bits, if there is no second one.
