@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/xspin/xspin/control"
+	"github.com/xspin/xspin/ddt"
+	"github.com/xspin/xspin/ddt/ddttest"
+	"github.com/xspin/xspin/hostq"
+	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/slmp"
+)
+
+// An application posts a receive for each message, and finds it scattered; of those that
+// do not fit it learns why.
+func TestDatatypesGoWhereTheApplicationSays(t *testing.T) {
+	const text = "hidx(-100,3 500,700 20,40)[short]"
+	f := launch(t, `
+contexts:
+- name: halo
+  handler: datatype
+  params: {type: '`+text+`', count: 3, strategy: rw-cp, interval: 1000, packet: 500}
+  messages: 20
+  windows: [{name: in, size: 64KiB}]
+`)
+	before, err := f.info("halo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	typ, err := ddt.Parse(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	places := ddttest.Places(typ, 3)
+	lo, hi := slices.Min(places), slices.Max(places)+1
+	if before.Policy != "blocked-rr" || before.Sequence != 1000 || before.VHPUs != len(places)/1000+1 || before.State != installed {
+		t.Errorf("%s, policy %s, sequences of %d bytes, %d virtual HPUs", before.State, before.Policy, before.Sequence, before.VHPUs)
+	}
+	var sum int64
+	for _, n := range before.Reserved {
+		sum += n
+	}
+	if used := f.inUse(); before.Reserved["checkpoints"] == 0 || before.Reserved["segments"] == 0 || used < sum+64<<10 {
+		t.Errorf("reserved %v, and %d bytes are in use", before.Reserved, used)
+	}
+
+	a := f.admitted(t, "halo", root, false)
+	p := open(t, a)
+	conn := f.dial(t)
+	window := p.windows["in"].Bytes()
+	want := bytes.Repeat([]byte{0xa5}, len(window))
+	copy(window, want)
+	good := len(places)
+	const begun = 40000 // where messages go that fail when some of them is there
+	for i, c := range []struct {
+		place, size int64
+		bytes       int
+		err         string
+	}{
+		{place: -lo, bytes: good},
+		{place: 20000, bytes: good},
+		{place: begun, bytes: good - 1, err: fmt.Sprintf("a message of %d bytes, and the type has %d", good-1, good)},
+		{place: begun, bytes: good + 1, err: fmt.Sprintf("a message of %d bytes, and the type has %d", good+1, good)},
+		{place: -lo - 1, bytes: good, err: fmt.Sprintf("bytes %d to %d from %d of a window of 65536: out of bounds", lo, hi, -lo-1)},
+		{place: 300, size: 10000, bytes: good, err: fmt.Sprintf("bytes %d to %d of a place of 10000: out of bounds", lo, hi)},
+		{place: 64<<10 - hi, bytes: good},
+	} {
+		ans := a.do(&control.Ask{Do: "post", Receive: &control.Receive{Window: "in", Place: c.place, Size: c.size, Ignore: ^uint32(0), User: uint64(i)}})
+		if ans.Error != "" {
+			t.Fatal(ans.Error)
+		}
+		data := bytes.Repeat([]byte{byte(i + 1), byte(2*i + 1), 7}, c.bytes/3+1)[:c.bytes]
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		sent := make(chan error, 1)
+		go func() {
+			_, err := conn.SendBytes(ctx, data, slmp.Options{})
+			sent <- err
+		}()
+		e := p.event(t)
+		if c.err == "" {
+			if err := <-sent; err != nil || e.Kind != hostq.MessageEnded || hpu.Cause(e.Cause) != hpu.Complete || e.User != uint64(i) || e.Time == 0 {
+				t.Errorf("message %d: %v, event %+v", i, err, e)
+			}
+			for k, at := range places {
+				want[c.place+at] = data[k]
+			}
+		} else {
+			if e.Kind != hostq.MessageFailed || e.Text != c.err || e.User != uint64(i) {
+				t.Errorf("message %d: event %+v, want %q", i, e, c.err)
+			}
+		}
+		cancel()
+		copy(want[begun+lo:begun+hi], window[begun+lo:begun+hi])
+		if !bytes.Equal(window, want) {
+			t.Fatalf("message %d: something else was written", i)
+		}
+	}
+	a.release("done")
+	again, err := f.info("halo")
+	if err != nil || fmt.Sprint(again.Reserved) != fmt.Sprint(before.Reserved) {
+		t.Errorf("begun anew, reserved %v, before %v: %v", again.Reserved, before.Reserved, err)
+	}
+	must(t, f.remove("halo"))
+	eventually(t, "all memory is free", func() bool { return f.inUse() == 0 })
+}
+
+// dial connects to the SLMP port of the NIC.
+func (f *fixture) dial(t *testing.T) (conn *slmp.Conn) {
+	t.Helper()
+	must(t, f.lab.Host.NS.Do(func() (err error) {
+		conn, err = slmp.Dial(context.Background(), fmt.Sprintf("%v:%d", f.lab.NIC.Addr.Addr(), slmp.Port), slmp.Config{Payload: 400})
+		return err
+	}))
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}
