@@ -5,7 +5,6 @@ package ddt
 import (
 	"errors"
 	"fmt"
-	"sort"
 	"unsafe"
 )
 
@@ -148,8 +147,7 @@ func (w *walker) part(n *Node, at, lo, hi int64) {
 			w.inside(child, at+n.Displs[i], 0, hi-lo)
 		}
 	case List:
-		// The last that begins at lo or before; none is empty.
-		i := sort.Search(len(n.Displs), func(i int) bool { return n.Starts[i+1] > lo })
+		i := n.find(lo)
 		if start := n.Starts[i]; start != lo {
 			end := min(hi, n.Starts[i+1])
 			w.inList(n, i, at, lo-start, end-start)
@@ -185,6 +183,36 @@ func quotient(a, b int64) int64 {
 		return int64(uint32(a) / uint32(b))
 	}
 	return a / b
+}
+
+// find returns which part of a list byte pos of its stream is in. Parts are often about
+// as long as each other, so it begins to search where it would be then.
+func (n *Node) find(pos int64) int {
+	starts := n.Starts
+	// What is at low or before begins at pos or before, what is at high or behind
+	// begins behind it.
+	low, high := 0, len(starts)-1
+	i, step := int(float64(pos)/float64(n.Size)*float64(high)), 1
+	i = min(i, high-1)
+	if starts[i] <= pos {
+		for low = i; i+step < high && starts[i+step] <= pos; step *= 2 {
+			low = i + step
+		}
+		high = min(high, i+step)
+	} else {
+		for high = i; i-step > 0 && starts[i-step] > pos; step *= 2 {
+			high = i - step
+		}
+		low = max(0, i-step)
+	}
+	for high-low > 1 {
+		if middle := int(uint(low+high) / 2); starts[middle] <= pos {
+			low = middle
+		} else {
+			high = middle
+		}
+	}
+	return low
 }
 
 // inList goes through bytes of part i of a list.

@@ -8,12 +8,15 @@ import "unsafe"
 // only. All take offsets into memory and stream, at which there is room; memory and
 // stream do not overlap each other.
 //
-// Blocks of up to 128 bytes are copied by two loads and two stores that overlap in the
-// middle, of the widest type that is not longer than the block: the compiler makes
-// vector instructions of them, and no loop or call for each block. Longer ones are left
-// to the runtime's memmove.
+// Blocks are copied by loads and stores of the widest type that is not longer than the
+// block, the last of which overlaps those before: no call for each block. 16 bytes are
+// the widest that the compiler has a register for. Long blocks are left to the runtime's
+// memmove.
 
 type b16 = [16]byte
+
+// inRegisters is up to how many bytes memmove is not worth its call.
+const inRegisters = 256
 
 // scatterVector copies count blocks of size bytes from the stream to places stride bytes
 // apart.
@@ -37,10 +40,10 @@ func scatterVector(mem unsafe.Pointer, at, stride, count, size int64, stream uns
 		scatterVector2[uint64](mem, at, stride, count, size, stream, pos)
 	case size <= 32:
 		scatterVector2[b16](mem, at, stride, count, size, stream, pos)
-	case size <= 64:
-		scatterVector64(mem, at, stride, count, size, stream, pos)
-	case size <= 128:
-		scatterVector128(mem, at, stride, count, size, stream, pos)
+	case size <= 48:
+		scatterVector48(mem, at, stride, count, size, stream, pos)
+	case size <= inRegisters:
+		scatterVector16(mem, at, stride, count, size, stream, pos)
 	default:
 		for ; count > 0; count-- {
 			move(unsafe.Add(mem, at), unsafe.Add(stream, pos), size)
@@ -81,19 +84,26 @@ func scatterVector2[T any](mem unsafe.Pointer, at, stride, count, size int64, st
 	}
 }
 
-// scatterVector64 is for blocks of 33 to 64 bytes.
-func scatterVector64(mem unsafe.Pointer, at, stride, count, size int64, stream unsafe.Pointer, pos int64) {
+// scatterVector48 is for blocks of 33 to 48 bytes.
+func scatterVector48(mem unsafe.Pointer, at, stride, count, size int64, stream unsafe.Pointer, pos int64) {
+	tail := size - 16
 	for ; count > 0; count-- {
-		move64(unsafe.Add(mem, at), unsafe.Add(stream, pos), size)
+		*(*b16)(unsafe.Add(mem, at)) = *(*b16)(unsafe.Add(stream, pos))
+		*(*b16)(unsafe.Add(mem, at+16)) = *(*b16)(unsafe.Add(stream, pos+16))
+		*(*b16)(unsafe.Add(mem, at+tail)) = *(*b16)(unsafe.Add(stream, pos+tail))
 		at += stride
 		pos += size
 	}
 }
 
-// scatterVector128 is for blocks of 65 to 128 bytes.
-func scatterVector128(mem unsafe.Pointer, at, stride, count, size int64, stream unsafe.Pointer, pos int64) {
+// scatterVector16 is for blocks of more than 16 bytes, 16 at a time, the last of which may
+// overlap those before.
+func scatterVector16(mem unsafe.Pointer, at, stride, count, size int64, stream unsafe.Pointer, pos int64) {
 	for ; count > 0; count-- {
-		move128(unsafe.Add(mem, at), unsafe.Add(stream, pos), size)
+		for i := int64(0); i < size-16; i += 16 {
+			*(*b16)(unsafe.Add(mem, at+i)) = *(*b16)(unsafe.Add(stream, pos+i))
+		}
+		*(*b16)(unsafe.Add(mem, at+size-16)) = *(*b16)(unsafe.Add(stream, pos+size-16))
 		at += stride
 		pos += size
 	}
@@ -120,10 +130,8 @@ func gatherVector(stream unsafe.Pointer, pos int64, mem unsafe.Pointer, at, stri
 		gatherVector2[uint64](stream, pos, mem, at, stride, count, size)
 	case size <= 32:
 		gatherVector2[b16](stream, pos, mem, at, stride, count, size)
-	case size <= 64:
-		gatherVector64(stream, pos, mem, at, stride, count, size)
-	case size <= 128:
-		gatherVector128(stream, pos, mem, at, stride, count, size)
+	case size <= inRegisters:
+		gatherVector16(stream, pos, mem, at, stride, count, size)
 	default:
 		for ; count > 0; count-- {
 			move(unsafe.Add(stream, pos), unsafe.Add(mem, at), size)
@@ -162,17 +170,12 @@ func gatherVector2[T any](stream unsafe.Pointer, pos int64, mem unsafe.Pointer, 
 	}
 }
 
-func gatherVector64(stream unsafe.Pointer, pos int64, mem unsafe.Pointer, at, stride, count, size int64) {
+func gatherVector16(stream unsafe.Pointer, pos int64, mem unsafe.Pointer, at, stride, count, size int64) {
 	for ; count > 0; count-- {
-		move64(unsafe.Add(stream, pos), unsafe.Add(mem, at), size)
-		at += stride
-		pos += size
-	}
-}
-
-func gatherVector128(stream unsafe.Pointer, pos int64, mem unsafe.Pointer, at, stride, count, size int64) {
-	for ; count > 0; count-- {
-		move128(unsafe.Add(stream, pos), unsafe.Add(mem, at), size)
+		for i := int64(0); i < size-16; i += 16 {
+			*(*b16)(unsafe.Add(stream, pos+i)) = *(*b16)(unsafe.Add(mem, at+i))
+		}
+		*(*b16)(unsafe.Add(stream, pos+size-16)) = *(*b16)(unsafe.Add(mem, at+size-16))
 		at += stride
 		pos += size
 	}
@@ -198,10 +201,8 @@ func scatterIndex(mem unsafe.Pointer, at int64, displs []int64, size int64, stre
 		scatterIndex2[uint64](mem, at, displs, size, stream, pos)
 	case size <= 32:
 		scatterIndex2[b16](mem, at, displs, size, stream, pos)
-	case size <= 64:
-		scatterIndex64(mem, at, displs, size, stream, pos)
-	case size <= 128:
-		scatterIndex128(mem, at, displs, size, stream, pos)
+	case size <= inRegisters:
+		scatterIndex16(mem, at, displs, size, stream, pos)
 	default:
 		for _, d := range displs {
 			move(unsafe.Add(mem, at+d), unsafe.Add(stream, pos), size)
@@ -238,16 +239,9 @@ func scatterIndex2[T any](mem unsafe.Pointer, at int64, displs []int64, size int
 	}
 }
 
-func scatterIndex64(mem unsafe.Pointer, at int64, displs []int64, size int64, stream unsafe.Pointer, pos int64) {
+func scatterIndex16(mem unsafe.Pointer, at int64, displs []int64, size int64, stream unsafe.Pointer, pos int64) {
 	for _, d := range displs {
-		move64(unsafe.Add(mem, at+d), unsafe.Add(stream, pos), size)
-		pos += size
-	}
-}
-
-func scatterIndex128(mem unsafe.Pointer, at int64, displs []int64, size int64, stream unsafe.Pointer, pos int64) {
-	for _, d := range displs {
-		move128(unsafe.Add(mem, at+d), unsafe.Add(stream, pos), size)
+		move16(unsafe.Add(mem, at+d), unsafe.Add(stream, pos), size)
 		pos += size
 	}
 }
@@ -272,10 +266,8 @@ func gatherIndex(stream unsafe.Pointer, pos int64, mem unsafe.Pointer, at int64,
 		gatherIndex2[uint64](stream, pos, mem, at, displs, size)
 	case size <= 32:
 		gatherIndex2[b16](stream, pos, mem, at, displs, size)
-	case size <= 64:
-		gatherIndex64(stream, pos, mem, at, displs, size)
-	case size <= 128:
-		gatherIndex128(stream, pos, mem, at, displs, size)
+	case size <= inRegisters:
+		gatherIndex16(stream, pos, mem, at, displs, size)
 	default:
 		for _, d := range displs {
 			move(unsafe.Add(stream, pos), unsafe.Add(mem, at+d), size)
@@ -303,16 +295,9 @@ func gatherIndex2[T any](stream unsafe.Pointer, pos int64, mem unsafe.Pointer, a
 	}
 }
 
-func gatherIndex64(stream unsafe.Pointer, pos int64, mem unsafe.Pointer, at int64, displs []int64, size int64) {
+func gatherIndex16(stream unsafe.Pointer, pos int64, mem unsafe.Pointer, at int64, displs []int64, size int64) {
 	for _, d := range displs {
-		move64(unsafe.Add(stream, pos), unsafe.Add(mem, at+d), size)
-		pos += size
-	}
-}
-
-func gatherIndex128(stream unsafe.Pointer, pos int64, mem unsafe.Pointer, at int64, displs []int64, size int64) {
-	for _, d := range displs {
-		move128(unsafe.Add(stream, pos), unsafe.Add(mem, at+d), size)
+		move16(unsafe.Add(stream, pos), unsafe.Add(mem, at+d), size)
 		pos += size
 	}
 }
@@ -339,12 +324,10 @@ func gatherList(stream unsafe.Pointer, pos int64, mem unsafe.Pointer, at int64, 
 // move copies n bytes, at least 1, that do not overlap.
 func move(dst, src unsafe.Pointer, n int64) {
 	switch {
-	case n > 64:
+	case n > inRegisters:
 		copy(unsafe.Slice((*byte)(dst), n), unsafe.Slice((*byte)(src), n))
-	case n > 32:
-		move64(dst, src, n)
 	case n >= 16:
-		move2[b16](dst, src, n)
+		move16(dst, src, n)
 	case n >= 8:
 		move2[uint64](dst, src, n)
 	case n >= 4:
@@ -363,22 +346,11 @@ func move2[T any](dst, src unsafe.Pointer, n int64) {
 	*(*T)(unsafe.Add(dst, tail)) = *(*T)(unsafe.Add(src, tail))
 }
 
-// move64 copies 32 to 64 bytes. (An array of 32 bytes would not go through registers.)
-func move64(dst, src unsafe.Pointer, n int64) {
-	*(*b16)(dst) = *(*b16)(src)
-	*(*b16)(unsafe.Add(dst, 16)) = *(*b16)(unsafe.Add(src, 16))
-	*(*b16)(unsafe.Add(dst, n-32)) = *(*b16)(unsafe.Add(src, n-32))
-	*(*b16)(unsafe.Add(dst, n-16)) = *(*b16)(unsafe.Add(src, n-16))
-}
-
-// move128 copies 64 to 128 bytes.
-func move128(dst, src unsafe.Pointer, n int64) {
-	*(*b16)(dst) = *(*b16)(src)
-	*(*b16)(unsafe.Add(dst, 16)) = *(*b16)(unsafe.Add(src, 16))
-	*(*b16)(unsafe.Add(dst, 32)) = *(*b16)(unsafe.Add(src, 32))
-	*(*b16)(unsafe.Add(dst, 48)) = *(*b16)(unsafe.Add(src, 48))
-	*(*b16)(unsafe.Add(dst, n-64)) = *(*b16)(unsafe.Add(src, n-64))
-	*(*b16)(unsafe.Add(dst, n-48)) = *(*b16)(unsafe.Add(src, n-48))
-	*(*b16)(unsafe.Add(dst, n-32)) = *(*b16)(unsafe.Add(src, n-32))
+// move16 copies at least 16 bytes, 16 at a time, the last of which may overlap those
+// before.
+func move16(dst, src unsafe.Pointer, n int64) {
+	for i := int64(0); i < n-16; i += 16 {
+		*(*b16)(unsafe.Add(dst, i)) = *(*b16)(unsafe.Add(src, i))
+	}
 	*(*b16)(unsafe.Add(dst, n-16)) = *(*b16)(unsafe.Add(src, n-16))
 }

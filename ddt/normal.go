@@ -287,8 +287,8 @@ func (n *normalizer) flat(c *Node) *Node {
 	return n.list(all).node
 }
 
-// A tuner makes flat what has levels of few small blocks, which cost more to go through
-// than a table costs to read. Blocks of a table are at most tableBlocks.
+// A tuner makes levels of few parts flat, which cost more to go through than a table costs
+// to read. A table has at most tableBlocks.
 type tuner struct {
 	n    *normalizer
 	done map[*Node]*Node
@@ -317,6 +317,8 @@ func (t *tuner) tune(c *Node) *Node {
 			d = t.n.flat(c)
 		case small && c.Kind == Vector:
 			d = t.group(c, child)
+		case (child.Kind == Vector || child.Kind == Index) && child.Depth > 2 && times(c.Count, child.Count) <= tableBlocks:
+			d = t.merge(c, child)
 		case child != c.Child:
 			d = t.with(c, child)
 		}
@@ -341,6 +343,17 @@ func (t *tuner) with(c, child *Node) *Node {
 	d := new(*c)
 	d.Child, d.Depth, d.Blocks = child, child.Depth+1, times(c.Count, child.Blocks)
 	return d
+}
+
+// merge makes one level of two.
+func (t *tuner) merge(c, child *Node) *Node {
+	var all []placed
+	for i := range c.Count {
+		for j := range child.Count {
+			all = append(all, placed{child.Child, c.displ(i) + child.displ(j)})
+		}
+	}
+	return t.n.list(all).node
 }
 
 // group makes a long vector of small children a shorter one of larger ones.
