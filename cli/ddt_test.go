@@ -108,6 +108,7 @@ func TestLayouts(t *testing.T) {
 		want []string
 	}{
 		"backwards":          {"hvec(3 1 -16)[ctg(2)[int]]", []string{"-32 2.", "-16 1.", "0 0."}},
+		"before the origin":  {"hidxb(1: -4 8)[int]", []string{"-12 ..0", "0 ..1"}},
 		"rows of a 3D array": {"subarray(1,2,6 0,3,6 5,1,6)[double]", []string{"288 .....0", "336 .....1", "384 .....2", "...", "576 .....3", "624 .....4", "672 .....5"}},
 		"overlap":            {"vec(3 4 3)[int]", []string{"0 000", "12 *11", "24 *22", "36 2.."}},
 		"one block":          {"ctg(128)[short]", []string{"0 " + strings.Repeat("0", 64)}},
@@ -286,13 +287,13 @@ func randomBytes(seed uint64, n int64) []byte {
 // Images to streams and back, in more than one piece, each way that files come and go.
 func TestPackAndUnpack(t *testing.T) {
 	t.Chdir(t.TempDir())
-	const text, elements, origin = "resized(-16,40)[hidx(-8,12 16,8)[byte]]", 120000, 4096
+	const text, elements, origin = "resized(-16,48)[hidx(-8,12 16,8)[byte]]", 120000, 4096
 	d, n, err := datatypeArg(text, elements)
 	if err != nil {
 		t.Fatal(err)
 	}
 	places := ddttest.Places(d, n)
-	image := randomBytes(1, origin+40*elements+100)
+	image := randomBytes(1, origin+48*elements+100)
 	stream := make([]byte, len(places))
 	if len(stream) < 2*moveBytes {
 		t.Fatal("too small")
@@ -301,7 +302,7 @@ func TestPackAndUnpack(t *testing.T) {
 		stream[i] = image[origin+at]
 	}
 	other := randomBytes(2, int64(len(image)))
-	kept, fresh := slices.Clone(other), make([]byte, origin+40*(elements-1)+24)
+	kept, fresh := slices.Clone(other), make([]byte, origin+48*(elements-1)+32)
 	for i, at := range places {
 		kept[origin+at], fresh[origin+at] = stream[i], stream[i]
 	}

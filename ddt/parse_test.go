@@ -255,7 +255,7 @@ func TestStringIsBounded(t *testing.T) {
 	for range 100 {
 		d = double(d)
 	}
-	if s := d.String(); !strings.HasPrefix(s, "struct(0,1,struct(") || !strings.HasSuffix(s, "...") || len(s) > ddt.MaxText+3 {
+	if s := d.String(); !strings.HasPrefix(s, "struct(0,1,struct(") || !strings.HasSuffix(s, "...") || len(s) > ddt.MaxText+3 || strings.Count(s, "struct") > ddt.MaxTypes {
 		t.Errorf("%d characters, ends in %q", len(s), s[max(0, len(s)-20):])
 	}
 	const far = -1 << 62 // many digits
