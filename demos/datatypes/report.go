@@ -113,8 +113,8 @@ type Overlaps struct {
 	TransferSlower Figure  `json:"transfer_slower"` // by the GEMMs, until it is detected
 	NICSlower      *Figure `json:"nic_slower,omitempty"`
 
-	Ratio  Figure `json:"fpspin_ratio"` // time of GEMMs by time to detection
-	Misses int    `json:"misses"`       // trials in which the GEMMs were over first
+	Ratio  Figure `json:"fpspin_ratio"`     // time of GEMMs by time to detection
+	Misses *int   `json:"misses,omitempty"` // XsPIN: trials in which the GEMMs were over first
 }
 
 func newResult(i Info) *Result {
@@ -207,12 +207,15 @@ func (r *Result) writeOverlap(b *strings.Builder) {
 		if x.Overlaps == nil {
 			continue
 		}
-		nic := "-"
+		nic, missed := "-", "-"
 		if x.NIC != nil {
 			nic = ms(*x.NIC)
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%.0f %%\t%.2f\t%.2f\t%s\t%.3f\t%d\t\n", x.name, ms(x.GEMMs), ms(x.Transfer), ms(x.Both), 100*x.Hidden.Median,
-			x.GEMMsSlower.Median, x.TransferSlower.Median, nic, x.Ratio.Median, x.Misses)
+		if x.Misses != nil {
+			missed = fmt.Sprint(*x.Misses)
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%.0f %%\t%.2f\t%.2f\t%s\t%.3f\t%s\t\n", x.name, ms(x.GEMMs), ms(x.Transfer), ms(x.Both), 100*x.Hidden.Median,
+			x.GEMMsSlower.Median, x.TransferSlower.Median, nic, x.Ratio.Median, missed)
 	}
 	_ = w.Flush()
 	if o.MPICH != nil {

@@ -77,15 +77,24 @@ func (r *Report) measure(ctx context.Context, lab *netns.Lab, c Config, t Transf
 		return err
 	}
 	res := newResult(s.Info(0))
+	res.transfer = s.transfers[0]
 	verify := func() error {
 		if !c.Verify {
 			return nil
 		}
 		_, err := s.Verify(ctx, 0)
 		good := err == nil
-		res.Verified = &good
+		if good || errors.Is(err, ErrContents) {
+			res.Verified = &good
+		}
 		return err
 	}
+	// What is not as it must be is a result, too.
+	defer func() {
+		if err == nil || errors.Is(err, ErrContents) {
+			r.Results = append(r.Results, res)
+		}
+	}()
 	if err := verify(); err != nil {
 		return err
 	}
@@ -110,8 +119,6 @@ func (r *Report) measure(ctx context.Context, lab *netns.Lab, c Config, t Transf
 			return err
 		}
 	}
-	res.transfer = s.transfers[0]
-	r.Results = append(r.Results, res)
 	return nil
 }
 

@@ -192,7 +192,7 @@ func Send(ctx context.Context, local netip.AddrPort, t Transfer, ready func(), t
 	if err := s.add(t); err != nil {
 		return errors.Join(err, s.close())
 	}
-	stop := context.AfterFunc(ctx, func() { s.udp.SetReadDeadline(time.Unix(1, 0)) })
+	stop := context.AfterFunc(ctx, func() { _ = s.udp.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
 	ready()
 	s.serve(ctx)

@@ -1,0 +1,642 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datatypes
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/xspin/xspin/ddt"
+	"github.com/xspin/xspin/ddt/ddttest"
+	"github.com/xspin/xspin/demos/pingpong/rtt"
+	"github.com/xspin/xspin/netns"
+	"github.com/xspin/xspin/netns/impair"
+	"github.com/xspin/xspin/netns/netnstest"
+	"github.com/xspin/xspin/slmp"
+)
+
+// spoil is the environment variable that has the sender do something wrong.
+const spoil = "XSPIN_TEST_SPOIL"
+
+// The demo starts an application and a sender. Here they are this executable.
+func TestMain(m *testing.M) {
+	switch os.Getenv(spoil) {
+	case "byte":
+		makeStream = func(l *layout) ([]byte, error) {
+			stream, err := l.pack()
+			stream[len(stream)/2] ^= 1
+			return stream, err
+		}
+	case "length":
+		makeStream = func(l *layout) ([]byte, error) {
+			stream, err := l.pack()
+			return stream[:len(stream)-1], err
+		}
+	}
+	main := Main
+	if len(os.Args) == 3 && os.Args[1] == "_send" {
+		main = sendMain
+	}
+	if ok, err := main(os.Args[1:]); ok {
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// sendMain is what `xspin demo datatypes --send` does, until stdin ends.
+func sendMain(args []string) (bool, error) {
+	var o struct {
+		Local netip.AddrPort
+		Transfer
+	}
+	if err := json.Unmarshal([]byte(args[1]), &o); err != nil {
+		return true, err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		cancel()
+	}()
+	return true, Send(ctx, o.Local, o.Transfer, func() { fmt.Println("ready") }, func(r Request) { fmt.Println(r) })
+}
+
+const (
+	simple  = "ctg(27648)[float]"
+	complx  = "hvec(2 1 18432)[hvec(2 1 12288)[hvec(2 1 6144)[vec(32 6 8)[ctg(18)[float]]]]]"
+	strided = "vec(64 3 7)[int]"
+	// Reaches before the buffer's origin.
+	backwards = "hvec(40 1 -48)[hidx(-8,3 5,2)[short]]"
+)
+
+func setup() Setup { return Setup{HPUs: 4, Wait: "adaptive", AppCPU: -1, SenderCPU: -1} }
+
+func session(t *testing.T, lab *netns.Lab, transfers ...Transfer) *Session {
+	t.Helper()
+	s, err := Open(t.Context(), lab, setup(), transfers...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+func TestEveryByteIsWhereItMustBe(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	var transfers []Transfer
+	for _, parallel := range []int{1, 16} {
+		for _, text := range []string{simple, complx, strided, backwards} {
+			transfers = append(transfers, Transfer{Type: text, Count: 2, Parallel: parallel, Strategy: ddt.Direct})
+		}
+	}
+	for _, strategy := range append(ddt.Strategies(), Deposit) {
+		text := complx
+		if strategy == ddt.Specialized { // for flat types
+			text = "vec(5000 3 7)[int]"
+		}
+		transfers = append(transfers, Transfer{Type: text, Count: 1, Parallel: 3, Strategy: strategy})
+	}
+	transfers = append(transfers, Transfer{Type: complx, Count: 2, Parallel: 3, Strategy: ddt.RWCP, Interval: 5000})
+	for i := range 8 {
+		typ, count := ddttest.Random(rand.New(rand.NewPCG(5, uint64(i))), ddttest.Options{MaxBytes: 20_000})
+		if typ.Size() > 0 && count > 0 {
+			transfers = append(transfers, Transfer{Type: typ.String(), Count: count, Parallel: 1 + i, Strategy: ddt.Direct})
+		}
+	}
+	s := session(t, lab, transfers...)
+	for turn := range 2 {
+		for i, tr := range transfers {
+			r, err := s.Verify(t.Context(), i)
+			if err != nil {
+				t.Fatalf("turn %d, %s, %d at a time, %s: %v", turn, tr.name(), tr.Parallel, tr.Strategy, err)
+			}
+			info := s.Info(i)
+			packets := uint64(tr.Parallel) * uint64((info.Message+1461)/1462)
+			if r.Bytes != info.Message*int64(tr.Parallel) || r.Messages != tr.Parallel || r.Segments != packets ||
+				r.Took <= 0 || r.NIC <= 0 || r.NIC > r.Took+time.Millisecond || r.CPU.NIC <= 0 || r.CPU.App <= 0 || r.CPU.Sender <= 0 {
+				t.Errorf("%+v: %+v, want %d packets", info, r, packets)
+			}
+			switch {
+			case tr.Strategy == Deposit:
+				if r.Packets != 0 || r.Copies != 0 || info.Placement != (ddt.Memory{}) {
+					t.Errorf("%+v: %+v", info, r)
+				}
+			case r.Packets != packets || r.Copies < packets || info.Placement.Type <= 0:
+				t.Errorf("%+v: %+v, want %d packets", info, r, packets)
+			}
+		}
+	}
+}
+
+// What must be where is known by the definitions of MPI, too.
+func TestWhatIsExpectedIsWhatTheDefinitionsSay(t *testing.T) {
+	for i := range 60 {
+		typ, count := ddttest.Random(rand.New(rand.NewPCG(6, uint64(i))), ddttest.Options{MaxBytes: 3000, MaxExtent: 1 << 16})
+		if typ.Size() == 0 || count == 0 {
+			continue
+		}
+		l, err := newLayout(Transfer{Type: typ.String(), Count: count, Parallel: 3, Strategy: ddt.Direct})
+		if err != nil {
+			t.Fatal(err)
+		}
+		window := make([]byte, l.window())
+		l.clear(window, 0, l.window())
+		stream, err := l.pack()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for place := range 3 {
+			for k, at := range ddttest.Places(typ, count) {
+				if b := sent(at - min(l.lo, 0)); stream[k] != b {
+					t.Fatalf("%s: byte %d of the stream is %d, want %d", typ, k, stream[k], b)
+				}
+				window[l.origin(place)+at] = stream[k]
+			}
+		}
+		for place := range 3 {
+			if err := l.compare(window, place); err != nil {
+				t.Errorf("%s: %v", typ, err)
+			}
+			// And any other byte is seen.
+			from, to := l.around(place)
+			for _, at := range []int64{from, to - 1, l.origin(place), from + rand.Int64N(to-from)} {
+				window[at]++
+				if err := l.compare(window, place); !errors.Is(err, ErrContents) {
+					t.Errorf("%s: byte %d is another: %v", typ, at, err)
+				}
+				window[at]--
+			}
+		}
+	}
+}
+
+func TestWrongBytesAreFound(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	before := left(t)
+	c := Config{Setup: setup(), Transfers: []Transfer{{Type: strided, Count: 20, Parallel: 2, Strategy: ddt.Direct}}, Runs: 1, Verify: true}
+	t.Run("a byte", func(t *testing.T) {
+		t.Setenv(spoil, "byte")
+		r, err := Run(t.Context(), lab, c, nil)
+		if !errors.Is(err, ErrContents) || !strings.Contains(err.Error(), "of the type") || !strings.Contains(err.Error(), strided) {
+			t.Errorf("error %v", err)
+		}
+		if len(r.Results) != 1 || r.Results[0].Verified == nil || *r.Results[0].Verified {
+			t.Errorf("results %+v", r.Results)
+		}
+		var text strings.Builder
+		if err := r.WriteText(&text); err != nil || !strings.Contains(text.String(), "NO") {
+			t.Errorf("error %v\n%s", err, text.String())
+		}
+	})
+	t.Run("nobody looks", func(t *testing.T) {
+		t.Setenv(spoil, "byte")
+		c := c
+		c.Verify = false
+		if r, err := Run(t.Context(), lab, c, nil); err != nil || r.Results[0].Verified != nil {
+			t.Errorf("error %v, results %+v", err, r.Results)
+		}
+	})
+	t.Run("a message that is too short", func(t *testing.T) {
+		t.Setenv(spoil, "length")
+		_, err := Run(t.Context(), lab, c, nil)
+		for _, want := range []string{"application: ", "15359", "15360"} {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("no %q in error %v", want, err)
+			}
+		}
+	})
+	if after := left(t); !slices.Equal(before, after) {
+		t.Errorf("directories before %v, and now %v", before, after)
+	}
+}
+
+// left lists directories of demos.
+func left(t *testing.T) []string {
+	t.Helper()
+	dirs, err := filepath.Glob(filepath.Join(os.TempDir(), "xspin-d*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.DeleteFunc(dirs, func(d string) bool {
+		return !strings.Contains(d, fmt.Sprintf("datatypes-%d-", os.Getpid())) && !strings.Contains(d, fmt.Sprintf("demo-%d-", os.Getpid()))
+	})
+}
+
+func TestBadNetworksLoseNothing(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{Path: &impair.Config{Loss: 0.1, Duplicate: 0.05, Seed: 3}})
+	s := session(t, lab, Transfer{Type: strided, Count: 7, Parallel: 4, Strategy: ddt.Direct})
+	again := uint64(0)
+	for range 30 { // of so many requests some are lost, too
+		r, err := s.Verify(t.Context(), 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again += r.Retransmitted
+	}
+	if again == 0 {
+		t.Error("nothing was sent again")
+	}
+}
+
+func TestWhoEndsIsNamed(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	before := left(t)
+	for _, tc := range []struct {
+		name string
+		kill func(*Session) error
+		want string
+	}{
+		{"the application", func(s *Session) error { return s.attached.Kill() }, "application: helper process failed: signal: killed"},
+		{"the sender", func(s *Session) error { return s.process.Kill() }, "sender: helper process failed: signal: killed"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s, err := Open(t.Context(), lab, setup(), Transfer{Type: simple, Count: 1, Parallel: 1, Strategy: ddt.Direct})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := s.Round(t.Context(), 0); err != nil {
+				t.Fatal(err)
+			}
+			if err := tc.kill(s); err != nil {
+				t.Fatal(err)
+			}
+			if _, err = s.Round(t.Context(), 0); err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("error %v, want %q", err, tc.want)
+			}
+			if err := s.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	t.Run("an end in the middle", func(t *testing.T) {
+		s, err := Open(t.Context(), lab, setup(), Transfer{Type: complx, Count: 20, Parallel: 16, Strategy: ddt.Direct})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 3 {
+			if _, err := s.Round(t.Context(), 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(5*time.Millisecond, cancel)
+		for err == nil {
+			_, err = s.Overlap(ctx, 0, GEMMs{N: 300, Count: 20})
+		}
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("error %v", err)
+		}
+		begun := time.Now()
+		if err := s.Close(); err != nil || time.Since(begun) > 20*time.Second {
+			t.Errorf("error %v after %v", err, time.Since(begun))
+		}
+	})
+	if links, err := rtt.ReadLinks(lab); err != nil || links[0].XDP != "none" {
+		t.Errorf("error %v, links %+v", err, links)
+	}
+	if after := left(t); !slices.Equal(before, after) {
+		t.Errorf("directories before %v, and now %v", before, after)
+	}
+}
+
+func TestRunMeasures(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	c := Config{Setup: setup(), Runs: 3, Verify: true, Overlap: true}
+	for _, strategy := range []string{ddt.Direct, Deposit} {
+		c.Transfers = append(c.Transfers, Transfer{Name: "milc", Type: complx, Count: 4, Parallel: 4, Strategy: strategy})
+	}
+	if testing.Short() {
+		t.Setenv("PATH", t.TempDir()) // where there is no MPICH
+	}
+	var told []string
+	r, err := Run(t.Context(), lab, c, func(s string) { told = append(told, s) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(told) != 5 {
+		t.Errorf("progress %q", told)
+	}
+	var b bytes.Buffer
+	if err := r.WriteJSON(&b); err != nil {
+		t.Fatal(err)
+	}
+	var doc struct {
+		Schema  int
+		Env     map[string]any
+		Results []map[string]any
+		Notes   []string
+	}
+	if err := json.Unmarshal(b.Bytes(), &doc); err != nil {
+		t.Fatal(err)
+	}
+	if doc.Schema != 1 || len(doc.Results) != 2 {
+		t.Fatalf("document %+v", doc)
+	}
+	for _, key := range []string{"kernel", "cpu", "cpus", "go", "mtu", "queues", "hpus", "nic_wait", "nic_cpus", "app_cpu", "sender_cpu", "runs", "links"} {
+		if v := doc.Env[key]; v == nil || v == "" {
+			t.Errorf("env has %s = %v", key, v)
+		}
+	}
+	figure := func(where string, v any) {
+		t.Helper()
+		f, _ := v.(map[string]any)
+		ci, _ := f["ci95"].([]any)
+		if f == nil || len(ci) != 2 || f["median"].(float64) <= 0 && where != "hidden" || ci[0].(float64) > ci[1].(float64) {
+			t.Errorf("%s: %v", where, v)
+		}
+	}
+	// 442,368 bytes a message, in 303 packets.
+	for i, res := range doc.Results {
+		for key, want := range map[string]any{
+			"type": "milc", "text": complx, "strategy": []string{ddt.Direct, Deposit}[i], "tier": "user", "elements": 4.0, "parallel": 4.0,
+			"message_bytes": 442368.0, "round_bytes": 4 * 442368.0, "segments": 3 * 1212.0, "packets": []any{1212.0, 0.0}[i],
+			"blocks": []any{1024.0, 1.0}[i], "verified": true, "span_bytes": []any{220608.0, 442368.0}[i],
+		} {
+			if res[key] != want {
+				t.Errorf("result %d: %s is %v, want %v", i, key, res[key], want)
+			}
+		}
+		for _, key := range []string{"gbps", "seconds", "nic_seconds"} {
+			figure(key, res[key])
+		}
+		if m := res["placement_memory"].(map[string]any); (m["total"].(float64) > 0) != (i == 0) {
+			t.Errorf("result %d: placement %v", i, m)
+		}
+		o, _ := res["overlap"].(map[string]any)
+		if o == nil || o["gemms"] != 20.0 || o["n"].(float64) < leastMatrix || o["gflops"].(float64) <= 0 {
+			t.Fatalf("result %d: overlap %v", i, o)
+		}
+		for _, who := range []string{"xspin", "mpich"} {
+			x, _ := o[who].(map[string]any)
+			if x == nil {
+				if who == "xspin" || len(doc.Notes) == 0 || !strings.Contains(doc.Notes[0], "MPICH") {
+					t.Errorf("result %d: no %s, notes %q", i, who, doc.Notes)
+				}
+				continue
+			}
+			for _, key := range []string{"gemms_s", "transfer_s", "both_s", "hidden", "gemms_slower", "transfer_slower", "fpspin_ratio"} {
+				figure(key, x[key])
+			}
+			if who == "xspin" {
+				figure("nic_s", x["nic_s"])
+				figure("nic_slower", x["nic_slower"])
+			}
+			if ratio := x["fpspin_ratio"].(map[string]any)["median"].(float64); ratio > 1 {
+				t.Errorf("result %d: %s: ratio %g", i, who, ratio)
+			}
+		}
+	}
+	if len(doc.Notes) > 0 && !testing.Short() {
+		if _, err := exec.LookPath("mpicc.mpich"); err == nil {
+			t.Errorf("notes %q", doc.Notes)
+		}
+	}
+
+	var text strings.Builder
+	if err := r.WriteText(&text); err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range strings.Split(text.String(), "\n") {
+		if n := utf8.RuneCountInString(line); n > 120 && !strings.HasPrefix(line, "note:") {
+			t.Errorf("%d columns: %q", n, line)
+		}
+	}
+	for _, want := range []string{"milc", "deposit", "4 of 432 KiB", "yes", "hidden", "FPsPIN's ratio", "checksums partial", "packed before"} {
+		if !strings.Contains(text.String(), want) {
+			t.Errorf("no %q in\n%s", want, text.String())
+		}
+	}
+	t.Logf("\n%s", text.String())
+}
+
+func TestWithoutMPICHThereAreNoFiguresOfIt(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	t.Setenv("PATH", t.TempDir())
+	r, err := Run(t.Context(), lab, Config{
+		Setup: setup(), Runs: 1, Overlap: true,
+		Transfers: []Transfer{{Type: strided, Count: 100, Parallel: 1, Strategy: ddt.Direct}},
+	}, nil)
+	if err != nil || len(r.Notes) != 1 || !strings.Contains(r.Notes[0], "MPICH") || r.Results[0].Overlap.MPICH != nil {
+		t.Errorf("error %v, notes %q", err, r.Notes)
+	}
+}
+
+func TestConfigsThatCannotBeMeant(t *testing.T) {
+	for _, change := range []func(*Config){
+		func(c *Config) { c.Transfers = nil },
+		func(c *Config) { c.Runs = 0 },
+		func(c *Config) { c.Runs = MaxRuns + 1 },
+		func(c *Config) { c.Transfers[0].Count = -1 },
+		func(c *Config) { c.Transfers[0].Count = 1 << 32 },
+		func(c *Config) { c.Transfers[0].Parallel = 0 },
+		func(c *Config) { c.Transfers[0].Parallel = MaxParallel + 1 },
+		func(c *Config) { c.Transfers[0].Strategy = "" },
+		func(c *Config) { c.Transfers[0].Strategy = "magic" },
+		func(c *Config) { c.Transfers[0].Interval = -1 },
+		func(c *Config) { c.Transfers[0].Type = "ctg(0)[int]" },
+		func(c *Config) { c.Transfers[0].Type, c.Transfers[0].Strategy = "ctg(1100000000)[int]", Deposit },
+		func(c *Config) { c.Transfers[0].Type = "hvec(2 1 5000000000)[int]" },
+		func(c *Config) { c.Transfers[0].Type = "hvec(2 1 -5000000000)[int]" },
+		func(c *Config) {
+			c.Transfers[0].Type, c.Transfers[0].Strategy = "hvec(2 1 5000000000)[int]", Deposit // the sender's buffer
+		},
+		func(c *Config) { c.Transfers[0].Type, c.Transfers[0].Parallel = "ctg(5000000)[int]", 1000 },
+	} {
+		c := Config{Setup: setup(), Runs: 1, Transfers: []Transfer{{Type: strided, Parallel: 1, Strategy: ddt.Direct}}}
+		change(&c)
+		if r, err := Run(t.Context(), nil, c, nil); !errors.Is(err, ErrConfig) {
+			t.Errorf("error %v, report %v", err, r)
+		}
+	}
+	c := Config{Setup: setup(), Runs: 1, Transfers: []Transfer{{Type: "vec(4", Parallel: 1, Strategy: ddt.Direct}}}
+	var syntax *ddt.SyntaxError
+	if _, err := Run(t.Context(), nil, c, nil); !errors.As(err, &syntax) {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestServeTakesWhatIsSent(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	dir := t.TempDir()
+	for d := dir; d != os.TempDir() && d != "/"; d = filepath.Dir(d) {
+		if err := os.Chmod(d, 0o711); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Chown(dir, rtt.Nobody, -1); err != nil {
+		t.Fatal(err)
+	}
+	tr := Transfer{Type: backwards, Count: 30, Parallel: 2, Strategy: ddt.Direct}
+	l, err := newLayout(tr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream, err := l.pack()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	var got []Message
+	var sending sync.WaitGroup
+	// Six messages, more than there are places. One has a wrong byte, one a wrong length.
+	err = Serve(ctx, lab, ServeConfig{Setup: setup(), Transfer: tr, Verify: true, Dir: dir}, func() {
+		var conn *slmp.Conn
+		if err := lab.Host.NS.Do(func() (err error) {
+			conn, err = slmp.Dial(ctx, lab.NIC.Addr.Addr().String(), slmp.Config{Retries: 1, Patience: 100 * time.Millisecond})
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		sending.Go(func() {
+			defer conn.Close()
+			wrong := bytes.Clone(stream)
+			wrong[5] ^= 1
+			for i, msg := range [][]byte{stream, stream, stream, wrong, stream[1:], stream} {
+				if _, err := conn.SendBytes(ctx, msg, slmp.Options{}); (err == nil) != (i != 4) {
+					t.Errorf("message %d: %v", i, err)
+				}
+			}
+		})
+	}, func(m Message) {
+		if got = append(got, m); len(got) == 6 {
+			sending.Wait() // the last one knows that it was taken
+			cancel()
+		}
+	})
+	if err != nil || len(got) != 6 {
+		t.Fatalf("error %v, told of %d", err, len(got))
+	}
+	for i, m := range got {
+		wrong := map[int]string{3: ErrContents.Error(), 4: "11999"}[i]
+		if m.Verified != (wrong == "") || !strings.Contains(m.Err, wrong) || m.Source.Addr() != lab.Host.Addr.Addr() {
+			t.Errorf("message %d: %+v, want %q", i, m, wrong)
+		}
+		if wrong != "" {
+			continue
+		}
+		have, err := os.ReadFile(m.File)
+		if err != nil || int64(len(have)) != l.hi-l.lo {
+			t.Fatalf("message %d: %d bytes of %d, error %v", i, len(have), l.hi-l.lo, err)
+		}
+		if at, b := -l.lo-8, sent(-8-l.lo); have[at] != b {
+			t.Errorf("message %d: the first block begins with %d, want %d", i, have[at], b)
+		}
+	}
+}
+
+func TestSendersAreAsked(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	tr := Transfer{Type: strided, Count: 30, Parallel: 3, Strategy: ddt.Direct}
+	asked := netip.AddrPortFrom(lab.Host.Addr.Addr(), RequestPort)
+	// The sender is asked for another count than it was started with.
+	p, err := rtt.Start("_send", map[string]any{"Local": asked, "Type": strided, "Count": 7}, rtt.ProcessOptions{NS: lab.Host.NS, User: rtt.Nobody})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := p.Stop(nil); err != nil {
+			t.Error(err)
+		}
+	}()
+	said := make([]byte, 6)
+	if _, err := io.ReadFull(p.Stdout, said); err != nil || string(said) != "ready\n" {
+		t.Fatalf("%q, error %v", said, p.Stop(err))
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	n := 0
+	if err := Serve(ctx, lab, ServeConfig{Setup: setup(), Transfer: tr, Sender: asked, Verify: true}, func() {}, func(m Message) {
+		if !m.Verified {
+			t.Errorf("message %+v", m)
+		}
+		if n++; n == tr.Parallel {
+			cancel()
+		}
+	}); err != nil || n != tr.Parallel {
+		t.Errorf("error %v, %d messages", err, n)
+	}
+	t.Run("nobody there", func(t *testing.T) {
+		nobody := netip.AddrPortFrom(lab.Host.Addr.Addr(), 9)
+		err := Serve(t.Context(), lab, ServeConfig{Setup: setup(), Transfer: tr, Sender: nobody}, func() {}, func(Message) {})
+		if err == nil || !strings.Contains(err.Error(), nobody.String()) {
+			t.Errorf("error %v", err)
+		}
+	})
+}
+
+func TestRequestsAgainAreNotNewOnes(t *testing.T) {
+	var failed atomic.Int32
+	ended := make(chan struct{}, 100)
+	s, err := listen(netip.MustParseAddrPort("127.0.0.1:0"), func(error) {
+		failed.Add(1)
+		ended <- struct{}{}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.close()
+	asked := 0
+	s.asked = func(request, netip.AddrPort) { asked++ }
+	from, other := netip.MustParseAddrPort("127.0.0.77:40000"), netip.MustParseAddrPort("127.0.0.77:40001")
+	if err := s.request(request{1, 1, 1}.append(nil), from); err == nil {
+		t.Error("asked for nothing in particular")
+	}
+	if err := s.add(Transfer{Type: strided, Count: 1, Parallel: 1, Strategy: ddt.Direct}); err != nil {
+		t.Fatal(err)
+	}
+	for i, tc := range []struct {
+		b    []byte
+		from netip.AddrPort
+		want int // requests so far
+	}{
+		{request{2, 1, 7}.append(nil), from, 1},
+		{request{2, 1, 7}.append(nil), from, 1},
+		{request{2, 1, 7}.append(nil), other, 2},
+		{request{2, 1, 8}.append(nil), from, 3},
+		{request{2, 1, 8}.append(nil), from, 3},
+		{request{2, 1, 8}.append(nil)[:8], from, 4}, // FPsPIN's
+		{request{2, 1, 8}.append(nil)[:8], from, 5},
+		{request{2, 3, 9}.append(nil), from, 6}, // three elements
+	} {
+		if err := s.request(tc.b, tc.from); err != nil || asked != tc.want {
+			t.Errorf("request %d: %d taken, want %d, error %v", i, asked, tc.want, err)
+		}
+	}
+	// Nobody receives the messages.
+	for range 2 * 6 {
+		select {
+		case <-ended:
+		case <-time.After(20 * time.Second):
+			t.Fatalf("%d messages are over", failed.Load())
+		}
+	}
+	for _, b := range [][]byte{nil, make([]byte, 7), make([]byte, 9), make([]byte, 17), request{0, 1, 1}.append(nil), request{MaxParallel + 1, 1, 1}.append(nil), request{1, 0, 1}.append(nil)} {
+		if err := s.request(b, from); err == nil {
+			t.Errorf("% x is taken", b)
+		}
+	}
+}
