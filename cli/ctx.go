@@ -9,7 +9,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -204,6 +206,9 @@ func writeContext(out io.Writer, x *control.ContextInfo) error {
 	if x.Triggered {
 		row("ruleset", "none: the host activates it, see xspin ctx trigger")
 	}
+	if x.Policy == "blocked-rr" {
+		row("policy", "blocked-rr, sequences of %d bytes, %d virtual HPUs", x.Sequence, x.VHPUs)
+	}
 	for _, v := range x.Windows {
 		size := "shared"
 		if v.Size != 0 {
@@ -213,6 +218,13 @@ func writeContext(out io.Writer, x *control.ContextInfo) error {
 	}
 	if x.Memory != 0 || x.HPUMemory != 0 {
 		row("HPU memory", "%v, and %v for each HPU", x.Memory, x.HPUMemory)
+	}
+	if len(x.Reserved) > 0 {
+		var all []string
+		for _, what := range slices.Sorted(maps.Keys(x.Reserved)) {
+			all = append(all, fmt.Sprintf("%d bytes of %s", x.Reserved[what], what))
+		}
+		row("handler memory", "%s", strings.Join(all, ", "))
 	}
 	for _, p := range x.Attached {
 		what := "application"

@@ -171,6 +171,22 @@ func TestCtxShowTellsTheWayOut(t *testing.T) {
 	}
 }
 
+func TestCtxShowTellsWhatHandlersNeed(t *testing.T) {
+	info := control.ContextInfo{
+		Context:  control.Context{Name: "a", Policy: "blocked-rr", Sequence: 1000, VHPUs: 4},
+		Reserved: map[string]int64{"type": 96, "checkpoints": 2048},
+	}
+	var out bytes.Buffer
+	if err := writeContext(&out, &info); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"2048 bytes of checkpoints, 96 bytes of type\n", "blocked-rr, sequences of 1000 bytes, 4 virtual HPUs\n"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no %q in\n%s", want, &out)
+		}
+	}
+}
+
 func TestCtxJSON(t *testing.T) {
 	s := newStandIn(t)
 	for args, key := range map[string]string{"ctx ls --json": "contexts", "ctx show inbox --json": "handler_stats", "rules ls --json": "rules"} {
