@@ -418,8 +418,11 @@ func compare(t *testing.T, next func() (*question, error)) (n int) {
 		}
 		n++
 	}
-	if walks > 1+n/500 {
-		t.Errorf("of %d types MPICH has others bytes for %d with negative extents: that is more than there is a reason for", n, walks)
+	if walks > 0 {
+		t.Logf("of %d types MPICH has other bytes for %d with negative extents, against MPI's definitions", n, walks)
+	}
+	if walks > 1+n/1000 {
+		t.Error("that is more than there is a reason for")
 	}
 	if err := p.cmd.Wait(); err != nil {
 		t.Errorf("mpi_compare: %v: %s", err, &p.stderr)
