@@ -37,7 +37,7 @@ func (m *Model) check() error {
 // multiple of packet, by section 3.2.4 of the SC 2019 paper. With
 //
 //	k     bytes of the stream in a packet        n    packets of a message, rounded up
-//	T     time between packets, PacketTime       P    HPUs, n at most
+//	T     time between packets, PacketTime       P    HPUs
 //	T_PH  time of a payload handler, Handler     C    bytes of a checkpoint
 //	d     packets in an interval
 //
@@ -53,7 +53,8 @@ func (m *Model) check() error {
 // for some HPUs, which the formula for the first takes for granted. And a single HPU does
 // not wait.
 //
-// An error tells which conditions contradict each other.
+// Working copies of checkpoints do not count, see Placement.Memory. An error tells which
+// conditions contradict each other.
 func Interval(c *Committed, packet, hpus int, m Model) (int64, error) {
 	switch {
 	case packet < 1:
@@ -82,7 +83,7 @@ func Interval(c *Committed, packet, hpus int, m Model) (int64, error) {
 	}
 	t, tPH := float64(m.PacketTime), float64(handler)
 	most, why := n, ""
-	if p := min(int64(hpus), n); p > 1 {
+	if p := int64(hpus); p > 1 {
 		share := divide(n, p)
 		d := (m.Epsilon*float64(share)*tPH - t) / (float64(p-1) * t)
 		most = int64(max(1, min(math.Floor(d+1e-9), float64(share))))

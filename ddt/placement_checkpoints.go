@@ -73,7 +73,7 @@ func (b *base) interval(cfg Config) (int64, error) {
 type roCP struct {
 	base
 	*checkpoints
-	scratch []segment // of each HPU
+	scratch []segment // of each HPU, which does one thing at a time
 }
 
 func newROCP(b base, cfg Config) (Placement, error) {
@@ -97,7 +97,7 @@ func (p *roCP) Place(slot, hpu int, mem []byte, origin, first int64, stream []by
 		return 0, nil
 	}
 	s := &p.scratch[hpu]
-	p.load(s, first/p.every)
+	p.load(s, quotient(first, p.every))
 	return s.place(mem, origin, first, stream), nil
 }
 
@@ -144,7 +144,7 @@ func (p *rwCP) Place(slot, hpu int, mem []byte, origin, first int64, stream []by
 	if len(stream) == 0 {
 		return 0, nil
 	}
-	i := first / p.every
+	i := quotient(first, p.every)
 	s := &p.segments[int64(slot)*int64(len(p.heads))+i]
 	if message := p.slots[slot].message; s.message != message || first < s.pos {
 		p.load(s, i)

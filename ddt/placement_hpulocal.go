@@ -35,7 +35,7 @@ func (p *hpuLocal) Place(slot, hpu int, mem []byte, origin, first int64, stream 
 	if len(stream) == 0 {
 		return 0, nil
 	}
-	vhpu := first / p.sequence % int64(p.hpus)
+	vhpu := quotient(first, p.sequence) % int64(p.hpus)
 	s := &p.segments[int64(slot)*int64(p.hpus)+vhpu]
 	if message := p.slots[slot].message; s.message != message || first < s.pos {
 		s.reset(p.c.fast, p.c.origin)

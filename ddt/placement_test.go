@@ -400,6 +400,52 @@ func TestPlaceOutOfBounds(t *testing.T) {
 	}
 }
 
+// What Commit makes of them is deeper than what was written, or shallower.
+func TestStrategiesOfUnusualForms(t *testing.T) {
+	made := func(d *ddt.Type, err error) *ddt.Type {
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	few := made(ddt.HVector(3, 1, 10, ddt.Int))
+	groups := made(ddt.HVector(1001, 1, 64, few)) // groups of some, and a rest
+	wide := made(ddt.HVector(700, 1, 900, made(ddt.Contiguous(600, ddt.Byte))))
+	for name, d := range map[string]*ddt.Type{
+		"groups":           groups,
+		"groups in a list": made(ddt.Struct([]int64{1, 1}, []int64{0, 70000}, []*ddt.Type{groups, wide})),
+		"in lists":         made(ddt.Struct([]int64{2, 1}, []int64{0, 1 << 21}, []*ddt.Type{made(ddt.Resized(made(ddt.Struct([]int64{1, 1}, []int64{0, 70000}, []*ddt.Type{groups, wide})), 0, 1<<20)), wide})),
+		"in a vector":      made(ddt.HVector(3, 1, 100000, groups)),
+		"of lists":         made(ddt.HVector(3, 1, 1<<21, made(ddt.Struct([]int64{1, 1}, []int64{0, 70000}, []*ddt.Type{groups, wide})))),
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, err := ddt.Commit(d, 1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := rand.New(rand.NewPCG(1, 2))
+			places := ddttest.Places(d, 1)
+			for _, s := range ddt.Strategies() {
+				cfg := ddt.Config{Strategy: s, HPUs: 3, Messages: 1, Packet: 1001, Interval: 10000}
+				p := placement(t, c, cfg)
+				if p == nil {
+					continue
+				}
+				m := newMessage(r, places, cfg)
+				p.Begin(0)
+				for _, next := range m.comes {
+					if _, err := p.Place(0, 0, m.mem, m.origin, next.first, m.stream[next.first:next.last]); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if !bytes.Equal(m.mem, m.want) {
+					t.Errorf("%s: the memory differs", s)
+				}
+			}
+		})
+	}
+}
+
 func TestPlaceDoesNotAllocate(t *testing.T) {
 	for _, d := range benchTypes(t) {
 		mem, stream := make([]byte, d.hi()), make([]byte, 1408)

@@ -55,12 +55,30 @@ func isLeaf(n *Node) bool {
 }
 
 // levels returns how many nodes the paths from a node have, at most: a block is part of
-// its leaf.
+// its leaf. Depth does not tell: what was made flat may be deeper than it was.
 func levels(n *Node) int {
 	if n == nil {
 		return 0
 	}
-	return max(n.Depth-1, 1)
+	known := make(map[*Node]int)
+	var walk func(n *Node) int
+	walk = func(n *Node) (l int) {
+		if isLeaf(n) {
+			return 1
+		}
+		if l, ok := known[n]; ok {
+			return l
+		}
+		if n.Kind != List {
+			l = walk(n.Child)
+		}
+		for _, c := range n.Children {
+			l = max(l, walk(c))
+		}
+		known[n] = l + 1
+		return l + 1
+	}
+	return walk(n)
 }
 
 // segmentMemory returns what newSegments takes for each.
