@@ -12,9 +12,10 @@ import (
 var ErrBounds = errors.New("out of bounds")
 
 // Unpack puts bytes of the stream, from position first on, where they belong. mem[origin]
-// is the buffer's origin: the place of displacement 0. It returns in how many pieces. An
-// error wraps ErrBounds, and nothing is written then: bytes that the stream does not have,
-// or a type that reaches outside of mem, even if these bytes do not.
+// is the buffer's origin: the place of displacement 0, which may be outside of mem if the
+// type does not touch it. It returns in how many pieces. An error wraps ErrBounds, and
+// nothing is written then: bytes that the stream does not have, or a type that reaches
+// outside of mem, even if these bytes do not.
 //
 // Where a type overlaps itself, later bytes of stream win. Stream and mem must not share
 // memory.

@@ -57,7 +57,7 @@ type Committed struct {
 	origin int64 // of root, from the buffer's
 
 	size          int64 // of the stream
-	before, after int64 // least room before and after the buffer's origin
+	before, after int64 // room before and after the buffer's origin; may be negative
 }
 
 // Commit brings count elements of a type to normal form: what is a vector, however it was
@@ -97,7 +97,7 @@ func Commit(t *Type, count int64) (*Committed, error) {
 		p.node = n.flat(p.node)
 	}
 	c.root, c.origin, c.size = p.node, p.at, p.node.Size
-	c.before, c.after = -min(p.at+p.node.Lo, 0), max(p.at+p.node.Hi, 0)
+	c.before, c.after = -(p.at + p.node.Lo), p.at+p.node.Hi
 	c.fast = (&tuner{n: &n, done: make(map[*Node]*Node)}).tune(p.node)
 	return c, nil
 }

@@ -231,6 +231,16 @@ func TestNothingOutOfBounds(t *testing.T) {
 			}
 		})
 	}
+	// The origin itself need not be there.
+	far := committed(t, m(HIndexed([]int64{4}, []int64{1 << 40}, Byte)), 1)
+	if _, err := far.Unpack(make([]byte, 10), 6-1<<40, 0, make([]byte, 4)); err != nil {
+		t.Errorf("all that is touched is there: %v", err)
+	}
+	for _, origin := range []int64{7 - 1<<40, -1 - 1<<40, 0} {
+		if _, err := far.Unpack(make([]byte, 10), origin, 0, make([]byte, 4)); !errors.Is(err, ErrBounds) {
+			t.Errorf("origin %d: %v", origin, err)
+		}
+	}
 	empty := committed(t, d, 0)
 	if _, err := empty.Unpack(nil, 0, 0, nil); err != nil {
 		t.Errorf("nothing into nothing: %v", err)
