@@ -331,7 +331,11 @@ func (t *tuner) tune(c *Node) *Node {
 			d = t.n.flat(c)
 		} else if !slices.Equal(children, c.Children) {
 			d = new(*c)
-			d.Children = children
+			d.Children, d.Depth, d.Blocks = children, 0, 0
+			for _, child := range children {
+				d.Depth = max(d.Depth, child.Depth+1)
+				d.Blocks = plus(d.Blocks, child.Blocks)
+			}
 		}
 	}
 	t.done[c] = d

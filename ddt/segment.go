@@ -55,30 +55,12 @@ func isLeaf(n *Node) bool {
 }
 
 // levels returns how many nodes the paths from a node have, at most: a block is part of
-// its leaf. Depth does not tell: what was made flat may be deeper than it was.
+// its leaf.
 func levels(n *Node) int {
 	if n == nil {
 		return 0
 	}
-	known := make(map[*Node]int)
-	var walk func(n *Node) int
-	walk = func(n *Node) (l int) {
-		if isLeaf(n) {
-			return 1
-		}
-		if l, ok := known[n]; ok {
-			return l
-		}
-		if n.Kind != List {
-			l = walk(n.Child)
-		}
-		for _, c := range n.Children {
-			l = max(l, walk(c))
-		}
-		known[n] = l + 1
-		return l + 1
-	}
-	return walk(n)
+	return max(n.Depth-1, 1)
 }
 
 // segmentMemory returns what newSegments takes for each.
