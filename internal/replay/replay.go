@@ -1,0 +1,349 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package replay has HPUs process messages that come from memory: package hpu's engine as
+// it is, on rings whose other end has the packets of some messages, again and again. No
+// kernel, no interface and no sender takes its share of the time.
+package replay
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"math"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/xspin/xspin/bpf"
+	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/matcher"
+	"github.com/xspin/xspin/mpq"
+	"github.com/xspin/xspin/packet"
+	"github.com/xspin/xspin/slmp"
+	"github.com/xspin/xspin/xsk"
+)
+
+// Config says what is replayed: SLMP messages that are all the same. Nothing is
+// acknowledged.
+type Config struct {
+	hpu.Handlers
+	Stream  []byte // of each message
+	Packet  int    // bytes of it in a packet
+	Flights int    // messages of an HPU that are in flight together, their packets taking turns
+	Place   int64  // bytes of memory for each of these
+	CPUs    []int  // an HPU on each, with messages of its own (the policy message)
+}
+
+// Messages is how many messages are in flight at most, also of those that are only
+// remembered: what handlers must be made for.
+const Messages = 4096
+
+// Bytes of a frame before the payload of UDP, and before that of SLMP.
+const (
+	udpHeaders = 14 + 20 + 8
+	headers    = udpHeaders + slmp.HeaderLen
+	contextID  = 1
+)
+
+// Run has the HPUs process messages for a time, and returns what each has done. All that
+// were begun are complete when it returns, or there is an error.
+func Run(ctx context.Context, cfg Config, d time.Duration) (_ []hpu.Stats, err error) {
+	f, err := newFeed(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("replay: %w", err)
+	}
+	defer f.close()
+	queues := make([]hpu.Queue, len(cfg.CPUs))
+	for i, s := range f.sources {
+		queues[i] = hpu.Queue{Frames: s, Shared: s.queue}
+		for h := range cfg.CPUs {
+			r := &ring{fd: s.fds[h]}
+			if h == i {
+				r.source = s
+			}
+			queues[i].Rings = append(queues[i].Rings, r)
+		}
+	}
+	pool, err := hpu.New(hpu.Config{
+		Memory: f.mem, Queues: queues, Share: f.share, Buckets: make([]uint64, 1),
+		Workers: len(cfg.CPUs), CPUs: cfg.CPUs, Wait: hpu.Spin, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+	})
+	if err != nil {
+		return nil, err
+	}
+	defer pool.Close()
+	c, err := hpu.NewMessageContext(contextID, "replay", cfg.Handlers, bpf.Range{}, math.MaxUint64, hpu.MessageConfig{
+		Config: mpq.Config{Messages: Messages, Remember: time.Millisecond}, Format: f.format, Binder: f,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := pool.Install(c); err != nil {
+		return nil, err
+	}
+	f.going.Store(true)
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+	f.going.Store(false)
+	if err := pool.Drain(c, 10*time.Second); err != nil {
+		return nil, err
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	stats, _ := pool.Stats()
+	if err := f.complete(stats); err != nil {
+		return nil, fmt.Errorf("replay: %w", err)
+	}
+	return stats, nil
+}
+
+// A feed is what all sources have in common. It binds messages, and hears of their ends.
+type feed struct {
+	cfg     Config
+	format  *matcher.Format
+	mem     *xsk.UMEM
+	share   *bpf.Share
+	window  hpu.Memory
+	sources []*source
+	going   atomic.Bool
+	ended   atomic.Uint64 // messages that are complete
+	failed  atomic.Pointer[error]
+}
+
+// A source has the packets of an HPU. But for what is shared with the XDP program in
+// other cases, it is the HPU's worker's own.
+type source struct {
+	*feed
+	hpu    int
+	queue  *bpf.Queue
+	fds    []int // of the queue's rings; nothing is ever written to them
+	frames []frame
+	first  int // frame number of frames[0]
+
+	next    int    // of frames
+	rounds  uint32 // through all of them: each is other messages
+	running bool   // through them
+}
+
+// A frame is a packet in the UMEM, with its metadata in front.
+type frame struct {
+	desc xsk.Desc
+	meta *bpf.Meta
+	data []byte
+	out  bool // with the engine
+}
+
+func newFeed(cfg Config) (_ *feed, err error) {
+	if len(cfg.CPUs) < 1 || len(cfg.CPUs) > bpf.MaxHPUs {
+		return nil, fmt.Errorf("%d CPUs: want 1 to %d", len(cfg.CPUs), bpf.MaxHPUs)
+	}
+	if len(cfg.Stream) == 0 || cfg.Packet < 1 || cfg.Flights < 1 || cfg.Flights*len(cfg.CPUs) > Messages/2 {
+		return nil, fmt.Errorf("%d messages of %d bytes in flight on %d HPUs, in packets of %d bytes: want 1 or more of each, and %d messages at most",
+			cfg.Flights, len(cfg.Stream), len(cfg.CPUs), cfg.Packet, Messages/2)
+	}
+	packets := (len(cfg.Stream) + cfg.Packet - 1) / cfg.Packet
+	each := packets * cfg.Flights
+	f := &feed{
+		cfg: cfg, format: matcher.FormatByName("slmp"), share: new(bpf.Share),
+		window: make(hpu.Memory, cfg.Place*int64(cfg.Flights*len(cfg.CPUs))),
+	}
+	if f.mem, err = xsk.NewUMEM(xsk.UMEMConfig{Frames: each * len(cfg.CPUs), FrameSize: 2048}); err != nil {
+		return nil, err
+	}
+	if room := f.mem.Config().FrameSize - xsk.PacketHeadroom; headers+cfg.Packet > room {
+		return nil, fmt.Errorf("packets of %d bytes: at most %d", cfg.Packet, room-headers)
+	}
+	defer func() {
+		if err != nil {
+			f.close()
+		}
+	}()
+	for h := range cfg.CPUs {
+		s := &source{feed: f, hpu: h, queue: new(bpf.Queue), first: h * each, frames: make([]frame, each)}
+		f.sources = append(f.sources, s)
+		for range cfg.CPUs {
+			fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+			if err != nil {
+				return nil, fmt.Errorf("eventfd: %w", err)
+			}
+			s.fds = append(s.fds, fd)
+		}
+		for i := range s.frames {
+			s.fill(i)
+		}
+	}
+	return f, nil
+}
+
+// fill writes packet i/Flights of message i%Flights, but for the message's number.
+func (s *source) fill(i int) {
+	cfg := &s.cfg
+	at := i / cfg.Flights * cfg.Packet
+	part := cfg.Stream[at:min(at+cfg.Packet, len(cfg.Stream))]
+	h := slmp.Header{Offset: uint32(at)}
+	if at+len(part) == len(cfg.Stream) {
+		h.Flags = slmp.EOM
+	}
+	f := &s.frames[i]
+	f.desc = xsk.Desc{Addr: s.mem.Addr(s.first+i) + xsk.PacketHeadroom, Len: uint32(headers + len(part))}
+	f.data = s.mem.Bytes(f.desc.Addr, int(f.desc.Len))
+	f.meta = (*bpf.Meta)(unsafe.Pointer(unsafe.SliceData(s.mem.Front(f.desc.Addr, bpf.MetaSize))))
+
+	eth := packet.Ethernet(f.data)
+	eth.SetDst([6]byte{2, 0, 0, 0, 0, 1})
+	eth.SetSrc([6]byte{2, 0, 0, 0, 0, 2})
+	eth.SetEtherType(packet.EtherTypeIPv4)
+	ip := packet.IPv4(eth.Payload())
+	ip[0] = 0x45
+	ip.SetTotalLen(uint16(len(ip)))
+	ip.SetTTL(64)
+	ip.SetProtocol(unix.IPPROTO_UDP)
+	ip.SetSrc([4]byte{10, 0, 0, 2})
+	ip.SetDst([4]byte{10, 0, 0, 1})
+	ip.SetChecksum(ip.HeaderChecksum())
+	udp := packet.UDP(ip.Payload())
+	udp.SetSrcPort(49152 + uint16(s.hpu))
+	udp.SetDstPort(slmp.Port)
+	udp.SetLength(uint16(len(udp)))
+	h.Put(f.data[udpHeaders:])
+	copy(f.data[headers:], part)
+
+	table := matcher.Table{Entries: map[int]matcher.Entry{0: {Ruleset: matcher.SLMP(), Context: contextID, Format: s.format}}}
+	v := table.Match(f.data)
+	*f.meta = bpf.Meta{Magic: bpf.MetaMagic, Context: contextID, Key: v.Key, Offset: v.Offset}
+	if v.EOM {
+		f.meta.Flags = bpf.MetaEOM
+	}
+}
+
+// number is the message of a frame in this round. Its place is the remainder by how many
+// are in flight on all HPUs.
+func (s *source) number(i int) uint32 {
+	return (s.rounds*uint32(len(s.cfg.CPUs))+uint32(s.hpu))*uint32(s.cfg.Flights) + uint32(i%s.cfg.Flights)
+}
+
+// ready tells whether there is a packet.
+func (s *source) ready() bool {
+	if s.next == 0 && !s.running {
+		s.running = s.going.Load() // whole messages only
+	}
+	return s.running && !s.frames[s.next].out
+}
+
+// receive is the XDP program and the kernel.
+func (s *source) receive(descs []xsk.Desc) (n int) {
+	seq := &s.queue.Seq[s.hpu][contextID]
+	for n < len(descs) && s.ready() {
+		f := &s.frames[s.next]
+		id := s.number(s.next)
+		slmp.Header{Flags: slmp.Flags(uint16(f.data[udpHeaders])<<8 | uint16(f.data[udpHeaders+1])), ID: id, Offset: f.meta.Offset}.Put(f.data[udpHeaders:])
+		f.meta.Key[len(s.format.Key)-1] = id
+		f.meta.Seq = *seq + uint32(n)
+		f.out = true
+		descs[n] = f.desc
+		n++
+		if s.next++; s.next == len(s.frames) {
+			s.next, s.running = 0, false
+			s.rounds++
+		}
+	}
+	atomic.AddUint32(seq, uint32(n))
+	atomic.AddUint32(&s.queue.Issued[contextID], uint32(n))
+	atomic.AddUint32(&s.share.Enqueued[s.hpu][s.hpu], uint32(n))
+	return n
+}
+
+// Exchange implements hpu.Exchanger: nothing is ever sent.
+func (s *source) Exchange(recycle, _ []uint64) (filled, completed int) {
+	for _, a := range recycle {
+		s.frames[s.mem.Frame(a)-s.first].out = false
+	}
+	return len(recycle), 0
+}
+
+// Bind implements hpu.Binder.
+func (f *feed) Bind(m *hpu.Message) (hpu.Binding, error) {
+	at := int64(m.Number()) % int64(f.cfg.Flights*len(f.cfg.CPUs))
+	return hpu.Binding{Window: f.window, Place: at * f.cfg.Place, Size: f.cfg.Place, Events: f}, nil
+}
+
+// Unbind implements hpu.Binder.
+func (f *feed) Unbind(*hpu.Message, *hpu.Result) {}
+
+// Post implements hpu.EventSink.
+func (f *feed) Post(e *hpu.MessageEvent) bool {
+	if e.Cause == hpu.Complete {
+		f.ended.Add(1)
+	} else {
+		err := fmt.Errorf("message %d: %v, %d of %d bytes missing", e.Number, e.Cause, e.Missing, e.Length)
+		if e.Err != nil {
+			err = fmt.Errorf("%w: %w", err, e.Err)
+		}
+		f.failed.CompareAndSwap(nil, &err)
+	}
+	return true
+}
+
+// complete checks that all that was handed out was processed.
+func (f *feed) complete(stats []hpu.Stats) error {
+	if err := f.failed.Load(); err != nil {
+		return *err
+	}
+	messages := uint64(0)
+	for i, s := range f.sources {
+		messages += uint64(s.rounds) * uint64(f.cfg.Flights)
+		if want := uint64(s.rounds) * uint64(len(s.frames)); stats[i].Handled != want {
+			return fmt.Errorf("HPU %d has handled %d of %d packets", i, stats[i].Handled, want)
+		}
+	}
+	if n := f.ended.Load(); n != messages || n == 0 {
+		return fmt.Errorf("%d of %d messages are complete", n, messages)
+	}
+	return nil
+}
+
+func (f *feed) close() {
+	for _, s := range f.sources {
+		for _, fd := range s.fds {
+			unix.Close(fd)
+		}
+	}
+}
+
+// ring is an HPU's on a queue. Those with a source have packets.
+type ring struct {
+	source *source
+	fd     int
+}
+
+// FD implements hpu.Ring.
+func (r *ring) FD() int { return r.fd }
+
+// RxAvailable implements hpu.Ring.
+func (r *ring) RxAvailable() uint32 {
+	if r.source != nil && r.source.ready() {
+		return 1
+	}
+	return 0
+}
+
+// Receive implements hpu.Ring.
+func (r *ring) Receive(descs []xsk.Desc) int { return r.source.receive(descs) }
+
+// TxFree implements hpu.Ring.
+func (r *ring) TxFree() int { return 256 }
+
+// Send implements hpu.Ring: there is nobody to send to.
+func (r *ring) Send([]xsk.Desc) int { return 0 }
+
+// Kick implements hpu.Ring.
+func (r *ring) Kick() (pending bool, err error) { return false, nil }
+
+// Stats implements hpu.Ring.
+func (r *ring) Stats() (xsk.Stats, error) { return xsk.Stats{}, nil }
