@@ -301,6 +301,19 @@ func TestCancel(t *testing.T) {
 	}
 }
 
+// All others end otherwise.
+func TestClose(t *testing.T) {
+	p, lab := start(t)
+	u := startUnpacker(t)
+	if err := errors.Join(p.Close(), u.Close()); err != nil {
+		t.Error(err)
+	}
+	nothingLeft(t, lab)
+	if err := p.Prepare(t.Context(), Transfer{parse(t, "int"), 1, 1}); !errors.Is(err, errClosed) {
+		t.Errorf("error %v after Close", err)
+	}
+}
+
 func TestBadTypeAndBadPlace(t *testing.T) {
 	p, lab := start(t)
 	err := p.Prepare(t.Context(), Transfer{parse(t, "ctg(3000000000)[byte]"), 1, 1})

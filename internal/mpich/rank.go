@@ -178,7 +178,7 @@ func (j *job) call(ctx context.Context, commands ...string) (answers [][]time.Du
 func (j *job) fail(err error) error {
 	j.err = err
 	for _, r := range j.ranks {
-		r.end(true)
+		_ = r.end(true) // killed
 	}
 	return err
 }
