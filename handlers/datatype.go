@@ -168,7 +168,7 @@ func (d *datatype) fits(b *hpu.Binding) error {
 	if b.Size > 0 && (d.lo < 0 || d.hi > b.Size) {
 		return fmt.Errorf("bytes %d to %d of a place of %d: %w", d.lo, d.hi, b.Size, hpu.ErrBounds)
 	}
-	if n, lo, hi := b.Window.Size(), min(d.lo, 0), max(d.hi, 0); lo < -b.Place || hi > n-b.Place {
+	if n := b.Window.Size(); d.lo < -b.Place || d.hi > n-b.Place {
 		return fmt.Errorf("bytes %d to %d from %d of a window of %d: %w", d.lo, d.hi, b.Place, n, hpu.ErrBounds)
 	}
 	return nil
@@ -179,16 +179,15 @@ var (
 	errNoSlices = errors.New("the message's window is none whose bytes handlers may have")
 )
 
-// place returns the bytes that the type touches, those between and the origin, which is
-// mem[origin] or the end of mem.
+// place returns the bytes that the type touches, and those between. Displacement 0 is
+// mem[origin], be it in there or not.
 func (d *datatype) place(b *hpu.Binding) (mem []byte, origin int64, err error) {
 	w, ok := b.Window.(hpu.SliceWindow)
 	if !ok {
 		return nil, 0, errNoSlices
 	}
-	lo, hi := min(d.lo, 0), max(d.hi, 0)
-	mem, err = w.Slice(b.Place+lo, hi-lo, hostq.Write)
-	return mem, -lo, err
+	mem, err = w.Slice(b.Place+d.lo, d.hi-d.lo, hostq.Write)
+	return mem, -d.lo, err
 }
 
 // length says whether a message may be so long.
