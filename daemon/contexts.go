@@ -205,11 +205,6 @@ func (h *hosted) install() error {
 	if !spec.HostActivated {
 		spec.Numbers = h.numbersNow()
 	}
-	if set.Sequence > 0 && spec.Policy == nic.BlockedRR {
-		// A packet that waits for its message's header handler is then handled by
-		// the worker of that, beside others of its virtual HPU.
-		spec.Held = -1
-	}
 	spec.Handlers = set.Handlers
 	spec.Timestamp = set.Timestamp
 	spec.Resources = hpu.Resources{Timer: b.timer, Full: b.full, Log: h.book}

@@ -414,8 +414,17 @@ func (r *runner) start(t *table, m *Message, k int) bool {
 	}
 	t.lock()
 	t.Opened(m.entry, r.base)
-	r.w.jobs = append(r.w.jobs, m.takeHeld(t)...)
+	held := m.takeHeld(t)
 	t.unlock()
+	for _, k := range held {
+		// On the HPU that it came to: with blocked-rr others of its virtual HPU
+		// come there.
+		if k.worker == r.w {
+			r.w.jobs = append(r.w.jobs, k)
+		} else {
+			r.pool.giveBack(k)
+		}
+	}
 	return r.payload(t, m, k)
 }
 

@@ -68,9 +68,9 @@ func TestDatatypesThroughABadNetwork(t *testing.T) {
 func datatypePolicies(set *handlers.Set) []nic.ContextSpec {
 	if set.Sequence > 0 {
 		return []nic.ContextSpec{
-			{Policy: nic.BlockedRR, Sequence: set.Sequence, VHPUs: set.VHPUs, Held: -1},
+			{Policy: nic.BlockedRR, Sequence: set.Sequence, VHPUs: set.VHPUs},
 			{Policy: nic.ByMessage},
-			{Policy: nic.BlockedRR, Sequence: set.Sequence, VHPUs: set.VHPUs, Held: -1},
+			{Policy: nic.BlockedRR, Sequence: set.Sequence, VHPUs: set.VHPUs},
 		}
 	}
 	return []nic.ContextSpec{{Policy: nic.ByPacket}, {Policy: nic.ByMessage}, {Policy: nic.BlockedRR, Sequence: 1500, VHPUs: 7}}
