@@ -94,6 +94,15 @@ eventfds; notifications, next to a bare ring; copies into a window, next to plai
 memory; and UDP echo by handlers that ask an application, next to a socket.`,
 		200 * time.Millisecond, 10 * time.Millisecond, time.Millisecond, nil, hostqFlags,
 	},
+	{
+		"ddt", "MPI datatypes: placement next to MPICH and to loops by hand, CPU time, overlap",
+		`Messages placed in memory next to MPI_Unpack, to hand-written loops and to the
+strategies of SC 2019; two HPUs next to one; what receiving costs the machine, next
+to contiguous messages and to MPICH over TCP; computation while messages arrive, on
+both; and what it takes to commit a type. Takes a quarter of an hour: --only names
+parts.`,
+		time.Second, 20 * time.Millisecond, time.Millisecond, nil, ddtFlags,
+	},
 }
 
 // newBenchCmd returns `xspin bench`.
