@@ -50,10 +50,11 @@ costs the one and the other. MPICH does the same (MPI_Irecv, a test between two
 products) over TCP without XDP, if it is installed; it needs a C compiler too, and
 Go for the same products.
 
-With --serve nothing is measured: messages are received until interrupted, from
-whoever sends some as long as the type, and each is told in a line. --dir keeps what
-became of the memory. In another terminal:
-  xspin ddt pack ... | sudo xspin lab exec host -- xspin send --to 10.0.0.1 -
+With --serve nothing is measured: messages that are as long as --count elements
+are received until interrupted, from whoever sends some, and each is told in a line.
+--dir keeps what became of the memory. In another terminal, with the same type:
+  xspin ddt pack Simple --count 20 --in IMAGE --out STREAM
+  sudo xspin lab exec host -- xspin send --to 10.0.0.1 STREAM
 Or with --sender it asks there for messages, of FPsPIN's sender or of this one,
 which needs no privileges:
   sudo xspin lab exec host -- xspin demo datatypes --send --type Simple`,
@@ -95,7 +96,7 @@ func (f *datatypesFlags) bind(fl *pflag.FlagSet) {
 	fl.StringArrayVar(&f.types, "type", []string{"Simple", "Complex"}, "TYPE as above; may be given several times")
 	fl.Int64Var(&f.count, "count", 20, "elements of the type in a message, 0 for what TYPE says")
 	fl.IntVar(&f.parallel, "parallel", 16, fmt.Sprintf("messages at a time, 1 to %d, each in a place of its own", datatypes.MaxParallel))
-	fl.IntVar(&f.runs, "runs", 11, "rounds measured of each type, and with --overlap, up to 20, of each way")
+	fl.IntVar(&f.runs, "runs", 7, "rounds measured of each type, and with --overlap, up to 20, of each way")
 	fl.StringVar(&f.strategy, "strategy", ddt.Direct, "how handlers find places: "+strings.Join(ddt.Strategies(), ", ")+"; or deposit, which has no type")
 	fl.Int64Var(&f.interval, "interval", 0, "bytes between the checkpoints of ro-cp and rw-cp, 0 for what the model says")
 	fl.BoolVar(&f.verify, "verify", false, "compare every byte of the window, before and after the runs; with --serve of each message")
@@ -209,9 +210,9 @@ func runDatatypes(cmd *cobra.Command, f datatypesFlags, cfg datatypes.Config) (e
 	defer func() { err = errors.Join(err, down()) }()
 	if f.serve {
 		c := datatypes.ServeConfig{Setup: cfg.Setup, Transfer: cfg.Transfers[0], Sender: asked, Verify: cfg.Verify, Dir: f.dir}
-		return datatypes.Serve(ctx, lab, c, func() {
+		return datatypes.Serve(ctx, lab, c, func(i datatypes.Info) {
 			addr := lab.NIC.Addr.Addr()
-			fmt.Fprintf(out, "XsPIN receives messages of %s on %s (%s in namespace %s) until interrupted", c.Name, addr, lab.NIC.Device, lab.NIC.Namespace)
+			fmt.Fprintf(out, "XsPIN receives messages of %d bytes on %s (%s in namespace %s), %s of %s, until interrupted", i.Message, addr, lab.NIC.Device, lab.NIC.Namespace, count(int(i.Count), "element"), i.Name)
 			if asked.IsValid() {
 				fmt.Fprintf(out, ", and asks %v for them\n", asked)
 				return

@@ -37,7 +37,7 @@ func TestDatatypesFlags(t *testing.T) {
 				{Name: "Simple", Type: "Simple", Count: 20, Parallel: 16, Strategy: "direct"},
 				{Name: "Complex", Type: "Complex", Count: 20, Parallel: 16, Strategy: "direct"},
 			},
-			Runs: 11,
+			Runs: 7,
 		}
 		if err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("error %v\ngot  %+v\nwant %+v", err, got, want)

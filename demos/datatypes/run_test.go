@@ -513,7 +513,7 @@ func TestServeTakesWhatIsSent(t *testing.T) {
 	var got []Message
 	var sending sync.WaitGroup
 	// Six messages, more than there are places. One has a wrong byte, one a wrong length.
-	err = Serve(ctx, lab, ServeConfig{Setup: setup(), Transfer: tr, Verify: true, Dir: dir}, func() {
+	err = Serve(ctx, lab, ServeConfig{Setup: setup(), Transfer: tr, Verify: true, Dir: dir}, func(Info) {
 		var conn *slmp.Conn
 		if err := lab.Host.NS.Do(func() (err error) {
 			conn, err = slmp.Dial(ctx, lab.NIC.Addr.Addr().String(), slmp.Config{Retries: 1, Patience: 100 * time.Millisecond})
@@ -579,7 +579,11 @@ func TestSendersAreAsked(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	n := 0
-	if err := Serve(ctx, lab, ServeConfig{Setup: setup(), Transfer: tr, Sender: asked, Verify: true}, func() {}, func(m Message) {
+	if err := Serve(ctx, lab, ServeConfig{Setup: setup(), Transfer: tr, Sender: asked, Verify: true}, func(i Info) {
+		if i.Message != 30*64*3*4 {
+			t.Errorf("info %+v", i)
+		}
+	}, func(m Message) {
 		if !m.Verified {
 			t.Errorf("message %+v", m)
 		}
@@ -591,7 +595,7 @@ func TestSendersAreAsked(t *testing.T) {
 	}
 	t.Run("nobody there", func(t *testing.T) {
 		nobody := netip.AddrPortFrom(lab.Host.Addr.Addr(), 9)
-		err := Serve(t.Context(), lab, ServeConfig{Setup: setup(), Transfer: tr, Sender: nobody}, func() {}, func(Message) {})
+		err := Serve(t.Context(), lab, ServeConfig{Setup: setup(), Transfer: tr, Sender: nobody}, func(Info) {}, func(Message) {})
 		if err == nil || !strings.Contains(err.Error(), nobody.String()) {
 			t.Errorf("error %v", err)
 		}

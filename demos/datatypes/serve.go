@@ -36,7 +36,7 @@ type Message struct {
 }
 
 // Serve receives until ctx ends. ready is called when it does, told with each message.
-func Serve(ctx context.Context, lab *netns.Lab, c ServeConfig, ready func(), told func(Message)) (err error) {
+func Serve(ctx context.Context, lab *netns.Lab, c ServeConfig, ready func(Info), told func(Message)) (err error) {
 	if c.Dir != "" {
 		if c.Dir, err = filepath.Abs(c.Dir); err != nil { // another user may not reach what is our working directory
 			return err
@@ -57,7 +57,7 @@ func Serve(ctx context.Context, lab *netns.Lab, c ServeConfig, ready func(), tol
 			case a.err() != nil:
 				return a.err()
 			case first:
-				ready()
+				ready(s.Info(0))
 			default:
 				told(*a.Message)
 			}
