@@ -67,7 +67,7 @@ func Run(ctx context.Context, lab *netns.Lab, c Config, progress func(string)) (
 
 // measure adds a result.
 func (r *Report) measure(ctx context.Context, lab *netns.Lab, c Config, t Transfer, progress func(string)) (err error) {
-	progress(fmt.Sprintf("%s: %d rounds", t.name(), c.Runs))
+	progress(t.name() + ": transfers")
 	s, err := Open(ctx, lab, c.Setup, t)
 	if err != nil {
 		return err
