@@ -48,7 +48,9 @@ meanwhile, of a size at which the messages are just there in time, and looks for
 them between two products: how much of the communication that hides, and what it
 costs the one and the other. MPICH does the same (MPI_Irecv, a test between two
 products) over TCP without XDP, if it is installed; it needs a C compiler too, and
-Go for the same products.
+Go for the same products. Where the NIC's threads run is a choice: on the sender's
+CPU, as with --pin, they take nothing from the products; on the application's
+(--nic-cpu), messages alone are faster, and together it takes longer.
 
 With --serve nothing is measured: messages that are as long as --count elements
 are received until interrupted, from whoever sends some, and each is told in a line.

@@ -272,6 +272,13 @@ func (s *Session) round(ctx context.Context, q roundAsk) (*Overlapped, error) {
 	}
 	o.Segments = after.sent.Segments - before.sent.Segments
 	o.Retransmitted = after.sent.Retransmitted - before.sent.Retransmitted
+	// HPUs count when they have acknowledged, so they may be behind.
+	for limit := time.Now().Add(time.Second); s.transfers[q.Transfer].Strategy != Deposit &&
+		after.packets-before.packets < o.Segments && time.Now().Before(limit); {
+		if after, err = s.look(ctx, q.Transfer); err != nil {
+			return nil, err
+		}
+	}
 	o.Packets, o.Copies = after.packets-before.packets, after.copies-before.copies
 	return o, nil
 }
