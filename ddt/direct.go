@@ -37,9 +37,7 @@ func (c *Committed) move(mem []byte, origin, first int64, stream []byte, pack bo
 	if n == 0 {
 		return 0, nil
 	}
-	w := walker{mem: unsafe.Pointer(unsafe.SliceData(mem)), stream: unsafe.Pointer(unsafe.SliceData(stream)), pack: pack}
-	w.part(c.fast, origin+c.origin, first, first+n)
-	return w.copies, nil
+	return c.fast.copy(unsafe.Pointer(unsafe.SliceData(mem)), origin+c.origin, first, unsafe.Pointer(unsafe.SliceData(stream)), 0, n, pack), nil
 }
 
 // Check tells whether n bytes of the stream from position first on can be placed in
@@ -78,104 +76,138 @@ func (e *placeError) Error() string {
 
 func (e *placeError) Unwrap() error { return ErrBounds }
 
-// Each calls f for the pieces of bytes first to last-1 of the stream in order, until it
-// returns false: n bytes in a row, at off from the buffer's origin. Neighbouring pieces
-// may touch. What is not in the stream is left out.
-func (c *Committed) Each(first, last int64, f func(off, n int64) bool) {
-	first, last = max(first, 0), min(last, c.Size())
-	if first < last {
-		w := walker{each: f}
-		w.part(c.root, c.origin, first, last)
-	}
-}
-
-// A walker goes through bytes of a stream: it seeks to where they begin, by division
-// where a level is regular and by binary search where it is not, and then goes from piece
-// to piece. It has no state of a stream, so any bytes can be next.
+// What follows goes through bytes of a stream: it seeks to where they begin, by division
+// where a level is regular and by search where it is not, and then goes from piece to
+// piece. There is no state of a stream, so any bytes can be next.
 //
-// Nothing is checked here: bytes lo to hi-1 of a node that is at offset at of the memory
-// are inside of both, because all of what was committed is, see Check. (Offsets, not
-// pointers that could be beyond the end of memory, which the garbage collector forbids.)
-type walker struct {
-	mem    unsafe.Pointer
-	stream unsafe.Pointer
-	pos    int64 // in stream
-	copies int64
-	pack   bool                    // from memory to stream
-	each   func(off, n int64) bool // instead of copying
-	ended  bool                    // each has returned false
+// Nothing is checked: the bytes of a node that is at offset at of the memory are inside
+// of it, because all of what was committed is, see Check. (Offsets, not pointers: those
+// could be beyond the end of memory, which the garbage collector forbids.)
+
+// copy places left bytes of a node's stream from position first on, or fetches them if
+// it is to pack: stream has them at pos. It returns how many pieces they are. All
+// arguments are in registers.
+func (n *Node) copy(mem unsafe.Pointer, at, first int64, stream unsafe.Pointer, pos, left int64, pack bool) (copies int64) {
+	switch {
+	case n.Kind == Contig:
+		copyBlock(mem, at+first, stream, pos, left, pack)
+		return 1
+	case n.Kind == List:
+		return n.copyList(mem, at, first, stream, pos, left, pack)
+	case n.Child.Kind == Contig:
+		return n.copyBlocks(mem, at, first, stream, pos, left, pack)
+	}
+	size := n.Child.Size
+	i := quotient(first, size)
+	for first -= i * size; left > 0; i++ {
+		k := min(size-first, left)
+		copies += n.Child.copy(mem, at+n.displ(i), first, stream, pos, k, pack)
+		pos += k
+		left -= k
+		first = 0
+	}
+	return copies
 }
 
-// part goes through bytes lo to hi-1 of a node's stream.
-func (w *walker) part(n *Node, at, lo, hi int64) {
-	switch n.Kind {
-	case Contig:
-		w.block(at+lo, hi-lo)
-	case Vector:
-		child := n.Child
-		i := quotient(lo, child.Size)
-		if r := lo - i*child.Size; r != 0 {
-			end := min(hi-lo+r, child.Size)
-			w.inside(child, at+i*n.Stride, r, end)
-			lo += end - r
+// copyBlocks is copy for vectors and indexes of blocks: what is left of the first, whole
+// ones, and the begin of the last.
+func (n *Node) copyBlocks(mem unsafe.Pointer, at, first int64, stream unsafe.Pointer, pos, left int64, pack bool) (copies int64) {
+	size := n.Child.Size
+	i, whole := int64(0), n.Count
+	if left != n.Size {
+		i = quotient(first, size)
+		if first -= i * size; first > 0 {
+			k := min(size-first, left)
+			copyBlock(mem, at+n.displ(i)+first, stream, pos, k, pack)
+			pos += k
+			left -= k
 			i++
+			copies++
 		}
-		whole := quotient(hi-lo, child.Size)
-		if whole > 0 {
-			w.vector(child, at+i*n.Stride, n.Stride, whole)
-			lo += whole * child.Size
-			i += whole
-		}
-		if lo < hi {
-			w.inside(child, at+i*n.Stride, 0, hi-lo)
-		}
-	case Index:
-		child := n.Child
-		i := quotient(lo, child.Size)
-		if r := lo - i*child.Size; r != 0 {
-			end := min(hi-lo+r, child.Size)
-			w.inside(child, at+n.Displs[i], r, end)
-			lo += end - r
-			i++
-		}
-		whole := quotient(hi-lo, child.Size)
-		if whole > 0 {
-			w.index(child, at, n.Displs[i:i+whole])
-			lo += whole * child.Size
-			i += whole
-		}
-		if lo < hi {
-			w.inside(child, at+n.Displs[i], 0, hi-lo)
-		}
-	case List:
-		i := n.find(lo)
-		if start := n.Starts[i]; start != lo {
-			end := min(hi, n.Starts[i+1])
-			w.inList(n, i, at, lo-start, end-start)
-			lo = end
-			i++
-		}
-		j := i
-		for j < len(n.Displs) && n.Starts[j+1] <= hi {
-			j++
-		}
-		if j > i {
-			w.list(n, at, i, j)
-			lo = n.Starts[j]
-		}
-		if lo < hi {
-			w.inList(n, j, at, 0, hi-lo)
-		}
+		whole = quotient(left, size)
 	}
+	if whole > 0 {
+		switch {
+		case n.Kind == Vector && pack:
+			gatherVector(stream, pos, mem, at+i*n.Stride, n.Stride, whole, size)
+		case n.Kind == Vector:
+			scatterVector(mem, at+i*n.Stride, n.Stride, whole, size, stream, pos)
+		case pack:
+			gatherIndex(stream, pos, mem, at, n.Displs[i:i+whole], size)
+		default:
+			scatterIndex(mem, at, n.Displs[i:i+whole], size, stream, pos)
+		}
+		pos += whole * size
+		left -= whole * size
+		i += whole
+		copies += whole
+	}
+	if left > 0 {
+		copyBlock(mem, at+n.displ(i), stream, pos, left, pack)
+		copies++
+	}
+	return copies
 }
 
-// inside is part of a child, which most often is a block.
-func (w *walker) inside(n *Node, at, lo, hi int64) {
-	if n.Kind == Contig {
-		w.block(at+lo, hi-lo)
-	} else {
-		w.part(n, at, lo, hi)
+// copyList is copy for lists.
+func (n *Node) copyList(mem unsafe.Pointer, at, first int64, stream unsafe.Pointer, pos, left int64, pack bool) (copies int64) {
+	i := n.find(first)
+	first -= n.Starts[i]
+	if n.Children != nil {
+		for ; left > 0; i++ {
+			k := min(n.Children[i].Size-first, left)
+			copies += n.Children[i].copy(mem, at+n.Displs[i], first, stream, pos, k, pack)
+			pos += k
+			left -= k
+			first = 0
+		}
+		return copies
 	}
+	if first > 0 {
+		k := min(n.Starts[i+1]-n.Starts[i]-first, left)
+		copyBlock(mem, at+n.Displs[i]+first, stream, pos, k, pack)
+		pos += k
+		left -= k
+		i++
+		copies++
+	}
+	j := i
+	for j < len(n.Displs) && n.Starts[j+1]-n.Starts[i] <= left {
+		j++
+	}
+	if j > i {
+		if pack {
+			gatherList(stream, pos, mem, at, n.Displs[i:j], n.Starts[i:j+1])
+		} else {
+			scatterList(mem, at, n.Displs[i:j], n.Starts[i:j+1], stream, pos)
+		}
+		whole := n.Starts[j] - n.Starts[i]
+		pos += whole
+		left -= whole
+		copies += int64(j - i)
+	}
+	if left > 0 {
+		copyBlock(mem, at+n.Displs[j], stream, pos, left, pack)
+		copies++
+	}
+	return copies
+}
+
+// copyBlock copies n bytes in a row.
+func copyBlock(mem unsafe.Pointer, at int64, stream unsafe.Pointer, pos, n int64, pack bool) {
+	dst, src := unsafe.Add(mem, at), unsafe.Add(stream, pos)
+	if pack {
+		dst, src = src, dst
+	}
+	move(dst, src, n)
+}
+
+// displ returns where child i of a vector or an index is.
+func (n *Node) displ(i int64) int64 {
+	if n.Kind == Vector {
+		return i * n.Stride
+	}
+	return n.Displs[i]
 }
 
 // quotient divides what is not negative. Of 64 bits that takes longer on many CPUs.
@@ -216,101 +248,48 @@ func (n *Node) find(pos int64) int {
 	return low
 }
 
-// inList goes through bytes of part i of a list.
-func (w *walker) inList(n *Node, i int, at, lo, hi int64) {
-	if n.Children == nil {
-		w.block(at+n.Displs[i]+lo, hi-lo)
-	} else {
-		w.part(n.Children[i], at+n.Displs[i], lo, hi)
+// Each calls f for the pieces of bytes first to last-1 of the stream in order, until it
+// returns false: n bytes in a row, at off from the buffer's origin. Neighbouring pieces
+// may touch. What is not in the stream is left out.
+func (c *Committed) Each(first, last int64, f func(off, n int64) bool) {
+	first, last = max(first, 0), min(last, c.Size())
+	if first < last {
+		c.root.each(c.origin, first, last-first, f)
 	}
 }
 
-// whole goes through all of a node.
-func (w *walker) whole(n *Node, at int64) {
+// each calls f for the pieces of left bytes of a node's stream from position first on. It
+// returns whether f always has returned true.
+func (n *Node) each(at, first, left int64, f func(off, n int64) bool) bool {
+	var i int64
 	switch n.Kind {
 	case Contig:
-		w.block(at, n.Size)
-	case Vector:
-		w.vector(n.Child, at, n.Stride, n.Count)
-	case Index:
-		w.index(n.Child, at, n.Displs)
+		return f(at+first, left)
 	case List:
-		w.list(n, at, 0, len(n.Displs))
-	}
-}
-
-// vector goes through count children, stride bytes apart.
-func (w *walker) vector(child *Node, at, stride, count int64) {
-	if child.Kind == Contig && w.each == nil {
-		w.copies += count
-		if w.pack {
-			gatherVector(w.stream, w.pos, w.mem, at, stride, count, child.Size)
-		} else {
-			scatterVector(w.mem, at, stride, count, child.Size, w.stream, w.pos)
-		}
-		w.pos += count * child.Size
-		return
-	}
-	for ; count > 0 && !w.ended; count-- {
-		w.whole(child, at)
-		at += stride
-	}
-}
-
-// index goes through children at these displacements.
-func (w *walker) index(child *Node, at int64, displs []int64) {
-	if child.Kind == Contig && w.each == nil {
-		w.copies += int64(len(displs))
-		if w.pack {
-			gatherIndex(w.stream, w.pos, w.mem, at, displs, child.Size)
-		} else {
-			scatterIndex(w.mem, at, displs, child.Size, w.stream, w.pos)
-		}
-		w.pos += int64(len(displs)) * child.Size
-		return
-	}
-	for _, d := range displs {
-		if w.ended {
-			return
-		}
-		w.whole(child, at+d)
-	}
-}
-
-// list goes through parts i to j-1.
-func (w *walker) list(n *Node, at int64, i, j int) {
-	if n.Children == nil && w.each == nil {
-		w.copies += int64(j - i)
-		if w.pack {
-			gatherList(w.stream, w.pos, w.mem, at, n.Displs[i:j], n.Starts[i:j+1])
-		} else {
-			scatterList(w.mem, at, n.Displs[i:j], n.Starts[i:j+1], w.stream, w.pos)
-		}
-		w.pos += n.Starts[j] - n.Starts[i]
-		return
-	}
-	for ; i < j && !w.ended; i++ {
-		if n.Children == nil {
-			w.block(at+n.Displs[i], n.Starts[i+1]-n.Starts[i])
-		} else {
-			w.whole(n.Children[i], at+n.Displs[i])
-		}
-	}
-}
-
-// block goes through n bytes in a row.
-func (w *walker) block(at, n int64) {
-	switch {
-	case w.ended:
-		return
-	case w.each != nil:
-		w.ended = !w.each(at, n)
-		return
-	case w.pack:
-		move(unsafe.Add(w.stream, w.pos), unsafe.Add(w.mem, at), n)
+		i = int64(n.find(first))
+		first -= n.Starts[i]
 	default:
-		move(unsafe.Add(w.mem, at), unsafe.Add(w.stream, w.pos), n)
+		i = first / n.Child.Size
+		first -= i * n.Child.Size
 	}
-	w.copies++
-	w.pos += n
+	for more := true; left > 0; i++ {
+		var k int64
+		switch {
+		case n.Kind != List:
+			k = min(n.Child.Size-first, left)
+			more = n.Child.each(at+n.displ(i), first, k, f)
+		case n.Children != nil:
+			k = min(n.Children[i].Size-first, left)
+			more = n.Children[i].each(at+n.Displs[i], first, k, f)
+		default:
+			k = min(n.Starts[i+1]-n.Starts[i]-first, left)
+			more = f(at+n.Displs[i]+first, k)
+		}
+		if !more {
+			return false
+		}
+		left -= k
+		first = 0
+	}
+	return true
 }

@@ -279,11 +279,10 @@ func (n *normalizer) join(q *placed, p placed) bool {
 // flat is a node as a list of blocks.
 func (n *normalizer) flat(c *Node) *Node {
 	var all []placed
-	w := walker{each: func(off, size int64) bool {
+	c.each(0, 0, c.Size, func(off, size int64) bool {
 		all = append(all, placed{n.contig(size), off})
 		return true
-	}}
-	w.whole(c, 0)
+	})
 	return n.list(all).node
 }
 

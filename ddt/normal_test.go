@@ -111,13 +111,12 @@ func TestFlatPartsAreTheSame(t *testing.T) {
 				t.Errorf("flat: %+v, was %+v", c.fast, c.root)
 			}
 			places := func(n *Node) (all []int64) {
-				w := walker{each: func(off, n int64) bool {
+				n.each(0, 0, n.Size, func(off, n int64) bool {
 					for i := range n {
 						all = append(all, off+i)
 					}
 					return true
-				}}
-				w.whole(n, 0)
+				})
 				return all
 			}
 			if !slices.Equal(places(c.fast), places(c.root)) {
