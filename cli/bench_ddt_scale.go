@@ -38,17 +38,19 @@ func (b *ddtBench) scaleRows(ctx context.Context) error {
 	cfg := replay.Config{Handlers: set.Handlers, Stream: make([]byte, c.Size()), Packet: ddtPacket, Flights: scaleFlights, Place: hi}
 
 	cpus := []int{b.receiver, b.sender}
-	var one, two [2][]float64 // by HPU
-	replayed := func(on []int, runs ...*[]float64) func(context.Context) error {
+	type runs struct{ busy, cpu []float64 } // packets per second of either
+	var one, two [2]runs                    // by HPU
+	replayed := func(on []int, to ...*runs) func(context.Context) error {
 		return func(ctx context.Context) error {
 			cfg := cfg
 			cfg.CPUs = on
-			stats, err := replay.Run(ctx, cfg, b.cfg.duration)
+			done, err := replay.Run(ctx, cfg, b.cfg.duration)
 			if err != nil {
 				return err
 			}
-			for i, s := range stats {
-				*runs[i] = append(*runs[i], float64(s.Handled)/s.Busy.Seconds()/1e6)
+			for i, d := range done {
+				to[i].busy = append(to[i].busy, float64(d.Handled)/d.Busy.Seconds()/1e6)
+				to[i].cpu = append(to[i].cpu, float64(d.Handled)/d.CPU.Seconds()/1e6)
 			}
 			return nil
 		}
@@ -57,12 +59,16 @@ func (b *ddtBench) scaleRows(ctx context.Context) error {
 		replayed(cpus[:1], &one[0]), replayed(cpus, &two[0], &two[1]), replayed(cpus[1:], &one[1])); err != nil {
 		return err
 	}
+	side := func(what string, r *runs) bench.Side {
+		s := bench.NewSide(what+": packets per busy second", "Mpps", r.busy)
+		s.Add("per_cpu_second_Mpps", r.cpu)
+		return s
+	}
 	for i, cpu := range cpus {
 		if err := b.ratio(fmt.Sprintf("ddt/scale/hpu%d", i), bench.AtLeast(0.85),
 			fmt.Sprintf("packets of %d bytes of messages of %d, replayed from memory by the HPU's own worker, which writes the metadata of each packet too: no kernel, no acknowledgements; "+
 				"%d messages of each HPU in flight, their packets taking turns; handler set datatype, direct, blocks of %d bytes %d apart; policy message", ddtPacket, c.Size(), scaleFlights, block, stride),
-			bench.NewSide(fmt.Sprintf("one of two HPUs, on CPU %d: packets per busy second", cpu), "Mpps", two[i]),
-			bench.NewSide(fmt.Sprintf("the only HPU, on CPU %d: packets per busy second", cpu), "Mpps", one[i])); err != nil {
+			side(fmt.Sprintf("one of two HPUs, on CPU %d", cpu), &two[i]), side(fmt.Sprintf("the only HPU, on CPU %d", cpu), &one[i])); err != nil {
 			return err
 		}
 	}

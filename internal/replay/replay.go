@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/bpf"
+	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/mpq"
@@ -48,9 +49,17 @@ const (
 	contextID  = 1
 )
 
+// Done is what an HPU has done.
+type Done struct {
+	hpu.Stats
+	// CPU is the time of its thread from the first packet on. Unlike Busy it has nothing
+	// of the time that other threads took away.
+	CPU time.Duration
+}
+
 // Run has the HPUs process messages for a time, and returns what each has done. All that
 // were begun are complete when it returns, or there is an error.
-func Run(ctx context.Context, cfg Config, d time.Duration) (_ []hpu.Stats, err error) {
+func Run(ctx context.Context, cfg Config, d time.Duration) (_ []Done, err error) {
 	f, err := newFeed(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("replay: %w", err)
@@ -84,12 +93,19 @@ func Run(ctx context.Context, cfg Config, d time.Duration) (_ []hpu.Stats, err e
 	if err := pool.Install(c); err != nil {
 		return nil, err
 	}
-	f.going.Store(true)
+	f.state.Store(going)
+	for f.begun.Load() < int32(len(f.sources)) && ctx.Err() == nil {
+		time.Sleep(time.Millisecond)
+	}
 	select {
 	case <-time.After(d):
 	case <-ctx.Done():
 	}
-	f.going.Store(false)
+	f.state.Store(stopping)
+	// Drain takes it for granted that no more packets will come.
+	for f.stopped.Load() < int32(len(f.sources)) {
+		time.Sleep(time.Millisecond)
+	}
 	if err := pool.Drain(c, 10*time.Second); err != nil {
 		return nil, err
 	}
@@ -100,7 +116,11 @@ func Run(ctx context.Context, cfg Config, d time.Duration) (_ []hpu.Stats, err e
 	if err := f.complete(stats); err != nil {
 		return nil, fmt.Errorf("replay: %w", err)
 	}
-	return stats, nil
+	done := make([]Done, len(stats))
+	for i, s := range f.sources {
+		done[i] = Done{stats[i], s.last - s.first}
+	}
+	return done, nil
 }
 
 // A feed is what all sources have in common. It binds messages, and hears of their ends.
@@ -109,26 +129,39 @@ type feed struct {
 	format  *matcher.Format
 	mem     *xsk.UMEM
 	share   *bpf.Share
-	window  hpu.Memory
+	window  hpu.Window
 	sources []*source
-	going   atomic.Bool
-	ended   atomic.Uint64 // messages that are complete
+	state   atomic.Int32
+	begun   atomic.Int32 // sources that have
+	stopped atomic.Int32 // sources that will give no more packets
 	failed  atomic.Pointer[error]
 }
+
+// States of a feed: at first it waits.
+const (
+	going    = 1
+	stopping = 2
+)
 
 // A source has the packets of an HPU. But for what is shared with the XDP program in
 // other cases, it is the HPU's worker's own.
 type source struct {
+	_ [64]byte // what others write is on other cache lines
 	*feed
 	hpu    int
 	queue  *bpf.Queue
 	fds    []int // of the queue's rings; nothing is ever written to them
 	frames []frame
-	first  int // frame number of frames[0]
+	base   int // frame number of frames[0]
 
 	next    int    // of frames
 	rounds  uint32 // through all of them: each is other messages
 	running bool   // through them
+	over    bool   // there will be no more
+	ended   uint64 // messages that are complete
+
+	first, last time.Duration // CPU time of the worker's thread, at the first packet and after the last
+	_           [64]byte
 }
 
 // A frame is a packet in the UMEM, with its metadata in front.
@@ -149,9 +182,9 @@ func newFeed(cfg Config) (_ *feed, err error) {
 	}
 	packets := (len(cfg.Stream) + cfg.Packet - 1) / cfg.Packet
 	each := packets * cfg.Flights
-	f := &feed{
-		cfg: cfg, format: matcher.FormatByName("slmp"), share: new(bpf.Share),
-		window: make(hpu.Memory, cfg.Place*int64(cfg.Flights*len(cfg.CPUs))),
+	f := &feed{cfg: cfg, format: matcher.FormatByName("slmp"), share: new(bpf.Share)}
+	if f.window, err = hostq.WindowOn(make([]byte, cfg.Place*int64(cfg.Flights*len(cfg.CPUs))), hostq.All); err != nil {
+		return nil, err
 	}
 	if f.mem, err = xsk.NewUMEM(xsk.UMEMConfig{Frames: each * len(cfg.CPUs), FrameSize: 2048}); err != nil {
 		return nil, err
@@ -165,7 +198,7 @@ func newFeed(cfg Config) (_ *feed, err error) {
 		}
 	}()
 	for h := range cfg.CPUs {
-		s := &source{feed: f, hpu: h, queue: new(bpf.Queue), first: h * each, frames: make([]frame, each)}
+		s := &source{feed: f, hpu: h, queue: new(bpf.Queue), base: h * each, frames: make([]frame, each)}
 		f.sources = append(f.sources, s)
 		for range cfg.CPUs {
 			fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
@@ -191,7 +224,7 @@ func (s *source) fill(i int) {
 		h.Flags = slmp.EOM
 	}
 	f := &s.frames[i]
-	f.desc = xsk.Desc{Addr: s.mem.Addr(s.first+i) + xsk.PacketHeadroom, Len: uint32(headers + len(part))}
+	f.desc = xsk.Desc{Addr: s.mem.Addr(s.base+i) + xsk.PacketHeadroom, Len: uint32(headers + len(part))}
 	f.data = s.mem.Bytes(f.desc.Addr, int(f.desc.Len))
 	f.meta = (*bpf.Meta)(unsafe.Pointer(unsafe.SliceData(s.mem.Front(f.desc.Addr, bpf.MetaSize))))
 
@@ -230,8 +263,18 @@ func (s *source) number(i int) uint32 {
 
 // ready tells whether there is a packet.
 func (s *source) ready() bool {
-	if s.next == 0 && !s.running {
-		s.running = s.going.Load() // whole messages only
+	if s.next == 0 && !s.running && !s.over { // whole messages only
+		switch s.state.Load() {
+		case going:
+			if s.running = true; s.first == 0 {
+				s.first = threadTime()
+				s.begun.Add(1)
+			}
+		case stopping:
+			s.over = true
+			s.last = threadTime()
+			s.stopped.Add(1)
+		}
 	}
 	return s.running && !s.frames[s.next].out
 }
@@ -259,10 +302,16 @@ func (s *source) receive(descs []xsk.Desc) (n int) {
 	return n
 }
 
+func threadTime() time.Duration {
+	var ts unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts) // cannot fail
+	return time.Duration(ts.Nano())
+}
+
 // Exchange implements hpu.Exchanger: nothing is ever sent.
 func (s *source) Exchange(recycle, _ []uint64) (filled, completed int) {
 	for _, a := range recycle {
-		s.frames[s.mem.Frame(a)-s.first].out = false
+		s.frames[s.mem.Frame(a)-s.base].out = false
 	}
 	return len(recycle), 0
 }
@@ -279,7 +328,7 @@ func (f *feed) Unbind(*hpu.Message, *hpu.Result) {}
 // Post implements hpu.EventSink.
 func (f *feed) Post(e *hpu.MessageEvent) bool {
 	if e.Cause == hpu.Complete {
-		f.ended.Add(1)
+		f.sources[int(e.Number)/f.cfg.Flights%len(f.sources)].ended++ // whose worker this is
 	} else {
 		err := fmt.Errorf("message %d: %v, %d of %d bytes missing", e.Number, e.Cause, e.Missing, e.Length)
 		if e.Err != nil {
@@ -295,15 +344,13 @@ func (f *feed) complete(stats []hpu.Stats) error {
 	if err := f.failed.Load(); err != nil {
 		return *err
 	}
-	messages := uint64(0)
 	for i, s := range f.sources {
-		messages += uint64(s.rounds) * uint64(f.cfg.Flights)
+		if n := uint64(s.rounds) * uint64(f.cfg.Flights); s.ended != n || n == 0 {
+			return fmt.Errorf("HPU %d has completed %d of %d messages", i, s.ended, n)
+		}
 		if want := uint64(s.rounds) * uint64(len(s.frames)); stats[i].Handled != want {
 			return fmt.Errorf("HPU %d has handled %d of %d packets", i, stats[i].Handled, want)
 		}
-	}
-	if n := f.ended.Load(); n != messages || n == 0 {
-		return fmt.Errorf("%d of %d messages are complete", n, messages)
 	}
 	return nil
 }

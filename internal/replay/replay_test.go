@@ -85,7 +85,7 @@ func TestHPUsPlaceMessages(t *testing.T) {
 			t.Fatalf("%d HPUs", len(stats))
 		}
 		for i, s := range stats {
-			if s.Handled == 0 || s.Handled%15 != 0 || s.Busy <= 0 {
+			if s.Handled == 0 || s.Handled%15 != 0 || s.Busy <= 0 || s.CPU <= 0 {
 				t.Errorf("HPU %d of %d: %+v", i, n, s)
 			}
 		}
