@@ -32,9 +32,10 @@ build: go ## bin/xspin, one static binary
 # Client and server on different CPUs, for all modes: left to themselves they
 # change places, and the figures jump by a factor of ten. The client spins, so
 # that its own wakeup is not in the figures.
-demo: root build ## ping-pong and a file transfer, next to Linux, as tables (root; COUNT=n SIZE=n)
+demo: root build ## ping-pong, a file transfer and datatypes, next to Linux and MPICH, as tables (root; COUNT=n SIZE=n)
 	bin/xspin demo pingpong --proto both --mode host,nic,host+nic --size 16,516,1016,1416 --count $(COUNT) --pin --client-wait spin
 	bin/xspin demo file --size $(SIZE) --pin
+	bin/xspin demo datatypes --type simple --type complex --overlap --pin --verify
 
 test: root go test-tools generate-check lint ## every test, none skipped; installs Debian packages they need (root)
 	XSPIN_NO_SKIP=1 CGO_ENABLED=0 go test -count=1 -run TestModel ./slmp # thousands of bad networks: too many for the race detector
