@@ -99,8 +99,7 @@ memory; and UDP echo by handlers that ask an application, next to a socket.`,
 		`Messages placed in memory next to MPI_Unpack, to hand-written loops and to the
 strategies of SC 2019; two HPUs next to one; what receiving costs the machine, next
 to contiguous messages and to MPICH over TCP; computation while messages arrive, on
-both; and what it takes to commit a type. Takes a quarter of an hour: --only names
-parts.`,
+both; and what it takes to commit a type. Takes ten minutes: --only names parts.`,
 		time.Second, 20 * time.Millisecond, time.Millisecond, nil, ddtFlags,
 	},
 }

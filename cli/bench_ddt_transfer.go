@@ -313,6 +313,7 @@ type overlapped struct {
 // overlapRuns are the figures of one receiver, run by run.
 type overlapRuns struct {
 	both, compute, transfer, nic, hidden, computeSlower, transferSlower, ratio, misses []float64
+	rows                                                                               []float64 // of the matrices
 	on                                                                                 string
 }
 
@@ -343,6 +344,7 @@ func (r *overlapRuns) side(what, unit string, runs []float64) bench.Side {
 	s.Add("gemms_slower", r.computeSlower)
 	s.Add("messages_slower", r.transferSlower)
 	s.Add("missed_share", r.misses)
+	s.Add("matrix_rows", r.rows)
 	return s
 }
 
@@ -375,12 +377,14 @@ func (b *ddtBench) overlap(ctx context.Context, t datatypes.Transfer) (err error
 			return err
 		}
 	}
-	var g datatypes.GEMMs // tuned in the first run, and kept
+	var g datatypes.GEMMs // of the run
+	var rows []float64
 	var ours, theirs overlapRuns
-	sides := []func(context.Context) error{func(ctx context.Context) error {
-		o, err := b.overlapOurs(ctx, t, &g, &ours.on)
-		if err == nil {
+	sides := []func(context.Context) error{func(ctx context.Context) (err error) {
+		var o overlapped
+		if g, o, err = b.overlapOurs(ctx, t, &ours.on); err == nil {
 			ours.add(o)
+			rows = append(rows, float64(g.N))
 		}
 		return err
 	}}
@@ -400,10 +404,11 @@ func (b *ddtBench) overlap(ctx context.Context, t datatypes.Transfer) (err error
 		return err
 	}
 
-	conditions := fmt.Sprintf("%d products of %d x %d doubles (gonum, one thread, the same code on both sides) and %d messages of %d bytes; application, which computes, on CPU %d, sender on CPU %d; times from ready-to-send on; means of a run's trials; "+
-		"matrices of a size at which XsPIN's messages are found after the 15th to the last product; MTU %d", g.Count, g.N, g.N, b.o.parallel, b.o.elements*vectorBytes, b.receiver, b.sender, b.MTU)
+	conditions := fmt.Sprintf("%d products of square matrices of doubles (gonum, one thread, the same code on both sides) and %d messages of %d bytes; application, which computes, on CPU %d, sender on CPU %d; times from ready-to-send on; means of a run's trials; "+
+		"the matrices' size, tuned for each run, is one at which XsPIN's messages are found after the 15th to the last product, and the same for both sides; MTU %d", g.Count, b.o.parallel, b.o.elements*vectorBytes, b.receiver, b.sender, b.MTU)
 	one := fmt.Sprintf("SLMP, handler set datatype, direct, NIC with 1 HPU, adaptive, on the sender's CPU; %d of %s in a message", t.Count, t.Type)
 	two := tcpPeer + "; MPI_Testall between two products"
+	ours.rows, theirs.rows = rows, rows
 	if p != nil {
 		if err := b.ratio("ddt/overlap_"+t.Name+"_over_mpich", bench.AtMost(0.9), conditions, ours.side(one, "ms", ours.both), theirs.side(two, "ms", theirs.both)); err != nil {
 			return err
@@ -423,40 +428,36 @@ func (b *ddtBench) overlap(ctx context.Context, t datatypes.Transfer) (err error
 	return b.absolute("ddt/hidden_"+t.Name+"_mpich", bench.Higher, hidden, theirs.side(two, "share", theirs.hidden))
 }
 
-// overlapOurs is a run of a session.
-func (b *ddtBench) overlapOurs(ctx context.Context, t datatypes.Transfer, g *datatypes.GEMMs, on *string) (o overlapped, err error) {
+// overlapOurs is a run of a session, which also chooses what is computed in that run.
+func (b *ddtBench) overlapOurs(ctx context.Context, t datatypes.Transfer, on *string) (g datatypes.GEMMs, o overlapped, err error) {
 	s, err := datatypes.Open(ctx, b.Lab, b.setup(b.sender), t)
 	if err != nil {
-		return o, err
+		return g, o, err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
 	if *on, err = b.state(); err != nil {
-		return o, err
+		return g, o, err
 	}
-	if _, err := s.Round(ctx, 0); err != nil { // the first one has memory and windows to find
-		return o, err
+	var alone *datatypes.Round
+	for range 2 { // the first one has memory and windows to find
+		if alone, err = s.Round(ctx, 0); err != nil {
+			return g, o, err
+		}
 	}
-	if g.Count == 0 {
-		alone, err := s.Round(ctx, 0)
-		if err != nil {
-			return o, err
-		}
-		if *g, err = s.Tune(ctx, 0, alone.Took); err != nil {
-			return o, err
-		}
+	if g, err = s.Tune(ctx, 0, alone.Took); err != nil {
+		return g, o, err
 	}
 	for o.trials == 0 || o.compute+o.transfer+o.both < b.cfg.duration {
-		compute, err := s.Compute(ctx, *g)
+		compute, err := s.Compute(ctx, g)
 		if err != nil {
-			return o, err
+			return g, o, err
 		}
-		alone, err := s.Round(ctx, 0)
-		if err != nil {
-			return o, err
+		if alone, err = s.Round(ctx, 0); err != nil {
+			return g, o, err
 		}
-		both, err := s.Overlap(ctx, 0, *g)
+		both, err := s.Overlap(ctx, 0, g)
 		if err != nil {
-			return o, err
+			return g, o, err
 		}
 		o.trials++
 		o.compute += compute
@@ -470,7 +471,7 @@ func (b *ddtBench) overlapOurs(ctx context.Context, t datatypes.Transfer, g *dat
 			o.misses++
 		}
 	}
-	return o, nil
+	return g, o, nil
 }
 
 // overlapTheirs is a run of MPICH.
