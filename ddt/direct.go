@@ -272,8 +272,9 @@ func (n *Node) each(at, first, left int64, f func(off, n int64) bool) bool {
 		i = first / n.Child.Size
 		first -= i * n.Child.Size
 	}
-	for more := true; left > 0; i++ {
+	for ; left > 0; i++ {
 		var k int64
+		var more bool
 		switch {
 		case n.Kind != List:
 			k = min(n.Child.Size-first, left)
