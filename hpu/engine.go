@@ -305,7 +305,9 @@ func (r *runner) arrive(c *Context, k int) bool {
 	if !m.live && d != mpq.Drop {
 		r.adopt(t, m)
 	}
-	m.port = req.port
+	if m.port != req.port { // mostly it is: neighbours read this cache line
+		m.port = req.port
+	}
 	req.msg = m
 	switch d {
 	case mpq.Drop:

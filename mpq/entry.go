@@ -33,27 +33,22 @@ func (s State) String() string {
 // last Finish after Fail; then it is reused for another one. It belongs to whoever
 // has the table.
 type Entry struct {
+	// Entries lie one after the other, and neighbours may be different threads'. So
+	// what is written for each segment, low to seen, is where no cache line of it has
+	// a byte of a neighbour's.
+
 	User any // the caller's, untouched when the slot is reused
 
 	key  Key
 	hash uint64
 	next *Entry // in its chain of the table; of the free ones
 	slot uint32
+	size uint32 // of regular segments; 0: the message is irregular
 
-	size   uint32 // of regular segments; 0: the message is irregular
 	low    uint64 // all bytes below are claimed. Regular: a multiple of size, or the end
 	high   uint64 // end of the last byte claimed
 	beyond uint32 // how many segments, or intervals, are claimed beyond low
 	held   uint32 // packets
-
-	length    uint64 // with eom
-	eomOffset uint32 // of EOM's segment
-	eom       bool   // is claimed
-
-	state   State
-	stopped bool // its time was up, or Stop: state is what it was
-	discard bool // its time was up, in mode Discard
-	blocked bool // its time was up, but segments run
 
 	// set is what is claimed beyond low. Regular: bit k modulo 64*len(set)
 	// is segment k, the one at low being 0 and not looked at. Irregular: the
@@ -69,10 +64,21 @@ type Entry struct {
 	few     [2]uint64 // running, as long as that is enough
 
 	processed uint64 // bytes
+	seen      int64  // the last new segment
+
 	started   int64
-	seen      int64 // the last new segment
 	eomSeen   int64
-	timer     int32 // position in the table's timers + 1
+	length    uint64 // with eom
+	eomOffset uint32 // of EOM's segment
+	timer     int32  // position in the table's timers + 1
+	eom       bool   // is claimed
+
+	state   State
+	stopped bool // its time was up, or Stop: state is what it was
+	discard bool // its time was up, in mode Discard
+	blocked bool // its time was up, but segments run
+
+	_ [8]byte
 }
 
 // pack makes a word of a segment. It orders by offset.
