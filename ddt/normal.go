@@ -98,7 +98,7 @@ func Commit(t *Type, count int64) (*Committed, error) {
 	}
 	c.root, c.origin, c.size = p.node, p.at, p.node.Size
 	c.before, c.after = -(p.at + p.node.Lo), p.at+p.node.Hi
-	c.fast = (&tuner{n: &n, done: make(map[*Node]*Node)}).tune(p.node)
+	c.fast = (&tuner{n: &n, done: make(map[*Node]*Node), left: allTables}).tune(p.node)
 	return c, nil
 }
 
@@ -211,14 +211,30 @@ func (n *normalizer) repeat(p placed, count, stride int64) placed {
 // list is all parts, one after the other. It may change them.
 func (n *normalizer) list(all []placed) placed {
 	merged := all[:0]
+	var run Node // what the last part has grown to. It becomes one of n's when it ends
+	grown := false
+	end := func() {
+		if grown {
+			merged[len(merged)-1].node = n.grown(&run)
+			grown = false
+		}
+	}
 	for _, p := range all {
-		if len(merged) > 0 {
-			if q := &merged[len(merged)-1]; n.join(q, p) {
+		if last := len(merged) - 1; last >= 0 {
+			var was *Node
+			if !grown {
+				was = merged[last].node
+				run = *was
+			}
+			if run.join(was, merged[last].at, p) {
+				grown = true
 				continue
 			}
+			end()
 		}
 		merged = append(merged, p)
 	}
+	end()
 	switch len(merged) {
 	case 0:
 		return placed{}
@@ -262,18 +278,32 @@ func (n *normalizer) list(all []placed) placed {
 	return placed{l, first.at}
 }
 
-// join adds p to the end of q, if together they are no more than q was.
-func (n *normalizer) join(q *placed, p placed) bool {
-	a, b := q.node, p.node
+// join adds p to the end of c, which is at a place, if together they are a block or a
+// vector, too. Only what n.grown needs is true of c then. was is the node that c is a copy
+// of, nil if it has grown.
+func (c *Node) join(was *Node, at int64, p placed) bool {
+	d := p.node
 	switch {
-	case a.Kind == Contig && b.Kind == Contig && q.at+a.Size == p.at:
-		q.node = n.contig(a.Size + b.Size)
-	case a.Kind == Vector && b.Kind == Vector && a.Child == b.Child && a.Stride == b.Stride && q.at+a.Count*a.Stride == p.at:
-		q.node = n.repeat(placed{node: a.Child}, a.Count+b.Count, a.Stride).node
+	case c.Kind == Contig && d.Kind == Contig && at+c.Size == p.at:
+		c.Size += d.Size
+	case c.Kind == Vector && d.Kind == Vector && c.Child == d.Child && c.Stride == d.Stride && at+c.Count*c.Stride == p.at:
+		c.Count += d.Count
+	case c.Kind == Vector && c.Child == d && at+c.Count*c.Stride == p.at:
+		c.Count++
+	case was != nil && d.Kind == Vector && d.Child == was && at+d.Stride == p.at:
+		*c = Node{Kind: Vector, Count: d.Count + 1, Stride: d.Stride, Child: was}
 	default:
 		return false
 	}
 	return true
+}
+
+// grown returns the node that is what join has made.
+func (n *normalizer) grown(c *Node) *Node {
+	if c.Kind == Contig {
+		return n.contig(c.Size)
+	}
+	return n.repeat(placed{node: c.Child}, c.Count, c.Stride).node
 }
 
 // flat is a node as a list of blocks.
@@ -287,16 +317,18 @@ func (n *normalizer) flat(c *Node) *Node {
 }
 
 // A tuner makes levels of few parts flat, which cost more to go through than a table costs
-// to read. A table has at most tableBlocks.
+// to read. A table has at most tableBlocks entries, and all of them allTables.
 type tuner struct {
 	n    *normalizer
 	done map[*Node]*Node
+	left int64 // entries that tables may still have
 }
 
 const (
 	smallBlocks = 16
 	smallSize   = 512
 	tableBlocks = 512
+	allTables   = 1 << 16
 )
 
 func (t *tuner) tune(c *Node) *Node {
@@ -312,11 +344,11 @@ func (t *tuner) tune(c *Node) *Node {
 		child := t.tune(c.Child)
 		small := child.Depth == 2 && child.Blocks <= smallBlocks && child.Size <= smallSize
 		switch {
-		case small && times(c.Count, child.Blocks) <= tableBlocks:
+		case small && t.room(times(c.Count, child.Blocks)):
 			d = t.n.flat(c)
-		case small && c.Kind == Vector:
+		case small && c.Kind == Vector && t.room(tableBlocks):
 			d = t.group(c, child)
-		case (child.Kind == Vector || child.Kind == Index) && child.Depth > 2 && times(c.Count, child.Count) <= tableBlocks:
+		case (child.Kind == Vector || child.Kind == Index) && child.Depth > 2 && t.room(times(c.Count, child.Count)):
 			d = t.merge(c, child)
 		case child != c.Child:
 			d = t.with(c, child)
@@ -326,7 +358,7 @@ func (t *tuner) tune(c *Node) *Node {
 		for i, child := range c.Children {
 			children[i] = t.tune(child)
 		}
-		if c.Blocks <= tableBlocks && c.Size <= c.Blocks*smallSize/smallBlocks {
+		if c.Size <= times(c.Blocks, smallSize/smallBlocks) && t.room(c.Blocks) {
 			d = t.n.flat(c)
 		} else if !slices.Equal(children, c.Children) {
 			d = new(*c)
@@ -339,6 +371,16 @@ func (t *tuner) tune(c *Node) *Node {
 	}
 	t.done[c] = d
 	return d
+}
+
+// room tells whether there may be a table of so many entries, and takes it from what is
+// left: what is made for speed is bounded, however much was written.
+func (t *tuner) room(entries int64) bool {
+	if entries > min(tableBlocks, t.left) {
+		return false
+	}
+	t.left -= entries
+	return true
 }
 
 // with is a vector or index with another child of the same bytes.

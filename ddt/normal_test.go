@@ -6,6 +6,7 @@ import (
 	"errors"
 	"math"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -72,6 +73,10 @@ func TestNormalForms(t *testing.T) {
 		{"a struct in order", m(Struct([]int64{1, 4, 1}, []int64{0, 4, 8}, []*Type{Int, Byte, Double})), 1, "ctg(16)[byte]"},
 		{"a struct of vectors that continue", m(Struct([]int64{1, 1}, []int64{0, 32}, []*Type{byteVector, byteVector})), 1, "hvec(8 1 8)[ctg(3)[byte]]"},
 		{"a struct of vectors that do not", m(Struct([]int64{1, 1}, []int64{0, 33}, []*Type{byteVector, byteVector})), 1, "hvec(2 1 33)[hvec(4 1 8)[ctg(3)[byte]]]"},
+		{"a vector and one more", m(Struct([]int64{1, 1}, []int64{0, 32}, []*Type{byteVector, m(Contiguous(3, Byte))})), 1, "hvec(5 1 8)[ctg(3)[byte]]"},
+		{"one more before", m(Struct([]int64{1, 1}, []int64{0, 8}, []*Type{m(Contiguous(3, Byte)), byteVector})), 1, "hvec(5 1 8)[ctg(3)[byte]]"},
+		{"one more elsewhere", m(Struct([]int64{1, 1}, []int64{0, 33}, []*Type{byteVector, m(Contiguous(3, Byte))})), 1, "struct(0,1,hvec(4 1 8)[ctg(3)[byte]] 33,1,ctg(3)[byte])"},
+		{"touching elements after others", m(HIndexed([]int64{1, 2, 3, 4, 5}, []int64{100, 0, 2, 5, 50}, Byte)), 1, "hidxb(1: 100)[hidx(0,1 -100,9 -50,5)[byte]]"},
 		{"a struct of all kinds", m(Struct([]int64{1, 2}, []int64{40, 2}, []*Type{byteVector, Short})), 1, "hidxb(1: 40)[struct(0,1,hvec(4 1 8)[ctg(3)[byte]] -38,1,ctg(4)[byte])]"},
 		{"a subarray", m(Subarray([]int64{10, 10}, []int64{4, 3}, []int64{1, 2}, C, Double)), 1, "hidxb(1: 96)[hvec(4 1 80)[ctg(24)[byte]]]"},
 		{"whole rows", m(Subarray([]int64{10, 10}, []int64{4, 10}, []int64{1, 0}, C, Double)), 1, "hidxb(1: 80)[ctg(320)[byte]]"},
@@ -97,6 +102,7 @@ func TestFlatPartsAreTheSame(t *testing.T) {
 		"groups and rest": m(HVector(1001, 1, 64, few)),
 		"deep":            m(HVector(100, 1, 4000, m(HVector(7, 1, 500, m(HVector(3, 1, 100, few)))))),
 		"no more groups":  m(Contiguous(33, m(Resized(m(Contiguous(4, m(HIndexed([]int64{2, 3}, []int64{8, 11}, Byte)))), 0, 36)))),
+		"levels":          m(HVector(2, 1, 1<<20, m(HVector(3, 1, 1<<16, m(HVector(40, 1, 1000, m(NewVector(10, 1, 2, Long)))))))),
 		"pairs":           m(Contiguous(3000, m(Resized(pair, 0, 24)))),
 		"a list of small": m(Struct([]int64{1, 1, 3}, []int64{0, 90, 300}, []*Type{few, pair, few})),
 		"a list of both":  m(Struct([]int64{1, 300, 1}, []int64{0, 900, 60000}, []*Type{few, m(Resized(few, 0, 77)), complexType(t)})),
@@ -130,7 +136,7 @@ func TestCommitRefuses(t *testing.T) {
 	m := made(t)
 	deep := m(HVector(70000, 1, 2, Byte))
 	for range 100 {
-		deep = m(Struct([]int64{1, 1}, []int64{0, deep.Extent() + 1}, []*Type{deep, Byte}))
+		deep = m(Struct([]int64{1, 1}, []int64{0, deep.Extent() + 2}, []*Type{deep, Byte}))
 	}
 	for _, tc := range []struct {
 		name  string
@@ -184,6 +190,42 @@ func TestCommitIsBounded(t *testing.T) {
 	}
 	if s := c.String(); len(s) > longest+3 || !strings.HasSuffix(s, "...") {
 		t.Errorf("%d bytes of text", len(s))
+	}
+}
+
+// Commit takes memory as what was written does, also for what does not remain.
+func TestCommitTakesLittleMemory(t *testing.T) {
+	m := made(t)
+	touching := make([]int64, 1<<18)
+	for i := range touching {
+		touching[i] = int64(i)
+	}
+	var small []*Type // each of which would be a table
+	var displs []int64
+	for i := range int64(10000) {
+		small = append(small, m(HVector(32, 1, 1000+i, m(HVector(16, 1, 3, Byte)))))
+		displs = append(displs, i<<20)
+	}
+	for name, tc := range map[string]struct {
+		typ  *Type
+		made uint64 // bytes
+		kept int64
+	}{
+		"blocks that touch": {m(HIndexedBlock(1, touching, Byte)), 16 << 20, 1 << 10},
+		"a lot of tables":   {m(Struct(slices.Repeat([]int64{1}, len(displs)), displs, small)), 64 << 20, 16 << 20},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			c := committed(t, tc.typ, 1)
+			runtime.ReadMemStats(&after)
+			if n := after.TotalAlloc - before.TotalAlloc; n > tc.made {
+				t.Errorf("%d bytes allocated, want %d at most", n, tc.made)
+			}
+			if n := c.Memory(); n > tc.kept {
+				t.Errorf("takes %d bytes, want %d at most", n, tc.kept)
+			}
+		})
 	}
 }
 
