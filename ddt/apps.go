@@ -101,53 +101,60 @@ func appNames() string {
 // case, and a comma is as good as a space between parameters. So complex is the App;
 // Fortran's type is dup[complex].
 func Resolve(text string) (t *Type, count int64, err error) {
-	name, args, isWord := cutCall(text)
-	if isWord {
-		i := slices.IndexFunc(apps, func(a App) bool { return strings.EqualFold(a.Name, name) })
-		if i >= 0 {
-			params, err := parseParams(apps[i], args)
-			if err != nil {
-				return nil, 0, err
-			}
-			return apps[i].Make(params)
+	p := parser{text: text}
+	p.skip()
+	at := p.pos
+	name := p.word()
+	if i := slices.IndexFunc(apps, func(a App) bool { return strings.EqualFold(a.Name, name) }); i >= 0 {
+		p.in = apps[i].Name
+		args := p.params()
+		if p.err != nil {
+			return nil, 0, p.err
 		}
+		params, err := parseParams(apps[i], args)
+		if err != nil {
+			return nil, 0, err
+		}
+		return apps[i].Make(params)
 	}
-	t, err = Parse(text)
-	if err == nil {
+	if t, err = Parse(text); err == nil {
 		return t, 1, nil
 	}
 	// Parse knows nothing of applications, so what it says of an unknown word is half
 	// of it.
-	var syntax *SyntaxError
-	lead := text[:len(text)-len(strings.TrimLeft(text, " \t\r\n"))]
-	line, column := 1+strings.Count(lead, "\n"), len(lead)-strings.LastIndexByte(lead, '\n')
-	_, known := Lookup(name) // null
-	if isWord && !known && errors.As(err, &syntax) && syntax.Line == line && syntax.Column == column {
-		err = &SyntaxError{line, column, fmt.Errorf("%q is neither a type nor an application's datatype: these are %s", name, appNames())}
+	_, known := Lookup(name)
+	if name == "" || known || isConstructor(name) || isDigit(name[0]) || len(text) > MaxText {
+		return nil, 0, err
 	}
-	return nil, 0, err
+	if what := hint(name); what != "" {
+		p.fail(at, fmt.Errorf("%q is neither a type nor an application's datatype: %s", name, what))
+	} else {
+		p.fail(at, fmt.Errorf("%q is neither a type nor an application's datatype: these are %s", name, appNames()))
+	}
+	return nil, 0, p.err
 }
 
-// cutCall takes a text apart that is a word, or a word and something in parentheses.
-func cutCall(text string) (name, args string, ok bool) {
-	text = strings.TrimSpace(text)
-	name, args, open := strings.Cut(text, "(")
-	if open {
-		if args, ok = strings.CutSuffix(args, ")"); !ok || strings.ContainsAny(args, "()[]") {
-			return "", "", false
+// params reads the parameters of an App to the end of the text, and returns what is in
+// the parentheses.
+func (p *parser) params() (args string) {
+	if p.take('(') {
+		n := strings.IndexByte(p.text[p.pos:], ')')
+		if n < 0 {
+			p.pos = len(p.text)
+			p.want(`")" after its parameters`)
+			return ""
 		}
-	}
-	name = strings.TrimSpace(name)
-	if name == "" {
-		return "", "", false
-	}
-	for i, c := range name {
-		letter := c == '_' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z'
-		if !letter && (i == 0 || c < '0' || c > '9') {
-			return "", "", false
+		args = p.text[p.pos : p.pos+n]
+		p.pos += n + 1
+		if p.skip(); p.pos < len(p.text) {
+			p.want("the end: it is no part of other types")
 		}
+		return args
 	}
-	return name, strings.TrimSpace(args), true
+	if p.skip(); p.pos < len(p.text) {
+		p.want(`"(" and parameters, or the end`)
+	}
+	return ""
 }
 
 // parseParams reads param=number, separated by spaces or commas.
@@ -171,7 +178,7 @@ func parseParams(a App, args string) (map[string]int64, error) {
 		case errors.Is(err, strconv.ErrRange):
 			return nil, fmt.Errorf("%s: %s=%s: want %d to %d (%s)", a.Name, key, number, p.Min, p.Max, p.Help)
 		case err != nil:
-			return nil, fmt.Errorf("%s: %s=%s: want a whole number, %d to %d (%s)", a.Name, key, number, p.Min, p.Max, p.Help)
+			return nil, fmt.Errorf("%s: %s=%q: want a whole number, %d to %d (%s)", a.Name, key, number, p.Min, p.Max, p.Help)
 		}
 		params[key] = n
 	}

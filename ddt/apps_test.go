@@ -435,6 +435,7 @@ func TestResolve(t *testing.T) {
 		{"complex", "hvec(2 1 18432)[hvec(2 1 12288)[hvec(2 1 6144)[vec(32 6 8)[ctg(18)[float]]]]]"},
 		{"simple", "ctg(27648)[float]"},
 		{"simple(floats=2)", "ctg(2)[float]"},
+		{"// of floats\nSimple // in a row\n(floats=2)//", "ctg(2)[float]"},
 		{"double", "double"},
 		{"vec(2 3 4)[int]", "vec(2 3 4)[int]"},
 		{"struct(0,1,int)", "struct(0,1,int)"},
@@ -459,16 +460,23 @@ func TestResolveErrors(t *testing.T) {
 		text string
 		want []string // pieces of the error
 	}{
-		{"MILK", []string{`1:1: "MILK" is neither a type nor an application's datatype: these are COMB, FFT2D,`, "Complex"}},
+		{"HALO", []string{`1:1: "HALO" is neither a type nor an application's datatype: these are COMB, FFT2D,`, "Complex"}},
+		{"MILK", []string{`1:1: "MILK" is neither a type nor an application's datatype: did you mean MILC?`}},
 		{"\n\n  milk", []string{`3:3: "milk" is neither`}},
 		{"MILK(nx=3)", []string{`1:1: "MILK" is neither`}},
+		{"vector(4 2 5)[int]", []string{`1:1: "vector" is neither a type nor an application's datatype: here it is vec, as in vec(count blocklen stride)[T]`}},
+		{"MILC(nx=3", []string{`1:10: MILC: found the end, want ")" after its parameters`}},
+		{"milc nx=3", []string{`1:6: MILC: found "nx", want "(" and parameters, or the end`}},
+		{"MILC(nx=4)[int]", []string{`1:11: MILC: found "[", want the end: it is no part of other types`}},
+		{"MILC[int]", []string{`1:5: MILC: found "[", want "("`}},
 		{"MILC(mx=3)", []string{`MILC: no parameter "mx": it has nx, ny, nz, nt`}},
 		{"Complex(n=3)", []string{`Complex: no parameter "n": it has none`}},
 		{"MILC(nx=0)", []string{"MILC: nx=0: want 1 to 16384 (sites"}},
 		{"MILC(nx=16385)", []string{"MILC: nx=16385: want 1 to 16384"}},
 		{"MILC(nx=99999999999999999999)", []string{"MILC: nx=99999999999999999999: want 1 to 16384"}},
 		{"MILC(nx=-99999999999999999999)", []string{"want 1 to 16384"}},
-		{"MILC(nx=1e3)", []string{"MILC: nx=1e3: want a whole number"}},
+		{"MILC(nx=1e3)", []string{`MILC: nx="1e3": want a whole number`}},
+		{"MILC(nx=\x1b)", []string{`MILC: nx="\x1b": want a whole number`}},
 		{"MILC(nx=4 NX=5)", []string{"MILC: nx is given twice"}},
 		{"MILC(nx)", []string{`MILC: "nx": want parameter=number`}},
 		{"MILC(nx = 4)", []string{"want parameter=number, without spaces"}},
@@ -497,7 +505,7 @@ func TestResolveErrors(t *testing.T) {
 	}
 
 	// What looks like a type has the error of Parse, and nothing else.
-	for _, text := range []string{"", "null", "vec", "dup", "ctg(ctg)", "vec(2 3)[int]", "vec(2 3 4)[MILC]", "ctg(3)", "struct(0,1,in)", "struct(0,1,MILC(nx=3))", "MILC(nx=3", "MILC[int]"} {
+	for _, text := range []string{"", "null", "vec", "dup", "ctg(ctg)", "vec(2 3)[int]", "vec(2 3 4)[MILC]", "ctg(3)", "struct(0,1,in)", "struct(0,1,MILC(nx=3))"} {
 		_, _, err := ddt.Resolve(text)
 		_, parse := ddt.Parse(text)
 		if err == nil || parse == nil || err.Error() != parse.Error() {

@@ -39,8 +39,8 @@ const (
 // number of ctg, vec and hvec may be a range first:step:last, of which the first is
 // taken. A comment begins with // and ends with its line. A text is one type.
 //
-// Errors are *SyntaxError, those of constructors too, which are at the constructor's
-// name. What is beyond MaxText, MaxTypes, MaxEntries or MaxDepth is one.
+// Errors are *SyntaxError, those of constructors too, which are at the number that is
+// wrong if it is a negative count, and else at the constructor's name. What is beyond MaxText, MaxTypes, MaxEntries or MaxDepth is one.
 func Parse(text string) (*Type, error) {
 	p := parser{text: text}
 	if len(text) > MaxText {
@@ -75,6 +75,7 @@ type parser struct {
 	text  string
 	pos   int
 	in    string // the constructor whose arguments are read
+	wrong int    // where its first negative count or block length is, 0 for nowhere
 	depth int    // constructors that are open
 	types int    // constructors so far
 	err   *SyntaxError
@@ -206,6 +207,9 @@ func (p *parser) number(what, or string) int64 {
 		return 0
 	}
 	if minus {
+		if n > 0 && p.wrong == 0 && (what == "count" || what == "blocklen") {
+			p.wrong = first
+		}
 		return int64(-n)
 	}
 	return int64(n)
@@ -272,16 +276,16 @@ func (p *parser) typ() *Type {
 		}
 		return t
 	}
-	c := Combiner(name)
-	switch c {
-	case CombinerContiguous, CombinerVector, CombinerHVector, CombinerIndexed, CombinerHIndexed,
-		CombinerIndexedBlock, CombinerHIndexedBlock, CombinerStruct, CombinerSubarray,
-		CombinerSubarrayF, CombinerDarray, CombinerDarrayF, CombinerResized, CombinerDup:
-	default:
+	if !isConstructor(name) {
 		p.pos = at
-		p.want("a type: a name such as int or double, or a constructor such as vec or struct")
+		what := hint(name)
+		if what == "" {
+			what = "a name such as int or double, or a constructor such as vec or struct"
+		}
+		p.want("a type: " + what)
 		return nil
 	}
+	c := Combiner(name)
 	if p.depth++; p.depth > MaxDepth {
 		p.fail(at, fmt.Errorf("%s is %d constructors deep: want %d or less", name, p.depth, MaxDepth))
 		return nil
@@ -290,8 +294,8 @@ func (p *parser) typ() *Type {
 		p.fail(at, fmt.Errorf("%s is constructor number %d of the text: want %d or fewer", name, p.types, MaxTypes))
 		return nil
 	}
-	outer := p.in
-	p.in = name
+	outer, outerWrong := p.in, p.wrong
+	p.in, p.wrong = name, 0
 	build := p.arguments(c)
 	var inner *Type
 	if c != CombinerStruct {
@@ -299,13 +303,17 @@ func (p *parser) typ() *Type {
 		inner = p.typ()
 		p.need(']', "")
 	}
-	p.in = outer
+	wrong := p.wrong
+	p.in, p.wrong = outer, outerWrong
 	p.depth--
 	if p.err != nil {
 		return nil
 	}
 	t, err := build(inner)
 	if err != nil {
+		if wrong > 0 {
+			at = wrong // all of them refuse it, and nothing before it
+		}
 		p.fail(at, err)
 	}
 	return t

@@ -117,8 +117,26 @@ func TestParseFPsPIN(t *testing.T) {
 func TestParseErrors(t *testing.T) {
 	for _, tt := range []struct{ text, want string }{
 		{"", `1:1: found the end, want a type: a name such as int or double, or a constructor such as vec or struct`},
-		{"flaot", `1:1: found "flaot", want a type: `},
-		{"Int", `1:1: found "Int", want a type: `},
+		{"flaot", `1:1: found "flaot", want a type: did you mean float?`},
+		{"dobule", `1:1: found "dobule", want a type: did you mean double?`},
+		{"ctg(2)[vce(2 1 3)[int]]", `1:8: ctg: found "vce", want a type: did you mean vec?`},
+		{"ctg(2)[abc(2 1 3)[int]]", `1:8: ctg: found "abc", want a type: a name`},
+		{"x", `1:1: found "x", want a type: a name`},
+		{"hvce(2 1 3)[int]", `1:1: found "hvce", want a type: did you mean hvec?`},
+		{"Int", `1:1: found "Int", want a type: here it is int`},
+		{"VEC(2 1 3)[int]", `1:1: found "VEC", want a type: here it is vec, as in vec(count blocklen stride)[T]`},
+		{"vector(", `1:1: found "vector", want a type: here it is vec, as in vec(`},
+		{"MPI_Type_vector(4,2,5)", `1:1: found "MPI_Type_vector", want a type: here it is vec, as in vec(`},
+		{"MPI_Type_create_struct(", `1:1: found "MPI_Type_create_struct", want a type: here it is struct, as in struct(displ`},
+		{"MPI_DOUBLE", `1:1: found "MPI_DOUBLE", want a type: here it is double`},
+		{"ctg(2)[MPI_INT]", `1:8: ctg: found "MPI_INT", want a type: here it is int`},
+		{"MPI_INT64_T", `1:1: found "MPI_INT64_T", want a type: here it is int64`},
+		{"MPI_2INT", `1:1: found "MPI_2INT", want a type: here it is int_int`},
+		{"MPI_LONG_DOUBLE", `1:1: found "MPI_LONG_DOUBLE", want a type: here it is longdouble`},
+		{"float64", `1:1: found "float64", want a type: here it is double`},
+		{"ctg(2)[milc]", `1:8: ctg: found "milc", want a type: MILC is an application's datatype, which is no part of others`},
+		{"halo", `1:1: found "halo", want a type: a name such as int or double, or a constructor such as vec or struct`},
+		{"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", `1:1: found "aaaaaaaaaaaaaaaaaaaaaaaa"..., want a type: a name`},
 		{"ctg(3)[5]", `1:8: ctg: found "5", want a type: `},
 		{"ctg(3)[\n  flaot]", `2:3: ctg: found "flaot", want a type: `},
 		{"null", `1:1: null is MPI_DATATYPE_NULL`},
@@ -165,9 +183,13 @@ func TestParseErrors(t *testing.T) {
 		{"ctg(2)[int...", `1:11: ctg: found ".", want "]"`}, // what String cuts off
 		{"/ ctg", `1:1: found "/", want a type`},
 
-		// Of constructors: where they are.
-		{"ctg(2)[vec(-1 1 1)[int]]", `1:8: vector of -1 blocks: want 0 or more`},
-		{"struct(0,1,int\n 8,1,ctg(-3)[int])", `2:6: contiguous of -3 elements`},
+		// Of constructors: where they are, or a negative count.
+		{"ctg(2)[vec(-1 1 1)[int]]", `1:12: vector of -1 blocks: want 0 or more`},
+		{"vec(8 -1 8)[int]", `1:7: vector of blocks of -1 elements`},
+		{"idx(-1,1 8,-2 9,-3)[int]", `1:12: indexed: entry 1 has -2 elements`},
+		{"struct(0,1,int\n 8,1,ctg(-3)[int])", `2:10: contiguous of -3 elements`},
+		{"struct(0,-2,int\n 8,1,ctg(3)[int])", `1:10: struct: entry 0 has -2 elements`},
+		{"struct(0,-2,ctg(2)[int]\n 8,1,hvec(1 1 1)[int])", `1:10: struct: entry 0 has -2 elements`},
 		{"ctg(4611686018427387904)[ctg(2)[int]]", `1:1: contiguous of 4611686018427387904 elements`},
 		{"darray(4 9: 9,block,4)[int]", `1:1: `},
 	} {
