@@ -235,6 +235,8 @@ func TestDatatypeArg(t *testing.T) {
 		"halo.ddt": "// a column\nvec(4 1 5)[int]\n",
 		"int":      "ctg(2)[int]",
 		"bad.ddt":  "vec(4 1 5)\n\t[é flaot]",
+		"escapes":  "// \a\nvec(1 \r\u202e\x9b\a\u009b\x00\x7f\té",
+		"binary":   strings.Repeat("\x80", 100),
 		"long.ddt": "hidxb(1:" + strings.Repeat(" 12345", 100) + " x" + strings.Repeat(" 12345", 100) + ")[int]",
 	} {
 		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
@@ -260,7 +262,10 @@ func TestDatatypeArg(t *testing.T) {
 		{"bad.ddt", 0, "type bad.ddt:2:3: vec: found \"é\", want a type: a name such as int or double, or a constructor such as vec or struct\n  \t[é flaot]\n  \t ^"},
 		{"long.ddt", 0, "type long.ddt:1:610: hidxb: found \"x\", want displ or \")\"\n" +
 			"  ...12345 12345 12345 12345 12345 12345 x 12345 12345 12345 12345 12345 1234...\n  " + strings.Repeat(" ", 39) + "^"},
-		{"ctg(2)[vec(-1 1 1)[int]]", 0, "type 1:8: vector of -1 blocks: want 0 or more\n  ctg(2)[vec(-1 1 1)[int]]\n         ^"},
+		{"ctg(2)[vec(-1 1 1)[int]]", 0, "type 1:12: vector of -1 blocks: want 0 or more\n  ctg(2)[vec(-1 1 1)[int]]\n             ^"},
+		{"\x1b[31m", 0, "type 1:1: found \"\\x1b\", want a type: a name such as int or double, or a constructor such as vec or struct\n  \\x1b[31m\n  ^"},
+		{"@escapes", 0, "type escapes:2:8: vec: found \"\\u202e\", want blocklen\n  vec(1 \\r\\u202e\\x9b\\a\\u009b\\x00\\x7f\té\n" + strings.Repeat(" ", 10) + "^"},
+		{"@binary", 0, "type binary:1:1: found \"\\x80\", want a type: a name such as int or double, or a constructor such as vec or struct\n  " + strings.Repeat("\\x80", 32) + "...\n  ^"},
 	} {
 		d, n, err := datatypeArg(tt.text, tt.count)
 		got := ""

@@ -8,7 +8,9 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"strconv"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
@@ -50,7 +52,7 @@ func datatype(text string) (*ddt.Type, int64, error) {
 	case errors.Is(fileErr, fs.ErrNotExist), errors.Is(fileErr, unix.ENAMETOOLONG), errors.Is(fileErr, unix.ENOTDIR), errors.Is(fileErr, unix.EINVAL):
 		err = typeError(err, "", text)
 		if !strings.ContainsAny(text, "([") {
-			err = fmt.Errorf("%w\nNor is there a file %s", err, text)
+			err = fmt.Errorf("%w\nNor is there a file %s", err, printable(text))
 		}
 		return nil, 0, err
 	default:
@@ -106,16 +108,36 @@ func caret(text string, line, column int) string {
 	}
 	if len(after) > most/2 && len(text) > most {
 		n := most / 2
-		for !utf8.RuneStart(after[n]) {
+		for n > most/2-utf8.UTFMax && !utf8.RuneStart(after[n]) {
 			n--
 		}
 		after = after[:n] + "..."
 	}
+	before = printable(before)
 	pad := strings.Map(func(r rune) rune {
 		if r == '\t' {
 			return r // as wide as the one above, whatever that is
 		}
 		return ' '
 	}, before)
-	return "  " + before + after + "\n  " + pad + "^"
+	return "  " + before + printable(after) + "\n  " + pad + "^"
+}
+
+// printable returns a text that does nothing to a terminal but show: what is no character
+// of it is escaped. Tabs stay.
+func printable(text string) string {
+	var b strings.Builder
+	for i := 0; i < len(text); {
+		r, n := utf8.DecodeRuneInString(text[i:])
+		switch {
+		case r == utf8.RuneError && n == 1:
+			fmt.Fprintf(&b, `\x%02x`, text[i])
+		case r == '\t' || unicode.IsPrint(r):
+			b.WriteRune(r)
+		default:
+			b.WriteString(strings.Trim(strconv.QuoteRune(r), "'"))
+		}
+		i += n
+	}
+	return b.String()
 }
