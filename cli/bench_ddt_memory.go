@@ -300,9 +300,8 @@ func badly(t *ddtType, strategy string) *contender {
 
 // place places a message in ranges. Who asks is always HPU 0: strategies go by the range.
 func (c *contender) place(a *arena, t *ddtType, ranges []int64) {
-	c.Begin(0)
 	for _, first := range ranges {
-		if _, err := c.Place(0, 0, a.mem, 0, first, a.part(t, first)); err != nil {
+		if _, err := c.Place(0, 0, a.mem, 0, first, first, a.part(t, first)); err != nil {
 			panic(err) // mem has room for all of the type
 		}
 	}

@@ -12,26 +12,32 @@ import (
 )
 
 // A Placement unpacks the messages of a context with one of the strategies. Messages are
-// known by slots, 0 to Config.Messages-1. It promises nothing for concurrent calls but
-// what its Scheduling asks for; different messages may be placed at the same time.
+// known by slots, 0 to Config.Messages-1. Different messages may be placed at the same
+// time, and packets of one message as Scheduling allows it. What is left in a slot by a
+// message that is over, or was given up, does not matter to the next.
 type Placement interface {
-	// Begin is called when a message begins, before its first Place.
-	Begin(slot int)
-	// Place unpacks bytes of a message's stream, as Committed.Unpack does. hpu is
-	// who asks, 0 to Config.HPUs-1.
-	Place(slot, hpu int, mem []byte, origin, first int64, stream []byte) (copies int64, err error)
+	// Place unpacks bytes of a message's stream, as Committed.Unpack does. They are a
+	// packet that begins at byte packet of the stream, or a part of it: it goes by the
+	// packet which state a strategy uses, as it does which HPU processes it. hpu is
+	// who asks, 0 to Config.HPUs-1; it does one thing at a time.
+	Place(slot, hpu int, mem []byte, origin, packet, first int64, stream []byte) (copies int64, err error)
 	Scheduling() Scheduling
 	Memory() Memory
 }
 
 // A Scheduling says which packets of a message a strategy needs to have processed one
-// after the other.
+// after the other. If it asks for anything, Place relies on it: a policy that does not
+// keep to it has HPUs write the same state at the same time, and bytes go anywhere in the
+// type's bounds, or beyond. One message on one HPU at a time (the policy message) is
+// always good enough.
 type Scheduling struct {
 	// Sequence is how many bytes of the stream belong together: at no time two HPUs
-	// process packets of the same sequence (the policy blocked-rr, SC 2019, section
-	// 3.2.1). 0: it does not matter (the policy packet).
+	// process packets that begin in the same sequence (the policy blocked-rr, SC 2019,
+	// section 3.2.1). Where a packet ends does not matter. 0: nor does any of this (the
+	// policy packet).
 	Sequence uint32
-	// VHPUs is how many virtual HPUs there are, between which sequences go around.
+	// VHPUs is how many virtual HPUs there are, between which sequences go around: at
+	// no time two HPUs process packets of the same one.
 	VHPUs int
 }
 
@@ -64,6 +70,10 @@ type Config struct {
 	Messages int    // in flight at the same time
 	Packet   int    // bytes of the stream in a packet, as a rule
 
+	// Most is how many bytes the placement may take, as Memory has them. 0:
+	// MaxPlacementMemory, which holds in any case. Negative: none.
+	Most int64
+
 	// For ro-cp and rw-cp: the checkpoint interval in bytes of the stream, 0 to have
 	// it chosen by Interval from what follows.
 	Interval int64
@@ -87,6 +97,7 @@ const (
 	MaxHPUs            = 1<<16 - 1 // real or virtual ones
 	MaxPlacementMemory = 1 << 30   // bytes of Memory that a placement is allowed
 	MaxWalk            = 1 << 30   // blocks of a type whose checkpoints can be made: some seconds
+	MaxCatchUp         = 1 << 24   // steps of catching up for a packet: a good part of a second
 )
 
 // NewPlacement returns a placement of messages that are c.
@@ -111,8 +122,16 @@ func NewPlacement(c *Committed, cfg Config) (Placement, error) {
 	if err := cfg.Model.check(); err != nil {
 		return nil, err
 	}
-	b := base{c: c, hpus: cfg.HPUs, messages: cfg.Messages}
+	form := *c
+	form.typ = nil // else it would stay as long as the placement, and may be large
+	b := base{c: &form, hpus: cfg.HPUs, messages: cfg.Messages, most: MaxPlacementMemory}
+	if cfg.Most != 0 {
+		b.most = min(b.most, max(cfg.Most, 0))
+	}
 	b.memory.Type = c.Memory()
+	if err := b.allot(cfg.Strategy, 0, 0); err != nil {
+		return nil, err
+	}
 	switch cfg.Strategy {
 	case Specialized:
 		return newSpecialized(b)
@@ -130,28 +149,30 @@ func NewPlacement(c *Committed, cfg Config) (Placement, error) {
 type base struct {
 	c              *Committed
 	hpus, messages int
+	most           int64 // bytes of memory
 	scheduling     Scheduling
 	memory         Memory
 }
 
 func (b *base) Scheduling() Scheduling { return b.scheduling }
 func (b *base) Memory() Memory         { return b.memory }
-func (b *base) Begin(int)              {}
 
 // check is what Place does first.
-func (b *base) check(slot, hpu int, mem []byte, origin, first int64, stream []byte) error {
-	if err := b.who(slot, hpu); err != nil {
+func (b *base) check(slot, hpu int, mem []byte, origin, packet, first int64, stream []byte) error {
+	if err := b.who(slot, hpu, packet, first); err != nil {
 		return err
 	}
 	return b.c.Check(int64(len(mem)), origin, first, int64(len(stream)))
 }
 
-func (b *base) who(slot, hpu int) error {
+func (b *base) who(slot, hpu int, packet, first int64) error {
 	switch {
 	case uint(slot) >= uint(b.messages):
 		return fmt.Errorf("message in slot %d of a placement for %d messages", slot, b.messages)
 	case uint(hpu) >= uint(b.hpus):
 		return fmt.Errorf("HPU %d of a placement for %d HPUs", hpu, b.hpus)
+	case packet < 0 || packet > first:
+		return fmt.Errorf("bytes from %d of a packet that begins at %d: %w", first, packet, ErrBounds)
 	}
 	return nil
 }
@@ -159,34 +180,14 @@ func (b *base) who(slot, hpu int) error {
 // allot notes what a placement needs before it is made, or refuses.
 func (b *base) allot(strategy string, checkpoints, segments int64) error {
 	b.memory.Checkpoints, b.memory.Segments = checkpoints, segments
-	if sum := plus(plus(b.memory.Type, checkpoints), segments); sum > MaxPlacementMemory {
-		return fmt.Errorf("%s of this type for %d messages takes %d bytes (%d of description, %d of checkpoints, %d of segments): at most %d; "+
-			"direct needs no more than the description", strategy, b.messages, sum, b.memory.Type, checkpoints, segments, int64(MaxPlacementMemory))
+	sum := plus(plus(b.memory.Type, checkpoints), segments)
+	if sum <= b.most {
+		return nil
 	}
-	return nil
-}
-
-// slots know which message is in each: a segment that is about another one is reset when
-// it is next needed, so that a message begins in no time whatever the type.
-type slots []slot
-
-type slot struct {
-	message uint64
-	_       [56]byte // HPUs read it, and another one begins the next message
-}
-
-func newSlots(n int) slots {
-	s := make(slots, n)
-	for i := range s {
-		s[i].message = 1 // no segment is about any
+	hint := ""
+	if checkpoints > 0 || segments > 0 {
+		hint = "; direct needs no more than the description"
 	}
-	return s
-}
-
-const slotSize = 64
-
-func (s slots) begin(i int) {
-	if uint(i) < uint(len(s)) {
-		s[i].message++
-	}
+	return fmt.Errorf("%s of this type for %d messages takes %d bytes (%d of description, %d of checkpoints, %d of segments): at most %d%s",
+		strategy, b.messages, sum, b.memory.Type, checkpoints, segments, b.most, hint)
 }

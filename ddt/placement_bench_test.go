@@ -39,11 +39,8 @@ func BenchmarkPlace(b *testing.B) {
 						}
 						b.SetBytes(packet)
 						for i := 0; b.Loop(); i++ {
-							if i%packets == 0 {
-								p.Begin(0)
-							}
 							first := int64(orders[order][i%packets] * packet)
-							if _, err := p.Place(0, 0, mem, 0, first, stream[first:min(first+packet, d.Size())]); err != nil {
+							if _, err := p.Place(0, 0, mem, 0, first, first, stream[first:min(first+packet, d.Size())]); err != nil {
 								b.Fatal(err)
 							}
 						}

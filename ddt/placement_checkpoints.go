@@ -28,21 +28,28 @@ func divide(a, b int64) int64 {
 	return q
 }
 
-// newCheckpoints goes through all of a type once. There is memory for n.
-func newCheckpoints(c *Committed, every, n int64) *checkpoints {
+// newCheckpoints goes through all of a type once. There is memory for n. It refuses a type
+// that has a packet catch up by too much: one may come that begins at the end of an
+// interval.
+func newCheckpoints(strategy string, c *Committed, every, n int64) (*checkpoints, error) {
 	depth := levels(c.fast)
 	p := &checkpoints{every: every, depth: depth, heads: make([]head, n), frames: make([]frame, n*int64(depth))}
 	if n == 0 {
-		return p
+		return p, nil
 	}
 	s := &newSegments(1, depth)[0]
 	s.reset(c.fast, c.origin)
 	for i := range p.heads {
-		s.catchUp(int64(i) * every)
 		p.heads[i] = s.head
 		copy(p.frames[i*depth:(i+1)*depth], s.frames[:s.top+1])
+		before := s.steps
+		s.catchUp(min(plus(s.pos, every), c.Size()))
+		if steps := s.steps - before; steps > MaxCatchUp {
+			return nil, fmt.Errorf("%s with a checkpoint every %d bytes: from one to the next are %d steps through the type, and a packet may have to catch up by at most %d; "+
+				"a shorter interval has fewer, and direct needs none", strategy, every, steps, int64(MaxCatchUp))
+		}
 	}
-	return p
+	return p, nil
 }
 
 // load brings a segment to a checkpoint.
@@ -56,7 +63,7 @@ func (p *checkpoints) load(s *segment, i int64) {
 func (b *base) interval(cfg Config) (int64, error) {
 	if n := b.c.Blocks(); n > MaxWalk {
 		return 0, fmt.Errorf("%s goes through all of a type for its checkpoints, and this one has %d blocks: at most %d; "+
-			"direct and hpu-local need not", cfg.Strategy, n, int64(MaxWalk))
+			"direct need not", cfg.Strategy, n, int64(MaxWalk))
 	}
 	every := cfg.Interval
 	if every == 0 {
@@ -69,7 +76,7 @@ func (b *base) interval(cfg Config) (int64, error) {
 }
 
 // roCP copies the last checkpoint that is not behind a packet, catches up from there, and
-// forgets it again (RO-CP, section 3.2.4).
+// forgets it with the next packet (RO-CP, section 3.2.4).
 type roCP struct {
 	base
 	*checkpoints
@@ -86,18 +93,24 @@ func newROCP(b base, cfg Config) (Placement, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &roCP{b, newCheckpoints(b.c, every, n), newSegments(cfg.HPUs, depth)}, nil
+	cp, err := newCheckpoints(ROCP, b.c, every, n)
+	if err != nil {
+		return nil, err
+	}
+	return &roCP{b, cp, newSegments(cfg.HPUs, depth)}, nil
 }
 
-func (p *roCP) Place(slot, hpu int, mem []byte, origin, first int64, stream []byte) (copies int64, err error) {
-	if err := p.check(slot, hpu, mem, origin, first, stream); err != nil {
+func (p *roCP) Place(slot, hpu int, mem []byte, origin, packet, first int64, stream []byte) (copies int64, err error) {
+	if err := p.check(slot, hpu, mem, origin, packet, first, stream); err != nil {
 		return 0, err
 	}
 	if len(stream) == 0 {
 		return 0, nil
 	}
 	s := &p.scratch[hpu]
-	p.load(s, quotient(first, p.every))
+	if first == packet || first != s.pos { // it is not there from the packet's last part
+		p.load(s, quotient(first, p.every))
+	}
 	return s.place(mem, origin, first, stream), nil
 }
 
@@ -105,10 +118,12 @@ func (p *roCP) Place(slot, hpu int, mem []byte, origin, first int64, stream []by
 // and gives it a copy of the checkpoint to advance. In order, nothing catches up and
 // nothing else is copied. For a packet that is before what was placed last the copy is
 // made again (RW-CP, section 3.2.4).
+//
+// It is the packet's first byte that says which: one that reaches into the next interval
+// goes on with the checkpoint that it began with.
 type rwCP struct {
 	base
 	*checkpoints
-	slots    slots
 	segments []segment // of each checkpoint, message after message
 }
 
@@ -117,7 +132,7 @@ func newRWCP(b base, cfg Config) (Placement, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Whole packets, so that none belongs to two sequences.
+	// Whole packets, so that none reaches into the next sequence.
 	packet := int64(cfg.Packet)
 	sequence, ok := mul(divide(every, packet), packet)
 	if !ok || sequence > math.MaxUint32 {
@@ -125,30 +140,31 @@ func newRWCP(b base, cfg Config) (Placement, error) {
 	}
 	every = sequence
 	n, depth := divide(b.c.Size(), every), levels(b.c.fast)
-	each := plus(slotSize, times(n, segmentMemory(depth)))
+	each := times(n, segmentMemory(depth))
 	if err := b.allot(RWCP, times(n, checkpointSize(b.c)), times(int64(cfg.Messages), each)); err != nil {
+		return nil, err
+	}
+	cp, err := newCheckpoints(RWCP, b.c, every, n)
+	if err != nil {
 		return nil, err
 	}
 	// A virtual HPU for each sequence. If that is more than there can be, some have
 	// several, which is as good.
 	b.scheduling = Scheduling{Sequence: uint32(every), VHPUs: int(max(min(n, MaxHPUs), 1))}
-	return &rwCP{b, newCheckpoints(b.c, every, n), newSlots(cfg.Messages), newSegments(cfg.Messages*int(n), depth)}, nil
+	return &rwCP{b, cp, newSegments(cfg.Messages*int(n), depth)}, nil
 }
 
-func (p *rwCP) Begin(slot int) { p.slots.begin(slot) }
-
-func (p *rwCP) Place(slot, hpu int, mem []byte, origin, first int64, stream []byte) (copies int64, err error) {
-	if err := p.check(slot, hpu, mem, origin, first, stream); err != nil {
+func (p *rwCP) Place(slot, hpu int, mem []byte, origin, packet, first int64, stream []byte) (copies int64, err error) {
+	if err := p.check(slot, hpu, mem, origin, packet, first, stream); err != nil {
 		return 0, err
 	}
 	if len(stream) == 0 {
 		return 0, nil
 	}
-	i := quotient(first, p.every)
+	i := quotient(packet, p.every)
 	s := &p.segments[int64(slot)*int64(len(p.heads))+i]
-	if message := p.slots[slot].message; s.message != message || first < s.pos {
+	if first < s.pos {
 		p.load(s, i)
-		s.message = message
 	}
 	return s.place(mem, origin, first, stream), nil
 }

@@ -24,8 +24,8 @@ func newSpecialized(b base) (Placement, error) {
 	return &specialized{b, n}, nil
 }
 
-func (p *specialized) Place(slot, hpu int, mem []byte, origin, first int64, stream []byte) (copies int64, err error) {
-	if err := p.check(slot, hpu, mem, origin, first, stream); err != nil {
+func (p *specialized) Place(slot, hpu int, mem []byte, origin, packet, first int64, stream []byte) (copies int64, err error) {
+	if err := p.check(slot, hpu, mem, origin, packet, first, stream); err != nil {
 		return 0, err
 	}
 	if len(stream) == 0 {

@@ -27,8 +27,9 @@ func steps(p Placement) (n int64) {
 	return n
 }
 
-// stepsOf places packets of a message, in this order, and returns the steps.
-func stepsOf(t *testing.T, c *Committed, cfg Config, packets []int) int64 {
+// stepsOf places packets of a message, in this order, each in so many parts, and returns
+// the steps.
+func stepsOf(t *testing.T, c *Committed, cfg Config, packets []int, parts int) int64 {
 	t.Helper()
 	p, err := NewPlacement(c, cfg)
 	if err != nil {
@@ -36,11 +37,14 @@ func stepsOf(t *testing.T, c *Committed, cfg Config, packets []int) int64 {
 	}
 	_, hi := c.Bounds()
 	mem, stream := make([]byte, hi), make([]byte, c.Size())
-	p.Begin(0)
 	for _, i := range packets {
-		first := int64(i * cfg.Packet)
-		if _, err := p.Place(0, i%cfg.HPUs, mem, 0, first, stream[first:min(first+int64(cfg.Packet), c.Size())]); err != nil {
-			t.Fatal(err)
+		packet := int64(i * cfg.Packet)
+		end := min(packet+int64(cfg.Packet), c.Size())
+		part := divide(end-packet, int64(parts))
+		for first := packet; first < end; first += part {
+			if _, err := p.Place(0, i%cfg.HPUs, mem, 0, packet, first, stream[first:min(first+part, end)]); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 	return steps(p)
@@ -88,6 +92,7 @@ func TestCatchingUp(t *testing.T) {
 		{"half the checkpoints", ROCP, 4, 2, forward, packets / 2},
 		{"few checkpoints", ROCP, 4, 50, forward, behind(50)},
 		{"one checkpoint", ROCP, 4, packets, forward, all},
+		{"what is forgotten with one HPU, too", ROCP, 1, 50, forward, behind(50)},
 		{"any order is the same", ROCP, 4, 50, backward, behind(50)},
 		{"in order nothing is to catch up", RWCP, 4, 1, forward, 0},
 		{"with any interval", RWCP, 4, 50, forward, 0},
@@ -99,8 +104,10 @@ func TestCatchingUp(t *testing.T) {
 		for name, c := range map[string]*Committed{"vector": flat, "index": index} {
 			t.Run(tc.strategy+"/"+name+"/"+tc.name, func(t *testing.T) {
 				cfg := Config{Strategy: tc.strategy, HPUs: tc.hpus, Messages: 1, Packet: packet, Interval: tc.interval * packet}
-				if got := stepsOf(t, c, cfg, tc.order); got != tc.want*blocks {
-					t.Errorf("%d steps, want %d", got, tc.want*blocks)
+				for _, parts := range []int{1, 3} { // a packet catches up once
+					if got := stepsOf(t, c, cfg, tc.order, parts); got != tc.want*blocks {
+						t.Errorf("%d steps, want %d, in %d parts", got, tc.want*blocks, parts)
+					}
 				}
 			})
 		}
@@ -116,7 +123,7 @@ func TestBadIntervals(t *testing.T) {
 		cfg := Config{Strategy: s, HPUs: 2, Messages: 1, Packet: packet, Interval: packet}
 		last := int64(-1)
 		for ; cfg.Interval < c.Size(); cfg.Interval *= 4 {
-			n := stepsOf(t, c, cfg, order)
+			n := stepsOf(t, c, cfg, order, 1)
 			if n < 3*last {
 				t.Errorf("%s with a checkpoint every %d bytes: %d steps, and %d with a quarter of that", s, cfg.Interval, n, last)
 			}

@@ -5,13 +5,19 @@ package ddt_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"math"
 	"math/rand/v2"
+	"os"
+	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
+	"weak"
 
 	"github.com/xspin/xspin/ddt"
 	"github.com/xspin/xspin/ddt/ddttest"
@@ -78,6 +84,18 @@ func arrivals(r *rand.Rand, size int64, cfg ddt.Config) []piece {
 	return all
 }
 
+// parts cuts a packet, as often as not, like the buffers that it came in.
+func parts(r *rand.Rand, p piece) []piece {
+	all := []piece{p}
+	for range r.IntN(4) - 1 {
+		last := &all[len(all)-1]
+		at := last.first + r.Int64N(last.last-last.first+1)
+		all = append(all, piece{at, last.last})
+		all[len(all)-2].last = at
+	}
+	return all
+}
+
 // A message is one in flight.
 type message struct {
 	image
@@ -122,7 +140,6 @@ func TestStrategiesPlaceEachByte(t *testing.T) {
 				case m == nil && more > 0:
 					more--
 					inFlight[slot] = newMessage(r, places, cfg)
-					p.Begin(slot)
 				case m == nil:
 				case len(m.comes) == 0 || more > 0 && r.IntN(40) == 0: // the end, or it is given up
 					if len(m.comes) == 0 && !bytes.Equal(m.mem, m.want) {
@@ -133,14 +150,16 @@ func TestStrategiesPlaceEachByte(t *testing.T) {
 				default:
 					next := m.comes[0]
 					m.comes = m.comes[1:]
-					n, err := p.Place(slot, r.IntN(cfg.HPUs), m.mem, m.origin, next.first, m.stream[next.first:next.last])
-					if err != nil {
-						t.Fatalf("%+v: %v", cfg, err)
-					}
-					want, err := c.Unpack(spare, m.origin, next.first, m.stream[next.first:next.last])
-					if n != want || err != nil {
-						t.Errorf("%+v: bytes %d to %d in %d pieces, by Unpack %d, %v", cfg, next.first, next.last, n, want, err)
-						return
+					for _, part := range parts(r, next) {
+						n, err := p.Place(slot, r.IntN(cfg.HPUs), m.mem, m.origin, next.first, part.first, m.stream[part.first:part.last])
+						if err != nil {
+							t.Fatalf("%+v: %v", cfg, err)
+						}
+						want, err := c.Unpack(spare, m.origin, part.first, m.stream[part.first:part.last])
+						if n != want || err != nil {
+							t.Errorf("%+v: bytes %d to %d of packet %v in %d pieces, by Unpack %d, %v", cfg, part.first, part.last, next, n, want, err)
+							return
+						}
 					}
 				}
 				if more == 0 && !slices.ContainsFunc(inFlight, func(m *message) bool { return m != nil }) {
@@ -157,7 +176,8 @@ func TestStrategiesOnSeveralHPUs(t *testing.T) {
 		slot int
 		m    *message
 		piece
-		done *sync.WaitGroup
+		parts []piece
+		done  *sync.WaitGroup
 	}
 	seeds(t, 120, ddttest.Options{NoOverlap: true, MaxBytes: 4 << 10, MaxExtent: 32 << 10}, func(t *testing.T, r *rand.Rand, c *ddt.Committed, places []int64) {
 		for _, cfg := range configs(r, c) {
@@ -172,8 +192,10 @@ func TestStrategiesOnSeveralHPUs(t *testing.T) {
 				queues[hpu] = make(chan task, 4)
 				hpus.Go(func() {
 					for k := range queues[hpu] {
-						if _, err := p.Place(k.slot, hpu, k.m.mem, k.m.origin, k.first, k.m.stream[k.first:k.last]); err != nil {
-							t.Error(err)
+						for _, part := range k.parts {
+							if _, err := p.Place(k.slot, hpu, k.m.mem, k.m.origin, k.first, part.first, k.m.stream[part.first:part.last]); err != nil {
+								t.Error(err)
+							}
 						}
 						k.done.Done()
 					}
@@ -181,24 +203,27 @@ func TestStrategiesOnSeveralHPUs(t *testing.T) {
 			}
 			var messages sync.WaitGroup
 			for slot := range cfg.Messages {
-				rounds := make([]*message, 2)
+				rounds, cut := make([]*message, 2), make([][][]piece, 2)
 				for i := range rounds {
 					rounds[i] = newMessage(r, places, cfg)
+					for _, next := range rounds[i].comes {
+						cut[i] = append(cut[i], parts(r, next))
+					}
 				}
 				messages.Go(func() {
 					for round, m := range rounds {
+						cut := cut[round]
 						var done sync.WaitGroup
-						p.Begin(slot)
 						for i, next := range m.comes {
-							// Who gets it: anybody, but the same for what must not be
-							// processed at the same time. That is so of a packet that
+							// Who gets it, with all parts of it: anybody, but the same for
+							// what must not be processed at the same time. That is so of a packet that
 							// comes twice, too: the engine drops the second.
 							hpu := int(next.first)
 							if sched.Sequence > 0 {
 								hpu = int(next.first/int64(sched.Sequence)) % sched.VHPUs
 							}
 							done.Add(1)
-							queues[(hpu+slot+round)%cfg.HPUs] <- task{slot, m, next, &done}
+							queues[(hpu+slot+round)%cfg.HPUs] <- task{slot, m, next, cut[i], &done}
 							if i%7 == 6 && sched.Sequence > 0 {
 								done.Wait() // and virtual HPUs go on elsewhere
 								round++
@@ -238,6 +263,8 @@ func TestPlacementRefuses(t *testing.T) {
 	nested := commit(made(ddt.HVector(500, 1, 1<<20, made(ddt.NewVector(500, 1, 3, made(ddt.Contiguous(200, ddt.Int)))))), 1)
 	many := commit(made(ddt.HVector(1<<31, 1, 2, ddt.Byte)), 1)
 	long := commit(ddt.Byte, 1<<40)
+	// One large block and many small ones: few on the average.
+	uneven := commit(made(ddt.Struct([]int64{1 << 30, 1}, []int64{-(1 << 30), 0}, []*ddt.Type{ddt.Byte, made(ddt.HVector(1<<25, 1, 2, ddt.Byte))})), 1)
 	good := ddt.Config{HPUs: 2, Messages: 2, Packet: 1408, Interval: 1408}
 	for _, tc := range []struct {
 		name string
@@ -254,6 +281,13 @@ func TestPlacementRefuses(t *testing.T) {
 		{"no packets", small, func(c *ddt.Config) { c.Packet = 0 }, "packets of 0 bytes"},
 		{"packets beyond 32 bits", small, func(c *ddt.Config) { c.Packet = 1 << 32 }, "packets of 4294967296 bytes"},
 		{"a negative interval", small, func(c *ddt.Config) { c.Interval = -1 }, "interval of -1"},
+		{"memory for less", small, func(c *ddt.Config) { c.Most = small.Memory() - 1 }, fmt.Sprintf("direct of this type for 2 messages takes %d bytes", small.Memory())},
+		{"memory for less, as is said", small, func(c *ddt.Config) { c.Most = small.Memory() - 1 }, fmt.Sprintf("at most %d", small.Memory()-1)},
+		{"memory for just so much", small, func(c *ddt.Config) { c.Most = small.Memory() }, ""},
+		{"memory for less, specialized", small, func(c *ddt.Config) { c.Strategy, c.Most = ddt.Specialized, small.Memory()-1 }, "specialized of this type"},
+		{"memory for the description only", small, func(c *ddt.Config) { c.Strategy, c.Most = ddt.HPULocal, small.Memory() }, "direct needs no more than the description"},
+		{"no memory", small, func(c *ddt.Config) { c.Most = -1 }, "at most 0"},
+		{"memory beyond the most", small, func(c *ddt.Config) { c.Strategy, c.Messages, c.Most = ddt.HPULocal, 1<<30, 1<<50 }, "at most 1073741824"},
 		{"a negative epsilon", small, func(c *ddt.Config) { c.Epsilon = -1 }, "epsilon -1"},
 		{"specialized for a vector", small, func(c *ddt.Config) { c.Strategy = ddt.Specialized }, ""},
 		{"specialized for a block", long, func(c *ddt.Config) { c.Strategy = ddt.Specialized }, ""},
@@ -267,7 +301,12 @@ func TestPlacementRefuses(t *testing.T) {
 		{"an interval beyond the type", small, func(c *ddt.Config) { c.Strategy, c.Interval = ddt.RWCP, math.MaxInt64 }, ""},
 		{"too many blocks for ro-cp", many, func(c *ddt.Config) { c.Strategy, c.Interval = ddt.ROCP, 1<<30 }, "2147483648 blocks"},
 		{"too many blocks for rw-cp", many, func(c *ddt.Config) { c.Strategy, c.Interval = ddt.RWCP, 1<<30 }, "2147483648 blocks"},
-		{"any number for hpu-local", many, func(c *ddt.Config) { c.Strategy = ddt.HPULocal }, ""},
+		{"any number for direct", many, func(c *ddt.Config) { c.Strategy = ddt.Direct }, ""},
+		{"too many blocks for hpu-local", commit(made(ddt.HVector(1<<24+1, 1, 2, ddt.Byte)), 1), func(c *ddt.Config) { c.Strategy = ddt.HPULocal }, "16777217 blocks: at most 16777216; direct need not"},
+		{"as many blocks as may be for hpu-local", commit(made(ddt.HVector(1<<24, 1, 2, ddt.Byte)), 1), func(c *ddt.Config) { c.Strategy = ddt.HPULocal }, ""},
+		{"too much to catch up by for ro-cp", uneven, func(c *ddt.Config) { c.Strategy, c.Interval = ddt.ROCP, 1<<24+1 }, "16777217 steps through the type, and a packet may have to catch up by at most 16777216"},
+		{"too much to catch up by for rw-cp", uneven, func(c *ddt.Config) { c.Strategy, c.Interval = ddt.RWCP, 1<<25 }, "at most 16777216; a shorter interval has fewer, and direct needs none"},
+		{"just not too much", uneven, func(c *ddt.Config) { c.Strategy, c.Interval = ddt.ROCP, 1<<24-2 }, ""},
 		{"no memory in the model", nested, func(c *ddt.Config) { c.Strategy, c.Interval, c.Memory = ddt.RWCP, 0, 10 }, "rw-cp: checkpoint interval: 10 bytes of memory"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -281,6 +320,94 @@ func TestPlacementRefuses(t *testing.T) {
 				t.Errorf("%v, want %q", err, tc.want)
 			}
 		})
+	}
+}
+
+// A placement keeps nothing of the type but its normal form.
+func TestPlacementKeepsNoType(t *testing.T) {
+	for _, s := range ddt.Strategies() {
+		p, typ := func() (ddt.Placement, weak.Pointer[ddt.Type]) {
+			d, err := ddt.NewVector(1000, 1, 2, ddt.Int)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c, err := ddt.Commit(d, 1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if c.Type() != d {
+				t.Fatal("the type that was committed is another")
+			}
+			return placement(t, c, ddt.Config{Strategy: s, HPUs: 1, Messages: 1, Packet: 100, Interval: 1000}), weak.Make(d)
+		}()
+		runtime.GC()
+		if typ.Value() != nil {
+			t.Errorf("%s keeps the type", s)
+		}
+		runtime.KeepAlive(p)
+	}
+}
+
+// A handler may panic in the middle of a packet, as one does that writes to memory that is
+// gone. Its message is over then; the next one in the slot is not the worse for it.
+func TestPlaceAfterPanic(t *testing.T) {
+	if debug.SetPanicOnFault(true) {
+		t.Fatal("faults panic already")
+	}
+	defer debug.SetPanicOnFault(false)
+	page := os.Getpagesize()
+	mem, err := syscall.Mmap(-1, 0, 2*page, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := syscall.Munmap(mem); err != nil {
+			t.Error(err)
+		}
+	}()
+	d, err := ddt.Parse("hvec(8 1 1000)[hvec(20 1 32)[int]]") // a part of it in the second page
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := ddt.Commit(d, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream := make([]byte, c.Size())
+	for i := range stream {
+		stream[i] = byte(i) | 1
+	}
+	const packet = 490
+	for _, s := range ddt.Strategies() {
+		p := placement(t, c, ddt.Config{Strategy: s, HPUs: 1, Messages: 1, Packet: packet, Interval: c.Size()})
+		if p == nil {
+			continue
+		}
+		if err := syscall.Mprotect(mem[page:], syscall.PROT_NONE); err != nil {
+			t.Fatal(err)
+		}
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Fatalf("%s: the second page is there", s)
+				}
+			}()
+			_, err := p.Place(0, 0, mem, 0, 0, 0, stream[:packet])
+			t.Errorf("%s: %v", s, err)
+		}()
+		if err := syscall.Mprotect(mem[page:], syscall.PROT_READ|syscall.PROT_WRITE); err != nil {
+			t.Fatal(err)
+		}
+		clear(mem)
+		if _, err := p.Place(0, 0, mem, 0, packet, packet, stream[packet:]); err != nil {
+			t.Fatal(err)
+		}
+		for i, at := range ddttest.Places(d, 1) {
+			if want := stream[i]; i >= packet && mem[at] != want {
+				t.Errorf("%s: byte %d of the stream is %#x at %d, want %#x", s, i, mem[at], at, want)
+				break
+			}
+		}
 	}
 }
 
@@ -373,11 +500,8 @@ func TestPlaceOutOfBounds(t *testing.T) {
 			{0, 2, 20, 8, 0, 8, "HPU 2 of a placement for 2"},
 			{0, -1, 20, 8, 0, 8, "HPU -1"},
 		} {
-			for slot := range 4 {
-				p.Begin(slot - 1)
-			}
 			mem, stream := make([]byte, tc.size), slices.Repeat([]byte{1}, tc.n)
-			n, err := p.Place(tc.slot, tc.hpu, mem, tc.origin, tc.first, stream)
+			n, err := p.Place(tc.slot, tc.hpu, mem, tc.origin, tc.first, tc.first, stream)
 			good := tc.want == ""
 			if good != (err == nil) || !good && n != 0 || !good && !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("%s: %+v: %d copies, %v", s, tc, n, err)
@@ -389,12 +513,17 @@ func TestPlaceOutOfBounds(t *testing.T) {
 				t.Errorf("%s: %+v: %d bytes written", s, tc, got)
 			}
 		}
+		for _, packet := range []int64{-1, 4, math.MinInt64, math.MaxInt64} {
+			mem := make([]byte, 20)
+			if n, err := p.Place(0, 0, mem, 8, packet, 3, []byte{1}); n != 0 || !errors.Is(err, ddt.ErrBounds) || bytes.Count(mem, []byte{1}) != 0 {
+				t.Errorf("%s: byte 3 of a packet that begins at %d: %d copies, %v", s, packet, n, err)
+			}
+		}
 		p = placement(t, empty, cfg)
-		p.Begin(0)
-		if _, err := p.Place(0, 0, nil, 0, 0, nil); err != nil {
+		if _, err := p.Place(0, 0, nil, 0, 0, 0, nil); err != nil {
 			t.Errorf("%s: nothing into nothing: %v", s, err)
 		}
-		if _, err := p.Place(0, 0, make([]byte, 100), 50, 0, make([]byte, 1)); !errors.Is(err, ddt.ErrBounds) {
+		if _, err := p.Place(0, 0, make([]byte, 100), 50, 0, 0, make([]byte, 1)); !errors.Is(err, ddt.ErrBounds) {
 			t.Errorf("%s: a byte of nothing: %v", s, err)
 		}
 	}
@@ -432,9 +561,8 @@ func TestStrategiesOfUnusualForms(t *testing.T) {
 					continue
 				}
 				m := newMessage(r, places, cfg)
-				p.Begin(0)
 				for _, next := range m.comes {
-					if _, err := p.Place(0, 0, m.mem, m.origin, next.first, m.stream[next.first:next.last]); err != nil {
+					if _, err := p.Place(0, 0, m.mem, m.origin, next.first, next.first, m.stream[next.first:next.last]); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -456,11 +584,9 @@ func TestPlaceDoesNotAllocate(t *testing.T) {
 			}
 			i := int64(0)
 			if n := testing.AllocsPerRun(100, func() {
-				if i++; i%5 == 0 {
-					p.Begin(1)
-				}
+				i++
 				first := i * 7919 % (d.Size() - 1408) // not in order
-				if _, err := p.Place(1, 1, mem, 0, first, stream); err != nil {
+				if _, err := p.Place(1, 1, mem, 0, first, first, stream); err != nil {
 					t.Fatal(err)
 				}
 			}); n != 0 {

@@ -2,7 +2,10 @@
 
 package ddt
 
-import "unsafe"
+import (
+	"math"
+	"unsafe"
+)
 
 // A segment is how far a message is placed: what MPITypes calls so, the state in which the
 // strategies of the SC 2019 paper process a type (section 3.2.4, figure 5). It is the path
@@ -10,18 +13,27 @@ import "unsafe"
 // of blocks, and not of nodes.
 //
 // It moves forward only, and node by node, while a Committed finds any position by
-// dividing and searching. Nothing of it is shared: who has the segment may use it.
+// dividing and searching. Nothing of it is shared: who has the segment may use it. The
+// position is all that it knows of a message, so it does for the next one as well.
 type segment struct {
 	head
-	message uint64  // that it is about, see slots
-	steps   int64   // that catching up took, ever
-	frames  []frame // frames[:top+1] are the path
-	_       [64 - unsafe.Sizeof(head{}) - 16 - unsafe.Sizeof([]frame{})]byte
+	steps  int64   // that catching up took, ever
+	frames []frame // frames[:top+1] are the path
+
+	// HPUs have neighbours in an array, and this keeps them out of each other's cache
+	// lines, also where the allocator puts a word of its own before the first.
+	_ [8]byte
 }
+
+var _ [64]byte = [segmentSize]byte{}
+
+// nowhere is the position of a segment that has no path: a new one, and one that unpacks,
+// for a handler may panic there and leave it.
+const nowhere = math.MaxInt64
 
 // A head is what a segment has beside its path.
 type head struct {
-	pos int64 // in the stream
+	pos int64 // in the stream, or nowhere
 	in  int64 // so many bytes of the leaf's block are done
 	top int   // the leaf's frame. -1: the end
 }
@@ -66,12 +78,13 @@ func levels(n *Node) int {
 // segmentMemory returns what newSegments takes for each.
 func segmentMemory(depth int) int64 { return segmentSize + (int64(depth)+gap)*frameSize }
 
-// newSegments returns n segments for paths of so many nodes.
+// newSegments returns n segments for paths of so many nodes, which are nowhere.
 func newSegments(n, depth int) []segment {
 	s := make([]segment, n)
 	stride := depth + int(gap)
 	frames := make([]frame, n*stride)
 	for i := range s {
+		s[i].pos = nowhere
 		s[i].frames = frames[i*stride : i*stride+depth]
 	}
 	return s
@@ -176,7 +189,8 @@ func (s *segment) catchUp(to int64) {
 func (s *segment) unpack(mem unsafe.Pointer, origin int64, stream []byte) (copies int64) {
 	from := unsafe.Pointer(unsafe.SliceData(stream))
 	end := int64(len(stream))
-	s.pos += end
+	then := s.pos + end
+	s.pos = nowhere
 	for pos := int64(0); pos < end; {
 		f := &s.frames[s.top]
 		n := f.node
@@ -217,6 +231,7 @@ func (s *segment) unpack(mem unsafe.Pointer, origin int64, stream []byte) (copie
 			s.leave()
 		}
 	}
+	s.pos = then
 	return copies
 }
 

@@ -37,6 +37,7 @@ type DatatypeOptions struct {
 	Model    ddt.Model
 	Partial  bool  // messages may be shorter than the type
 	Window   int64 // see Env: a type that does not fit is an error
+	Memory   int64 // see Env: a strategy that needs more is an error. Defaults to ddt.MaxPlacementMemory
 }
 
 // newDatatype makes the set of the configuration's.
@@ -76,14 +77,18 @@ func newDatatype(p Params, env Env) (*Set, error) {
 	return Datatype(committed, DatatypeOptions{
 		Strategy: c.Strategy, HPUs: env.HPUs, Messages: env.Messages, Packet: c.Packet,
 		Interval: c.Interval, Model: ddt.Model{Epsilon: c.Epsilon}, Partial: c.Partial,
-		Window: env.Window,
+		Window: env.Window, Memory: env.Memory,
 	})
 }
 
 // Datatype returns handlers that put the bytes of messages where c says, from the place
 // of each message in its window on. The place is that of c's displacement 0, and a type
-// may reach before it. What the set needs of scheduling is in Sequence and VHPUs, and its
-// memory in Reserved.
+// may reach before it. The set's memory is in Reserved.
+//
+// With strategies that have Sequence and VHPUs in the set, hpu-local and rw-cp, a context
+// must have the policy blocked-rr with just these, or message: they have state that only
+// one HPU at a time may use, and nothing checks that it is so. With the policy packet, or
+// other numbers, bytes go to wrong places.
 //
 // A message that its place has no room for fails before anything is written, and one that
 // is not as long as c (unless o.Partial: longer than c) fails when that is known. Nothing
@@ -91,6 +96,9 @@ func newDatatype(p Params, env Env) (*Set, error) {
 func Datatype(c *ddt.Committed, o DatatypeOptions) (*Set, error) {
 	o.Strategy = cmp.Or(o.Strategy, ddt.Direct)
 	o.HPUs, o.Messages, o.Packet = cmp.Or(o.HPUs, 16), cmp.Or(o.Messages, 4096), cmp.Or(o.Packet, hpu.DefaultSlice)
+	if c == nil {
+		return nil, errors.New("datatype: no type")
+	}
 	d := &datatype{size: c.Size(), hpus: o.HPUs, messages: o.Messages, partial: o.Partial}
 	d.lo, d.hi = c.Bounds()
 	switch {
@@ -101,7 +109,7 @@ func Datatype(c *ddt.Committed, o DatatypeOptions) (*Set, error) {
 	}
 	var err error
 	d.placement, err = ddt.NewPlacement(c, ddt.Config{
-		Strategy: o.Strategy, HPUs: o.HPUs, Messages: o.Messages, Packet: o.Packet, Interval: o.Interval, Model: o.Model,
+		Strategy: o.Strategy, HPUs: o.HPUs, Messages: o.Messages, Packet: o.Packet, Most: o.Memory, Interval: o.Interval, Model: o.Model,
 	})
 	if err != nil {
 		return nil, err
@@ -133,7 +141,6 @@ func (d *datatype) header(h *hpu.HER) hpu.Code {
 	if err := d.admit(h, m); err != nil {
 		return h.Fail(err)
 	}
-	d.placement.Begin(m.Slot())
 	return hpu.ProcessData
 }
 
@@ -165,10 +172,11 @@ func (d *datatype) fits(b *hpu.Binding) error {
 	if b.Window == nil {
 		return errNoWindow
 	}
-	if b.Size > 0 && (d.lo < 0 || d.hi > b.Size) {
+	if b.Size < 0 || b.Size > 0 && (d.lo < 0 || d.hi > b.Size) {
 		return fmt.Errorf("bytes %d to %d of a place of %d: %w", d.lo, d.hi, b.Size, hpu.ErrBounds)
 	}
-	if n := b.Window.Size(); d.lo < -b.Place || d.hi > n-b.Place {
+	n, at := b.Window.Size(), b.Place+d.lo
+	if overflow := b.Place < 0 && d.lo < 0; overflow || at < 0 || at > n-(d.hi-d.lo) {
 		return fmt.Errorf("bytes %d to %d from %d of a window of %d: %w", d.lo, d.hi, b.Place, n, hpu.ErrBounds)
 	}
 	return nil
@@ -200,7 +208,8 @@ func (d *datatype) length(n uint64) error {
 
 // payload places a packet.
 func (d *datatype) payload(h *hpu.HER) hpu.Code {
-	first, n := int64(h.Offset()), int64(h.PayloadLen())
+	packet, n := int64(h.Offset()), int64(h.PayloadLen())
+	first := packet
 	if h.EOM() {
 		if err := d.length(uint64(first + n)); err != nil {
 			return h.Fail(err)
@@ -216,7 +225,7 @@ func (d *datatype) payload(h *hpu.HER) hpu.Code {
 	}
 	copies := int64(0)
 	for part := range h.Payload() {
-		k, err := d.placement.Place(m.Slot(), h.HPU(), mem, origin, first, part)
+		k, err := d.placement.Place(m.Slot(), h.HPU(), mem, origin, packet, first, part)
 		if err != nil {
 			return h.Fail(err)
 		}

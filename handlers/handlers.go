@@ -64,7 +64,7 @@ type Env struct {
 	HPUs     int   // of the NIC, 0..HPUs-1
 	Messages int   // that can be in flight; their slots are 0..Messages-1
 	Window   int64 // bytes of the largest of its windows that handlers may write; -1: there is none
-	Memory   int64 // bytes that the set may take of the NIC's; what Reserved will say
+	Memory   int64 // bytes of the NIC's that the set may take, as Reserved has them; -1: none
 }
 
 // An EnvFactory is a Factory of a set that depends on the context.
