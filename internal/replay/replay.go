@@ -11,6 +11,7 @@ import (
 	"io"
 	"log/slog"
 	"math"
+	"slices"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -20,6 +21,7 @@ import (
 	"github.com/xspin/xspin/bpf"
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/internal/clock"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/mpq"
 	"github.com/xspin/xspin/packet"
@@ -33,9 +35,10 @@ type Config struct {
 	hpu.Handlers
 	Stream  []byte // of each message
 	Packet  int    // bytes of it in a packet
+	Order   []int  // in which the packets of a message come. Optional: in order
 	Flights int    // messages of an HPU that are in flight together, their packets taking turns
 	Place   int64  // bytes of memory for each of these
-	CPUs    []int  // an HPU on each, with messages of its own (the policy message)
+	CPUs    []int  // an HPU on each; of Run, with messages of its own (the policy message)
 }
 
 // Messages is how many messages are in flight at most, also of those that are only
@@ -52,9 +55,11 @@ const (
 // Done is what an HPU has done.
 type Done struct {
 	hpu.Stats
+	Packets uint64 // that were processed; Handled has twice those that came before their message began
 	// CPU is the time of its thread from the first packet on. Unlike Busy it has nothing
 	// of the time that other threads took away.
-	CPU time.Duration
+	CPU        time.Duration
+	Begin, End time.Duration // of the first packet and after the last, CLOCK_MONOTONIC
 }
 
 // Run has the HPUs process messages for a time, and returns what each has done. All that
@@ -76,23 +81,11 @@ func Run(ctx context.Context, cfg Config, d time.Duration) (_ []Done, err error)
 			queues[i].Rings = append(queues[i].Rings, r)
 		}
 	}
-	pool, err := hpu.New(hpu.Config{
-		Memory: f.mem, Queues: queues, Share: f.share, Buckets: make([]uint64, 1),
-		Workers: len(cfg.CPUs), CPUs: cfg.CPUs, Wait: hpu.Spin, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
-	})
+	pool, c, err := engine(&cfg, f, f.mem, f.share, queues, nil, false)
 	if err != nil {
 		return nil, err
 	}
 	defer pool.Close()
-	c, err := hpu.NewMessageContext(contextID, "replay", cfg.Handlers, bpf.Range{}, math.MaxUint64, hpu.MessageConfig{
-		Config: mpq.Config{Messages: Messages, Remember: time.Millisecond}, Format: f.format, Binder: f,
-	})
-	if err != nil {
-		return nil, err
-	}
-	if err := pool.Install(c); err != nil {
-		return nil, err
-	}
 	f.state.Store(going)
 	for f.begun.Load() < int32(len(f.sources)) && ctx.Err() == nil {
 		time.Sleep(time.Millisecond)
@@ -113,20 +106,43 @@ func Run(ctx context.Context, cfg Config, d time.Duration) (_ []Done, err error)
 		return nil, err
 	}
 	stats, _ := pool.Stats()
-	if err := f.complete(stats); err != nil {
+	if err := f.complete(c.Stats().Handled); err != nil {
 		return nil, fmt.Errorf("replay: %w", err)
 	}
 	done := make([]Done, len(stats))
 	for i, s := range f.sources {
-		done[i] = Done{stats[i], s.last - s.first}
+		done[i] = Done{stats[i], s.packets(), s.last - s.first, s.begin, s.end}
 	}
 	return done, nil
+}
+
+// engine returns a pool that has installed a context for the messages. With shared, an
+// HPU may get packets of any.
+func engine(cfg *Config, b hpu.Binder, mem *xsk.UMEM, share *bpf.Share, queues []hpu.Queue, buckets []uint64, shared bool) (*hpu.Pool, *hpu.Context, error) {
+	pool, err := hpu.New(hpu.Config{
+		Memory: mem, Queues: queues, Share: share, Buckets: buckets,
+		Workers: len(cfg.CPUs), CPUs: cfg.CPUs, Wait: hpu.Spin, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	c, err := hpu.NewMessageContext(contextID, "replay", cfg.Handlers, bpf.Range{Size: len(buckets)}, math.MaxUint64, hpu.MessageConfig{
+		Config: mpq.Config{Messages: Messages, Remember: time.Millisecond, Held: mem.Config().Frames},
+		Format: matcher.FormatByName("slmp"), Binder: b, Shared: shared,
+	})
+	if err == nil {
+		err = pool.Install(c)
+	}
+	if err != nil {
+		pool.Close()
+		return nil, nil, err
+	}
+	return pool, c, nil
 }
 
 // A feed is what all sources have in common. It binds messages, and hears of their ends.
 type feed struct {
 	cfg     Config
-	format  *matcher.Format
 	mem     *xsk.UMEM
 	share   *bpf.Share
 	window  hpu.Window
@@ -161,36 +177,67 @@ type source struct {
 	ended   uint64 // messages that are complete
 
 	first, last time.Duration // CPU time of the worker's thread, at the first packet and after the last
+	begin, end  time.Duration // CLOCK_MONOTONIC then
 	_           [64]byte
 }
 
 // A frame is a packet in the UMEM, with its metadata in front.
 type frame struct {
-	desc xsk.Desc
-	meta *bpf.Meta
-	data []byte
-	out  bool // with the engine
+	desc  xsk.Desc
+	meta  *bpf.Meta
+	data  []byte
+	words int  // of its key
+	out   bool // with the engine
+}
+
+// check returns how many packets a message has.
+func (c *Config) check() (packets int, err error) {
+	if len(c.CPUs) < 1 || len(c.CPUs) > bpf.MaxHPUs {
+		return 0, fmt.Errorf("%d CPUs: want 1 to %d", len(c.CPUs), bpf.MaxHPUs)
+	}
+	if len(c.Stream) == 0 || c.Packet < 1 || c.Flights < 1 || c.Flights*len(c.CPUs) > Messages/2 {
+		return 0, fmt.Errorf("%d messages of %d bytes in flight on %d HPUs, in packets of %d bytes: want 1 or more of each, and %d messages at most",
+			c.Flights, len(c.Stream), len(c.CPUs), c.Packet, Messages/2)
+	}
+	packets = (len(c.Stream) + c.Packet - 1) / c.Packet
+	if c.Order == nil {
+		for i := range packets {
+			c.Order = append(c.Order, i)
+		}
+	}
+	sorted := slices.Sorted(slices.Values(c.Order))
+	for i := range max(packets, len(sorted)) {
+		if i >= len(sorted) || i >= packets || sorted[i] != i {
+			return 0, fmt.Errorf("order of %d of %d packets: want each once", len(sorted), packets)
+		}
+	}
+	return packets, nil
+}
+
+// umem returns memory for so many packets.
+func (c *Config) umem(packets int) (*xsk.UMEM, error) {
+	mem, err := xsk.NewUMEM(xsk.UMEMConfig{Frames: packets, FrameSize: 2048})
+	if err != nil {
+		return nil, err
+	}
+	if room := mem.Config().FrameSize - xsk.PacketHeadroom; headers+c.Packet > room {
+		return nil, fmt.Errorf("packets of %d bytes: at most %d", c.Packet, room-headers)
+	}
+	return mem, nil
 }
 
 func newFeed(cfg Config) (_ *feed, err error) {
-	if len(cfg.CPUs) < 1 || len(cfg.CPUs) > bpf.MaxHPUs {
-		return nil, fmt.Errorf("%d CPUs: want 1 to %d", len(cfg.CPUs), bpf.MaxHPUs)
+	packets, err := cfg.check()
+	if err != nil {
+		return nil, err
 	}
-	if len(cfg.Stream) == 0 || cfg.Packet < 1 || cfg.Flights < 1 || cfg.Flights*len(cfg.CPUs) > Messages/2 {
-		return nil, fmt.Errorf("%d messages of %d bytes in flight on %d HPUs, in packets of %d bytes: want 1 or more of each, and %d messages at most",
-			cfg.Flights, len(cfg.Stream), len(cfg.CPUs), cfg.Packet, Messages/2)
-	}
-	packets := (len(cfg.Stream) + cfg.Packet - 1) / cfg.Packet
 	each := packets * cfg.Flights
-	f := &feed{cfg: cfg, format: matcher.FormatByName("slmp"), share: new(bpf.Share)}
+	f := &feed{cfg: cfg, share: new(bpf.Share)}
 	if f.window, err = hostq.WindowOn(make([]byte, cfg.Place*int64(cfg.Flights*len(cfg.CPUs))), hostq.All); err != nil {
 		return nil, err
 	}
-	if f.mem, err = xsk.NewUMEM(xsk.UMEMConfig{Frames: each * len(cfg.CPUs), FrameSize: 2048}); err != nil {
+	if f.mem, err = cfg.umem(each * len(cfg.CPUs)); err != nil {
 		return nil, err
-	}
-	if room := f.mem.Config().FrameSize - xsk.PacketHeadroom; headers+cfg.Packet > room {
-		return nil, fmt.Errorf("packets of %d bytes: at most %d", cfg.Packet, room-headers)
 	}
 	defer func() {
 		if err != nil {
@@ -201,32 +248,39 @@ func newFeed(cfg Config) (_ *feed, err error) {
 		s := &source{feed: f, hpu: h, queue: new(bpf.Queue), base: h * each, frames: make([]frame, each)}
 		f.sources = append(f.sources, s)
 		for range cfg.CPUs {
-			fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+			fd, err := eventFD()
 			if err != nil {
-				return nil, fmt.Errorf("eventfd: %w", err)
+				return nil, err
 			}
 			s.fds = append(s.fds, fd)
 		}
 		for i := range s.frames {
-			s.fill(i)
+			s.frames[i] = cfg.packet(f.mem, s.base+i, h, cfg.Order[i/cfg.Flights])
 		}
 	}
 	return f, nil
 }
 
-// fill writes packet i/Flights of message i%Flights, but for the message's number.
-func (s *source) fill(i int) {
-	cfg := &s.cfg
-	at := i / cfg.Flights * cfg.Packet
-	part := cfg.Stream[at:min(at+cfg.Packet, len(cfg.Stream))]
+// eventFD returns what a worker can sleep on.
+func eventFD() (int, error) {
+	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		return -1, fmt.Errorf("eventfd: %w", err)
+	}
+	return fd, nil
+}
+
+// packet writes packet k of messages of a peer into a frame, but for the message's number.
+func (c *Config) packet(mem *xsk.UMEM, number, peer, k int) (f frame) {
+	at := k * c.Packet
+	part := c.Stream[at:min(at+c.Packet, len(c.Stream))]
 	h := slmp.Header{Offset: uint32(at)}
-	if at+len(part) == len(cfg.Stream) {
+	if at+len(part) == len(c.Stream) {
 		h.Flags = slmp.EOM
 	}
-	f := &s.frames[i]
-	f.desc = xsk.Desc{Addr: s.mem.Addr(s.base+i) + xsk.PacketHeadroom, Len: uint32(headers + len(part))}
-	f.data = s.mem.Bytes(f.desc.Addr, int(f.desc.Len))
-	f.meta = (*bpf.Meta)(unsafe.Pointer(unsafe.SliceData(s.mem.Front(f.desc.Addr, bpf.MetaSize))))
+	f.desc = xsk.Desc{Addr: mem.Addr(number) + xsk.PacketHeadroom, Len: uint32(headers + len(part))}
+	f.data = mem.Bytes(f.desc.Addr, int(f.desc.Len))
+	f.meta = (*bpf.Meta)(unsafe.Pointer(unsafe.SliceData(mem.Front(f.desc.Addr, bpf.MetaSize))))
 
 	eth := packet.Ethernet(f.data)
 	eth.SetDst([6]byte{2, 0, 0, 0, 0, 1})
@@ -241,18 +295,26 @@ func (s *source) fill(i int) {
 	ip.SetDst([4]byte{10, 0, 0, 1})
 	ip.SetChecksum(ip.HeaderChecksum())
 	udp := packet.UDP(ip.Payload())
-	udp.SetSrcPort(49152 + uint16(s.hpu))
+	udp.SetSrcPort(49152 + uint16(peer))
 	udp.SetDstPort(slmp.Port)
 	udp.SetLength(uint16(len(udp)))
 	h.Put(f.data[udpHeaders:])
 	copy(f.data[headers:], part)
 
-	table := matcher.Table{Entries: map[int]matcher.Entry{0: {Ruleset: matcher.SLMP(), Context: contextID, Format: s.format}}}
+	table := matcher.Table{Entries: map[int]matcher.Entry{0: {Ruleset: matcher.SLMP(), Context: contextID, Format: matcher.FormatByName("slmp")}}}
 	v := table.Match(f.data)
 	*f.meta = bpf.Meta{Magic: bpf.MetaMagic, Context: contextID, Key: v.Key, Offset: v.Offset}
+	f.words = v.NKey
 	if v.EOM {
 		f.meta.Flags = bpf.MetaEOM
 	}
+	return f
+}
+
+// is makes the packet one of a message.
+func (f *frame) is(id uint32) {
+	slmp.Header{Flags: slmp.Flags(uint16(f.data[udpHeaders])<<8 | uint16(f.data[udpHeaders+1])), ID: id, Offset: f.meta.Offset}.Put(f.data[udpHeaders:])
+	f.meta.Key[f.words-1] = id
 }
 
 // number is the message of a frame in this round. Its place is the remainder by how many
@@ -267,12 +329,12 @@ func (s *source) ready() bool {
 		switch s.state.Load() {
 		case going:
 			if s.running = true; s.first == 0 {
-				s.first = threadTime()
+				s.first, s.begin = threadTime(), now()
 				s.begun.Add(1)
 			}
 		case stopping:
 			s.over = true
-			s.last = threadTime()
+			s.last, s.end = threadTime(), now()
 			s.stopped.Add(1)
 		}
 	}
@@ -284,9 +346,7 @@ func (s *source) receive(descs []xsk.Desc) (n int) {
 	seq := &s.queue.Seq[s.hpu][contextID]
 	for n < len(descs) && s.ready() {
 		f := &s.frames[s.next]
-		id := s.number(s.next)
-		slmp.Header{Flags: slmp.Flags(uint16(f.data[udpHeaders])<<8 | uint16(f.data[udpHeaders+1])), ID: id, Offset: f.meta.Offset}.Put(f.data[udpHeaders:])
-		f.meta.Key[len(s.format.Key)-1] = id
+		f.is(s.number(s.next))
 		f.meta.Seq = *seq + uint32(n)
 		f.out = true
 		descs[n] = f.desc
@@ -302,11 +362,16 @@ func (s *source) receive(descs []xsk.Desc) (n int) {
 	return n
 }
 
+// packets returns how many were handed out.
+func (s *source) packets() uint64 { return uint64(s.rounds) * uint64(len(s.frames)) }
+
 func threadTime() time.Duration {
 	var ts unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts) // cannot fail
 	return time.Duration(ts.Nano())
 }
+
+func now() time.Duration { return time.Duration(clock.Monotonic()) }
 
 // Exchange implements hpu.Exchanger: nothing is ever sent.
 func (s *source) Exchange(recycle, _ []uint64) (filled, completed int) {
@@ -330,27 +395,34 @@ func (f *feed) Post(e *hpu.MessageEvent) bool {
 	if e.Cause == hpu.Complete {
 		f.sources[int(e.Number)/f.cfg.Flights%len(f.sources)].ended++ // whose worker this is
 	} else {
-		err := fmt.Errorf("message %d: %v, %d of %d bytes missing", e.Number, e.Cause, e.Missing, e.Length)
-		if e.Err != nil {
-			err = fmt.Errorf("%w: %w", err, e.Err)
-		}
-		f.failed.CompareAndSwap(nil, &err)
+		fault(e, &f.failed)
 	}
 	return true
 }
 
+// fault notes the first message that is not complete.
+func fault(e *hpu.MessageEvent, to *atomic.Pointer[error]) {
+	err := fmt.Errorf("message %d: %v, %d of %d bytes missing", e.Number, e.Cause, e.Missing, e.Length)
+	if e.Err != nil {
+		err = fmt.Errorf("%w: %w", err, e.Err)
+	}
+	to.CompareAndSwap(nil, &err)
+}
+
 // complete checks that all that was handed out was processed.
-func (f *feed) complete(stats []hpu.Stats) error {
+func (f *feed) complete(handled uint64) error {
 	if err := f.failed.Load(); err != nil {
 		return *err
 	}
+	want := uint64(0)
 	for i, s := range f.sources {
 		if n := uint64(s.rounds) * uint64(f.cfg.Flights); s.ended != n || n == 0 {
 			return fmt.Errorf("HPU %d has completed %d of %d messages", i, s.ended, n)
 		}
-		if want := uint64(s.rounds) * uint64(len(s.frames)); stats[i].Handled != want {
-			return fmt.Errorf("HPU %d has handled %d of %d packets", i, stats[i].Handled, want)
-		}
+		want += s.packets()
+	}
+	if handled != want {
+		return fmt.Errorf("%d of %d packets were handled", handled, want)
 	}
 	return nil
 }
