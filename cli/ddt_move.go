@@ -3,6 +3,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -74,7 +75,8 @@ func newDDTPackCmd() *cobra.Command {
 		Use:   "pack TYPE --in IMAGE --out STREAM",
 		Short: "Gather the bytes of a type from an image of memory to a stream",
 		Long: `Gather the bytes of a type from an image of memory, in the order in which a
-message has them. The image may be larger than what the type touches.
+message has them. The image must reach to the last byte that the type touches, and
+may be larger.
 
 ` + datatypeHelp,
 		Example: `  xspin ddt pack 'vec(4 2 5)[int]' --in matrix --out columns
@@ -138,8 +140,11 @@ func newDDTUnpackCmd() *cobra.Command {
 them in memory. The stream must be as long as the type.
 
 The image is a new one, in the place of a file that is there: holes are zero, and
-it ends where the type does. With --image it begins as another, whose bytes stay
-as they are in holes and around; that may be the file which is written.
+take no room on the disk. It ends where a next element would begin, or where the
+last byte is if that is further; what demo datatypes --serve --dir keeps ends at
+the last byte, and pack needs no more than that. With --image it begins as
+another, whose bytes stay as they are in holes and around; that may be the file
+which is written.
 
 ` + datatypeHelp,
 		Example: `  xspin ddt unpack 'vec(4 2 5)[int]' --in columns --out matrix
@@ -180,7 +185,7 @@ func (m *datatypeMove) unpack(ctx context.Context, cmd *cobra.Command, text, fro
 	defer out.discard()
 	var img *image
 	if from == "" {
-		img, err = out.image(m.size(c), nil)
+		img, err = out.image(m.size(c), c.Size(), nil)
 	} else {
 		img, err = m.begin(c, out, from)
 	}
@@ -195,6 +200,9 @@ func (m *datatypeMove) unpack(ctx context.Context, cmd *cobra.Command, text, fro
 		if n, err := io.ReadFull(in, buf); errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 			return streamSizeError(m.in, first+int64(n), c)
 		} else if err != nil {
+			return err
+		}
+		if err := img.reserve(c, m.at, first, first+int64(len(buf))); err != nil {
 			return err
 		}
 		if _, err := c.Unpack(img.bytes, m.at, first, buf); err != nil {
@@ -235,7 +243,7 @@ func (m *datatypeMove) begin(c *ddt.Committed, out *output, path string) (*image
 	if err := checkImage(c, path, info.Size(), m.at); err != nil {
 		return nil, err
 	}
-	return out.image(info.Size(), f)
+	return out.image(info.Size(), c.Size(), f)
 }
 
 // size returns how long an image is that ends where the type does: after its last byte,
@@ -292,6 +300,7 @@ type image struct {
 	size   int64 // of the file that bytes begin with
 	stored bool  // the file is the output
 	mapped bool
+	out    *output // whose file has room only where reserve was told; nil: all of it
 }
 
 func (m *image) close() {
@@ -383,8 +392,8 @@ func createOutput(cmd *cobra.Command, path string) (*output, error) {
 }
 
 // image returns size bytes of memory, which begin as a file or as zeros, and become the
-// output if that is a file.
-func (o *output) image(size int64, begin *os.File) (*image, error) {
+// output if that is a file. touched is how many of them will be written.
+func (o *output) image(size, touched int64, begin *os.File) (*image, error) {
 	if o.tmp == nil {
 		if size == 0 {
 			return &image{}, nil
@@ -403,26 +412,104 @@ func (o *output) image(size int64, begin *os.File) (*image, error) {
 		return m, nil
 	}
 	if begin != nil {
-		if _, err := io.CopyN(o.tmp, begin, size); err != nil {
+		if err := copyData(o.tmp, begin, size); err != nil {
 			return nil, err
 		}
 	}
 	if size == 0 {
 		return &image{stored: true}, nil
 	}
-	// A disk that is full is no error when memory is written, but the end.
-	err := unix.Fallocate(int(o.tmp.Fd()), 0, 0, size)
-	if errors.Is(err, unix.EOPNOTSUPP) {
-		err = o.tmp.Truncate(size)
+	if err := o.tmp.Truncate(size); err != nil {
+		return nil, o.noRoom(size, err)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("%s: room for %d bytes: %w", o.path, size, err)
+	m := &image{size: size, stored: true, mapped: true}
+	if size > moveBytes && touched < size/2 {
+		m.out = o // most of it is holes
+	} else if err := o.allocate(0, size); err != nil {
+		return nil, err
 	}
-	b, err := mapFile(o.tmp, size, unix.PROT_READ|unix.PROT_WRITE)
+	var err error
+	m.bytes, err = mapFile(o.tmp, size, unix.PROT_READ|unix.PROT_WRITE)
 	if err != nil {
 		return nil, err
 	}
-	return &image{bytes: b, size: size, stored: true, mapped: true}, nil
+	return m, nil
+}
+
+// reserve makes room on the disk for bytes first to last-1 of a stream, and not for the
+// holes between them.
+func (m *image) reserve(c *ddt.Committed, origin, first, last int64) (err error) {
+	if m.out == nil {
+		return nil
+	}
+	var from, to int64 // whole pages that are not yet reserved
+	c.Each(first, last, func(off, n int64) bool {
+		off += origin
+		lo, hi := off&^(pageBytes-1), min(m.size, (off+n+pageBytes-1)&^(pageBytes-1))
+		if lo <= to && hi >= from {
+			from, to = min(from, lo), max(to, hi)
+			return true
+		}
+		err = m.out.allocate(from, to)
+		from, to = lo, hi
+		return err == nil
+	})
+	return cmp.Or(err, m.out.allocate(from, to))
+}
+
+// pageBytes is what the kernel maps at least.
+const pageBytes = 4096
+
+// allocate makes room for bytes from to to-1 of the file. Without it, a full disk would be
+// no error when memory is written, but the end. File systems that cannot do it do without.
+func (o *output) allocate(from, to int64) error {
+	if from == to {
+		return nil
+	}
+	err := unix.Fallocate(int(o.tmp.Fd()), unix.FALLOC_FL_KEEP_SIZE, from, to-from)
+	for errors.Is(err, unix.EINTR) {
+		err = unix.Fallocate(int(o.tmp.Fd()), unix.FALLOC_FL_KEEP_SIZE, from, to-from)
+	}
+	if err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
+		return o.noRoom(to-from, err)
+	}
+	return nil
+}
+
+func (o *output) noRoom(size int64, err error) error {
+	return fmt.Errorf("%s: room for %d bytes: %w", o.path, size, err)
+}
+
+// copyData copies size bytes of a file to an empty one, without making holes data.
+func copyData(to, from *os.File, size int64) error {
+	for at := int64(0); at < size; {
+		data, err := unix.Seek(int(from.Fd()), at, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) {
+			break // nothing but a hole
+		}
+		if err != nil { // a file system without holes
+			data = at
+		}
+		end, err := unix.Seek(int(from.Fd()), data, unix.SEEK_HOLE)
+		if err != nil {
+			end = size
+		}
+		end = min(end, size)
+		if data >= end {
+			break
+		}
+		if _, err := to.Seek(data, io.SeekStart); err != nil {
+			return err
+		}
+		if _, err := from.Seek(data, io.SeekStart); err != nil {
+			return err
+		}
+		if _, err := io.CopyN(to, from, end-data); err != nil {
+			return err
+		}
+		at = end
+	}
+	return nil
 }
 
 // finish puts the file in its place.

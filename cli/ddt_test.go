@@ -5,6 +5,7 @@ package cli
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/xspin/xspin/ddt"
 	"github.com/xspin/xspin/ddt/ddttest"
+	"github.com/xspin/xspin/netns/netnstest"
 )
 
 // ddtCommand returns what `xspin ddt` prints.
@@ -374,6 +376,69 @@ func TestPackAndUnpack(t *testing.T) {
 		t.Errorf("the link is %v, %v", info, err)
 	}
 	noOthers(t, "image", "stream", "other", "new", "link", "fifo")
+}
+
+// Holes of an image take no room, those of the image before neither.
+func TestUnpackIsSparse(t *testing.T) {
+	t.Chdir(t.TempDir())
+	allocated := func(name string) int64 {
+		var st unix.Stat_t
+		if err := unix.Stat(name, &st); err != nil {
+			t.Fatal(err)
+		}
+		return st.Blocks * 512
+	}
+	const far = 8 << 20
+	d := fmt.Sprintf("resized(0,%d)[hvec(3 8 %d)[byte]]", 3*far+5000, far)
+	stream := randomBytes(3, 48)
+	if _, err := ddtCommand(t, stream, "unpack", d, "--count", "2", "--in", "-", "--out", "image"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ddtCommand(t, stream[:8], "unpack", "ctg(8)[byte]", "--origin", "4MiB", "--in", "-", "--out", "image", "--image", "image"); err != nil {
+		t.Fatal(err)
+	}
+	if n := allocated("image"); n > far/4 {
+		t.Errorf("7 blocks take %d bytes of the disk", n)
+	}
+	b, err := os.ReadFile("image")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := make([]byte, 2*(3*far+5000))
+	for i := range 6 {
+		copy(want[i%3*far+i/3*(3*far+5000):], stream[8*i:8*i+8])
+	}
+	copy(want[4<<20:], stream[:8])
+	if !bytes.Equal(b, want) {
+		t.Errorf("%d bytes are not the %d that they should be", len(b), len(want))
+	}
+}
+
+// A disk that is full is an error, in whatever part of an image.
+func TestUnpackDiskFull(t *testing.T) {
+	netnstest.NeedRoot(t)
+	dir := t.TempDir()
+	if err := unix.Mount("xspin", dir, "tmpfs", 0, "size=1m"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	for _, d := range []string{"hvec(300 1 1048576)[ctg(8)[byte]]", "ctg(1100000)[byte]"} {
+		typ, err := ddt.Parse(d)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = ddtCommand(t, make([]byte, typ.Size()), "unpack", d, "--in", "-", "--out", filepath.Join(dir, "image"))
+		if !errors.Is(err, unix.ENOSPC) {
+			t.Errorf("%s: error is %v, want %v", d, err, unix.ENOSPC)
+		}
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("%v is left, %v", left, err)
+	}
 }
 
 // noOthers fails if there are other files than these: parts of what was not completed.
