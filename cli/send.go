@@ -328,6 +328,11 @@ func (s *sending) send(ctx context.Context, j *sendJob) (slmp.Result, error) {
 	if err != nil {
 		err = fmt.Errorf("%s: %w", j.name, err)
 	}
+	var m *slmp.MessageError
+	if errors.As(err, &m) && errors.Is(m.Err, slmp.ErrSilent) && !m.Answered {
+		// SLMP has no word for it.
+		err = fmt.Errorf("%w. A receiver that runs may refuse the message, for its length or because no receive is posted: xspin log on its machine tells", err)
+	}
 	return result, err
 }
 
