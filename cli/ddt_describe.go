@@ -64,7 +64,8 @@ func newDDTDescribeCmd() *cobra.Command {
 		Long: `Say how large a datatype is, what it touches, in how many blocks, and what normal
 form it is brought to; and show where its bytes are, from the first line of
 memory that it touches on. A line of the picture is a stride of the innermost
-vector, so that rows of a matrix are below each other.
+vector, so that rows of a matrix are below each other, and has the place of its
+first byte before it.
 
 ` + datatypeHelp,
 		Example: `  xspin ddt describe 'vec(4 2 5)[int]'
@@ -149,6 +150,9 @@ func describe(c *ddt.Committed) *datatypeReport {
 		distinct := distinctBytes(list)
 		overlaps := distinct < r.Stream
 		r.Distinct, r.Overlaps = &distinct, &overlaps
+	} else if apart(root) {
+		none := false
+		r.Overlaps, r.Distinct = &none, &r.Stream
 	} else if overlaps := true; r.Stream > r.End-r.First {
 		r.Overlaps = &overlaps
 	}
@@ -217,6 +221,57 @@ func distinctBytes(list []piece) (n int64) {
 	return n
 }
 
+// apart tells whether it is plain that no byte of a normal form has a place twice: blocks
+// in vectors, the strides of which are not less than what lies between them, whatever
+// their order; and the same in lists. False says nothing.
+func apart(n *ddt.Node) bool {
+	type level struct{ count, stride int64 }
+	var levels []level
+	for ; n.Kind == ddt.Vector; n = n.Child {
+		levels = append(levels, level{n.Count, max(n.Stride, -n.Stride)})
+	}
+	switch n.Kind {
+	case ddt.Index:
+		if !apart(n.Child) {
+			return false
+		}
+		displs := slices.Sorted(slices.Values(n.Displs))
+		for i := 1; i < len(displs); i++ {
+			if displs[i]-displs[i-1] < n.Child.Hi-n.Child.Lo {
+				return false
+			}
+		}
+	case ddt.List:
+		parts := make([][2]int64, len(n.Displs)) // from, to
+		for i, at := range n.Displs {
+			parts[i] = [2]int64{at, at + n.Starts[i+1] - n.Starts[i]}
+			if n.Children != nil {
+				if i > 0 && n.Children[i] != n.Children[i-1] || i == 0 {
+					if !apart(n.Children[i]) {
+						return false
+					}
+				}
+				parts[i] = [2]int64{at + n.Children[i].Lo, at + n.Children[i].Hi}
+			}
+		}
+		slices.SortFunc(parts, func(a, b [2]int64) int { return cmp.Compare(a[0], b[0]) })
+		for i := 1; i < len(parts); i++ {
+			if parts[i][0] < parts[i-1][1] {
+				return false
+			}
+		}
+	}
+	slices.SortFunc(levels, func(a, b level) int { return cmp.Compare(a.stride, b.stride) })
+	span := n.Hi - n.Lo
+	for _, l := range levels {
+		if l.stride < span {
+			return false
+		}
+		span += (l.count - 1) * l.stride
+	}
+	return true
+}
+
 // innermostStride returns that of the vector that is nearest to the blocks, or 0.
 func innermostStride(n *ddt.Node) (stride int64) {
 	for n != nil {
@@ -249,6 +304,9 @@ func (r *datatypeReport) print(w io.Writer) {
 	touched := ""
 	if r.Distinct != nil {
 		touched = fmt.Sprintf(": %d, and holes of %d", *r.Distinct, r.End-r.First-*r.Distinct)
+		if *r.Distinct == r.End-r.First {
+			touched = ", no holes"
+		}
 	}
 	line("touches", "bytes %d to %d%s", r.First, r.End-1, touched)
 	overlap := "unknown: it has too many blocks to compare them"

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"strings"
+
+	"github.com/xspin/xspin/demos/file"
 )
 
 const (
@@ -30,11 +32,12 @@ type layout struct {
 	Lines   []layoutLine `json:"lines"`      // those that are touched
 	Stride  bool         `json:"line_is_stride"`
 	Columns int64        `json:"line_characters"` // that a whole line has; not all are shown
+	Left    int64        `json:"first_character"` // of those that are shown, from 0
 	Further bool         `json:"further"`         // touched lines follow
 }
 
 type layoutLine struct {
-	Offset int64  `json:"offset"` // of the first character, from the buffer's origin
+	Offset int64  `json:"offset"` // where the line begins, from the buffer's origin
 	Text   string `json:"text"`
 }
 
@@ -75,12 +78,11 @@ func draw(list []piece, stride int64) *layout {
 		l.Unit = (l.Line-1)/layoutColumns + 1
 	}
 	l.Columns = (l.Line-1)/l.Unit + 1
-	left = min(left/l.Unit, max(0, l.Columns-layoutColumns))
-	if l.Columns <= layoutColumns {
-		left = 0
+	if right > layoutColumns*l.Unit { // else lines are shown from where they begin
+		l.Left = min(left/l.Unit, l.Columns-layoutColumns)
 	}
 	for _, at := range lines {
-		l.Lines = append(l.Lines, layoutLine{at + left*l.Unit, l.text(list, at, left)})
+		l.Lines = append(l.Lines, layoutLine{at, l.text(list, at, l.Left)})
 	}
 	if last := &l.Lines[len(l.Lines)-1]; !l.Stride && !l.Further {
 		last.Text = strings.TrimRight(last.Text, string(holeMark)) // it is no hole
@@ -155,9 +157,16 @@ func (l *layout) print(w io.Writer) {
 	if l.Stride {
 		fmt.Fprint(w, ", the innermost stride")
 	}
-	fmt.Fprintf(w, "; a character is %s", count64(l.Unit, "byte"))
+	if l.Unit < 1<<20 {
+		fmt.Fprintf(w, "; a character is %s", count64(l.Unit, "byte"))
+	} else {
+		fmt.Fprintf(w, "; a character is %s", file.Bytes(l.Unit))
+	}
 	if l.Columns > layoutColumns {
 		fmt.Fprintf(w, ", %d of %d are shown", layoutColumns, l.Columns)
+	}
+	if l.Left > 0 {
+		fmt.Fprintf(w, ", from byte %d of the line on", l.Left*l.Unit)
 	}
 	all := ""
 	for _, line := range l.Lines {

@@ -109,15 +109,17 @@ func TestLayouts(t *testing.T) {
 		text string
 		want []string
 	}{
-		"backwards":          {"hvec(3 1 -16)[ctg(2)[int]]", []string{"-32 2.", "-16 1.", "0 0."}},
-		"before the origin":  {"hidxb(1: -4 8)[int]", []string{"-12 ..0", "0 ..1"}},
-		"rows of a 3D array": {"subarray(1,2,6 0,3,6 5,1,6)[double]", []string{"288 .....0", "336 .....1", "384 .....2", "...", "576 .....3", "624 .....4", "672 .....5"}},
-		"overlap":            {"vec(3 4 3)[int]", []string{"0 000", "12 *11", "24 *22", "36 2.."}},
-		"one block":          {"ctg(128)[short]", []string{"0 " + strings.Repeat("0", 64)}},
-		"far apart":          {"hidxb(1: 8 100000 51200)[double]", []string{"0 " + row(".0"), "...", "51200 " + row("2"), "...", "99840 ....................1"}},
-		"rows are cut":       {"vec(2 2 201)[int]", []string{"0 " + row("00"), "804 " + row("11")}},
-		"sides of rows":      {"hvec(2 1 8000)[hidx(16,16 7984,8)[byte]]", []string{"0 +" + strings.Repeat(".", 62) + "+", "8000 +" + strings.Repeat(".", 62) + "+"}},
-		"wide blocks":        {"hvec(2 1 6401)[ctg(3301)[byte]]", []string{"0 " + row(strings.Repeat("#", 32)+"+"), "6401 " + row(strings.Repeat("#", 32)+"+")}},
+		"backwards":             {"hvec(3 1 -16)[ctg(2)[int]]", []string{"-32 2.", "-16 1.", "0 0."}},
+		"before the origin":     {"hidxb(1: -4 8)[int]", []string{"-12 ..0", "0 ..1"}},
+		"rows of a 3D array":    {"subarray(1,2,6 0,3,6 5,1,6)[double]", []string{"288 .....0", "336 .....1", "384 .....2", "...", "576 .....3", "624 .....4", "672 .....5"}},
+		"overlap":               {"vec(3 4 3)[int]", []string{"0 000", "12 *11", "24 *22", "36 2.."}},
+		"one block":             {"ctg(128)[short]", []string{"0 " + strings.Repeat("0", 64)}},
+		"rows far to the right": {"subarray(1,2,4 100,3,300)[int]", []string{"1200 " + row("000"), "2400 " + row("111")}},
+		"rows to the right":     {"subarray(1,2,4 10,3,300)[int]", []string{"1200 " + row("..........000"), "2400 " + row("..........111")}},
+		"far apart":             {"hidxb(1: 8 100000 51200)[double]", []string{"0 " + row(".0"), "...", "51200 " + row("2"), "...", "99840 ....................1"}},
+		"rows are cut":          {"vec(2 2 201)[int]", []string{"0 " + row("00"), "804 " + row("11")}},
+		"sides of rows":         {"hvec(2 1 8000)[hidx(16,16 7984,8)[byte]]", []string{"0 +" + strings.Repeat(".", 62) + "+", "8000 +" + strings.Repeat(".", 62) + "+"}},
+		"wide blocks":           {"hvec(2 1 6401)[ctg(3301)[byte]]", []string{"0 " + row(strings.Repeat("#", 32)+"+"), "6401 " + row(strings.Repeat("#", 32)+"+")}},
 		"no stride": {"hidxb(1: 0 6501 60000)[ctg(6007)[byte]]", []string{
 			"0 " + strings.Repeat("#", 46) + "+...+" + strings.Repeat("#", 13), "8192 " + row(strings.Repeat("#", 33)+"+"), "...",
 			"57344 " + strings.Repeat(".", 20) + "+" + strings.Repeat("#", 43), "65536 ###+"}},
@@ -158,13 +160,19 @@ func TestLayoutsAreTrue(t *testing.T) {
 		if r.Stream == 0 {
 			continue
 		}
+		if root, _ := c.Root(); apart(root) && *r.Overlaps {
+			t.Fatalf("seed %d: %d times %v: does overlap", seed, n, d)
+		}
 		seen := map[int64]bool{}
 		l := r.Layout
 		for _, line := range l.Lines {
-			row := floorDiv(line.Offset, l.Line) * l.Line
+			row := line.Offset
+			if row%l.Line != 0 {
+				t.Fatalf("seed %d: %d times %v: a line of %d bytes at %d", seed, n, d, l.Line, row)
+			}
 			for i, mark := range []byte(line.Text) {
 				var touched, twice, all int64
-				for at := line.Offset + int64(i)*l.Unit; at < min(row+l.Line, line.Offset+int64(i+1)*l.Unit); at++ {
+				for at := row + (l.Left+int64(i))*l.Unit; at < row+min(l.Line, (l.Left+int64(i)+1)*l.Unit); at++ {
 					all++
 					seen[at] = true
 					if times[at] > 0 {
@@ -218,7 +226,7 @@ func TestDescribeJSON(t *testing.T) {
 		t.Errorf("%g blocks per packet", r.BlocksPerPacket)
 	}
 	// Too many blocks to know.
-	if text, err = ddtCommand(t, nil, "describe", "--json", "--count", "1000000000", "vec(1000000 1 2)[byte]"); err != nil {
+	if text, err = ddtCommand(t, nil, "describe", "--json", "--count", "1000000000", "resized(0,1000001)[vec(1000000 1 2)[byte]]"); err != nil {
 		t.Fatal(err)
 	}
 	r = datatypeReport{}
@@ -227,6 +235,36 @@ func TestDescribeJSON(t *testing.T) {
 	}
 	if r.Distinct != nil || r.Overlaps != nil || r.BlocksPerPacket < 1407.9 || r.BlocksPerPacket > 1408 || r.BlockMax != 1 || r.Layout == nil {
 		t.Errorf("%+v", r)
+	}
+	// Not so many that it is not plain.
+	for d, want := range map[string]bool{
+		"vec(100000000 1 2)[double]":                                             true,
+		"hvec(1000 1 8)[hvec(1000000 1 -16000)[double]]":                         true,
+		"hvec(1001 1 16)[hvec(1000000 1 -16000)[double]]":                        false,
+		"vec(1000000 1 40)[idx(20,1 0,1 9,1)[vec(2 1 2)[double]]]":               true,
+		"hvec(1000000 1 500)[hidx(476,1 0,1 16,1)[vec(2 1 2)[double]]]":          false,
+		"hvec(1000000 1 100)[hidx(24,8 0,8 50,10)[byte]]":                        true,
+		"hvec(1000000 1 59)[hidx(24,8 0,8 50,10)[byte]]":                         false,
+		"hvec(1000000 1 100)[hidx(24,8 17,8 50,10)[byte]]":                       false,
+		"hvec(1000000 1 100)[struct(0,1,vec(2 1 2)[int] 12,1,vec(3 1 3)[int])]":  true,
+		"hvec(1000000 1 100)[struct(0,1,vec(2 1 2)[int] 8,1,vec(3 1 3)[int])]":   false,
+		"hvec(1000000 1 100)[struct(0,1,hvec(2 1 0)[int] 12,1,vec(3 1 3)[int])]": false,
+		"hvec(1000000 1 100)[struct(0,1,vec(3 1 3)[int] 30,1,hvec(2 1 2)[int])]": false,
+	} {
+		typ, err := ddt.Parse(d)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := ddt.Commit(typ, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if root, _ := c.Root(); apart(root) != want {
+			t.Errorf("%s: plain that it does not overlap: %v, want %v", d, !want, want)
+		}
+	}
+	if text, err = ddtCommand(t, nil, "describe", "vec(100000000 1 2)[double]"); err != nil || !strings.Contains(text, ": 800000000, and holes of 799999992\noverlap      none\n") {
+		t.Errorf("%s, %v", text, err)
 	}
 }
 
