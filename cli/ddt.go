@@ -14,7 +14,7 @@ func newDDTCmd() *cobra.Command {
 ` + datatypeHelp + `
 
 As text, with numbers of extents, of bytes in h..., struct and resized:
-  byte, char, short, int, long, float, double ...
+  byte, char, short, int, long, float, double ...   (all: xspin ddt ls)
   ctg(COUNT)[T]                      contiguous
   vec(COUNT BLOCKLEN STRIDE)[T]      vector; hvec(...)
   idx(DISPL,BLOCKLEN ...)[T]         indexed; hidx(...)
@@ -25,9 +25,11 @@ As text, with numbers of extents, of bytes in h..., struct and resized:
       DISTRIB is block, block:ARG, cyclic, cyclic:ARG or none
   resized(LB,EXTENT)[T]
   dup[T]
-A // starts a comment. These are FPsPIN's, whose text is read too.`,
+A // starts a comment. ctg, vec, hvec, hidx, idxb, struct, subarray and resized are
+FPsPIN's, whose texts are read too; idx, hidxb, subarrayf, darray, darrayf and dup
+are ours.`,
 		Args: cobra.NoArgs,
 	}
-	cmd.AddCommand(newDDTDescribeCmd(), newDDTPackCmd(), newDDTUnpackCmd())
+	cmd.AddCommand(newDDTDescribeCmd(), newDDTPackCmd(), newDDTUnpackCmd(), newDDTLsCmd())
 	return cmd
 }

@@ -559,12 +559,73 @@ func TestMoveNothing(t *testing.T) {
 	}
 }
 
+// All types that have a name are listed, with what an application's parameters may be.
+func TestDDTLs(t *testing.T) {
+	var l typeList
+	text, err := ddtCommand(t, nil, "ls", "--json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal([]byte(text), &l); err != nil {
+		t.Fatal(err)
+	}
+	if l.Schema != 1 || len(l.Applications) != len(ddt.Apps()) || len(l.Predefined) != len(ddt.Predefined()) {
+		t.Errorf("%+v", l)
+	}
+	if text, err = ddtCommand(t, nil, "ls"); err != nil {
+		t.Fatal(err)
+	}
+	words := strings.Fields(text)
+	for _, a := range ddt.Apps() {
+		if !slices.Contains(words, a.Name) {
+			t.Errorf("%s is not in\n%s", a.Name, text)
+		}
+	}
+	for _, s := range ddt.Predefined() {
+		if !slices.Contains(words, s) {
+			t.Errorf("%s is not in\n%s", s, text)
+		}
+	}
+	for name, want := range map[string]string{
+		"nas_lu": `
+NAS_LU   a column of cells of five doubles: 16320 bytes in 408 blocks, 34.8 per packet
+origin   ddtbench timing_nas_lu_y, 408 x 408
+message  1 element of 16320 bytes, in a buffer of 6674840
+
+PARAMETER  DEFAULT  RANGE       WHAT
+ny         408      1 to 16384  cells in a row, and two of halo
+nz         408      1 to 16384  rows
+
+such as NAS_LU(ny=408)
+`,
+		"double_int": "\ndouble_int is a predefined type: size 12, extent 16\n",
+	} {
+		got, err := ddtCommand(t, nil, "ls", name)
+		if err != nil || got != want[1:] {
+			t.Errorf("%s: %v\n%s\nwant%s", name, err, got, want)
+		}
+	}
+	for name, want := range map[string]string{
+		"MILK":     `"MILK" is neither a type nor an application's datatype: did you mean MILC?`,
+		"dup[int":  `1:8: dup: found the end, want "]"`,
+		"dup[int]": "type dup[int] has no name: xspin ddt describe tells of it",
+	} {
+		if _, err := ddtCommand(t, nil, "ls", name); err == nil || !strings.HasSuffix(err.Error(), want) {
+			t.Errorf("%s: error is %v, want %s", name, err, want)
+		}
+	}
+}
+
 func TestDDTHelp(t *testing.T) {
 	text, err := ddtCommand(t, nil, "--help")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []ddt.Combiner{"ctg", "vec", "hvec", "idx", "hidx", "idxb", "hidxb", "struct", "subarray", "subarrayf", "darray", "darrayf", "resized", "dup"} {
+		_, whose, _ := strings.Cut(text, "A // starts a comment.")
+		if !strings.Contains(whose, string(c)) {
+			t.Errorf("the help does not say whose %s is", c)
+		}
 		if !strings.Contains(text, string(c)+"(") && !strings.Contains(text, string(c)+"[") {
 			t.Errorf("the help does not say %s", c)
 		}

@@ -19,9 +19,9 @@ import (
 )
 
 // datatypeHelp says in the help of a command what datatypeArg takes.
-const datatypeHelp = `TYPE is the name of an application's datatype, such as Simple or MILC; a type as
-text, such as 'vec(4 2 5)[int]'; or a file that has either, as FILE or, if its
-name could be something else, @FILE.`
+const datatypeHelp = `TYPE is the name of an application's datatype, such as Simple or MILC(nx=8), see
+xspin ddt ls; a type as text, such as 'vec(4 2 5)[int]'; or a file that has either,
+as FILE or, if its name could be something else, @FILE.`
 
 // datatypeArg returns the type that an argument names, and how many elements of it: count,
 // or for 0 as many as its name says, which is 1 for a type as text.
