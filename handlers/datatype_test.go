@@ -8,9 +8,11 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
+	"weak"
 
 	"github.com/xspin/xspin/ddt"
 	"github.com/xspin/xspin/ddt/ddttest"
@@ -198,6 +200,16 @@ func TestDatatypeRefuses(t *testing.T) {
 			err: "bytes 5000 to 5120 from -5001 of a window of 1000: out of bounds", why: hpu.ErrBounds},
 		{name: "nowhere", text: column, window: inMemory, place: math.MinInt64, sent: 120,
 			err: "bytes 0 to 294 from -9223372036854775808 of a window of 1000: out of bounds", why: hpu.ErrBounds},
+		{name: "hit, and no more, from before the window", text: "hidx(5000,5 5100,5)[int]", window: inMemory, place: -4120, sent: 40},
+		{name: "beyond the window, from before it", text: "hidx(5000,5 5100,5)[int]", window: inMemory, place: -4119, sent: 40,
+			err: "bytes 5000 to 5120 from -4119 of a window of 1000: out of bounds", why: hpu.ErrBounds},
+		{name: "nowhere, both from below", text: "hidx(-9223372036854775807,1)[byte]", window: inMemory, place: math.MinInt64, sent: 1,
+			err: "bytes -9223372036854775807 to -9223372036854775806 from -9223372036854775808 of a window of 1000: out of bounds", why: hpu.ErrBounds},
+		{name: "nowhere, both from above", text: "hidx(9223372036854775800,1)[byte]", window: inMemory, place: math.MaxInt64, sent: 1,
+			err: "bytes 9223372036854775800 to 9223372036854775801 from 9223372036854775807 of a window of 1000: out of bounds", why: hpu.ErrBounds},
+		{name: "hit, the lowest of places", text: "hidx(9223372036854775806,1)[byte]", window: inMemory, place: -math.MaxInt64 + 1, sent: 1},
+		{name: "a place of less than nothing", text: column, window: inMemory, size: -5, sent: 120,
+			err: "bytes 0 to 294 of a place of -5: out of bounds", why: hpu.ErrBounds},
 		{name: "hit, may write only", text: column, window: writeOnly, sent: 120},
 		{name: "no window", text: column, sent: 120, err: "the message has no window: give the context one"},
 		{name: "may not write", text: column, window: readOnly, sent: 120, err: "no right to do so", why: hpu.ErrRights},
@@ -366,9 +378,33 @@ func TestDatatypeOfTheHosts(t *testing.T) {
 	}
 }
 
-// Placing a packet takes no memory, in a packet of one buffer and of several.
+func TestDatatypeOfNothing(t *testing.T) {
+	if set, err := handlers.Datatype(nil, handlers.DatatypeOptions{}); err == nil || set != nil || err.Error() != "datatype: no type" {
+		t.Errorf("%v, %v", set, err)
+	}
+}
+
+// A set keeps the normal form, and not the type.
+func TestDatatypeKeepsNoType(t *testing.T) {
+	set, typ := func() (*handlers.Set, weak.Pointer[ddt.Type]) {
+		c := commit(t, "hvec(1000 3 7)[byte]", 1)
+		set, err := handlers.Datatype(c, handlers.DatatypeOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return set, weak.Make(c.Type())
+	}()
+	runtime.GC()
+	if typ.Value() != nil {
+		t.Error("the set keeps the type")
+	}
+	runtime.KeepAlive(set)
+}
+
+// Placing a packet takes no memory, in a packet of one buffer and of several, and in an
+// application's window and the NIC's own.
 func TestDatatypeAllocatesNothing(t *testing.T) {
-	for _, strategy := range ddt.Strategies() {
+	for i, strategy := range slices.Repeat(ddt.Strategies(), 2) {
 		for _, buffer := range []int{0, 100} {
 			set, err := handlers.Datatype(commit(t, "hvec(1000 3 7)[byte]", 1), handlers.DatatypeOptions{Strategy: strategy, Messages: 2})
 			if err != nil {
@@ -376,16 +412,18 @@ func TestDatatypeAllocatesNothing(t *testing.T) {
 			}
 			cfg := hputest.Of(set)
 			cfg.Buffer = buffer
-			w, err := hostq.WindowOn(make([]byte, 7000), hostq.Write) // as an application's
-			if err != nil {
-				t.Fatal(err)
+			var w hpu.Window = make(hpu.Memory, 7000)
+			if i < len(ddt.Strategies()) {
+				if w, err = hostq.WindowOn(make([]byte, 7000), hostq.Write); err != nil {
+					t.Fatal(err)
+				}
 			}
 			cfg.Windows = []hpu.NamedWindow{{Name: "in", Window: w}}
 			ran := 0
 			cfg.Payload = func(h *hpu.HER) hpu.Code {
 				ran++
 				if allocs := testing.AllocsPerRun(100, func() { set.Payload(h) }); allocs != 0 {
-					t.Errorf("%s, buffers of %d bytes: %v allocations for a packet", strategy, buffer, allocs)
+					t.Errorf("%s, buffers of %d bytes, into a %T: %v allocations for a packet", strategy, buffer, w, allocs)
 				}
 				return set.Payload(h)
 			}
@@ -450,6 +488,10 @@ func TestDatatypeParams(t *testing.T) {
 		{handlers.Params{"type": "int", "strategy": "ro-cp", "epsilon": -0.5}, handlers.Env{}, 0, `epsilon -0.5`},
 		{handlers.Params{"type": "int", "packet": -1}, handlers.Env{}, 0, `packets of -1 bytes`},
 		{handlers.Params{"type": "vec(3 1 2)[int]", "count": 51}, handlers.Env{Window: 1019}, 0, "the type touches bytes 0 to 1020, and the largest window has 1019"},
+		{handlers.Params{"type": "int", "strategy": "hpu-local"}, handlers.Env{HPUs: 2, Messages: 3, Memory: 10 << 10}, 4, ""},
+		{handlers.Params{"type": "int", "strategy": "hpu-local"}, handlers.Env{HPUs: 2, Messages: 300, Memory: 10 << 10}, 0, "at most 10240; direct needs no more"},
+		{handlers.Params{"type": "int"}, handlers.Env{Memory: 10}, 0, "at most 10"},
+		{handlers.Params{"type": "int"}, handlers.Env{Memory: -1}, 0, "at most 0"},
 		{handlers.Params{"type": "int"}, handlers.Env{Window: -1}, 0, "handlers may write none of the windows"},
 	} {
 		set, err := r.New(c.params, c.env)

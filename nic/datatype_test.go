@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -61,6 +62,49 @@ func TestDatatypesThroughABadNetwork(t *testing.T) {
 	}
 	if again == 0 {
 		t.Error("no segment came a second time")
+	}
+}
+
+// Packets of several buffers, which reach from one sequence into others.
+func TestDatatypesInLargePackets(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{MTU: 9000})
+	n := open(t, lab, nic.Config{HPUs: 16, Workers: 2})
+	conn := connect(t, lab, slmp.Port, slmp.Config{})
+	typ, err := ddt.Parse("hvec(40 1 7000)[hidx(0,3 60,100 2000,7 2200,1 2300,200 6000,9)[hvec(3 1 7)[int]]]")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := ddt.Commit(typ, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, strategy := range ddt.Strategies() {
+		if strategy == ddt.Specialized {
+			continue
+		}
+		t.Run(strategy, func(t *testing.T) {
+			set, err := handlers.Datatype(c, handlers.DatatypeOptions{Strategy: strategy, Messages: 8, Packet: 1408, Interval: 4 * 1408})
+			if err != nil {
+				t.Fatal(err)
+			}
+			payload := set.Payload
+			var most atomic.Int64
+			set.Payload = func(h *hpu.HER) hpu.Code {
+				parts := int64(0)
+				for range h.Payload() {
+					parts++
+				}
+				for m := most.Load(); m < parts && !most.CompareAndSwap(m, parts); m = most.Load() {
+				}
+				return payload(h)
+			}
+			for range 3 {
+				placeThrough(t, n, conn, c, set, datatypePolicies(set)[0])
+			}
+			if most.Load() < 2 {
+				t.Errorf("packets of %d buffers: there is nothing to see", most.Load())
+			}
+		})
 	}
 }
 
