@@ -88,7 +88,7 @@ func newDatatype(p Params, env Env) (*Set, error) {
 // With strategies that have Sequence and VHPUs in the set, hpu-local and rw-cp, a context
 // must have the policy blocked-rr with just these, or message: they have state that only
 // one HPU at a time may use, and nothing checks that it is so. With the policy packet, or
-// other numbers, bytes go to wrong places.
+// other numbers, bytes go to wrong places, outside of windows as well.
 //
 // A message that its place has no room for fails before anything is written, and one that
 // is not as long as c (unless o.Partial: longer than c) fails when that is known. Nothing
