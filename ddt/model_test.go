@@ -126,3 +126,21 @@ func TestMeasureHandler(t *testing.T) {
 		t.Errorf("%+v stands in for %v", n, c)
 	}
 }
+
+// The interval that is chosen goes by what handlers are measured to take: blocks of one
+// byte take a lot longer than a packet in one piece.
+func TestIntervalGoesByTheHandler(t *testing.T) {
+	m := made(t)
+	interval := func(d *Type) int64 {
+		n, err := Interval(committed(t, d, 1), 1408, 4, Model{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	const size = 16 << 20
+	short, long := interval(m(Contiguous(size, Byte))), interval(m(HVector(size, 1, 3, Byte)))
+	if short >= long {
+		t.Errorf("%d bytes for a block, %d for blocks of a byte", short, long)
+	}
+}

@@ -9,6 +9,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/xspin/xspin/ddt"
 	"github.com/xspin/xspin/hostq"
@@ -17,7 +18,7 @@ import (
 )
 
 func init() {
-	RegisterEnv("datatype", "puts the bytes of SLMP messages where an MPI datatype says; params type, count, strategy, interval, epsilon, packet, partial", newDatatype)
+	RegisterEnv("datatype", "puts the bytes of SLMP messages where an MPI datatype says; params type, count, strategy, interval, epsilon, packet, packet_time, partial", newDatatype)
 }
 
 // User counters of "datatype".
@@ -44,13 +45,14 @@ type DatatypeOptions struct {
 func newDatatype(p Params, env Env) (*Set, error) {
 	const unsaid = math.MinInt64
 	c := struct {
-		Type     string  `param:"type,required"`
-		Count    int64   `param:"count"`
-		Strategy string  `param:"strategy"`
-		Interval int64   `param:"interval"`
-		Epsilon  float64 `param:"epsilon"`
-		Packet   int     `param:"packet"`
-		Partial  bool    `param:"partial"`
+		Type       string        `param:"type,required"`
+		Count      int64         `param:"count"`
+		Strategy   string        `param:"strategy"`
+		Interval   int64         `param:"interval"`
+		Epsilon    float64       `param:"epsilon"`
+		Packet     int           `param:"packet"`
+		PacketTime time.Duration `param:"packet_time"`
+		Partial    bool          `param:"partial"`
 	}{Count: unsaid, Strategy: ddt.Direct, Packet: hpu.DefaultSlice}
 	if err := p.Decode(&c); err != nil {
 		return nil, err
@@ -76,7 +78,7 @@ func newDatatype(p Params, env Env) (*Set, error) {
 	}
 	return Datatype(committed, DatatypeOptions{
 		Strategy: c.Strategy, HPUs: env.HPUs, Messages: env.Messages, Packet: c.Packet,
-		Interval: c.Interval, Model: ddt.Model{Epsilon: c.Epsilon}, Partial: c.Partial,
+		Interval: c.Interval, Model: ddt.Model{Epsilon: c.Epsilon, PacketTime: c.PacketTime}, Partial: c.Partial,
 		Window: env.Window, Memory: env.Memory,
 	})
 }

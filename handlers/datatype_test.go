@@ -461,6 +461,25 @@ func TestDatatypeSaysWhatItNeeds(t *testing.T) {
 }
 
 // The configuration's parameters are what the options are, and errors say which is wrong.
+// Twice as many packets in a time, or twice as much time for each, is about twice the
+// interval.
+func TestDatatypePacketTime(t *testing.T) {
+	r, _ := handlers.Lookup("datatype")
+	sequence := func(every string) uint32 {
+		set, err := r.New(handlers.Params{"type": "vec(1000000 1 2)[short]", "strategy": "rw-cp", "packet_time": every}, handlers.Env{HPUs: 4, Messages: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return set.Sequence
+	}
+	if seldom, often := sequence("1ms"), sequence("10ns"); seldom >= often {
+		t.Errorf("a sequence has %d bytes with a packet every ms, and %d with one every 10 ns", seldom, often)
+	}
+	if _, err := r.New(handlers.Params{"type": "int", "strategy": "rw-cp", "packet_time": "-1us"}, handlers.Env{}); err == nil || !strings.Contains(err.Error(), "-1") {
+		t.Errorf("a packet every -1 us: %v", err)
+	}
+}
+
 func TestDatatypeParams(t *testing.T) {
 	r, ok := handlers.Lookup("datatype")
 	if !ok {
