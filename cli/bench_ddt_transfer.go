@@ -444,7 +444,7 @@ func (b *ddtBench) overlapOurs(ctx context.Context, t datatypes.Transfer, on *st
 			return g, o, err
 		}
 	}
-	if g, err = s.Tune(ctx, 0, alone.Took); err != nil {
+	if g, _, err = s.Tune(ctx, 0, alone.Took); err != nil {
 		return g, o, err
 	}
 	for o.trials == 0 || o.compute+o.transfer+o.both < b.cfg.duration {

@@ -19,6 +19,7 @@ import (
 	"github.com/xspin/xspin/ddt"
 	"github.com/xspin/xspin/demos/datatypes"
 	"github.com/xspin/xspin/demos/file"
+	"github.com/xspin/xspin/demos/pingpong/rtt"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/slmp"
 )
@@ -42,23 +43,24 @@ at once, --runs times. --strategy deposit puts the same bytes in a row: what the
 datatype costs is the difference.
 
 With --verify every byte of the window is compared, holes included. The sender's
-buffer has a pattern, so it is known what must be where, also where a type overlaps
-itself. With --overlap the application multiplies matrices (gonum, one thread)
+buffers have patterns, another one for each message, so it is known what must be
+where, also where a type overlaps itself. With --overlap the application multiplies matrices (gonum, one thread)
 meanwhile, of a size at which the messages are just there in time, and looks for
 them between two products: how much of the communication that hides, and what it
 costs the one and the other. MPICH does the same (MPI_Irecv, a test between two
-products) over TCP without XDP, if it is installed; it needs a C compiler too, and
-Go for the same products. Where the NIC's threads run is a choice: on the sender's
+products) over TCP without XDP, in turns with XsPIN and in a lab of its own, if it is
+installed; it needs a C compiler too, and Go for the same products. Where the NIC's threads run is a choice: on the sender's
 CPU, as with --pin, they take nothing from the products; on the application's
 (--nic-cpu), messages alone are faster, and together it takes longer.
 
 With --serve nothing is measured: messages that are as long as --count elements
 are received until interrupted, from whoever sends some, and each is told in a line.
---dir keeps what became of the memory. In another terminal, with the same type:
+--dir keeps what became of the memory: the application writes there, which is user
+65534 (nobody). In another terminal, with the same type:
   xspin ddt pack Simple --count 20 --in IMAGE --out STREAM
   sudo xspin lab exec host -- xspin send --to 10.0.0.1 STREAM
 Or with --sender it asks there for messages, of FPsPIN's sender or of this one,
-which needs no privileges:
+which needs no privileges; --verify knows what these two send, and nothing else:
   sudo xspin lab exec host -- xspin demo datatypes --send --type Simple`,
 		Example: `  sudo xspin demo datatypes
   sudo xspin demo datatypes --type Simple --type Complex --overlap --verify --pin
@@ -101,12 +103,12 @@ func (f *datatypesFlags) bind(fl *pflag.FlagSet) {
 	fl.IntVar(&f.runs, "runs", 7, "rounds measured of each type, and with --overlap, up to 20, of each way")
 	fl.StringVar(&f.strategy, "strategy", ddt.Direct, "how handlers find places: "+strings.Join(ddt.Strategies(), ", ")+"; or deposit, which has no type")
 	fl.Int64Var(&f.interval, "interval", 0, "bytes between the checkpoints of ro-cp and rw-cp, 0 for what the model says")
-	fl.BoolVar(&f.verify, "verify", false, "compare every byte of the window, before and after the runs; with --serve of each message")
+	fl.BoolVar(&f.verify, "verify", false, "compare every byte of the window, before and after the runs; with --serve, which needs --sender then, of each message")
 	fl.BoolVar(&f.overlap, "overlap", false, "also with matrices multiplied meanwhile, next to MPICH")
 	fl.IntVar(&f.appCPU, "app-cpu", -1, "the CPU for the application, -1 for any; MPICH's receiver's too")
 	f.demoFlags.bind(fl, "sender")
 	fl.StringVar(&f.asked, "sender", "", fmt.Sprintf("with --serve: who is asked for messages at the beginning, address or address:port (default port %d)", datatypes.RequestPort))
-	fl.StringVar(&f.dir, "dir", "", "with --serve: keep what each message has made of its place in a file here")
+	fl.StringVar(&f.dir, "dir", "", fmt.Sprintf("with --serve: keep what each message has made of its place in a file here, where user %d (nobody) must be able to write", rtt.Nobody))
 	fl.BoolVar(&f.sender, "send", false, fmt.Sprintf("be a sender instead, of the one type, for whoever asks on UDP port %d", datatypes.RequestPort))
 	fl.Lookup("sender-cpu").Usage += "; MPICH's sender's too"
 	fl.Lookup("pin").Usage = "sender and NIC on the first CPU that this process may use, the application on the second"
@@ -153,6 +155,8 @@ func (f datatypesFlags) config(changed func(string) bool) (c datatypes.Config, e
 		return c, flagError("overlap", f.overlap, "not with --serve and --send, which measure nothing")
 	case f.json && f.sender:
 		return c, flagError("json", f.json, "not with --send, which measures nothing")
+	case f.verify && f.serve && f.asked == "":
+		return c, flagError("verify", f.verify, "with --serve only with --sender: what FPsPIN's sender and --send send is known, and nobody else's bytes are")
 	case (f.asked != "" || f.dir != "") && !f.serve:
 		return c, errors.New("--sender and --dir are about --serve")
 	}
@@ -170,9 +174,13 @@ func (f datatypesFlags) config(changed func(string) bool) (c datatypes.Config, e
 		if _, _, err := ddt.Resolve(text); err != nil { // a file
 			text = t.String()
 		}
-		c.Transfers = append(c.Transfers, datatypes.Transfer{
+		transfer := datatypes.Transfer{
 			Name: name, Type: text, Count: n, Parallel: f.parallel, Strategy: f.strategy, Interval: f.interval,
-		})
+		}
+		if err := transfer.Check(); err != nil {
+			return c, err
+		}
+		c.Transfers = append(c.Transfers, transfer)
 	}
 	c.Runs, c.Verify, c.Overlap = f.runs, f.verify, f.overlap
 	return c, nil

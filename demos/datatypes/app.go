@@ -202,6 +202,7 @@ type wanted struct {
 	left int   // messages
 	last int64 // when the last of those there was over, CLOCK_MONOTONIC in ns
 	seen []bool
+	sent []uint32 // the number of the message in each place
 }
 
 // again is how long the sender may be silent until it is asked again. It knows when it
@@ -231,7 +232,7 @@ func (a *application) round(ctx context.Context, q *roundAsk) (*Overlapped, erro
 	a.rts.Run++
 
 	o := &Overlapped{Round: Round{Bytes: w.size * int64(w.Parallel), Messages: w.Parallel}}
-	left := &wanted{window: w, left: w.Parallel, seen: make([]bool, w.Parallel)}
+	left := &wanted{window: w, left: w.Parallel, seen: make([]bool, w.Parallel), sent: make([]uint32, w.Parallel)}
 	begun, zero := time.Now(), monotonic()
 	if err := a.request(); err != nil {
 		return nil, err
@@ -268,12 +269,31 @@ func (a *application) round(ctx context.Context, q *roundAsk) (*Overlapped, erro
 	}
 	o.Both = time.Since(begun)
 	o.NIC = time.Duration(left.last - zero)
-	for i := 0; q.Verify && i < w.Parallel; i++ {
-		if err := w.compare(w.memory, i); err != nil {
-			return nil, err
-		}
+	if q.Verify {
+		return o, left.compare()
 	}
 	return o, nil
+}
+
+// compare looks at the messages of a round that is over. Which message is in which place is
+// the NIC's business: they are numbered in the order in which the sender made them.
+func (w *wanted) compare() error {
+	first := w.sent[0]
+	for _, n := range w.sent {
+		if int32(n-first) < 0 {
+			first = n
+		}
+	}
+	for place, n := range w.sent {
+		message := n - first
+		if message >= uint32(w.Parallel) {
+			return fmt.Errorf("message %d after %d, in a round of %d", n, first, w.Parallel)
+		}
+		if err := w.window.compare(w.memory, place, int(message)%w.contents()); err != nil {
+			return fmt.Errorf("message %d of the round: %w", message, err)
+		}
+	}
+	return nil
 }
 
 // wait sleeps until all messages are there.
@@ -309,7 +329,7 @@ func (w *wanted) take() error {
 		case w.seen[e.User]:
 			return fmt.Errorf("two messages in place %d", e.User)
 		default:
-			w.seen[e.User] = true
+			w.seen[e.User], w.sent[e.User] = true, e.Number
 			w.left--
 			w.last = max(w.last, e.Time)
 		}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/xspin/xspin/control"
 	"github.com/xspin/xspin/ddt"
+	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/slmp"
 )
 
@@ -28,6 +29,9 @@ const (
 	maxWindow = 4 << 30
 	// gap is how many bytes lie between places, at least: none of them is ever written.
 	gap = 64
+	// maxContents is how many bytes of messages that differ a sender keeps, unless one is
+	// longer.
+	maxContents = 256 << 20
 )
 
 // A layout is where the messages of a transfer go in the window: a place each, with
@@ -79,17 +83,34 @@ func newLayout(t Transfer) (*layout, error) {
 	case span > (maxWindow-gap)/uint64(t.Parallel)-2*gap:
 		return nil, bad("%d messages in %d bytes each: the window has at most %d: want fewer messages or elements", t.Parallel, span, int64(maxWindow))
 	}
+	if t.Strategy == ddt.Specialized { // which takes flat types only
+		if _, err := ddt.NewPlacement(l.data, ddt.Config{Strategy: t.Strategy, HPUs: 1, Messages: 1, Packet: hpu.DefaultSlice}); err != nil {
+			return nil, bad("%w", err)
+		}
+	}
 	return l, nil
 }
 
-// name is how messages call the transfer: long types by their begin.
-func (t Transfer) name() string {
-	const most = 60
-	s := cmp.Or(t.Name, t.Type)
-	if len(s) > most {
-		s = s[:most] + "..."
+// Check returns what is wrong with a transfer, as Open would: an error that wraps
+// ErrConfig, or one of package ddt about the type.
+func (t Transfer) Check() error {
+	_, err := newLayout(t)
+	return err
+}
+
+// name is how messages call the transfer.
+func (t Transfer) name() string { return cut(cmp.Or(t.Name, t.Type), 60) }
+
+// cut takes a text's middle out if it is longer than most: types begin alike and end
+// alike, but seldom both.
+func cut(s string, most int) string {
+	const gap = "..."
+	r := []rune(s)
+	if len(r) <= most {
+		return s
 	}
-	return s
+	end := (most - len(gap)) / 2
+	return string(r[:most-len(gap)-end]) + gap + string(r[len(r)-end:])
 }
 
 // stride is how far apart places are, a multiple of gap.
@@ -120,18 +141,32 @@ func (l *layout) params() map[string]any {
 	return p
 }
 
-// sent is the byte at off of the sender's buffer: FPsPIN's pattern, printable.
-func sent(off int64) byte { return byte(32 + off%95) }
+// contents returns how many of a round's messages differ when they are verified: all, but
+// for rounds so large that the sender would not have the memory.
+func (l *layout) contents() int { return int(max(min(int64(l.Parallel), maxContents/l.size), 1)) }
+
+// sent is the byte at off of the buffer that a message is packed from, printable. The
+// first message of a round, and all that are not verified, have FPsPIN's pattern, which
+// repeats after 95 bytes; that of others does not, so that bytes of another message or
+// from another place are seen.
+func sent(message int, off int64) byte {
+	if message == 0 {
+		return byte(32 + off%95)
+	}
+	x := (uint64(off) ^ uint64(message)<<40) * 0x9e3779b97f4a7c15
+	x = (x ^ x>>32) * 0xd6e8feb86659fd93
+	return byte(32 + (x>>32)%95)
+}
 
 // hole is the byte at off of the window that nobody has written: never one of sent.
 func hole(off int64) byte { return byte(128 + off%113) }
 
-// pack returns a message's stream, from a buffer that has a byte for each of the
-// type's displacements.
-func (l *layout) pack() ([]byte, error) {
+// pack returns the stream of a message, one of contents, from a buffer that has a byte for
+// each of the type's displacements.
+func (l *layout) pack(message int) ([]byte, error) {
 	memory := make([]byte, l.last-l.first)
 	for i := range memory {
-		memory[i] = sent(int64(i))
+		memory[i] = sent(message, int64(i))
 	}
 	stream := make([]byte, l.size)
 	_, err := l.data.Pack(stream, memory, -l.first, 0)
@@ -151,11 +186,11 @@ func (l *layout) around(place int) (from, to int64) {
 	return from, from + l.stride() + gap
 }
 
-// compare looks at every byte of a place that was clear before a message came, and of
-// the gaps around it. What must be there follows from the pieces of the type, each byte
+// compare looks at every byte of a place that was clear before a message, one of contents,
+// came, and of the gaps around it. What must be there follows from the pieces of the type, each byte
 // of which comes from the same displacement of the sender's buffer: no matter what
 // it was packed with, or by whom, and how often it was written.
-func (l *layout) compare(window []byte, place int) error {
+func (l *layout) compare(window []byte, place, message int) error {
 	from, to := l.around(place)
 	want := make([]byte, to-from)
 	for i := range want {
@@ -170,7 +205,7 @@ func (l *layout) compare(window []byte, place int) error {
 			next += n
 		}
 		for k := range n {
-			want[at+k] = sent(off + k - l.first)
+			want[at+k] = sent(message, off+k-l.first)
 		}
 		return true
 	})

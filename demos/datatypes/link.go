@@ -29,6 +29,7 @@ type ask struct {
 	Compute  *GEMMs    `json:"compute,omitempty"`  // application
 	Serve    *serveAsk `json:"serve,omitempty"`    // application: until the connection ends
 	Transfer *int      `json:"transfer,omitempty"` // sender: its number; requests are for that one from now on
+	Differ   bool      `json:"differ,omitempty"`   // with Transfer: messages of a round differ, see layout.contents
 	Sent     bool      `json:"sent,omitempty"`     // sender: what was sent, if all of it has arrived
 }
 

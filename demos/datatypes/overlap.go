@@ -8,9 +8,8 @@ import (
 	"math"
 	"time"
 
-	"github.com/xspin/xspin/internal/mpich"
+	"github.com/xspin/xspin/internal/gemm"
 	"github.com/xspin/xspin/internal/quantile"
-	"github.com/xspin/xspin/netns"
 )
 
 // FPsPIN's experiment asks for messages, and then multiplies matrices, at most 20 times,
@@ -22,73 +21,126 @@ const (
 	firstHit        = 15 // GEMMs until all messages were found, counted from 1
 	lastHit         = 20
 	hitsInARow      = 5
-	tuning          = 40 // rounds, at most
+	tuningRounds    = 40 // at most
 	leastMatrix     = 8  // rows
 	mostMatrix      = 4096
 	attempts        = 3 // to tune, if more trials miss than hit then
 )
 
 // Tune returns GEMMs during which transfer i just gets done. It takes for that is how long
-// a round took without any.
-func (s *Session) Tune(ctx context.Context, i int, took time.Duration) (GEMMs, error) {
+// a round took without any. converged is false if the size had not settled after 40 rounds:
+// the last one is returned then.
+func (s *Session) Tune(ctx context.Context, i int, took time.Duration) (g GEMMs, converged bool, err error) {
 	// How fast the application computes.
 	probe := GEMMs{N: 192, Count: 4}
 	alone, err := s.Compute(ctx, probe)
 	if err != nil {
-		return GEMMs{}, err
+		return g, false, err
 	}
-	const aim = (firstHit + lastHit) / 2.0
-	size := float64(probe.N) * math.Cbrt(took.Seconds()/aim/(alone.Seconds()/float64(probe.Count)))
-	clamp := func() GEMMs {
-		size = min(max(size, leastMatrix), mostMatrix)
-		return GEMMs{N: int(math.Round(size)), Count: multiplications}
-	}
-	for round, hits := 0, 0; round < tuning && hits < hitsInARow; round++ {
-		o, err := s.Overlap(ctx, i, clamp())
+	t := newTuning(took, alone/time.Duration(probe.Count), probe.N)
+	for range tuningRounds {
+		o, err := s.Overlap(ctx, i, t.gemms())
 		if err != nil {
-			return GEMMs{}, err
+			return g, false, err
 		}
-		if o.Hit && o.Multiplied >= firstHit {
-			hits++
-			continue
+		if t.learn(o) {
+			return t.gemms(), true, nil
 		}
-		hits = 0
-		// By how many such GEMMs it would have taken.
-		n := float64(o.Multiplied)
-		if !o.Hit {
-			n *= o.Took.Seconds() / o.ComputeBefore.Seconds()
-		}
-		size *= math.Cbrt(min(max(n/aim, 0.5), 2))
 	}
-	return clamp(), nil
+	return t.gemms(), false, nil
+}
+
+// aim is the GEMM after which all messages should be found.
+const aim = (firstHit + lastHit) / 2.0
+
+// A tuning looks for the size of matrices.
+type tuning struct {
+	size float64 // rows
+	hits int     // in a row
+}
+
+// newTuning guesses from what a transfer takes, and a GEMM of n rows.
+func newTuning(transfer, gemm time.Duration, n int) *tuning {
+	return &tuning{size: float64(n) * math.Cbrt(transfer.Seconds()/aim/gemm.Seconds())}
+}
+
+func (t *tuning) gemms() GEMMs {
+	t.size = min(max(t.size, leastMatrix), mostMatrix)
+	return GEMMs{N: int(math.Round(t.size)), Count: multiplications}
+}
+
+// learn takes a round with gemms, and tells whether there were enough in a row that hit.
+func (t *tuning) learn(o *Overlapped) (converged bool) {
+	if o.Hit && o.Multiplied >= firstHit {
+		t.hits++
+		return t.hits == hitsInARow
+	}
+	t.hits = 0
+	// By how many such GEMMs it would have taken.
+	n := float64(o.Multiplied)
+	if !o.Hit {
+		n *= o.Took.Seconds() / o.ComputeBefore.Seconds()
+	}
+	t.size *= math.Cbrt(min(max(n/aim, 0.5), 2))
+	return false
 }
 
 // trialsOf is how often what is compared takes turns, of a number of runs.
 func trialsOf(runs int) int { return min(runs, 20) } // FPsPIN's: 20
 
-// overlap does the experiment of a session's transfer. What is compared takes turns.
-func overlap(ctx context.Context, s *Session, runs int, took time.Duration) (o *Overlap, err error) {
-	for range attempts {
-		var g GEMMs
-		if g, err = s.Tune(ctx, 0, took); err != nil {
+// overlap does the experiment of the session's first transfer. All that is compared takes
+// turns. Without a peer there are no figures of it.
+func (x *experiment) overlap(ctx context.Context, s *Session, took time.Duration) (o *Overlap, err error) {
+	if x.peer != nil {
+		if err := x.try(ctx, func() error { return x.peer.prepare(ctx, s.transfers[0].layout) }); err != nil {
 			return nil, err
 		}
-		var t trials
-		for range trialsOf(runs) {
-			x, err := s.try(ctx, g)
+	}
+	for range attempts {
+		g, converged, err := s.Tune(ctx, 0, took)
+		if err != nil {
+			return nil, err
+		}
+		var ours, theirs trials
+		for range trialsOf(x.c.Runs) {
+			t, err := s.try(ctx, g)
 			if err != nil {
 				return nil, err
 			}
-			t = append(t, x)
+			ours = append(ours, t)
+			if x.peer == nil {
+				continue
+			}
+			if err := x.try(ctx, func() (err error) {
+				t, err = x.peer.try(ctx, g)
+				return err
+			}); err != nil {
+				return nil, err
+			}
+			theirs = append(theirs, t)
 		}
-		o = &Overlap{N: g.N, GEMMs: g.Count, XsPIN: t.summary()}
-		o.GFLOPS = gflops(g, o.XsPIN.GEMMs.Median)
-		if 2**o.XsPIN.Misses <= len(t) {
+		if x.peer == nil {
+			theirs = nil // not all
+		}
+		o = newOverlap(g, converged, ours, theirs)
+		if 2**o.XsPIN.Misses <= len(ours) {
 			break
 		}
 		// The machine was busy with something else when it was tuned.
 	}
 	return o, nil
+}
+
+// try has the peer do something. If it cannot there is no peer any more, which is an error
+// only if that is ctx's.
+func (x *experiment) try(ctx context.Context, f func() error) error {
+	err := f()
+	if err == nil || ctx.Err() != nil {
+		return err
+	}
+	x.report.note(missing(errors.Join(err, x.peer.close())))
+	x.peer = nil
+	return nil
 }
 
 // try measures all that is compared, once.
@@ -111,11 +163,6 @@ func (s *Session) try(ctx context.Context, g GEMMs) (x trial, err error) {
 	}, nil
 }
 
-func gflops(g GEMMs, seconds float64) float64 {
-	n := float64(g.N)
-	return 2 * n * n * n * float64(g.Count) / seconds / 1e9
-}
-
 // A trial is each of what is compared, once.
 type trial struct {
 	compute  time.Duration // GEMMs alone
@@ -131,14 +178,16 @@ type trial struct {
 
 type trials []trial
 
-// of summarizes a figure of each.
-func (t trials) of(f func(x trial) float64) Figure {
-	var all []float64
+// each returns a figure of each.
+func (t trials) each(f func(x trial) float64) (all []float64) {
 	for _, x := range t {
 		all = append(all, f(x))
 	}
-	return newFigure(all)
+	return all
 }
+
+// of summarizes a figure of each.
+func (t trials) of(f func(x trial) float64) Figure { return newFigure(t.each(f)) }
 
 func (t trials) summary() *Overlaps {
 	o := &Overlaps{
@@ -167,63 +216,27 @@ func (t trials) summary() *Overlaps {
 	return o
 }
 
-// mpich adds what MPICH does of the same, over TCP between the same namespaces, with
-// receives that are posted before and tested between the GEMMs. Where it cannot run there
-// are no such figures.
-func (r *Report) mpich(ctx context.Context, lab *netns.Lab, c Config, progress func(string)) error {
-	progress("overlap with MPICH's receives")
-	err := r.measureMPICH(ctx, lab, c)
-	if err != nil && ctx.Err() == nil {
-		r.note("no figures of MPICH: " + err.Error())
-		return nil
-	}
-	return err
-}
+// unsteady is by how much the same GEMMs may differ that were computed next to each other,
+// on a machine that does nothing else.
+const unsteady = 1.1
 
-func (r *Report) measureMPICH(ctx context.Context, lab *netns.Lab, c Config) (err error) {
-	p, err := mpich.Start(ctx, mpich.PairConfig{Lab: lab, ReceiverCPU: c.AppCPU, SenderCPU: c.SenderCPU})
-	if err != nil {
-		return err
+// newOverlap puts both sides together, whose trials were next to each other. theirs may be
+// none.
+func newOverlap(g GEMMs, converged bool, ours, theirs trials) *Overlap {
+	o := &Overlap{N: g.N, GEMMs: g.Count, Converged: converged, XsPIN: ours.summary()}
+	o.GFLOPS = gemm.GFLOPS(g.N, g.Count, time.Duration(o.XsPIN.GEMMs.Median*float64(time.Second)))
+	if len(theirs) == 0 {
+		return o
 	}
-	defer func() { err = errors.Join(err, p.Close()) }()
-	for _, res := range r.Results {
-		if res.Overlap.MPICH, err = mpichOverlap(ctx, p, res, c.Runs); err != nil {
-			return err
-		}
+	o.MPICH = theirs.summary()
+	both := func(x trial) float64 { return x.both.Seconds() }
+	if ratio, ci, err := quantile.RatioCI(ours.each(both), theirs.each(both)); err == nil {
+		o.XsPINOverMPICH = &Figure{ratio, ci}
 	}
-	return nil
-}
-
-func mpichOverlap(ctx context.Context, p *mpich.Pair, res *Result, runs int) (*Overlaps, error) {
-	if err := p.Prepare(ctx, mpich.Transfer{Type: res.transfer.data.Type(), Count: res.Elements, Messages: res.Parallel}); err != nil {
-		return nil, err
-	}
-	g := mpich.Compute{Dim: res.Overlap.N, GEMMs: res.Overlap.GEMMs}
-	var t trials
-	for range trialsOf(runs) {
-		compute, err := p.Compute(ctx, g, 1)
-		if err != nil {
-			return nil, err
-		}
-		rounds, err := p.Receive(ctx, 1)
-		if err != nil {
-			return nil, err
-		}
-		both, err := p.Overlap(ctx, g, 1)
-		if err != nil {
-			return nil, err
-		}
-		fpspin, err := p.Detect(ctx, g, 1)
-		if err != nil {
-			return nil, err
-		}
-		o := both[0]
-		t = append(t, trial{
-			compute: compute[0], transfer: rounds.Times[0], both: o.Total, computed: o.Computed, detected: o.Detected,
-			ratio: fpspin[0].Ratio(),
-		})
-	}
-	return t.summary(), nil
+	a, b := o.XsPIN.GEMMs.Median, o.MPICH.GEMMs.Median
+	steady := max(a, b) <= unsteady*min(a, b)
+	o.Steady = &steady
+	return o
 }
 
 // A Figure is the median of some runs, and the 95 % interval of a bootstrap.

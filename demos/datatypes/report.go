@@ -3,6 +3,7 @@
 package datatypes
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -37,7 +38,21 @@ type Env struct {
 	AppCPU    int             `json:"app_cpu"`    // -1: any; also MPICH's receiver's
 	SenderCPU int             `json:"sender_cpu"` // -1: any; also MPICH's sender's
 	Runs      int             `json:"runs"`
-	Links     []rtt.LinkState `json:"links"` // the NIC's end and the host's
+	Load      string          `json:"load"`           // average over the minute before: others at work spoil figures
+	GEMM      *GEMM           `json:"gemm,omitempty"` // with Overlap, of both sides
+	Links     []rtt.LinkState `json:"links"`          // the NIC's end and the host's
+}
+
+// GEMM is what matrices are multiplied with.
+type GEMM struct {
+	Library string `json:"library"`
+	Threads int    `json:"threads"`
+}
+
+// Model is what the checkpoint interval was chosen from.
+type Model struct {
+	PacketTime int64 `json:"packet_time_ns"` // between packets, of the same messages put in a row
+	Handler    int64 `json:"handler_ns"`     // that places a packet
 }
 
 // Result is one transfer. The stream was packed before all rounds, and times begin with
@@ -46,7 +61,8 @@ type Result struct {
 	Type     string `json:"type"`
 	Text     string `json:"text,omitempty"` // if the type has another name
 	Strategy string `json:"strategy"`
-	Interval int64  `json:"interval,omitempty"` // between checkpoints, as asked for
+	Interval int64  `json:"interval,omitempty"` // bytes between checkpoints
+	Model    *Model `json:"model,omitempty"`    // that it was chosen by, unless it was asked for
 	Tier     string `json:"tier"`               // of the handlers: user
 
 	Elements int64 `json:"elements"`      // in a message
@@ -62,6 +78,7 @@ type Result struct {
 	Packets       uint64  `json:"packets"`       // that handlers have placed, a round; 0: not counted
 	Segments      uint64  `json:"segments"`      // sent, each counted once, all runs together
 	Retransmitted uint64  `json:"retransmitted"` // sent again, all runs together
+	Duplicates    uint64  `json:"duplicates"`    // that came to the NIC again, all runs together
 	Blocks        int64   `json:"blocks"`        // pieces in a row of a message
 	Copies        uint64  `json:"copies"`        // that handlers made, a round: of each packet's pieces
 	PerPacket     float64 `json:"copies_per_packet,omitempty"`
@@ -72,7 +89,7 @@ type Result struct {
 	Verified *bool    `json:"verified"` // null: was not looked at
 	Overlap  *Overlap `json:"overlap,omitempty"`
 
-	transfer           *transfer
+	policy             string // that packets are scheduled by
 	gbps, seconds, nic []float64
 	cpus               [3][]float64
 }
@@ -93,11 +110,16 @@ type cpuPerGB struct {
 
 // Overlap is computation and transfers at the same time.
 type Overlap struct {
-	N      int       `json:"n"`      // rows and columns of the matrices
-	GEMMs  int       `json:"gemms"`  // products, one after the other
-	GFLOPS float64   `json:"gflops"` // of them alone, in one thread
-	XsPIN  *Overlaps `json:"xspin"`
-	MPICH  *Overlaps `json:"mpich,omitempty"`
+	N         int       `json:"n"`         // rows and columns of the matrices
+	GEMMs     int       `json:"gemms"`     // products, one after the other
+	Converged bool      `json:"converged"` // the matrices' size was found
+	GFLOPS    float64   `json:"gflops"`    // of products alone, next to XsPIN
+	XsPIN     *Overlaps `json:"xspin"`
+
+	// With MPICH.
+	MPICH          *Overlaps `json:"mpich,omitempty"`
+	XsPINOverMPICH *Figure   `json:"xspin_over_mpich,omitempty"` // of both together; drawn in pairs of trials
+	Steady         *bool     `json:"steady,omitempty"`           // products alone differ by 10 % at most
 }
 
 // Overlaps are figures of one receiver. Times are of all GEMMs and of all messages of a
@@ -119,7 +141,7 @@ type Overlaps struct {
 
 func newResult(i Info) *Result {
 	r := &Result{
-		Type: i.name(), Strategy: i.Strategy, Interval: i.Interval, Tier: "user", Elements: i.Count, Parallel: i.Parallel,
+		Type: i.name(), policy: i.Policy, Strategy: i.Strategy, Interval: i.Interval, Tier: "user", Elements: i.Count, Parallel: i.Parallel,
 		Message: i.Message, Bytes: i.Message * int64(i.Parallel), Span: i.Span, Blocks: i.Blocks,
 		Placement: placement{i.Placement.Type, i.Placement.Checkpoints, i.Placement.Segments, i.Placement.Total()},
 	}
@@ -138,6 +160,7 @@ func (r *Result) add(round *Round) {
 	r.Gbps, r.Seconds, r.NIC = newFigure(r.gbps), newFigure(r.seconds), newFigure(r.nic)
 	r.Segments += round.Segments
 	r.Retransmitted += round.Retransmitted
+	r.Duplicates += round.Duplicates
 	r.Packets, r.Copies = round.Packets, round.Copies
 	if r.Packets > 0 {
 		r.PerPacket = float64(r.Copies) / float64(r.Packets)
@@ -147,6 +170,18 @@ func (r *Result) add(round *Round) {
 		r.cpus[i] = append(r.cpus[i], used/gb)
 	}
 	r.CPU = cpuPerGB{quantile.Median(r.cpus[0]), quantile.Median(r.cpus[1]), quantile.Median(r.cpus[2])}
+}
+
+// doubt notes what makes the figures of an overlap less than they seem.
+func (r *Report) doubt(res *Result) {
+	o := res.Overlap
+	who := short(res.Type) + ", " + res.Strategy
+	if !o.Converged {
+		r.note(who + ": no size of matrices was found with which messages arrive during the last products; it is the last one tried")
+	}
+	if o.Steady != nil && !*o.Steady {
+		r.note(fmt.Sprintf("%s: the machine was not steady: the same products alone took %s ms next to XsPIN and %s ms next to MPICH", who, ms(o.XsPIN.GEMMs.Median), ms(o.MPICH.GEMMs.Median)))
+	}
 }
 
 func (r *Report) note(s string) {
@@ -166,26 +201,36 @@ func (r *Report) WriteJSON(w io.Writer) error {
 func (r *Report) WriteText(out io.Writer) error {
 	var b strings.Builder
 	b.WriteString("Messages of MPI datatypes, scattered into an application's window by handlers on a NIC\n")
-	fmt.Fprintf(&b, "%s, %d CPUs, MTU %d; application on CPU %s, sender on %s, NIC on %s; %d HPUs wait: %s\n\n",
-		r.Env.Kernel, r.Env.CPUs, r.Env.MTU, cpus(r.Env.AppCPU), cpus(r.Env.SenderCPU), cpus(r.Env.NICCPUs...), r.Env.HPUs, r.Env.NICWait)
+	fmt.Fprintf(&b, "%s, %d CPUs, load %s before; MTU %d\napplication on CPU %s, sender on %s, NIC on %s; %d HPUs wait: %s\n\n",
+		r.Env.Kernel, r.Env.CPUs, r.Env.Load, r.Env.MTU, cpus(r.Env.AppCPU), cpus(r.Env.SenderCPU), cpus(r.Env.NICCPUs...), r.Env.HPUs, r.Env.NICWait)
 
+	names := r.names()
 	w := tabwriter.NewWriter(&b, 0, 8, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "type\tstrategy\tmessages\tGbit/s\t[95 %]\tpackets\tagain\tcopies/packet\tNIC memory\tverified\t")
-	for _, res := range r.Results {
+	for i, res := range r.Results {
 		again := fmt.Sprintf("%.1f %%", 100*float64(res.Retransmitted)/float64(max(res.Segments, 1)))
 		packets, copies := "-", "-"
 		if res.Packets > 0 {
 			packets, copies = fmt.Sprint(res.Packets), fmt.Sprintf("%.1f", res.PerPacket)
 		}
-		fmt.Fprintf(w, "%s\t%s\t%d of %s\t%.2f\t[%.2f, %.2f]\t%s\t%s\t%s\t%s\t%s\t\n", short(res.Type), res.Strategy, res.Parallel, file.Bytes(res.Message),
+		fmt.Fprintf(w, "%s\t%s\t%d of %s\t%.2f\t[%.2f, %.2f]\t%s\t%s\t%s\t%s\t%s\t\n", names[i], res.Strategy, res.Parallel, file.Bytes(res.Message),
 			res.Gbps.Median, res.Gbps.CI95[0], res.Gbps.CI95[1], packets, again, copies, file.Bytes(res.Placement.Total), verdict(res.Verified))
 	}
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	for _, res := range r.Results {
+	for i, res := range r.Results {
+		who := names[i] + ", " + res.Strategy
+		if m := res.Model; m != nil {
+			fmt.Fprintf(&b, "%s: a checkpoint every %d bytes, for a packet every %d ns and handlers of %d ns\n", who, res.Interval, m.PacketTime, m.Handler)
+		}
+		if why := res.again(); why != "" {
+			fmt.Fprintf(&b, "%s: sent again: %s\n", who, why)
+		}
+	}
+	for i, res := range r.Results {
 		if res.Overlap != nil {
-			res.writeOverlap(&b)
+			r.writeOverlap(&b, names[i], res)
 		}
 	}
 	r.writeNotes(&b)
@@ -193,42 +238,108 @@ func (r *Report) WriteText(out io.Writer) error {
 	return err
 }
 
+// names are the types' names as tables have them: those that are too long for that, and
+// look the same then, with a number.
+func (r *Report) names() []string {
+	first := map[string][]string{} // types that look so
+	var names []string
+	for _, res := range r.Results {
+		s := short(res.Type)
+		whole := cmp.Or(res.Text, res.Type)
+		if !slices.Contains(first[s], whole) {
+			first[s] = append(first[s], whole)
+		}
+		if n := slices.Index(first[s], whole); n > 0 {
+			s = fmt.Sprintf("%s #%d", s, n+1)
+		}
+		names = append(names, s)
+	}
+	return names
+}
+
+// again says why packets were sent again, if they were many.
+func (r *Result) again() string {
+	switch {
+	case r.Retransmitted*20 <= r.Segments:
+		return ""
+	case r.Duplicates*10 < r.Retransmitted*9:
+		return fmt.Sprintf("%d %% were lost", 100-100*r.Duplicates/r.Retransmitted)
+	case r.policy == "blocked-rr":
+		return "none was lost: HPUs share a message and answer out of order (blocked-rr)"
+	}
+	return "none was lost: answers came late"
+}
+
 // writeOverlap writes the table of a type's overlap.
-func (r *Result) writeOverlap(b *strings.Builder) {
-	o := r.Overlap
-	fmt.Fprintf(b, "\n%s: %d of %s, and %d products of %d x %d doubles (%.1f GFLOP/s in one thread); ms\n\n",
-		short(r.Type), r.Parallel, file.Bytes(r.Message), o.GEMMs, o.N, o.N, o.GFLOPS)
+func (r *Report) writeOverlap(b *strings.Builder, name string, res *Result) {
+	o := res.Overlap
+	g := r.Env.GEMM
+	fmt.Fprintf(b, "\n%s: %d of %s, and %d products of %d x %d doubles (%s, threads: %d, %.1f GFLOP/s); times in ms\n\n",
+		name, res.Parallel, file.Bytes(res.Message), o.GEMMs, o.N, o.N, g.Library, g.Threads, o.GFLOPS)
+	sides := []*Overlaps{o.XsPIN}
+	head := "\tXsPIN\t[95 %]\t"
+	if o.MPICH != nil {
+		sides = append(sides, o.MPICH)
+		head += "MPICH\t[95 %]\t"
+	}
 	w := tabwriter.NewWriter(b, 0, 8, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "\tproducts\tmessages\tboth\thidden\tproducts slower\tmessages slower\tat the NIC\tFPsPIN's ratio\tmissed\t")
-	for _, x := range []struct {
-		name string
-		*Overlaps
-	}{{"XsPIN", o.XsPIN}, {"MPICH", o.MPICH}} {
-		if x.Overlaps == nil {
-			continue
+	fmt.Fprintln(w, head)
+	factor := func(v float64) string { return fmt.Sprintf("%.2f", v) }
+	for _, row := range []struct {
+		name   string
+		figure func(*Overlaps) *Figure
+		print  func(float64) string
+	}{
+		{"products alone", func(x *Overlaps) *Figure { return &x.GEMMs }, ms},
+		{"messages alone", func(x *Overlaps) *Figure { return &x.Transfer }, ms},
+		{"both together", func(x *Overlaps) *Figure { return &x.Both }, ms},
+		{"hidden", func(x *Overlaps) *Figure { return &x.Hidden }, func(v float64) string { return fmt.Sprintf("%.0f %%", 100*v) }},
+		{"products slower", func(x *Overlaps) *Figure { return &x.GEMMsSlower }, factor},
+		{"messages slower", func(x *Overlaps) *Figure { return &x.TransferSlower }, factor},
+		{"at the NIC", func(x *Overlaps) *Figure { return x.NIC }, ms},
+		{"FPsPIN's ratio", func(x *Overlaps) *Figure { return &x.Ratio }, func(v float64) string { return fmt.Sprintf("%.3f", v) }},
+	} {
+		fmt.Fprintf(w, "%s\t", row.name)
+		for _, x := range sides {
+			f := row.figure(x)
+			if f == nil {
+				fmt.Fprint(w, "-\t\t")
+				continue
+			}
+			fmt.Fprintf(w, "%s\t[%s, %s]\t", row.print(f.Median), row.print(f.CI95[0]), row.print(f.CI95[1]))
 		}
-		nic, missed := "-", "-"
-		if x.NIC != nil {
-			nic = ms(*x.NIC)
-		}
+		fmt.Fprintln(w)
+	}
+	fmt.Fprint(w, "missed\t")
+	for _, x := range sides {
+		missed := "-"
 		if x.Misses != nil {
 			missed = fmt.Sprint(*x.Misses)
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%.0f %%\t%.2f\t%.2f\t%s\t%.3f\t%s\t\n", x.name, ms(x.GEMMs), ms(x.Transfer), ms(x.Both), 100*x.Hidden.Median,
-			x.GEMMsSlower.Median, x.TransferSlower.Median, nic, x.Ratio.Median, missed)
+		fmt.Fprintf(w, "%s\t\t", missed)
 	}
+	fmt.Fprintln(w)
 	_ = w.Flush()
-	if o.MPICH != nil {
-		fmt.Fprintf(b, "\nboth together, XsPIN / MPICH: %.2f\n", o.XsPIN.Both.Median/o.MPICH.Both.Median)
+	if x := o.XsPINOverMPICH; x != nil {
+		fmt.Fprintf(b, "\nboth together, XsPIN / MPICH: %.2f [%.2f, %.2f]\n", x.Median, x.CI95[0], x.CI95[1])
 	}
 }
 
 // writeNotes says what the tables mean.
 func (r *Report) writeNotes(b *strings.Builder) {
 	b.WriteString("\nmessages were packed before; times begin with the request to the sender\n")
-	if slices.ContainsFunc(r.Results, func(s *Result) bool { return s.Overlap != nil }) {
+	has := func(f func(*Overlap) bool) bool {
+		return slices.ContainsFunc(r.Results, func(s *Result) bool { return s.Overlap != nil && f(s.Overlap) })
+	}
+	if has(func(*Overlap) bool { return true }) {
 		b.WriteString("hidden: (products + messages - both) / messages. FPsPIN's ratio: products / time until a look between two\n" +
-			"products finds all messages; it tends to 1 by construction. MPICH: Irecv, a test between products, TCP without XDP\n")
+			"products finds all messages; it tends to 1 by construction. missed: times that products were over before messages\n")
+	}
+	if has(func(o *Overlap) bool { return o.MPICH != nil }) {
+		b.WriteString("MPICH: Irecv, a test between products, TCP without XDP, in turns with XsPIN\n")
+		if r.Env.NICWait == "spin" {
+			b.WriteString("MPICH shared the machine with the NIC's threads, which spin when there is nothing to do\n")
+		}
 	}
 	if len(r.Env.Links) == 2 {
 		n, h := r.Env.Links[0], r.Env.Links[1]
@@ -239,7 +350,7 @@ func (r *Report) writeNotes(b *strings.Builder) {
 	}
 }
 
-func ms(f Figure) string { return fmt.Sprintf("%.1f", 1e3*f.Median) }
+func ms(seconds float64) string { return fmt.Sprintf("%.1f", 1e3*seconds) }
 
 // cpus names CPUs, -1 being any.
 func cpus(list ...int) string {
@@ -250,13 +361,7 @@ func cpus(list ...int) string {
 }
 
 // short is a name that fits a table.
-func short(s string) string {
-	const most = 24
-	if len(s) <= most {
-		return s
-	}
-	return s[:most-3] + "..."
-}
+func short(s string) string { return cut(s, 24) }
 
 func verdict(v *bool) string {
 	switch {

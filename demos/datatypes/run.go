@@ -6,10 +6,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"runtime"
+	"strings"
 	"time"
 
+	"github.com/xspin/xspin/ddt"
 	"github.com/xspin/xspin/demos/pingpong/rtt"
+	"github.com/xspin/xspin/internal/gemm"
+	"github.com/xspin/xspin/internal/quantile"
 	"github.com/xspin/xspin/internal/testbed"
 	"github.com/xspin/xspin/netns"
 )
@@ -34,7 +39,7 @@ func (c Config) check() error {
 		return fmt.Errorf("%w: %d runs: want 1 to %d", ErrConfig, c.Runs, MaxRuns)
 	}
 	for _, t := range c.Transfers {
-		if _, err := newLayout(t); err != nil {
+		if err := t.Check(); err != nil {
 			return err
 		}
 	}
@@ -53,31 +58,62 @@ func Run(ctx context.Context, lab *netns.Lab, c Config, progress func(string)) (
 	if progress == nil {
 		progress = func(string) {}
 	}
-	r := newReport(lab, c)
-	for _, t := range c.Transfers {
-		if err := r.measure(ctx, lab, c, t, progress); err != nil {
-			return r, fmt.Errorf("%s: %w", t.name(), err)
+	x := &experiment{lab: lab, c: c, report: newReport(lab, c), progress: progress}
+	return x.report, x.run(ctx)
+}
+
+// An experiment is a Run.
+type experiment struct {
+	lab      *netns.Lab
+	c        Config
+	report   *Report
+	progress func(string)
+	peer     *peer // nil: there is none
+}
+
+func (x *experiment) run(ctx context.Context) (err error) {
+	if x.c.Overlap {
+		x.progress("MPICH: build and start")
+		if err := x.try(ctx, func() (err error) {
+			x.peer, err = startPeer(ctx, x.lab, x.c.Setup)
+			return err
+		}); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, x.peer.close()) }()
+	}
+	for _, t := range x.c.Transfers {
+		if err := x.measure(ctx, t); err != nil {
+			return fmt.Errorf("%s: %w", t.name(), err)
 		}
 	}
-	if c.Overlap {
-		return r, r.mpich(ctx, lab, c, progress)
-	}
-	return r, nil
+	return nil
 }
 
 // measure adds a result.
-func (r *Report) measure(ctx context.Context, lab *netns.Lab, c Config, t Transfer, progress func(string)) (err error) {
+func (x *experiment) measure(ctx context.Context, t Transfer) (err error) {
+	r, c, progress := x.report, x.c, x.progress
+	var m *model
+	if t.modelled() {
+		progress(t.name() + ": time between packets")
+		if m, err = newModel(ctx, x.lab, c.Setup, t); err != nil {
+			return err
+		}
+		t.Interval = m.interval
+	}
 	progress(t.name() + ": transfers")
-	s, err := Open(ctx, lab, c.Setup, t)
+	s, err := Open(ctx, x.lab, c.Setup, t)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
-	if r.Env.Links, err = rtt.ReadLinks(lab); err != nil {
+	if r.Env.Links, err = rtt.ReadLinks(x.lab); err != nil {
 		return err
 	}
 	res := newResult(s.Info(0))
-	res.transfer = s.transfers[0]
+	if m != nil {
+		res.Model = &Model{int64(m.packet), int64(m.handler)}
+	}
 	verify := func() error {
 		if !c.Verify {
 			return nil
@@ -115,21 +151,78 @@ func (r *Report) measure(ctx context.Context, lab *netns.Lab, c Config, t Transf
 	}
 	if c.Overlap {
 		progress(t.name() + ": overlap with GEMMs")
-		if res.Overlap, err = overlap(ctx, s, c.Runs, time.Duration(res.Seconds.Median*float64(time.Second))); err != nil {
+		if res.Overlap, err = x.overlap(ctx, s, time.Duration(res.Seconds.Median*float64(time.Second))); err != nil {
 			return err
 		}
+		r.doubt(res)
 	}
 	return nil
 }
 
+// A model is what the checkpoint interval is chosen from (SC 2019, section 3.2.4), measured
+// where it is used.
+type model struct {
+	packet   time.Duration // between packets, T
+	handler  time.Duration // that places a packet, T_PH
+	interval int64         // bytes of the stream
+}
+
+// newModel measures: the time between packets with the same messages put in a row, whose
+// handlers take next to none.
+func newModel(ctx context.Context, lab *netns.Lab, setup Setup, t Transfer) (m *model, err error) {
+	l, err := newLayout(t)
+	if err != nil {
+		return nil, err
+	}
+	t.Strategy = Deposit
+	s, err := Open(ctx, lab, setup, t)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	var ns []float64
+	for i := range warmup + 3 {
+		round, err := s.Round(ctx, 0)
+		if err != nil {
+			return nil, err
+		}
+		if i >= warmup {
+			ns = append(ns, float64(round.NIC)/float64(round.Segments))
+		}
+	}
+	m = &model{
+		packet:  max(time.Duration(quantile.Median(ns)), 1),
+		handler: ddt.MeasureHandler(l.data, s.packet),
+	}
+	m.interval, err = ddt.Interval(l.data, s.packet, setup.HPUs, ddt.Model{PacketTime: m.packet, Handler: m.handler})
+	if err != nil {
+		return nil, fmt.Errorf("%w; an interval of your own goes before the model's", err)
+	}
+	return m, nil
+}
+
 func newReport(lab *netns.Lab, c Config) *Report {
-	return &Report{
+	r := &Report{
 		Schema: 1,
 		Env: Env{
 			Kernel: testbed.Kernel(), CPU: testbed.CPU(), CPUs: runtime.NumCPU(), Go: runtime.Version(),
 			MTU: lab.MTU, Queues: lab.Queues, HPUs: c.HPUs, NICWait: c.Wait, NICCPUs: append([]int{}, c.NICCPUs...),
-			AppCPU: c.AppCPU, SenderCPU: c.SenderCPU, Runs: c.Runs,
+			AppCPU: c.AppCPU, SenderCPU: c.SenderCPU, Runs: c.Runs, Load: load(),
 		},
 		Results: []*Result{},
 	}
+	if c.Overlap {
+		r.Env.GEMM = &GEMM{gemm.Library, gemm.Threads}
+	}
+	return r
+}
+
+// load is the machine's average over the last minute.
+func load() string {
+	b, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return "unknown"
+	}
+	minute, _, _ := strings.Cut(string(b), " ")
+	return minute
 }

@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -38,15 +39,22 @@ const spoil = "XSPIN_TEST_SPOIL"
 func TestMain(m *testing.M) {
 	switch os.Getenv(spoil) {
 	case "byte":
-		makeStream = func(l *layout) ([]byte, error) {
-			stream, err := l.pack()
+		makeStream = func(l *layout, message int) ([]byte, error) {
+			stream, err := l.pack(message)
 			stream[len(stream)/2] ^= 1
 			return stream, err
 		}
 	case "length":
-		makeStream = func(l *layout) ([]byte, error) {
-			stream, err := l.pack()
+		makeStream = func(l *layout, message int) ([]byte, error) {
+			stream, err := l.pack(message)
 			return stream[:len(stream)-1], err
+		}
+	case "swap": // messages 2 and 3
+		makeStream = func(l *layout, message int) ([]byte, error) {
+			if message >= 2 {
+				message ^= 1
+			}
+			return l.pack(message)
 		}
 	}
 	main := Main
@@ -164,27 +172,27 @@ func TestWhatIsExpectedIsWhatTheDefinitionsSay(t *testing.T) {
 		}
 		window := make([]byte, l.window())
 		l.clear(window, 0, l.window())
-		stream, err := l.pack()
-		if err != nil {
-			t.Fatal(err)
-		}
 		for place := range 3 {
+			stream, err := l.pack(place)
+			if err != nil {
+				t.Fatal(err)
+			}
 			for k, at := range ddttest.Places(typ, count) {
-				if b := sent(at - min(l.lo, 0)); stream[k] != b {
-					t.Fatalf("%s: byte %d of the stream is %d, want %d", typ, k, stream[k], b)
+				if b := sent(place, at-min(l.lo, 0)); stream[k] != b {
+					t.Fatalf("%s: byte %d of message %d's stream is %d, want %d", typ, k, place, stream[k], b)
 				}
 				window[l.origin(place)+at] = stream[k]
 			}
 		}
 		for place := range 3 {
-			if err := l.compare(window, place); err != nil {
+			if err := l.compare(window, place, place); err != nil {
 				t.Errorf("%s: %v", typ, err)
 			}
 			// And any other byte is seen.
 			from, to := l.around(place)
 			for _, at := range []int64{from, to - 1, l.origin(place), from + rand.Int64N(to-from)} {
 				window[at]++
-				if err := l.compare(window, place); !errors.Is(err, ErrContents) {
+				if err := l.compare(window, place, place); !errors.Is(err, ErrContents) {
 					t.Errorf("%s: byte %d is another: %v", typ, at, err)
 				}
 				window[at]--
@@ -209,6 +217,19 @@ func TestWrongBytesAreFound(t *testing.T) {
 		var text strings.Builder
 		if err := r.WriteText(&text); err != nil || !strings.Contains(text.String(), "NO") {
 			t.Errorf("error %v\n%s", err, text.String())
+		}
+	})
+	t.Run("another message", func(t *testing.T) {
+		t.Setenv(spoil, "swap")
+		c := c
+		c.Transfers = []Transfer{{Type: strided, Count: 20, Parallel: 4, Strategy: ddt.Direct}}
+		if _, err := Run(t.Context(), lab, c, nil); !errors.Is(err, ErrContents) || !strings.Contains(err.Error(), "message 2 of the round") && !strings.Contains(err.Error(), "message 3 of the round") {
+			t.Errorf("error %v", err)
+		}
+		// The first messages are as they must be.
+		c.Transfers[0].Parallel = 2
+		if _, err := Run(t.Context(), lab, c, nil); err != nil {
+			t.Error(err)
 		}
 	})
 	t.Run("nobody looks", func(t *testing.T) {
@@ -365,7 +386,7 @@ func TestRunMeasures(t *testing.T) {
 	if doc.Schema != 1 || len(doc.Results) != 2 {
 		t.Fatalf("document %+v", doc)
 	}
-	for _, key := range []string{"kernel", "cpu", "cpus", "go", "mtu", "queues", "hpus", "nic_wait", "nic_cpus", "app_cpu", "sender_cpu", "runs", "links"} {
+	for _, key := range []string{"kernel", "cpu", "cpus", "go", "mtu", "queues", "hpus", "nic_wait", "nic_cpus", "app_cpu", "sender_cpu", "runs", "load", "links"} {
 		if v := doc.Env[key]; v == nil || v == "" {
 			t.Errorf("env has %s = %v", key, v)
 		}
@@ -402,7 +423,7 @@ func TestRunMeasures(t *testing.T) {
 		for _, who := range []string{"xspin", "mpich"} {
 			x, _ := o[who].(map[string]any)
 			if x == nil {
-				if who == "xspin" || len(doc.Notes) == 0 || !strings.Contains(doc.Notes[0], "MPICH") {
+				if who == "xspin" || about(doc.Notes, "no figures of MPICH") != 1 {
 					t.Errorf("result %d: no %s, notes %q", i, who, doc.Notes)
 				}
 				continue
@@ -419,7 +440,10 @@ func TestRunMeasures(t *testing.T) {
 			}
 		}
 	}
-	if len(doc.Notes) > 0 && !testing.Short() {
+	if g, want := doc.Env["gemm"], map[string]any{"library": "gonum", "threads": 1.0}; !reflect.DeepEqual(g, want) {
+		t.Errorf("env has gemm = %v, want %v", g, want)
+	}
+	if without := about(doc.Notes, "no figures of MPICH"); without > 0 && !testing.Short() {
 		if _, err := exec.LookPath("mpicc.mpich"); err == nil {
 			t.Errorf("notes %q", doc.Notes)
 		}
@@ -449,9 +473,27 @@ func TestWithoutMPICHThereAreNoFiguresOfIt(t *testing.T) {
 		Setup: setup(), Runs: 1, Overlap: true,
 		Transfers: []Transfer{{Type: strided, Count: 100, Parallel: 1, Strategy: ddt.Direct}},
 	}, nil)
-	if err != nil || len(r.Notes) != 1 || !strings.Contains(r.Notes[0], "MPICH") || r.Results[0].Overlap.MPICH != nil {
+	const want = "no figures of MPICH, which is not installed: apt-get install mpich libmpich-dev gcc libc6-dev"
+	if err != nil || about(r.Notes, "MPICH") != 1 || !slices.Contains(r.Notes, want) || r.Results[0].Overlap.MPICH != nil {
 		t.Errorf("error %v, notes %q", err, r.Notes)
 	}
+	var text strings.Builder
+	if err := r.WriteText(&text); err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(text.String(), "MPICH"); n != 1 {
+		t.Errorf("MPICH %d times in\n%s", n, text.String())
+	}
+}
+
+// about counts notes.
+func about(notes []string, text string) (n int) {
+	for _, s := range notes {
+		if strings.Contains(s, text) {
+			n++
+		}
+	}
+	return n
 }
 
 func TestConfigsThatCannotBeMeant(t *testing.T) {
@@ -465,6 +507,7 @@ func TestConfigsThatCannotBeMeant(t *testing.T) {
 		func(c *Config) { c.Transfers[0].Parallel = MaxParallel + 1 },
 		func(c *Config) { c.Transfers[0].Strategy = "" },
 		func(c *Config) { c.Transfers[0].Strategy = "magic" },
+		func(c *Config) { c.Transfers[0].Type, c.Transfers[0].Strategy = complx, ddt.Specialized },
 		func(c *Config) { c.Transfers[0].Interval = -1 },
 		func(c *Config) { c.Transfers[0].Type = "ctg(0)[int]" },
 		func(c *Config) { c.Transfers[0].Type, c.Transfers[0].Strategy = "ctg(1100000000)[int]", Deposit },
@@ -504,7 +547,7 @@ func TestServeTakesWhatIsSent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	stream, err := l.pack()
+	stream, err := l.pack(0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -552,7 +595,7 @@ func TestServeTakesWhatIsSent(t *testing.T) {
 		if err != nil || int64(len(have)) != l.hi-l.lo {
 			t.Fatalf("message %d: %d bytes of %d, error %v", i, len(have), l.hi-l.lo, err)
 		}
-		if at, b := -l.lo-8, sent(-8-l.lo); have[at] != b {
+		if at, b := -l.lo-8, sent(0, -8-l.lo); have[at] != b {
 			t.Errorf("message %d: the first block begins with %d, want %d", i, have[at], b)
 		}
 	}
@@ -593,6 +636,15 @@ func TestSendersAreAsked(t *testing.T) {
 	}); err != nil || n != tr.Parallel {
 		t.Errorf("error %v, %d messages", err, n)
 	}
+	t.Run("a directory that is none", func(t *testing.T) {
+		ready := func(Info) { t.Error("serves") }
+		for dir, want := range map[string]string{t.TempDir(): "the application is user 65534", "/nowhere": "/nowhere"} {
+			err := Serve(t.Context(), lab, ServeConfig{Setup: setup(), Transfer: tr, Dir: dir}, ready, func(Message) {})
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: error %v, want %q", dir, err, want)
+			}
+		}
+	})
 	t.Run("nobody there", func(t *testing.T) {
 		nobody := netip.AddrPortFrom(lab.Host.Addr.Addr(), 9)
 		err := Serve(t.Context(), lab, ServeConfig{Setup: setup(), Transfer: tr, Sender: nobody}, func(Info) {}, func(Message) {})

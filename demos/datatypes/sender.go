@@ -39,7 +39,7 @@ type sender struct {
 // rounds.
 type packed struct {
 	*layout
-	stream []byte
+	streams [][]byte // that messages of a round have, in turn
 }
 
 // makeStream is what messages are. Tests have others.
@@ -50,8 +50,21 @@ func newPacked(t Transfer) (*packed, error) {
 	if err != nil {
 		return nil, err
 	}
-	stream, err := makeStream(l)
-	return &packed{l, stream}, err
+	stream, err := makeStream(l, 0)
+	return &packed{l, [][]byte{stream}}, err
+}
+
+// differ returns the transfer with messages that differ.
+func (p *packed) differ() (*packed, error) {
+	d := &packed{p.layout, p.streams[:1:1]}
+	for i := 1; i < p.contents(); i++ {
+		stream, err := makeStream(p.layout, i)
+		if err != nil {
+			return nil, err
+		}
+		d.streams = append(d.streams, stream)
+	}
+	return d, nil
 }
 
 func listen(local netip.AddrPort, failed func(error)) (*sender, error) {
@@ -83,9 +96,9 @@ func runSender(t *terminal, local netip.AddrPort) (err error) {
 			}
 			return answer{}
 		case q.Transfer != nil:
-			s.mu.Lock()
-			s.current = s.transfers[*q.Transfer]
-			s.mu.Unlock()
+			if err := s.choose(*q.Transfer, q.Differ); err != nil {
+				return refused(err)
+			}
 			return answer{}
 		case q.Sent:
 			return answer{Sent: s.sent()}
@@ -103,6 +116,22 @@ func (s *sender) add(t Transfer) error {
 	}
 	s.mu.Lock()
 	s.transfers = append(s.transfers, p)
+	s.current = p
+	s.mu.Unlock()
+	return nil
+}
+
+// choose makes a transfer the current one.
+func (s *sender) choose(i int, differ bool) (err error) {
+	s.mu.Lock()
+	p := s.transfers[i]
+	s.mu.Unlock()
+	if differ {
+		if p, err = p.differ(); err != nil {
+			return err
+		}
+	}
+	s.mu.Lock()
 	s.current = p
 	s.mu.Unlock()
 	return nil
@@ -166,7 +195,7 @@ func (s *sender) request(b []byte, from netip.AddrPort) error {
 	s.open += int(r.Parallel)
 	s.mu.Unlock()
 	for i := range r.Parallel {
-		if err := s.conn.Post(p.stream, s.ended); err != nil {
+		if err := s.conn.Post(p.streams[int(i)%len(p.streams)], s.ended); err != nil {
 			s.over(int(r.Parallel - i))
 			return err
 		}

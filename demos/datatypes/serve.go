@@ -21,8 +21,8 @@ type ServeConfig struct {
 	Setup
 	Transfer                // with Parallel places, in which messages come as they are sent
 	Sender   netip.AddrPort // that is asked for messages at the beginning. Optional
-	Verify   bool           // compare messages, which must have FPsPIN's pattern
-	Dir      string         // what messages have made of the memory goes into files there. Optional
+	Verify   bool           // compare messages, which must have FPsPIN's pattern: see Send
+	Dir      string         // what messages have made of the memory goes into files there. Optional; the application's user writes them
 }
 
 // A Message is one that was received.
@@ -78,6 +78,11 @@ type serveAsk struct {
 }
 
 func (a *application) serve(ctx context.Context, q *serveAsk, t *terminal) error {
+	if q.Dir != "" {
+		if err := writable(q.Dir); err != nil {
+			return err
+		}
+	}
 	w := a.windows[0]
 	if err := a.arm(ctx, w); err != nil {
 		return err
@@ -120,10 +125,7 @@ func (a *application) serve(ctx context.Context, q *serveAsk, t *terminal) error
 			if e.User >= uint64(w.Parallel) {
 				return fmt.Errorf("event of a message in place %d: there are %d", e.User, w.Parallel)
 			}
-			m, err := w.take(&e, q)
-			if err != nil {
-				return err
-			}
+			m := w.take(&e, q)
 			t.say(answer{Message: &m})
 			if err := a.offer(ctx, w, q, int(e.User)); err != nil {
 				return err
@@ -142,31 +144,42 @@ func (a *application) offer(ctx context.Context, w *window, q *serveAsk, place i
 	return w.app.Post(ctx, w.receive(place))
 }
 
+// writable fails unless this process can have files in a directory.
+func writable(dir string) error {
+	f, err := os.CreateTemp(dir, ".xspin-*")
+	if errors.Is(err, fs.ErrPermission) {
+		return fmt.Errorf("%s: %w: the application is user %d: choose a directory where that one may write, and which it can reach", dir, err, os.Getuid())
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", dir, err)
+	}
+	return errors.Join(f.Close(), os.Remove(f.Name()))
+}
+
 // take makes of a message what is wanted.
-func (w *window) take(e *hostq.Event, q *serveAsk) (Message, error) {
+func (w *window) take(e *hostq.Event, q *serveAsk) Message {
 	m := Message{Source: e.Source, Number: e.Number, Bytes: e.Length}
 	if _, err := w.judge(e); err != nil {
 		m.Err = err.Error()
-		return m, nil
+		return m
 	}
 	place := int(e.User)
 	if q.Verify {
-		if err := w.compare(w.memory, place); err != nil {
-			m.Err = err.Error()
+		if err := w.compare(w.memory, place, 0); err != nil {
+			m.Err = fmt.Sprintf("not what a sender of the demo's or FPsPIN's sends of this type: %v", err)
 		} else {
 			m.Verified = true
 		}
 	}
 	if q.Dir == "" {
-		return m, nil
+		return m
 	}
 	m.File = filepath.Join(q.Dir, fmt.Sprintf("%v-%d-%d", e.Source.Addr(), e.Source.Port(), e.Number))
 	at := w.origin(place)
-	err := os.WriteFile(m.File, w.memory[at+w.lo:at+w.hi], 0o644)
-	if errors.Is(err, fs.ErrPermission) {
-		err = fmt.Errorf("%w: the application is user %d: choose a directory where that one may write", err, os.Getuid())
+	if err := os.WriteFile(m.File, w.memory[at+w.lo:at+w.hi], 0o644); err != nil {
+		m.Err = err.Error()
 	}
-	return m, err
+	return m
 }
 
 // A Request is what a sender is asked for.

@@ -25,6 +25,7 @@ import (
 	"github.com/xspin/xspin/demos/pingpong/rtt"
 	"github.com/xspin/xspin/handlers"
 	"github.com/xspin/xspin/netns"
+	"github.com/xspin/xspin/slmp"
 )
 
 // Deposit is a strategy beside those of ddt: no datatype. The stream is placed as it
@@ -42,6 +43,11 @@ type Transfer struct {
 	Interval int64  // bytes of the stream between checkpoints; 0: chosen by the model
 }
 
+// modelled tells whether the model chooses the interval.
+func (t *Transfer) modelled() bool {
+	return t.Interval == 0 && (t.Strategy == ddt.ROCP || t.Strategy == ddt.RWCP)
+}
+
 // A Setup is where a session runs, and how.
 type Setup struct {
 	HPUs      int
@@ -57,6 +63,7 @@ type Setup struct {
 // safe for concurrent use.
 type Session struct {
 	transfers []*transfer
+	packet    int // bytes of a message in a packet, as the lab's MTU allows
 	board     *switchboard
 	attached  *attached.App
 	daemon    *control.Client
@@ -69,6 +76,7 @@ type Session struct {
 type transfer struct {
 	*layout
 	placement ddt.Memory
+	policy    string // that packets are scheduled by; empty: message
 }
 
 const windowName = "in"
@@ -82,7 +90,7 @@ func Open(ctx context.Context, lab *netns.Lab, setup Setup, transfers ...Transfe
 
 // open is Open with a sender or without. The peer, if there is one, is asked for messages.
 func open(ctx context.Context, lab *netns.Lab, setup Setup, sender bool, peer netip.AddrPort, transfers ...Transfer) (_ *Session, err error) {
-	s := &Session{}
+	s := &Session{packet: packetOf(lab)}
 	for _, t := range transfers {
 		l, err := newLayout(t)
 		if err != nil {
@@ -151,7 +159,7 @@ func (s *Session) startApplication(ctx context.Context, lab *netns.Lab, setup Se
 	cfg := attached.Config{
 		Interface: daemon.Interface{HPUs: setup.HPUs, Wait: setup.Wait, CPUs: setup.NICCPUs, Workers: min(len(setup.NICCPUs), setup.HPUs)},
 		Limits:    daemon.Limits{Window: memory, Memory: memory},
-		Context:   s.transfers[0].context(0),
+		Context:   s.transfers[0].context(0, s.packet),
 		Command:   AppCommand,
 		Options:   processOptions{Link: s.board.path(), CPU: setup.AppCPU, Peer: peer},
 	}
@@ -171,7 +179,7 @@ func (s *Session) startApplication(ctx context.Context, lab *netns.Lab, setup Se
 	}
 	for i, t := range s.transfers {
 		if i > 0 {
-			c := t.context(i)
+			c := t.context(i, s.packet)
 			c.Attach = &control.Attach{Users: []string{strconv.Itoa(rtt.Nobody)}}
 			if _, err := s.daemon.Install(ctx, &c); err != nil {
 				return err
@@ -181,13 +189,20 @@ func (s *Session) startApplication(ctx context.Context, lab *netns.Lab, setup Se
 		if err != nil {
 			return err
 		}
+		t.policy = info.Policy
 		t.placement = ddt.Memory{Type: info.Reserved["type"], Checkpoints: info.Reserved["checkpoints"], Segments: info.Reserved["segments"]}
 	}
 	return nil
 }
 
+// packetOf returns how many bytes of a message fit a packet of the lab.
+func packetOf(lab *netns.Lab) int {
+	const headers = 20 + 8 + slmp.HeaderLen
+	return max(min(lab.MTU-headers, slmp.MaxPayload), 1)
+}
+
 // context is the execution context of a transfer. It is active when there are receives.
-func (t *transfer) context(i int) control.Context {
+func (t *transfer) context(i, packet int) control.Context {
 	c := control.Context{
 		Name:     contextName(i),
 		Handler:  "datatype",
@@ -197,6 +212,7 @@ func (t *transfer) context(i int) control.Context {
 		Queue:    &control.Queue{Events: 1 << bits.Len(uint(2*t.Parallel))},
 		Activate: "manual",
 	}
+	c.Params["packet"] = packet
 	if t.Strategy == Deposit {
 		c.Handler, c.Params = "deposit", nil
 	}
@@ -206,7 +222,7 @@ func (t *transfer) context(i int) control.Context {
 // Info tells about transfer i.
 func (s *Session) Info(i int) Info {
 	t := s.transfers[i]
-	info := Info{Transfer: t.Transfer, Message: t.size, Span: t.hi - t.lo, Blocks: t.data.Blocks(), Placement: t.placement}
+	info := Info{Transfer: t.Transfer, Message: t.size, Span: t.hi - t.lo, Blocks: t.data.Blocks(), Placement: t.placement, Policy: t.policy}
 	if t.Strategy == Deposit {
 		info.Blocks = 1
 	}
@@ -248,7 +264,7 @@ func (s *Session) Overlap(ctx context.Context, i int, g GEMMs) (*Overlapped, err
 }
 
 func (s *Session) round(ctx context.Context, q roundAsk) (*Overlapped, error) {
-	before, err := s.look(ctx, q.Transfer)
+	before, err := s.look(ctx, q.Transfer, q.Verify)
 	if err != nil {
 		return nil, err
 	}
@@ -266,7 +282,7 @@ func (s *Session) round(ctx context.Context, q roundAsk) (*Overlapped, error) {
 		return nil, err
 	}
 	o.CPU = CPU{now.NIC - cpu.NIC, now.App - cpu.App, now.Sender - cpu.Sender, now.Machine - cpu.Machine}
-	after, err := s.look(ctx, q.Transfer)
+	after, err := s.look(ctx, q.Transfer, false)
 	if err != nil {
 		return nil, err
 	}
@@ -275,11 +291,12 @@ func (s *Session) round(ctx context.Context, q roundAsk) (*Overlapped, error) {
 	// HPUs count when they have acknowledged, so they may be behind.
 	for limit := time.Now().Add(time.Second); s.transfers[q.Transfer].Strategy != Deposit &&
 		after.packets-before.packets < o.Segments && time.Now().Before(limit); {
-		if after, err = s.look(ctx, q.Transfer); err != nil {
+		if after, err = s.look(ctx, q.Transfer, false); err != nil {
 			return nil, err
 		}
 	}
 	o.Packets, o.Copies = after.packets-before.packets, after.copies-before.copies
+	o.Duplicates = after.duplicates - before.duplicates
 	return o, nil
 }
 
@@ -287,12 +304,13 @@ func (s *Session) round(ctx context.Context, q roundAsk) (*Overlapped, error) {
 type counts struct {
 	sent            sentSoFar
 	packets, copies uint64
+	duplicates      uint64
 }
 
-// look has the sender get ready for a transfer, and asks who counts. All that was sent is
-// acknowledged then.
-func (s *Session) look(ctx context.Context, i int) (c counts, err error) {
-	if _, err := s.sender.ask(ctx, ask{Transfer: &i}, s.app); err != nil {
+// look has the sender get ready for a transfer, of messages that differ or not, and asks
+// who counts. All that was sent is acknowledged then.
+func (s *Session) look(ctx context.Context, i int, differ bool) (c counts, err error) {
+	if _, err := s.sender.ask(ctx, ask{Transfer: &i, Differ: differ}, s.app); err != nil {
 		return c, s.because(err)
 	}
 	a, err := s.sender.ask(ctx, ask{Sent: true}, s.app)
@@ -300,12 +318,15 @@ func (s *Session) look(ctx context.Context, i int) (c counts, err error) {
 		return c, s.because(err)
 	}
 	c.sent = *a.Sent
-	if s.transfers[i].Strategy == Deposit {
-		return c, nil // which does not count
-	}
 	info, err := s.daemon.Context(ctx, contextName(i))
 	if err != nil {
 		return c, err
+	}
+	if info.MessageStats != nil {
+		c.duplicates = info.MessageStats.Duplicates
+	}
+	if s.transfers[i].Strategy == Deposit {
+		return c, nil // whose handlers do not count
 	}
 	user := &info.HandlerStats.User
 	c.packets, c.copies = user[handlers.DatatypeBytes].Count, user[handlers.DatatypeCopies].Sum
@@ -325,12 +346,13 @@ func (s *Session) cpu() (c CPU, err error) {
 		}
 		*p.used = time.Duration(ts.Nano())
 	}
-	c.Machine, err = machine()
+	c.Machine, err = BusyCPUs()
 	return c, err
 }
 
-// machine returns the time in which CPUs were not idle.
-func machine() (time.Duration, error) {
+// BusyCPUs returns the time in which CPUs of this machine were not idle, of all processes
+// and interrupts, since it was booted. It comes in steps of 10 ms for each CPU.
+func BusyCPUs() (time.Duration, error) {
 	stat, err := os.ReadFile("/proc/stat")
 	if err != nil {
 		return 0, err
@@ -408,6 +430,7 @@ type Info struct {
 	Span      int64      // bytes of the window from the first that a message touches to the last
 	Blocks    int64      // pieces in a row that a message is placed in
 	Placement ddt.Memory // what the strategy takes of the NIC's memory
+	Policy    string     // that packets are scheduled by; empty: message
 }
 
 // A Round is what one took.
@@ -421,6 +444,7 @@ type Round struct {
 
 	Segments      uint64 // sent, each counted once
 	Retransmitted uint64 // sent again
+	Duplicates    uint64 // that the NIC had already: of these, those that were not lost
 	// Of handlers, 0 with Deposit, which has none that count.
 	Packets uint64 // that they have placed
 	Copies  uint64 // pieces in a row that they were placed in

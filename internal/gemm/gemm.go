@@ -11,6 +11,12 @@ import (
 	"gonum.org/v1/gonum/blas/gonum"
 )
 
+// What a GEMM is computed with.
+const (
+	Library = "gonum"
+	Threads = 1
+)
+
 // tile is the length of a tile's edge: gonum's own, of which it computes one at a time
 // without starting goroutines.
 const tile = 64
