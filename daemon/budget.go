@@ -52,6 +52,13 @@ func (b *budget) fits(n int64) error {
 	return nil
 }
 
+// room returns how much memory can be taken.
+func (b *budget) room() int64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.limit + b.lent - b.used
+}
+
 // free says that the daemon does not use the memory any more. A nil charge is none.
 func (c *charge) free() {
 	if c == nil {

@@ -52,7 +52,7 @@ func (i *Interface) key() string {
 // Limits bound what contexts may ask for.
 type Limits struct {
 	Window control.Size `json:"window,omitempty"` // one window; 4GiB if left out
-	Memory control.Size `json:"memory,omitempty"` // all windows, queues and HPU memory; 8GiB if left out
+	Memory control.Size `json:"memory,omitempty"` // all windows, queues and HPU memory, and what handlers hold; 8GiB if left out
 }
 
 // Defaults of Limits.

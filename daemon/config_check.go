@@ -128,6 +128,7 @@ type surroundings struct {
 	limits     Limits
 	interfaces []Interface
 	windows    map[string]control.Size // shared ones
+	left       int64                   // of limits.memory
 }
 
 // checkConfig checks a configuration as a whole.
@@ -159,7 +160,7 @@ func checkConfig(c *checker, cfg *Config) []*blueprint {
 	}
 	checkInterfaces(c, cfg.Interfaces)
 
-	var total, shared int64
+	var shared int64
 	names := map[string]string{}
 	for i, w := range cfg.Windows {
 		path := fmt.Sprintf("windows[%d]", i)
@@ -174,10 +175,10 @@ func checkConfig(c *checker, cfg *Config) []*blueprint {
 		env.windows[w.Name] = w.Size
 		shared += whole(int64(w.Size))
 	}
+	env.left = int64(env.limits.Memory) - shared
 	var all []*blueprint
 	taken := map[string]string{}
 	numbers := map[string]string{} // ruleset numbers that are asked for, by interface
-	total = shared
 	for i := range cfg.Contexts {
 		path := fmt.Sprintf("contexts[%d]", i)
 		c.name(path+".name", cfg.Contexts[i].Name, "context", taken)
@@ -186,7 +187,7 @@ func checkConfig(c *checker, cfg *Config) []*blueprint {
 			continue
 		}
 		all = append(all, b)
-		total += b.charge()
+		env.left -= b.charge()
 		first := cfg.Contexts[i].First
 		for n := range len(b.spec.Rulesets) {
 			if first == 0 {
@@ -205,8 +206,8 @@ func checkConfig(c *checker, cfg *Config) []*blueprint {
 			c.fail("contexts", "%v", err)
 		}
 	}
-	if total > int64(env.limits.Memory) {
-		c.fail("limits.memory", "windows, queues and HPU memory take %v, and %v are allowed: raise limits.memory, or make windows smaller", control.Size(total), env.limits.Memory)
+	if env.left < 0 {
+		c.fail("limits.memory", "windows, queues and HPU memory take %v, and %v are allowed: raise limits.memory, or make windows smaller", env.limits.Memory-control.Size(env.left), env.limits.Memory)
 	}
 	return all
 }
@@ -300,10 +301,10 @@ func lookupUser(name string) (int, error) {
 type blueprint struct {
 	doc     control.Context
 	iface   string // key
-	hpus    int    // of the interface
+	hpus    int    // of the interface; 0: unknown
 	workers int    // that serve them
 	factory handlers.EnvFactory
-	env     handlers.Env    // that it gets
+	env     handlers.Env    // that it got when it was checked
 	spec    nic.ContextSpec // all but handlers and resources
 	ending  bool            // its messages end: they have a binding
 	windows []windowUse
@@ -356,15 +357,26 @@ func checkContext(c *checker, path string, doc *control.Context, env *surroundin
 	b.spec.Name = doc.Name
 	f := findInterface(c, at("interface"), doc.Interface, env.interfaces)
 	if f != nil {
-		b.iface, b.hpus = f.key(), cmp.Or(f.HPUs, nic.DefaultHPUs)
-		b.workers = cmp.Or(f.Workers, min(b.hpus, runtime.GOMAXPROCS(0)))
+		b.iface = f.key()
+		if n := cmp.Or(f.HPUs, nic.DefaultHPUs); n > 0 && n <= nic.MaxHPUs { // else told elsewhere
+			b.hpus = n
+		}
+		b.workers = min(cmp.Or(max(f.Workers, 0), runtime.GOMAXPROCS(0)), b.hpus)
 	}
 
 	b.checkWindows(c, at, env)
-	b.env = handlers.Env{HPUs: b.hpus, Messages: doc.Messages, Window: b.largest()}
-	if b.env.HPUs < 1 || b.env.HPUs > nic.MaxHPUs { // told elsewhere
-		b.env.HPUs = nic.DefaultHPUs
+	b.checkMemory(c, at, env, int64(doc.Memory), int64(doc.HPUMemory))
+	b.checkQueue(c, at)
+	// What is wrong so far may be sizes that have no sum. A queue that only the handlers
+	// ask for is not known yet: what it takes is found missing below.
+	left, large := env.left, false
+	if len(c.problems) == before {
+		n := b.charge()
+		if left, large = left-n, n > int64(env.limits.Memory); large {
+			b.tooLarge(c, path, env, "")
+		}
 	}
+	b.env = handlers.Env{HPUs: cmp.Or(b.hpus, nic.DefaultHPUs), Messages: doc.Messages, Window: b.largest(), Memory: spare(left)}
 	if b.env.Messages < 1 || b.env.Messages > bpf.MaxBuckets {
 		b.env.Messages = nic.DefaultMessages
 	}
@@ -372,7 +384,7 @@ func checkContext(c *checker, path string, doc *control.Context, env *surroundin
 	if reg, ok := handlers.Lookup(doc.Handler); ok {
 		b.factory = reg.New
 		var err error
-		if set, err = b.makeSet(); err != nil {
+		if set, err = b.makeSet(b.env); err != nil && !(large && lacking(err, b.env)) {
 			c.params(at("params"), doc.Handler, err)
 		}
 	} else {
@@ -389,17 +401,13 @@ func checkContext(c *checker, path string, doc *control.Context, env *surroundin
 	b.checkRulesets(c, at, set)
 	b.checkScheduling(c, at, set)
 
-	b.memory, b.perHPU = int64(doc.Memory), int64(doc.HPUMemory)
-	if set != nil {
-		b.memory, b.perHPU = max(b.memory, int64(set.Memory)), max(b.perHPU, int64(set.HPUMemory))
-		b.reserve = set.ReservedBytes()
-	}
-	checkSize(c, at("memory"), "memory", control.Size(b.memory), env.limits)
-	if b.hpus > 0 && b.perHPU > int64(env.limits.Window)/int64(b.hpus) {
-		c.fail(at("hpu_memory"), "%v for each of %d HPUs is more than the limit of %v: raise limits.window", control.Size(b.perHPU), b.hpus, env.limits.Window)
-	}
 	b.timer = time.Duration(doc.Timer)
 	if set != nil {
+		b.checkMemory(c, at, env, int64(set.Memory), int64(set.HPUMemory))
+		b.reserve = set.ReservedBytes()
+		if set.Queue && b.queue == nil {
+			b.setQueue(&control.Queue{})
+		}
 		b.timer = cmp.Or(b.timer, set.Timer)
 		switch {
 		case set.Handlers.Timer == nil && doc.Timer != 0:
@@ -411,7 +419,6 @@ func checkContext(c *checker, path string, doc *control.Context, env *surroundin
 	if b.timer != 0 && b.timer < minTimer {
 		c.fail(at("timer"), "%v: at least %v", b.timer, minTimer)
 	}
-	b.checkQueue(c, at, set)
 
 	if doc.Attach != nil {
 		b.attach = checkWho(c, at("attach"), doc.Attach)
@@ -435,26 +442,32 @@ func checkContext(c *checker, path string, doc *control.Context, env *surroundin
 		return nil
 	}
 	if n := b.charge(); n > int64(env.limits.Memory) {
-		way := "raise limits.memory"
-		if b.reserve > 0 {
-			way = fmt.Sprintf("%v are what handler %s has reserved for %d messages in flight: raise limits.memory, or lower messages", control.Size(b.reserve), doc.Handler, b.env.Messages)
+		hint := ""
+		if n-whole(b.reserve) <= int64(env.limits.Memory) {
+			hint = fmt.Sprintf(", or lower messages: %v are what handler %s has reserved for %d in flight", control.Size(b.reserve), doc.Handler, b.env.Messages)
 		}
-		c.fail(path, "windows, queue and HPU memory take %v, and %v are allowed for all: %s", control.Size(n), env.limits.Memory, way)
+		b.tooLarge(c, path, env, hint)
 		return nil
 	}
 	return b
 }
 
+// tooLarge says that the context takes more memory than there can be.
+func (b *blueprint) tooLarge(c *checker, path string, env *surroundings, hint string) {
+	c.fail(path, "windows, queue and HPU memory take %v, and %v are allowed for all: raise limits.memory%s", control.Size(b.charge()), env.limits.Memory, hint)
+}
+
 // largest returns the size of the largest window that handlers may write, -1 if they may
 // write none of those that are there.
 func (b *blueprint) largest() (size int64) {
+	writable := func(w windowUse) bool { return w.rights&hostq.Write != 0 }
+	if len(b.windows) > 0 && !slices.ContainsFunc(b.windows, writable) {
+		return -1
+	}
 	for _, w := range b.windows {
-		if w.rights&hostq.Write != 0 {
+		if writable(w) {
 			size = max(size, w.size)
 		}
-	}
-	if size == 0 && len(b.windows) > 0 {
-		return -1
 	}
 	return size
 }
@@ -468,18 +481,47 @@ func (c *checker) params(path, handler string, err error) {
 	c.problems = append(c.problems, p)
 }
 
+// checkMemory has the context have at least so much HPU memory, and so much of each HPU.
+func (b *blueprint) checkMemory(c *checker, at func(string) string, env *surroundings, memory, perHPU int64) {
+	if memory > b.memory {
+		b.memory = memory
+		checkSize(c, at("memory"), "memory", control.Size(memory), env.limits)
+	}
+	if perHPU > b.perHPU {
+		if b.perHPU = perHPU; b.hpus > 0 && perHPU > int64(env.limits.Window)/int64(b.hpus) {
+			c.fail(at("hpu_memory"), "%v for each of %d HPUs is more than the limit of %v: raise limits.window", control.Size(perHPU), b.hpus, env.limits.Window)
+		}
+	}
+}
+
+// lacking tells whether a set was not made for want of memory: then the error names what
+// it may take.
+func lacking(err error, env handlers.Env) bool {
+	return strings.Contains(err.Error(), strconv.FormatInt(env.Memory, 10))
+}
+
+// spare returns how much memory handlers may reserve if so much is left. The least is
+// what is taken anyway for a byte: the few bytes of a small set are not what to complain
+// of where windows and queues are too large.
+func spare(left int64) int64 { return max(left/hostq.Element, 1) * hostq.Element }
+
 // makeSet calls the factory, which is not ours.
-func (b *blueprint) makeSet() (set *handlers.Set, err error) {
+func (b *blueprint) makeSet(env handlers.Env) (set *handlers.Set, err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			set, err = nil, fmt.Errorf("panic: %v", r)
 		}
 	}()
-	set, err = b.factory(handlers.Params(b.doc.Params), b.env)
-	if err == nil && set == nil {
-		err = errors.New("it made no set of handlers")
+	set, err = b.factory(handlers.Params(b.doc.Params), env)
+	switch {
+	case err != nil && lacking(err, env):
+		return nil, fmt.Errorf("%w; limits.memory leaves no more than %v: raise it, lower messages, or make windows smaller", err, control.Size(env.Memory))
+	case err != nil:
+		return nil, err
+	case set == nil:
+		return nil, errors.New("it made no set of handlers")
 	}
-	return set, err
+	return set, nil
 }
 
 func findInterface(c *checker, path, name string, all []Interface) *Interface {
@@ -588,9 +630,8 @@ func (b *blueprint) checkScheduling(c *checker, at func(string) string, set *han
 	s.Policy = word(c, at("policy"), doc.Policy, policies)
 	s.Sequence, s.VHPUs = doc.Sequence, doc.VHPUs
 	if set != nil {
-		if key, err := b.schedule(s, set); err != nil {
-			c.fail(at(key), "%v", err)
-			return
+		for _, wrong := range b.schedule(s, set) {
+			c.fail(at(wrong.key), "%v", wrong.error)
 		}
 	}
 	s.Overload = word(c, at("overload"), doc.Overload, overloads)
@@ -621,27 +662,37 @@ func (b *blueprint) checkScheduling(c *checker, at func(string) string, set *han
 	s.Timeout, s.Remember = time.Duration(doc.Timeout), time.Duration(doc.Remember)
 }
 
+// A keyError is about the value of a context's key.
+type keyError struct {
+	key string
+	error
+}
+
 // schedule gives a context the scheduling that a set needs, as far as the configuration
-// leaves it open. An error is about the key whose value the set cannot do with.
-func (b *blueprint) schedule(s *nic.ContextSpec, set *handlers.Set) (key string, err error) {
+// leaves it open. Errors are about values that the set cannot do with.
+func (b *blueprint) schedule(s *nic.ContextSpec, set *handlers.Set) (wrong []keyError) {
 	doc := &b.doc
+	fail := func(key, format string, args ...any) {
+		wrong = append(wrong, keyError{key, fmt.Errorf(format, args...)})
+	}
 	switch {
 	case set.Sequence == 0 || doc.Triggered: // the host's messages have one HPU each
-		return "", nil
+		return nil
 	case doc.Policy == "" || s.Policy == nic.BlockedRR:
 	case s.Policy == nic.ByMessage:
-		return "", nil
+		return nil
 	default:
-		return "policy", fmt.Errorf("%s: handler %s needs blocked-rr with sequences of %d bytes and %d virtual HPUs, which it gets if policy is left out, or message", doc.Policy, doc.Handler, set.Sequence, set.VHPUs)
+		fail("policy", "%s: handler %s needs blocked-rr with sequences of %d bytes and %d virtual HPUs, which it gets if policy is left out, or message", doc.Policy, doc.Handler, set.Sequence, set.VHPUs)
+		return wrong
 	}
 	if doc.Sequence != 0 && doc.Sequence != set.Sequence {
-		return "sequence", fmt.Errorf("%d bytes: handler %s needs %d, which it gets if sequence is left out", doc.Sequence, doc.Handler, set.Sequence)
+		fail("sequence", "%d bytes: handler %s needs %d, which it gets if sequence is left out", doc.Sequence, doc.Handler, set.Sequence)
 	}
 	if doc.VHPUs != 0 && doc.VHPUs != set.VHPUs {
-		return "vhpus", fmt.Errorf("%d virtual HPUs: handler %s needs %d, which it gets if vhpus is left out", doc.VHPUs, doc.Handler, set.VHPUs)
+		fail("vhpus", "%d virtual HPUs: handler %s needs %d, which it gets if vhpus is left out", doc.VHPUs, doc.Handler, set.VHPUs)
 	}
 	s.Policy, s.Sequence, s.VHPUs = nic.BlockedRR, set.Sequence, set.VHPUs
-	return "", nil
+	return wrong
 }
 
 // parseMask reads a list such as "0-3,8". hpus 0: unknown.
@@ -684,9 +735,10 @@ func (b *blueprint) checkWindows(c *checker, at func(string) string, env *surrou
 		}
 		checkSize(c, path+".size", "window", w.Size, env.limits)
 		if w.Rights != "" {
-			var err error
-			if use.rights, err = hostq.ParseRights(w.Rights); err != nil {
+			if rights, err := hostq.ParseRights(w.Rights); err != nil {
 				c.fail(path+".rights", "%v", err)
+			} else {
+				use.rights = rights
 			}
 		}
 		if w.App != "" && w.App != appMapped && w.App != appCopies && w.App != appNone {
@@ -708,13 +760,10 @@ func list(windows map[string]control.Size) string {
 	return " (" + strings.Join(names, ", ") + ")"
 }
 
-func (b *blueprint) checkQueue(c *checker, at func(string) string, set *handlers.Set) {
+func (b *blueprint) checkQueue(c *checker, at func(string) string) {
 	q := b.doc.Queue
 	if q == nil {
-		if set == nil || !set.Queue {
-			return
-		}
-		q = &control.Queue{}
+		return
 	}
 	b.full = word(c, at("queue.full"), q.Full, fulls)
 	c.between(at("queue.events"), q.Events, 1, hostq.MaxSlots)
@@ -729,6 +778,10 @@ func (b *blueprint) checkQueue(c *checker, at func(string) string, set *handlers
 	}
 	pow2(at("queue.events"), q.Events)
 	pow2(at("queue.requests"), q.Requests)
+	b.setQueue(q)
+}
+
+func (b *blueprint) setQueue(q *control.Queue) {
 	b.queue = &hostq.PairConfig{Name: b.doc.Name, Layout: hostq.Layout{
 		Events:   cmp.Or(q.Events, hostq.DefaultEvents),
 		Requests: cmp.Or(q.Requests, hostq.DefaultRequests),

@@ -171,10 +171,26 @@ func TestErrorsOfConfigurationsAreToldWithTheirPlaces(t *testing.T) {
 			`F:11:13: contexts[0].sequence: 600 bytes: handler datatype needs 300, which it gets if sequence is left out`},
 		{"datatype: virtual HPUs", eth + datatype("type: 'hvec(3 100 400)[int]'\n    strategy: hpu-local\n  vhpus: 3"),
 			`F:8:10: contexts[0].vhpus: 3 virtual HPUs: handler datatype needs 16, which it gets if vhpus is left out`},
+		{"datatype: all of the scheduling", eth + datatype("type: 'hvec(3 100 400)[int]'\n    strategy: hpu-local\n  policy: packet\n  sequence: 5\n  overload: keep\n  hpus: 0-99\n  credits: -1"), strings.Join([]string{
+			`F:8:11: contexts[0].policy: packet: handler datatype needs blocked-rr with sequences of `,
+			`F:8:11: contexts[0].policy: sequence and vhpus go with blocked-rr`,
+			`F:10:13: contexts[0].overload: "keep": there are drop, stack`,
+			`F:11:9: contexts[0].hpus: "0-99": there are HPUs 0..15`,
+			`F:12:12: contexts[0].credits: -1: possible are 1..32768`}, "\n")},
+		{"datatype: both numbers of the scheduling", eth + datatype("type: 'hvec(3 100 400)[int]'\n    strategy: rw-cp\n    interval: 300\n    packet: 100\n  sequence: 600\n  vhpus: 9\n  share: -1"), strings.Join([]string{
+			`F:10:13: contexts[0].sequence: 600 bytes: handler datatype needs 300, which it gets if sequence is left out`,
+			`F:11:10: contexts[0].vhpus: 9 virtual HPUs: handler datatype needs 4, which it gets if vhpus is left out`,
+			`F:12:10: contexts[0].share: -1: possible are 1..1000`}, "\n")},
+		{"datatype: a window without size", eth + strings.Replace(datatype("type: int"), ", size: 64KiB", "", 1),
+			`F:7:13: contexts[0].windows[0]: window "in" has no size, and is none of the shared ones`},
+		{"datatype: a window with wrong rights", eth + strings.Replace(datatype("type: int"), "64KiB", "64KiB, rights: x", 1),
+			`F:7:45: contexts[0].windows[0].rights: rights "x": possible are r, w and a (atomic), each once`},
 		{"datatype: messages that do not end", eth + datatype("type: int\n  rulesets: 'a: udp(7)'"),
 			`F:4:12: contexts[0].handler: handler datatype puts messages into windows, and format packet has none that begin and end, as those of slmp do`},
 		{"datatype: memory", "limits: {memory: 20MiB}\n" + eth + datatype("type: 'hvec(3 100 400)[int]'\n    strategy: hpu-local\n  messages: 50000"),
-			`F:4:3: contexts[0]: windows, queue and HPU memory take `},
+			`F:7:5: contexts[0].params: handler datatype: hpu-local of this type for 50000 messages takes `},
+		{"datatype: memory of windows", "limits: {memory: 20MiB}\n" + eth + strings.Replace(datatype("type: 'hvec(3 100 400)[int]'\n    strategy: hpu-local\n  messages: 50000"), "64KiB", "21MiB", 1),
+			`F:4:3: contexts[0]: windows, queue and HPU memory take 21MiB, and 20MiB are allowed for all: raise limits.memory`},
 
 		{"queue", eth + "contexts:\n- name: a\n  handler: deposit\n  queue: {events: 3, requests: 2000000, payload: 1MiB, full: block}\n", strings.Join([]string{
 			`F:5:19: contexts[0].queue.events: 3: want a power of two`,

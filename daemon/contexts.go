@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/xspin/xspin/control"
+	"github.com/xspin/xspin/handlers"
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/internal/clock"
 	"github.com/xspin/xspin/nic"
@@ -190,13 +191,13 @@ func (h *hosted) install() error {
 		return err
 	}
 	b := h.blueprint()
-	set, err := b.makeSet()
+	set, err := h.makeHandlers(b)
 	if err != nil {
-		return failf(errInvalid, "handler %s: %w", b.doc.Handler, err)
+		return err
 	}
 	spec := b.spec
-	if _, err := b.schedule(&spec, set); err != nil {
-		return failf(errInvalid, "%w", err)
+	if wrong := b.schedule(&spec, set); wrong != nil {
+		return failf(errInvalid, "%s: %w", wrong[0].key, wrong[0].error)
 	}
 	has, err := h.d.hold(b, set, h.card.nic.Workers())
 	if err != nil {
@@ -227,6 +228,25 @@ func (h *hosted) install() error {
 	h.ctx, h.has = ctx, has
 	h.state, h.why, h.since, h.starved = installed, "", time.Now(), false
 	return nil
+}
+
+// makeHandlers makes the context's set, if there is memory for all that the context needs.
+func (h *hosted) makeHandlers(b *blueprint) (*handlers.Set, error) {
+	if err := h.d.enough(b.charge()); err != nil {
+		return nil, err
+	}
+	env := b.env
+	env.Memory = spare(h.d.memory.room() - b.charge() + whole(b.reserve))
+	set, err := b.makeSet(env)
+	if err == nil {
+		return set, nil
+	}
+	short := lacking(err, env)
+	err = fmt.Errorf("handler %s: %w", b.doc.Handler, err)
+	if short {
+		return nil, kindError{errMemory, kindError{errBusy, err}}
+	}
+	return nil, kindError{errInvalid, err}
 }
 
 // arm activates the context. The caller has op.
@@ -520,6 +540,7 @@ func (d *Daemon) check(doc *control.Context) (*blueprint, error) {
 		env.windows[name] = control.Size(m.Size())
 	}
 	d.mu.RUnlock()
+	env.left = d.memory.room()
 	var c checker
 	c.name("name", doc.Name, "context", map[string]string{})
 	b := checkContext(&c, "", doc, env)
