@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net"
 	"os"
 	"path/filepath"
@@ -401,9 +402,13 @@ func TestWhoMayDoWhat(t *testing.T) {
 		{o, control.Ask{Do: "read"}, "read: want a range"},
 		{a, control.Ask{Do: "dance"}, `"dance": possible are post, unpost,`},
 		{a, control.Ask{Do: "post"}, "post: which receive is missing"},
-		{a, control.Ask{Do: "post", Receive: &control.Receive{Window: "in", Place: 1<<20 - 4, Size: 5}}, "out of bounds"},
-		{a, control.Ask{Do: "post", Receive: &control.Receive{Window: "in", Place: -1}}, "out of bounds"},
-		{a, control.Ask{Do: "post", Receive: &control.Receive{Window: "in", Size: -1}}, "out of bounds"},
+		{a, control.Ask{Do: "post", Receive: &control.Receive{Window: "in", Place: 1<<20 - 4, Size: 5}}, `5 bytes at 1048572 of window "in" of 1048576: out of bounds`},
+		{a, control.Ask{Do: "post", Receive: &control.Receive{Window: "in", Place: 1<<20 + 1}}, `0 bytes at 1048577 of window "in" of 1048576: out of bounds`},
+		{a, control.Ask{Do: "post", Receive: &control.Receive{Window: "in", Size: math.MaxInt64}}, `9223372036854775807 bytes at 0 of window "in" of 1048576: out of bounds`},
+		{a, control.Ask{Do: "post", Receive: &control.Receive{Window: "in", Place: math.MaxInt64, Size: math.MaxInt64}}, "out of bounds"},
+		{a, control.Ask{Do: "post", Receive: &control.Receive{Window: "in", Place: -1}}, `0 bytes at -1 of window "in" of 1048576: out of bounds`},
+		{a, control.Ask{Do: "post", Receive: &control.Receive{Window: "in", Place: math.MinInt64, Size: math.MaxInt64}}, "out of bounds"},
+		{a, control.Ask{Do: "post", Receive: &control.Receive{Window: "in", Size: -1}}, `-1 bytes at 0 of window "in" of 1048576: out of bounds`},
 		{a, control.Ask{Do: "post", Receive: &control.Receive{Window: "hidden"}}, "not for applications"},
 		{a, control.Ask{Do: "post", Receive: &control.Receive{Window: "ours"}}, `window "ours" is not for applications`},
 		{a, control.Ask{Do: "unpost", Receive: &control.Receive{Window: "in"}}, "no such receive"},

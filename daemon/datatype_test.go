@@ -98,9 +98,15 @@ contexts:
 			if e.Kind != hostq.MessageFailed || e.Text != c.err || e.User != uint64(i) {
 				t.Errorf("message %d: event %+v, want %q", i, e, c.err)
 			}
+			cancel() // its sender would go on
+			if err := <-sent; err == nil {
+				t.Errorf("message %d: its sender thinks that it was received", i)
+			}
+			if c.place == begun {
+				copy(want[begun+lo:begun+hi], window[begun+lo:begun+hi])
+			}
 		}
 		cancel()
-		copy(want[begun+lo:begun+hi], window[begun+lo:begun+hi])
 		if !bytes.Equal(window, want) {
 			t.Fatalf("message %d: something else was written", i)
 		}
