@@ -219,12 +219,14 @@ func writeContext(out io.Writer, x *control.ContextInfo) error {
 	if x.Memory != 0 || x.HPUMemory != 0 {
 		row("HPU memory", "%v, and %v for each HPU", x.Memory, x.HPUMemory)
 	}
-	if len(x.Reserved) > 0 {
-		var all []string
-		for _, what := range slices.Sorted(maps.Keys(x.Reserved)) {
-			all = append(all, fmt.Sprintf("%d bytes of %s", x.Reserved[what], what))
+	var reserved []string
+	for _, what := range slices.Sorted(maps.Keys(x.Reserved)) {
+		if n := x.Reserved[what]; n > 0 {
+			reserved = append(reserved, fmt.Sprintf("%d bytes of %s", n, what))
 		}
-		row("handler memory", "%s", strings.Join(all, ", "))
+	}
+	if len(reserved) > 0 {
+		row("handler memory", "%s", strings.Join(reserved, ", "))
 	}
 	for _, p := range x.Attached {
 		what := "application"

@@ -384,7 +384,7 @@ func checkContext(c *checker, path string, doc *control.Context, env *surroundin
 	if reg, ok := handlers.Lookup(doc.Handler); ok {
 		b.factory = reg.New
 		var err error
-		if set, err = b.makeSet(b.env); err != nil && !(large && lacking(err, b.env)) {
+		if set, err = b.makeSet(b.env); err != nil && !(large && errors.Is(err, handlers.ErrMemory)) {
 			c.params(at("params"), doc.Handler, err)
 		}
 	} else {
@@ -494,12 +494,6 @@ func (b *blueprint) checkMemory(c *checker, at func(string) string, env *surroun
 	}
 }
 
-// lacking tells whether a set was not made for want of memory: then the error names what
-// it may take.
-func lacking(err error, env handlers.Env) bool {
-	return strings.Contains(err.Error(), strconv.FormatInt(env.Memory, 10))
-}
-
 // spare returns how much memory handlers may reserve if so much is left. The least is
 // what is taken anyway for a byte: the few bytes of a small set are not what to complain
 // of where windows and queues are too large.
@@ -514,7 +508,7 @@ func (b *blueprint) makeSet(env handlers.Env) (set *handlers.Set, err error) {
 	}()
 	set, err = b.factory(handlers.Params(b.doc.Params), env)
 	switch {
-	case err != nil && lacking(err, env):
+	case errors.Is(err, handlers.ErrMemory):
 		return nil, fmt.Errorf("%w; limits.memory leaves no more than %v: raise it, lower messages, or make windows smaller", err, control.Size(env.Memory))
 	case err != nil:
 		return nil, err

@@ -188,7 +188,7 @@ func TestErrorsOfConfigurationsAreToldWithTheirPlaces(t *testing.T) {
 		{"datatype: messages that do not end", eth + datatype("type: int\n  rulesets: 'a: udp(7)'"),
 			`F:4:12: contexts[0].handler: handler datatype puts messages into windows, and format packet has none that begin and end, as those of slmp do`},
 		{"datatype: memory", "limits: {memory: 20MiB}\n" + eth + datatype("type: 'hvec(3 100 400)[int]'\n    strategy: hpu-local\n  messages: 50000"),
-			`F:7:5: contexts[0].params: handler datatype: hpu-local of this type for 50000 messages takes `},
+			`F:7:5: contexts[0].params: handler datatype: not enough memory: hpu-local of this type for 50000 messages takes `},
 		{"datatype: memory of windows", "limits: {memory: 20MiB}\n" + eth + strings.Replace(datatype("type: 'hvec(3 100 400)[int]'\n    strategy: hpu-local\n  messages: 50000"), "64KiB", "21MiB", 1),
 			`F:4:3: contexts[0]: windows, queue and HPU memory take 21MiB, and 20MiB are allowed for all: raise limits.memory`},
 

@@ -241,7 +241,7 @@ func (h *hosted) makeHandlers(b *blueprint) (*handlers.Set, error) {
 	if err == nil {
 		return set, nil
 	}
-	short := lacking(err, env)
+	short := errors.Is(err, handlers.ErrMemory)
 	err = fmt.Errorf("handler %s: %w", b.doc.Handler, err)
 	if short {
 		return nil, kindError{errMemory, kindError{errBusy, err}}

@@ -36,7 +36,7 @@ func init() {
 		defer hungry.Unlock()
 		hungry.may[c.Who] = append(hungry.may[c.Who], env.Memory)
 		if c.Want += hungry.more[c.Who]; c.Want > env.Memory {
-			return nil, fmt.Errorf("%d bytes of food: at most %d", c.Want, env.Memory)
+			return nil, fmt.Errorf("%w: %d bytes of food: at most %d", handlers.ErrMemory, c.Want, env.Memory)
 		}
 		return &handlers.Set{
 			Handlers: hpu.Handlers{Payload: func(*hpu.HER) hpu.Code { return hpu.Success }},
@@ -86,8 +86,8 @@ func TestTypesLargerThanLimitsMemoryAreNotAllocated(t *testing.T) {
 		t.Errorf("%d bytes are allocated for what is refused", n)
 	}
 	for _, want := range []string{
-		"F:7:5: contexts[0].params: handler datatype: rw-cp of this type for 200000 messages takes ",
-		fmt.Sprintf(": at most %d", 19<<20),
+		"F:7:5: contexts[0].params: handler datatype: not enough memory: rw-cp of this type for 200000 messages takes ",
+		fmt.Sprintf(", at most %d", 19<<20),
 		"; limits.memory leaves no more than 19MiB: raise it, lower messages, or make windows smaller",
 	} {
 		if !strings.Contains(err, want) {
@@ -140,7 +140,7 @@ contexts:
 		t.Errorf("all that is left: %s", err)
 	}
 	_, err = load(t, eth+fmt.Sprintf(text, b+1))
-	want := fmt.Sprintf("F:17:11: contexts[1].params: handler test-hungry: %d bytes of food: at most %d; limits.memory leaves no more than %v: raise it, lower messages, or make windows smaller", b+1, b, control.Size(b))
+	want := fmt.Sprintf("F:17:11: contexts[1].params: handler test-hungry: not enough memory: %d bytes of food: at most %d; limits.memory leaves no more than %v: raise it, lower messages, or make windows smaller", b+1, b, control.Size(b))
 	if err != want {
 		t.Errorf("got\n%s\nwant\n%s", err, want)
 	}
@@ -157,7 +157,7 @@ func TestHandlersMayReserveWhatIsNotInUse(t *testing.T) {
 	f := launch(t, "limits: {memory: 40MiB}\ncontexts: [{name: other, handler: test-init, rulesets: 'a: udp(9)', windows: [{name: w, size: 10MiB}]}]\n")
 	feed("x", 0)
 	_, err := f.install(eater("x", 26<<20, control.Window{Name: "w", Size: 5 << 20}))
-	fails(t, "more than there is", err, errInvalid, fmt.Sprintf("params: handler test-hungry: %d bytes of food: at most %d; limits.memory leaves no more than 25MiB", 26<<20, 25<<20))
+	fails(t, "more than there is", err, errInvalid, fmt.Sprintf("params: handler test-hungry: not enough memory: %d bytes of food: at most %d; limits.memory leaves no more than 25MiB", 26<<20, 25<<20))
 	if used := f.inUse(); used != 10<<20 {
 		t.Errorf("%d bytes are in use after that", used)
 	}
@@ -175,7 +175,7 @@ func TestHandlersMayReserveWhatIsNotInUse(t *testing.T) {
 	must(t, err)
 	feed("x", 3<<20)
 	f.admitted(t, "x", root, false).release("to have it begin anew")
-	want := fmt.Sprintf("handler test-hungry: %d bytes of food: at most %d; limits.memory leaves", 23<<20, 21<<20)
+	want := fmt.Sprintf("handler test-hungry: not enough memory: %d bytes of food: at most %d; limits.memory leaves", 23<<20, 21<<20)
 	waits := func(name, want string) bool { // it tries again now and then
 		i, err := f.info(name)
 		return err == nil && i.State == failed && strings.Contains(i.Error, want)

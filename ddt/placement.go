@@ -51,6 +51,9 @@ type Memory struct {
 // Total returns the sum.
 func (m Memory) Total() int64 { return m.Type + m.Checkpoints + m.Segments }
 
+// ErrMemory is wrapped by errors of placements that would take more than they may.
+var ErrMemory = errors.New("not enough memory")
+
 // Strategies.
 const (
 	Direct      = "direct"      // seeks to any position; no state
@@ -188,6 +191,6 @@ func (b *base) allot(strategy string, checkpoints, segments int64) error {
 	if checkpoints > 0 || segments > 0 {
 		hint = "; direct needs no more than the description"
 	}
-	return fmt.Errorf("%s of this type for %d messages takes %d bytes (%d of description, %d of checkpoints, %d of segments): at most %d%s",
-		strategy, b.messages, sum, b.memory.Type, checkpoints, segments, b.most, hint)
+	return fmt.Errorf("%w: %s of this type for %d messages takes %d bytes (%d of description, %d of checkpoints, %d of segments), at most %d%s",
+		ErrMemory, strategy, b.messages, sum, b.memory.Type, checkpoints, segments, b.most, hint)
 }

@@ -17,6 +17,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/xspin/xspin/ddt"
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/matcher"
 )
@@ -58,13 +59,16 @@ func (s *Set) ReservedBytes() (sum int64) {
 // A Factory makes a set for a context.
 type Factory func(Params) (*Set, error)
 
+// ErrMemory is wrapped by errors of sets that would take more memory than they may.
+var ErrMemory = ddt.ErrMemory
+
 // An Env is what is known of a context for which a set is to be made. Zero fields are not
 // known.
 type Env struct {
 	HPUs     int   // of the NIC, 0..HPUs-1
 	Messages int   // that can be in flight; their slots are 0..Messages-1
 	Window   int64 // bytes of the largest of its windows that handlers may write; -1: there is none
-	Memory   int64 // bytes of the NIC's that the set may take, as Reserved has them; -1: none
+	Memory   int64 // bytes of the NIC's that the set may take, as Reserved has them, or else ErrMemory; -1: none
 }
 
 // An EnvFactory is a Factory of a set that depends on the context.
