@@ -191,7 +191,7 @@ type Request struct {
 }
 
 // Send is a sender for whoever asks, until ctx ends: what the demo has at the other end.
-// It needs no privileges. ready is called when it listens, told with each request, and
+// All messages have FPsPIN's pattern. It needs no privileges. ready is called when it listens, told with each request, and
 // with messages that do not arrive.
 func Send(ctx context.Context, local netip.AddrPort, t Transfer, ready func(), told func(Request)) error {
 	t.Parallel, t.Strategy = max(t.Parallel, 1), "direct"
