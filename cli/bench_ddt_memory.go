@@ -163,8 +163,13 @@ func (b *ddtBench) placeRows(ctx context.Context) (err error) {
 	return nil
 }
 
+// An unpacker is MPICH's, see mpich.Unpacker.
+type unpacker interface {
+	Measure(ctx context.Context, t *ddt.Type, count int64, repetitions int, flush int64) (mpich.Unpacked, error)
+}
+
 // placeOnce is a run of a type, warm or cold.
-func (b *ddtBench) placeOnce(ctx context.Context, u *mpich.Unpacker, a *arena, t *ddtType, runs *placed, cold int) error {
+func (b *ddtBench) placeOnce(ctx context.Context, u unpacker, a *arena, t *ddtType, runs *placed, cold int) error {
 	n, flush := b.warmRuns(), int64(0)
 	if cold > 0 {
 		n, flush = b.coldRuns(), int64(len(a.cold))
@@ -175,13 +180,17 @@ func (b *ddtBench) placeOnce(ctx context.Context, u *mpich.Unpacker, a *arena, t
 	}
 	runs.mpich[cold] = append(runs.mpich[cold], gigabytes(t.data.Size(), medianNS(m.Unpack)))
 	return b.pinned(func() error {
-		for o, order := range ddtOrders {
-			ranges := order.ranges(t.data.Size())
-			ns := a.measure(n, cold > 0, func() { a.unpack(t, ranges) })
-			runs.direct[o][cold] = append(runs.direct[o][cold], gigabytes(t.data.Size(), ns))
+		for o := range ddtOrders {
+			runs.direct[o][cold] = append(runs.direct[o][cold], a.placeOnce(t, ddtOrders[o], n, cold))
 		}
 		return nil
 	})
+}
+
+// placeOnce is direct's side of it, in GB/s.
+func (a *arena) placeOnce(t *ddtType, o order, n, cold int) float64 {
+	ranges := o.ranges(t.data.Size())
+	return gigabytes(t.data.Size(), a.measure(n, cold > 0, func() { a.unpack(t, ranges) }))
 }
 
 // loopRows compares placement in memory with loops written by hand.
@@ -270,29 +279,41 @@ const (
 	ddtMessages = 16
 )
 
-// contenders returns the placements of a type that there are.
-func contenders(t *ddtType) (all []*contender) {
+// contenders returns the placements of a type, with a warning for each that cannot be had.
+func (b *ddtBench) contenders(t *ddtType) (all []*contender) {
 	for _, hpus := range []int{ddtHPUs, 1} {
 		for _, s := range ddt.Strategies() {
 			if (s == ddt.Direct || s == ddt.Specialized) && hpus == 1 {
 				continue // it makes no difference
 			}
-			c := ddt.Config{Strategy: s, HPUs: hpus, Messages: ddtMessages, Packet: ddtPacket}
-			if p, err := ddt.NewPlacement(t.data, c); err == nil {
-				all = append(all, &contender{Placement: p, strategy: s, name: fmt.Sprintf("%s made for %s", s, count(hpus, "HPU"))})
+			if root, _ := t.data.Root(); s == ddt.Specialized && root != nil && root.Depth > 2 {
+				continue // it is for flat types only
 			}
+			name := fmt.Sprintf("%s made for %s", s, count(hpus, "HPU"))
+			p, err := ddt.NewPlacement(t.data, ddt.Config{Strategy: s, HPUs: hpus, Messages: ddtMessages, Packet: ddtPacket})
+			if err != nil {
+				b.cfg.warn(fmt.Sprintf("%s: direct is compared without %s: %v", t.name, name, err))
+				continue
+			}
+			all = append(all, &contender{Placement: p, strategy: s, name: name})
 		}
 	}
 	return all
 }
 
-// badly returns a placement with one checkpoint for all of a message, and nil if there is
-// none or that is what the model has chosen.
-func badly(t *ddtType, strategy string) *contender {
+// badly returns a placement with one checkpoint for all of a message, and nil if that is
+// what the model has chosen or, with a warning, there is none.
+func (b *ddtBench) badly(t *ddtType, strategy string) *contender {
 	c := ddt.Config{Strategy: strategy, HPUs: ddtHPUs, Messages: ddtMessages, Packet: ddtPacket, Interval: t.data.Size()}
-	p, err := ddt.NewPlacement(t.data, c)
-	good, err2 := ddt.Interval(t.data, ddtPacket, ddtHPUs, ddt.Model{})
-	if err != nil || err2 != nil || good >= t.data.Size() {
+	good, err := ddt.Interval(t.data, ddtPacket, ddtHPUs, ddt.Model{})
+	var p ddt.Placement
+	if err == nil && good < t.data.Size() {
+		p, err = ddt.NewPlacement(t.data, c)
+	}
+	if err != nil {
+		b.cfg.warn(fmt.Sprintf("no row ddt/bad_interval/%s/%s: %v", t.name, strategy, err))
+	}
+	if p == nil {
 		return nil
 	}
 	return &contender{Placement: p, strategy: strategy, name: strategy}
@@ -325,11 +346,11 @@ func (b *ddtBench) strategyRows(ctx context.Context) (err error) {
 	good, bad := make([][]*contender, len(types)), make([][2]*contender, len(types))
 	var sides []func(context.Context) error
 	for i, t := range types {
-		good[i] = contenders(t)
+		good[i] = b.contenders(t)
 		list := slices.Clone(good[i])
 		if slices.Contains(detailed, t.name) {
 			for k, s := range []string{ddt.ROCP, ddt.RWCP} {
-				if bad[i][k] = badly(t, s); bad[i][k] != nil {
+				if bad[i][k] = b.badly(t, s); bad[i][k] != nil {
 					list = append(list, bad[i][k])
 				}
 			}
@@ -351,7 +372,7 @@ func (b *ddtBench) strategyRows(ctx context.Context) (err error) {
 		return err
 	}
 
-	conditions := fmt.Sprintf("in memory, in ranges of %d bytes, warm, one thread on CPU %d; placements for %d messages in flight, checkpoint intervals as the model has them", ddtPacket, b.receiver, ddtMessages)
+	conditions := fmt.Sprintf("in memory, in ranges of %d bytes, warm, one thread on CPU %d; placements for %d messages in flight, checkpoint intervals as the model has them; specialized finds its first block by itself and then is direct's code for a leaf", ddtPacket, b.receiver, ddtMessages)
 	var all []duel
 	for i, t := range types {
 		direct := good[i][0]
@@ -386,7 +407,7 @@ func (b *ddtBench) strategyRows(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	return nil
+	return b.strategyHPURows(ctx, types)
 }
 
 // strategyDetails adds rows of each strategy, and of bad checkpoint intervals.

@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -20,7 +21,10 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/xspin/xspin/ddt"
+	"github.com/xspin/xspin/ddt/ddttest"
+	"github.com/xspin/xspin/demos/datatypes"
 	"github.com/xspin/xspin/internal/bench"
+	"github.com/xspin/xspin/internal/mpich"
 	"github.com/xspin/xspin/netns/netnstest"
 )
 
@@ -156,12 +160,13 @@ func TestContendersPlaceAllOfAMessage(t *testing.T) {
 		if _, err := d.data.Unpack(want, 0, 0, a.stream); err != nil {
 			t.Fatal(err)
 		}
-		all := contenders(d)
+		b := &ddtBench{cfg: benchConfig{warn: func(s string) { t.Errorf("%s: warned: %s", d.name, s) }}}
+		all := b.contenders(d)
 		if all[0].strategy != ddt.Direct {
 			t.Fatalf("%s: the first is %s", d.name, all[0].name)
 		}
 		for _, s := range []string{ddt.ROCP, ddt.RWCP} {
-			c := badly(d, s)
+			c := b.badly(d, s)
 			if c == nil {
 				t.Fatalf("%s: no bad interval for %s", d.name, s)
 			}
@@ -183,6 +188,293 @@ func TestContendersPlaceAllOfAMessage(t *testing.T) {
 		clear(a.mem)
 		if d.loop(a.mem, a.stream); !bytes.Equal(a.mem, want) {
 			t.Errorf("%s: the loop does something else", d.name)
+		}
+	}
+}
+
+// What is measured for direct places every byte, in either order, warm and cold; cold
+// means that other memory was written before each measurement.
+func TestPlacingOncePlacesAll(t *testing.T) {
+	o := ddtOptions{apps: []string{"NAS_LU", "SPECFEM3D_oc", "MILC"}}
+	types, err := o.appTypes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range types {
+		_, hi := d.data.Bounds()
+		a := &arena{mem: make([]byte, hi), stream: make([]byte, d.data.Size()), cold: make([]byte, 65)}
+		want := make([]byte, hi)
+		for i, place := range ddttest.Places(d.typ, d.count) {
+			a.stream[i] = byte(1 + i%251)
+			want[place] = a.stream[i]
+		}
+		flushed := byte(0)
+		for _, o := range ddtOrders {
+			for cold, temperature := range temperatures {
+				clear(a.mem)
+				if gbps := a.placeOnce(d, o, 3, cold); gbps <= 0 {
+					t.Errorf("%s, %s, %s: %g GB/s", d.name, o.name, temperature, gbps)
+				}
+				if !bytes.Equal(a.mem, want) {
+					t.Errorf("%s, %s, %s: not as the type says", d.name, o.name, temperature)
+				}
+				if flushed += byte(3 * cold); a.cold[0] != flushed || a.cold[64] != flushed {
+					t.Errorf("%s, %s, %s: other memory was written %d times, want %d", d.name, o.name, temperature, a.cold[0], flushed)
+				}
+			}
+		}
+	}
+}
+
+// noted is an unpacker that notes what it is asked for.
+type noted struct {
+	count, flush int64
+	repetitions  int
+}
+
+func (n *noted) Measure(_ context.Context, _ *ddt.Type, count int64, repetitions int, flush int64) (mpich.Unpacked, error) {
+	*n = noted{count, flush, repetitions}
+	return mpich.Unpacked{Unpack: []time.Duration{9000, 2000, 1000}, Pack: []time.Duration{1}}, nil
+}
+
+// Both sides are measured as often, as cold, and the figures are where they belong.
+func TestPlacingOnceOnBothSides(t *testing.T) {
+	o := ddtOptions{apps: []string{"NAS_LU"}}
+	types, err := o.appTypes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := benchConfig{1, 600 * time.Millisecond, time.Millisecond, func(s string) { t.Error(s) }}
+	b := &ddtBench{benchLab: &benchLab{receiver: usableCPUs()[0]}, cfg: cfg}
+	a, err := b.newArena(types)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = a.free() }()
+	a.cold = a.cold[:1<<20]
+	var runs placed
+	for cold, want := range []noted{{types[0].count, 0, 12}, {types[0].count, 1 << 20, 3}} {
+		var u noted
+		if err := b.placeOnce(t.Context(), &u, a, types[0], &runs, cold); err != nil {
+			t.Fatal(err)
+		}
+		if u != want {
+			t.Errorf("%s: MPICH was asked for %+v, want %+v", temperatures[cold], u, want)
+		}
+		if want := byte(2 * want.repetitions * cold); a.cold[0] != want {
+			t.Errorf("%s: other memory was written %d times, want %d", temperatures[cold], a.cold[0], want)
+		}
+		same(t, temperatures[cold], runs.mpich[cold], []float64{float64(types[0].data.Size()) / 2000})
+		for o := range ddtOrders {
+			if len(runs.direct[o][cold]) != 1 || cold == 0 && runs.direct[o][1] != nil {
+				t.Errorf("after %s: %+v", temperatures[cold], runs)
+			}
+		}
+	}
+}
+
+// By hand: 3 GB in 6 s are 4 Gbit/s.
+func TestFiguresOfTransfers(t *testing.T) {
+	var m moved
+	for range 2 {
+		m.ours(&datatypes.Round{
+			Bytes: 1.5e9, Took: 3 * time.Second, Segments: 1000, Retransmitted: 25, NIC: 90 * time.Second,
+			CPU: datatypes.CPU{NIC: 1 * time.Second, App: 2 * time.Second, Sender: 1500 * time.Millisecond, Machine: 6 * time.Second},
+		})
+	}
+	var r movedRuns
+	r.add(m)
+	m = moved{}
+	m.theirs(1e9, mpich.Rounds{Times: []time.Duration{time.Second, 3 * time.Second}, Receiver: 3 * time.Second, Sender: 2 * time.Second}, 8*time.Second)
+	r.add(m)
+	for _, f := range []struct {
+		what      string
+		got, want []float64
+	}{
+		{"Gbit/s", r.gbps, []float64{4, 4}},
+		{"s/GB of the machine", r.machine, []float64{4, 4}},
+		{"s/GB of processes", r.processes, []float64{3, 2.5}},
+		{"% again", r.again, []float64{2.5}},
+	} {
+		same(t, f.what, f.got, f.want)
+	}
+	s := r.cpu("x")
+	same(t, "runs of CPU time", s.Runs, r.machine)
+	for name, want := range map[string]float64{"of_processes_s_per_GB": 2.75, "goodput_gbps": 4, "sent_again_percent": 2.5} {
+		same(t, name, []float64{s.More[name]}, []float64{want})
+	}
+	s = r.goodput("x")
+	same(t, "runs of goodput", s.Runs, r.gbps)
+	same(t, "machine_s_per_GB", []float64{s.More["machine_s_per_GB"]}, []float64{4})
+}
+
+func same(t *testing.T, what string, got, want []float64) {
+	t.Helper()
+	if !slices.EqualFunc(got, want, func(x, y float64) bool { return math.Abs(x-y) <= 1e-9*math.Abs(y) }) {
+		t.Errorf("%s: %v, want %v", what, got, want)
+	}
+}
+
+// By hand: in two trials GEMMs take 10 ms alone and 11 with messages, these 4 ms and 5
+// until they are found, and both 12.
+func TestFiguresOfOverlap(t *testing.T) {
+	const ms = time.Millisecond
+	var ours, theirs overlapped
+	for i := range 2 {
+		// FPsPIN's: 4.5 and 3.5 of 5 ms.
+		ours.ours(10*ms, 4*ms, &datatypes.Overlapped{
+			Round: datatypes.Round{Took: 5 * ms, NIC: 3 * ms}, Compute: 11 * ms, Both: 12 * ms, Hit: i == 0,
+			ComputeBefore: time.Duration(4500-1000*i) * time.Microsecond,
+		})
+		theirs.theirs(10*ms, 8*ms, mpich.Overlap{Computed: 10 * ms, Detected: 12 * ms, Total: 16 * ms}, mpich.Overlap{Computed: 3 * ms, Detected: 4 * ms, Total: 4 * ms})
+	}
+	for _, c := range []struct {
+		who  string
+		o    overlapped
+		want map[string]float64
+	}{
+		{"ours", ours, map[string]float64{"both": 12, "gemms": 10, "messages": 4, "nic": 3, "hidden": 0.5, "gemms slower": 1.1, "messages slower": 1.25, "ratio": 0.8, "missed": 0.5}},
+		{"theirs", theirs, map[string]float64{"both": 16, "gemms": 10, "messages": 8, "hidden": 0.25, "gemms slower": 1, "messages slower": 1.5, "ratio": 0.75}},
+	} {
+		var r overlapRuns
+		r.add(c.o)
+		for what, got := range map[string][]float64{
+			"both": r.both, "gemms": r.compute, "messages": r.transfer, "nic": r.nic, "hidden": r.hidden,
+			"gemms slower": r.computeSlower, "messages slower": r.transferSlower, "ratio": r.ratio, "missed": r.misses,
+		} {
+			var want []float64
+			if w, ok := c.want[what]; ok {
+				want = []float64{w}
+			}
+			same(t, c.who+", "+what, got, want)
+		}
+		s := r.side("x", "ms", r.both)
+		same(t, "runs", s.Runs, r.both)
+		for name, what := range map[string]string{"gemms_alone_ms": "gemms", "messages_alone_ms": "messages", "gemms_slower": "gemms slower", "messages_slower": "messages slower"} {
+			same(t, c.who+", "+name, []float64{s.More[name]}, []float64{c.want[what]})
+		}
+	}
+}
+
+// All that CPUs do counts, in whatever mode, but not that they wait.
+func TestBusyTimeOfTheMachine(t *testing.T) {
+	counted := func() (sum time.Duration) {
+		stat, err := os.ReadFile("/proc/stat")
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := strings.Fields(strings.SplitN(string(stat), "\n", 2)[0])
+		for _, column := range []int{1, 2, 3, 6, 7} { // user, nice, system, irq, softirq
+			n, err := strconv.Atoi(f[column])
+			if err != nil {
+				t.Fatal(err)
+			}
+			sum += time.Duration(n) * 10 * time.Millisecond
+		}
+		return sum
+	}
+	before := counted()
+	busy, err := datatypes.BusyCPUs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if after := counted(); busy < before || busy > after {
+		t.Errorf("%v, want %v to %v", busy, before, after)
+	}
+}
+
+func TestFiguresOfThreads(t *testing.T) {
+	const s = time.Second
+	all := []threadDone{
+		{packets: 8e6, busy: 2 * s, cpu: 1 * s, begin: 10 * s, end: 14 * s},
+		{packets: 3e6, busy: 3 * s, cpu: 2 * s, begin: 13 * s, end: 15 * s},
+	}
+	var one, two scaledRuns
+	one.add(all, 0)
+	two.add(all, 1)
+	all[1].begin, all[1].end = 14*s, 16*s // one after the other
+	one.add(all, 0)
+	same(t, "busy", append(one.busy, two.busy...), []float64{4, 4, 1})
+	same(t, "CPU", append(one.cpu, two.cpu...), []float64{8, 8, 1.5})
+	same(t, "together", append(one.together, two.together...), []float64{0.25, 0, 0.5})
+	same(t, "together, alone", []float64{together(all[:1], 0)}, []float64{1})
+}
+
+func TestThreadsCopyTogether(t *testing.T) {
+	cpus := usableCPUs()
+	all, err := copies(t.Context(), []int{cpus[0], cpus[len(cpus)-1]}, 100, 300_000, 20*time.Millisecond)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, d := range all {
+		if d.packets == 0 || d.cpu <= 0 || d.busy != d.end-d.begin || together(all, i) <= 0 {
+			t.Errorf("thread %d: %+v, together for %g of its time", i, d, together(all, i))
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := copies(ctx, cpus[:1], 100, 300_000, time.Hour); !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v", err)
+	}
+	if _, err := copies(t.Context(), []int{cpus[0], 1023}, 100, 300_000, time.Millisecond); err == nil {
+		t.Error("there is CPU 1023")
+	}
+}
+
+// A strategy that cannot be had is missed, but not specialized where it is for other
+// types.
+func TestMissingStrategiesAreWarnedOf(t *testing.T) {
+	typ, err := ddt.Parse("ctg(3000000000)[hvec(2 1 9)[ctg(3)[byte]]]")
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := newDDTType("huge", typ, 1) // more blocks than checkpoints are made of
+	if err != nil {
+		t.Fatal(err)
+	}
+	var warnings []string
+	b := &ddtBench{cfg: benchConfig{warn: func(s string) { warnings = append(warnings, s) }}}
+	var names []string
+	for _, c := range b.contenders(d) {
+		names = append(names, c.name)
+	}
+	for _, name := range []string{ddt.ROCP, ddt.RWCP} {
+		if b.badly(d, name) != nil {
+			t.Errorf("there is a bad %s", name)
+		}
+	}
+	b.crews(d)
+	if got := strings.Join(names, ", "); got != "direct made for 4 HPUs" {
+		t.Errorf("there are %s", got)
+	}
+	want := []string{
+		"huge: direct is compared without hpu-local made for 4 HPUs: ",
+		"huge: direct is compared without ro-cp made for 4 HPUs: ", "huge: direct is compared without rw-cp made for 4 HPUs: ",
+		"huge: direct is compared without hpu-local made for 1 HPU: ",
+		"huge: direct is compared without ro-cp made for 1 HPU: ", "huge: direct is compared without rw-cp made for 1 HPU: ",
+		"no row ddt/bad_interval/huge/ro-cp: ", "no row ddt/bad_interval/huge/rw-cp: ",
+		"no row ddt/strategy_hpus/huge/hpu-local: ", "no row ddt/strategy_hpus/huge/ro-cp: ", "no row ddt/strategy_hpus/huge/rw-cp: ",
+		"no row ddt/strategy_hpus/huge/rw-cp_one_sequence: ", "no row ddt/strategy_hpus/huge/rw-cp_one_packet: ",
+	}
+	if !slices.EqualFunc(warnings, want, strings.HasPrefix) {
+		t.Errorf("warned:\n%s\nwant:\n%s", strings.Join(warnings, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+func TestShuffledWithin(t *testing.T) {
+	all := shuffled(100, 32)
+	if slices.IsSorted(all) {
+		t.Error("in order")
+	}
+	for i, k := range all {
+		if k/32 != i/32 {
+			t.Errorf("packet %d is at %d", k, i)
+		}
+	}
+	slices.Sort(all)
+	for i, k := range all {
+		if i != k {
+			t.Fatalf("packet %d is not there once", i)
 		}
 	}
 }
@@ -212,9 +504,14 @@ func smallDDT(only string) ddtOptions {
 
 func TestBenchDDTMeasuresEveryRow(t *testing.T) {
 	netnstest.NeedRoot(t)
-	scale := ""
+	scale, hpus := "", ""
 	if len(usableCPUs()) > 1 {
-		scale = "ddt/scale/hpu0>0.85 ddt/scale/hpu1>0.85"
+		scale = "ddt/scale/hpu0>0.85 ddt/scale/hpu1>0.85 ddt/scale_copies/hpu0 ddt/scale_copies/hpu1"
+		for _, order := range []string{"in_order", "within_32"} {
+			for _, c := range []string{"direct", "direct_by_message", "hpu-local", "ro-cp", "rw-cp", "rw-cp_one_sequence", "rw-cp_one_packet"} {
+				hpus += " ddt/strategy_hpus/Complex/" + order + "/" + c
+			}
+		}
 	}
 	const (
 		contiguous = "ddt/cpu_simple_over_contiguous<1.1 ddt/cpu_complex_over_contiguous<1.3"
@@ -236,7 +533,7 @@ func TestBenchDDTMeasuresEveryRow(t *testing.T) {
 			"ddt/direct_over_loop/NAS_LU ddt/direct_whole_over_loop/NAS_LU ddt/direct_over_loop/Complex ddt/direct_whole_over_loop/Complex " +
 			"ddt/direct_over_loop/vector_64B_byte ddt/direct_whole_over_loop/vector_64B_byte", ""},
 		{"strategy", "", "ddt/direct_over_best_least>0.95 ddt/direct_over_best/NAS_LU/in_order ddt/direct_over_best/NAS_LU/any_order " +
-			"ddt/direct_over_best/Complex/in_order ddt/direct_over_best/Complex/any_order " + strategies, ""},
+			"ddt/direct_over_best/Complex/in_order ddt/direct_over_best/Complex/any_order " + strategies + hpus, ""},
 		{"scale", "", scale, ""},
 		{"cpu", "", contiguous + " ddt/cpu_simple_over_mpich ddt/goodput_simple_over_mpich ddt/goodput_simple " +
 			"ddt/cpu_complex_over_mpich ddt/goodput_complex_over_mpich ddt/goodput_complex " +
@@ -268,6 +565,9 @@ func TestBenchDDTMeasuresEveryRow(t *testing.T) {
 				names = append(names, name)
 				if r.Conditions == "" || r.A == nil || len(r.A.Runs) != 2 || r.B != nil && len(r.B.Runs) != 2 || r.Unit == "ratio" && r.B == nil && !strings.Contains(name, "overlap_ratio") {
 					t.Errorf("%+v", r)
+				}
+				if strings.HasPrefix(name, "ddt/scale") && (r.A.More["together_share"] <= 0 || r.B.More["together_share"] != 1) {
+					t.Errorf("%s: one of two was at it next to the other for %g of its time, and the only one for %g", name, r.A.More["together_share"], r.B.More["together_share"])
 				}
 				for _, s := range []*bench.Side{r.A, r.B} {
 					// Which end has XDP is what makes the difference to MPICH.

@@ -6,8 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"strings"
 	"time"
 
 	"github.com/xspin/xspin/ddt"
@@ -16,21 +14,6 @@ import (
 	"github.com/xspin/xspin/internal/gemm"
 	"github.com/xspin/xspin/internal/mpich"
 )
-
-// busyCPUs returns the time in which CPUs of this machine were not idle, of all processes
-// and interrupts, since it was booted. It comes in steps of 10 ms.
-func busyCPUs() (time.Duration, error) {
-	stat, err := os.ReadFile("/proc/stat")
-	if err != nil {
-		return 0, err
-	}
-	line, _, _ := strings.Cut(string(stat), "\n")
-	var user, nice, system, idle, iowait, irq, softirq int64
-	if _, err := fmt.Sscanf(line, "cpu %d %d %d %d %d %d %d", &user, &nice, &system, &idle, &iowait, &irq, &softirq); err != nil {
-		return 0, fmt.Errorf("/proc/stat: %q: %w", line, err)
-	}
-	return time.Duration(user+nice+system+irq+softirq) * 10 * time.Millisecond, nil
-}
 
 // A moved is what a run of a transfer took.
 type moved struct {
@@ -106,14 +89,29 @@ func (b *ddtBench) rounds(ctx context.Context, s *datatypes.Session, i int) (m m
 		if err != nil {
 			return m, err
 		}
-		m.bytes += r.Bytes
-		m.took += r.Took
-		m.machine += r.CPU.Machine
-		m.processes += r.CPU.Sum()
-		m.segments += r.Segments
-		m.again += r.Retransmitted
+		m.ours(r)
 	}
 	return m, nil
+}
+
+// ours adds a round of a session.
+func (m *moved) ours(r *datatypes.Round) {
+	m.bytes += r.Bytes
+	m.took += r.Took
+	m.machine += r.CPU.Machine
+	m.processes += r.CPU.Sum()
+	m.segments += r.Segments
+	m.again += r.Retransmitted
+}
+
+// theirs adds rounds of MPICH, each of so many bytes.
+func (m *moved) theirs(bytes int64, r mpich.Rounds, machine time.Duration) {
+	for _, t := range r.Times {
+		m.took += t
+		m.bytes += bytes
+	}
+	m.machine += machine
+	m.processes += r.Receiver + r.Sender
 }
 
 // A pair is MPICH with one of the transfers.
@@ -152,7 +150,7 @@ func (b *ddtBench) receive(ctx context.Context, p *pair) (m moved, err error) {
 	}
 	for m.took < b.cfg.duration || m.machine == 0 {
 		n := int(max(b.cfg.duration-m.took, 0)/max(warm.Times[0], time.Microsecond)) + 1
-		before, err := busyCPUs()
+		before, err := datatypes.BusyCPUs()
 		if err != nil {
 			return m, err
 		}
@@ -160,16 +158,11 @@ func (b *ddtBench) receive(ctx context.Context, p *pair) (m moved, err error) {
 		if err != nil {
 			return m, err
 		}
-		after, err := busyCPUs()
+		after, err := datatypes.BusyCPUs()
 		if err != nil {
 			return m, err
 		}
-		for _, t := range r.Times {
-			m.took += t
-		}
-		m.bytes += int64(n) * p.bytes
-		m.machine += after - before
-		m.processes += r.Receiver + r.Sender
+		m.theirs(p.bytes, r, after-before)
 	}
 	return m, nil
 }
@@ -288,7 +281,7 @@ func (b *ddtBench) cpuRows(ctx context.Context) (err error) {
 
 // idleCPUs returns how many CPUs are busy while nothing is measured.
 func (b *ddtBench) idleCPUs(ctx context.Context) (float64, error) {
-	before, err := busyCPUs()
+	before, err := datatypes.BusyCPUs()
 	if err != nil {
 		return 0, err
 	}
@@ -298,7 +291,7 @@ func (b *ddtBench) idleCPUs(ctx context.Context) (float64, error) {
 	case <-ctx.Done():
 		return 0, ctx.Err()
 	}
-	after, err := busyCPUs()
+	after, err := datatypes.BusyCPUs()
 	return float64(after-before) / float64(time.Since(begin)), err
 }
 
@@ -308,12 +301,14 @@ type overlapped struct {
 	computed, detected, nic time.Duration // of both: GEMMs; until the messages were found there; until the NIC had them
 	ratio                   float64       // FPsPIN's, of all trials together
 	trials, misses          int
+	tuned                   bool // the matrices' size had settled
 }
 
 // overlapRuns are the figures of one receiver, run by run.
 type overlapRuns struct {
 	both, compute, transfer, nic, hidden, computeSlower, transferSlower, ratio, misses []float64
 	rows                                                                               []float64 // of the matrices
+	tuned                                                                              []float64 // share of the runs in which their size had settled
 	on                                                                                 string
 }
 
@@ -345,6 +340,7 @@ func (r *overlapRuns) side(what, unit string, runs []float64) bench.Side {
 	s.Add("messages_slower", r.transferSlower)
 	s.Add("missed_share", r.misses)
 	s.Add("matrix_rows", r.rows)
+	s.Add("tuned_share", r.tuned)
 	return s
 }
 
@@ -379,12 +375,16 @@ func (b *ddtBench) overlap(ctx context.Context, t datatypes.Transfer) (err error
 	}
 	var g datatypes.GEMMs // of the run
 	var rows []float64
+	tuned := 0.0 // share of the runs
 	var ours, theirs overlapRuns
 	sides := []func(context.Context) error{func(ctx context.Context) (err error) {
 		var o overlapped
 		if g, o, err = b.overlapOurs(ctx, t, &ours.on); err == nil {
 			ours.add(o)
 			rows = append(rows, float64(g.N))
+			if o.tuned {
+				tuned += 1 / float64(b.cfg.runs)
+			}
 		}
 		return err
 	}}
@@ -409,6 +409,7 @@ func (b *ddtBench) overlap(ctx context.Context, t datatypes.Transfer) (err error
 	one := fmt.Sprintf("SLMP, handler set datatype, direct, NIC with 1 HPU, adaptive, on the sender's CPU; %d of %s in a message", t.Count, t.Type)
 	two := tcpPeer + "; MPI_Testall between two products"
 	ours.rows, theirs.rows = rows, rows
+	ours.tuned = []float64{tuned}
 	if p != nil {
 		if err := b.ratio("ddt/overlap_"+t.Name+"_over_mpich", bench.AtMost(0.9), conditions, ours.side(one, "ms", ours.both), theirs.side(two, "ms", theirs.both)); err != nil {
 			return err
@@ -444,7 +445,7 @@ func (b *ddtBench) overlapOurs(ctx context.Context, t datatypes.Transfer, on *st
 			return g, o, err
 		}
 	}
-	if g, _, err = s.Tune(ctx, 0, alone.Took); err != nil {
+	if g, o.tuned, err = s.Tune(ctx, 0, alone.Took); err != nil {
 		return g, o, err
 	}
 	for o.trials == 0 || o.compute+o.transfer+o.both < b.cfg.duration {
@@ -459,19 +460,35 @@ func (b *ddtBench) overlapOurs(ctx context.Context, t datatypes.Transfer, on *st
 		if err != nil {
 			return g, o, err
 		}
-		o.trials++
-		o.compute += compute
-		o.transfer += alone.Took
-		o.both += both.Both
-		o.computed += both.Compute
-		o.detected += both.Took
-		o.nic += both.NIC
-		o.ratio += both.Ratio()
-		if !both.Hit {
-			o.misses++
-		}
+		o.ours(compute, alone.Took, both)
 	}
 	return g, o, nil
+}
+
+// ours adds a trial of a session.
+func (o *overlapped) ours(compute, transfer time.Duration, both *datatypes.Overlapped) {
+	o.trials++
+	o.compute += compute
+	o.transfer += transfer
+	o.both += both.Both
+	o.computed += both.Compute
+	o.detected += both.Took
+	o.nic += both.NIC
+	o.ratio += both.Ratio()
+	if !both.Hit {
+		o.misses++
+	}
+}
+
+// theirs adds a trial of MPICH.
+func (o *overlapped) theirs(compute, transfer time.Duration, both, found mpich.Overlap) {
+	o.trials++
+	o.compute += compute
+	o.transfer += transfer
+	o.both += both.Total
+	o.computed += both.Computed
+	o.detected += both.Detected
+	o.ratio += found.Ratio()
 }
 
 // overlapTheirs is a run of MPICH.
@@ -497,13 +514,7 @@ func (b *ddtBench) overlapTheirs(ctx context.Context, p *pair, g datatypes.GEMMs
 		if err != nil {
 			return o, err
 		}
-		o.trials++
-		o.compute += compute[0]
-		o.transfer += alone.Times[0]
-		o.both += both[0].Total
-		o.computed += both[0].Computed
-		o.detected += both[0].Detected
-		o.ratio += found[0].Ratio()
+		o.theirs(compute[0], alone.Times[0], both[0], found[0])
 	}
 	return o, nil
 }

@@ -81,7 +81,7 @@ func Run(ctx context.Context, cfg Config, d time.Duration) (_ []Done, err error)
 			queues[i].Rings = append(queues[i].Rings, r)
 		}
 	}
-	pool, c, err := engine(&cfg, f, f.mem, f.share, queues, nil, false)
+	pool, c, err := engine(&cfg, f, f.mem, f.share, queues, nil, Messages, false)
 	if err != nil {
 		return nil, err
 	}
@@ -118,7 +118,7 @@ func Run(ctx context.Context, cfg Config, d time.Duration) (_ []Done, err error)
 
 // engine returns a pool that has installed a context for the messages. With shared, an
 // HPU may get packets of any.
-func engine(cfg *Config, b hpu.Binder, mem *xsk.UMEM, share *bpf.Share, queues []hpu.Queue, buckets []uint64, shared bool) (*hpu.Pool, *hpu.Context, error) {
+func engine(cfg *Config, b hpu.Binder, mem *xsk.UMEM, share *bpf.Share, queues []hpu.Queue, buckets []uint64, messages int, shared bool) (*hpu.Pool, *hpu.Context, error) {
 	pool, err := hpu.New(hpu.Config{
 		Memory: mem, Queues: queues, Share: share, Buckets: buckets,
 		Workers: len(cfg.CPUs), CPUs: cfg.CPUs, Wait: hpu.Spin, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
@@ -127,7 +127,7 @@ func engine(cfg *Config, b hpu.Binder, mem *xsk.UMEM, share *bpf.Share, queues [
 		return nil, nil, err
 	}
 	c, err := hpu.NewMessageContext(contextID, "replay", cfg.Handlers, bpf.Range{Size: len(buckets)}, math.MaxUint64, hpu.MessageConfig{
-		Config: mpq.Config{Messages: Messages, Remember: time.Millisecond, Held: mem.Config().Frames},
+		Config: mpq.Config{Messages: messages, Remember: time.Millisecond, Held: mem.Config().Frames},
 		Format: matcher.FormatByName("slmp"), Binder: b, Shared: shared,
 	})
 	if err == nil {

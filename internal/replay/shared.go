@@ -28,8 +28,12 @@ type Shared struct {
 	VHPUs    int
 }
 
-// SharedCredits is how many packets are with the HPUs, or wait for them, at most.
-const SharedCredits = 1024
+const (
+	// SharedCredits is how many packets are with the HPUs, or wait for them, at most.
+	SharedCredits = 1024
+	// SharedMessages is what Messages is for Run.
+	SharedMessages = 16
+)
 
 // SharedDone is what HPUs have done together.
 type SharedDone struct {
@@ -50,7 +54,7 @@ func RunShared(ctx context.Context, cfg Shared, d time.Duration) (done SharedDon
 	for _, r := range w.rings {
 		queue.Rings = append(queue.Rings, r)
 	}
-	pool, c, err := engine(&w.cfg.Config, w, w.mem, w.share, []hpu.Queue{queue}, w.buckets, true)
+	pool, c, err := engine(&w.cfg.Config, w, w.mem, w.share, []hpu.Queue{queue}, w.buckets, SharedMessages, true)
 	if err != nil {
 		return done, err
 	}
@@ -112,6 +116,7 @@ type sharedRing struct {
 	fd    int // nothing is ever written to it
 	descs []xsk.Desc
 	given atomic.Uint32
+	fresh uint32 // beyond these, of the batch that comes
 
 	_     [64]byte
 	taken atomic.Uint32
@@ -157,31 +162,40 @@ func (w *wire) out() uint32 {
 	return atomic.LoadUint32(&w.queue.Issued[contextID]) - atomic.LoadUint32(&w.queue.Done[contextID])
 }
 
-// arrive has some packets come.
+// arrive has some packets come. HPUs see them when all are there, as the kernel has it.
 func (w *wire) arrive() {
-	const batch = 64 // of the kernel's
+	const batch = 64 // the kernel's
 	if w.out() >= SharedCredits || w.over.Load() || !w.mu.TryLock() {
 		return
 	}
 	defer w.mu.Unlock()
-	for range batch {
-		if w.next == 0 && !w.again() || w.out() >= SharedCredits {
-			return
+	n := uint32(0)
+	for room := min(batch, SharedCredits-w.out()); n < room; n++ {
+		if w.next == 0 && (n > 0 || !w.again()) {
+			break
 		}
 		f := &w.frames[w.next]
 		f.is(w.round)
 		h := w.pick(f)
 		r := w.rings[h]
-		f.meta.Seq = w.queue.Seq[h][contextID]
-		atomic.AddUint32(&w.queue.Seq[h][contextID], 1)
-		atomic.AddUint32(&w.queue.Issued[contextID], 1)
-		atomic.AddUint32(&w.share.Enqueued[0][h], 1)
-		at := r.given.Load()
-		r.descs[at%SharedCredits] = f.desc
-		r.given.Store(at + 1)
+		f.meta.Seq = w.queue.Seq[h][contextID] + r.fresh
+		r.descs[(r.given.Load()+r.fresh)%SharedCredits] = f.desc
+		r.fresh++
 		if w.next++; w.next == len(w.frames) {
 			w.next = 0
 			w.round++
+		}
+	}
+	if n == 0 {
+		return
+	}
+	atomic.AddUint32(&w.queue.Issued[contextID], n)
+	for h, r := range w.rings {
+		if r.fresh > 0 {
+			atomic.AddUint32(&w.queue.Seq[h][contextID], r.fresh)
+			atomic.AddUint32(&w.share.Enqueued[0][h], r.fresh)
+			r.given.Add(r.fresh)
+			r.fresh = 0
 		}
 	}
 }
@@ -234,7 +248,7 @@ func (w *wire) pick(f *frame) int {
 }
 
 func (w *wire) occupancy(h int) uint32 {
-	return atomic.LoadUint32(&w.share.Enqueued[0][h]) - atomic.LoadUint32(&w.share.Dequeued[0][h])
+	return atomic.LoadUint32(&w.share.Enqueued[0][h]) + w.rings[h].fresh - atomic.LoadUint32(&w.share.Dequeued[0][h])
 }
 
 func (w *wire) leastOccupied(best int) int {
