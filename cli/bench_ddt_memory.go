@@ -407,7 +407,7 @@ func (b *ddtBench) strategyRows(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	return b.strategyHPURows(ctx, types)
+	return b.strategyHPURows(ctx)
 }
 
 // strategyDetails adds rows of each strategy, and of bad checkpoint intervals.

@@ -461,6 +461,45 @@ func TestMissingStrategiesAreWarnedOf(t *testing.T) {
 	}
 }
 
+// HPUs place messages of these together: no byte may be in two packets.
+func TestSharedTypesDoNotOverlap(t *testing.T) {
+	o := ddtDefaults()
+	types, err := o.shared()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(types) != len(sharedTypes) {
+		t.Errorf("%d types of %d", len(types), len(sharedTypes))
+	}
+	for _, d := range types {
+		if n := d.data.Size(); n < 19*vectorBytes || n > 20*vectorBytes {
+			t.Errorf("%s: messages of %d bytes", d.name, n)
+		}
+		_, hi := d.data.Bounds()
+		seen := make([]bool, hi)
+		for _, place := range ddttest.Places(d.typ, d.count) {
+			if seen[place] {
+				t.Fatalf("%s: byte %d twice", d.name, place)
+			}
+			seen[place] = true
+		}
+	}
+	// As Complex, but for the room.
+	apart, complexType := types[0].data, resolve(t, "Complex")
+	if apart.Size()/types[0].count != complexType.Size() {
+		t.Errorf("%s has %d bytes, Complex %d", types[0].name, apart.Size()/types[0].count, complexType.Size())
+	}
+}
+
+func resolve(t *testing.T, name string) *ddt.Type {
+	t.Helper()
+	typ, _, err := ddt.Resolve(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return typ
+}
+
 func TestShuffledWithin(t *testing.T) {
 	all := shuffled(100, 32)
 	if slices.IsSorted(all) {
@@ -509,7 +548,7 @@ func TestBenchDDTMeasuresEveryRow(t *testing.T) {
 		scale = "ddt/scale/hpu0>0.85 ddt/scale/hpu1>0.85 ddt/scale_copies/hpu0 ddt/scale_copies/hpu1"
 		for _, order := range []string{"in_order", "within_32"} {
 			for _, c := range []string{"direct", "direct_by_message", "hpu-local", "ro-cp", "rw-cp", "rw-cp_one_sequence", "rw-cp_one_packet"} {
-				hpus += " ddt/strategy_hpus/Complex/" + order + "/" + c
+				hpus += " ddt/strategy_hpus/Complex_apart/" + order + "/" + c
 			}
 		}
 	}

@@ -90,6 +90,7 @@ func TestHPUsPlaceMessages(t *testing.T) {
 	var wrong atomic.Int64
 	_, cfg := placed(t, handlers.DatatypeOptions{}, &wrong)
 	for _, cfg.Order = range orders() {
+		held := false // packets that came before their message's first
 		for n := 1; n <= 2; n++ {
 			cfg.CPUs = cpus(t, n)
 			done, err := Run(t.Context(), cfg, 20*time.Millisecond)
@@ -103,10 +104,14 @@ func TestHPUsPlaceMessages(t *testing.T) {
 				if d.Packets == 0 || d.Packets%(3*packets) != 0 || d.Handled < d.Packets || d.Busy <= 0 || d.CPU <= 0 {
 					t.Errorf("HPU %d of %d: %+v", i, n, d)
 				}
-				if d.Begin >= done[0].End || done[0].Begin >= d.End {
+				held = held || d.Handled > d.Packets
+				if d.Begin <= 0 || d.Begin >= done[0].End || done[0].Begin >= d.End {
 					t.Errorf("HPU %d of %d was at it from %v to %v, HPU 0 from %v to %v", i, n, d.Begin, d.End, done[0].Begin, done[0].End)
 				}
 			}
+		}
+		if ordered := cfg.Order == nil; held == ordered {
+			t.Errorf("in order %v, and packets came before their message's first: %v", ordered, held)
 		}
 	}
 	if n := wrong.Load(); n > 0 {
