@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"math/rand/v2"
 	"net/netip"
 	"os"
@@ -22,6 +23,8 @@ import (
 	"testing"
 	"time"
 	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/ddt"
 	"github.com/xspin/xspin/ddt/ddttest"
@@ -225,11 +228,6 @@ func TestWrongBytesAreFound(t *testing.T) {
 		c.Transfers = []Transfer{{Type: strided, Count: 20, Parallel: 4, Strategy: ddt.Direct}}
 		if _, err := Run(t.Context(), lab, c, nil); !errors.Is(err, ErrContents) || !strings.Contains(err.Error(), "message 2 of the round") && !strings.Contains(err.Error(), "message 3 of the round") {
 			t.Errorf("error %v", err)
-		}
-		// The first messages are as they must be.
-		c.Transfers[0].Parallel = 2
-		if _, err := Run(t.Context(), lab, c, nil); err != nil {
-			t.Error(err)
 		}
 	})
 	t.Run("nobody looks", func(t *testing.T) {
@@ -440,9 +438,6 @@ func TestRunMeasures(t *testing.T) {
 			}
 			if who == "mpich" {
 				figure("xspin_over_mpich", o["xspin_over_mpich"])
-				if _, ok := o["steady"].(bool); !ok {
-					t.Errorf("result %d: steady is %v", i, o["steady"])
-				}
 			}
 			if ratio := x["fpspin_ratio"].(map[string]any)["median"].(float64); ratio > 1 {
 				t.Errorf("result %d: %s: ratio %g", i, who, ratio)
@@ -481,9 +476,7 @@ func TestTheModelHasTimesOfThisMachine(t *testing.T) {
 	tr := Transfer{Name: "x", Type: complx, Count: 4, Parallel: 4, Strategy: ddt.ROCP}
 	said := tr
 	said.Strategy, said.Interval = ddt.RWCP, 5000
-	direct := tr
-	direct.Strategy = ddt.Direct
-	r, err := Run(t.Context(), lab, Config{Setup: setup(), Runs: 1, Transfers: []Transfer{tr, said, direct}}, nil)
+	r, err := Run(t.Context(), lab, Config{Setup: setup(), Runs: 1, Transfers: []Transfer{tr, said}}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -494,10 +487,8 @@ func TestTheModelHasTimesOfThisMachine(t *testing.T) {
 	if n := res.Placement.Checkpoints; n == 0 {
 		t.Errorf("placement %+v", res.Placement)
 	}
-	for i, want := range []int64{5000, 0} {
-		if res := r.Results[1+i]; res.Model != nil || res.Interval != want {
-			t.Errorf("%+v, model %+v", res, res.Model)
-		}
+	if res := r.Results[1]; res.Model != nil || res.Interval != 5000 {
+		t.Errorf("%+v, model %+v", res, res.Model)
 	}
 	var text strings.Builder
 	if err := r.WriteText(&text); err != nil {
@@ -695,10 +686,13 @@ func TestSendersAreAsked(t *testing.T) {
 	}
 	t.Run("a directory that is none", func(t *testing.T) {
 		ready := func(Info) { t.Error("serves") }
-		for dir, want := range map[string]string{t.TempDir(): "the application is user 65534", "/nowhere": "/nowhere"} {
-			err := Serve(t.Context(), lab, ServeConfig{Setup: setup(), Transfer: tr, Dir: dir}, ready, func(Message) {})
-			if err == nil || !strings.Contains(err.Error(), want) {
-				t.Errorf("%s: error %v, want %q", dir, err, want)
+		err := Serve(t.Context(), lab, ServeConfig{Setup: setup(), Transfer: tr, Dir: t.TempDir()}, ready, func(Message) {})
+		if err == nil || !strings.Contains(err.Error(), "the application is user 65534") {
+			t.Errorf("error %v", err)
+		}
+		for dir, want := range map[string]error{"/nowhere": fs.ErrNotExist, "/proc/version": unix.ENOTDIR} {
+			if err := writable(dir); !errors.Is(err, want) {
+				t.Errorf("%s: error %v, want %v", dir, err, want)
 			}
 		}
 	})
