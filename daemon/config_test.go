@@ -160,7 +160,7 @@ func TestErrorsOfConfigurationsAreToldWithTheirPlaces(t *testing.T) {
 		{"datatype: strategy", eth + datatype("type: int\n    strategy: fast"),
 			`F:7:15: contexts[0].params.strategy: handler datatype: "fast": there are direct, specialized, hpu-local, ro-cp, rw-cp`},
 		{"datatype: larger than the windows", eth + datatype("type: 'hvec(3 1 40000)[int]'"),
-			`F:6:5: contexts[0].params: handler datatype: the type touches bytes 0 to 80004, and the largest window has 65536: make it larger, or count smaller`},
+			`F:6:5: contexts[0].params: handler datatype: the type touches bytes 0 to 80003, and the largest window has 65536: make it larger, or count smaller`},
 		{"datatype: windows to be read", eth + strings.Replace(datatype("type: int"), "64KiB", "64KiB, rights: r", 1),
 			`F:6:5: contexts[0].params: handler datatype: handlers may write none of the windows`},
 		{"datatype: no windows", eth + "contexts: [{name: a, handler: datatype, params: {type: int}}]\n",

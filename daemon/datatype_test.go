@@ -71,8 +71,8 @@ contexts:
 		{place: 20000, bytes: good},
 		{place: begun, bytes: good - 1, err: fmt.Sprintf("a message of %d bytes, and the type has %d", good-1, good)},
 		{place: begun, bytes: good + 1, err: fmt.Sprintf("a message of %d bytes, and the type has %d", good+1, good)},
-		{place: -lo - 1, bytes: good, err: fmt.Sprintf("bytes %d to %d from %d of a window of 65536: out of bounds", lo, hi, -lo-1)},
-		{place: 300, size: 10000, bytes: good, err: fmt.Sprintf("bytes %d to %d of a place of 10000: out of bounds", lo, hi)},
+		{place: -lo - 1, bytes: good, err: fmt.Sprintf("bytes %d to %d from %d of a window of 65536: out of bounds", lo, hi-1, -lo-1)},
+		{place: 300, size: 10000, bytes: good, err: fmt.Sprintf("bytes %d to %d of a place of 10000: out of bounds", lo, hi-1)},
 		{place: 64<<10 - hi, bytes: good},
 	} {
 		ans := a.do(&control.Ask{Do: "post", Receive: &control.Receive{Window: "in", Place: c.place, Size: c.size, Ignore: ^uint32(0), User: uint64(i)}})

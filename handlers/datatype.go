@@ -107,7 +107,7 @@ func Datatype(c *ddt.Committed, o DatatypeOptions) (*Set, error) {
 	case o.Window < 0:
 		return nil, errors.New("handlers may write none of the windows")
 	case o.Window > 0 && d.hi-d.lo > o.Window:
-		return nil, fmt.Errorf("the type touches bytes %d to %d, and the largest window has %d: make it larger, or count smaller", d.lo, d.hi, o.Window)
+		return nil, fmt.Errorf("the type touches %s, and the largest window has %d: make it larger, or count smaller", d.touched(), o.Window)
 	}
 	var err error
 	d.placement, err = ddt.NewPlacement(c, ddt.Config{
@@ -175,13 +175,21 @@ func (d *datatype) fits(b *hpu.Binding) error {
 		return errNoWindow
 	}
 	if b.Size < 0 || b.Size > 0 && (d.lo < 0 || d.hi > b.Size) {
-		return fmt.Errorf("bytes %d to %d of a place of %d: %w", d.lo, d.hi, b.Size, hpu.ErrBounds)
+		return fmt.Errorf("%s of a place of %d: %w", d.touched(), b.Size, hpu.ErrBounds)
 	}
 	n, at := b.Window.Size(), b.Place+d.lo
 	if overflow := b.Place < 0 && d.lo < 0; overflow || at < 0 || at > n-(d.hi-d.lo) {
-		return fmt.Errorf("bytes %d to %d from %d of a window of %d: %w", d.lo, d.hi, b.Place, n, hpu.ErrBounds)
+		return fmt.Errorf("%s from %d of a window of %d: %w", d.touched(), b.Place, n, hpu.ErrBounds)
 	}
 	return nil
+}
+
+// touched says which bytes that are, the last one included.
+func (d *datatype) touched() string {
+	if d.lo == d.hi {
+		return "no bytes"
+	}
+	return fmt.Sprintf("bytes %d to %d", d.lo, d.hi-1)
 }
 
 var (
