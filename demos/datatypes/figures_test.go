@@ -93,6 +93,16 @@ func TestOverlapOfBothSides(t *testing.T) {
 		}
 	}
 
+	also := ourTrials()
+	for i := range also {
+		also[i].nic = 0
+	}
+	r := &Report{}
+	r.doubt(&Result{Type: "x", Strategy: "direct", Overlap: newOverlap(g, true, odd, also)})
+	if len(r.Notes) != 1 || !strings.HasSuffix(r.Notes[0], "with messages beside them") {
+		t.Errorf("notes %q", r.Notes)
+	}
+
 	// MPICH's take twice as long together, and its products alone what is said.
 	theirs := func(compute time.Duration) trials {
 		all := ourTrials()

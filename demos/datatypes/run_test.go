@@ -487,7 +487,7 @@ func TestTheModelHasTimesOfThisMachine(t *testing.T) {
 	if n := res.Placement.Checkpoints; n == 0 {
 		t.Errorf("placement %+v", res.Placement)
 	}
-	if res := r.Results[1]; res.Model != nil || res.Interval != 5000 {
+	if res := r.Results[1]; res.Model != nil || res.Interval != 4*1462 { // whole packets
 		t.Errorf("%+v, model %+v", res, res.Model)
 	}
 	var text strings.Builder
@@ -685,8 +685,13 @@ func TestSendersAreAsked(t *testing.T) {
 		t.Errorf("error %v, %d messages", err, n)
 	}
 	t.Run("a directory that is none", func(t *testing.T) {
-		ready := func(Info) { t.Error("serves") }
-		err := Serve(t.Context(), lab, ServeConfig{Setup: setup(), Transfer: tr, Dir: t.TempDir()}, ready, func(Message) {})
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		defer cancel()
+		ready := func(Info) {
+			t.Error("serves")
+			cancel()
+		}
+		err := Serve(ctx, lab, ServeConfig{Setup: setup(), Transfer: tr, Dir: t.TempDir()}, ready, func(Message) {})
 		if err == nil || !strings.Contains(err.Error(), "the application is user 65534") {
 			t.Errorf("error %v", err)
 		}

@@ -190,6 +190,9 @@ func (s *Session) startApplication(ctx context.Context, lab *netns.Lab, setup Se
 			return err
 		}
 		t.policy = info.Policy
+		if t.Strategy == ddt.RWCP {
+			t.Interval = int64(info.Sequence) // whole packets
+		}
 		t.placement = ddt.Memory{Type: info.Reserved["type"], Checkpoints: info.Reserved["checkpoints"], Segments: info.Reserved["segments"]}
 	}
 	return nil
