@@ -116,6 +116,7 @@ func session(t *testing.T, lab *netns.Lab, transfers ...Transfer) *Session {
 }
 
 func TestEveryByteIsWhereItMustBe(t *testing.T) {
+	t.Parallel()
 	lab := netnstest.Temp(t, netns.LabConfig{})
 	var transfers []Transfer
 	for _, parallel := range []int{1, 16} {
@@ -265,6 +266,7 @@ func left(t *testing.T) []string {
 }
 
 func TestBadNetworksLoseNothing(t *testing.T) {
+	t.Parallel()
 	lab := netnstest.Temp(t, netns.LabConfig{Path: &impair.Config{Loss: 0.1, Duplicate: 0.05, Seed: 3}})
 	s := session(t, lab, Transfer{Type: strided, Count: 7, Parallel: 4, Strategy: ddt.Direct})
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -472,6 +474,7 @@ func TestRunMeasures(t *testing.T) {
 
 // The interval comes from the model, with times of this machine, unless it is said.
 func TestTheModelHasTimesOfThisMachine(t *testing.T) {
+	t.Parallel()
 	lab := netnstest.Temp(t, netns.LabConfig{})
 	tr := Transfer{Name: "x", Type: complx, Count: 4, Parallel: 4, Strategy: ddt.ROCP}
 	said := tr
@@ -580,6 +583,7 @@ func TestConfigsThatCannotBeMeant(t *testing.T) {
 }
 
 func TestServeTakesWhatIsSent(t *testing.T) {
+	t.Parallel()
 	lab := netnstest.Temp(t, netns.LabConfig{})
 	dir := t.TempDir()
 	for d := dir; d != os.TempDir() && d != "/"; d = filepath.Dir(d) {
@@ -650,6 +654,7 @@ func TestServeTakesWhatIsSent(t *testing.T) {
 }
 
 func TestSendersAreAsked(t *testing.T) {
+	t.Parallel()
 	lab := netnstest.Temp(t, netns.LabConfig{})
 	tr := Transfer{Type: strided, Count: 30, Parallel: 3, Strategy: ddt.Direct}
 	asked := netip.AddrPortFrom(lab.Host.Addr.Addr(), RequestPort)
