@@ -243,6 +243,9 @@ func writeContext(out io.Writer, x *control.ContextInfo) error {
 	row("frames", "%d sent, %d not for lack of room, %d to the stack", h.Sent, h.SendFull, h.ToStack)
 	if m := x.MessageStats; m != nil {
 		row("messages", "%d begun, %d open, %d complete, %d failed, %d abandoned", m.Started, m.Open, m.Ended, m.Failed, m.Abandoned)
+		if m.Refused > 0 {
+			row("refused", "%d packets of messages that had nowhere to go: no receive posted, or too many open; see xspin log", m.Refused)
+		}
 	}
 	if p := x.Pair; p != nil {
 		row("events", "%d to the application, %d lost", p.Events, p.EventsLost)

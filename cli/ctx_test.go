@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/xspin/xspin/control"
+	"github.com/xspin/xspin/mpq"
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/nic"
@@ -183,6 +184,18 @@ func TestCtxShowTellsWhatHandlersNeed(t *testing.T) {
 	for _, want := range []string{"2048 bytes of checkpoints, 96 bytes of type\n", "blocked-rr, sequences of 1000 bytes, 4 virtual HPUs\n"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in\n%s", want, &out)
+		}
+	}
+}
+
+func TestCtxShowTellsOfRefusals(t *testing.T) {
+	for refused, want := range map[uint64]bool{0: false, 9: true} {
+		var out bytes.Buffer
+		if err := writeContext(&out, &control.ContextInfo{MessageStats: &mpq.Stats{Refused: refused}}); err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(out.String(), "9 packets of messages that had nowhere to go") != want {
+			t.Errorf("%d refused:\n%s", refused, &out)
 		}
 	}
 }
