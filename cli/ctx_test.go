@@ -15,9 +15,9 @@ import (
 	"time"
 
 	"github.com/xspin/xspin/control"
-	"github.com/xspin/xspin/mpq"
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/mpq"
 	"github.com/xspin/xspin/nic"
 )
 
