@@ -129,9 +129,9 @@ func (n *Node) copyBlocks(mem unsafe.Pointer, at, first int64, stream unsafe.Poi
 	if whole > 0 {
 		switch {
 		case n.Kind == Vector && pack:
-			gatherVector(stream, pos, mem, at+i*n.Stride, n.Stride, whole, size)
+			copyVector(stream, pos, size, mem, at+i*n.Stride, n.Stride, whole, size)
 		case n.Kind == Vector:
-			scatterVector(mem, at+i*n.Stride, n.Stride, whole, size, stream, pos)
+			copyVector(mem, at+i*n.Stride, n.Stride, stream, pos, size, whole, size)
 		case pack:
 			gatherIndex(stream, pos, mem, at, n.Displs[i:i+whole], size)
 		default:

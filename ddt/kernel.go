@@ -18,166 +18,83 @@ type b16 = [16]byte
 // inRegisters is up to how many bytes memmove is not worth its call.
 const inRegisters = 256
 
-// scatterVector copies count blocks of size bytes from the stream to places stride bytes
-// apart.
-func scatterVector(mem unsafe.Pointer, at, stride, count, size int64, stream unsafe.Pointer, pos int64) {
+// copyVector copies count blocks of size bytes: dst has them at to, every toStride bytes,
+// and src at from, every fromStride. One of the strides is the blocks' size.
+func copyVector(dst unsafe.Pointer, to, toStride int64, src unsafe.Pointer, from, fromStride, count, size int64) {
 	switch {
 	case size == 1:
-		scatterVector1[uint8](mem, at, stride, count, stream, pos)
+		copyVector1[uint8](dst, to, toStride, src, from, fromStride, count)
 	case size == 2:
-		scatterVector1[uint16](mem, at, stride, count, stream, pos)
+		copyVector1[uint16](dst, to, toStride, src, from, fromStride, count)
 	case size == 4:
-		scatterVector1[uint32](mem, at, stride, count, stream, pos)
+		copyVector1[uint32](dst, to, toStride, src, from, fromStride, count)
 	case size == 8:
-		scatterVector1[uint64](mem, at, stride, count, stream, pos)
+		copyVector1[uint64](dst, to, toStride, src, from, fromStride, count)
 	case size == 16:
-		scatterVector1[b16](mem, at, stride, count, stream, pos)
+		copyVector1[b16](dst, to, toStride, src, from, fromStride, count)
 	case size == 3:
-		scatterVector2[uint16](mem, at, stride, count, size, stream, pos)
+		copyVector2[uint16](dst, to, toStride, src, from, fromStride, count, size)
 	case size < 8:
-		scatterVector2[uint32](mem, at, stride, count, size, stream, pos)
+		copyVector2[uint32](dst, to, toStride, src, from, fromStride, count, size)
 	case size < 16:
-		scatterVector2[uint64](mem, at, stride, count, size, stream, pos)
+		copyVector2[uint64](dst, to, toStride, src, from, fromStride, count, size)
 	case size <= 32:
-		scatterVector2[b16](mem, at, stride, count, size, stream, pos)
+		copyVector2[b16](dst, to, toStride, src, from, fromStride, count, size)
 	case size <= 48:
-		scatterVector48(mem, at, stride, count, size, stream, pos)
+		copyVector3(dst, to, toStride, src, from, fromStride, count, size)
 	case size <= inRegisters:
-		scatterVector16(mem, at, stride, count, size, stream, pos)
+		for ; count > 0; count-- {
+			move16(unsafe.Add(dst, to), unsafe.Add(src, from), size)
+			to += toStride
+			from += fromStride
+		}
 	default:
 		for ; count > 0; count-- {
-			move(unsafe.Add(mem, at), unsafe.Add(stream, pos), size)
-			at += stride
-			pos += size
+			move(unsafe.Add(dst, to), unsafe.Add(src, from), size)
+			to += toStride
+			from += fromStride
 		}
 	}
 }
 
-// scatterVector1 is for blocks that are a T.
-func scatterVector1[T any](mem unsafe.Pointer, at, stride, count int64, stream unsafe.Pointer, pos int64) {
-	var t T
-	size := int64(unsafe.Sizeof(t))
+// copyVector1 is for blocks that are a T.
+func copyVector1[T any](dst unsafe.Pointer, to, toStride int64, src unsafe.Pointer, from, fromStride, count int64) {
 	for ; count >= 4; count -= 4 {
-		*(*T)(unsafe.Add(mem, at)) = *(*T)(unsafe.Add(stream, pos))
-		*(*T)(unsafe.Add(mem, at+stride)) = *(*T)(unsafe.Add(stream, pos+size))
-		*(*T)(unsafe.Add(mem, at+2*stride)) = *(*T)(unsafe.Add(stream, pos+2*size))
-		*(*T)(unsafe.Add(mem, at+3*stride)) = *(*T)(unsafe.Add(stream, pos+3*size))
-		at += 4 * stride
-		pos += 4 * size
+		*(*T)(unsafe.Add(dst, to)) = *(*T)(unsafe.Add(src, from))
+		*(*T)(unsafe.Add(dst, to+toStride)) = *(*T)(unsafe.Add(src, from+fromStride))
+		*(*T)(unsafe.Add(dst, to+2*toStride)) = *(*T)(unsafe.Add(src, from+2*fromStride))
+		*(*T)(unsafe.Add(dst, to+3*toStride)) = *(*T)(unsafe.Add(src, from+3*fromStride))
+		to += 4 * toStride
+		from += 4 * fromStride
 	}
 	for ; count > 0; count-- {
-		*(*T)(unsafe.Add(mem, at)) = *(*T)(unsafe.Add(stream, pos))
-		at += stride
-		pos += size
+		*(*T)(unsafe.Add(dst, to)) = *(*T)(unsafe.Add(src, from))
+		to += toStride
+		from += fromStride
 	}
 }
 
-// scatterVector2 is for blocks of one to two T.
-func scatterVector2[T any](mem unsafe.Pointer, at, stride, count, size int64, stream unsafe.Pointer, pos int64) {
+// copyVector2 is for blocks of one to two T.
+func copyVector2[T any](dst unsafe.Pointer, to, toStride int64, src unsafe.Pointer, from, fromStride, count, size int64) {
 	var t T
 	tail := size - int64(unsafe.Sizeof(t))
 	for ; count > 0; count-- {
-		*(*T)(unsafe.Add(mem, at)) = *(*T)(unsafe.Add(stream, pos))
-		*(*T)(unsafe.Add(mem, at+tail)) = *(*T)(unsafe.Add(stream, pos+tail))
-		at += stride
-		pos += size
+		*(*T)(unsafe.Add(dst, to)) = *(*T)(unsafe.Add(src, from))
+		*(*T)(unsafe.Add(dst, to+tail)) = *(*T)(unsafe.Add(src, from+tail))
+		to += toStride
+		from += fromStride
 	}
 }
 
-// scatterVector48 is for blocks of 33 to 48 bytes.
-func scatterVector48(mem unsafe.Pointer, at, stride, count, size int64, stream unsafe.Pointer, pos int64) {
+// copyVector3 is for blocks of 33 to 48 bytes.
+func copyVector3(dst unsafe.Pointer, to, toStride int64, src unsafe.Pointer, from, fromStride, count, size int64) {
 	tail := size - 16
 	for ; count > 0; count-- {
-		*(*b16)(unsafe.Add(mem, at)) = *(*b16)(unsafe.Add(stream, pos))
-		*(*b16)(unsafe.Add(mem, at+16)) = *(*b16)(unsafe.Add(stream, pos+16))
-		*(*b16)(unsafe.Add(mem, at+tail)) = *(*b16)(unsafe.Add(stream, pos+tail))
-		at += stride
-		pos += size
-	}
-}
-
-// scatterVector16 is for blocks of more than 16 bytes, 16 at a time, the last of which may
-// overlap those before.
-func scatterVector16(mem unsafe.Pointer, at, stride, count, size int64, stream unsafe.Pointer, pos int64) {
-	for ; count > 0; count-- {
-		for i := int64(0); i < size-16; i += 16 {
-			*(*b16)(unsafe.Add(mem, at+i)) = *(*b16)(unsafe.Add(stream, pos+i))
-		}
-		*(*b16)(unsafe.Add(mem, at+size-16)) = *(*b16)(unsafe.Add(stream, pos+size-16))
-		at += stride
-		pos += size
-	}
-}
-
-// gatherVector is scatterVector the other way round.
-func gatherVector(stream unsafe.Pointer, pos int64, mem unsafe.Pointer, at, stride, count, size int64) {
-	switch {
-	case size == 1:
-		gatherVector1[uint8](stream, pos, mem, at, stride, count)
-	case size == 2:
-		gatherVector1[uint16](stream, pos, mem, at, stride, count)
-	case size == 4:
-		gatherVector1[uint32](stream, pos, mem, at, stride, count)
-	case size == 8:
-		gatherVector1[uint64](stream, pos, mem, at, stride, count)
-	case size == 16:
-		gatherVector1[b16](stream, pos, mem, at, stride, count)
-	case size == 3:
-		gatherVector2[uint16](stream, pos, mem, at, stride, count, size)
-	case size < 8:
-		gatherVector2[uint32](stream, pos, mem, at, stride, count, size)
-	case size < 16:
-		gatherVector2[uint64](stream, pos, mem, at, stride, count, size)
-	case size <= 32:
-		gatherVector2[b16](stream, pos, mem, at, stride, count, size)
-	case size <= inRegisters:
-		gatherVector16(stream, pos, mem, at, stride, count, size)
-	default:
-		for ; count > 0; count-- {
-			move(unsafe.Add(stream, pos), unsafe.Add(mem, at), size)
-			at += stride
-			pos += size
-		}
-	}
-}
-
-func gatherVector1[T any](stream unsafe.Pointer, pos int64, mem unsafe.Pointer, at, stride, count int64) {
-	var t T
-	size := int64(unsafe.Sizeof(t))
-	for ; count >= 4; count -= 4 {
-		*(*T)(unsafe.Add(stream, pos)) = *(*T)(unsafe.Add(mem, at))
-		*(*T)(unsafe.Add(stream, pos+size)) = *(*T)(unsafe.Add(mem, at+stride))
-		*(*T)(unsafe.Add(stream, pos+2*size)) = *(*T)(unsafe.Add(mem, at+2*stride))
-		*(*T)(unsafe.Add(stream, pos+3*size)) = *(*T)(unsafe.Add(mem, at+3*stride))
-		at += 4 * stride
-		pos += 4 * size
-	}
-	for ; count > 0; count-- {
-		*(*T)(unsafe.Add(stream, pos)) = *(*T)(unsafe.Add(mem, at))
-		at += stride
-		pos += size
-	}
-}
-
-func gatherVector2[T any](stream unsafe.Pointer, pos int64, mem unsafe.Pointer, at, stride, count, size int64) {
-	var t T
-	tail := size - int64(unsafe.Sizeof(t))
-	for ; count > 0; count-- {
-		*(*T)(unsafe.Add(stream, pos)) = *(*T)(unsafe.Add(mem, at))
-		*(*T)(unsafe.Add(stream, pos+tail)) = *(*T)(unsafe.Add(mem, at+tail))
-		at += stride
-		pos += size
-	}
-}
-
-func gatherVector16(stream unsafe.Pointer, pos int64, mem unsafe.Pointer, at, stride, count, size int64) {
-	for ; count > 0; count-- {
-		for i := int64(0); i < size-16; i += 16 {
-			*(*b16)(unsafe.Add(stream, pos+i)) = *(*b16)(unsafe.Add(mem, at+i))
-		}
-		*(*b16)(unsafe.Add(stream, pos+size-16)) = *(*b16)(unsafe.Add(mem, at+size-16))
-		at += stride
-		pos += size
+		*(*b16)(unsafe.Add(dst, to)) = *(*b16)(unsafe.Add(src, from))
+		*(*b16)(unsafe.Add(dst, to+16)) = *(*b16)(unsafe.Add(src, from+16))
+		*(*b16)(unsafe.Add(dst, to+tail)) = *(*b16)(unsafe.Add(src, from+tail))
+		to += toStride
+		from += fromStride
 	}
 }
 

@@ -207,7 +207,7 @@ func (s *segment) unpack(mem unsafe.Pointer, origin int64, stream []byte) (copie
 			}
 		case n.Kind == Vector:
 			k := min(n.Count-f.i, quotient(left, size))
-			scatterVector(mem, origin+at, n.Stride, k, size, from, pos)
+			copyVector(mem, origin+at, n.Stride, from, pos, size, k, size)
 			pos += k * size
 			f.i += k
 			copies += k
