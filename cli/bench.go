@@ -145,10 +145,7 @@ bootstrap over the turns. Leave the machine alone meanwhile.`,
 					}
 				}
 				// What was measured before something went wrong is good.
-				if asJSON {
-					return errors.Join(err, doc.WriteJSON(cmd.OutOrStdout()))
-				}
-				return errors.Join(err, doc.WriteText(cmd.OutOrStdout()))
+				return errors.Join(err, writeReport(cmd.OutOrStdout(), doc, asJSON))
 			},
 		}
 		cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON document")

@@ -18,8 +18,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/spf13/pflag"
-
 	"github.com/xspin/xspin/ddt"
 	"github.com/xspin/xspin/ddt/ddttest"
 	"github.com/xspin/xspin/demos/datatypes"
@@ -29,25 +27,11 @@ import (
 )
 
 func TestBenchDDTFlags(t *testing.T) {
-	for line, want := range map[string]string{
+	judged(t, ddtFlags, map[string]string{
 		"":                     "",
 		"--only place,scale":   "",
 		"--only cpu,strategie": "--only strategie: want place, loop, strategy, scale, cpu, overlap, commit",
-	} {
-		fl := pflag.NewFlagSet("ddt", pflag.ContinueOnError)
-		judge := ddtFlags(fl)
-		if err := fl.Parse(strings.Fields(line)); err != nil {
-			t.Fatal(err)
-		}
-		measure, err := judge()
-		if want == "" {
-			if err != nil || measure == nil {
-				t.Errorf("%s: error %v", line, err)
-			}
-		} else if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: error %v, want one with %q", line, err, want)
-		}
-	}
+	})
 	root := newRootCmd()
 	root.SetArgs([]string{"bench", "ddt", "--only", "nothing"})
 	root.SetOut(io.Discard)

@@ -18,25 +18,11 @@ import (
 )
 
 func TestBenchHostqFlags(t *testing.T) {
-	for line, want := range map[string]string{
+	judged(t, hostqFlags, map[string]string{
 		"":                       "",
 		"--only polling,window":  "",
 		"--only pingpong,events": "--only events: want polling, sleeping, notify, pingpong, window",
-	} {
-		fl := pflag.NewFlagSet("hostq", pflag.ContinueOnError)
-		judge := hostqFlags(fl)
-		if err := fl.Parse(strings.Fields(line)); err != nil {
-			t.Fatal(err)
-		}
-		measure, err := judge()
-		if want == "" {
-			if err != nil || measure == nil {
-				t.Errorf("%s: error %v", line, err)
-			}
-		} else if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: error %v, want one with %q", line, err, want)
-		}
-	}
+	})
 	root := newRootCmd()
 	root.SetArgs([]string{"bench", "hostq", "--only", "nothing"})
 	root.SetOut(io.Discard)

@@ -17,8 +17,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/spf13/pflag"
-
 	"github.com/xspin/xspin/internal/bench"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/netns/netnstest"
@@ -26,7 +24,7 @@ import (
 )
 
 func TestBenchSLMPFlags(t *testing.T) {
-	for line, want := range map[string]string{
+	judged(t, slmpFlags, map[string]string{
 		"":                                      "",
 		"--only file,auto --size 1MiB":          "",
 		"--rates 10mbit,0 --delays 0s,20ms":     "",
@@ -38,21 +36,7 @@ func TestBenchSLMPFlags(t *testing.T) {
 		"--delays -1ms":                         "--delays -1ms: want times as in 2ms",
 		"--losses 0.01":                         "--losses 0.01: want 0% to 100%",
 		"--losses 1% --delays 2s --rates 1gbit": "--delays 2s: want times as in 2ms, 0s to 1s",
-	} {
-		fl := pflag.NewFlagSet("slmp", pflag.ContinueOnError)
-		judge := slmpFlags(fl)
-		if err := fl.Parse(strings.Fields(line)); err != nil {
-			t.Fatal(err)
-		}
-		measure, err := judge()
-		if want == "" {
-			if err != nil || measure == nil {
-				t.Errorf("%s: error %v", line, err)
-			}
-		} else if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: error %v, want one with %q", line, err, want)
-		}
-	}
+	})
 }
 
 // The flags of slmp are judged before anything is set up, with those of all.

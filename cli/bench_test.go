@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
 	peers "github.com/xspin/xspin/bench"
@@ -343,5 +344,26 @@ func TestCostOfAProcessIsRead(t *testing.T) {
 	}
 	if _, err := resident(-1); err == nil {
 		t.Error("memory of no process")
+	}
+}
+
+// judged has a benchmark judge flags: by line of flags, what the error says, or nothing if
+// they are good.
+func judged(t *testing.T, flags func(*pflag.FlagSet) func() (measureFunc, error), lines map[string]string) {
+	t.Helper()
+	for line, want := range lines {
+		fl := pflag.NewFlagSet("bench", pflag.ContinueOnError)
+		judge := flags(fl)
+		if err := fl.Parse(strings.Fields(line)); err != nil {
+			t.Fatal(err)
+		}
+		measure, err := judge()
+		if want == "" {
+			if err != nil || measure == nil {
+				t.Errorf("%s: error %v", line, err)
+			}
+		} else if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: error %v, want one with %q", line, err, want)
+		}
 	}
 }

@@ -232,11 +232,7 @@ func runDatatypes(cmd *cobra.Command, f datatypesFlags, cfg datatypes.Config) (e
 	}
 	report, err := datatypes.Run(ctx, lab, cfg, func(msg string) { fmt.Fprintln(cmd.ErrOrStderr(), msg) })
 	if report != nil && len(report.Results) > 0 {
-		write := report.WriteText
-		if f.json {
-			write = report.WriteJSON
-		}
-		err = errors.Join(err, write(out))
+		err = errors.Join(err, writeReport(out, report, f.json))
 	}
 	return err
 }

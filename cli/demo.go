@@ -5,6 +5,7 @@ package cli
 import (
 	"errors"
 	"fmt"
+	"io"
 	"runtime"
 	"slices"
 	"strconv"
@@ -144,4 +145,17 @@ func borrowLab(cfg netns.LabConfig) (lab *netns.Lab, down func() error, err erro
 		return nil, nil, err
 	}
 	return lab, lab.Down, nil
+}
+
+// A reporter is what a demo or a benchmark has found.
+type reporter interface {
+	WriteText(io.Writer) error
+	WriteJSON(io.Writer) error
+}
+
+func writeReport(w io.Writer, r reporter, asJSON bool) error {
+	if asJSON {
+		return r.WriteJSON(w)
+	}
+	return r.WriteText(w)
 }

@@ -189,11 +189,7 @@ func runFile(cmd *cobra.Command, f fileFlags, cfg file.Config) (err error) {
 	}
 	report, err := file.Run(ctx, lab, cfg, func(msg string) { fmt.Fprintln(cmd.ErrOrStderr(), msg) })
 	if report != nil && len(report.Results) > 0 {
-		write := report.WriteText
-		if f.json {
-			write = report.WriteJSON
-		}
-		err = errors.Join(err, write(out))
+		err = errors.Join(err, writeReport(out, report, f.json))
 	}
 	return err
 }

@@ -196,11 +196,7 @@ func runPingpong(cmd *cobra.Command, f pingpongFlags, cfg pingpong.Config) (err 
 	}
 	report, err := pingpong.Run(ctx, lab, cfg, func(msg string) { fmt.Fprintln(cmd.ErrOrStderr(), msg) })
 	if report != nil && len(report.Results) > 0 {
-		write := report.WriteText
-		if f.json {
-			write = report.WriteJSON
-		}
-		err = errors.Join(err, write(cmd.OutOrStdout()))
+		err = errors.Join(err, writeReport(cmd.OutOrStdout(), report, f.json))
 	}
 	return err
 }
