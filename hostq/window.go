@@ -62,7 +62,7 @@ func (w *Window) Slice(off, n int64, need Rights) ([]byte, error) { return w.at(
 
 // at returns n bytes at off. All that is checked is checked here.
 func (w *Window) at(off, n int64, need Rights) ([]byte, error) {
-	if w.rights&need != need {
+	if need == 0 || w.rights&need != need {
 		return nil, &accessError{ErrRights, need, n, off, w.Size()}
 	}
 	// Not off+n > len, which overflows.

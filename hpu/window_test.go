@@ -148,6 +148,11 @@ func sliced(t *testing.T, w hpu.Window, r hostq.Rights) {
 		return
 	}
 	end := w.Size()
+	if _, ok := w.(*hostq.Window); ok {
+		if _, err := s.Slice(100, 50, 0); !errors.Is(err, hpu.ErrRights) {
+			t.Errorf("a slice for nothing: %v", err)
+		}
+	}
 	for _, need := range []hostq.Rights{hostq.Read, hostq.Write, hostq.Read | hostq.Write} {
 		b, err := s.Slice(100, 50, need)
 		if r&need != need {
