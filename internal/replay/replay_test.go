@@ -17,6 +17,7 @@ import (
 
 	"github.com/xspin/xspin/ddt"
 	"github.com/xspin/xspin/handlers"
+	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
 )
 
@@ -72,7 +73,7 @@ func placed(t *testing.T, o handlers.DatatypeOptions, wrong *atomic.Int64) (*han
 	completion := h.Completion
 	h.Completion = func(m *hpu.Completion) hpu.Code {
 		b := m.Message().Binding()
-		place, err := b.Window.(hpu.SliceWindow).Slice(b.Place, hi, 0)
+		place, err := b.Window.(hpu.SliceWindow).Slice(b.Place, hi, hostq.Read|hostq.Write)
 		if err != nil || !bytes.Equal(place, want) {
 			wrong.Add(1)
 		}
