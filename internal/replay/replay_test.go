@@ -212,17 +212,17 @@ func TestRunSaysWhatIsWrong(t *testing.T) {
 	} {
 		cfg := good
 		change(&cfg)
-		if _, err := Run(t.Context(), cfg, time.Millisecond); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := Run(t.Context(), cfg, 50*time.Millisecond); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %q", err, want)
 		}
 		if cfg.Flights == 0 {
 			continue // which it is not asked for
 		}
-		if _, err := RunShared(t.Context(), Shared{Config: cfg}, time.Millisecond); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := RunShared(t.Context(), Shared{Config: cfg}, 50*time.Millisecond); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("shared: error %v, want %q", err, want)
 		}
 	}
-	if _, err := RunShared(t.Context(), Shared{Config: good, Sequence: 1}, time.Millisecond); err == nil || !strings.Contains(err.Error(), "for 0 virtual HPUs: want") {
+	if _, err := RunShared(t.Context(), Shared{Config: good, Sequence: 1}, 50*time.Millisecond); err == nil || !strings.Contains(err.Error(), "for 0 virtual HPUs: want") {
 		t.Errorf("error %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
