@@ -18,6 +18,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/xspin/xspin/internal/ethtool"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/impair"
 )
@@ -137,11 +138,7 @@ func TestPathIsKeptOrBuiltAnew(t *testing.T) {
 		})), "no queueing discipline"},
 		{"the relay's pair removed", impair.Config{Delay: time.Millisecond}, inPath(device("d-nic", netlink.LinkDel)), "impairment stage is gone"},
 		{"a checksum offload turned on", impair.Config{}, func(l *netns.Lab, _ *netns.LabConfig) error {
-			out, err := l.Host.NS.Command(t.Context(), "ethtool", "-K", l.Host.Device, "tx", "on").CombinedOutput()
-			if err != nil {
-				return fmt.Errorf("%w: %s", err, out)
-			}
-			return nil
+			return l.Host.NS.Do(func() error { return ethtool.TxChecksum.Enable(l.Host.Device, true) })
 		}, "transmit checksum offload of xs-host is on"},
 		{"the name of the namespace between removed", impair.Config{}, func(l *netns.Lab, _ *netns.LabConfig) error {
 			return errors.Join(unix.Unmount(l.PathNS.Path(), unix.MNT_DETACH), os.Remove(l.PathNS.Path()))

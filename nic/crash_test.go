@@ -10,10 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
-	"unsafe"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/xspin/xspin/internal/ethtool"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/netnstest"
@@ -21,34 +19,20 @@ import (
 )
 
 // offloads reads what a device does for its senders: TSO, GSO, checksums.
-func offloads(t testing.TB, port netns.Port) (values [3]uint32) {
+func offloads(t testing.TB, port netns.Port) (on [3]bool) {
 	t.Helper()
-	err := port.NS.Do(func() error {
-		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			return err
-		}
-		defer unix.Close(fd)
-		const gtso, ggso, gtxcsum = 0x1e, 0x23, 0x16 // linux/ethtool.h
-		for i, cmd := range []uint32{gtso, ggso, gtxcsum} {
-			value := struct{ cmd, data uint32 }{cmd: cmd}
-			req := struct {
-				name [unix.IFNAMSIZ]byte
-				data unsafe.Pointer
-				_    [16]byte
-			}{data: unsafe.Pointer(&value)}
-			copy(req.name[:], port.Device)
-			if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&req))); errno != 0 {
-				return errno
+	err := port.NS.Do(func() (err error) {
+		for i, f := range []ethtool.Feature{ethtool.TSO, ethtool.GSO, ethtool.TxChecksum} {
+			if on[i], err = f.Enabled(port.Device); err != nil {
+				return err
 			}
-			values[i] = value.data
 		}
 		return nil
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return values
+	return on
 }
 
 // Whenever the process is killed, the interface works as before, at once.

@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -19,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/internal/ethtool"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/mpq"
 	"github.com/xspin/xspin/netns"
@@ -638,9 +640,8 @@ func TestSegmentsThatContradictEachOther(t *testing.T) {
 
 func TestCorruptSegments(t *testing.T) {
 	lab := netnstest.Temp(t, netns.LabConfig{})
-	out, err := lab.Host.NS.Command(context.Background(), "ethtool", "-K", lab.Host.Device, "tx", "off").CombinedOutput()
-	if err != nil {
-		t.Fatalf("ethtool: %v: %s", err, out)
+	if err := lab.Host.NS.Do(func() error { return ethtool.TxChecksum.Enable(lab.Host.Device, false) }); err != nil {
+		t.Fatal(err)
 	}
 	n := open(t, lab, nic.Config{HPUs: 2})
 	w := newWitness(t, true)
@@ -723,13 +724,13 @@ func TestMessagesOverIPv6(t *testing.T) {
 		port netns.Port
 		addr string
 	}{{lab.NIC, "fd00::1/64"}, {lab.Host, "fd00::2/64"}} {
-		for _, cmd := range [][]string{
-			{"sysctl", "-qw", "net.ipv6.conf." + p.port.Device + ".disable_ipv6=0"},
-			{"ip", "-6", "addr", "add", p.addr, "dev", p.port.Device, "nodad"},
-		} {
-			if out, err := p.port.NS.Command(context.Background(), cmd[0], cmd[1:]...).CombinedOutput(); err != nil {
-				t.Fatalf("%v: %v: %s", cmd, err, out)
-			}
+		if err := p.port.NS.Do(func() error {
+			return os.WriteFile("/proc/sys/net/ipv6/conf/"+p.port.Device+"/disable_ipv6", []byte("0"), 0)
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := p.port.NS.Command(context.Background(), "ip", "-6", "addr", "add", p.addr, "dev", p.port.Device, "nodad").CombinedOutput(); err != nil {
+			t.Fatalf("ip: %v: %s", err, out)
 		}
 	}
 	n := open(t, lab, nic.Config{HPUs: 2})

@@ -1083,8 +1083,10 @@ func TestConnWaitsForRoomInTheDevice(t *testing.T) {
 
 func TestConnNoSuchHost(t *testing.T) {
 	lab, _, _ := labPeer(t)
-	run(t, lab.Host.NS, "sysctl", "-qw", "net.ipv4.neigh."+lab.Host.Device+".retrans_time_ms=50")
 	if err := lab.Host.NS.Do(func() error {
+		if err := os.WriteFile("/proc/sys/net/ipv4/neigh/"+lab.Host.Device+"/retrans_time_ms", []byte("50"), 0); err != nil {
+			return err
+		}
 		none := lab.NIC.Addr.Addr().Next().Next().Next()
 		c := mustDial(t, netip.AddrPortFrom(none, Port), Config{Patience: time.Second, Retries: 1})
 		_, err := c.SendBytes(t.Context(), []byte("x"), Options{})

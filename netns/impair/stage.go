@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"strings"
 	"time"
-	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
@@ -15,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/bpf"
+	"github.com/xspin/xspin/internal/ethtool"
 )
 
 // The devices of the namespace in the middle.
@@ -134,7 +134,7 @@ func Install(cfg Config, mtu int, alias string) error {
 		}
 		// Comes with the program. It would merge frames before they are
 		// impaired.
-		if err := setOffload(name, unix.ETHTOOL_SGRO, false); err != nil {
+		if err := ethtool.GRO.Enable(name, false); err != nil {
 			return fmt.Errorf("impair: %w", err)
 		}
 	}
@@ -415,21 +415,14 @@ func entriesOf(m *ebpf.Map) (entries [2]settings, err error) {
 // segments itself. Otherwise checksums of local senders are not filled in, since
 // veth loses nothing, and a bit that we flip would not be noticed.
 func RealChecksums(device string) error {
-	if err := setOffload(device, unix.ETHTOOL_STXCSUM, false); err != nil {
+	if err := ethtool.TxChecksum.Enable(device, false); err != nil {
 		return err
 	}
 	// Goes with it, says the kernel.
-	for _, o := range []struct {
-		cmd  uint32
-		name string
-	}{{unix.ETHTOOL_GTXCSUM, "transmit checksum offload"}, {unix.ETHTOOL_GTSO, "segmentation offload"}} {
-		on, err := offload(device, o.cmd)
-		if err != nil {
-			return err
-		}
-		if on {
-			return fmt.Errorf("%s of %s cannot be turned off", o.name, device)
-		}
+	if on, err := ethtool.TSO.Enabled(device); err != nil {
+		return err
+	} else if on {
+		return fmt.Errorf("%s of %s stays on without %s", ethtool.TSO, device, ethtool.TxChecksum)
 	}
 	return nil
 }
@@ -437,40 +430,6 @@ func RealChecksums(device string) error {
 // HasRealChecksums tells whether RealChecksums is in force on a device in the
 // thread's namespace.
 func HasRealChecksums(device string) (bool, error) {
-	on, err := offload(device, unix.ETHTOOL_GTXCSUM)
+	on, err := ethtool.TxChecksum.Enabled(device)
 	return !on, err
-}
-
-func setOffload(device string, cmd uint32, on bool) error {
-	var data uint32
-	if on {
-		data = 1
-	}
-	_, err := ethtool(device, cmd, data)
-	return err
-}
-
-func offload(device string, cmd uint32) (bool, error) {
-	data, err := ethtool(device, cmd, 0)
-	return data != 0, err
-}
-
-// ethtool makes one of the ioctls that take or give one number.
-func ethtool(device string, cmd, data uint32) (uint32, error) {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return 0, fmt.Errorf("socket: %w", err)
-	}
-	defer unix.Close(fd)
-	value := struct{ cmd, data uint32 }{cmd, data}
-	req := struct { // struct ifreq
-		name [unix.IFNAMSIZ]byte
-		data unsafe.Pointer
-		_    [16]byte
-	}{data: unsafe.Pointer(&value)}
-	copy(req.name[:], device)
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&req))); errno != 0 {
-		return 0, fmt.Errorf("ethtool %#x on %s: %w", cmd, device, errno)
-	}
-	return value.data, nil
 }

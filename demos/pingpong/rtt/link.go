@@ -4,13 +4,11 @@ package rtt
 
 import (
 	"fmt"
-	"runtime"
-	"unsafe"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
-	"golang.org/x/sys/unix"
 
+	"github.com/xspin/xspin/internal/ethtool"
 	"github.com/xspin/xspin/netns"
 )
 
@@ -71,23 +69,20 @@ func ReadLink(device string) (LinkState, error) {
 		s.XDP, s.XDPProgram = attachMode(x.AttachMode), x.ProgId
 	}
 
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return LinkState{}, fmt.Errorf("open ethtool socket: %w", err)
-	}
-	defer unix.Close(fd)
 	for _, f := range []struct {
-		cmd uint32
-		on  *OnOff
+		feature ethtool.Feature
+		on      *OnOff
 	}{
-		{unix.ETHTOOL_GTSO, &s.TSO},
-		{unix.ETHTOOL_GGSO, &s.GSO},
-		{unix.ETHTOOL_GGRO, &s.GRO},
-		{unix.ETHTOOL_GTXCSUM, &s.TxChecksum},
+		{ethtool.TSO, &s.TSO},
+		{ethtool.GSO, &s.GSO},
+		{ethtool.GRO, &s.GRO},
+		{ethtool.TxChecksum, &s.TxChecksum},
 	} {
-		if *f.on, err = ethtoolFlag(fd, device, f.cmd); err != nil {
+		on, err := f.feature.Enabled(device)
+		if err != nil {
 			return LinkState{}, err
 		}
+		*f.on = OnOff(on)
 	}
 	return s, nil
 }
@@ -102,22 +97,4 @@ func attachMode(m uint32) string {
 		return "offloaded"
 	}
 	return "several" // XDP_ATTACHED_MULTI
-}
-
-// ethtoolFlag asks one on/off question. A driver that does not know the
-// question has not got the feature.
-func ethtoolFlag(fd int, device string, cmd uint32) (OnOff, error) {
-	value := struct{ cmd, data uint32 }{cmd: cmd} // struct ethtool_value
-	req := struct {                               // struct ifreq
-		name [unix.IFNAMSIZ]byte
-		data unsafe.Pointer
-		_    [16]byte
-	}{data: unsafe.Pointer(&value)}
-	copy(req.name[:unix.IFNAMSIZ-1], device)
-	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&req)))
-	runtime.KeepAlive(&value)
-	if errno != 0 && errno != unix.EOPNOTSUPP {
-		return false, fmt.Errorf("ethtool request %#x on %s: %w", cmd, device, errno)
-	}
-	return errno == 0 && value.data != 0, nil
 }
