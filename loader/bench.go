@@ -105,7 +105,7 @@ func loadBench(program string, vars map[string]any) (*ebpf.Collection, error) {
 			return nil, fmt.Errorf("configure %s: %w", program, err)
 		}
 	}
-	coll, err := ebpf.NewCollection(spec)
+	coll, err := bpf.Load(spec)
 	if err != nil {
 		return nil, fmt.Errorf("load %s: %w", program, loadError(err))
 	}

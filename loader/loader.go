@@ -28,7 +28,7 @@ var (
 	// ErrOccupied says that another XDP program is attached.
 	ErrOccupied = errors.New("another XDP program is attached")
 	// ErrKernel says that the kernel lacks something XsPIN cannot do without.
-	ErrKernel = errors.New("kernel too old")
+	ErrKernel = errors.New("not supported by this kernel")
 	// ErrNoNative says that the driver has no XDP of its own.
 	ErrNoNative = errors.New("no native XDP")
 )
@@ -127,31 +127,6 @@ func occupied(op string, x *netlink.LinkXdp) error {
 
 const attachedSKB = 2 // XDP_ATTACHED_SKB of linux/if_link.h
 
-// The newest thing that the ingress program cannot do without.
-const (
-	minMajor, minMinor = 6, 9
-	minFeature         = "XDP metadata of more than 32 bytes"
-)
-
-func checkKernel() error {
-	var u unix.Utsname
-	if err := unix.Uname(&u); err != nil {
-		return fmt.Errorf("uname: %w", err)
-	}
-	return checkRelease(unix.ByteSliceToString(u.Release[:]))
-}
-
-func checkRelease(release string) error {
-	var major, minor int
-	if n, _ := fmt.Sscanf(release, "%d.%d", &major, &minor); n != 2 {
-		return nil // not numbered like Linux: let loading tell
-	}
-	if major > minMajor || major == minMajor && minor >= minMinor {
-		return nil
-	}
-	return fmt.Errorf("%w: this is Linux %s, and %s needs %d.%d or later", ErrKernel, release, minFeature, minMajor, minMinor)
-}
-
 // Attach loads the program and attaches it to the interface. The link dies
 // with the process, whichever way that ends.
 func Attach(cfg Config) (*Ingress, error) {
@@ -235,7 +210,7 @@ func (in *Ingress) load(program string) error {
 	if err := spec.Variables[bpf.IngressVarConfig].Set(config); err != nil {
 		return fmt.Errorf("configure %s: %w", program, err)
 	}
-	coll, err := ebpf.NewCollection(spec)
+	coll, err := bpf.Load(spec)
 	if err != nil {
 		return fmt.Errorf("load %s: %w", program, loadError(err))
 	}
@@ -273,7 +248,7 @@ func global[T any](mem []byte, v *ebpf.VariableSpec) *T {
 func loadError(err error) error {
 	switch {
 	case errors.Is(err, unix.EPERM):
-		return fmt.Errorf("%w (is the unprivileged_bpf_disabled or a lockdown policy in force?)", err)
+		return fmt.Errorf("%w (kernel lockdown or a security module may forbid it)", err)
 	case errors.Is(err, ebpf.ErrNotSupported):
 		return fmt.Errorf("%w: %w", ErrKernel, err)
 	}

@@ -109,9 +109,14 @@ func Install(cfg Config, mtu int, alias string) error {
 	if err != nil {
 		return fmt.Errorf("impair: %w", err)
 	}
-	var obj bpf.ImpairObjects
-	if err := spec.LoadAndAssign(&obj, nil); err != nil {
+	coll, err := bpf.Load(spec)
+	if err != nil {
 		return fmt.Errorf("impair: load programs: %w", err)
+	}
+	defer coll.Close()
+	var obj bpf.ImpairObjects
+	if err := coll.Assign(&obj); err != nil {
+		return fmt.Errorf("impair: %w", err)
 	}
 	defer obj.Close()
 
