@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/demos/file"
+	"github.com/xspin/xspin/internal/testenv"
 	"github.com/xspin/xspin/mpq"
 	"github.com/xspin/xspin/slmp"
 )
@@ -88,7 +89,7 @@ func newSendPeer(t *testing.T) *sendPeer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_ = sock.SetReadBuffer(4 << 20)
+	_ = testenv.ReadBuffer(sock, 4<<20)
 	r := &sendPeer{addr: sock.LocalAddr().String(), got: map[uint32][]byte{}}
 	machine, err := slmp.NewReceiver(slmp.ReceiverConfig{
 		Config: mpq.Config{},

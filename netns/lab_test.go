@@ -192,6 +192,9 @@ func ping(t testing.TB, l *netns.Lab) {
 		}
 		buf := make([]byte, 128)
 		n, _, err := unix.Recvfrom(fd, buf, 0)
+		for err == unix.EINTR { // a time limit has the kernel not restart the call
+			n, _, err = unix.Recvfrom(fd, buf, 0)
+		}
 		if err != nil {
 			return fmt.Errorf("wait for echo reply: %w", err)
 		}

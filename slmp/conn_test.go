@@ -22,6 +22,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/xspin/xspin/internal/testenv"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/netnstest"
 )
@@ -64,7 +65,7 @@ func newConnPeer(t testing.TB, address string) *connPeer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_ = sock.SetReadBuffer(4 << 20)
+	_ = testenv.ReadBuffer(sock, 4<<20)
 	p := &connPeer{
 		sock: sock, addr: sock.LocalAddr().(*net.UDPAddr).AddrPort(), rng: rand.New(rand.NewPCG(7, 7)),
 		messages: map[peerKey]*peerMessage{}, got: map[uint32][]byte{}, again: map[uint32]bool{},
