@@ -13,13 +13,19 @@ BENCH := rx match rtt bystander slmp hostq ddt
 # Commands that tests and benches run, and the Debian packages they are in.
 TEST_TOOLS  := curl:curl git:git gcc:gcc,libc6-dev mpicc:mpich,libmpich-dev ping:iputils-ping iperf3:iperf3 python3:python3 tshark:tshark clang-19:clang-19 llvm-strip-19:llvm-19
 BENCH_TOOLS := gcc:gcc,libc6-dev iperf3:iperf3 mpicc:mpich,libmpich-dev
+VM_TOOLS    := busybox:busybox-static ip:iproute2 ping:iputils-ping python3:python3 qemu-system-x86_64:qemu-system-x86 xz:xz-utils zstd:zstd
+
+# The kernels of make vmtest, by the Debian suite that they are in, and what is run
+# there: the packages whose tests need a kernel.
+KERNELS     := trixie trixie-backports
+VM_PACKAGES := bpf internal/ethtool netns netns/impair xsk loader hostq nic nic/neigh slmp client daemon demos/pingpong demos/pingpong/rtt demos/file
 
 # A tree that is no repository, or one git does not trust, builds without the
 # commit in the binary.
 VCS := $(if $(shell git rev-parse --verify -q HEAD 2>/dev/null),auto,false)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-quick bench generate generate-check lint clean go root clang test-tools bench-tools
+.PHONY: help build demo test test-quick vmtest bench generate generate-check lint clean go root clang test-tools bench-tools vm-tools
 # Targets share the CPUs with what they measure.
 .NOTPARALLEL:
 
@@ -41,6 +47,18 @@ test: root go test-tools generate-check lint ## every test, none skipped; instal
 	XSPIN_NO_SKIP=1 CGO_ENABLED=0 go test -count=1 -run TestModel ./slmp # thousands of bad networks: too many for the race detector
 	XSPIN_NO_SKIP=1 CGO_ENABLED=0 go test -count=1 -run TestLitmus ./hostq # that detector orders what this wants to see unordered
 	XSPIN_NO_SKIP=1 XSPIN_SCRIBBLE=60s CGO_ENABLED=1 go test -race -count=1 -p 1 -timeout 25m ./...
+
+# Emulated: every figure is meaningless, and tests that depend on time skip.
+vmtest: go vm-tools ## the tests that need a kernel under Debian's, emulated (KERNELS="trixie trixie-backports")
+	rm -rf bin/vmtest && mkdir -p bin/vmtest
+	CGO_ENABLED=0 go build -o bin/vmtest/test2json cmd/test2json
+	CGO_ENABLED=0 go build -o bin/vmtest/tap ./scripts/tap
+	@set -e; for p in $(VM_PACKAGES); do CGO_ENABLED=0 go test -c -o "bin/vmtest/$$(echo $$p | tr / -).test" "./$$p"; done
+	@bad=; for k in $(KERNELS); do \
+		scripts/vm fetch $$k || exit; echo "# $$k: Linux $$(scripts/vm run $$k uname -r)"; \
+		XSPIN_EMULATED=1 scripts/vm run -t 10800 $$k bin/vmtest/tap bin/vmtest/test2json \
+			$$(for p in $(VM_PACKAGES); do echo "$$p=bin/vmtest/$$(echo $$p | tr / -).test"; done) -- -test.short -test.timeout 3h || bad="$$bad $$k"; \
+	done; rm -rf bin/vmtest; [ -z "$$bad" ] || { echo "make vmtest: failed on$$bad" >&2; exit 1; }
 
 test-quick: go ## the short tests, in a minute; those that need root skip without it
 	go test -short -count=1 -p 1 ./...
@@ -85,7 +103,8 @@ clang:
 
 test-tools: TOOLS = $(TEST_TOOLS)
 bench-tools: TOOLS = $(BENCH_TOOLS)
-test-tools bench-tools:
+vm-tools: TOOLS = $(VM_TOOLS)
+test-tools bench-tools vm-tools:
 	@missing=; for t in $(TOOLS); do \
 		command -v "$${t%%:*}" >/dev/null || missing="$$missing $$(echo "$${t#*:}" | tr , ' ')"; \
 	done; \
