@@ -11,9 +11,13 @@ SIZE  := 256MiB
 BENCH := rx match rtt bystander slmp hostq ddt
 
 # Commands that tests and benches run, and the Debian packages they are in.
-TEST_TOOLS  := curl:curl git:git gcc:gcc,libc6-dev mpicc:mpich,libmpich-dev ping:iputils-ping iperf3:iperf3 python3:python3 tshark:tshark clang-19:clang-19 llvm-strip-19:llvm-19
+TEST_TOOLS  := curl:curl git:git gcc:gcc,libc6-dev ip:iproute2 mpicc:mpich,libmpich-dev ping:iputils-ping iperf3:iperf3 python3:python3 tshark:tshark clang-19:clang-19 llvm-strip-19:llvm-19
 BENCH_TOOLS := gcc:gcc,libc6-dev iperf3:iperf3 mpicc:mpich,libmpich-dev
 VM_TOOLS    := busybox:busybox-static ip:iproute2 ping:iputils-ping python3:python3 qemu-system-x86_64:qemu-system-x86 xz:xz-utils zstd:zstd
+FRESH_TOOLS := debootstrap:debootstrap git:git
+
+# The Debian of make fresh.
+SUITE       := trixie
 
 # The kernels of make vmtest, by the Debian suite that they are in, and what is run
 # there: the packages whose tests need a kernel.
@@ -25,7 +29,7 @@ VM_PACKAGES := bpf internal/ethtool netns netns/impair xsk loader hostq nic nic/
 VCS := $(if $(shell git rev-parse --verify -q HEAD 2>/dev/null),auto,false)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-quick vmtest bench generate generate-check lint clean go root clang test-tools bench-tools vm-tools
+.PHONY: help build demo test test-quick vmtest fresh bench generate generate-check lint clean go root clang test-tools bench-tools vm-tools fresh-tools
 # Targets share the CPUs with what they measure.
 .NOTPARALLEL:
 
@@ -59,6 +63,9 @@ vmtest: go vm-tools ## the tests that need a kernel under Debian's, emulated (KE
 		XSPIN_EMULATED=1 scripts/vm run -t 10800 $$k bin/vmtest/tap bin/vmtest/test2json \
 			$$(for p in $(VM_PACKAGES); do echo "$$p=bin/vmtest/$$(echo $$p | tr / -).test"; done) -- -test.short -test.timeout 3h || bad="$$bad $$k"; \
 	done; rm -rf bin/vmtest; [ -z "$$bad" ] || { echo "make vmtest: failed on$$bad" >&2; exit 1; }
+
+fresh: root go fresh-tools ## both commands of the README on a Debian that has nothing else, made by debootstrap (root; SUITE=trixie)
+	scripts/fresh $(SUITE)
 
 test-quick: go ## the short tests, in a minute; those that need root skip without it
 	go test -short -count=1 -p 1 ./...
@@ -104,7 +111,8 @@ clang:
 test-tools: TOOLS = $(TEST_TOOLS)
 bench-tools: TOOLS = $(BENCH_TOOLS)
 vm-tools: TOOLS = $(VM_TOOLS)
-test-tools bench-tools vm-tools:
+fresh-tools: TOOLS = $(FRESH_TOOLS)
+test-tools bench-tools vm-tools fresh-tools:
 	@missing=; for t in $(TOOLS); do \
 		command -v "$${t%%:*}" >/dev/null || missing="$$missing $$(echo "$${t#*:}" | tr , ' ')"; \
 	done; \
