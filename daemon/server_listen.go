@@ -117,11 +117,13 @@ func lock(path string) (unlock func(), err error) {
 	}
 }
 
+// passRights is SO_PASSRIGHTS of asm-generic/socket.h, which accepted connections inherit.
+const passRights = 83
+
 // refuseRights has the kernel refuse descriptors that peers send along: closing one can
 // take as long as its owner likes (a TCP socket that lingers), and who reads, or closes
 // the connection, closes it. Linux 6.16 and later.
 func refuseRights(u *net.UnixListener) error {
-	const passRights = 83 // SO_PASSRIGHTS, which accepted connections inherit
 	raw, err := u.SyscallConn()
 	if err != nil {
 		return err
