@@ -23,8 +23,8 @@ import (
 
 // What is in every Debian: packages that are essential, and apt.
 var everywhere = strings.Fields(`apt-cache apt-get awk bash cat chmod chroot cp cut date diff dirname dpkg-deb env
-	false find flock grep head id ls mkdir mktemp mount mv nproc readlink rm sed setsid sh sha256sum sleep sort
-	tail timeout touch tr true uname unshare xargs comm cmp seq`)
+	false find flock grep head id ls mkdir mktemp mount mv nproc pivot_root readlink rm sed setsid sh sha256sum sleep sort
+	tail timeout touch tr true umount uname unshare xargs comm cmp seq`)
 
 // Packages bring more than the program that the Makefile looks for.
 var comesWith = map[string]string{
