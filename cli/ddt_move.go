@@ -430,8 +430,8 @@ func (o *output) image(size, touched int64, begin *os.File) (*image, error) {
 	}
 	var err error
 	m.bytes, err = mapFile(o.tmp, size, unix.PROT_READ|unix.PROT_WRITE)
-	if err != nil {
-		return nil, err
+	if err != nil { // a tmpfs has files that are larger than any address space
+		return nil, o.noRoom(size, err)
 	}
 	return m, nil
 }
