@@ -231,54 +231,66 @@ func (e *Entry) hasAny(from, last uint64) bool {
 // mark claims segment k beyond low. It returns false if there is no room.
 func (e *Entry) mark(q *Queue, k uint64) bool {
 	at := e.low / uint64(e.size)
-	if k-at > MaxAhead {
+	if n := uint64(len(e.set)) * 64; k-at > n && !e.grow(q, at, k-at) {
 		return false
-	}
-	if n := uint64(len(e.set)) * 64; k-at > n {
-		words := n / 64
-		for words*64 < k-at {
-			words *= 2
-		}
-		set := q.store.take(int(words))
-		if set == nil {
-			return false
-		}
-		if e.beyond > 0 {
-			for i, w := range e.set {
-				for ; w != 0; w &= w - 1 {
-					b := uint64(i*64 + bits.TrailingZeros64(w))
-					j := at + 1 + (b-at-1)&(n-1)
-					set[j/64&(words-1)] |= 1 << (j % 64)
-				}
-			}
-		}
-		e.release(q)
-		e.set = set
 	}
 	e.set[k/64&uint64(len(e.set)-1)] |= 1 << (k % 64)
 	e.beyond++
 	return true
 }
 
+// grow makes the ring as long as it takes for so many segments beyond the one at
+// low, which is number at.
+func (e *Entry) grow(q *Queue, at, segments uint64) bool {
+	old := uint64(len(e.set))
+	words := old
+	for words*64 < segments {
+		words *= 2
+	}
+	if 8*words > uint64(q.share) {
+		return false
+	}
+	set := q.store.take(int(words))
+	if set == nil {
+		return false
+	}
+	if e.beyond > 0 {
+		// The word of the segment at low is visited twice: what lies behind the
+		// segment is of this lap of the ring, the rest of the next.
+		last := at + 64*old
+		for k := at &^ 63; k <= last; k += 64 {
+			w := e.set[k/64&(old-1)]
+			if k == at&^63 {
+				w &= ^uint64(0) << (at % 64) << 1
+			}
+			if k+63 > last {
+				w &= 1<<(last-k+1) - 1
+			}
+			set[k/64&(words-1)] |= w
+		}
+	}
+	e.release(q)
+	e.set = set
+	return true
+}
+
 // advance moves low behind the segment there, which is claimed, and those behind
-// it that are.
+// it that are: word by word, since there may be millions.
 func (e *Entry) advance(q *Queue) {
-	for {
-		if e.eom && e.low == uint64(e.eomOffset) {
-			e.low = e.length
-		} else {
-			e.low += uint64(e.size)
-		}
-		if e.beyond == 0 {
-			break
-		}
+	e.low += uint64(e.size)
+	for e.beyond > 0 {
 		k := e.low / uint64(e.size)
 		w := &e.set[k/64&uint64(len(e.set)-1)]
-		if *w>>(k%64)&1 == 0 {
-			return
+		n := bits.TrailingZeros64(^(*w >> (k % 64))) // 64 only if k is the first of the word
+		if n == 0 {
+			return // EOM, if it is claimed, is beyond
 		}
-		*w &^= 1 << (k % 64)
-		e.beyond--
+		*w &^= ^uint64(0) >> (64 - n) << (k % 64)
+		e.beyond -= uint32(n)
+		e.low += uint64(n) * uint64(e.size)
+	}
+	if e.eom && e.low > uint64(e.eomOffset) {
+		e.low = e.length // EOM's segment may be shorter
 	}
 	if len(e.set) > 1 {
 		e.release(q)
@@ -327,17 +339,21 @@ func (e *Entry) convert(q *Queue) bool {
 	if set == nil {
 		return false
 	}
-	i, end := 0, (e.high+size-1)/size
-	for k := at + 1; k < end; k++ {
-		if !e.has(k) {
-			continue
+	end := (e.high + size - 1) / size
+	// The next segment from k on that is claimed, or is not; end if there is none.
+	next := func(k, flip uint64) uint64 {
+		for ; k < end; k += 64 {
+			if w := e.ring(k) ^ flip; w != 0 {
+				return min(k+uint64(bits.TrailingZeros64(w)), end)
+			}
 		}
-		from := k
-		for k < end && e.has(k) {
-			k++
-		}
-		set[i] = from*size<<32 | (min(k*size, e.high) - 1)
-		i++
+		return end
+	}
+	i := 0
+	for from := next(at+1, 0); from < end; i++ {
+		to := next(from, ^uint64(0))
+		set[i] = from*size<<32 | (min(to*size, e.high) - 1)
+		from = next(to, 0)
 	}
 	e.release(q)
 	e.set, e.beyond, e.size = set, n, 0

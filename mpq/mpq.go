@@ -103,7 +103,7 @@ type Reason uint8
 const (
 	None     Reason = iota
 	Messages        // no room for another message
-	Memory          // no room for another hole in the message, or too far ahead of the first
+	Memory          // no room for another hole in the message
 	NoHeader        // no room to hold it until the header packet comes, or that did not come
 	Overlap         // bytes that came before, cut differently
 	TwoEnds         // EOM at a place other than before, or bytes behind the end
@@ -166,7 +166,7 @@ type Config struct {
 	Messages   int           // in flight at most. Defaults to 4096
 	Words      int           // of a key that are in use. Defaults to KeyWords
 	Held       int           // packets held at most, of all messages. Defaults to 64; negative: none
-	Memory     int           // bytes for holes, beyond what each entry has room for. Defaults to 16 MiB
+	Memory     int           // bytes for holes, beyond what each entry has room for; one message gets an eighth, or 8 KiB. Defaults to 16 MiB
 	Timeout    time.Duration // since the last new segment. Defaults to 10 s
 	Remember   time.Duration // a finished message, at least. Defaults to 4 s
 	Incomplete Incomplete
@@ -175,9 +175,6 @@ type Config struct {
 
 // Bounds that are not configured.
 const (
-	// MaxAhead is how many segments behind the first hole a regular message
-	// can have some.
-	MaxAhead = 1 << 16
 	// MaxIntervals is how many stretches of bytes an irregular message can
 	// have behind its first hole.
 	MaxIntervals = 256

@@ -21,6 +21,8 @@ type Queue struct {
 	held atomic.Int64         // packets
 	done memory
 
+	share int // bytes for the holes of one message
+
 	mu     sync.Mutex
 	tables []*Table
 	slots  int    // entries that there are
@@ -41,6 +43,9 @@ func NewQueue(c Config) (*Queue, error) {
 	q.done.remember = int64(c.Remember)
 	q.done.word = c.Words - 1
 	q.store.limit = c.Memory
+	// A bit a segment: 2 MiB, the default, are enough for 4 GiB in segments of 256
+	// bytes. More for one message would let its sender keep others from theirs.
+	q.share = max(c.Memory/8, 8<<10)
 	return q, nil
 }
 
@@ -130,26 +135,39 @@ type store struct {
 // take returns a slice of n words, n being a power of two, all 0; nil if that is
 // too much.
 func (s *store) take(n int) []uint64 {
+	b, ok := s.find(n)
+	if !ok {
+		return nil
+	}
+	if b == nil {
+		return make([]uint64, n)
+	}
+	clear(b)
+	return b
+}
+
+// find accounts for n words, and returns such a slice as it was given back, if there
+// is one.
+func (s *store) find(n int) (b []uint64, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.used+8*n > s.limit {
-		return nil
+		return nil, false
 	}
 	f := &s.free[bits.TrailingZeros(uint(n))]
 	s.used += 8 * n
 	if i := len(*f) - 1; i >= 0 {
-		b := (*f)[i]
+		b = (*f)[i]
 		(*f)[i] = nil
 		*f = (*f)[:i]
 		s.kept -= 8 * n
-		clear(b)
-		return b
+		return b, true
 	}
 	for i := len(s.free) - 1; i >= 0 && s.used+s.kept > s.limit; i-- {
 		s.kept -= len(s.free[i]) << i * 8
 		s.free[i] = nil
 	}
-	return make([]uint64, n)
+	return nil, true
 }
 
 // give takes back what take returned.

@@ -83,6 +83,7 @@ func TestMessageInOrder(t *testing.T) {
 
 // Segments of every kind, in every state of a message's bytes.
 func TestDecisions(t *testing.T) {
+	const far = 16 << 20 / 8 * 8 // segments: a bit each, in an eighth of the memory
 	type step struct {
 		s    Segment
 		d    Decision
@@ -153,9 +154,9 @@ func TestDecisions(t *testing.T) {
 			{seg(10, 10), Run, None, false}, {eom(20, 0), Run, None, false},
 		},
 		"too far": {
-			{seg(0, 1), Start, None, false}, {seg(MaxAhead+2, 1), Drop, Memory, false}, {seg(MaxAhead+1, 1), Run, None, false},
-			{eom(MaxAhead+2, 1), Drop, Memory, false}, {seg(1, 1), Run, None, false}, {eom(MaxAhead+2, 1), Run, None, false},
-			{seg(2, MaxAhead-1), Run, None, false},
+			{seg(0, 1), Start, None, false}, {seg(far+2, 1), Drop, Memory, false}, {seg(far+1, 1), Run, None, false},
+			{eom(far+2, 1), Drop, Memory, false}, {seg(1, 1), Run, None, false}, {eom(far+2, 1), Run, None, false},
+			{seg(2, far-1), Run, None, false},
 		},
 		"up to the last byte": {
 			{seg(0, 1<<30), Start, None, false}, {seg(2<<30, 1<<30), Run, None, false}, {eom(3<<30, 1<<30), Run, None, false},
@@ -489,7 +490,7 @@ func TestBitmap(t *testing.T) {
 
 // A ring as long as can be, with every place taken, tells of its own segments only.
 func TestFullRing(t *testing.T) {
-	for _, n := range []uint32{64, 128, 1024, MaxAhead} {
+	for _, n := range []uint32{64, 128, 1024, 1 << 16} {
 		_, tab := queue(t, Config{})
 		k := Key{1}
 		e := begin(t, tab, &k, seg(0, 4), 1)

@@ -3,12 +3,14 @@
 package nic_test
 
 import (
+	"bytes"
 	"errors"
 	"net/netip"
 	"runtime"
 	"sync"
 	"testing"
 
+	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/netnstest"
@@ -88,4 +90,35 @@ func TestFPsPINSender(t *testing.T) {
 			idle(t, c)
 		})
 	}
+}
+
+// Its threads begin far apart: more segments lie ahead of the first hole than any
+// reordering network would bring there.
+func TestFPsPINSenderWithThreads(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	n := open(t, lab, nic.Config{})
+	s := fpspintest.Sender{Window: 64, Align: 732, Threads: 2}
+	data := noise(140_000*s.Payload() - 5)
+	memory := make(hpu.Memory, len(data))
+	c := run(t, n, nic.ContextSpec{Name: "slmp", Rulesets: sets(matcher.SLMP()), Window: memory, Handlers: hpu.Handlers{
+		Header: func(*hpu.HER) hpu.Code { return hpu.Proceed },
+	}})
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := lab.Host.NS.Do(func() error {
+		r, err := s.Send(netip.AddrPortFrom(lab.NIC.Addr.Addr(), slmp.Port), 1, data)
+		if err != nil {
+			t.Errorf("%v, %+v\n%+v\n%+v", err, r, c.Stats(), messages(t, c))
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(memory, data) {
+		t.Error("other bytes came")
+	}
+	idle(t, c)
 }

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -52,7 +53,7 @@ func (c Code) Error() string {
 	return fmt.Sprintf("slmp_sendmsg: %d", int(c))
 }
 
-// A Sender has the parameters of FPsPIN's slmp_socket, for one thread.
+// A Sender has the parameters of FPsPIN's slmp_socket.
 type Sender struct {
 	// Window is how many packets may be unacknowledged, the first one not
 	// counted. 0 is said to be unlimited, and sends what lies between the
@@ -63,6 +64,10 @@ type Sender struct {
 	// for. FPsPIN's file sender has 64, its datatypes 4.
 	Align int
 	Gap   time.Duration // pause after each packet
+	// Threads send a part of the message each, all at once, with as much of the
+	// window. Here they take turns, which is one of the orders that FPsPIN's can
+	// have. 0 is 1.
+	Threads int
 }
 
 // Payload returns how many bytes a packet carries.
@@ -80,8 +85,8 @@ type Result struct {
 // calling thread. It returns when as many ACKs have come as packets went out, or
 // with an error that wraps a Code. It takes IPv4 addresses only.
 func (s Sender) Send(to netip.AddrPort, id uint32, msg []byte) (r Result, err error) {
-	if s.Window < 0 || s.Align < 1 || s.Align > maxPayload || !to.Addr().Is4() {
-		return r, fmt.Errorf("FPsPIN sender to %v, window %d, align %d: %w", to, s.Window, s.Align, unix.EINVAL)
+	if s.Window < 0 || s.Threads < 0 || s.Align < 1 || s.Align > maxPayload || !to.Addr().Is4() {
+		return r, fmt.Errorf("FPsPIN sender to %v, window %d, %d threads, align %d: %w", to, s.Window, s.Threads, s.Align, unix.EINVAL)
 	}
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -117,45 +122,81 @@ func (s Sender) Send(to netip.AddrPort, id uint32, msg []byte) (r Result, err er
 		return r, nil
 	}
 
-	left := s.Window // and below 0 for a window of 0
-	room := func() error {
-		if left != 0 {
+	parts := split(max(s.Threads, 1), s.Window, size, last)
+	total := 0
+	for _, t := range parts {
+		total += t.left
+	}
+	room := func(t *part) error {
+		if t.left != 0 {
 			return nil
 		}
 		if s.Window == 0 {
 			return fmt.Errorf("waiting for window: %w", errTimeout) // for no ACK at all
 		}
 		n, err := p.await(1, patience)
-		left += n
+		t.left += n
 		if err != nil {
 			return fmt.Errorf("waiting for window: %w", err)
 		}
 		return nil
 	}
-	for off := size; off < last; off += size {
+	for {
+		// The next one that has something to send, and the window to do it, or else
+		// the next one that has to wait.
+		i := slices.IndexFunc(parts, func(t *part) bool { return t.at < t.end && t.left != 0 })
+		if i < 0 {
+			i = slices.IndexFunc(parts, func(t *part) bool { return t.at < t.end })
+		}
+		if i < 0 {
+			break
+		}
+		t := parts[i]
+		parts = append(slices.Delete(parts, i, i+1), t) // others first, next time
 		flags := uint16(0)
 		if s.Window > 0 {
-			if err := room(); err != nil {
-				return r, fmt.Errorf("packet at %d to %v: %w: %w", off, to, err, ErrData)
+			if err := room(t); err != nil {
+				return r, fmt.Errorf("packet at %d to %v: %w: %w", t.at, to, err, ErrData)
 			}
 			flags = flagSYN
 		}
-		if err := p.send(flags, off, size); err != nil {
-			return r, fmt.Errorf("packet at %d to %v: %w: %w", off, to, err, ErrData)
+		if err := p.send(flags, t.at, size); err != nil {
+			return r, fmt.Errorf("packet at %d to %v: %w: %w", t.at, to, err, ErrData)
 		}
-		left--
+		t.at += size
+		t.left--
 	}
-	if err := room(); err != nil {
+	// All threads have ended; what their windows have left is one.
+	main := &part{}
+	for _, t := range parts {
+		main.left += t.left
+	}
+	if err := room(main); err != nil {
 		return r, fmt.Errorf("last packet, at %d, to %v: %w: %w", last, to, err, ErrData)
 	}
 	if err := p.send(flagSYN|flagEOM, last, size); err != nil {
 		return r, fmt.Errorf("last packet, at %d, to %v: %w: %w", last, to, err, ErrData)
 	}
-	left--
-	if n, err := p.await(s.Window-left, drain); err != nil {
-		return r, fmt.Errorf("all sent to %v, %d of %d ACKs outstanding came: %w: %w", to, n, s.Window-left, err, ErrData)
+	main.left--
+	if n, err := p.await(total-main.left, drain); err != nil {
+		return r, fmt.Errorf("all sent to %v, %d of %d ACKs outstanding came: %w: %w", to, n, total-main.left, err, ErrData)
 	}
 	return r, nil
+}
+
+// A part of the message between the first packet and the last, and its thread.
+type part struct {
+	at, end int // offsets
+	left    int // of the window; below 0 for one of 0
+}
+
+// split gives each thread as many packets, and as much of the window, rounded up.
+func split(threads, window, size, last int) (parts []*part) {
+	n := last/size - 1
+	for i := range threads {
+		parts = append(parts, &part{(1 + i*n/threads) * size, (1 + (i+1)*n/threads) * size, (window + threads - 1) / threads})
+	}
+	return parts
 }
 
 // A peer is the other side of a message under way.

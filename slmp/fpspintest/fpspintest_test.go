@@ -161,6 +161,34 @@ func TestPackets(t *testing.T) {
 	}
 }
 
+// Threads begin far apart, and send at the same time; the first packet goes before, and
+// EOM after all others.
+func TestThreads(t *testing.T) {
+	for _, threads := range []int{2, 3, 8} {
+		for _, packets := range []int{1, 2, 3, 20} {
+			a := serve(t, always)
+			msg := message(packets*1408 - 5)
+			r, err := Sender{Window: 8, Align: 64, Threads: threads}.Send(a.at, 1, msg)
+			got := a.packets()
+			if err != nil || r.Sent != packets || r.ACKs != packets {
+				t.Errorf("%d threads, %d packets: %+v, %v", threads, packets, r, err)
+			}
+			data := make([]byte, len(msg))
+			inOrder := true
+			for i, p := range got {
+				if (i == 0) != (p.off == 0) || (i == len(got)-1) != (p.flags&flagEOM != 0) {
+					t.Errorf("%d threads, %d packets: packet %d is at %d, flags %x", threads, packets, i, p.off, p.flags)
+				}
+				inOrder = inOrder && p.off == uint32(i)*1408
+				copy(data[p.off:], p.data)
+			}
+			if !bytes.Equal(data, msg) || inOrder != (packets < 20) {
+				t.Errorf("%d threads, %d packets: wrong bytes, or in order: %v", threads, packets, inOrder)
+			}
+		}
+	}
+}
+
 func TestEachMessageHasAPort(t *testing.T) {
 	a := serve(t, always)
 	taken, err := Sender{Window: 1, Align: 64}.Send(a.at, 7, nil)
