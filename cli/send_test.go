@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -21,11 +22,14 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/demos/file"
 	"github.com/xspin/xspin/internal/testenv"
 	"github.com/xspin/xspin/mpq"
+	"github.com/xspin/xspin/netns"
+	"github.com/xspin/xspin/netns/netnstest"
 	"github.com/xspin/xspin/slmp"
 )
 
@@ -389,5 +393,53 @@ func TestSendSizesAndProgress(t *testing.T) {
 	}
 	if got := fmt.Sprint(&sendReport{Bytes: 1 << 20, Seconds: 0.001, Gbps: 8.388608, Segments: 718, Retransmitted: 2, Payload: 1462}); got != "1 MiB in 0.001 s: 8.389 Gbit/s. 718 segments of up to 1462 bytes, 2 sent again" {
 		t.Errorf("report %q", got)
+	}
+}
+
+// However little the device takes, --timeout and Ctrl-C end it.
+func TestSendEndsThoughNothingCanBeSent(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	// Frames that the other end does not take are dropped by the device, as if its queue
+	// were full.
+	if err := lab.NIC.NS.Do(func() error {
+		l, err := netlink.LinkByName(lab.NIC.Device)
+		if err != nil {
+			return err
+		}
+		return netlink.LinkSetMTU(l, 700)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, make([]byte, 1<<20), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name, says string
+		args       []string
+		signal     os.Signal
+	}{
+		{"--timeout", "--timeout of 200ms", []string{"--timeout", "200ms"}, nil},
+		{"Ctrl-C", "interrupt", nil, os.Interrupt},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+			defer cancel()
+			cmd := lab.Host.NS.Command(ctx, "/proc/self/exe", slices.Concat([]string{"send", "--to", lab.NIC.Addr.Addr().String()}, tt.args, []string{file})...)
+			var out strings.Builder
+			cmd.Stdout, cmd.Stderr = &out, &out
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			if tt.signal != nil {
+				time.Sleep(300 * time.Millisecond) // to be sending
+				if err := cmd.Process.Signal(tt.signal); err != nil {
+					t.Error(err)
+				}
+			}
+			if err := cmd.Wait(); err == nil || ctx.Err() != nil || !strings.Contains(out.String(), tt.says) {
+				t.Errorf("it ended with %v (%v): %s", err, ctx.Err(), out.String())
+			}
+		})
 	}
 }

@@ -69,9 +69,13 @@ const (
 	// timerSlack is how late the kernel wakes a thread that waits for a time
 	// (prctl PR_SET_TIMERSLACK). The rest is spun.
 	timerSlack = 60 * time.Microsecond
-	// noBufferNap is how long to wait when the device's queue is full: poll
-	// tells of room in the socket only.
-	noBufferNap = 100 * time.Microsecond
+	// minNap is how long to wait when the device's queue is full, at first: poll
+	// tells of room in the socket only. maxNap is the longest.
+	minNap = 100 * time.Microsecond
+	maxNap = 5 * time.Millisecond
+	// fullLimit is for how long a queue that takes nothing is a full one: some frames
+	// leave within it even at 1 Mbit/s. After that the device loses what it is given.
+	fullLimit = 20 * time.Millisecond
 	// refusedLimit times in a row end the messages of a peer that has answered
 	// before: one may be a stray, or a receiver that is starting again.
 	refusedLimit = 3
@@ -103,24 +107,29 @@ type Conn struct {
 	ended  bool       // wake is closed
 
 	// All below is the loop's.
-	sender  *Sender
-	nextID  uint32
-	spools  []*message // open, from a stream
-	watched []*message // open, with somebody who wants to know how far they are
-	taken   []*message
-	gone    []*message
-	outs    [txSegments]Outbound
-	scratch []byte
-	payload int
-	alone   bool       // the process has one CPU
-	spin    int64      // ns to look for acknowledgements before sleeping, found by itself
-	nap     int64      // when to try again after ENOBUFS, 0 for now
-	blocked bool       // until there is room in the socket
-	refused int        // ICMP port unreachable since the last acknowledgement
-	passing unix.Errno // the last error that was no reason to stop
-	stats   ConnStats
-	pollFds [2]unix.PollFd
-	timeout unix.Timespec
+	sender    *Sender
+	nextID    uint32
+	spools    []*message // open, from a stream
+	watched   []*message // open, with somebody who wants to know how far they are
+	taken     []*message
+	gone      []*message
+	outs      [txSegments]Outbound
+	scratch   []byte
+	payload   int
+	alone     bool        // the process has one CPU
+	spin      int64       // ns to look for acknowledgements before sleeping, found by itself
+	leaving   []*Outgoing // unacknowledged, and complete when what is staged is sent
+	nap       int64       // when to try again after ENOBUFS, 0 for now
+	doze      int64       // ns that the next nap takes
+	full      int64       // since when the device has taken nothing, 0 if it has
+	blocked   bool        // until there is room in the socket
+	blockedAt int64       // since when
+	heard     int64       // when the last acknowledgement came
+	refused   int         // ICMP port unreachable since the last acknowledgement
+	passing   unix.Errno  // the last error that was no reason to stop
+	stats     ConnStats
+	pollFds   [2]unix.PollFd
+	timeout   unix.Timespec
 }
 
 // ConnStats is what a connection has done so far. SenderStats begins again when

@@ -58,8 +58,13 @@ func (c *Conn) intake() (closed bool) {
 	}
 	clear(c.taken)
 	for _, m := range c.gone {
-		if m.out != nil {
-			m.out.Abandon(m.abort)
+		if m.out == nil {
+			continue
+		}
+		m.out.Abandon(m.abort)
+		if i := slices.Index(c.leaving, m.out); i >= 0 {
+			c.leaving = slices.Delete(c.leaving, i, i+1)
+			c.finish(m, m.abort)
 		}
 	}
 	clear(c.gone)
@@ -127,7 +132,7 @@ func (c *Conn) receive(now int64) (some bool) {
 				c.refused = 0
 			}
 		}
-		some = true
+		some, c.heard = true, now
 		if n < rxBatch {
 			break
 		}
@@ -169,11 +174,16 @@ func (c *Conn) done(m *message) uint64 {
 // kernel has no room.
 func (c *Conn) transmit(now int64) bool {
 	if c.blocked || now < c.nap {
+		c.sender.expire(now) // time passes for those who wait, too
+		if t := c.stuckAt(); t != 0 && now >= t {
+			c.endAll(fmt.Errorf("to %s: %w: the socket's buffer has had no room for %v", c.sock.remote, ErrSilent, time.Duration(now-c.blockedAt).Round(time.Millisecond)))
+		}
 		return false
 	}
 	c.nap = 0
 	if c.sock.empty() {
 		c.sock.clear()
+		c.full = 0
 		n := c.sender.Next(c.outs[:c.sock.room(HeaderLen+c.payload)], now)
 		if n == 0 {
 			return false
@@ -186,12 +196,16 @@ func (c *Conn) transmit(now int64) bool {
 	failed := 0
 	for {
 		c.stats.SystemCalls++
+		before := c.sock.out
 		errno := c.sock.flush()
+		if c.sock.out != before {
+			c.full = 0
+		}
 		switch errno {
 		case 0:
 			return true
 		case unix.EAGAIN:
-			c.blocked = true
+			c.blocked, c.blockedAt = true, now
 			return false
 		case unix.EFAULT:
 			// A mapped file was cut short. Which one, reading will tell.
@@ -201,7 +215,7 @@ func (c *Conn) transmit(now int64) bool {
 			c.sock.clear() // lost, as far as the Sender can see
 			return true
 		case unix.ENOBUFS, unix.ENOMEM:
-			c.nap = clock.Monotonic() + int64(noBufferNap)
+			c.noBuffers(errno)
 			return false
 		}
 		// Often it is the answer to a datagram sent earlier, and this one was
@@ -213,6 +227,39 @@ func (c *Conn) transmit(now int64) bool {
 		if c.trouble(errno) {
 			return true
 		}
+	}
+}
+
+// stuckAt returns when messages end that wait for room in the socket, 0 for never. A
+// slow link brings acknowledgements, though room only when half of the buffer is empty.
+// Without acknowledgements a full buffer is how a sender learns how fast it may be.
+func (c *Conn) stuckAt() int64 {
+	if !c.blocked || c.cfg.Mode == Unacknowledged || len(c.sender.messages) == 0 {
+		return 0
+	}
+	return max(c.blockedAt, c.heard) + int64(c.sender.c.Patience)
+}
+
+// noBuffers naps, the longer the longer the device takes nothing. When that cannot be a
+// queue that empties any more, the datagram that was refused counts as lost: a timer
+// sends its segments again, or ends the message, and others may have more luck. Without
+// acknowledgements nobody would send it again: then the device has Patience.
+func (c *Conn) noBuffers(errno unix.Errno) {
+	now := clock.Monotonic()
+	if c.full == 0 {
+		c.full, c.doze = now, int64(minNap)
+	}
+	c.nap = now + c.doze
+	c.doze = min(2*c.doze, int64(maxNap))
+	c.passing = errno
+	if c.cfg.Mode == Unacknowledged {
+		if now-c.full >= int64(c.sender.c.Patience) {
+			c.endAll(fmt.Errorf("the device has taken nothing for %v: %w", time.Duration(now-c.full).Round(time.Millisecond), errno))
+		}
+		return
+	}
+	if now-c.full >= int64(fullLimit) {
+		c.sock.drop()
 	}
 }
 
@@ -261,27 +308,45 @@ func (c *Conn) load(outs []Outbound) {
 	}
 }
 
-// collect gives ended messages back to those who submitted them. What is staged
-// has to be sent first: without acknowledgements that is the end of a message.
+// collect gives ended messages back to those who submitted them. Without
+// acknowledgements a message has ended well when the last of it is sent, which it is not
+// while something is staged.
 func (c *Conn) collect() {
-	if !c.sock.empty() {
-		return
-	}
 	for o := c.sender.Finished(); o != nil; o = c.sender.Finished() {
-		c.finish(o.Data.(*message))
-		c.sender.Recycle(o)
+		if c.cfg.Mode == Unacknowledged && o.Err() == nil && !c.sock.empty() {
+			c.leaving = append(c.leaving, o)
+			continue
+		}
+		c.finish(o.Data.(*message), o.Err())
+	}
+	if c.sock.empty() {
+		c.leave(nil)
 	}
 }
 
-func (c *Conn) finish(m *message) {
+// leave ends the messages that were waiting for the stage.
+func (c *Conn) leave(err error) {
+	for _, o := range c.leaving {
+		c.finish(o.Data.(*message), err)
+	}
+	clear(c.leaving)
+	c.leaving = c.leaving[:0]
+}
+
+// finish gives m back, with its bytes, of which none may be staged any more.
+func (c *Conn) finish(m *message, err error) {
+	o := m.out
+	defer c.sender.Recycle(o)
+	if !c.sock.empty() {
+		c.sock.remove(o.ID())
+	}
 	cut := m.unmap()
-	err := m.out.Err()
 	if err == nil {
 		err = cut
 	}
 	if err != nil {
 		if errors.Is(err, ErrSilent) && c.passing != 0 {
-			err = fmt.Errorf("%w. The network's last word: %w", err, c.passing)
+			err = fmt.Errorf("%w. The network's last word: %w%s", err, c.passing, hint(c.passing))
 		}
 		err = c.explain(err)
 	} else {
@@ -317,6 +382,17 @@ func (c *Conn) finish(m *message) {
 	close(m.done)
 }
 
+// hint says where to look for the reason of an error that might have passed.
+func hint(errno unix.Errno) string {
+	switch errno {
+	case unix.EPERM:
+		return " (a local firewall, or its full connection table, refuses segments)"
+	case unix.ENOBUFS, unix.ENOMEM:
+		return " (the device drops them: its queue is full, or the other end of the link has a smaller MTU)"
+	}
+	return ""
+}
+
 func without(list []*message, m *message) []*message {
 	if i := slices.Index(list, m); i >= 0 {
 		return slices.Delete(list, i, i+1)
@@ -343,13 +419,13 @@ func (c *Conn) judge(errno unix.Errno) bool {
 		c.endAll(fmt.Errorf("%w on UDP port %d of %s: %w", ErrRefused, c.sock.remote.Port(), c.sock.remote.Addr(), errno))
 	case unix.EMSGSIZE, unix.EINVAL:
 		return c.shrink(errno)
-	case unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EHOSTDOWN, unix.ENETDOWN, unix.EPROTO:
+	case unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EHOSTDOWN, unix.ENETDOWN, unix.EPROTO, unix.EPERM:
 		// May pass: a segment was lost, no more. If it does not pass, the error
 		// of the message says this.
 		c.passing = errno
 		return false
-	case unix.EPERM, unix.EACCES:
-		c.endAll(fmt.Errorf("send: %w: a local firewall or security policy refuses it", errno))
+	case unix.EACCES:
+		c.endAll(fmt.Errorf("send: %w: a route or security policy refuses it", errno))
 	default:
 		c.endAll(fmt.Errorf("UDP socket: %w", errno))
 	}
@@ -362,6 +438,7 @@ func (c *Conn) isOpen(id uint32) bool { return c.sender.messages[id] != nil }
 func (c *Conn) endAll(err error) {
 	c.sock.clear()
 	c.blocked, c.nap = false, 0
+	c.leave(err)
 	for _, o := range c.sender.messages {
 		o.Abandon(err)
 	}
@@ -373,7 +450,13 @@ func (c *Conn) endAll(err error) {
 func (c *Conn) wait() {
 	begin := clock.Monotonic()
 	until := c.sender.Deadline()
-	if c.nap != 0 {
+	switch {
+	case c.blocked:
+		until = c.sender.timer() // nothing can go, however due it is
+		if t := c.stuckAt(); t != 0 && (until == 0 || t < until) {
+			until = t
+		}
+	case c.nap != 0:
 		until = c.nap
 	}
 	spinning := len(c.sender.messages) > 0 && !c.blocked && !c.alone

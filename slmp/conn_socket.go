@@ -271,6 +271,25 @@ func (s *socket) unstage(n int) {
 	s.count--
 }
 
+// remove takes the segments of a message out of the stage.
+func (s *socket) remove(id uint32) {
+	begin, used, count := 0, 0, 0
+	if s.out > 0 {
+		begin = s.ends[s.out-1]
+	}
+	for i := s.out; i < s.count; i++ {
+		b := s.buf[begin:s.ends[i]]
+		begin = s.ends[i]
+		if binary.BigEndian.Uint32(b[2:]) == id { // of its header
+			continue
+		}
+		used += copy(s.buf[used:], b)
+		s.ends[count], s.tails[count] = used, s.tails[i]
+		count++
+	}
+	s.used, s.count, s.sealed, s.out = used, count, false, 0
+}
+
 // seal makes messages of the segments that are not sent. With UDP_SEGMENT one
 // message takes a run of equal length, whose last may be shorter.
 func (s *socket) seal() {

@@ -716,11 +716,11 @@ func TestConnErrorsOfTheSocket(t *testing.T) {
 		ends  bool
 		says  string
 	}{
-		{unix.EPERM, true, "a local firewall or security policy refuses it"},
-		{unix.EACCES, true, "a local firewall or security policy refuses it"},
+		{unix.EACCES, true, "a route or security policy refuses it"},
 		{unix.EIO, true, "UDP socket: input/output error"},
 		{unix.ENETUNREACH, false, ""},
 		{unix.EHOSTUNREACH, false, ""},
+		{unix.EPERM, false, ""}, // a connection table has room again after a while
 		{unix.EMSGSIZE, false, ""},
 		{unix.EINVAL, false, ""},
 	} {
@@ -1079,6 +1079,93 @@ func TestConnWaitsForRoomInTheDevice(t *testing.T) {
 		if !bytes.Equal(p.message(t, r.ID), data) {
 			t.Errorf("%v: other bytes came", off)
 		}
+	}
+}
+
+// A socket or a device that takes nothing, for as long as the test runs: Send returns when
+// its context ends, or when the peer has been silent for Patience, and does not spin.
+func TestConnThatCannotSend(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		stop func(t *testing.T, lab *netns.Lab, c *Conn)
+	}{
+		{"the other end of the link has a smaller MTU", func(t *testing.T, lab *netns.Lab, _ *Conn) {
+			run(t, lab.NIC.NS, "ip", "link", "set", lab.NIC.Device, "mtu", "700") // frames are ENOBUFS
+		}},
+		{"the device's queue never empties", func(t *testing.T, lab *netns.Lab, _ *Conn) {
+			run(t, lab.Host.NS, "tc", "qdisc", "add", "dev", lab.Host.Device, "root", "tbf", "rate", "8bit", "burst", "1600", "limit", "1600")
+		}},
+		{"the socket's buffer never empties", func(t *testing.T, lab *netns.Lab, c *Conn) {
+			run(t, lab.Host.NS, "tc", "qdisc", "add", "dev", lab.Host.Device, "root", "tbf", "rate", "8bit", "burst", "1600", "limit", "100m")
+			if err := unix.SetsockoptInt(c.sock.fd, unix.SOL_SOCKET, unix.SO_SNDBUF, 50_000); err != nil {
+				t.Fatal(err)
+			}
+		}},
+	} {
+		for _, mode := range []Mode{EverySegment, FirstLast, Unacknowledged} {
+			for _, off := range []Offload{OffloadSegments, OffloadNone} {
+				t.Run(fmt.Sprintf("%s, %v, %v", tt.name, mode, off), func(t *testing.T) {
+					lab, _, dial := labPeer(t)
+					c := dial(Config{Mode: mode, Offload: off, Window: 512, Retries: 3, Patience: 400 * time.Millisecond, MinRTO: 5 * time.Millisecond, MaxRTO: 50 * time.Millisecond})
+					tt.stop(t, lab, c)
+					begin := time.Now()
+					send := func(ctx context.Context) error {
+						ended := make(chan error, 1)
+						go func() {
+							_, err := c.SendBytes(ctx, noise(1<<20), Options{})
+							ended <- err
+						}()
+						select {
+						case err := <-ended:
+							return err
+						case <-time.After(20 * time.Second):
+							t.Fatalf("Send has not returned, %v after it should; %+v", time.Since(begin), c.Stats())
+							return nil
+						}
+					}
+					ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+					defer cancel()
+					if err := send(ctx); !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, ErrSilent) {
+						t.Errorf("error %v, want the context's", err)
+					}
+					if mode != Unacknowledged {
+						if err := send(t.Context()); !errors.Is(err, ErrSilent) {
+							t.Errorf("error %v, want %v", err, ErrSilent)
+						}
+					}
+					st, took := c.Stats(), time.Since(begin)
+					if most := 200 + uint64(took/time.Millisecond); st.SystemCalls > most || st.Sleeps > 4*most {
+						t.Errorf("%d calls and %d sleeps in %v", st.SystemCalls, st.Sleeps, took)
+					}
+					if st.Open != 0 {
+						t.Errorf("%d messages are left", st.Open)
+					}
+				})
+			}
+		}
+	}
+}
+
+// What the device does not take of one message does not keep another one back.
+func TestConnMessagesThatCanBeSentAre(t *testing.T) {
+	lab, p, dial := labPeer(t)
+	c := dial(Config{Patience: time.Minute, Retries: 1000, MinRTO: 5 * time.Millisecond})
+	run(t, lab.NIC.NS, "ip", "link", "set", lab.NIC.Device, "mtu", "700")
+	ctx, cancel := context.WithCancel(t.Context())
+	large := make(chan error, 1)
+	go func() {
+		_, err := c.SendBytes(ctx, noise(1<<20), Options{})
+		large <- err
+	}()
+	for range 5 {
+		r, err := c.SendBytes(t.Context(), []byte("small"), Options{})
+		if err != nil || string(p.message(t, r.ID)) != "small" {
+			t.Error(err)
+		}
+	}
+	cancel()
+	if err := <-large; !errors.Is(err, context.Canceled) {
+		t.Error(err)
 	}
 }
 

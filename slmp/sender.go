@@ -370,14 +370,19 @@ func (s *Sender) fits() bool { return !s.auto || s.inflight < s.win.size }
 // Deadline returns when Next is to be called again, at the latest. It may be
 // early. 0: never.
 func (s *Sender) Deadline() int64 {
-	var t int64
-	if len(s.timers) > 0 {
-		t = max(s.timers[0].timer, 1)
-	}
+	t := s.timer()
 	if s.c.Gap > 0 && s.fits() && (s.queues[ready].first != nil || s.queues[losing].first != nil) && (t == 0 || s.gapAt < t) {
 		t = max(s.gapAt, 1)
 	}
 	return t
+}
+
+// timer returns when the first timer expires, 0 if there is none.
+func (s *Sender) timer() int64 {
+	if len(s.timers) == 0 {
+		return 0
+	}
+	return max(s.timers[0].timer, 1)
 }
 
 // transmit sends segment k.
