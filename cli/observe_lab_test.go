@@ -119,14 +119,14 @@ func TestObserveADaemon(t *testing.T) {
 	case <-time.After(20 * time.Second):
 		t.Fatal("the capture does not end")
 	}
-	seen, err := exec.Command("tshark", "-r", file, "-T", "fields", "-E", "separator=/s", "-e", "frame.interface_name", "-e", "frame.packet_flags_direction",
+	seen, err := exec.Command("tshark", "-r", file, "-T", "fields", "-E", "separator=|", "-e", "frame.interface_name", "-e", "frame.packet_flags_direction",
 		"-e", "udp.srcport", "-e", "udp.payload", "-e", "frame.comment", "-Y", "udp.port == 7").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
 	in, out := 0, 0
 	for l := range strings.Lines(string(seen)) {
-		f := strings.Fields(l)
+		f := strings.Fields(strings.ReplaceAll(l, "|", " "))
 		if len(f) < 5 || f[0] != device || f[3] != fmt.Sprintf("%x", "hello") || f[4] != "context=chatty" {
 			t.Errorf("tshark reads %q", l)
 			continue

@@ -79,7 +79,7 @@ func TestTsharkReadsWhatIsWritten(t *testing.T) {
 	if err := os.WriteFile(file, b.Bytes(), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	tshark := exec.Command("tshark", "-r", file, "-T", "fields", "-E", "separator=/s", "-E", "aggregator=;", "-e", "frame.time_epoch",
+	tshark := exec.Command("tshark", "-r", file, "-T", "fields", "-E", "separator=|", "-E", "aggregator=;", "-e", "frame.time_epoch",
 		"-e", "frame.interface_name", "-e", "frame.cap_len", "-e", "frame.len", "-e", "frame.packet_flags_direction", "-e", "frame.drop_count", "-e", "frame.comment")
 	var diag bytes.Buffer
 	tshark.Stderr = &diag
@@ -88,9 +88,9 @@ func TestTsharkReadsWhatIsWritten(t *testing.T) {
 		t.Fatalf("tshark: %v: %s", err, diag.String())
 	}
 	for i, want := range []string{
-		"1700000000.123456789 other 47 47 0x00000001  context=echo hpu=1 verdict=success;two",
-		"1700000000.123456790 xs-nic 33 47 0x00000002 8589934592",
-		"1700000000.123456791 xs-nic 14 14",
+		"1700000000.123456789|other|47|47|0x00000001||context=echo hpu=1 verdict=success;two",
+		"1700000000.123456790|xs-nic|33|47|0x00000002|8589934592|",
+		"1700000000.123456791|xs-nic|14|14|||",
 	} {
 		lines := strings.Split(strings.TrimSpace(string(out)), "\n")
 		if len(lines) != 3 || strings.TrimSpace(lines[i]) != want {
