@@ -477,6 +477,7 @@ func (r *runner) run(p *port, k int) bool {
 		req.r, req.ctx, req.port, req.msg = r, c, p, nil
 		req.meta, req.late, req.from = h.meta, h.late, h.from
 		req.all = r.descs[h.first:h.last:h.last]
+		req.segs, req.head, req.size = req.all, nil, 0
 		req.action, req.kept, req.data, req.trig = recycle, nil, nil, nil
 		r.sent, r.acked = 0, 0
 		fromRing := h.job == packetJob || h.job == replayJob
@@ -488,7 +489,6 @@ func (r *runner) run(p *port, k int) bool {
 			continue
 		}
 		req.acc = r.account(c)
-		req.segs, req.head, req.size = req.all, nil, 0
 		if len(req.all) > 0 {
 			req.size = int(req.all[0].Len)
 			for _, d := range req.all[1:] {
