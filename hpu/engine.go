@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"unsafe"
 
+	"github.com/xspin/xspin/internal/clock"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/mpq"
 )
@@ -47,10 +48,11 @@ const sharedTables = 8
 
 // messages is the message engine of a context.
 type messages struct {
-	cfg    MessageConfig
-	queue  *mpq.Queue
-	tables []table // one a worker; or shared
-	ending bool    // guarded by Pool.mu: all messages are to end, no more will come
+	cfg     MessageConfig
+	queue   *mpq.Queue
+	tables  []table   // one a worker; or shared
+	waiting []waiting // by worker, which has it
+	ending  bool      // guarded by Pool.mu: all messages are to end, no more will come
 
 	mu      sync.Mutex
 	hosted  atomic.Bool       // there are words
@@ -111,6 +113,7 @@ func (ms *messages) open(workers int) {
 		ms.tables[i].Table = ms.queue.NewTable()
 		ms.tables[i].shared = ms.cfg.Shared
 	}
+	ms.waiting = make([]waiting, workers)
 }
 
 // table returns the one for a message that came to a worker. (The program's hash
@@ -196,7 +199,7 @@ func (m *Message) Words() [4]uint64 {
 func (r *runner) disown(t *table, m *Message) {
 	m.live = false
 	if m.waits != nil {
-		m.waits.over = true
+		m.waits.over.Store(true)
 		m.waits = nil
 	}
 	if m.bucket != noBucket {
@@ -543,8 +546,8 @@ func (r *runner) concluded(t *table, m *Message, k int, what call, code Code, ok
 }
 
 // notify tells the application that a message has ended, and its sender. If the
-// application has no room for that, it is tried again now and then. r.result says
-// how it has ended.
+// application has no room for that, it is tried again now and then; the sender is told
+// so if it was a packet that brought the message here. r.result says how it has ended.
 func (r *runner) notify(t *table, m *Message, k int) bool {
 	req, ms := &r.her, m.ctx.msgs
 	if r.result.Time == 0 { // not when it has to be told again
@@ -555,16 +558,21 @@ func (r *runner) notify(t *table, m *Message, k int) bool {
 			t.lock()
 			if m.waits == nil {
 				m.waits = &deferred{t: t, m: m, result: r.result}
-				r.w.deferred = append(r.w.deferred, m.waits)
+				ms.waiting[r.w.id].add(m.waits, clock.Monotonic())
 			}
 			t.Defer(m.entry, r.base)
-			buf := r.say(ms, m.ask, Waiting, m.entry)
+			var buf []byte
+			if r.hers[k].job != notifyJob {
+				buf = r.say(ms, m.ask, Waiting, m.entry)
+			}
 			r.peer = m.peer
 			t.unlock()
 			r.answer(&r.peer, buf)
 			return true
 		}
 		req.acc.EventsLost++ // a sender that is gone does not come again
+	} else if q := &ms.waiting[r.w.id]; len(q.list) > 0 {
+		q.hope(clock.Monotonic())
 	}
 	if !r.unbind(m, r.result, k) {
 		return false

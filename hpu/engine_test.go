@@ -396,7 +396,7 @@ func TestFullEventQueueDelaysTheEndOfMessages(t *testing.T) {
 				}
 				eventually(t, "EOM is acknowledged", func() bool { return slices.Contains(b.acks(), [2]uint32{1, 200}) })
 				b.over()
-				if n := len(b.workers[0].deferred); n > 1 {
+				if n := len(b.c.msgs.waiting[0].list); n > 1 {
 					t.Errorf("%d notes of one message", n)
 				}
 			})
@@ -428,10 +428,9 @@ func TestDeferredMessageOfARemovedContextIsForgotten(t *testing.T) {
 	b.send(cut(1, 1, peerA, 100, 100)...)
 	b.expect(0, "header 1", "payload 1 at 0", "completion 1: complete, 100 bytes, 0 dropped, 0 missing")
 	b.c.halt.Or(haltRemoved)
-	time.Sleep(5 * time.Millisecond)
 	b.close()
-	if n := len(b.workers[0].deferred); n != 0 {
-		t.Errorf("%d notes are left", n)
+	if ms := b.workers[0].current.Load().nextTimer(); ms != -1 {
+		t.Errorf("its worker has something to do in %d ms", ms)
 	}
 }
 

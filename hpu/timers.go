@@ -40,8 +40,8 @@ func (r *runner) errandsAndTimers() (worked, ok bool) {
 	return worked, r.timers(*list)
 }
 
-// timers ends messages whose time is up, runs timer handlers, and does what was put
-// off. It returns false if the runner was abandoned.
+// timers ends messages whose time is up, runs timer handlers, and tries events again
+// that found no room. It returns false if the runner was abandoned.
 func (r *runner) timers(list []*Context) bool {
 	now := r.pool.scale.Ticks()
 	if r.pool.scale.Nanoseconds(now-r.timed) < int64(timerEvery) && r.pool.ending.Load() == 0 {
@@ -53,15 +53,7 @@ func (r *runner) timers(list []*Context) bool {
 			r.pool.flush(c)
 			continue
 		}
-		if !r.tick1(c) || c.msgs != nil && !r.expired(c) {
-			return false
-		}
-	}
-	// Each once. What retry does not get to is the next runner's.
-	for range len(r.w.deferred) {
-		d := r.w.deferred[0]
-		r.w.deferred = slices.Delete(r.w.deferred, 0, 1)
-		if !r.retry(d) {
+		if !r.tick1(c) || c.msgs != nil && !(r.expired(c) && r.retry(c)) {
 			return false
 		}
 	}
@@ -155,38 +147,100 @@ func (r *runner) expire(c *Context, h *her, k int) bool {
 var errNoEvent = errors.New("complete, but nobody took its event in time")
 
 // A deferred message is complete, and waits for room in its event queue. It has
-// one of these for so long, in the list of the worker that completed it.
+// one of these for so long, in the queue of the worker that completed it.
 type deferred struct {
 	t      *table
 	m      *Message // not to be looked at when it is over: its slot may be another's
 	result Result
-	over   bool // whoever has the table
+	over   atomic.Bool // set by whoever has the table
 }
 
-// retry tries to tell the application once more that a message is complete.
-func (r *runner) retry(d *deferred) bool {
-	c := d.m.ctx
-	if c.halt.Load() != 0 {
-		return true
+// waiting is the deferred messages of a context that a worker has completed, in that
+// order. Only the first is tried, with pauses, until it is over: a context may have
+// thousands, and as long as there is no room for one there is none for the others. One
+// with an event queue of its own that has room is tried when its sender asks.
+type waiting struct {
+	list  []*deferred
+	due   int64 // when the first is tried again
+	pause time.Duration
+}
+
+// Pauses between two tries.
+const (
+	minPause = timerEvery
+	maxPause = 100 * time.Millisecond
+)
+
+// add puts a message at the end.
+func (q *waiting) add(d *deferred, now int64) {
+	if q.first() == nil {
+		q.pause = 0
+		q.wait(now)
 	}
-	var came *port
-	d.t.lock()
-	over := d.over
-	mine := !over && d.t.Retry(d.m.entry, clock.Monotonic())
-	if !over {
-		came = d.m.port
+	if len(q.list) == cap(q.list) {
+		q.list = slices.DeleteFunc(q.list, (*deferred).isOver)
+		q.list = slices.Grow(q.list, len(q.list)+1) // so the next time is far
 	}
-	d.t.unlock()
-	if over {
-		return true
+	q.list = append(q.list, d)
+}
+
+// first returns the message to be tried, nil if there is none.
+func (q *waiting) first() *deferred {
+	for len(q.list) > 0 {
+		if d := q.list[0]; !d.isOver() {
+			return d
+		}
+		q.list[0] = nil
+		q.list = q.list[1:]
 	}
-	r.w.deferred = append(r.w.deferred, d)
-	if !mine {
-		return true
+	q.list = nil
+	return nil
+}
+
+// hope has the first tried at once: there was room for another.
+func (q *waiting) hope(now int64) { q.due, q.pause = now, 0 }
+
+// wait has the first tried after a pause, longer than the last one.
+func (q *waiting) wait(now int64) {
+	q.pause = min(max(2*q.pause, minPause), maxPause)
+	q.due = now + int64(q.pause)
+}
+
+func (d *deferred) isOver() bool { return d.over.Load() }
+
+// retry tries to tell the application once more that messages of a context are
+// complete: a batch of them, for packets wait meanwhile.
+func (r *runner) retry(c *Context) bool {
+	q := &c.msgs.waiting[r.w.id]
+	for range batchSize {
+		d := q.first()
+		if d == nil || clock.Monotonic() < q.due {
+			return true
+		}
+		var came *port
+		d.t.lock()
+		over := d.isOver()
+		mine := !over && d.t.Retry(d.m.entry)
+		if mine {
+			came = d.m.port
+		}
+		d.t.unlock()
+		if over {
+			continue
+		}
+		if mine {
+			h := her{msg: d.m, job: notifyJob}
+			h.meta.Context = c.id
+			if !r.serveOne(r.w.portFor(c, came), h) {
+				return false
+			}
+		}
+		if !d.isOver() {
+			q.wait(clock.Monotonic())
+			return true
+		}
 	}
-	h := her{msg: d.m, job: notifyJob, deferred: d}
-	h.meta.Context = c.id
-	return r.serveOne(r.w.portFor(c, came), h)
+	return true
 }
 
 // flush gives back what is held for messages of a context that was stopped: its
@@ -216,7 +270,7 @@ func (p *Pool) flush(c *Context) {
 
 // nextTimer returns in how many ms timers has something to do, -1 for never.
 func (r *runner) nextTimer() int {
-	if len(r.w.deferred) > 0 || len(r.w.jobs) > 0 {
+	if len(r.w.jobs) > 0 {
 		return soon
 	}
 	list := r.pool.timed.Load()
@@ -233,6 +287,9 @@ func (r *runner) nextTimer() int {
 		}
 		if c.msgs == nil {
 			continue
+		}
+		if q := &c.msgs.waiting[r.w.id]; q.first() != nil && (next == 0 || q.due < next) {
+			next = q.due
 		}
 		for i := range c.msgs.tables {
 			t := &c.msgs.tables[i]

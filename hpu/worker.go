@@ -63,10 +63,9 @@ type her struct {
 	msg   *Message
 	cause Cause
 
-	deferred *deferred  // what waits, of a message whose event is tried again
-	trig     *triggered // with triggerJob
-	errand   *errand    // that somebody waits for; Optional
-	owner    *Context   // of what has no packet
+	trig   *triggered // with triggerJob
+	errand *errand    // that somebody waits for; Optional
+	owner  *Context   // of what has no packet
 }
 
 func (p *port) occupancy() uint32 {
@@ -85,11 +84,10 @@ type worker struct {
 	due      []due // by queue
 	txq      []xsk.Desc
 	done     []uint64
-	aside    int         // of the room on a tx ring: what the NIC's own frames leave to handlers
-	jobs     []*Kept     // packets to run, or run again
-	rest     []*Kept     // of those that serveJobs is at, not begun
-	spent    []*Kept     // room for the next jobs
-	deferred []*deferred // messages whose events wait
+	aside    int     // of the room on a tx ring: what the NIC's own frames leave to handlers
+	jobs     []*Kept // packets to run, or run again
+	rest     []*Kept // of those that serveJobs is at, not begun
+	spent    []*Kept // room for the next jobs
 	chores   []*errand
 	triggers []hostMessage
 	numbers  uint32 // of messages of the host's
@@ -537,7 +535,7 @@ func (r *runner) her1(c *Context, h *her, k int) bool {
 	case h.job == expireJob:
 		return r.expire(c, h, k)
 	case h.job == notifyJob:
-		r.her.msg, r.result = h.msg, h.deferred.result
+		r.her.msg, r.result = h.msg, h.msg.waits.result
 		return r.notify(h.msg.table, h.msg, k)
 	}
 	return true

@@ -76,7 +76,8 @@ type Entry struct {
 	state   State
 	stopped bool // its time was up, or Stop: state is what it was
 	discard bool // its time was up, in mode Discard
-	blocked bool // its time was up, but segments run
+	blocked bool // its time was up, but segments run, or it was ending
+	late    bool // its event has found no room
 
 	_ [8]byte
 }

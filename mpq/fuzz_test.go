@@ -353,7 +353,7 @@ func drive(t *testing.T, data []byte) {
 			}
 		case 12:
 			if m := pick(); m != nil && m.state == Deferred {
-				if tab.Retry(m.e, now) == m.stopped {
+				if tab.Retry(m.e) == m.stopped {
 					t.Fatal("Retry")
 				}
 				m.state = Ending
@@ -399,7 +399,7 @@ func drive(t *testing.T, data []byte) {
 				}
 			}
 			for _, m := range live {
-				if len(m.running) == 0 && m.state == Open && m.e.seen+int64(c.Timeout) <= now {
+				if len(m.running) == 0 && (m.state == Open || m.state == Deferred) && !m.stopped && m.e.seen+int64(c.Timeout) <= now {
 					t.Fatal("not expired")
 				}
 			}

@@ -328,11 +328,16 @@ func (t *Table) Finish(e *Entry, s Segment, now int64) (complete bool) {
 		e.state = Ending
 		return true
 	}
+	t.unblock(e)
+	return false
+}
+
+// unblock sets the time of an entry whose time was up when it was busy.
+func (t *Table) unblock(e *Entry) {
 	if e.blocked {
 		e.blocked = false
 		t.setTimer(e, t.deadline(e))
 	}
-	return false
 }
 
 // Fail says that a handler has failed. Nothing more is to be run for the message,
@@ -369,20 +374,25 @@ func (t *Table) End(e *Entry, now int64) {
 	t.free(e)
 }
 
-// Defer says that a message is complete, but that its event found no room.
+// Defer says that a message is complete, but that its event found no room. It has
+// Timeout from then on, and again when its sender asks: Notify.
 func (t *Table) Defer(e *Entry, now int64) {
 	e.state = Deferred
-	e.seen = now
+	if !e.late {
+		e.late = true
+		e.seen = now
+	}
+	t.unblock(e)
 }
 
 // Retry takes a deferred message, as Notify does: the event is to be tried again,
-// then End, or Defer once more. It returns false if somebody else does so.
-func (t *Table) Retry(e *Entry, now int64) bool {
+// then End, or Defer once more. It returns false if somebody else does so. It gives
+// the message no time.
+func (t *Table) Retry(e *Entry) bool {
 	if e.state != Deferred || e.stopped {
 		return false
 	}
 	e.state = Ending
-	e.seen = now
 	return true
 }
 

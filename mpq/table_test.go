@@ -320,11 +320,11 @@ func TestDefer(t *testing.T) {
 	arrive(t, tab, &k, seg(0, 10), 1, Again, None)
 	arrive(t, tab, &k, eom(10, 10), 900*ms, Notify, None)
 	arrive(t, tab, &k, eom(10, 10), 900*ms, Wait, None) // one at a time
-	if tab.Retry(e, 900*ms) || tab.Stop(e) || tab.Expired(5000*ms) != nil {
+	if tab.Retry(e) || tab.Stop(e) || tab.Expired(5000*ms) != nil {
 		t.Error("taken twice")
 	}
 	tab.Defer(e, 900*ms)
-	if !tab.Retry(e, 900*ms) {
+	if !tab.Retry(e) {
 		t.Error("Retry refused")
 	}
 	tab.Defer(e, 900*ms)
@@ -337,6 +337,61 @@ func TestDefer(t *testing.T) {
 	arrive(t, tab, &k, eom(10, 10), 7000*ms, Again, None)
 	if s := q.Stats(); s.Ended != 1 {
 		t.Errorf("%+v", s)
+	}
+}
+
+// A deferred message has Timeout since its sender last wanted something. What the
+// receiver tries by itself does not count.
+func TestDeferredMessageIsAbandonedInTime(t *testing.T) {
+	again := func(t *testing.T, tab *Table, k *Key, e *Entry) {
+		for now := 100 * ms; now < 1000*ms; now += 100 * ms {
+			if tab.Expired(now) != nil || !tab.Retry(e) {
+				t.Fatalf("it is over at %d ms", now/ms)
+			}
+			tab.Defer(e, now)
+		}
+	}
+	for name, tc := range map[string]struct {
+		meanwhile func(*testing.T, *Table, *Key, *Entry)
+		deferred  int64 // first
+		due       int64
+	}{
+		"nobody asks":     {nil, 0, 1000 * ms},
+		"it is retried":   {again, 0, 1000 * ms},
+		"it ended slowly": {nil, 5500 * ms, 6500 * ms},
+		"its sender asks": {func(t *testing.T, tab *Table, k *Key, e *Entry) {
+			arrive(t, tab, k, eom(10, 10), 900*ms, Notify, None)
+			tab.Defer(e, 950*ms)
+		}, 0, 1900 * ms},
+		"it is tried when it would be looked at": {func(t *testing.T, tab *Table, _ *Key, e *Entry) {
+			if tab.Expired(999*ms) != nil || !tab.Retry(e) || tab.Expired(1200*ms) != nil {
+				t.Fatal("it is over")
+			}
+			tab.Defer(e, 1300*ms)
+		}, 500 * ms, 1500 * ms},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, tab := queue(t, Config{Timeout: time.Second})
+			k := Key{1}
+			e := begin(t, tab, &k, seg(0, 10), 0)
+			tab.Finish(e, seg(0, 10), 0)
+			if !run(t, tab, &k, eom(10, 10), 0) {
+				t.Fatal("not complete")
+			}
+			if tab.Expired(tc.deferred) != nil {
+				t.Fatal("expired while its completion handler runs")
+			}
+			tab.Defer(e, tc.deferred)
+			if tc.meanwhile != nil {
+				tc.meanwhile(t, tab, &k, e)
+			}
+			if tab.Expired(tc.due-1) != nil {
+				t.Fatalf("expired before %d ms", tc.due/ms)
+			}
+			if tab.Expired(tc.due) != e {
+				t.Fatalf("not expired at %d ms", tc.due/ms)
+			}
+		})
 	}
 }
 

@@ -21,6 +21,7 @@ import (
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/internal/clock"
 	"github.com/xspin/xspin/matcher"
+	"github.com/xspin/xspin/mpq"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/netnstest"
 	"github.com/xspin/xspin/nic"
@@ -163,6 +164,55 @@ func TestApplicationHearsOfItsMessages(t *testing.T) {
 	if want := []hostq.EventKind{1, 1, 1, 1, 1, hostq.Overflow}; !slices.Equal(kinds, want) {
 		t.Errorf("events of kinds %v, want %v", kinds, want)
 	}
+}
+
+// An application that takes no events: whose messages end then hear no more than they
+// ask, and are given up in time. A marker says how many events were lost.
+func TestApplicationThatTakesNoEvents(t *testing.T) {
+	const room, more = 4, 60
+	pair, app := application(t, hostq.Layout{Lanes: 1, Events: room})
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	n := open(t, lab, nic.Config{HPUs: 2, Workers: 1})
+	c := run(t, n, nic.ContextSpec{Name: "messages", Rulesets: sets(matcher.SLMP()), Resources: hpu.Resources{Host: pair}, Timeout: time.Second})
+	conn := dialUDP(t, lab, slmp.Port)
+	send := func(id uint32, wait bool) {
+		t.Helper()
+		write(t, conn, raw(slmp.SYN|slmp.EOM|slmp.Cumulative, id, 0, noise(10)))
+		if a := answer(t, conn); a.ID != id || a.Wait != wait {
+			t.Fatalf("message %d is answered with %+v", id, a)
+		}
+	}
+	for id := range uint32(room) {
+		send(id, false)
+	}
+	for id := uint32(room); id < room+more; id++ {
+		send(id, true)
+		send(id, true) // asked again
+	}
+	full := pair.Stats().EventsFull
+	eventually(t, "it is tried again", func() bool { return pair.Stats().EventsFull > full+4 })
+	conn.SetReadDeadline(time.Now().Add(time.Millisecond))
+	var b [100]byte
+	if k, err := conn.Read(b[:]); err == nil {
+		t.Errorf("% x came unasked", b[:k])
+	}
+
+	eventually(t, "they are given up", func() bool { return messages(t, c).Open == 0 })
+	if st := messages(t, c); st.Ended != room || st.Failed != more {
+		t.Errorf("%+v", st)
+	}
+	for id := range uint32(room) {
+		if e := hostEvent(t, app); e.Kind != hostq.MessageEnded || e.Number != id {
+			t.Errorf("%+v, want the end of message %d", e, id)
+		}
+	}
+	if e := hostEvent(t, app); e.Kind != hostq.Overflow || e.Lost != more {
+		t.Errorf("%+v, want %d lost", e, more)
+	}
+	// What was given up is not acknowledged later.
+	write(t, conn, raw(slmp.SYN|slmp.EOM, room, 0, noise(10)))
+	eventually(t, "it is dropped", func() bool { return messages(t, c).Dropped[mpq.Dead] == 1 })
+	silent(t, conn)
 }
 
 func TestApplicationHearsThatItsContextIsStopped(t *testing.T) {

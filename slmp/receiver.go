@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"slices"
 	"time"
 
 	"github.com/xspin/xspin/mpq"
@@ -69,8 +68,8 @@ type Handlers struct {
 	Completion func(*Call) Code
 	// Event tells the application that a message has ended. False: it has no
 	// room for that. A complete message is then not acknowledged, and Event
-	// is called again when its sender asks, and by Receiver.Retry; of
-	// others it is not.
+	// is called again when its sender asks, and by Receiver.Retry, which
+	// gives it no time; of others it is not.
 	Event func(*Incoming, Ending) bool
 }
 
@@ -497,15 +496,22 @@ func (r *Receiver) abandon(m *Incoming, why Cause, now int64) {
 	}
 }
 
-// Retry says that there is room for events again.
+// Retry says that there may be room for events again: those that found none are tried
+// in the order in which their messages became complete, up to the first that finds none.
 func (r *Receiver) Retry(now int64) {
-	list := slices.Clone(r.deferred)
-	r.deferred = r.deferred[:0]
-	for _, m := range list {
-		m.late = false
-		if r.table.Retry(m.entry, now) {
-			r.notify(m, now)
+	for len(r.deferred) > 0 {
+		m := r.deferred[0]
+		if r.table.Retry(m.entry) {
+			if !r.event(m) {
+				r.table.Defer(m.entry, now)
+				return
+			}
+			r.answer(m.source, m.eom, true, m.entry)
+			r.end(m, now)
 		}
+		m.late = false
+		r.deferred[0] = nil
+		r.deferred = r.deferred[1:]
 	}
 }
 

@@ -218,7 +218,7 @@ func TestReceiverEventQueueFull(t *testing.T) {
 	l.in(end, 1, 0, 5).want("header 1", "payload 1:0", "completion 1 complete 5-0", "no room 1")
 	l.in(end|offr, 1, 0, 5).want("no room 1", "wait 1:0 5 [0]")
 	l.r.Retry(l.now)
-	l.want("no room 1", "wait 1:0 5 [0]")
+	l.want("no room 1") // nobody asked
 	l.full = false
 	l.r.Retry(l.now)
 	l.want("event 1 complete", "ack 1:0 5 [0]")
@@ -248,6 +248,37 @@ func TestReceiverEventQueueFull(t *testing.T) {
 	l.r.Expire(l.now)
 	l.want("event 3 complete")
 	l.in(end, 3, 0, 5).want("ack 3:0")
+}
+
+// However many messages wait for room, one is tried at a time, and what is tried by
+// itself gives them no time.
+func TestReceiverTriesOneEventAtATime(t *testing.T) {
+	l := newLog(t, mpq.Config{Timeout: time.Second})
+	l.full = true
+	for id := range uint32(3) {
+		l.in(end|offr, id+1, 0, 5)
+	}
+	l.said = nil
+	for range 9 {
+		l.now += sec / 10
+		l.r.Expire(l.now)
+		l.r.Retry(l.now)
+		l.want("no room 1")
+	}
+	l.in(end|offr, 2, 0, 5).want("no room 2", "wait 2:0 5 [0]")
+	l.now += sec / 10
+	l.r.Expire(l.now)
+	l.want("no room 1", "no room 3")
+	l.full = false
+	l.in(end|offr, 4, 0, 5)
+	l.said = nil
+	l.r.Retry(l.now)
+	l.want("event 2 complete", "ack 2:0 5 [0]")
+	l.r.Retry(l.now)
+	l.want()
+	if s := l.r.Stats(); s.EventsLost != 2 || s.Messages.Open != 0 {
+		t.Errorf("%+v", s)
+	}
 }
 
 func TestReceiverTimeout(t *testing.T) {
