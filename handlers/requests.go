@@ -52,7 +52,7 @@ func (s *requests) ask(h *hpu.HER) hpu.Code {
 	// Before anybody works on it: is the sender one that can be answered?
 	source := binary.BigEndian.Uint32(hdr.IPv4[12:16])
 	tag := uint64(source)<<16 | uint64(hdr.UDP.SrcPort())
-	if !hdr.ReplyUDP() || h.AskThen(tag, hdr.UDP.Payload(), s.then) != nil {
+	if !hdr.Intact() || !hdr.ReplyUDP() || h.AskThen(tag, hdr.UDP.Payload(), s.then) != nil {
 		return hpu.Drop
 	}
 	return hpu.Success

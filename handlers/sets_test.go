@@ -161,6 +161,65 @@ func TestEchoPartial(t *testing.T) {
 	}
 }
 
+// TestDamagedRequests flips each bit of requests, behind the MAC addresses. No handler may
+// send an answer that a receiver would take, unless it is the one to the whole request; a
+// wrong answer that the receiver refuses is as good as none.
+func TestDamagedRequests(t *testing.T) {
+	udp := hputest.UDP(hputest.Peer(4000), hputest.Here(5000), []byte("a datagram of odd size"))
+	icmp := hputest.ICMPEcho(hputest.PeerAddr, hputest.HereAddr, 3, 4, []byte("a message of odd size"))
+	// All of its sum is that of the pseudo-header: what has come by a wire has not.
+	partial := bytes.Clone(udp)
+	h := packet.Parse(partial, len(partial))
+	var pseudo packet.Checksum
+	pseudo.AddPseudo(h.IPv4.Src(), h.IPv4.Dst(), packet.ProtocolUDP, h.UDP.Length())
+	h.UDP.SetChecksum(pseudo.Folded())
+	for _, tt := range []struct {
+		name, set string
+		params    handlers.Params
+		frame     []byte
+		to        int // damage ends there
+	}{
+		{"ICMP", "echo-icmp", nil, icmp, len(icmp)},
+		{"ICMP by the host", "echo-host", handlers.Params{"proto": "icmp"}, icmp, len(icmp)},
+		{"UDP", "echo-udp", handlers.Params{"port": 5000}, udp, len(udp)},
+		{"UDP by the host", "echo-host", handlers.Params{"port": 5000}, udp, len(udp)},
+		{"requests", "requests", handlers.Params{"port": 5000}, udp, len(udp)},
+		// Of the payload nothing can be known.
+		{"UDP, partial", "echo-udp", handlers.Params{"port": 5000}, partial, packet.EthernetLen + packet.IPv4Len},
+		{"UDP by the host, partial", "echo-host", handlers.Params{"port": 5000}, partial, packet.EthernetLen + packet.IPv4Len},
+		{"requests, partial", "requests", handlers.Params{"port": 5000}, partial, packet.EthernetLen + packet.IPv4Len},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			n := start(t, tt.set, tt.params, func(c *hputest.Config) { c.Rulesets = nil }) // which would let few pass
+			if tt.set != "echo-icmp" && tt.set != "echo-udp" {
+				n.Answer(func(r hputest.Request) hputest.Answer {
+					if tt.set == "requests" {
+						return hputest.Answer{Payload: r.Payload}
+					}
+					sum, ok := handlers.EchoSum(nil, r.Payload)
+					if !ok {
+						return hputest.Answer{Status: 1}
+					}
+					return hputest.Answer{Payload: sum}
+				})
+			}
+			whole := n.Packet(bytes.Clone(tt.frame))
+			if len(whole.Sent) != 1 {
+				t.Fatalf("no answer: %+v", whole)
+			}
+			for bit := 8 * 12; bit < 8*tt.to; bit++ {
+				frame := bytes.Clone(tt.frame)
+				frame[bit/8] ^= 1 << (bit % 8)
+				for _, sent := range n.Packet(frame).Sent {
+					if h := packet.Parse(sent, len(sent)); h.Intact() && !bytes.Equal(sent, whole.Sent[0]) {
+						t.Errorf("bit %d of byte %d flipped: the answer has right checksums and wrong bytes\n% x", bit%8, bit/8, sent)
+					}
+				}
+			}
+		})
+	}
+}
+
 // TestEchoHostWaits has many packets wait for the host, which answers in another order.
 func TestEchoHostWaits(t *testing.T) {
 	n := start(t, "echo-host", nil, nil)

@@ -24,8 +24,9 @@
 //     partial one has to be completed, or set to 0, which over IPv4 means that
 //     there is none. [Headers.ReplyUDP] does all of this.
 //   - Changing anything else under the checksum: either compute it with
-//     [Headers.UDPChecksum] or set it to 0, whatever it was before. An
-//     incremental update ([UpdateChecksum16]) is right only for a complete
+//     [Headers.UDPChecksum] or set it to 0, whatever it was before; but ask
+//     [Headers.Intact] before the change, or the new one vouches for bytes that
+//     the old one refutes. An incremental update ([UpdateChecksum16]) is right only for a complete
 //     checksum: neither for 0 nor for a partial one.
 //
 // The IPv4 header checksum and ICMP checksums are always complete.

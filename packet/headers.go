@@ -212,20 +212,44 @@ func (h *Headers) ReplyICMPEcho(rest ...[]byte) bool {
 	return true
 }
 
+// Intact says whether no checksum refutes the packet: that of the IPv4 header, and that of
+// the UDP datagram or ICMP message. UDP may have none, or a partial one, which Linux
+// takes as well. rest is as for [Headers.UDPChecksum]. It is false if part of the
+// data is missing, and if there is neither UDP nor ICMP.
+//
+// Whoever computes a new checksum over bytes that have come asks this first: the new
+// one vouches for them.
+func (h *Headers) Intact(rest ...[]byte) bool {
+	switch {
+	case h.IPv4 == nil || !h.IPv4.ChecksumValid():
+	case h.UDP != nil:
+		want, whole := h.UDPChecksum(rest...)
+		have := h.UDP.Checksum()
+		return whole && (have == want || have == 0 || h.UDPChecksumPartial())
+	case h.ICMP != nil:
+		var c Checksum
+		c.Add(h.ICMP[:ICMPLen])
+		return h.addPayload(&c, h.ICMP[ICMPLen:], rest) && c.Value() == 0
+	}
+	return false
+}
+
 // Turn turns a datagram or an echo request round, as [Headers.ReplyUDP] and
 // [Headers.ReplyICMPEcho] do, but for the checksum: it is 0 afterwards, for somebody
-// else to compute, and was not verified. It reports false, and changes nothing, where
-// there is nothing that can be answered.
-func (h *Headers) Turn() bool {
-	switch {
-	case h.UDP != nil && h.answerable():
-		h.UDP.SetChecksum(0)
-		h.UDP.SwapPorts()
-	case h.ICMP != nil && h.ICMP.Type() == ICMPEchoRequest && h.ICMP.Code() == 0 && h.answerable():
+// else to compute. rest is as for [Headers.UDPChecksum]. It reports false, and changes
+// nothing, where there is nothing that can be answered, or if the packet is not
+// [Headers.Intact].
+func (h *Headers) Turn(rest ...[]byte) bool {
+	echo := h.ICMP != nil && h.ICMP.Type() == ICMPEchoRequest && h.ICMP.Code() == 0
+	if h.UDP == nil && !echo || !h.answerable() || !h.Intact(rest...) {
+		return false
+	}
+	if echo {
 		h.ICMP.SetType(ICMPEchoReply)
 		h.ICMP.SetChecksum(0)
-	default:
-		return false
+	} else {
+		h.UDP.SetChecksum(0)
+		h.UDP.SwapPorts()
 	}
 	h.Ethernet.Swap()
 	h.IPv4.SwapAddrs()

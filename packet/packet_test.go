@@ -889,3 +889,41 @@ func TestTurn(t *testing.T) {
 		}
 	}
 }
+
+// Each bit behind the MAC addresses that differs from what was sent is refuted, in one
+// piece and in several.
+func TestIntact(t *testing.T) {
+	for _, proto := range []uint8{ProtocolUDP, ProtocolICMP} {
+		frame := build(t, spec{proto: proto, payload: []byte("odd sized")})
+		for bit := 8 * 12; bit < 8*len(frame); bit++ {
+			if bit == 8*12 {
+				h := Parse(frame, len(frame))
+				if !h.Intact() {
+					t.Fatalf("protocol %d: % x is refuted", proto, frame)
+				}
+				h = Parse(frame[:45], len(frame))
+				if !h.Intact(frame[45:48], frame[48:]) || h.Intact(frame[45:48]) {
+					t.Errorf("protocol %d: wrong about a frame in pieces", proto)
+				}
+			}
+			frame[bit/8] ^= 1 << (bit % 8)
+			if h := Parse(frame, len(frame)); h.Intact() {
+				t.Errorf("protocol %d: bit %d of byte %d is not missed", proto, bit%8, bit/8)
+			}
+			frame[bit/8] ^= 1 << (bit % 8)
+		}
+	}
+	frame := build(t, spec{proto: ProtocolUDP, payload: []byte("payload")})
+	frame[40], frame[41] = 0, 0
+	if h := Parse(frame, len(frame)); !h.Intact() {
+		t.Error("a datagram without checksum is refuted")
+	}
+	partial(frame)
+	if h := Parse(frame, len(frame)); !h.Intact() {
+		t.Error("a datagram with a partial checksum is refuted")
+	}
+	tcp := build(t, spec{proto: ProtocolTCP, payload: []byte("payload")})
+	if h := Parse(tcp, len(tcp)); h.Intact() {
+		t.Error("nothing is known of TCP")
+	}
+}

@@ -26,6 +26,7 @@ import (
 	"github.com/xspin/xspin/demos/pingpong/rtt"
 	"github.com/xspin/xspin/internal/quantile"
 	"github.com/xspin/xspin/netns"
+	"github.com/xspin/xspin/netns/impair"
 	"github.com/xspin/xspin/netns/netnstest"
 )
 
@@ -431,6 +432,41 @@ func TestHandlersAndApplicationAnswerTogether(t *testing.T) {
 		}
 	}
 	checkText(t, r, 4)
+}
+
+// Whoever answers computes no checksum that vouches for bytes which were damaged on their
+// way: the client gets the right answer, or none.
+func TestDamagedRequestsAreNotAnswered(t *testing.T) {
+	for _, mode := range []Mode{Host, NIC, HostNIC} {
+		t.Run(string(mode), func(t *testing.T) {
+			lab := netnstest.Temp(t, netns.LabConfig{Path: &impair.Config{Corrupt: 0.3, Direction: impair.FromHost, Seed: 7}})
+			c := ServerConfig{Mode: mode, Protos: []rtt.Proto{rtt.ICMP, rtt.UDP}, HPUs: 1, Wait: "adaptive"}
+			if mode == Host {
+				echo, err := rtt.StartEcho(lab.NIC.NS, rtt.EchoOptions{Addr: netip.AddrPortFrom(lab.NIC.Addr.Addr(), Port), CPU: -1})
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer echo.Close()
+			} else {
+				s, err := start(t.Context(), lab, c)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer s.Close()
+			}
+			for _, proto := range c.Protos {
+				r, err := rtt.Ping(t.Context(), lab.Host.NS, rtt.Options{
+					Proto: proto, Remote: netip.AddrPortFrom(lab.NIC.Addr.Addr(), Port), Size: 64, Count: 60, Timeout: 50 * time.Millisecond, CPU: -1,
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if r.Bad != 0 || r.Lost == 0 || len(r.Samples) == 0 {
+					t.Errorf("%v: %d right answers, %d wrong ones, %d none", proto, len(r.Samples), r.Bad, r.Lost)
+				}
+			}
+		})
+	}
 }
 
 func TestTheApplicationIsAnotherUser(t *testing.T) {
