@@ -754,7 +754,7 @@ func TestFailedUpLeavesNothing(t *testing.T) {
 			t.Fatal(e)
 		}
 		if err == nil {
-			if spare < 4 {
+			if spare < 2 { // a descriptor or two of before may be closed meanwhile
 				t.Errorf("Up failed only %d times: the limit does not bite", spare)
 			}
 			if err := l.Down(); err != nil {
