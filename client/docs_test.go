@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/slmp"
 )
 
@@ -81,44 +82,74 @@ func TestTheReferencesClient(t *testing.T) {
 		}
 		t.Skip(err)
 	}
-	f := newFixture(t, inbox)
+	f := newFixture(t, strings.Replace(inbox, "handler: deposit\n", "handler: deposit\n  timeout: 200ms\n", 1)+ask)
 	d := f.daemon()
-	cmd := exec.CommandContext(t.Context(), python, "-c", program, f.socket, "inbox")
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	defer cmd.Process.Kill()
-	lines := bufio.NewScanner(out)
-	next := func() string {
-		if !lines.Scan() {
-			cmd.Wait()
-			t.Fatalf("it has ended: %s", &stderr)
+	start := func(context string) (next func() string, cmd *exec.Cmd, stderr *bytes.Buffer) {
+		cmd = exec.CommandContext(t.Context(), python, "-c", program, f.socket, context)
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
 		}
-		return lines.Text()
+		stderr = new(bytes.Buffer)
+		cmd.Stderr = stderr
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { cmd.Process.Kill() })
+		lines := bufio.NewScanner(out)
+		next = func() string {
+			if !lines.Scan() {
+				cmd.Wait()
+				t.Fatalf("%s: it has ended: %s", context, stderr)
+			}
+			return lines.Text()
+		}
+		if line := next(); line != "attached" {
+			t.Fatal(line)
+		}
+		return next, cmd, stderr
 	}
-	if line := next(); line != "attached" {
-		t.Fatal(line)
+
+	// Requests, more than a ring has slots.
+	_, asker, _ := start("ask")
+	q := f.udp(7001)
+	q.SetDeadline(time.Now().Add(time.Minute))
+	for i := range hostq.DefaultRequests + 10 {
+		b := make([]byte, 100)
+		if _, err := fmt.Fprintf(q, "question %d", i); err != nil {
+			t.Fatal(err)
+		}
+		if n, err := q.Read(b); err != nil || string(b[:n]) != fmt.Sprintf("QUESTION %d", i) {
+			t.Fatalf("question %d: %q, %v", i, b[:n], err)
+		}
 	}
+	asker.Process.Kill()
+
+	next, cmd, stderr := start("inbox")
 	c := f.dial()
 	for _, text := range []string{"hello, Python", "and again"} {
 		if _, err := c.SendBytes(t.Context(), []byte(text), slmp.Options{}); err != nil {
 			t.Fatal(err)
 		}
-		// Kind 1, cause 0.
-		if line := next(); !regexp.MustCompile(`^message \d+ 1 0 ` + fmt.Sprintf("%d %x", len(text), text[:min(len(text), 16)]) + `$`).MatchString(line) {
-			t.Errorf("it was told %q", line)
+		// Kind 1, cause 0, nothing dropped or missing.
+		if line, want := next(), fmt.Sprintf(`^message \d+ 1 0 %d 0 0 %v %x$`, len(text), c.LocalAddr(), text); !regexp.MustCompile(want).MatchString(line) {
+			t.Errorf("it was told %q, want %q", line, want)
 		}
 	}
-	d.stop()
-	for lines.Scan() {
+	// 10 bytes, a hole of 20, and EOM's 5: cause 1.
+	hole := f.udp(slmp.Port)
+	for _, h := range []slmp.Header{{ID: 77}, {ID: 77, Offset: 30, Flags: slmp.EOM}} {
+		b := make([]byte, slmp.HeaderLen+10-int(h.Offset)/6)
+		h.Put(b)
+		if _, err := hole.Write(b); err != nil {
+			t.Fatal(err)
+		}
 	}
+	if line, want := next(), fmt.Sprintf("message 77 1 1 35 0 20 %v ", hole.LocalAddr()); !strings.HasPrefix(line, want) {
+		t.Errorf("it was told %q, want %q", line, want)
+	}
+	d.stop()
 	if err := cmd.Wait(); err == nil || !strings.Contains(stderr.String(), `"bye":"`) && !strings.Contains(stderr.String(), "the NIC has left") {
-		t.Errorf("in the end: %v, %s", err, &stderr)
+		t.Errorf("in the end: %v, %s", err, stderr)
 	}
 }
