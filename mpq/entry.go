@@ -48,7 +48,9 @@ type Entry struct {
 	low    uint64 // all bytes below are claimed. Regular: a multiple of size, or the end
 	high   uint64 // end of the last byte claimed
 	beyond uint32 // how many segments, or intervals, are claimed beyond low
-	held   uint32 // packets
+	// stretches is how many intervals that would be, of a regular message. It is
+	// counted because looking for them takes as long as the sender likes.
+	stretches uint32
 
 	// set is what is claimed beyond low. Regular: bit k modulo 64*len(set)
 	// is segment k, the one at low being 0 and not looked at. Irregular: the
@@ -71,6 +73,7 @@ type Entry struct {
 	length    uint64 // with eom
 	eomOffset uint32 // of EOM's segment
 	timer     int32  // position in the table's timers + 1
+	held      uint32 // packets
 	eom       bool   // is claimed
 
 	state   State
@@ -78,8 +81,6 @@ type Entry struct {
 	discard bool // its time was up, in mode Discard
 	blocked bool // its time was up, but segments run, or it was ending
 	late    bool // its event has found no room
-
-	_ [8]byte
 }
 
 // pack makes a word of a segment. It orders by offset.
@@ -205,7 +206,12 @@ func (e *Entry) ring(k uint64) uint64 {
 
 // has reports whether segment k, which is not below low, is claimed.
 func (e *Entry) has(k uint64) bool {
-	ahead := k - e.low/uint64(e.size)
+	return e.hasFrom(e.low/uint64(e.size), k)
+}
+
+// hasFrom is has, at being the number of the segment at low.
+func (e *Entry) hasFrom(at, k uint64) bool {
+	ahead := k - at
 	return e.beyond > 0 && ahead > 0 && ahead <= uint64(len(e.set))*64 &&
 		e.set[k/64&uint64(len(e.set)-1)]>>(k%64)&1 != 0
 }
@@ -237,6 +243,12 @@ func (e *Entry) mark(q *Queue, k uint64) bool {
 	}
 	e.set[k/64&uint64(len(e.set)-1)] |= 1 << (k % 64)
 	e.beyond++
+	switch before, after := e.hasFrom(at, k-1), e.hasFrom(at, k+1); {
+	case before && after:
+		e.stretches--
+	case !before && !after:
+		e.stretches++
+	}
 	return true
 }
 
@@ -278,6 +290,9 @@ func (e *Entry) grow(q *Queue, at, segments uint64) bool {
 // advance moves low behind the segment there, which is claimed, and those behind
 // it that are: word by word, since there may be millions.
 func (e *Entry) advance(q *Queue) {
+	if at := e.low / uint64(e.size); e.hasFrom(at, at+1) {
+		e.stretches-- // low moves to its end
+	}
 	e.low += uint64(e.size)
 	for e.beyond > 0 {
 		k := e.low / uint64(e.size)
@@ -312,27 +327,12 @@ func (e *Entry) release(q *Queue) {
 // convert makes a regular message irregular. It returns false if there is no room
 // for one stretch more than it then has.
 func (e *Entry) convert(q *Queue) bool {
-	// The same bits in order, as intervals.
-	size, at := uint64(e.size), e.low/uint64(e.size)
-	n := uint32(0)
-	if e.beyond > 0 {
-		end := (e.high + size - 1) / size
-		in := uint64(0)
-		for k := at + 1; k < end; k += 64 {
-			w := e.ring(k)
-			if m := end - k; m < 64 {
-				w &= 1<<m - 1
-			}
-			n += uint32(bits.OnesCount64(w &^ (w<<1 | in)))
-			in = w >> 63
-		}
-		if n >= MaxIntervals {
-			return false
-		}
+	size, at, n := uint64(e.size), e.low/uint64(e.size), e.stretches
+	if n >= MaxIntervals {
+		return false
 	}
 	if n == 0 {
-		e.release(q)
-		e.beyond, e.size = 0, 0
+		e.size = 0
 		return true
 	}
 	words := 1 << bits.Len32(n)
@@ -350,14 +350,14 @@ func (e *Entry) convert(q *Queue) bool {
 		}
 		return end
 	}
-	i := 0
-	for from := next(at+1, 0); from < end; i++ {
-		to := next(from, ^uint64(0))
+	// The same bits in order, as intervals.
+	for i, to := 0, at+1; i < int(n); i++ {
+		from := next(to, 0)
+		to = next(from, ^uint64(0))
 		set[i] = from*size<<32 | (min(to*size, e.high) - 1)
-		from = next(to, 0)
 	}
 	e.release(q)
-	e.set, e.beyond, e.size = set, n, 0
+	e.set, e.beyond, e.stretches, e.size = set, n, 0, 0
 	return true
 }
 

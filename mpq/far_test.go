@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"time"
 )
 
 // FPsPIN's sender with threads has thread k begin k parts into the message, all of them
@@ -66,6 +67,41 @@ func TestOneMessageGetsAnEighth(t *testing.T) {
 	run(t, tab, &near, seg(memory, 1), 1)
 }
 
+// A message with too many stretches to be cut otherwise, of which the sender goes on to
+// send other cuts: what is refused costs the same however long the ring is.
+func TestRefusedCutsCostTheSameFarAhead(t *testing.T) {
+	cost := func(first uint32) time.Duration {
+		_, tab := queue(t, Config{})
+		k := Key{1}
+		begin(t, tab, &k, seg(0, 2), 1)
+		for i := range uint32(MaxIntervals) {
+			run(t, tab, &k, seg(2*first+4*i, 2), 1)
+		}
+		least := time.Hour
+		for range 200 {
+			start := time.Now()
+			arrive(t, tab, &k, seg(3, 1), 1, Drop, Memory)
+			least = min(least, time.Since(start))
+		}
+		return least
+	}
+	near, far := cost(2), cost(16e6)
+	if far > 20*near+10*time.Microsecond {
+		t.Errorf("%v far ahead, %v near", far, near)
+	}
+}
+
+// stretches counts those beyond the first hole.
+func stretches(have []bool) (n int) {
+	first := slices.Index(have, false)
+	for i := first + 1; first >= 0 && i < len(have); i++ {
+		if have[i] && !have[i-1] {
+			n++
+		}
+	}
+	return n
+}
+
 // Segments in any order, with jumps of all lengths, against a list of what has come: as
 // regular message, and after it has become an irregular one.
 func TestRingAgainstAList(t *testing.T) {
@@ -111,6 +147,9 @@ func TestRingAgainstAList(t *testing.T) {
 			if got := e.Contiguous(); got != uint64(low())*uint64(size) {
 				t.Fatalf("%d segments of %d: contiguous to %d, want %d segments", n, size, got, low())
 			}
+			if stretches := stretches(have); int(e.stretches) != stretches {
+				t.Fatalf("%d segments: counted %d stretches, there are %d", n, e.stretches, stretches)
+			}
 			for range 20 {
 				if i := r.IntN(n); uint64(i)*uint64(size) >= e.low && e.has(uint64(i)) != have[i] && uint64(i)*uint64(size) != e.low {
 					t.Fatalf("%d segments: segment %d is claimed: %v, want %v", n, i, !have[i], have[i])
@@ -126,22 +165,11 @@ func TestRingAgainstAList(t *testing.T) {
 		// One byte of a missing segment: now it is a list of stretches, or too many.
 		i := low()
 		_, d, why := tab.Arrive(&k, seg(uint32(i)*size+1, 1), 1)
-		stretches, in := 0, true // what is contiguous is none
-		for j := range have {
-			if j < i || !have[j] {
-				in = j < i
-				continue
-			}
-			if !in {
-				stretches++
-			}
-			in = true
-		}
-		if d == Drop && why == Memory && stretches >= MaxIntervals-1 {
+		if d == Drop && why == Memory && stretches(have) >= MaxIntervals-1 {
 			continue
 		}
 		if d != Run {
-			t.Fatalf("%d segments, %d stretches: %v (%v)", n, stretches, d, why)
+			t.Fatalf("%d segments, %d stretches: %v (%v)", n, stretches(have), d, why)
 		}
 		tab.Finish(e, seg(uint32(i)*size+1, 1), 1)
 		for j := range have {
