@@ -5,6 +5,8 @@
 --   tshark -X lua_script:docs/slmp.lua -i IFACE -Y slmp
 --   wireshark -X lua_script:docs/slmp.lua FILE
 --
+-- Not as root: from Wireshark 4.4 on it runs no scripts then, and does not say so.
+--
 -- or copy it to the directory that Wireshark's About/Folders calls "Personal
 -- Lua Plugins". Receivers on another port: Decode As, or -d udp.port==PORT,slmp.
 

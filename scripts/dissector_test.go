@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -191,11 +192,28 @@ func dissect(t *testing.T, frames []frame, fields ...string) (lines [][]string) 
 	if err := file.Close(); err != nil {
 		t.Fatal(err)
 	}
-	args := []string{"-r", name, "-X", "lua_script:../docs/slmp.lua", "-T", "fields", "-E", "separator=|", "-E", "occurrence=a"}
+	script, err := os.ReadFile("../docs/slmp.lua")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "slmp.lua"), script, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	args := []string{"-r", name, "-X", "lua_script:slmp.lua", "-T", "fields", "-E", "separator=|", "-E", "occurrence=a"}
 	for _, f := range fields {
 		args = append(args, "-e", f)
 	}
 	c := exec.Command("tshark", args...)
+	c.Dir = dir
+	if os.Getuid() == 0 { // Wireshark 4.4 runs no scripts of root's
+		const nobody = 65534
+		for _, d := range []string{filepath.Dir(dir), dir} {
+			if err := os.Chmod(d, 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	}
 	c.Env = append(os.Environ(), "HOME="+dir, "XDG_CONFIG_HOME="+dir) // nobody's own settings
 	var stderr strings.Builder
 	c.Stderr = &stderr
