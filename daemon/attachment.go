@@ -248,24 +248,23 @@ func (d *Daemon) admit(name string, p control.Peer, observer bool) (attached, er
 	if err != nil {
 		return nil, err
 	}
-	admin := d.isAdmin(p)
-	if !admin && !h.mayAttach(p) {
-		return nil, failf(errDenied, "context %q is not for user %d: see attach in its configuration", name, p.UID)
-	}
-	b := h.blueprint()
-	if observer && !admin && !b.doc.Attach.Observers {
-		return nil, failf(errDenied, "context %q takes no observers: see attach.observers in its configuration", name)
-	}
-	if err := h.taken(observer); err != nil {
-		return nil, err // before waiting for what may take seconds
+	if h.allows(p, observer) == nil {
+		if err := h.taken(observer); err != nil {
+			return nil, err // before waiting for what may take seconds
+		}
 	}
 	if err := h.begin(); err != nil {
 		return nil, err
 	}
 	defer h.end()
+	// Only now: a reload that fails changes for a while who may.
+	if err := h.allows(p, observer); err != nil {
+		return nil, err
+	}
 	if err := h.taken(observer); err != nil {
 		return nil, err
 	}
+	b := h.blueprint()
 	p.Observer, p.Since = observer, time.Now()
 	a := &attachment{h: h, peer: p, over: make(chan string, 1)}
 	d.mu.RLock()
@@ -309,6 +308,21 @@ func (d *Daemon) admit(name string, p control.Peer, observer bool) (attached, er
 	}
 	d.logger.Info("attached", "context", name, "pid", p.PID, "uid", p.UID, "observer", observer)
 	return a, nil
+}
+
+// allows says whether the process may attach.
+func (h *hosted) allows(p control.Peer, observer bool) error {
+	if h.d.isAdmin(p) {
+		return nil
+	}
+	b := h.blueprint()
+	switch {
+	case !b.attach.has(p):
+		return failf(errDenied, "context %q is not for user %d: see attach in its configuration", h.name, p.UID)
+	case observer && !b.doc.Attach.Observers:
+		return failf(errDenied, "context %q takes no observers: see attach.observers in its configuration", h.name)
+	}
+	return nil
 }
 
 // taken says that somebody else is the application.

@@ -300,11 +300,21 @@ func (h *hosted) tearDown() loss {
 }
 
 // finish takes a life of the context from the NIC and frees what it had, or leaves
-// that to who sweeps up behind stuck handlers.
+// that to who sweeps up behind stuck handlers. Sessions of that life end with it.
 func (h *hosted) finish(ctx *nic.Context, has *holdings) (l loss) {
 	if ctx == nil {
 		return l
 	}
+	h.mu.Lock()
+	if a := h.owner; a != nil && a.has == has {
+		a.dismiss(whyOver)
+	}
+	for a := range h.observers {
+		if a.has == has {
+			a.dismiss(whyOver)
+		}
+	}
+	h.mu.Unlock()
 	if m, ok := ctx.Messages(); ok {
 		l.messages = m.Open
 	}

@@ -58,6 +58,9 @@ func init() {
 	handlers.Register("test-init", "", func(p handlers.Params) (*handlers.Set, error) {
 		return port(p, hpu.Handlers{
 			Init: func(t *hpu.Task) error {
+				if ms, ok := p["sleep"].(int); ok {
+					time.Sleep(time.Duration(ms) * time.Millisecond)
+				}
 				if p["fail"] == true {
 					return errors.New("not today")
 				}

@@ -249,18 +249,19 @@ func same(a, b any) bool {
 // are disarmed meanwhile, and the old ones end when nothing can fail any more: with an
 // error all is as it was.
 func (d *Daemon) apply(p *plan) (err error) {
+	var end []*hosted
+	defer func() {
+		for _, h := range end {
+			h.end()
+		}
+	}()
+	// Before the operations end: who waits for them attaches to what is there to stay.
 	var undo []func()
 	defer func() {
 		if err != nil {
 			for _, f := range slices.Backward(undo) {
 				f()
 			}
-		}
-	}()
-	var end []*hosted
-	defer func() {
-		for _, h := range end {
-			h.end()
 		}
 	}()
 	busy := append(p.touched(), slices.Collect(maps.Keys(p.moves))...)
@@ -283,10 +284,6 @@ func (d *Daemon) apply(p *plan) (err error) {
 	limits := d.cfg.Limits.complete()
 	d.memory.setLimit(int64(p.cfg.Limits.complete().Memory))
 	undo = append(undo, func() { d.memory.setLimit(int64(limits.Memory)) })
-
-	before := d.cfg
-	d.setConfig(p.cfg)
-	undo = append(undo, func() { d.setConfig(before) })
 
 	var gone []*memory
 	d.mu.RLock()
@@ -361,6 +358,7 @@ func (d *Daemon) apply(p *plan) (err error) {
 		})
 	}
 	// The new contexts may be used from here on, but nothing fails any more.
+	d.setConfig(p.cfg)
 	for _, c := range p.who {
 		c.h.mu.Lock()
 		c.h.b = c.b

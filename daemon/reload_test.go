@@ -3,6 +3,7 @@
 package daemon
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"net"
@@ -174,6 +175,60 @@ func TestReloadThatCannotBeChangesNothing(t *testing.T) {
 	a.release("done")
 	if !strings.Contains(f.logs.String(), "reload failed, and nothing was changed") {
 		t.Error("the log does not say that a reload failed")
+	}
+}
+
+// Whoever attaches while a reload fails has the life that was there before, and stays.
+func TestAttachWhileAReloadFails(t *testing.T) {
+	in := func(size, more string) string {
+		return "- {name: in, handler: deposit, activate: attach, windows: [{name: w, size: " + size + "}]" + more + "}\n"
+	}
+	f := launch(t, "contexts:\n"+in("1MiB", ", attach: {users: [1]}"))
+	h, err := f.find("in")
+	must(t, err)
+	before := h.ctx
+	// What comes first is undone last, and takes its time.
+	bad := echoes("first", 98, "windows: [{name: v, size: 64MiB}]") +
+		"- {name: bad, handler: test-init, params: {fail: true, sleep: 20}, rulesets: 'x: udp(99)'}\n"
+	for round := range 20 {
+		// It would let another user in, and take the administrators away.
+		f.write(t, "admins: {users: [3]}\ncontexts:\n"+in("2MiB", ", attach: {users: [2], observers: true}")+bad)
+		failed := make(chan error, 1)
+		go func() {
+			_, err := f.Reload()
+			failed <- err
+		}()
+		eventually(t, "the new life is there", func() bool {
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			return h.ctx != nil && h.ctx != before
+		})
+		denied := make(chan error, 1)
+		go func() {
+			_, err := f.admit("in", someone(2), false)
+			denied <- err
+		}()
+		if err := f.mayAdmin(someone(3)); err == nil {
+			t.Error("who would be an administrator is one already")
+		}
+		a := f.admitted(t, "in", someone(1), false)
+		fails(t, "reload", <-failed, errBusy, "not today")
+		fails(t, "attach", <-denied, errDenied, "not for user 2")
+		if h.ctx != before || a.has != h.has || h.owner != a || h.currentState() != active {
+			t.Fatalf("round %d: context %p is %s, its application has %p of %p; before it was %p", round, h.ctx, h.state, a.has, h.has, before)
+		}
+		msg := bytes.Repeat([]byte{byte(round + 1)}, 10_000)
+		must(t, f.send(t, msg))
+		if got := open(t, a).windows["w"].Bytes()[:len(msg)]; !bytes.Equal(got, msg) {
+			t.Fatalf("round %d: the message is not in the application's window", round)
+		}
+		select {
+		case why := <-a.ended():
+			t.Fatalf("round %d: the application is sent away: %s", round, why)
+		default:
+		}
+		a.release("done")
+		before = h.ctx
 	}
 }
 
