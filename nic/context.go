@@ -3,6 +3,7 @@
 package nic
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -63,9 +64,14 @@ type ContextSpec struct {
 
 	// Credits limit how many buffers of the context are in flight on a receive
 	// queue. 0 for an equal share of what the other contexts leave. A frame that
-	// spans more buffers than that is refused always. While contexts compete for
-	// HPUs they have less, see Share.
+	// spans more buffers than that is refused always. What others still have in
+	// flight is missing at first, and given when it comes back. While contexts
+	// compete for HPUs they have less, see Share.
 	Credits int
+
+	// Place is a context that was cleared, see NIC.Clear, or nil. The new context
+	// gets the credit that is reserved for it.
+	Place *Context
 
 	Timestamp bool // have packets carry their time of arrival
 
@@ -155,7 +161,8 @@ type Context struct {
 	refused uint64
 	spilled uint64
 
-	credit uint32 // that rebalance gave
+	share  uint32 // of credit that is due to it, see rebalance
+	credit uint32 // that it was given of that, see deal
 	load   load   // see fair
 }
 
@@ -373,15 +380,32 @@ func (n *NIC) Install(spec ContextSpec) (_ *Context, err error) {
 	}
 	c.refused, c.spilled = prog.Refused[id], prog.Spilled[id]
 	atomic.StoreUint32(&n.ingress.Share().Quantum[id], 1) // until its handlers' time is known
+	place := spec.Place
+	c.spec.Place = nil // or a context would keep all of its lives
+	if place != nil && !n.places[place] {
+		return nil, fmt.Errorf("place of context %q: %w, or not cleared", place.spec.Name, ErrRemoved)
+	}
+	delete(n.places, place)
 	n.contexts[id] = c
-	if err := n.rebalance(); err != nil {
+	back := func() {
 		delete(n.contexts, id)
-		return nil, errors.Join(err, n.rebalance())
+		if place != nil {
+			n.places[place] = true
+		}
+	}
+	if err := n.shares(); err != nil {
+		back()
+		return nil, err
 	}
 	if err := n.pool.Install(c.hpu); err != nil {
-		delete(n.contexts, id)
-		return nil, errors.Join(err, n.rebalance())
+		back()
+		return nil, errors.Join(err, n.shares())
 	}
+	if place != nil {
+		c.credit = place.credit - min(place.credit, uint32(n.inFlight(place)))
+		atomic.StoreUint32(&n.ingress.Share().Credit[id], c.credit)
+	}
+	n.deal()
 	return c, nil
 }
 
@@ -681,11 +705,25 @@ func (n *NIC) publish() error {
 // their way have been handled, the rest. It returns after a bounded time, and
 // then no handler of the context runs. An error says that packets are still
 // held, by a handler that is stuck or by Keep; their memory and the context's
-// number stay reserved until they come back.
-func (n *NIC) Remove(c *Context) error {
+// number stay reserved until they come back. Of a context that was cleared it takes
+// what Clear has left.
+func (n *NIC) Remove(c *Context) error { return n.remove(c, false) }
+
+// Clear is Remove, but that the context's credit stays reserved: for another one
+// that is installed in its Place, or until it is removed. So one that begins anew
+// finds what it had, whatever the others take meanwhile.
+func (n *NIC) Clear(c *Context) error { return n.remove(c, true) }
+
+func (n *NIC) remove(c *Context, keep bool) error {
 	c.op.Lock()
 	defer c.op.Unlock()
 	n.mu.Lock()
+	if n.places[c] && !keep && !n.closed {
+		delete(n.places, c)
+		err := n.rebalance()
+		n.mu.Unlock()
+		return err
+	}
 	err := n.has(c)
 	if err == nil {
 		err = n.disarm(c)
@@ -705,6 +743,9 @@ func (n *NIC) Remove(c *Context) error {
 	id := c.hpu.ID()
 	delete(n.contexts, id)
 	atomic.StoreUint32(&n.ingress.Share().Credit[id], 0)
+	if keep {
+		n.places[c] = true
+	}
 	if err != nil {
 		// The buckets go with the id: late packets still return their uses.
 		n.retired[id] = c
@@ -714,20 +755,25 @@ func (n *NIC) Remove(c *Context) error {
 	return n.rebalance()
 }
 
-// rebalance deals out the credit of a queue: no more than its rx rings and its
-// fill ring hold, so that neither overflows. Contexts that asked for none share
-// what is left.
+// rebalance deals out the credit of a queue anew, when contexts have come or gone.
 func (n *NIC) rebalance() error {
+	err := n.shares()
+	n.deal()
+	return err
+}
+
+// shares says how much credit is due to each context: all together no more than a
+// queue's rx rings and its fill ring hold, so that neither overflows. Contexts that
+// asked for none share what is left. With an error all is as it was.
+func (n *NIC) shares() error {
 	total, equals := n.cfg.Ring, 0
-	for _, c := range n.contexts {
+	count := func(c *Context) {
 		if c.spec.Credits == 0 && !c.spec.HostActivated {
 			equals++
 		}
 		total -= c.spec.Credits
 	}
-	for id := range n.retired {
-		total -= n.inFlight(id)
-	}
+	n.each(count)
 	each := 0
 	if equals > 0 {
 		each = total / equals
@@ -735,32 +781,85 @@ func (n *NIC) rebalance() error {
 	if total < 0 || equals > 0 && each < minCredit {
 		return fmt.Errorf("%w: %d for each queue, contexts ask for %d, %d more share the rest, at least %d each: lower Credits or raise Config.Ring", ErrCredit, n.cfg.Ring, n.cfg.Ring-total, equals, minCredit)
 	}
-	share := n.ingress.Share()
-	// Take first, and give when what was taken is not in use any more.
-	want := map[uint16]uint32{}
-	for id, c := range n.contexts {
-		want[id] = uint32(each)
-		if c.spec.Credits > 0 || c.spec.HostActivated {
-			want[id] = uint32(c.spec.Credits)
+	n.each(func(c *Context) {
+		if c.share = uint32(each); c.spec.Credits > 0 || c.spec.HostActivated {
+			c.share = uint32(c.spec.Credits)
 		}
-		c.credit = want[id]
-		if atomic.LoadUint32(&share.Credit[id]) > want[id] {
-			atomic.StoreUint32(&share.Credit[id], want[id])
-		}
-	}
-	deadline := time.Now().Add(time.Second)
-	for id := range want {
-		for n.inFlight(id) > int(want[id]) {
-			if time.Now().After(deadline) {
-				return fmt.Errorf("%w: context %q holds %d buffers and does not give them back", ErrCredit, n.contexts[id].spec.Name, n.inFlight(id))
-			}
-			time.Sleep(time.Millisecond)
-		}
-	}
-	for id, w := range want {
-		atomic.StoreUint32(&share.Credit[id], w)
-	}
+	})
+	n.patience = time.Millisecond
+	n.stir() // should deal find too little
 	return nil
+}
+
+// each calls f for all who have credit: contexts, and those that left their place.
+func (n *NIC) each(f func(*Context)) {
+	for _, c := range n.contexts {
+		f(c)
+	}
+	for c := range n.places {
+		f(c)
+	}
+}
+
+// deal gives contexts the credit that is due to them, of what nobody has: who has too
+// much keeps that until its packets have come back, which an application may put off as
+// long as it likes. What is missing is given later, see fair: nobody waits for it.
+func (n *NIC) deal() {
+	credit := n.ingress.Share().Credit[:]
+	n.each(func(c *Context) {
+		c.credit = min(c.credit, c.share)
+		if id := c.hpu.ID(); n.contexts[id] == c && atomic.LoadUint32(&credit[id]) > c.credit {
+			atomic.StoreUint32(&credit[id], c.credit)
+		}
+	})
+	free := n.cfg.Ring
+	for q := range n.queues {
+		used := 0
+		n.each(func(c *Context) { used += max(int(c.credit), n.onQueue(c, q)) })
+		for _, c := range n.retired {
+			if !n.places[c] {
+				used += n.onQueue(c, q)
+			}
+		}
+		free = min(free, n.cfg.Ring-used)
+	}
+	var short []*Context
+	n.each(func(c *Context) {
+		if c.credit < c.share {
+			short = append(short, c)
+		}
+	})
+	slices.SortFunc(short, func(a, b *Context) int {
+		return cmp.Or(cmp.Compare(a.credit, b.credit), cmp.Compare(a.hpu.ID(), b.hpu.ID()))
+	})
+	n.short = false
+	for _, c := range short {
+		more := min(c.share-c.credit, uint32(max(free, 0)))
+		c.credit += more
+		free -= int(more)
+		if id := c.hpu.ID(); n.contexts[id] == c && !c.load.lowered {
+			atomic.StoreUint32(&credit[id], c.credit)
+		}
+		n.short = n.short || c.credit < c.share
+	}
+}
+
+// onQueue returns the context's buffers in flight on a queue, also if it was removed.
+func (n *NIC) onQueue(c *Context, q int) int {
+	id := c.hpu.ID()
+	if n.contexts[id] != c && n.retired[id] != c {
+		return 0 // and its number may be another's
+	}
+	s := n.ingress.Queue(q)
+	return int(atomic.LoadUint32(&s.Issued[id]) - atomic.LoadUint32(&s.Done[id]))
+}
+
+// inFlight returns them on the queue with the most.
+func (n *NIC) inFlight(c *Context) (most int) {
+	for q := range n.queues {
+		most = max(most, n.onQueue(c, q))
+	}
+	return most
 }
 
 // out returns the context's buffers in flight, on all queues.
@@ -770,15 +869,6 @@ func (n *NIC) out(id uint16) (sum int) {
 		sum += int(int32(atomic.LoadUint32(&s.Issued[id]) - atomic.LoadUint32(&s.Done[id])))
 	}
 	return sum
-}
-
-// inFlight returns the context's buffers in flight on the queue with the most.
-func (n *NIC) inFlight(id uint16) (most int) {
-	for q := range n.queues {
-		s := n.ingress.Queue(q)
-		most = max(most, int(atomic.LoadUint32(&s.Issued[id])-atomic.LoadUint32(&s.Done[id])))
-	}
-	return most
 }
 
 // An allocator hands out ranges of buckets, powers of two, aligned: a buddy

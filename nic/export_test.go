@@ -34,7 +34,7 @@ func (c *Context) HeldBuckets() (held int) {
 	return held
 }
 
-// SetCredit overrules what rebalance gave to the context and returns that.
+// SetCredit overrules what deal gave to the context and returns that.
 func (c *Context) SetCredit(n uint32) uint32 {
 	return atomic.SwapUint32(&c.n.ingress.Share().Credit[c.hpu.ID()], n)
 }

@@ -25,9 +25,10 @@ import (
 // then get is looked at, and who gets more than others has its credit lowered further.
 //
 // This costs packets nothing: the program reads credits anyway, and handler time is
-// accounted anyway. Nobody gets more than rebalance gave. There are bounds: nobody gets less than floor, so a context whose handlers take a
-// thousand times as long as another's has the larger part still; and what handlers
-// wait for by AskThen or Keep counts as if it were queued.
+// accounted anyway. Nobody gets more than deal gave. There are bounds: nobody gets
+// less than floor, so a context whose handlers take a thousand times as long as
+// another's has the larger part still; and what handlers wait for by AskThen or Keep
+// counts as if it were queued.
 
 const (
 	fairTick = 10 * time.Millisecond  // between two looks, while somebody has a queue
@@ -53,7 +54,7 @@ type load struct {
 	bias    float64   // by how much its credit is lowered beyond what handler times say; 0: it does not compete
 	until   time.Time // it competes, because it had a queue
 	over    time.Time // it had more in flight than its credit by now is
-	lowered bool      // its credit is less than it was given
+	lowered bool      // its credit is less than it was given, by fair
 }
 
 // each returns what a buffer costs, in ns of handler time, 0 if that is not known.
@@ -81,8 +82,8 @@ func (n *NIC) stir() {
 	}
 }
 
-// fair shares out HPU time until the NIC is closed. With less than two contexts it
-// sleeps.
+// fair shares out HPU time until the NIC is closed, and credit that comes back late.
+// With less than two contexts, which have what is due to them, it sleeps.
 func (n *NIC) fair() {
 	f := &fairness{
 		busy:  make([]time.Duration, n.cfg.Workers),
@@ -114,6 +115,10 @@ func (n *NIC) look(f *fairness, now time.Time) time.Duration {
 	if n.closed {
 		return 0
 	}
+	if n.short {
+		n.deal()
+		n.patience = min(2*n.patience, fairIdle)
+	}
 	passed := now.Sub(f.looked)
 	f.looked = now
 	f.work(n, passed, now)
@@ -124,7 +129,7 @@ func (n *NIC) look(f *fairness, now time.Time) time.Duration {
 		}
 		active++
 		credit := atomic.LoadUint32(&n.ingress.Share().Credit[id])
-		out := n.inFlight(id)
+		out := n.inFlight(c)
 		if out > int(credit) {
 			c.load.over = now
 		}
@@ -136,13 +141,16 @@ func (n *NIC) look(f *fairness, now time.Time) time.Duration {
 		c.measure(passed, full)
 	}
 	n.shareOut(f, now)
-	switch {
-	case active < 2:
-		return 0
-	case queued:
-		return fairTick
+	again := fairIdle
+	if active < 2 {
+		again = 0
+	} else if queued {
+		again = fairTick
 	}
-	return fairIdle
+	if n.short && (again == 0 || n.patience < again) {
+		return n.patience
+	}
+	return again
 }
 
 // work measures how busy the workers are.
@@ -304,7 +312,7 @@ func split(rivals []rival) (group, rest []rival) {
 	return group, rest
 }
 
-// setCredit sets what a context has of what rebalance gave it.
+// setCredit sets what a context has of what deal gave it.
 func (n *NIC) setCredit(c *Context, credit uint32) {
 	if lowered := credit < c.credit; lowered || c.load.lowered {
 		c.load.lowered = lowered

@@ -107,7 +107,10 @@ type NIC struct {
 	slots    map[int]uint16      // ruleset number to context
 	retired  map[uint16]*Context // removed, with buffers still out
 	buckets  allocator
-	unfair   bool // for tests: see fair
+	places   map[*Context]bool // cleared, with credit that is reserved
+	short    bool              // somebody has less credit than is due to it
+	patience time.Duration     // until there may be some
+	unfair   bool              // for tests: see fair
 }
 
 // Open makes a NIC of an interface. Until a context is activated all its traffic
@@ -131,6 +134,7 @@ func Open(cfg Config) (_ *NIC, err error) {
 		slots:    map[int]uint16{},
 		retired:  map[uint16]*Context{},
 		buckets:  newAllocator(),
+		places:   map[*Context]bool{},
 		stirred:  make(chan struct{}, 1),
 		done:     make(chan struct{}),
 		events:   make(chan hpu.Event, 64),

@@ -125,7 +125,7 @@ func (n *NIC) Stats() (*Stats, error) {
 			Share:        c.spec.Share,
 			Granted:      c.credit,
 			Credits:      atomic.LoadUint32(&n.ingress.Share().Credit[id]),
-			InFlight:     n.inFlight(id),
+			InFlight:     n.inFlight(c),
 			Stopped:      c.hpu.Stopped(),
 			ContextStats: c.hpu.Stats(),
 		}
