@@ -524,8 +524,9 @@ func (a *App) Info(ctx context.Context) (*control.ContextInfo, error) {
 	return answer.Info, nil
 }
 
-// Close detaches. It returns when the daemon has drained the context, and somebody
-// else can attach. Idempotent.
+// Close detaches. It returns when the daemon has drained the context and nothing of the
+// application is left in it. Whoever attaches next waits until it has begun anew.
+// Idempotent.
 func (a *App) Close() error {
 	a.once.Do(func() {
 		a.end(os.ErrClosed) // wakes Wait

@@ -565,6 +565,14 @@ func TestKillingTheApplicationAtEveryStep(t *testing.T) {
 		if err := attachSoon(t, f, "inbox").Close(); err != nil {
 			t.Error(err)
 		}
+		// Whoever attaches waits until the context has begun anew, and observers change nothing.
+		watch, err := client.Attach(t.Context(), "inbox", client.Options{Socket: f.socket, Observer: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := watch.Close(); err != nil {
+			t.Error(err)
+		}
 		if round == 0 {
 			before = descriptors(t, d)
 			continue

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -548,9 +549,10 @@ func (a *attachment) post(do string, r *control.Receive) error {
 	return nil
 }
 
-// release says that the process is gone, in whatever way. When it returns the context
-// is ready for the next, who finds nothing of this one: its memory is new, so that
-// who has kept the old one harms nobody. Idempotent.
+// release says that the process is gone, in whatever way. When it returns nothing of the
+// process is left in the context, which begins anew: whoever attaches next waits for that,
+// and finds nothing of this one. Its memory is new, so that who has kept the old one harms
+// nobody. Idempotent.
 func (a *attachment) release(reason string) { a.once.Do(func() { a.leave(reason) }) }
 
 const stoppedText = "detached, and the context is stopped: it begins anew when it is activated"
@@ -567,10 +569,9 @@ func (a *attachment) leave(reason string) {
 		return
 	}
 	h.op <- struct{}{} // all that holds it is bounded
-	defer h.end()
 	h.mu.Lock()
 	h.owner = nil
-	gone, state, off, mode := h.gone, h.state, h.off, h.b.doc.Activate
+	gone, state := h.gone, h.state
 	mine := h.has == a.has
 	h.mu.Unlock()
 	a.has.drop() // so that it can be freed before the next is made
@@ -580,14 +581,17 @@ func (a *attachment) leave(reason string) {
 	switch {
 	case gone || closing || !mine:
 		log.Info("detached")
+		h.end()
 		return
 	case h.card.lost() != nil:
 		h.silence()
 		log.Info("detached")
+		h.end()
 		return
 	case state == stopped:
 		h.silence()
 		log.Warn(stoppedText)
+		h.end()
 		return
 	}
 	// Those who look on look at what is about to be no more.
@@ -596,26 +600,39 @@ func (a *attachment) leave(reason string) {
 		o.dismiss("the application has detached, and its windows go with it")
 	}
 	h.mu.Unlock()
-	l, err := h.renew(false)
-	again := err == nil && h.currentState() != stopped
-	if again && mode == atStart && !off {
+	l, had := h.empty()
+	log = log.With("messages_ended", l.messages, "requests_failed", l.requests)
+	if l.overran { // only who may activate has it begin anew
+		h.set(stopped, overrunText)
+		log.Warn(stoppedText)
+		h.end()
+		return
+	}
+	go func() { // beside: the process need not wait for memory that is another's
+		defer h.end()
+		h.again(l, had, log)
+	}()
+}
+
+// again gives the context a new life after its application has left. The caller has op.
+func (h *hosted) again(l loss, had *holdings, log *slog.Logger) {
+	err := h.fill(l, had)
+	h.mu.Lock()
+	arm := h.b.doc.Activate == atStart && !h.off
+	h.mu.Unlock()
+	if err == nil && arm {
 		if err = h.arm(); err != nil {
 			h.set(failed, err.Error())
 		}
 	}
-	log = log.With("messages_ended", l.messages, "requests_failed", l.requests)
 	switch {
 	case errors.Is(err, errMemory):
 		log.Warn("detached, and the context waits for memory to begin anew", "error", err)
-		return
 	case err != nil:
 		log.Error("detached, and the context could not begin anew", "error", err)
-		return
-	case !again:
-		log.Warn(stoppedText)
-		return
+	default:
+		log.Info("detached, and the context has begun anew", "state", h.currentState())
 	}
-	log.Info("detached, and the context has begun anew", "state", h.currentState())
 }
 
 func (h *hosted) currentState() string {

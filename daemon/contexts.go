@@ -71,6 +71,7 @@ type hosted struct {
 	gone      bool // removed: nobody finds it any more
 	off       bool // an administrator has deactivated it, and it stays so
 	ctx       *nic.Context
+	place     *nic.Context // of the life before, with its credit, while there is no other; nil: none
 	has       *holdings
 	owner     *attachment
 	observers map[*attachment]bool
@@ -146,7 +147,7 @@ func (d *Daemon) add(b *blueprint, file bool, numbers []int) (_ *hosted, err err
 	}
 	if b.doc.Activate == atStart {
 		if err := h.arm(); err != nil {
-			h.tearDown()
+			h.tearDown(false)
 			return nil, err
 		}
 	}
@@ -214,13 +215,18 @@ func (h *hosted) install() error {
 		spec.State, spec.InitialState = set.State, set.Initial
 		spec.Binder = has.receives
 	}
+	h.mu.Lock()
+	spec.Place = h.place
+	h.mu.Unlock()
 	ctx, err := h.card.nic.Install(spec)
 	if err != nil {
 		has.drop()
 		return kindError{errBusy, err}
 	}
+	spec.Place = nil
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.place = nil
 	if h.tap != nil {
 		ctx.SetTap(h.tap)
 	}
@@ -290,22 +296,25 @@ type loss struct {
 	overran            bool // a handler has run past its limit, perhaps as the context was drained
 }
 
-// tearDown ends the context's life. The caller has op.
-func (h *hosted) tearDown() loss {
+// tearDown ends the context's life. Its credit stays the context's with keep. The caller
+// has op.
+func (h *hosted) tearDown(keep bool) loss {
 	h.mu.Lock()
 	ctx, has := h.ctx, h.has
 	h.ctx, h.has = nil, nil
 	h.mu.Unlock()
-	return h.finish(ctx, has)
+	return h.finish(ctx, has, keep)
 }
 
 // finish takes a life of the context from the NIC and frees what it had, or leaves
-// that to who sweeps up behind stuck handlers. Sessions of that life end with it.
-func (h *hosted) finish(ctx *nic.Context, has *holdings) (l loss) {
-	if ctx == nil {
-		return l
-	}
+// that to who sweeps up behind stuck handlers. Sessions of that life end with it. Its
+// place stays with keep, and is given up without.
+func (h *hosted) finish(ctx *nic.Context, has *holdings, keep bool) (l loss) {
 	h.mu.Lock()
+	place := h.place
+	if h.place = nil; keep {
+		h.place = cmp.Or(ctx, place)
+	}
 	if a := h.owner; a != nil && a.has == has {
 		a.dismiss(whyOver)
 	}
@@ -315,6 +324,14 @@ func (h *hosted) finish(ctx *nic.Context, has *holdings) (l loss) {
 		}
 	}
 	h.mu.Unlock()
+	if place != nil && !keep {
+		if err := h.card.nic.Remove(place); err != nil {
+			h.d.logger.Error("credit is not given up", "context", h.name, "error", err)
+		}
+	}
+	if ctx == nil {
+		return l
+	}
 	if m, ok := ctx.Messages(); ok {
 		l.messages = m.Open
 	}
@@ -322,7 +339,11 @@ func (h *hosted) finish(ctx *nic.Context, has *holdings) (l loss) {
 		l.requests = has.pair.Stats().Outstanding
 		has.pair.Detach() // whoever waits for the application does so no longer
 	}
-	err := h.card.nic.Remove(ctx)
+	remove := h.card.nic.Remove
+	if keep {
+		remove = h.card.nic.Clear
+	}
+	err := remove(ctx)
 	if l.overran = ctx.Stats().Overruns > 0; err == nil && !l.overran {
 		has.drop()
 		return l
@@ -334,34 +355,43 @@ func (h *hosted) finish(ctx *nic.Context, has *holdings) (l loss) {
 	return l
 }
 
-// renew has the context begin anew, with memory in which there is nothing. One with a
-// handler that ran past its limit does so only if somebody who may has asked for it. The
-// caller has op.
-func (h *hosted) renew(asked bool) (l loss, err error) {
+// renew has the context begin anew, with memory in which there is nothing. The caller
+// has op.
+func (h *hosted) renew() error {
+	l, had := h.empty()
+	return h.fill(l, had)
+}
+
+// empty ends the life of the context, of which holdings are returned that its sessions
+// may still refer to, nil if there are none. The caller has op, and goes on with fill.
+func (h *hosted) empty() (loss, *holdings) {
 	h.set(draining, "")
 	h.mu.Lock()
-	has := h.has
+	had := h.has
 	h.mu.Unlock()
-	l = h.tearDown()
-	if l.overran && !asked {
-		h.set(stopped, overrunText)
-		return l, nil
-	}
+	l := h.tearDown(true)
 	h.set(installing, "")
-	if !l.leaked && has != nil && has.refs.Load() > 0 {
+	return l, had
+}
+
+// fill gives the context a new life after empty. That takes as long as the kernel needs
+// to clear the memory, some 1 s for each GB. The caller has op.
+func (h *hosted) fill(l loss, had *holdings) error {
+	if !l.leaked && had != nil && had.refs.Load() > 0 {
 		// Sessions of observers that are about to end refer to what it had, which
 		// is no reason not to go on. What a process keeps is one.
-		n := has.bytes - has.kept.Load()
+		n := had.bytes - had.kept.Load()
 		h.d.memory.lend(n)
 		defer h.d.memory.lend(-n)
 	}
-	if err = h.install(); err != nil {
+	err := h.install()
+	if err != nil {
 		h.set(failed, err.Error())
 		h.mu.Lock()
 		h.starved = errors.Is(err, errMemory)
 		h.mu.Unlock()
 	}
-	return l, err
+	return err
 }
 
 // revive has contexts begin anew that have failed for want of memory, whenever some has
@@ -399,7 +429,7 @@ func (h *hosted) comeBack() {
 	if closing || !starved {
 		return
 	}
-	_, err := h.renew(true) // there is nothing of it that could hang
+	err := h.renew()
 	if err == nil && mode == atStart && !off {
 		if err = h.arm(); err != nil {
 			h.set(failed, err.Error())
@@ -581,7 +611,7 @@ func (d *Daemon) activate(name string) error {
 		state := h.state
 		h.mu.Unlock()
 		if state == stopped || state == failed {
-			if _, err := h.renew(true); err != nil {
+			if err := h.renew(); err != nil {
 				return err
 			}
 		}
@@ -615,7 +645,7 @@ func (d *Daemon) remove(name string) error {
 func (h *hosted) retire(why string) {
 	h.set(draining, "")
 	h.dismiss(why)
-	l := h.tearDown()
+	l := h.tearDown(false)
 	h.d.leave(h)
 	h.book.close()
 	h.d.logger.Info("context is removed", "context", h.name, "messages_ended", l.messages, "requests_failed", l.requests)

@@ -8,12 +8,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math"
 	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -35,6 +37,9 @@ var (
 	stuckGate atomic.Pointer[chan struct{}]
 	stuckIn   atomic.Int32 // of them, ever
 )
+
+// makeGate holds who makes test-made while it is there.
+var makeGate atomic.Pointer[chan struct{}]
 
 func init() {
 	port := func(p handlers.Params, h hpu.Handlers) (*handlers.Set, error) {
@@ -76,6 +81,12 @@ func init() {
 			}
 			return hpu.Fail
 		}})
+	})
+	handlers.Register("test-made", "", func(p handlers.Params) (*handlers.Set, error) {
+		if ch := makeGate.Load(); ch != nil {
+			<-*ch
+		}
+		return port(p, hpu.Handlers{Payload: func(*hpu.HER) hpu.Code { return hpu.Success }})
 	})
 	handlers.Register("test-panic", "", func(p handlers.Params) (*handlers.Set, error) { panic("no set") })
 }
@@ -146,6 +157,13 @@ func (f *fixture) admitted(t *testing.T, name string, p control.Peer, observer b
 		t.Fatal(err)
 	}
 	return a.(*attachment)
+}
+
+// left detaches somebody and waits until the context has begun anew, if it does.
+func left(a *attachment, why string) {
+	a.release(why)
+	a.h.op <- struct{}{}
+	a.h.end()
 }
 
 // An app is an application's side of an attachment, with descriptors of its own.
@@ -299,8 +317,8 @@ func TestTheNextApplicationSeesNothingOfTheLast(t *testing.T) {
 	must(t, f.withMemory("inbox", -1, func(b []byte) error { copy(b, "secret"); return nil }))
 	must(t, f.withMemory("inbox", 1, func(b []byte) error { copy(b, "secret"); return nil }))
 	copy(one.windows["common"].Bytes(), "shared")
-	a.release("it is gone")
-	a.release("and says so twice")
+	left(a, "it is gone")
+	left(a, "and says so twice")
 
 	// What it has mapped is still there, for itself.
 	if !bytes.HasPrefix(one.windows["in"].Bytes(), msg) {
@@ -344,7 +362,7 @@ func TestTheNextApplicationSeesNothingOfTheLast(t *testing.T) {
 	if got := two.windows["in"].Bytes()[:8]; string(got) != "for two\x00" {
 		t.Errorf("window has %q", got)
 	}
-	b.release("done")
+	left(b, "done")
 	for _, want := range []string{"uid=77", `reason="it is gone"`, "messages_ended=0", "requests_failed=0"} {
 		if !strings.Contains(f.logs.String(), want) {
 			t.Errorf("the log does not say %s", want)
@@ -431,7 +449,7 @@ func TestWhoMayDoWhat(t *testing.T) {
 	if c := o.do(&control.Ask{Do: "stats"}); c.Info == nil || c.Info.State != active {
 		t.Errorf("stats %+v", c)
 	}
-	a.release("done")
+	left(a, "done")
 	select {
 	case why := <-o.ended():
 		if !strings.Contains(why, "the application has detached") {
@@ -440,7 +458,7 @@ func TestWhoMayDoWhat(t *testing.T) {
 	default:
 		t.Error("the observer is not told")
 	}
-	o.release("told")
+	left(o, "told")
 	if got := f.state(t, "inbox"); got != installed {
 		t.Errorf("without an application the context is %s", got)
 	}
@@ -449,7 +467,7 @@ func TestWhoMayDoWhat(t *testing.T) {
 func TestMessagesGoWhereReceivesSay(t *testing.T) {
 	f := launch(t, inbox)
 	a := f.admitted(t, "inbox", root, false)
-	defer a.release("done")
+	defer left(a, "done")
 	p := open(t, a)
 	in := p.windows["in"].Bytes()
 	post := func(do string, r control.Receive) {
@@ -513,7 +531,7 @@ contexts:
 		i, err := f.info("ask")
 		return err == nil && i.Pair.Outstanding == 1
 	})
-	a.release("it was killed")
+	left(a, "it was killed")
 	if log := f.logs.String(); !strings.Contains(log, "requests_failed=1") || !strings.Contains(log, `reason="it was killed"`) {
 		t.Errorf("the log does not say what was ended:\n%s", log)
 	}
@@ -521,7 +539,7 @@ contexts:
 		t.Errorf("the context is %s: it is to be armed again", got)
 	}
 	b := f.admitted(t, "ask", root, false)
-	defer b.release("done")
+	defer left(b, "done")
 	p := open(t, b)
 	f.datagram(t, 9)
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
@@ -545,7 +563,7 @@ func TestWhoAsksTakesPacketsWhileSomebodyIsAttached(t *testing.T) {
 	if got := f.state(t, "ask"); got != active {
 		t.Errorf("with an application it is %s", got)
 	}
-	a.release("done")
+	left(a, "done")
 	if got := f.state(t, "ask"); got != installed {
 		t.Errorf("after that it is %s", got)
 	}
@@ -613,7 +631,7 @@ contexts:
 	if string(q.windows["own"].Bytes()[:4]) != "\x00\x00\x00\x00" || string(p.windows["own"].Bytes()[:4]) != "late" {
 		t.Errorf("the late handler has written %q to the new window, %q to the old", q.windows["own"].Bytes()[:4], p.windows["own"].Bytes()[:4])
 	}
-	b.release("done")
+	left(b, "done")
 }
 
 func TestAnInterfaceThatIsGoneIsTold(t *testing.T) {
@@ -635,7 +653,7 @@ func TestAnInterfaceThatIsGoneIsTold(t *testing.T) {
 	case <-time.After(10 * time.Second):
 		t.Fatal("the session goes on")
 	}
-	a.release("told")
+	left(a, "told")
 	i, err := f.info("inbox")
 	must(t, err)
 	if i.State != ifaceGone || !strings.Contains(i.Error, "is gone: restart the daemon") {
@@ -710,7 +728,7 @@ contexts:
 	a := f.admitted(t, "stuck", root, false)
 	f.datagram(t, 9)
 	eventually(t, "the handler runs", func() bool { return stuckIn.Load() > in })
-	a.release("it is gone")
+	left(a, "it is gone")
 	if got := f.state(t, "stuck"); got != stopped {
 		t.Errorf("the context is %s, and its handler hangs", got)
 	}
@@ -763,7 +781,7 @@ func TestInstallAndRemove(t *testing.T) {
 	if ans := a.do(&control.Ask{Do: "activate"}); !strings.Contains(ans.Error, "was deactivated by an administrator, who can undo that: xspin ctx activate ") {
 		t.Errorf("an application activates it: %q", ans.Error)
 	}
-	a.release("done")
+	left(a, "done")
 	if got := f.state(t, "one"); got != installed {
 		t.Errorf("the application has gone, and it is %s", got)
 	}
@@ -782,7 +800,7 @@ func TestInstallAndRemove(t *testing.T) {
 	if ans := b.do(&control.Ask{Do: "activate"}); !strings.Contains(ans.Error, "no context") {
 		t.Errorf("activate after removal: %q", ans.Error)
 	}
-	b.release("told")
+	left(b, "told")
 	if f.inUse() != 0 {
 		t.Errorf("%d bytes are in use after removal", f.inUse())
 	}
@@ -824,7 +842,7 @@ func TestTriggeredContexts(t *testing.T) {
 	fails(t, "no window", f.trigger("push", control.Trigger{Window: "in"}), errInvalid, `no window "in"`)
 	fails(t, "bounds", f.trigger("push", control.Trigger{Window: "out", Offset: 1 << 20, Length: 1}), errInvalid, "out of bounds")
 	a := f.admitted(t, "push", root, false)
-	defer a.release("done")
+	defer left(a, "done")
 	pushed(t, f.lab, 5000, func() {
 		if ans := a.do(&control.Ask{Do: "trigger", Trigger: &control.Trigger{Window: "out", Length: 64}}); ans.Error != "" {
 			t.Error(ans.Error)
@@ -841,7 +859,7 @@ func TestCloseEndsEverything(t *testing.T) {
 		if why := <-a.ended(); why != whyClosing {
 			t.Errorf("the session ends with %q", why)
 		}
-		a.release("told")
+		left(a, "told")
 	}()
 	must(t, f.Close(context.Background()))
 	<-done
@@ -903,7 +921,7 @@ contexts:
   queue: {events: 16, requests: 16, payload: 64}
   activate: manual
 `)
-	f.admitted(t, "small", root, false).release("the first")
+	left(f.admitted(t, "small", root, false), "the first")
 	fds, maps := resources(t)
 	used := f.inUse()
 	for i := range 1000 {
@@ -915,7 +933,7 @@ contexts:
 			}
 			must(t, p.host.Close())
 		}
-		a.release("next")
+		left(a, "next")
 	}
 	if n := f.inUse(); n != used {
 		t.Errorf("%d bytes are in use, %d before", n, used)
@@ -954,7 +972,7 @@ func TestOpenMessagesEndWithTheirApplication(t *testing.T) {
 	f.write(t, "")
 	_, err := f.Reload()
 	fails(t, "reload", err, errBusy, `context "inbox" would be changed or removed, and it is live: 1 messages are open`)
-	f.admitted(t, "inbox", root, false).release("gone")
+	left(f.admitted(t, "inbox", root, false), "gone")
 	if !strings.Contains(f.logs.String(), "messages_ended=1") {
 		t.Error("the log does not say that a message was ended")
 	}
@@ -977,13 +995,13 @@ func TestAnApplicationThatHearsNothingCanGo(t *testing.T) {
 		i, err := f.info("inbox")
 		return err == nil && i.Pair.EventsFull > 0
 	})
-	a.release("it was killed")
+	left(a, "it was killed")
 	if f.inUse() != used {
 		t.Errorf("%d bytes are in use, %d before: %s", f.inUse(), used, f.logs)
 	}
 	// The sender goes on trying, and reaches the next.
 	b := f.admitted(t, "inbox", root, false)
-	defer b.release("done")
+	defer left(b, "done")
 	q := open(t, b)
 	must(t, <-sent)
 	if e := q.event(t); e.Length != 3 || string(q.windows["in"].Bytes()[:3]) != "two" {
@@ -992,4 +1010,114 @@ func TestAnApplicationThatHearsNothingCanGo(t *testing.T) {
 	if e := p.event(t); e.Length != 3 {
 		t.Errorf("the first application has missed its event: %+v", e)
 	}
+}
+
+// A process that goes does not wait for the memory of the next one, which does.
+func TestDetachingDoesNotWaitForTheNextLife(t *testing.T) {
+	f := launch(t, "contexts:\n- {name: c, handler: test-made, rulesets: 'a: udp(9)', windows: [{name: w, size: 1MiB}]}\n")
+	a := f.admitted(t, "c", root, false)
+	gate := make(chan struct{})
+	makeGate.Store(&gate)
+	defer makeGate.Store(nil)
+	open := sync.OnceFunc(func() { close(gate) })
+	defer open()
+	released := make(chan struct{})
+	go func() {
+		a.release("done")
+		close(released)
+	}()
+	select {
+	case <-released:
+	case <-time.After(10 * time.Second):
+		t.Fatal("a process waits for the life after it")
+	}
+	if i, err := f.info("c"); err != nil || i.State != installing {
+		t.Errorf("the context is %+v: %v", i, err)
+	}
+	next := make(chan attached, 1)
+	go func() {
+		b, err := f.admit("c", root, false)
+		if err != nil {
+			t.Error(err)
+		}
+		next <- b
+	}()
+	select {
+	case <-next:
+		t.Error("somebody is attached to a context that is being made")
+	case <-time.After(50 * time.Millisecond):
+	}
+	makeGate.Store(nil)
+	open()
+	b := (<-next).(*attachment)
+	if b.has == a.has || f.contexts["c"].has != b.has {
+		t.Error("the next process has another life than the context")
+	}
+	left(b, "done")
+}
+
+// The context of an application that holds what has come begins anew in vain for nobody:
+// neither does another one fail that begins anew, nor does it find less credit.
+func TestContextsKeepTheirCreditWhileOthersBeginAnew(t *testing.T) {
+	echo := func(name string, port int) string {
+		return fmt.Sprintf("- {name: %s, handler: echo-udp, params: {port: %d}}\n", name, port)
+	}
+	f := launch(t, "contexts:\n- {name: holder, handler: echo-host, params: {port: 7}, queue: {}}\n"+echo("a", 8)+
+		"- {name: b, handler: deposit, windows: [{name: w, size: 1MiB}]}\n")
+	credits := func() map[string]uint32 {
+		all := map[string]uint32{}
+		s, err := f.stats()
+		must(t, err)
+		for _, c := range s[0].Contexts {
+			all[c.Name] = c.Credits
+		}
+		return all
+	}
+	before := credits()
+	// It takes whatever credit it gets, and answers nothing.
+	h := f.admitted(t, "holder", root, false)
+	done := make(chan struct{})
+	var sender sync.WaitGroup
+	defer sender.Wait()
+	defer close(done)
+	sender.Go(func() {
+		_ = f.lab.Host.NS.Do(func() error {
+			c, err := net.Dial("udp", fmt.Sprintf("%v:7", f.lab.NIC.Addr.Addr()))
+			if err != nil {
+				t.Error(err)
+				return err
+			}
+			defer c.Close()
+			for {
+				select {
+				case <-done:
+					return nil
+				case <-time.After(time.Millisecond):
+				}
+				for range 64 {
+					_, _ = c.Write([]byte("hold this"))
+				}
+			}
+		})
+	})
+	eventually(t, "it has all it may", func() bool {
+		i, err := f.info("holder")
+		return err == nil && i.Pair.Outstanding >= int(before["holder"])
+	})
+	for range 3 {
+		start := time.Now()
+		left(f.admitted(t, "b", root, false), "done")
+		left(f.admitted(t, "b", root, false), "again")
+		if d := time.Since(start); d > 5*time.Second {
+			t.Errorf("to begin anew twice took %v", d)
+		}
+	}
+	b := f.admitted(t, "b", root, false)
+	if now := credits(); !maps.Equal(now, before) {
+		t.Errorf("credits are %v, and were %v", now, before)
+	}
+	f.answers(t, 8)
+	must(t, f.send(t, []byte("there is credit for this")))
+	left(b, "done")
+	left(h, "done")
 }

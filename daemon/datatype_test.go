@@ -111,7 +111,7 @@ contexts:
 			t.Fatalf("message %d: something else was written", i)
 		}
 	}
-	a.release("done")
+	left(a, "done")
 	again, err := f.info("halo")
 	if err != nil || fmt.Sprint(again.Reserved) != fmt.Sprint(before.Reserved) {
 		t.Errorf("begun anew, reserved %v, before %v: %v", again.Reserved, before.Reserved, err)
@@ -147,7 +147,7 @@ func TestHandlersMayNeedSomethingElseTheNextTime(t *testing.T) {
 		if now == then || int64(i.Sequence) != now || i.VHPUs != 3 || i.Reserved["moods"] != now<<20 || f.inUse() != now<<20 || h.has.bytes != now<<20 {
 			t.Errorf("set %d, checked as %d: sequences of %d bytes, reserved %v, of which %d bytes count as %d", now, then, i.Sequence, i.Reserved, h.has.bytes, f.inUse())
 		}
-		f.admitted(t, "moody", root, false).release("to have it begin anew")
+		left(f.admitted(t, "moody", root, false), "to have it begin anew")
 	}
 }
 

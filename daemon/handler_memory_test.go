@@ -174,7 +174,7 @@ func TestHandlersMayReserveWhatIsNotInUse(t *testing.T) {
 	_, err = f.install(eater("y", 4<<20))
 	must(t, err)
 	feed("x", 3<<20)
-	f.admitted(t, "x", root, false).release("to have it begin anew")
+	left(f.admitted(t, "x", root, false), "to have it begin anew")
 	want := fmt.Sprintf("handler test-hungry: not enough memory: %d bytes of food: at most %d; limits.memory leaves", 23<<20, 21<<20)
 	waits := func(name, want string) bool { // it tries again now and then
 		i, err := f.info(name)
@@ -193,11 +193,11 @@ func TestHandlersMayReserveWhatIsNotInUse(t *testing.T) {
 	// What goes, and is there only because an observer still refers to it, does not count.
 	feed("x", 0)
 	o := f.admitted(t, "x", root, true)
-	f.admitted(t, "x", root, false).release("to have it begin anew")
+	left(f.admitted(t, "x", root, false), "to have it begin anew")
 	if i, err := f.info("x"); err != nil || i.State != installed {
 		t.Errorf("with an observer, %+v: %v", i, err)
 	}
-	o.release("told")
+	left(o, "told")
 
 	// Where not even what was checked fits, no set is made.
 	if _, err := f.install(eater("z", 1)); err != nil {
@@ -205,7 +205,7 @@ func TestHandlersMayReserveWhatIsNotInUse(t *testing.T) {
 	}
 	feed("z", 0)
 	f.memory.setLimit(20 << 20)
-	f.admitted(t, "z", root, false).release("to have it begin anew")
+	left(f.admitted(t, "z", root, false), "to have it begin anew")
 	eventually(t, "it waits for memory", func() bool { return waits("z", "1MiB more memory is wanted") })
 	if got := told("z"); len(got) != 0 {
 		t.Errorf("it may reserve %d", got)

@@ -101,14 +101,14 @@ func TestTheFilesOrderSaysWhoGetsAPacket(t *testing.T) {
 	a := f.admitted(t, "special", root, false)
 	f.takes(t, 5000, "special")
 	f.takes(t, 5001, "rest")
-	a.release("done")
+	left(a, "done")
 	f.takes(t, 5000, "rest")
 	f.numbered(t, map[string]int{"rest": 1})
 	must(t, f.deactivate("rest"))
 	a = f.admitted(t, "special", root, false)
 	must(t, f.activate("rest"))
 	f.takes(t, 5000, "special")
-	a.release("done")
+	left(a, "done")
 
 	// Others come last, in their order; and do not take the place of who begins anew.
 	install := func(name, rule string, first int) error {
@@ -146,7 +146,7 @@ func TestTheFilesOrderSaysWhoGetsAPacket(t *testing.T) {
 	f.numbered(t, map[string]int{"rest": 0, "special": 1, "late": 2, "later": 3})
 	f.reloaded(t, "contexts:\n"+special+rest, "other ruleset numbers: rest, special") // while it is attached
 	f.takes(t, 5000, "special")
-	a.release("done")
+	left(a, "done")
 	f.reloaded(t, "contexts:\n"+catches("one", 5002, "activate: start")+special+catches("two", 5000, "activate: start")+rest,
 		"context one added", "context two added", "other ruleset numbers: late, later, rest, special")
 	f.numbered(t, map[string]int{"one": 0, "two": 2, "rest": 3, "late": 4, "later": 5})
@@ -159,7 +159,7 @@ func TestTheFilesOrderSaysWhoGetsAPacket(t *testing.T) {
 	fails(t, "reload", err, errBusy, "not today")
 	f.numbered(t, map[string]int{"one": 0, "special": 1, "two": 2, "rest": 3, "late": 4, "later": 5})
 	f.takes(t, 5000, "special")
-	a.release("done")
+	left(a, "done")
 	f.reloaded(t, "contexts:\n"+special+rest, "context one removed", "context two removed", "other ruleset numbers: late, later, rest, special")
 	now := since()
 	// Attaching has begun special anew; the others are as they were.

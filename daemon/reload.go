@@ -365,7 +365,7 @@ func (d *Daemon) apply(p *plan) (err error) {
 		c.h.mu.Unlock()
 	}
 	for _, c := range p.change {
-		c.h.finish(c.ctx, c.has)
+		c.h.finish(c.ctx, c.has, false)
 	}
 	for _, h := range p.remove {
 		h.retire(whyReloaded)
@@ -468,5 +468,5 @@ func (c *change) undo() {
 		h.state = installed
 	}
 	h.mu.Unlock()
-	h.finish(ctx, has)
+	h.finish(ctx, has, c.ctx == nil)
 }

@@ -98,10 +98,10 @@ func TestReloadChangesWhatHasChanged(t *testing.T) {
 		t.Errorf("the application is sent away: %s", why)
 	default:
 	}
-	a.release("done")
+	left(a, "done")
 	_, err := f.admit("e", someone(1), false)
 	fails(t, "attach", err, errDenied, "not for user 1")
-	f.admitted(t, "e", someone(2), false).release("done")
+	left(f.admitted(t, "e", someone(2), false), "done")
 	f.silent(t, 8)
 	if n, since := id("d"); n != dID || since != dSince {
 		t.Error("a context that has not changed was touched")
@@ -172,7 +172,7 @@ func TestReloadThatCannotBeChangesNothing(t *testing.T) {
 		t.Errorf("the application was sent away: %s", why)
 	default:
 	}
-	a.release("done")
+	left(a, "done")
 	if !strings.Contains(f.logs.String(), "reload failed, and nothing was changed") {
 		t.Error("the log does not say that a reload failed")
 	}
@@ -227,7 +227,7 @@ func TestAttachWhileAReloadFails(t *testing.T) {
 			t.Fatalf("round %d: the application is sent away: %s", round, why)
 		default:
 		}
-		a.release("done")
+		left(a, "done")
 		before = h.ctx
 	}
 }

@@ -143,11 +143,11 @@ contexts:
 `)
 	a := f.admitted(t, "big", root, false)
 	o := f.admitted(t, "big", root, true)
-	a.release("done")
+	left(a, "done")
 	if got := f.state(t, "big"); got != active {
 		t.Errorf("the context is %s", got)
 	}
-	o.release("told")
+	left(o, "told")
 	if got := f.inUse(); got != 4<<20 {
 		t.Errorf("%d bytes are in use", got)
 	}
