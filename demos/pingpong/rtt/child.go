@@ -15,6 +15,7 @@ import (
 	"runtime/debug"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -180,12 +181,21 @@ func (c *Process) End() { c.stdin.Close() }
 func (c *Process) Stop(because error) error {
 	c.once.Do(func() {
 		c.End()
-		kill := time.AfterFunc(grace, func() { c.cmd.Process.Kill() })
+		var slow atomic.Bool
+		kill := time.AfterFunc(grace, func() {
+			slow.Store(true)
+			c.cmd.Process.Kill()
+		})
 		defer kill.Stop()
 		err := c.cmd.Wait()
 		msg := strings.TrimSpace(c.stderr.String())
 		var exit *exec.ExitError
 		switch {
+		case err != nil && slow.Load():
+			c.err = fmt.Errorf("%w: %s had not ended %v after it was asked to, and was killed", ErrChild, strings.TrimPrefix(c.cmd.Args[1], "_"), grace)
+			if msg != "" {
+				c.err = fmt.Errorf("%w; it had said: %s", c.err, msg)
+			}
 		case errors.As(err, &exit) && msg != "":
 			c.err = fmt.Errorf("%w: %s", ErrChild, msg)
 		case err != nil:

@@ -29,6 +29,11 @@ func TestMain(m *testing.M) {
 	if ok, err := Main(os.Args[1:]); ok {
 		exit(err)
 	}
+	if os.Getenv(stubbornEnv) != "" {
+		fmt.Fprintln(os.Stderr, "no")
+		time.Sleep(time.Minute)
+		os.Exit(0)
+	}
 	if name := os.Getenv(orphanEnv); name != "" {
 		exit(orphan(name))
 	}
@@ -488,6 +493,20 @@ func alive(pid int) bool {
 	}
 	_, rest, _ := strings.Cut(string(stat), ") ")
 	return !strings.HasPrefix(rest, "Z")
+}
+
+const stubbornEnv = "XSPIN_TEST_STUBBORN" // of a process that does not end
+
+func TestWhoDoesNotEndIsNamedWithItsGrace(t *testing.T) {
+	p, err := Start("stubborn", nil, ProcessOptions{Env: []string{stubbornEnv + "=1"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(100 * time.Millisecond) // until it has said so
+	err = p.Stop(nil)
+	if want := "stubborn had not ended 2s after it was asked to, and was killed"; !errors.Is(err, ErrChild) || !strings.Contains(fmt.Sprint(err), want) {
+		t.Errorf("%v, want %q", err, want)
+	}
 }
 
 func TestMainLeavesOtherCommandsAlone(t *testing.T) {
