@@ -16,6 +16,11 @@ BENCH_TOOLS := gcc:gcc,libc6-dev iperf3:iperf3 mpicc:mpich,libmpich-dev
 VM_TOOLS    := busybox:busybox-static ip:iproute2 ping:iputils-ping python3:python3 qemu-system-x86_64:qemu-system-x86 xz:xz-utils zstd:zstd
 FRESH_TOOLS := debootstrap:debootstrap git:git
 
+# Packages with random searches, and how many times longer than in make test
+# these go on.
+SOAK          := 30
+SOAK_PACKAGES := slmp ddt loader internal/mpich client
+
 # The Debian of make fresh.
 SUITE       := trixie
 
@@ -29,7 +34,7 @@ VM_PACKAGES := bpf internal/ethtool netns netns/impair xsk loader hostq nic nic/
 VCS := $(if $(shell git rev-parse --verify -q HEAD 2>/dev/null),auto,false)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-quick vmtest fresh bench generate generate-check lint clean go root clang test-tools bench-tools vm-tools fresh-tools
+.PHONY: help build demo test test-quick soak vmtest fresh bench generate generate-check lint clean go root clang test-tools bench-tools vm-tools fresh-tools
 # Targets share the CPUs with what they measure.
 .NOTPARALLEL:
 
@@ -48,9 +53,12 @@ demo: root build ## ping-pong, a file transfer and datatypes, next to Linux and 
 	bin/xspin demo datatypes --type simple --type complex --overlap --pin --verify
 
 test: root go test-tools generate-check lint ## every test, none skipped; installs Debian packages they need (root)
-	XSPIN_NO_SKIP=1 CGO_ENABLED=0 go test -count=1 -run TestModel ./slmp # thousands of bad networks: too many for the race detector
+	XSPIN_NO_SKIP=1 CGO_ENABLED=0 go test -count=1 -run 'TestModel|TestAuto' ./slmp # thousands of bad networks: too many for the race detector
 	XSPIN_NO_SKIP=1 CGO_ENABLED=0 go test -count=1 -run TestLitmus ./hostq # that detector orders what this wants to see unordered
-	XSPIN_NO_SKIP=1 XSPIN_SCRIBBLE=60s CGO_ENABLED=1 go test -race -count=1 -p 1 -timeout 25m ./...
+	XSPIN_NO_SKIP=1 CGO_ENABLED=1 go test -race -count=1 -p 1 -timeout 25m ./...
+
+soak: root go test-tools ## random searches for hours rather than seconds (root; SOAK=times as long)
+	XSPIN_SOAK=$(SOAK) CGO_ENABLED=0 go test -count=1 -p 1 -timeout 0 $(addprefix ./,$(SOAK_PACKAGES))
 
 # Emulated: every figure is meaningless, and tests that depend on time skip.
 vmtest: go vm-tools ## the tests that need a kernel under Debian's, emulated (KERNELS="trixie trixie-backports")

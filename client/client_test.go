@@ -33,6 +33,7 @@ import (
 	"github.com/xspin/xspin/handlers"
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/internal/testenv"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/netnstest"
@@ -985,20 +986,14 @@ func TestMethodsAfterClose(t *testing.T) {
 	next.Close()
 }
 
-// scribbleTime is how long the hostile client has. In a short run, a tenth of that; make
-// test says more.
-const scribbleTime = 5 * time.Second
+// scribbleTime is how long the hostile client has. In a short run, a tenth of that.
+const scribbleTime = 10 * time.Second
 
 // A client that writes random bytes into every page that it can map, all the time, harms
 // itself alone.
 func TestAHostileClientHarmsItselfAlone(t *testing.T) {
-	d := scribbleTime
-	if s := os.Getenv("XSPIN_SCRIBBLE"); s != "" {
-		var err error
-		if d, err = time.ParseDuration(s); err != nil {
-			t.Fatal(err)
-		}
-	} else if testing.Short() {
+	d := testenv.SoakTime(scribbleTime)
+	if testing.Short() {
 		d /= 10
 	}
 	f := newFixture(t, inbox+`- name: enemy

@@ -11,6 +11,7 @@ import (
 
 	"github.com/xspin/xspin/ddt"
 	"github.com/xspin/xspin/ddt/ddttest"
+	"github.com/xspin/xspin/internal/testenv"
 )
 
 // An image is memory for a type, with some room around it, in which each byte differs
@@ -47,6 +48,7 @@ func cuts(r *rand.Rand, size int64) []int64 {
 
 // seeds calls f for random types.
 func seeds(t *testing.T, n int, o ddttest.Options, f func(t *testing.T, r *rand.Rand, c *ddt.Committed, places []int64)) {
+	n *= testenv.Soak()
 	for seed := range n {
 		r := rand.New(rand.NewPCG(uint64(seed), 5))
 		d, count := ddttest.Random(r, o)

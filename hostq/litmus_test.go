@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/xspin/xspin/internal/testenv"
 	"github.com/xspin/xspin/netns/netnstest"
 )
 
@@ -25,10 +26,6 @@ import (
 // The test runs what the package has, for all who sleep and all who publish, and must
 // never see that. Then it runs each of them with its store made a plain one, and must:
 // else it would not notice if the package's were.
-
-// raced says that the race detector is there. Its calls between a store and a load may
-// take longer than a store takes to arrive: with it the test proves little.
-var raced bool
 
 // Who sleeps, and what is published to it.
 const (
@@ -345,7 +342,9 @@ func TestLitmus(t *testing.T) {
 		t.Skip("one CPU: it sees its own stores in order")
 	}
 	limit := 4 * time.Second
-	if raced {
+	if testenv.Race {
+		// The detector's calls between a store and a load may take longer than a
+		// store takes to arrive: with it the test proves little.
 		limit = time.Second / 2
 	}
 	for who, name := range litmusNames {
@@ -355,7 +354,7 @@ func TestLitmus(t *testing.T) {
 			if lost > 0 {
 				t.Errorf("%d of %d wakeups lost", lost, done)
 			}
-			if raced {
+			if testenv.Race {
 				t.Log("run it without the race detector too")
 				return
 			}

@@ -9,11 +9,11 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"runtime/debug"
 	"slices"
 	"testing"
 	"time"
 
+	"github.com/xspin/xspin/internal/testenv"
 	"github.com/xspin/xspin/mpq"
 	"github.com/xspin/xspin/slmp"
 )
@@ -729,10 +729,8 @@ func each(t *testing.T, part uint64, f func(t *testing.T, seed uint64)) {
 	}
 	n := *seeds
 	if n == 0 {
-		n = 2000
-		b, ok := debug.ReadBuildInfo()
-		race := ok && slices.Contains(b.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
-		if race || testing.Short() {
+		n = 2000 * uint64(testenv.Soak())
+		if testenv.Race || testing.Short() {
 			n = 200
 		}
 	}

@@ -20,6 +20,7 @@ import (
 
 	"github.com/xspin/xspin/ddt"
 	"github.com/xspin/xspin/ddt/ddttest"
+	"github.com/xspin/xspin/internal/testenv"
 )
 
 // build builds a program. Without MPICH it skips the test, unless XSPIN_NO_SKIP=1 in the
@@ -540,7 +541,7 @@ func TestCornersAreThoseOfMPI(t *testing.T) {
 // XSPIN_MPICH_TYPES in the environment is how many types to compare, and XSPIN_MPICH_SEED
 // the seed of the first one.
 func TestRandomTypesAreThoseOfMPI(t *testing.T) {
-	asked, first := number(t, "XSPIN_MPICH_TYPES", 10_000), number(t, "XSPIN_MPICH_SEED", 1)
+	asked, first := number(t, "XSPIN_MPICH_TYPES", 10_000*uint64(testenv.Soak())), number(t, "XSPIN_MPICH_SEED", 1)
 	types, seed := asked, first
 	unpacked, bytes := 0, 0
 	compare(t, func() (*question, error) {
