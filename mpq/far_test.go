@@ -6,7 +6,6 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
-	"time"
 )
 
 // FPsPIN's sender with threads has thread k begin k parts into the message, all of them
@@ -68,26 +67,20 @@ func TestOneMessageGetsAnEighth(t *testing.T) {
 }
 
 // A message with too many stretches to be cut otherwise, of which the sender goes on to
-// send other cuts: what is refused costs the same however long the ring is.
-func TestRefusedCutsCostTheSameFarAhead(t *testing.T) {
-	cost := func(first uint32) time.Duration {
-		_, tab := queue(t, Config{})
-		k := Key{1}
-		begin(t, tab, &k, seg(0, 2), 1)
-		for i := range uint32(MaxIntervals) {
-			run(t, tab, &k, seg(2*first+4*i, 2), 1)
-		}
-		least := time.Hour
-		for range 200 {
-			start := time.Now()
-			arrive(t, tab, &k, seg(3, 1), 1, Drop, Memory)
-			least = min(least, time.Since(start))
-		}
-		return least
-	}
-	near, far := cost(2), cost(16e6)
-	if far > 20*near+10*time.Microsecond {
-		t.Errorf("%v far ahead, %v near", far, near)
+// send other cuts: what is refused is to cost the same however long the ring is.
+func BenchmarkRefusedCuts(b *testing.B) {
+	for name, first := range map[string]uint32{"near": 2, "far": 16e6} {
+		b.Run(name, func(b *testing.B) {
+			_, tab := queue(b, Config{})
+			k := Key{1}
+			begin(b, tab, &k, seg(0, 2), 1)
+			for i := range uint32(MaxIntervals) {
+				run(b, tab, &k, seg(2*first+4*i, 2), 1)
+			}
+			for b.Loop() {
+				arrive(b, tab, &k, seg(3, 1), 1, Drop, Memory)
+			}
+		})
 	}
 }
 
