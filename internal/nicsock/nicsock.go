@@ -31,6 +31,9 @@ const suffix = ".sock"
 // timeout of everything that waits for the other process.
 const timeout = 5 * time.Second
 
+// retry is the pause after a connection could not be accepted.
+const retry = 100 * time.Millisecond
+
 // A Server answers for one NIC until Close.
 type Server struct {
 	l    *net.UnixListener
@@ -69,8 +72,12 @@ func (s *Server) run(report func() (any, error)) {
 	defer close(s.done)
 	for {
 		c, err := s.l.Accept()
-		if err != nil {
-			return // closed
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil { // no descriptor left, which passes
+			time.Sleep(retry)
+			continue
 		}
 		_ = c.SetDeadline(time.Now().Add(timeout))
 		reply := struct {

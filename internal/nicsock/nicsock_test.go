@@ -9,6 +9,9 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/netns/netnstest"
 )
@@ -48,5 +51,39 @@ func TestAskedServerAnswers(t *testing.T) {
 	defer s.Close()
 	if err := Ask(name, &got); err == nil || err.Error() != fmt.Sprintf("NIC on %q: no wonder", name) {
 		t.Errorf("error of the server: %v", err)
+	}
+}
+
+// A process that has no descriptor left answers again when it has.
+func TestServerOutlivesAWantOfDescriptors(t *testing.T) {
+	netnstest.NeedRoot(t)
+	name := fmt.Sprintf("test%d-fds", os.Getpid())
+	s, err := Serve(name, func() (any, error) { return 7, nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	c, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(c)
+	var was unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
+		t.Fatal(err)
+	}
+	none := was
+	none.Cur = uint64(c) + 1 // descriptors below are all in use
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &none); err != nil {
+		t.Fatal(err)
+	}
+	err = unix.Connect(c, &unix.SockaddrUnix{Name: filepath.Join(Dir, name+suffix)})
+	time.Sleep(3 * retry) // for Accept to fail
+	if e := unix.Setrlimit(unix.RLIMIT_NOFILE, &was); e != nil || err != nil {
+		t.Fatal(e, err)
+	}
+	var got int
+	if err := Ask(name, &got); err != nil || got != 7 {
+		t.Errorf("answer %d: %v", got, err)
 	}
 }
