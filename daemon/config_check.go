@@ -133,7 +133,9 @@ type surroundings struct {
 
 // checkConfig checks a configuration as a whole.
 func checkConfig(c *checker, cfg *Config) []*blueprint {
-	if cfg.Socket != "" && !filepath.IsAbs(cfg.Socket) && !strings.HasPrefix(cfg.Socket, "@") {
+	if strings.HasPrefix(cfg.Socket, "@") {
+		c.fail("socket", "%q: abstract sockets have no owner and no mode: want an absolute path", cfg.Socket)
+	} else if cfg.Socket != "" && !filepath.IsAbs(cfg.Socket) {
 		c.fail("socket", "%q: want an absolute path", cfg.Socket)
 	}
 	if cfg.Metrics != "" {
@@ -340,13 +342,8 @@ func (b *blueprint) charge() int64 {
 	return n
 }
 
-// queueBytes returns about how much memory a pair takes: a slot for each request, and in
-// each lane one for each response, with their payload.
-func queueBytes(l hostq.Layout) int64 {
-	const head, line, event = 48, 64, 128
-	slot := (int64(l.Payload) + head + line - 1) / line * line
-	return whole(8<<10 + int64(l.Events)*event + int64(l.Requests)*int64(1+l.Lanes)*slot)
-}
+// queueBytes returns how much memory a pair takes.
+func queueBytes(l hostq.Layout) int64 { return whole(l.Size()) }
 
 // checkContext checks a context of the file, or one of POST /v1/contexts. It returns
 // nil if anything is wrong.
@@ -437,6 +434,9 @@ func checkContext(c *checker, path string, doc *control.Context, env *surroundin
 	}
 	if set != nil && set.Window && len(doc.Windows) == 0 && len(c.problems) == before {
 		c.fail(at("windows"), `handler %s: no window: messages would be acknowledged and thrown away; add one, such as "windows: [{name: in, size: 64MiB}]"`, doc.Handler)
+	}
+	if set != nil && set.Window && b.largest() < 0 && len(c.problems) == before {
+		c.fail(at("windows"), "handler %s: handlers may write none of the windows: messages would be acknowledged and thrown away; let them, with \"rights: rw\"", doc.Handler)
 	}
 	if len(c.problems) > before {
 		return nil

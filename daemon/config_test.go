@@ -4,6 +4,7 @@ package daemon
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -13,6 +14,8 @@ import (
 	"time"
 
 	"github.com/xspin/xspin/control"
+	"github.com/xspin/xspin/hostq"
+	"github.com/xspin/xspin/netns/netnstest"
 	"github.com/xspin/xspin/nic"
 )
 
@@ -60,6 +63,7 @@ func TestErrorsOfConfigurationsAreToldWithTheirPlaces(t *testing.T) {
 		{"alias of itself", "interfaces: &a\n- *a\n", "F:1:13: interfaces[0]: want keys with values, found a list"},
 
 		{"socket", eth + "socket: run/x\n", `F:2:9: socket: "run/x": want an absolute path`},
+		{"abstract socket", eth + "socket: '@xspin'\n", `F:2:9: socket: "@xspin": abstract sockets have no owner and no mode: want an absolute path`},
 		{"metrics", eth + "metrics: 9465\n", `F:2:10: metrics: "9465": want an address and port, such as "127.0.0.1:9465" or "[::1]:9465"`},
 		{"metrics port", eth + "metrics: :prom\n", `F:2:10: metrics: ":prom": the port is a number up to 65535`},
 		{"user", eth + "user: nobody-at-all\n", `F:2:7: user: "nobody-at-all": there is no such user`},
@@ -197,6 +201,8 @@ func TestErrorsOfConfigurationsAreToldWithTheirPlaces(t *testing.T) {
 			`F:5:32: contexts[0].queue.requests: 2000000: possible are 1..1048576`,
 			`F:5:50: contexts[0].queue.payload: 1MiB: at most 64KiB`,
 			`F:5:62: contexts[0].queue.full: "block": there are drop, fail, wait`}, "\n")},
+		{"no window to write", eth + "contexts:\n- name: a\n  handler: deposit\n  windows: [{name: w, size: 1MiB, rights: r}, {name: v, size: 1MiB, rights: r}]\n",
+			`F:5:12: contexts[0].windows: handler deposit: handlers may write none of the windows: messages would be acknowledged and thrown away; let them, with "rights: rw"`},
 		{"empty queue", eth + "contexts:\n- name: a\n  handler: echo-udp\n  queue:\n", "F:5:9: contexts[0].queue: want keys with values, found nothing: write {} for the defaults"},
 		{"attach", eth + "contexts:\n- {name: a, handler: deposit, attach: {users: [no-user]}, activate: sometimes}\n",
 			"F:3:48: contexts[0].attach.users[0]: \"no-user\": there is no such user\nF:3:69: contexts[0].activate: \"sometimes\": there are start, attach, manual"},
@@ -376,6 +382,41 @@ func TestHandlersGetTheSchedulingThatTheyNeed(t *testing.T) {
 		}
 		if !reflect.DeepEqual(b.doc.Policy, cfg.Contexts[0].Policy) || b.doc.Sequence != cfg.Contexts[0].Sequence {
 			t.Errorf("%s: the document has changed, so that it would be another one when it is read again", tc.name)
+		}
+	}
+}
+
+// What counts for limits.memory is what the kernel gives.
+func TestQueuesAreCountedAsLargeAsTheyAre(t *testing.T) {
+	netnstest.NeedRoot(t)
+	for _, l := range []hostq.Layout{
+		{Events: 1, Requests: 1, Payload: 0, Lanes: 1},
+		{Events: 1024, Requests: 1024, Payload: 2048, Lanes: 2},
+		{Events: 16384, Requests: 1, Payload: 0, Lanes: 1}, // 3 MiB of events
+	} {
+		p, err := hostq.NewPair(hostq.PairConfig{Layout: l})
+		if err != nil {
+			t.Fatal(err)
+		}
+		fd, _, _ := p.Descriptors()
+		info, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", fd))
+		if err != nil {
+			t.Fatal(err)
+		}
+		size := int64(1)
+		for line := range strings.Lines(string(info)) {
+			var n int64
+			for _, key := range []string{"value_size", "max_entries"} {
+				if _, err := fmt.Sscanf(line, key+":%d", &n); err == nil {
+					size *= n
+				}
+			}
+		}
+		if got := queueBytes(l); got != size {
+			t.Errorf("%+v: %d bytes are counted, of %d", l, got, size)
+		}
+		if err := p.Close(); err != nil {
+			t.Error(err)
 		}
 	}
 }

@@ -21,7 +21,7 @@ func FuzzPair(f *testing.F) {
 			return
 		}
 		p, h := both(t, PairConfig{Layout: Layout{Lanes: 2, Events: 2, Requests: 4, Payload: 24}, Outstanding: 3})
-		size := int(p.cfg.size())
+		size := int(p.cfg.Size())
 		mem := unsafe.Slice((*byte)(unsafe.Pointer(p.shared)), size)
 		arg := func() (b byte) {
 			if len(ops) > 0 {

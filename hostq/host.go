@@ -83,7 +83,7 @@ func OpenHost(l Layout, memory, bell int, lanes []int) (*Host, error) {
 		unix.Close(memory)
 		return fail(fmt.Errorf("%d descriptors for %d lanes", len(lanes), l.Lanes))
 	}
-	mem, err := OpenMemory(memory, l.size())
+	mem, err := OpenMemory(memory, l.Size())
 	if err != nil {
 		return fail(err)
 	}

@@ -116,8 +116,8 @@ func align(n int) int { return (n + 63) &^ 63 }
 func (l *Layout) requestStride() int  { return align(requestHeader + l.Payload) }
 func (l *Layout) responseStride() int { return align(responseHeader + l.Payload) }
 
-// size returns how much memory a pair takes. It does not overflow if check says nothing.
-func (l *Layout) size() int64 {
+// Size returns how many bytes of memory a pair takes, if the layout can be.
+func (l *Layout) Size() int64 {
 	return int64(align(int(unsafe.Sizeof(shared{})))) +
 		int64(l.Events)*int64(eventStride) +
 		int64(l.Requests)*int64(l.requestStride()) +
@@ -159,7 +159,7 @@ type parts struct {
 	responses        []ring // by lane
 }
 
-// cut finds the parts. The memory must have l.size() bytes and begin at a cache line.
+// cut finds the parts. The memory must have l.Size() bytes and begin at a cache line.
 func (l *Layout) cut(mem []byte) parts {
 	p := parts{shared: (*shared)(unsafe.Pointer(unsafe.SliceData(mem)))}
 	mem = mem[align(int(unsafe.Sizeof(shared{}))):]

@@ -112,7 +112,7 @@ func NewPair(cfg PairConfig) (*Pair, error) {
 	if err := cfg.fill(); err != nil {
 		return nil, err
 	}
-	mem, err := NewMemory(cmp.Or(cfg.Name, "pair"), cfg.size())
+	mem, err := NewMemory(cmp.Or(cfg.Name, "pair"), cfg.Size())
 	if err != nil {
 		return nil, fmt.Errorf("queues %s: %w", cfg.Name, err)
 	}

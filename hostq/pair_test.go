@@ -28,7 +28,7 @@ func both(t testing.TB, cfg PairConfig) (*Pair, *Host) {
 	if err := cfg.fill(); err != nil {
 		t.Fatal(err)
 	}
-	mem := aligned(cfg.size())
+	mem := aligned(cfg.Size())
 	p, err := newPair(cfg, mem)
 	if err != nil {
 		t.Fatal(err)
@@ -195,8 +195,8 @@ func TestLayouts(t *testing.T) {
 		}
 	}
 	largest := Layout{MaxSlots, MaxSlots, MaxPayload, MaxLanes}
-	if largest.size() < int64(MaxSlots)*MaxPayload*MaxLanes {
-		t.Errorf("size of the largest is %d", largest.size())
+	if largest.Size() < int64(MaxSlots)*MaxPayload*MaxLanes {
+		t.Errorf("size of the largest is %d", largest.Size())
 	}
 	if unsafe.Sizeof(eventSlot{}) != 192 || unsafe.Sizeof(sharedCounter{}) != 64 || unsafe.Sizeof(shared{})%64 != 0 ||
 		unsafe.Offsetof(shared{}.waiting)%128 != 0 || unsafe.Offsetof(shared{}.ended)%128 != 0 ||

@@ -477,7 +477,7 @@ const (
 
 // playScribbler writes over all that it can reach.
 func playScribbler(r *role) error {
-	m, err := OpenMemory(3, r.Layout.size())
+	m, err := OpenMemory(3, r.Layout.Size())
 	if err != nil {
 		return err
 	}
@@ -702,7 +702,7 @@ func TestScribbling(t *testing.T) {
 			t.Fatal(err)
 		}
 		// Not of Go's: the race detector would be right.
-		mem, err := unix.Mmap(-1, 0, int(cfg.size()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANON)
+		mem, err := unix.Mmap(-1, 0, int(cfg.Size()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANON)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -732,7 +732,7 @@ func TestHostileNIC(t *testing.T) {
 	for i := range 150 {
 		cfg := PairConfig{Layout: Layout{Lanes: 2, Requests: 4, Events: 2, Payload: 40}}
 		p, h := both(t, cfg)
-		mem := unsafe.Slice((*byte)(unsafe.Pointer(p.shared)), p.cfg.size())
+		mem := unsafe.Slice((*byte)(unsafe.Pointer(p.shared)), p.cfg.Size())
 		rng := rand.New(rand.NewPCG(uint64(i), 0))
 		for range 2000 {
 			at := rng.IntN(len(mem)/8) * 8
