@@ -201,35 +201,53 @@ func (t *Task) request(tag uint64, payload []byte, reply bool, user any) (id uin
 		return 0, errNoHost
 	}
 	r.ask = hostq.Request{Tag: tag, HPU: uint32(t.port.hpu), Reply: reply, Payload: payload}
+	id, err = host.Request(r.w.id, &r.ask, user)
+	if errors.Is(err, hostq.ErrFull) && t.ctx.res.Full == FullWaits {
+		id, err = t.awaitRoom(user)
+	}
+	switch {
+	case err == nil:
+		t.acc.Requests++
+		if t.ctx.crowded.Load() {
+			t.ctx.crowded.Store(false)
+		}
+	case errors.Is(err, hostq.ErrFull):
+		t.acc.Unasked++
+		err = errNoRoom
+	case errors.Is(err, ErrTime):
+		t.acc.Unasked++
+	}
+	return id, err
+}
+
+// awaitRoom sends r.ask when there is room. All who share the HPU's thread wait with it:
+// so a batch of packets waits no longer than one handler may, and after the first time in
+// vain nobody does until there was room.
+func (t *Task) awaitRoom(user any) (id uint64, err error) {
+	r, host := t.r, t.ctx.res.Host
+	start := r.pool.scale.Ticks()
+	defer func() { r.waited += r.pool.scale.Ticks() - start }()
 	for spins := 0; ; spins++ {
 		id, err = host.Request(r.w.id, &r.ask, user)
-		if err == nil {
-			t.acc.Requests++
-			return id, nil
-		}
-		if !errors.Is(err, hostq.ErrFull) {
-			return 0, err
-		}
-		if t.ctx.res.Full != FullWaits {
-			t.acc.Unasked++
-			return 0, errNoRoom
+		if !errors.Is(err, hostq.ErrFull) || t.ctx.crowded.Load() {
+			return id, err
 		}
 		// Answers that wait make room too.
 		if host.Poll(r.w.id, batchSize, r.onReply) == 0 && !r.patient(spins) {
-			t.acc.Unasked++
+			t.ctx.crowded.Store(true)
 			return 0, errAskTime
 		}
 	}
 }
 
-// patient is a round of waiting in a handler. It returns false when that has had
-// three quarters of its time, or was given up.
+// patient is a round of waiting in a handler. It returns false when that and what the
+// batch has waited for room before have had three quarters of its time, or it was given up.
 func (r *runner) patient(spins int) bool {
 	if spins%yieldEvery != yieldEvery-1 {
 		return true
 	}
 	unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
-	ns := r.pool.scale.Nanoseconds(r.pool.scale.Ticks() - r.ticks)
+	ns := r.pool.scale.Nanoseconds(r.waited + r.pool.scale.Ticks() - r.ticks)
 	return ns < int64(r.pool.cfg.Limit)/4*3 && stateOf(r.state.Load()) != abandoned
 }
 

@@ -493,6 +493,55 @@ func TestNoRoomForRequests(t *testing.T) {
 	}
 }
 
+// A batch of packets asks an application that takes nothing, and waits for room once.
+func TestNoRoomIsWaitedForOnce(t *testing.T) {
+	const limit = 200 * time.Millisecond
+	r := newRig(t, rigConfig{Config: Config{Limit: limit}})
+	host := newFakeHost(t, 1, 1)
+	errs := make(chan error, 100)
+	c := r.withResources(1, Handlers{Payload: func(h *HER) Code {
+		errs <- h.Notify(1, h.Head())
+		return Success
+	}}, Resources{Host: host, Full: FullWaits})
+	send := func(n int) (late, full int) {
+		t.Helper()
+		var batch []pkt
+		for range n {
+			batch = append(batch, pkt{ctx: 1, data: numbered(1, 60)})
+		}
+		r.receive(batch...)
+		for range n {
+			switch err := <-errs; {
+			case errors.Is(err, ErrTime):
+				late++
+			case errors.Is(err, ErrFull):
+				full++
+			case err != nil:
+				t.Error(err)
+			}
+		}
+		return late, full
+	}
+	if late, full := send(1); late+full != 0 {
+		t.Fatal("there was room for one")
+	}
+	if late, full := send(20); late != 1 || full != 19 {
+		t.Errorf("%d handlers have waited in vain and %d not at all, want 1 and 19", late, full)
+	}
+	if late, full := send(20); late != 0 || full != 20 {
+		t.Errorf("again: %d handlers have waited in vain and %d not at all", late, full)
+	}
+	// The application takes something: it is worth waiting for again.
+	host.take(1)
+	if late, full := send(2); late != 1 || full != 0 {
+		t.Errorf("after there was room: %d handlers have waited in vain and %d not at all, want 1 and 0", late, full)
+	}
+	r.settled()
+	if st := c.Stats(); st.Requests != 2 || st.Unasked != 41 || c.Stopped() {
+		t.Errorf("%+v", st)
+	}
+}
+
 func TestWhereNobodyCanAsk(t *testing.T) {
 	host := newFakeHost(t, 1, 100)
 	var errs []error

@@ -182,6 +182,7 @@ type Context struct {
 
 	halt     atomic.Uint32 // why no handler may run any more
 	failed   atomic.Bool   // a handler has, and the event was sent
+	crowded  atomic.Bool   // a handler has waited for room for a request in vain
 	hostless atomic.Bool   // a handler has asked, and it was logged that there is nobody
 	unbound  atomic.Bool   // the binder has refused a message, and the event was sent
 	leaky    atomic.Bool   // its buckets may be held by packets that were lost

@@ -57,7 +57,12 @@ type Full int
 const (
 	FullFails Full = iota // the handler gets ErrFull
 	FullDrops             // it is counted as dropped, and the handler not told
-	FullWaits             // the handler waits for room, as long as its time limit allows
+
+	// The handler waits for room, for three quarters of its time limit, and then gets
+	// ErrTime. All packets of a batch, of up to 64, wait no longer than that together;
+	// and after the first time in vain handlers get ErrFull until there was room, so
+	// that an application that takes nothing does not hold up other contexts.
+	FullWaits
 )
 
 // A Hop is the way to a destination.

@@ -231,6 +231,7 @@ type runner struct {
 	baseT  int64
 	looked int64 // for lost packets, CLOCK_MONOTONIC
 	ticks  int64 // when the last handler ended
+	waited int64 // for room for requests, by handlers of this batch, ticks
 	timed  int64 // when it looked at the time of messages, ticks
 	acked  int   // answers among the frames of this HER
 	sent   int   // frames of its handlers, counted as sent
@@ -366,6 +367,7 @@ func (r *runner) serve(p *port) bool {
 func (r *runner) begin(p *port, ticks int64) {
 	r.port = p
 	r.base, r.baseT = clock.Monotonic(), ticks
+	r.waited = 0
 	r.made = 0
 	// Now, and not when a handler asks: that one may have been given up, and
 	// the ring be another runner's.
