@@ -69,6 +69,9 @@ func build(tb testing.TB, s spec) []byte {
 		tb.Fatal(err)
 	}
 	frame := slices.Clone(buf.Bytes())
+	if h := Parse(frame, len(frame)); h.UDP != nil && h.UDP.Checksum() == 0 {
+		h.UDP.SetChecksum(0xffff) // gopacket writes the sum 0 as it is, which says that there is none (RFC 768)
+	}
 	return frame[:EthernetLen+int(binary.BigEndian.Uint16(frame[16:]))] // gopacket pads to 60 bytes
 }
 
