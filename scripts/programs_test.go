@@ -168,7 +168,10 @@ func inMakefile(t *testing.T, text string) map[string]string {
 			continue
 		}
 		recipe = strings.ReplaceAll(strings.TrimLeft(recipe, "@-+"), "\\\x00", "\\\n")
-		recipe = regexp.MustCompile(`\$\([A-Za-z_]+\)`).ReplaceAllString(recipe, "VARIABLE")
+		// Innermost first: functions of make have arguments that are variables.
+		for variable := regexp.MustCompile(`(^|[^$])\$\([^$()]*\)`); variable.MatchString(recipe); {
+			recipe = variable.ReplaceAllString(recipe, "${1}VARIABLE")
+		}
 		recipe = strings.ReplaceAll(recipe, "$$", "$")
 		maps.Copy(programs, inShell(t, "Makefile", recipe))
 	}
