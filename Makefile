@@ -28,13 +28,14 @@ SUITE       := trixie
 # there: the packages whose tests need a kernel.
 KERNELS     := trixie trixie-backports
 VM_PACKAGES := bpf internal/ethtool netns netns/impair xsk loader hostq nic nic/neigh slmp client daemon demos/pingpong demos/pingpong/rtt demos/file
+VM_RUN      :=
 
 # A tree that is no repository, or one git does not trust, builds without the
 # commit in the binary.
 VCS := $(if $(shell git rev-parse --verify -q HEAD 2>/dev/null),auto,false)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-quick soak vmtest fresh bench generate generate-check lint clean go root clang test-tools bench-tools vm-tools fresh-tools
+.PHONY: help build demo test test-quick soak vmtest vmtest-quick fresh bench generate generate-check lint clean go root clang test-tools bench-tools vm-tools fresh-tools
 # Targets share the CPUs with what they measure.
 .NOTPARALLEL:
 
@@ -55,6 +56,7 @@ demo: root build ## ping-pong, a file transfer and datatypes, next to Linux and 
 test: root go test-tools generate-check lint ## every test, none skipped; installs Debian packages they need (root)
 	XSPIN_NO_SKIP=1 CGO_ENABLED=0 go test -count=1 -run 'TestModel|TestAuto' ./slmp # thousands of bad networks: too many for the race detector
 	XSPIN_NO_SKIP=1 CGO_ENABLED=0 go test -count=1 -run TestLitmus ./hostq # that detector orders what this wants to see unordered
+	XSPIN_NO_SKIP=1 CGO_ENABLED=0 go test -count=1 -run EveryRow ./cli # and is what benches would measure
 	XSPIN_NO_SKIP=1 CGO_ENABLED=1 go test -race -count=1 -p 1 -timeout 25m ./...
 
 soak: root go test-tools ## random searches for hours rather than seconds (root; SOAK=times as long)
@@ -69,8 +71,13 @@ vmtest: go vm-tools ## the tests that need a kernel under Debian's, emulated (KE
 	@bad=; for k in $(KERNELS); do \
 		scripts/vm fetch $$k || exit; echo "# $$k: Linux $$(scripts/vm run $$k uname -r)"; \
 		XSPIN_EMULATED=1 scripts/vm run -t 10800 $$k bin/vmtest/tap bin/vmtest/test2json \
-			$$(for p in $(VM_PACKAGES); do echo "$$p=bin/vmtest/$$(echo $$p | tr / -).test"; done) -- -test.short -test.timeout 3h || bad="$$bad $$k"; \
+			$$(for p in $(VM_PACKAGES); do echo "$$p=bin/vmtest/$$(echo $$p | tr / -).test"; done) -- -test.short -test.timeout 3h $(if $(VM_RUN),-test.run '$(VM_RUN)') || bad="$$bad $$k"; \
 	done; rm -rf bin/vmtest; [ -z "$$bad" ] || { echo "make vmtest: failed on$$bad" >&2; exit 1; }
+
+vmtest-quick: KERNELS := trixie
+vmtest-quick: VM_PACKAGES := bpf nic
+vmtest-quick: VM_RUN := ^(TestEveryProgramLoads|TestPingIsAnsweredByHandlers|TestNumbersOfMessagesAreReused)$$
+vmtest-quick: vmtest ## a slice of it: every eBPF program loads on Debian's kernel, pings and messages are answered
 
 fresh: root go fresh-tools ## both commands of the README on a Debian that has nothing else, made by debootstrap (root; SUITE=trixie)
 	scripts/fresh $(SUITE)

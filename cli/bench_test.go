@@ -23,6 +23,7 @@ import (
 
 	peers "github.com/xspin/xspin/bench"
 	"github.com/xspin/xspin/internal/bench"
+	"github.com/xspin/xspin/internal/testenv"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/netnstest"
@@ -63,9 +64,21 @@ func TestBenchRefusesFlagsBeforeAnythingIsSetUp(t *testing.T) {
 	}
 }
 
+// measures tells whether a test may run a bench: not with the race detector, which would
+// be what is measured, for minutes. make test runs these without it, too.
+func measures(t *testing.T) bool {
+	netnstest.NeedRoot(t)
+	if testenv.Race {
+		t.Log("only without the race detector")
+	}
+	return !testenv.Race
+}
+
 // Every bench has its rows, whatever their figures, and leaves nothing.
 func TestBenchesMeasureEveryRow(t *testing.T) {
-	netnstest.NeedRoot(t)
+	if !measures(t) {
+		return
+	}
 	for _, tc := range []struct {
 		name     string
 		runs     int
