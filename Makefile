@@ -53,10 +53,11 @@ demo: root build ## ping-pong, a file transfer and datatypes, next to Linux and 
 	bin/xspin demo file --size $(SIZE) --pin
 	bin/xspin demo datatypes --type simple --type complex --overlap --pin --verify
 
-test: root go test-tools generate-check lint ## every test, none skipped; installs Debian packages they need (root)
+test: root go test-tools generate-check lint vmtest-quick ## every test, none skipped; installs Debian packages they need (root)
 	XSPIN_NO_SKIP=1 CGO_ENABLED=0 go test -count=1 -run 'TestModel|TestAuto' ./slmp # thousands of bad networks: too many for the race detector
 	XSPIN_NO_SKIP=1 CGO_ENABLED=0 go test -count=1 -run TestLitmus ./hostq # that detector orders what this wants to see unordered
 	XSPIN_NO_SKIP=1 CGO_ENABLED=0 go test -count=1 -run EveryRow ./cli # and is what benches would measure
+	CGO_ENABLED=1 go build -race ./... # on all CPUs; what follows takes one package after the other
 	XSPIN_NO_SKIP=1 CGO_ENABLED=1 go test -race -count=1 -p 1 -timeout 25m ./...
 
 soak: root go test-tools ## random searches for hours rather than seconds (root; SOAK=times as long)
