@@ -109,8 +109,17 @@ func (h *hosted) set(state, why string) {
 	h.state, h.why, h.since, h.starved = state, why, time.Now(), false
 }
 
-// add makes a context and installs it. With an error nothing of it is left.
-func (d *Daemon) add(b *blueprint, file bool, numbers []int) (_ *hosted, err error) {
+// add makes a context, and starts it. With an error nothing of it is left.
+func (d *Daemon) add(b *blueprint, file bool, numbers []int) (*hosted, error) {
+	h, err := d.make(b, file, numbers)
+	if err != nil {
+		return nil, err
+	}
+	return h, h.start()
+}
+
+// make makes a context and installs it. With an error nothing of it is left.
+func (d *Daemon) make(b *blueprint, file bool, numbers []int) (_ *hosted, err error) {
 	h := &hosted{
 		d: d, name: b.doc.Name, file: file, seq: d.made.Add(1), b: b, numbers: numbers,
 		op: make(chan struct{}, 1), state: installing, since: time.Now(),
@@ -129,29 +138,41 @@ func (d *Daemon) add(b *blueprint, file bool, numbers []int) (_ *hosted, err err
 	if err := d.enter(h); err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			d.leave(h)
-			if h.book != nil {
-				h.book.close()
-			}
-			err = fmt.Errorf("context %q: %w", h.name, err)
-		}
-	}()
-	book := newLogBook(h.name, h.card.nic.HPUs(), d.logConfig(), d.logger)
+	book := newLogBook(h.name, h.card.nic.HPUs(), d.logConfig())
 	h.mu.Lock()
 	h.book = book
 	h.mu.Unlock()
 	if err := h.install(); err != nil {
-		return nil, err
-	}
-	if b.doc.Activate == atStart {
-		if err := h.arm(); err != nil {
-			h.tearDown(false)
-			return nil, err
-		}
+		return nil, h.undo(err)
 	}
 	return h, nil
+}
+
+// start has the context's log written to a file, and packets come, if its configuration
+// says so. With an error nothing of the context is left.
+func (h *hosted) start() error {
+	if err := h.begin(); err != nil {
+		return err
+	}
+	defer h.end()
+	if cfg := h.d.logConfig(); cfg.Dir != "" {
+		h.book.keep(cfg.Dir, h.name, h.d.logger)
+	}
+	if h.blueprint().doc.Activate != atStart {
+		return nil
+	}
+	if err := h.arm(); err != nil {
+		h.tearDown(false)
+		return h.undo(err)
+	}
+	return nil
+}
+
+// undo takes a context away that could not be made. The caller has op.
+func (h *hosted) undo(err error) error {
+	h.d.leave(h)
+	h.book.close()
+	return fmt.Errorf("context %q: %w", h.name, err)
 }
 
 func (d *Daemon) logConfig() Log {

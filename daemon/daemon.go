@@ -146,21 +146,34 @@ func Start(cfg *Config, o Options) (_ *Daemon, err error) {
 	if err != nil {
 		return nil, err
 	}
+	var contexts []*hosted
 	for _, b := range blueprints {
-		if _, err := d.add(b, true, numbers[b.doc.Name]); err != nil {
+		h, err := d.make(b, true, numbers[b.doc.Name])
+		if err != nil {
 			return nil, err
 		}
+		contexts = append(contexts, h)
 	}
 	for _, w := range cfg.Warnings() {
 		d.logger.Warn(w)
 	}
 	if cfg.Metrics != "" {
-		if d.metrics, err = serveMetrics(cfg.Metrics, d, d.logger); err != nil {
+		if d.metrics, err = listenMetrics(cfg.Metrics, d, d.logger); err != nil {
 			return nil, err
 		}
 	}
 	if err := d.dropPrivileges(); err != nil {
 		return nil, err
+	}
+	// Packets, and whoever asks something, meet a daemon that may do what it must, and
+	// files that it makes are its own.
+	for _, h := range contexts {
+		if err := h.start(); err != nil {
+			return nil, err
+		}
+	}
+	if d.metrics != nil {
+		d.metrics.serve()
 	}
 	d.revived = make(chan struct{})
 	go d.revive()

@@ -49,9 +49,8 @@ type logBook struct {
 	file   *logFile // nil without
 }
 
-// newLogBook returns the log of a context. With cfg.Dir it is also written there; what
-// goes wrong with that is told to logger, and tried again.
-func newLogBook(name string, hpus int, cfg Log, logger *slog.Logger) *logBook {
+// newLogBook returns the log of a context.
+func newLogBook(name string, hpus int, cfg Log) *logBook {
 	if cfg.Lines <= 0 {
 		cfg.Lines = defaultLogLines
 	}
@@ -63,10 +62,13 @@ func newLogBook(name string, hpus int, cfg Log, logger *slog.Logger) *logBook {
 		b.hpus[i].room = max(cfg.Lines, 2*cfg.Rate)
 		b.hpus[i].gap = max(1, int64(time.Second)/int64(cfg.Rate))
 	}
-	if cfg.Dir != "" {
-		b.file = newLogFile(b, cfg.Dir, name, logger)
-	}
 	return b
+}
+
+// keep has the book written to a file in dir as well, with all that is in it; what goes
+// wrong with that is told to logger, and tried again. To be called once, before close.
+func (b *logBook) keep(dir, name string, logger *slog.Logger) {
+	b.file = newLogFile(b, dir, name, logger)
 }
 
 // Log is a hpu.LogSink.

@@ -29,7 +29,10 @@ import (
 func testBook(t testing.TB, hpus int, cfg Log) (*logBook, *syncBuffer) {
 	t.Helper()
 	var out syncBuffer
-	b := newLogBook("ctx", hpus, cfg, slog.New(slog.NewTextHandler(&out, nil)))
+	b := newLogBook("ctx", hpus, cfg)
+	if cfg.Dir != "" {
+		b.keep(cfg.Dir, "ctx", slog.New(slog.NewTextHandler(&out, nil)))
+	}
 	t.Cleanup(b.close)
 	return b, &out
 }

@@ -33,13 +33,15 @@ type metricsSource interface {
 
 // A metricsServer answers Prometheus on /metrics of a TCP address.
 type metricsServer struct {
-	http *http.Server
-	addr net.Addr
-	done chan struct{}
+	http     *http.Server
+	listener net.Listener
+	logger   *slog.Logger
+	serving  bool
+	done     chan struct{}
 }
 
-// serveMetrics answers from now on, until close.
-func serveMetrics(address string, source metricsSource, logger *slog.Logger) (*metricsServer, error) {
+// listenMetrics takes the address, for serve to answer on until close.
+func listenMetrics(address string, source metricsSource, logger *slog.Logger) (*metricsServer, error) {
 	l, err := net.Listen("tcp", address)
 	if err != nil {
 		return nil, fmt.Errorf("address for metrics: %w: another one is metrics of the configuration, or leave it out", err)
@@ -51,24 +53,32 @@ func serveMetrics(address string, source metricsSource, logger *slog.Logger) (*m
 	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{
 		ErrorLog: errorLog, MaxRequestsInFlight: 4, Timeout: 10 * time.Second, EnableOpenMetrics: true,
 	}))
-	s := &metricsServer{
+	return &metricsServer{
+		listener: l, logger: logger, done: make(chan struct{}),
 		http: &http.Server{
 			Handler: mux, ErrorLog: errorLog, MaxHeaderBytes: 16 << 10,
 			ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute,
 		},
-		addr: l.Addr(), done: make(chan struct{}),
-	}
+	}, nil
+}
+
+// serve answers from here on.
+func (s *metricsServer) serve() {
+	s.serving = true
 	go func() {
 		defer close(s.done)
-		if err := s.http.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-			logger.Error("metrics are not served any more", "address", address, "error", err)
+		if err := s.http.Serve(s.listener); !errors.Is(err, http.ErrServerClosed) {
+			s.logger.Error("metrics are not served any more", "address", s.listener.Addr(), "error", err)
 		}
 	}()
-	return s, nil
 }
 
 // close ends it, if need be in the middle of an answer.
 func (s *metricsServer) close(ctx context.Context) {
+	if !s.serving {
+		s.listener.Close()
+		return
+	}
 	if s.http.Shutdown(ctx) != nil {
 		_ = s.http.Close()
 	}

@@ -162,13 +162,14 @@ func decimal(n uint64) string { return strconv.FormatFloat(float64(n), 'g', -1, 
 
 func scrape(t *testing.T, src metricsSource) string {
 	t.Helper()
-	s, err := serveMetrics("127.0.0.1:0", src, slog.New(slog.DiscardHandler))
+	s, err := listenMetrics("127.0.0.1:0", src, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.close(t.Context())
+	s.serve()
 	for path, want := range map[string]int{"/": 404, "/metrics/x": 404} {
-		r, err := http.Get("http://" + s.addr.String() + path)
+		r, err := http.Get("http://" + s.listener.Addr().String() + path)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -177,7 +178,7 @@ func scrape(t *testing.T, src metricsSource) string {
 			t.Errorf("%s is answered with %s", path, r.Status)
 		}
 	}
-	r, err := http.Get("http://" + s.addr.String() + "/metrics")
+	r, err := http.Get("http://" + s.listener.Addr().String() + "/metrics")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -190,11 +191,12 @@ func scrape(t *testing.T, src metricsSource) string {
 }
 
 func TestMetricsErrors(t *testing.T) {
-	s, err := serveMetrics("127.0.0.1:0", &fakeSource{error: errors.New("the NIC is closed")}, slog.New(slog.DiscardHandler))
+	s, err := listenMetrics("127.0.0.1:0", &fakeSource{error: errors.New("the NIC is closed")}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := http.Get("http://" + s.addr.String() + "/metrics")
+	s.serve()
+	r, err := http.Get("http://" + s.listener.Addr().String() + "/metrics")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -203,14 +205,14 @@ func TestMetricsErrors(t *testing.T) {
 	if r.StatusCode != 500 || !strings.Contains(string(body), "the NIC is closed") {
 		t.Errorf("%s: %s", r.Status, body)
 	}
-	if _, err := serveMetrics(s.addr.String(), nil, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "in use") || !strings.Contains(err.Error(), "metrics of the configuration") {
+	if _, err := listenMetrics(s.listener.Addr().String(), nil, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "in use") || !strings.Contains(err.Error(), "metrics of the configuration") {
 		t.Errorf("an address that is taken: %v", err)
 	}
 	// Ends though somebody is connected and says nothing.
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	s.close(ctx)
-	if _, err := http.Get("http://" + s.addr.String() + "/metrics"); err == nil {
+	if _, err := http.Get("http://" + s.listener.Addr().String() + "/metrics"); err == nil {
 		t.Error("answers when it is closed")
 	}
 }

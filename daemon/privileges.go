@@ -5,7 +5,9 @@ package daemon
 import (
 	"errors"
 	"fmt"
+	"os"
 	"os/user"
+	"path/filepath"
 	"strconv"
 
 	"github.com/xspin/xspin/internal/capability"
@@ -32,6 +34,9 @@ func (d *Daemon) dropPrivileges() error {
 		}
 		uid, _ = strconv.Atoi(u.Uid)
 		gid, _ = strconv.Atoi(u.Gid)
+		if err := makeLogDir(d.cfg.Log.Dir, uid, gid); err != nil {
+			return err
+		}
 	}
 	err := capability.Drop(uid, gid, needed...)
 	if errors.Is(err, capability.ErrThreads) {
@@ -43,6 +48,28 @@ func (d *Daemon) dropPrivileges() error {
 	}
 	if err != nil {
 		return fmt.Errorf("give up privileges that are not needed any more: %w", err)
+	}
+	return nil
+}
+
+// makeLogDir makes the directory for log files, if it is not there, for a user who could
+// not. One that is there is left as it is.
+func makeLogDir(dir string, uid, gid int) error {
+	if dir == "" {
+		return nil
+	}
+	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
+		return fmt.Errorf("log.dir: %w", err)
+	}
+	err := os.Mkdir(dir, 0o750)
+	if errors.Is(err, os.ErrExist) {
+		return nil
+	}
+	if err == nil {
+		err = os.Lchown(dir, uid, gid)
+	}
+	if err != nil {
+		return fmt.Errorf("log.dir: %w", err)
 	}
 	return nil
 }

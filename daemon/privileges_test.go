@@ -151,6 +151,7 @@ func TestPrivileges(t *testing.T) {
 	netnstest.NeedRoot(t)
 	bin := build(t)
 	t.Run("a daemon without does its work", func(t *testing.T) { withoutPrivileges(t, bin) })
+	t.Run("packets and files come after root has gone", func(t *testing.T) { logsOfAUser(t, bin) })
 	t.Run("the unit has those that are needed", func(t *testing.T) { unitCapabilities(t, bin) })
 }
 
@@ -252,6 +253,81 @@ contexts:
 				t.Errorf("closed with error %s", got)
 			}
 		})
+	}
+}
+
+// Packets that come while a daemon starts, handlers that print, and whoever asks for
+// metrics meet one without privileges, and its log files can be rotated.
+func logsOfAUser(t *testing.T, bin string) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	dir := openDir(t)
+	must(t, os.Chmod(dir, 0o755)) // only root can make a directory for logs here
+	log := filepath.Join(dir, "log", "say.log")
+	text := fmt.Sprintf("user: nobody\nsocket: %s/s\nlog: {dir: %[1]s/log, rate: 20000}\ninterfaces: [{name: %s, netns: %s, limit: 1s}]\ncontexts:\n", dir, lab.NIC.Device, lab.NIC.Namespace) +
+		"- {name: say, handler: say, rulesets: 'port: udp(9)'}\n"
+	for i := range 20 { // armed one after the other, and later than the first
+		text += echoes(fmt.Sprintf("echo%d", i), 10+i, "")
+	}
+	file := writeFile(t, filepath.Join(dir, "xspin.yaml"), text)
+	var c net.Conn
+	must(t, lab.Host.NS.Do(func() (err error) {
+		c, err = net.Dial("udp", fmt.Sprintf("%v:9", lab.NIC.Addr.Addr()))
+		return err
+	}))
+	defer c.Close()
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for tick := time.Tick(200 * time.Microsecond); ; {
+			_, _ = c.Write([]byte("once")) // refused, before it starts
+			select {
+			case <-tick:
+			case <-stop:
+				return
+			}
+		}
+	}()
+	p := run(t, exec.Command(bin, file))
+	p.ask(t, "", "ready")
+	logged := func() string {
+		b, err := os.ReadFile(log)
+		must(t, err)
+		return string(b)
+	}
+	for deadline := time.Now().Add(30 * time.Second); strings.Count(logged(), "\n") < 20; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("the log has\n%s", logged())
+		}
+	}
+	close(stop)
+	<-stopped
+	want := fmt.Sprintf("Uid:%d CapInh:%016x CapPrm:%016[3]x CapEff:%016[3]x CapBnd:%016[3]x CapAmb:%016[2]x NoNewPrivs:1", nobody, 0, keptMask())
+	for line := range strings.Lines(logged()) {
+		if !strings.Contains(line, want) && !strings.Contains(line, "lost)") {
+			t.Fatalf("a handler runs with %s, want %s", strings.TrimSpace(line), want)
+		}
+	}
+
+	// 200 lines of 1 KB each.
+	for deadline := time.Now().Add(60 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		if _, err := os.Stat(log + ".1"); err == nil {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the log file does not change its name when it is full")
+		}
+		_, _ = c.Write([]byte("often"))
+	}
+	for _, name := range []string{filepath.Dir(log), log, log + ".1"} {
+		info, err := os.Stat(name)
+		must(t, err)
+		if uid := info.Sys().(*syscall.Stat_t).Uid; uid != nobody || info.Mode().Perm()&0o007 != 0 {
+			t.Errorf("%s is user %d's, with mode %v", name, uid, info.Mode())
+		}
+	}
+	p.stdin.Close()
+	if got := p.ask(t, "", "closed:"); got != "<nil>" {
+		t.Errorf("closed with error %s", got)
 	}
 }
 

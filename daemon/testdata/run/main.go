@@ -14,9 +14,25 @@ import (
 	"time"
 
 	"github.com/xspin/xspin/daemon"
+	"github.com/xspin/xspin/handlers"
+	"github.com/xspin/xspin/hpu"
 )
 
 func main() {
+	// Says in the log who it runs as, often if it is told to.
+	handlers.Register("say", "", func(handlers.Params) (*handlers.Set, error) {
+		return &handlers.Set{Handlers: hpu.Handlers{Payload: func(t *hpu.HER) hpu.Code {
+			times := 1
+			if t.PayloadLen() == len("often") {
+				times = 200
+			}
+			self := capabilitiesOf("thread-self")
+			for range times {
+				t.Logf("%s%800s", self, ".")
+			}
+			return hpu.Drop
+		}}}, nil
+	})
 	cfg, err := daemon.Load(os.Args[1])
 	var d *daemon.Daemon
 	if err == nil {
@@ -54,23 +70,30 @@ func capabilities() string {
 	}
 	sets := map[string]bool{}
 	for _, t := range tasks {
-		status, err := os.ReadFile("/proc/self/task/" + t.Name() + "/status")
-		if err != nil {
-			continue // it has ended
+		if set := capabilitiesOf("self/task/" + t.Name()); set != "" {
+			sets[set] = true
 		}
-		var all []string
-		for line := range strings.Lines(string(status)) {
-			for _, key := range []string{"Uid:", "CapEff:", "CapPrm:", "CapInh:", "CapBnd:", "CapAmb:", "NoNewPrivs:"} {
-				if v, ok := strings.CutPrefix(line, key); ok {
-					all = append(all, key+strings.Fields(v)[0])
-				}
-			}
-		}
-		sets[strings.Join(all, " ")] = true
 	}
 	var out []string
 	for s := range sets {
 		out = append(out, s)
 	}
 	return strings.Join(out, " | ")
+}
+
+// capabilitiesOf returns what a thread has, "" when it has ended.
+func capabilitiesOf(thread string) string {
+	status, err := os.ReadFile("/proc/" + thread + "/status")
+	if err != nil {
+		return ""
+	}
+	var all []string
+	for line := range strings.Lines(string(status)) {
+		for _, key := range []string{"Uid:", "CapEff:", "CapPrm:", "CapInh:", "CapBnd:", "CapAmb:", "NoNewPrivs:"} {
+			if v, ok := strings.CutPrefix(line, key); ok {
+				all = append(all, key+strings.Fields(v)[0])
+			}
+		}
+	}
+	return strings.Join(all, " ")
 }
