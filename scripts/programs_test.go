@@ -44,6 +44,7 @@ var named = map[string][]string{
 	"cli/bench_slmp_load.go smallEcho":               nil,
 	"cli/own_test.go TestOwnXspin":                   {"go"},
 	"daemon/privileges_test.go unitCapabilities":     nil,
+	"daemon/privileges_test.go logsOfAUser":          nil,
 	"daemon/privileges_test.go withoutPrivileges":    nil,
 	"demos/file/run.go send":                         nil,
 	"demos/pingpong/rtt/rtt_test.go TestEchoProcess": nil,
