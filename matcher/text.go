@@ -9,6 +9,7 @@ import (
 	"io"
 	"strconv"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 )
 
@@ -31,6 +32,29 @@ import (
 // maxLine is the longest line of a rules file in bytes. Eight rules take 300.
 const maxLine = 4096
 
+// maxErrors is after how many errors a file is not read on.
+const maxErrors = 10
+
+// isCapture tells whether a file begins as pcap or pcapng do, in any byte order.
+func isCapture(head []byte) bool {
+	for _, magic := range []string{"\xa1\xb2\xc3\xd4", "\xd4\xc3\xb2\xa1", "\xa1\xb2\x3c\x4d", "\x4d\x3c\xb2\xa1", "\x0a\x0d\x0d\x0a"} {
+		if string(head) == magic {
+			return true
+		}
+	}
+	return false
+}
+
+// notText returns where a line stops being text in UTF-8, 0 if it does not.
+func notText(s string) (column int) {
+	for i, r := range s {
+		if r == 0 || r == utf8.RuneError && !strings.HasPrefix(s[i:], string(utf8.RuneError)) {
+			return i + 1
+		}
+	}
+	return 0
+}
+
 // ParseError is an error in the text form of a rule or ruleset.
 type ParseError struct {
 	File   string // empty if the text is from no file
@@ -48,8 +72,15 @@ func (e *ParseError) Error() string {
 	return fmt.Sprintf("%s:%d:%d: %s", e.File, e.Line, e.Column, e.Msg)
 }
 
-// Detail returns the line and, below it, a caret that points at the column.
+// Detail returns the line and, below it, a caret that points at the column. What a
+// terminal would not print shows as a replacement character.
 func (e *ParseError) Detail() string {
+	text := strings.Map(func(r rune) rune {
+		if r != '\t' && !unicode.IsPrint(r) {
+			return utf8.RuneError
+		}
+		return r
+	}, e.Text)
 	var pad strings.Builder
 	for i, r := range e.Text {
 		if i >= e.Column-1 {
@@ -61,7 +92,7 @@ func (e *ParseError) Detail() string {
 			pad.WriteByte(' ')
 		}
 	}
-	return e.Text + "\n" + pad.String() + "^"
+	return text + "\n" + pad.String() + "^"
 }
 
 // ParseRule parses one rule, such as "3&0xffff0000=0x08000000". The error is a
@@ -89,19 +120,27 @@ func ParseRuleset(s string) (Ruleset, error) {
 }
 
 // ParseFile parses a rules file. The position of a ruleset in the result is its
-// number in a table. The name is for the errors only. All bad lines are
+// number in a table. The name is for the errors only. Of bad lines the first ten are
 // reported: the error then joins one *ParseError for each, and no ruleset is
-// returned.
+// returned. A capture, and what is no text at all, is one error.
 func ParseFile(name string, r io.Reader) ([]Ruleset, error) {
 	var all []Ruleset
 	var errs []error
 	lineOf := make(map[string]int)
 
-	s := bufio.NewScanner(r)
+	input := bufio.NewReader(r)
+	if head, _ := input.Peek(4); isCapture(head) {
+		return nil, &ParseError{File: name, Line: 1, Column: 1, Msg: "this is a packet capture, not rules: `xspin rules test --pcap` reads those"}
+	}
+	s := bufio.NewScanner(input)
 	s.Buffer(nil, maxLine)
 	line := 0
-	for s.Scan() {
+	for len(errs) < maxErrors && s.Scan() {
 		line++
+		if column := notText(s.Text()); column > 0 {
+			errs = append(errs, &ParseError{File: name, Line: line, Column: column, Msg: "this is no text in UTF-8; what follows is not read", Text: s.Text()})
+			break
+		}
 		text, _, _ := strings.Cut(s.Text(), "#")
 		if strings.TrimSpace(text) == "" {
 			continue
@@ -119,7 +158,9 @@ func ParseFile(name string, r io.Reader) ([]Ruleset, error) {
 		}
 		if p.err != nil {
 			p.err.File, p.err.Line, p.err.Text = name, line, s.Text()
-			errs = append(errs, p.err)
+			if errs = append(errs, p.err); len(errs) == maxErrors {
+				p.err.Msg += fmt.Sprintf(" (the %dth error: what follows is not read)", maxErrors)
+			}
 			continue
 		}
 		lineOf[rs.Name] = line

@@ -279,6 +279,39 @@ func TestParseFileLimits(t *testing.T) {
 	}
 }
 
+func TestParseFileOfSomethingElse(t *testing.T) {
+	for _, magic := range []string{"\xa1\xb2\xc3\xd4", "\xd4\xc3\xb2\xa1", "\xa1\xb2<M", "M<\xb2\xa1", "\n\r\r\n"} {
+		_, err := matcher.ParseFile("f", strings.NewReader(magic+strings.Repeat("\x00\x01\x02\n", 300)))
+		if err == nil || err.Error() != "f:1:1: this is a packet capture, not rules: `xspin rules test --pcap` reads those" {
+			t.Errorf("%q: %v", magic, err)
+		}
+	}
+	for text, want := range map[string]string{
+		"a: udp\nb: \x00\nc\n":              "f:2:4: this is no text in UTF-8; what follows is not read",
+		"a: udp\nx\nb: udp # \xff\nc\n":     "f:2:2: expected \":\" behind the name, found the end\nf:3:10: this is no text in UTF-8; what follows is not read",
+		"a: udp\nb: 1=\x1b[2J\u202e # \xe4": "f:2:16: this is no text in UTF-8; what follows is not read",
+	} {
+		_, err := matcher.ParseFile("f", strings.NewReader(text))
+		if err == nil {
+			t.Errorf("%q is accepted", text)
+		} else if err.Error() != want {
+			t.Errorf("%q:\n%v\nwant\n%s", text, err, want)
+		}
+	}
+	_, err := matcher.ParseFile("f", strings.NewReader(strings.Repeat("x\n", 30)))
+	if err == nil || strings.Count(err.Error(), "\n") != 9 || !strings.HasSuffix(err.Error(), "\nf:10:2: expected \":\" behind the name, found the end (the 10th error: what follows is not read)") {
+		t.Errorf("30 errors:\n%v", err)
+	}
+	if _, err := matcher.ParseFile("f", strings.NewReader("a: udp # \ufffd, é\n")); err != nil {
+		t.Error(err)
+	}
+	_, err = matcher.ParseFile("f", strings.NewReader("b: \t1=\x1b[2J\u009bé\n"))
+	var pe *matcher.ParseError
+	if !errors.As(err, &pe) || pe.Detail() != "b: \t1=\ufffd[2J\ufffdé\n   \t  ^" {
+		t.Errorf("%v: %q", err, pe.Detail())
+	}
+}
+
 type failing struct{ err error }
 
 func (f failing) Read([]byte) (int, error) { return 0, f.err }
