@@ -28,7 +28,13 @@ func newPush(p Params) (*Set, error) {
 	if !s.To.Addr().Is4() || s.To.Port() == 0 {
 		return nil, fmt.Errorf("param \"to\": %v: want an IPv4 address and a port", s.To)
 	}
-	return &Set{Handlers: hpu.Handlers{Header: s.begin, Payload: s.send}, Triggered: true}, nil
+	return &Set{Handlers: hpu.Handlers{Init: s.init, Header: s.begin, Payload: s.send}, Triggered: true}, nil
+}
+
+// init has the neighbour asked, so that the first trigger finds an answer.
+func (s *push) init(t *hpu.Task) error {
+	_, _ = t.Resolve(s.To.Addr())
+	return nil
 }
 
 // begin fails a message whose destination is not reachable yet: whoever has triggered

@@ -474,6 +474,16 @@ type unresolved struct{ err error }
 
 func (u unresolved) Resolve(netip.Addr) (hpu.Hop, error) { return hpu.Hop{}, u.err }
 
+// asked is whose neighbours answer when they have been asked once.
+type asked struct{ times int }
+
+func (a *asked) Resolve(netip.Addr) (hpu.Hop, error) {
+	if a.times++; a.times == 1 {
+		return hpu.Hop{}, hpu.ErrUnresolved
+	}
+	return hpu.Hop{Source: netip.MustParseAddr("10.0.0.1"), MTU: 1500}, nil
+}
+
 // TestTickUnreachable has no way to the collector: it is no error that the first
 // datagram has to wait for ARP.
 func TestTickUnreachable(t *testing.T) {
@@ -513,6 +523,14 @@ func TestPush(t *testing.T) {
 	}
 	if h := packet.Parse(out.Sent[0], len(out.Sent[0])); h.UDP.DstPort() != 9400 {
 		t.Errorf("to port %d", h.UDP.DstPort())
+	}
+
+	n = start(t, "push", handlers.Params{"to": "10.0.0.9:9400"}, func(c *hputest.Config) {
+		slmpFormat(c)
+		c.Resolver = &asked{}
+	})
+	if out = n.Trigger(hpu.Trigger{Window: window, Length: 8}); len(out.Sent) != 1 {
+		t.Errorf("the first message, with a neighbour that answers: %+v", out)
 	}
 
 	n = start(t, "push", handlers.Params{"to": "10.0.0.9:9400"}, func(c *hputest.Config) {
