@@ -5,6 +5,8 @@
 package control
 
 import (
+	"encoding/json"
+	"fmt"
 	"time"
 
 	"github.com/xspin/xspin/hostq"
@@ -122,11 +124,28 @@ type Peer struct {
 
 // Trigger activates a host-activated context.
 type Trigger struct {
-	Words  [4]uint64 `json:"words"`
-	Window string    `json:"window,omitempty"` // by name
-	Offset int64     `json:"offset,omitempty"`
-	Length int64     `json:"length,omitempty"`
-	Slice  int       `json:"slice,omitempty"`
+	Words  Words  `json:"words"`
+	Window string `json:"window,omitempty"` // by name
+	Offset int64  `json:"offset,omitempty"`
+	Length int64  `json:"length,omitempty"`
+	Slice  int    `json:"slice,omitempty"`
+}
+
+// Words are a trigger's, for its handlers to read.
+type Words [4]uint64
+
+// UnmarshalJSON takes an array of up to four; of a longer one, json would drop the rest.
+func (w *Words) UnmarshalJSON(b []byte) error {
+	var all []uint64
+	if err := json.Unmarshal(b, &all); err != nil {
+		return fmt.Errorf("words: want numbers of 64 bits: %w", err)
+	}
+	if len(all) > len(w) {
+		return fmt.Errorf("words: %d of them: there are at most %d", len(all), len(w))
+	}
+	*w = Words{}
+	copy(w[:], all)
+	return nil
 }
 
 // LogLine is what a handler has printed.

@@ -315,6 +315,12 @@ func number(q url.Values, key string, least, left int64) (int64, error) {
 	return n, nil
 }
 
+// hpuOf reads which HPU is meant, -1 without. Whether there is one the context says.
+func hpuOf(q url.Values) (int, error) {
+	n, err := number(q, "hpu", 0, -1)
+	return int(n), err
+}
+
 func boolean(q url.Values, key string) (bool, error) {
 	if q.Get(key) == "" {
 		return false, nil
@@ -353,14 +359,44 @@ func strict(b []byte, into any) error {
 	case errors.Is(err, io.ErrUnexpectedEOF):
 		return invalid("JSON: the document ends in the middle")
 	case errors.As(err, &kind):
-		return invalid("JSON: byte %d: %s cannot be a %s", kind.Offset, cmp.Or(kind.Field, "the document"), kind.Value)
+		a := "a"
+		if strings.HasPrefix(kind.Value, "a") || strings.HasPrefix(kind.Value, "o") {
+			a = "an" // array, object
+		}
+		return invalid("JSON: byte %d: %s cannot be %s %s", kind.Offset, cmp.Or(kind.Field, "the document"), a, kind.Value)
 	case err != nil:
 		return invalid("JSON: byte %d: %s", dec.InputOffset(), strings.TrimPrefix(err.Error(), "json: "))
 	}
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
 		return invalid("JSON: byte %d: something behind the document", dec.InputOffset())
 	}
-	return nil
+	return unique(json.NewDecoder(bytes.NewReader(b)))
+}
+
+// unique refuses a key that an object has twice, of which json takes the last. The next
+// value of dec is known to be well formed. Letters are the same in both cases, as they
+// are to json.
+func unique(dec *json.Decoder) error {
+	open, _ := dec.Token()
+	if open != json.Delim('{') && open != json.Delim('[') {
+		return nil
+	}
+	seen := map[string]bool{}
+	for dec.More() {
+		if open == json.Delim('{') {
+			token, _ := dec.Token()
+			key, _ := token.(string)
+			if seen[strings.ToLower(key)] {
+				return invalid("JSON: byte %d: key %q is there twice", dec.InputOffset(), key)
+			}
+			seen[strings.ToLower(key)] = true
+		}
+		if err := unique(dec); err != nil {
+			return err
+		}
+	}
+	_, err := dec.Token()
+	return err
 }
 
 // plain is a handler without parameters and request document.

@@ -11,17 +11,14 @@ import (
 	"net/url"
 	"strconv"
 	"time"
-
-	"github.com/xspin/xspin/nic"
 )
 
 // place reads where in HPU memory: hpu is -1 for the context's memory.
 func place(q url.Values) (hpu int, offset, length int64, err error) {
-	h, err1 := number(q, "hpu", -1, -1)
+	hpu, err1 := hpuOf(q)
 	offset, err2 := number(q, "offset", 0, 0)
 	length, err3 := number(q, "length", 0, 0)
-	return int(min(h, int64(nic.MaxHPUs))), // that is one too many: the context says so
-		offset, length, errors.Join(err1, err2, err3)
+	return hpu, offset, length, errors.Join(err1, err2, err3)
 }
 
 // readMemory copies in pieces, so that a slow peer does not hold the context.

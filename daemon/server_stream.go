@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/xspin/xspin/control"
-	"github.com/xspin/xspin/nic"
 )
 
 // flushTime is how long a line may wait for others to go with.
@@ -27,7 +26,7 @@ func (s *server) logLines(w http.ResponseWriter, r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	hpu, err1 := number(q, "hpu", -1, -1)
+	hpu, err1 := hpuOf(q)
 	follow, err2 := boolean(q, "follow")
 	if err := errors.Join(err1, err2, body(w, r, nil)); err != nil {
 		return nil, err
@@ -35,7 +34,7 @@ func (s *server) logLines(w http.ResponseWriter, r *http.Request) (any, error) {
 	return s.stream(w, r, "application/jsonl", func(ctx context.Context, w io.Writer) error {
 		enc := json.NewEncoder(w)
 		enc.SetEscapeHTML(false)
-		return s.d.log(ctx, name, int(min(hpu, int64(nic.MaxHPUs))), follow, func(l control.LogLine) error { return enc.Encode(l) })
+		return s.d.log(ctx, name, hpu, follow, func(l control.LogLine) error { return enc.Encode(l) })
 	})
 }
 
@@ -48,7 +47,7 @@ func (s *server) capture(w http.ResponseWriter, r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	hpu, err1 := number(q, "hpu", -1, -1)
+	hpu, err1 := hpuOf(q)
 	snap, err2 := number(q, "snap", 0, 0)
 	count, err3 := number(q, "count", 0, 0)
 	if err := errors.Join(err1, err2, err3, body(w, r, nil)); err != nil {
@@ -56,7 +55,7 @@ func (s *server) capture(w http.ResponseWriter, r *http.Request) (any, error) {
 	}
 	o := control.CaptureOptions{
 		Filter: q.Get("filter"), Verdict: q.Get("verdict"),
-		HPU: int(min(hpu, int64(nic.MaxHPUs))), Snap: int(snap), Count: int(count),
+		HPU: hpu, Snap: int(snap), Count: int(count),
 	}
 	return s.stream(w, r, "application/vnd.tcpdump.pcapng", func(ctx context.Context, w io.Writer) error {
 		return s.d.capture(ctx, name, o, w)
