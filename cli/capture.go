@@ -23,10 +23,10 @@ func newCaptureCmd() *cobra.Command {
 	var to, filter string
 	o := control.CaptureOptions{}
 	cmd := &cobra.Command{
-		Use:   "capture CONTEXT -w FILE",
+		Use:   "capture CONTEXT [-w FILE]",
 		Short: "Write the frames of a context to a file, as pcapng",
-		Long: `Write the frames that a context takes, and those that it sends, to a file or a
-pipe, until Ctrl-C: tcpdump never sees them. The file is pcapng; each frame has
+		Long: `Write the frames that a context takes, and those that it sends, to a file, or
+without -w to standard output, until Ctrl-C: tcpdump never sees them. The file is pcapng; each frame has
 its direction, and a comment for Wireshark to show and to filter by:
 
   context=inbox hpu=1 queue=0 ruleset=3 message=7 offset=1408 verdict=success
@@ -45,20 +45,19 @@ A frame costs its HPU about 0.1 us, and 0.4 us if it has 1400 bytes, which is wh
 some handlers take; one that a filter leaves out, half of that; while nobody
 captures, nothing. Filter by rulesets and cut frames with --snap to lose less.`,
 		Example: `  xspin capture inbox -w inbox.pcapng
-  xspin capture inbox -w - | wireshark -k -i -
-  xspin capture inbox -w - --verdict fail,panic -c 10 | tshark -r - -V
+  xspin capture inbox | wireshark -k -i -
+  xspin capture inbox --verdict fail,panic -c 10 | tshark -r - -V
   xspin capture inbox -w dns.pcapng --filter 'udp(53)' --snap 128
   xspin capture inbox -w some.pcapng --filter my.rules`,
 		Args: wantArgs("CONTEXT"),
 	}
 	fl := cmd.Flags()
-	fl.StringVarP(&to, "write", "w", "", "file to write, - for standard output (required)")
+	fl.StringVarP(&to, "write", "w", "-", "file to write, - for standard output, which must not be a terminal")
 	fl.StringVar(&filter, "filter", "", "only frames that a ruleset matches: a rules file, or a ruleset, see xspin rules")
 	fl.StringVar(&o.Verdict, "verdict", "", "only frames of this verdict, or of several, separated by commas")
 	fl.IntVar(&o.HPU, "hpu", -1, "only frames of this HPU (default all)")
 	fl.IntVar(&o.Snap, "snap", 0, "bytes of each frame (default all)")
 	fl.IntVarP(&o.Count, "count", "c", 0, "end after so many frames")
-	_ = cmd.MarkFlagRequired("write") // fails only for a flag that does not exist
 	dial := socketFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		switch {
@@ -77,7 +76,7 @@ captures, nothing. Filter by rulesets and cut frames with --snap to lose less.`,
 		if to == "-" {
 			out.w = cmd.OutOrStdout()
 			if isTerminal(out.w) {
-				return errors.New("capture: standard output is a terminal, and frames are no text: pipe them into wireshark -k -i -, or name a file")
+				return errors.New("capture: standard output is a terminal, and frames are no text: pipe them into wireshark -k -i -, or name a file with -w")
 			}
 		}
 		c, err := dial()

@@ -63,9 +63,9 @@ func commandName(cmd *cobra.Command) string {
 // seeContexts is the command line that shows the contexts of a daemon.
 func seeContexts(socket string) string {
 	if socket == control.Socket {
-		return "xspin ctx ls"
+		return hint("ctx ls")
 	}
-	return "xspin ctx ls --socket " + socket
+	return hint("ctx ls --socket " + socket)
 }
 
 // newListCmd returns a command that lists what the daemon answers, as a table with a
@@ -192,7 +192,7 @@ func writeContext(out io.Writer, x *control.ContextInfo) error {
 		fmt.Fprintf(w, "  %s\t%s\n", name, fmt.Sprintf(format, args...))
 	}
 	if x.State == "stopped" || x.State == "failed" {
-		row("way out", "xspin ctx activate %s: it begins anew, with fresh memory", x.Name)
+		row("way out", "%s: it begins anew, with fresh memory", hint("ctx activate "+x.Name))
 	}
 	row("handler", "%s%s", x.Handler, params(x.Params))
 	row("interface", "%s", orDash(x.Interface))

@@ -166,7 +166,7 @@ func TestCtxShowTellsTheWayOut(t *testing.T) {
 		if err := writeContext(&out, &control.ContextInfo{Context: control.Context{Name: "a"}, State: state}); err != nil {
 			t.Fatal(err)
 		}
-		if strings.Contains(out.String(), "xspin ctx activate a: it begins anew") != want {
+		if strings.Contains(out.String(), hint("ctx activate a: it begins anew")) != want {
 			t.Errorf("%s:\n%s", state, &out)
 		}
 	}
@@ -254,11 +254,11 @@ func TestCtxErrors(t *testing.T) {
 		"ctx nonsense":        `unknown command "nonsense" for "xspin ctx"`,
 		"stast":               `unknown command "stast" for "xspin": did you mean stats?`,
 		"ctx show":            "ctx show: NAME is missing: xspin ctx show NAME",
-		"ctx show a b":        `ctx show: "b" is too much: xspin ctx show NAME`,
+		"ctx show a b":        `ctx show: unexpected argument "b": xspin ctx show NAME`,
 		"ctx rm":              "ctx rm: NAME is missing: xspin ctx rm NAME...",
 		"capture -w x":        "capture: CONTEXT is missing: xspin capture CONTEXT -w FILE",
 		"rules explain":       "rules explain: FILE is missing: xspin rules explain FILE [NAME]",
-		"rules explain a b c": `rules explain: "c" is too much: xspin rules explain FILE [NAME]`,
+		"rules explain a b c": `rules explain: unexpected argument "c": xspin rules explain FILE [NAME]`,
 	} {
 		root := newRootCmd()
 		root.SetArgs(strings.Fields(args))

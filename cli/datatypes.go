@@ -227,7 +227,7 @@ func runDatatypes(cmd *cobra.Command, f datatypesFlags, cfg datatypes.Config) (e
 				fmt.Fprintf(out, ", and asks %v for them\n", asked)
 				return
 			}
-			fmt.Fprintf(out, ". In another terminal:\n  sudo xspin lab exec host -- xspin send --to %s FILE\n", addr)
+			fmt.Fprintf(out, ". In another terminal:\n  %s xspin send --to %s FILE\n", hint("lab exec host --"), addr)
 		}, func(m datatypes.Message) { writeMessage(out, m) })
 	}
 	report, err := datatypes.Run(ctx, lab, cfg, func(msg string) { fmt.Fprintln(cmd.ErrOrStderr(), msg) })

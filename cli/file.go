@@ -184,7 +184,7 @@ func runFile(cmd *cobra.Command, f fileFlags, cfg file.Config) (err error) {
 		return file.Serve(ctx, lab, cfg.Server, func() {
 			addr := lab.NIC.Addr.Addr()
 			fmt.Fprintf(out, "XsPIN receives files on %s (%s in namespace %s) into %s until interrupted. In another terminal:\n", addr, lab.NIC.Device, lab.NIC.Namespace, cfg.Server.Store.Dir)
-			fmt.Fprintf(out, "  sudo xspin lab exec host -- xspin send --to %s FILE\n", addr)
+			fmt.Fprintf(out, "  %s xspin send --to %s FILE\n", hint("lab exec host --"), addr)
 		})
 	}
 	report, err := file.Run(ctx, lab, cfg, func(msg string) { fmt.Fprintln(cmd.ErrOrStderr(), msg) })

@@ -189,7 +189,7 @@ func TestInboxRefusesFlags(t *testing.T) {
 	for args, want := range map[string]string{
 		"--slots 0":  "--slots 0: want 1 to 1024",
 		"--count -1": "--count -1: want 0",
-		"a b":        `"b" is too much: xspin demo inbox [CONTEXT]`,
+		"a b":        `unexpected argument "b": xspin demo inbox [CONTEXT]`,
 	} {
 		root := newRootCmd()
 		root.SetArgs(append([]string{"demo", "inbox"}, strings.Fields(args)...))

@@ -183,7 +183,7 @@ func drawLab(l *netns.Lab) string {
 	if l.Path != nil {
 		fmt.Fprintf(&b, "  between: %s\n", l.Path)
 	}
-	fmt.Fprintf(&b, "next: sudo xspin lab exec host -- ping -c 3 %s\n", l.NIC.Addr.Addr())
+	fmt.Fprintf(&b, "next: %s ping -c 3 %s\n", hint("lab exec host --"), l.NIC.Addr.Addr())
 	return b.String()
 }
 

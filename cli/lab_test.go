@@ -119,8 +119,9 @@ func runLab(t *testing.T, lines ...string) (stdout, stderr string, status int) {
 	}
 	var out, errs strings.Builder
 	c := exec.Command("/proc/self/exe", "-test.run=^TestLabHelper$")
-	c.Env = append(os.Environ(), "XSPIN_TEST_LAB="+string(b))
+	c.Env = append(os.Environ(), "XSPIN_TEST_LAB="+string(b), "SUDO_COMMAND=")
 	c.Stdout, c.Stderr = &out, &errs
+	c.Args[0] = "bin/xspin"
 	c.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
 	var ee *exec.ExitError
 	if err := c.Run(); err != nil && !errors.As(err, &ee) {
@@ -134,7 +135,7 @@ func TestLabUpDrawsTheLab(t *testing.T) {
 	const want = `  xspin-nic                   MTU 1500      xspin-host
   xs-nic 10.0.0.1/24      <---- veth ---->  xs-host 10.0.0.2/24
   02:00:00:00:00:01           queues 2      02:00:00:00:00:02
-next: sudo xspin lab exec host -- ping -c 3 10.0.0.1
+next: bin/xspin lab exec host -- ping -c 3 10.0.0.1
 `
 	if out != want || errs != "" || status != 0 {
 		t.Errorf("got\n%s%s, status %d, want\n%s", out, errs, status, want)
@@ -162,7 +163,7 @@ func TestLabUpWithImpairmentsDrawsThem(t *testing.T) {
   xs-nic 10.0.0.1/24      <- xspin-path ->  xs-host 10.0.0.2/24
   02:00:00:00:00:01           queues 2      02:00:00:00:00:02
   between: loss 5%, dup 1%, reorder 3%, corrupt 0.1%, delay 2ms, rate 1gbit, direction to-host, seed 7
-next: sudo xspin lab exec host -- ping -c 3 10.0.0.1
+next: bin/xspin lab exec host -- ping -c 3 10.0.0.1
 `
 	if out != want || errs != "" || status != 0 {
 		t.Errorf("got\n%s%s, status %d, want\n%s", out, errs, status, want)

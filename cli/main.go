@@ -32,7 +32,7 @@ import (
 // status 1 if it fails.
 func Main() {
 	if err := newRootCmd().Execute(); err != nil {
-		fmt.Fprintf(os.Stderr, "xspin: %v\n", err)
+		fmt.Fprintf(os.Stderr, "xspin: %s\n", calledBy().rewrite(err.Error()))
 		os.Exit(1)
 	}
 }
@@ -64,7 +64,7 @@ that is there.`,
 	demo.AddCommand(newPingpongCmd(), newFileCmd(), newDatatypesCmd(), newInboxCmd())
 	rules := newRulesCmd()
 	rules.AddCommand(newRulesLsCmd())
-	root.AddCommand(newRunCmd(), newCtxCmd(), demo, newLabCmd(), rules, newSendCmd(), newStatsCmd(), newTopCmd(), newLogCmd(), newCaptureCmd(), newMemCmd(), newDDTCmd(), newBenchCmd())
+	root.AddCommand(newRunCmd(), newCtxCmd(), demo, newLabCmd(), rules, newSendCmd(), newStatsCmd(), newTopCmd(), newLogCmd(), newCaptureCmd(), newMemCmd(), newDDTCmd(), newBenchCmd(), newVersionCmd())
 	root.AddCommand(newHelperCmds()...)
 	root.AddCommand(newBenchHelperCmds()...)
 	root.AddCommand(newDatatypesHelperCmds()...)
@@ -106,7 +106,7 @@ func wantArgs(names ...string) cobra.PositionalArgs {
 			}
 		}
 		if len(args) > len(names) {
-			return fmt.Errorf("%s: %q is too much: %s", commandName(cmd), args[len(names)], usage)
+			return fmt.Errorf("%s: unexpected argument %q: %s", commandName(cmd), args[len(names)], usage)
 		}
 		return nil
 	}
@@ -125,6 +125,18 @@ func version() string {
 		}
 	}
 	return v + ", " + info.GoVersion
+}
+
+func newVersionCmd() *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Say which commit this program was built from, and by which Go",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), "xspin version %s\n", version())
+			return err
+		},
+	}
 }
 
 // defaultConfig is read if it is there.
@@ -154,7 +166,7 @@ func configure(cmd *cobra.Command, file string) error {
 		return fmt.Errorf("configuration file %s: %w", file, err)
 	}
 	if slices.Contains(v.AllKeys(), "interfaces") {
-		return fmt.Errorf("configuration file %s: it has values for flags, and this one is the daemon's, which is an argument: xspin run %[1]s", file)
+		return fmt.Errorf("configuration file %s: it has values for flags, and this one is the daemon's, which is an argument: `xspin run %[1]s`", file)
 	}
 	if err := unknownKeys(cmd.Root(), v.AllKeys()); err != nil {
 		return fmt.Errorf("configuration file %s: %w", file, err)

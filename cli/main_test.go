@@ -3,6 +3,8 @@
 package cli
 
 import (
+	"bytes"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -89,5 +91,18 @@ func TestBadConfigurationIsAnErrorThatNamesIt(t *testing.T) {
 				t.Errorf("error %v, want one about %q", err, tt.want)
 			}
 		})
+	}
+}
+
+func TestVersionIsACommandToo(t *testing.T) {
+	var command, flag bytes.Buffer
+	if err := xspin(t.Context(), nil, &command, io.Discard, "version"); err != nil {
+		t.Fatal(err)
+	}
+	if err := xspin(t.Context(), nil, &flag, io.Discard, "--version"); err != nil {
+		t.Fatal(err)
+	}
+	if command.String() != flag.String() || !strings.HasPrefix(command.String(), "xspin version ") {
+		t.Errorf("the command says %q, the flag %q", &command, &flag)
 	}
 }

@@ -12,11 +12,11 @@ import (
 )
 
 // newMemCmd returns `xspin mem`.
+// A context's name alone reads.
 func newMemCmd() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "mem",
-		Short: "Read and write the HPU memory of a context",
-		Long: `Copy HPU memory of a context of the daemon's, as it is, to standard output or
+	cmd := newMemReadCmd()
+	cmd.Use, cmd.Short = "mem CONTEXT", "Read and write the HPU memory of a context"
+	cmd.Long = `Copy HPU memory of a context of the daemon's, as it is, to standard output or
 from standard input: the context's, which all of its HPUs share (memory of its
 configuration), or with --hpu that of one of them (hpu_memory).
 
@@ -25,8 +25,22 @@ install the context with activate: manual, write, and activate it then.
 
 The memory is that of a life of the context: when its application detaches, when
 it has failed and is activated, or when a reload changes it, it begins anew with
-memory that is zero, and what was written is lost.`,
-		Args: cobra.NoArgs,
+memory that is zero, and what was written is lost.`
+	cmd.Example = `  xspin mem inbox | xxd
+  xspin mem read inbox --hpu 1 --offset 4KiB --length 64 > memory
+  xspin mem write inbox --offset 64 < memory`
+	cmd.Args = func(cmd *cobra.Command, args []string) error {
+		if len(args) > 1 {
+			return unknownCommand(cmd, args)
+		}
+		return nil
+	}
+	read := cmd.RunE
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return cmd.Help()
+		}
+		return read(cmd, args)
 	}
 	cmd.AddCommand(newMemReadCmd(), newMemWriteCmd())
 	return cmd
@@ -75,11 +89,11 @@ func newMemReadCmd() *cobra.Command {
 		offset, err1 := f.check()
 		n, err2 := sizeFlag("length", length)
 		if err := errors.Join(err1, err2); err != nil {
-			return fmt.Errorf("mem read: %w", err)
+			return fmt.Errorf("%s: %w", commandName(cmd), err)
 		}
 		out := cmd.OutOrStdout()
 		if isTerminal(out) {
-			return errors.New("mem read: standard output is a terminal, and memory is no text: pipe it into xxd, or redirect it to a file")
+			return fmt.Errorf("%s: standard output is a terminal, and memory is no text: pipe it into xxd, or redirect it to a file", commandName(cmd))
 		}
 		c, err := dial()
 		if err != nil {
@@ -90,7 +104,7 @@ func newMemReadCmd() *cobra.Command {
 			err = fmt.Errorf("%d bytes came, want %d", got, n)
 		}
 		if err != nil {
-			return fmt.Errorf("mem read %s: %w", args[0], err)
+			return fmt.Errorf("%s %s: %w", commandName(cmd), args[0], err)
 		}
 		return nil
 	}

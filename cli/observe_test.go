@@ -206,6 +206,9 @@ func TestMemCopies(t *testing.T) {
 	if asked != "GET /v1/contexts/inbox/memory?offset=0" {
 		t.Errorf("asked %s", asked)
 	}
+	if err := run("", "mem", "inbox", "--offset", "1"); err != nil || !bytes.Equal(out.Bytes(), memory[1:]) {
+		t.Errorf("without read: %v, %q", err, out.Bytes())
+	}
 	if err := run("", "mem", "read", "inbox", "--hpu", "3", "--offset", "7", "--length", "18"); err != nil || out.String() != string(memory[7:]) {
 		t.Errorf("read: %v, %q", err, out.String())
 	}
@@ -226,6 +229,7 @@ func TestMemCopies(t *testing.T) {
 		"mem read inbox --offset -1":        "--offset -1",
 		"mem read inbox --length many":      "--length many",
 		"mem write inbox --hpu -5":          "--hpu -5",
+		"mem raed inbox":                    `unknown command "raed" for "xspin mem": did you mean read?`,
 		"mem write":                         "mem write: CONTEXT is missing: xspin mem write CONTEXT",
 		"mem read inbox --offset 1 --hpu x": "--hpu",
 	} {
@@ -307,13 +311,15 @@ func TestCaptureToFiles(t *testing.T) {
 	if want := "count=3&filter=a%3A+udp%287%29%0Ab%3A+udp%288%29%0A&hpu=0&snap=64&verdict=fail%2Cpanic"; asked != want {
 		t.Errorf("asked %q, want %q", asked, want)
 	}
+	if err := run("capture", "inbox"); err != nil || asked != "" || !bytes.Equal(out.Bytes(), whole.Bytes()) || diag.String() != summary {
+		t.Errorf("without -w: %v, asked %q, %d bytes, %q", err, asked, out.Len(), diag.String())
+	}
 	if err := run("capture", "inbox", "-w", "-", "--filter", "udp(7)"); err != nil || asked != "filter=udp%287%29" {
 		t.Errorf("a filter as text: %v, asked %q", err, asked)
 	}
 	other := filepath.Join(dir, "other")
 	for args, want := range map[string]string{
 		"capture nobody -w " + other:                  "capture nobody: no such context",
-		"capture inbox":                               `"write" not set`,
 		"capture inbox -w " + other + " --hpu -3":     "--hpu -3",
 		"capture inbox -w " + other + " --snap -1":    "--snap -1",
 		"capture inbox -w " + other + " -c -1":        "--count -1",

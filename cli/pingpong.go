@@ -208,9 +208,9 @@ func serving(lab *netns.Lab, protos []rtt.Proto) string {
 	fmt.Fprintf(&b, "XsPIN answers on %s (%s in namespace %s) until interrupted. In another terminal:\n", addr, lab.NIC.Device, lab.NIC.Namespace)
 	for _, p := range protos {
 		if p == rtt.ICMP {
-			fmt.Fprintf(&b, "  sudo xspin lab exec host -- ping -c 3 %s\n", addr)
+			fmt.Fprintf(&b, "  %s ping -c 3 %s\n", hint("lab exec host --"), addr)
 		} else {
-			fmt.Fprintf(&b, "  sudo xspin lab exec host -- bash -c 'exec 3<>/dev/udp/%s/%d; echo hello >&3; head -n 1 <&3'\n", addr, pingpong.Port)
+			fmt.Fprintf(&b, "  %s bash -c 'exec 3<>/dev/udp/%s/%d; echo hello >&3; head -n 1 <&3'\n", hint("lab exec host --"), addr, pingpong.Port)
 		}
 	}
 	return b.String()

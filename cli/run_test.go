@@ -68,8 +68,8 @@ func TestRunChecks(t *testing.T) {
 	}
 	for args, want := range map[string]string{
 		"/nonexistent.yaml": "no such file",
-		good + " more":      `run: "more" is too much: xspin run [CONFIG]`,
-		"--config " + good:  "the daemon's, which is an argument: xspin run " + good,
+		good + " more":      `run: unexpected argument "more": xspin run [CONFIG]`,
+		"--config " + good:  "the daemon's, which is an argument: `xspin run " + good,
 	} {
 		if _, err := runCheck(t, strings.Fields(args)...); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", args, err, want)

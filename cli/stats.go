@@ -137,11 +137,11 @@ func daemonStats(ctx context.Context, socket, name string) ([]nicStats, error) {
 		}
 		return all, nil
 	}
-	hint := ""
+	also := ""
 	if slices.ContainsFunc(contexts, func(x control.ContextInfo) bool { return x.Name == name }) {
-		hint = fmt.Sprintf("; %s is a context: xspin ctx show %s", name, name)
+		also = fmt.Sprintf("; %s is a context: `xspin ctx show %s`", name, name)
 	}
-	return nil, fmt.Errorf("%w on %q: the daemon at %s has %s%s", errElsewhere, name, control.SocketPath(socket), orElse(strings.Join(names, ", "), "none"), hint)
+	return nil, fmt.Errorf("%w on %q: the daemon at %s has %s%s", errElsewhere, name, control.SocketPath(socket), orElse(strings.Join(names, ", "), "none"), also)
 }
 
 // processStats asks a process that has a NIC of its own. If there is none, the error is

@@ -52,7 +52,7 @@ func TestStatsOfAContextNamesTheCommand(t *testing.T) {
 	t.Setenv("XSPIN_SOCKET", s.socket)
 	for _, socket := range [][]string{nil, {"--socket", s.socket}} {
 		_, err := runStats(append([]string{"inbox"}, socket...)...)
-		if err == nil || !strings.HasSuffix(err.Error(), `no running NIC on "inbox": the daemon at `+s.socket+` has eth1; inbox is a context: xspin ctx show inbox`) {
+		if err == nil || !strings.HasSuffix(err.Error(), `no running NIC on "inbox": the daemon at `+s.socket+` has eth1; inbox is a context: `+"`xspin ctx show inbox`") {
 			t.Errorf("%v: %v", socket, err)
 		}
 	}

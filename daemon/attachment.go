@@ -281,7 +281,7 @@ func (d *Daemon) admit(name string, p control.Peer, observer bool) (attached, er
 	case h.starved:
 		err = failf(errBusy, "context %q waits for memory: %s", name, h.why)
 	case h.state == stopped || h.state == failed:
-		err = failf(errBusy, "context %q is %s (%s): it begins anew when it is activated, with xspin ctx activate %[1]s", name, h.state, h.why)
+		err = failf(errBusy, "context %q is %s (%s): it begins anew when it is activated, with `xspin ctx activate %[1]s`", name, h.state, h.why)
 	case h.has == nil:
 		err = failf(errBusy, "context %q is %s", name, h.state)
 	}
@@ -459,7 +459,7 @@ func (a *attachment) arm(on bool) error {
 	case !mine:
 		return failf(errBusy, "the session is over")
 	case on && off:
-		return failf(errBusy, "context %q was deactivated by an administrator, who can undo that: xspin ctx activate %[1]s", h.name)
+		return failf(errBusy, "context %q was deactivated by an administrator, who can undo that: `xspin ctx activate %[1]s`", h.name)
 	case on && state == installed:
 		return h.arm()
 	case !on && state == active:

@@ -778,7 +778,7 @@ func TestInstallAndRemove(t *testing.T) {
 		t.Errorf("deactivated, it is %s", got)
 	}
 	a := f.admitted(t, "one", root, false)
-	if ans := a.do(&control.Ask{Do: "activate"}); !strings.Contains(ans.Error, "was deactivated by an administrator, who can undo that: xspin ctx activate ") {
+	if ans := a.do(&control.Ask{Do: "activate"}); !strings.Contains(ans.Error, "was deactivated by an administrator, who can undo that: `xspin ctx activate ") {
 		t.Errorf("an application activates it: %q", ans.Error)
 	}
 	left(a, "done")
