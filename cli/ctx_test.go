@@ -256,7 +256,7 @@ func TestCtxErrors(t *testing.T) {
 		"ctx show":            "ctx show: NAME is missing: xspin ctx show NAME",
 		"ctx show a b":        `ctx show: unexpected argument "b": xspin ctx show NAME`,
 		"ctx rm":              "ctx rm: NAME is missing: xspin ctx rm NAME...",
-		"capture -w x":        "capture: CONTEXT is missing: xspin capture CONTEXT -w FILE",
+		"capture -w x":        "capture: CONTEXT is missing: xspin capture CONTEXT [-w FILE]",
 		"rules explain":       "rules explain: FILE is missing: xspin rules explain FILE [NAME]",
 		"rules explain a b c": `rules explain: unexpected argument "c": xspin rules explain FILE [NAME]`,
 	} {

@@ -608,7 +608,7 @@ such as NAS_LU(ny=408)
 	for name, want := range map[string]string{
 		"MILK":     `"MILK" is neither a type nor an application's datatype: did you mean MILC?`,
 		"dup[int":  `1:8: dup: found the end, want "]"`,
-		"dup[int]": "type dup[int] has no name: xspin ddt describe tells of it",
+		"dup[int]": "type dup[int] has no name: `xspin ddt describe` tells of it",
 	} {
 		if _, err := ddtCommand(t, nil, "ls", name); err == nil || !strings.HasSuffix(err.Error(), want) {
 			t.Errorf("%s: error is %v, want %s", name, err, want)
