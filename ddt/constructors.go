@@ -108,8 +108,8 @@ func HIndexedBlock(blocklen int64, displs []int64, t *Type) (*Type, error) {
 //
 // If bounds were set by Resized, Subarray or Darray somewhere in it, these alone make its
 // bounds, whatever else there is (MPI 3.1, section 4.1.6). Otherwise its extent is rounded
-// up to the widest alignment in it; of all constructors only this one does so, as with
-// MPICH.
+// up to the widest alignment in it; of all constructors only this one does so. Where MPICH
+// differs docs/datatypes.md says.
 func Struct(blocklens, displs []int64, types []*Type) (*Type, error) {
 	if len(types) != len(displs) {
 		return nil, fmt.Errorf("struct of %d types at %d displacements: want as many", len(types), len(displs))
