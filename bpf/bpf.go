@@ -37,6 +37,7 @@ const (
 	MaxFields   = int(IngressXspinLimitsXSPIN_MAX_FIELDS)
 	MaxBounds   = int(IngressXspinLimitsXSPIN_MAX_BOUNDS)
 	VecWords    = int(IngressXspinLimitsXSPIN_VEC_WORDS)
+	MaxLocal    = int(IngressXspinLimitsXSPIN_MAX_LOCAL)
 	MaxBuckets  = int(IngressXspinLimitsXSPIN_MAX_BUCKETS)
 	MetaMagic   = uint16(IngressXspinLimitsXSPIN_META_MAGIC)
 	MetaSize    = 64

@@ -84,6 +84,7 @@ const (
 	IngressXspinLimitsXSPIN_INLINE_FIELDS IngressXspinLimits = 16
 	IngressXspinLimitsXSPIN_MAX_BUCKETS   IngressXspinLimits = 262144
 	IngressXspinLimitsXSPIN_WINDOW        IngressXspinLimits = 512
+	IngressXspinLimitsXSPIN_MAX_LOCAL     IngressXspinLimits = 256
 	IngressXspinLimitsXSPIN_META_MAGIC    IngressXspinLimits = 22529
 )
 
@@ -167,16 +168,22 @@ type IngressXspinTable struct {
 	Nfields    uint32
 	LastOr     uint32
 	Wide       uint32
-	Pad        uint32
+	Naddresses uint32
 	Gates      [8]IngressXspinRule
 	Cand       [4]uint64
 	Hit        [4]uint64
 	Or         [4]uint64
-	Fields     [2048]IngressXspinIndexField
-	Bounds     [8192]uint32
-	Vec        [32768]uint64
-	Rulesets   [256]IngressXspinRuleset
-	Contexts   [256]IngressXspinContext
+	Local      [4]uint64
+	Mac        [4]uint16
+	Addresses  [256]struct {
+		_ structs.HostLayout
+		W [4]uint32
+	}
+	Fields   [2048]IngressXspinIndexField
+	Bounds   [8192]uint32
+	Vec      [32768]uint64
+	Rulesets [256]IngressXspinRuleset
+	Contexts [256]IngressXspinContext
 }
 
 // Names of all BPF objects in the ELF.

@@ -264,7 +264,9 @@ func (b *slmpBench) takeSpeed(memory []byte) (_ float64, err error) {
 // sendSpeed returns how many full segments a second are sent if nobody minds, into
 // a program that drops them.
 func (b *slmpBench) sendSpeed(ctx context.Context) (_ float64, err error) {
-	y, err := b.attach(func() (*loader.Yardstick, error) { return loader.LoadMatch(table([]matcher.Ruleset{matcher.SLMP()})) })
+	y, err := b.attach(func() (*loader.Yardstick, error) {
+		return loader.LoadMatch(b.local(table([]matcher.Ruleset{matcher.SLMP()})))
+	})
 	if err != nil {
 		return 0, err
 	}

@@ -26,16 +26,20 @@ func newRulesCmd() *cobra.Command {
 		Short: "Check, explain and try rulesets",
 		Long: `A rules file has one ruleset on each line:
 
-  NAME: RULE && RULE ... [; eom RULE] [; format FORMAT]   all rules hold
-  NAME: RULE || RULE ... [; eom RULE] [; format FORMAT]   any rule holds
-  NAME: PREDEFINED       [; eom RULE] [; format FORMAT]
+  NAME: RULE && RULE ... [; eom RULE] [; format FORMAT] [; dst WHOSE]   all rules hold
+  NAME: RULE || RULE ... [; eom RULE] [; format FORMAT] [; dst WHOSE]   any rule holds
+  NAME: PREDEFINED       [; eom RULE] [; format FORMAT] [; dst WHOSE]
 
 A rule is INDEX&MASK=VALUE or INDEX&MASK=START:END: the 32-bit word number INDEX
 of the frame, counted from the Ethernet header and read big-endian, under the
 mask, is VALUE or lies in the range. A # starts a comment.
 Predefined are bypass, match-all, udp, udp(PORT), tcp(PORT), icmp-echo, slmp and
 slmp6, formats are packet, flow, slmp and slmp6. The first ruleset that matches a
-frame gets it.`,
+frame gets it.
+
+WHOSE is local, for frames to the interface's own MAC and, if they are IP packets, to
+one of its addresses; or any. Predefined rulesets but bypass and match-all are local
+unless told otherwise, others are not. Frames to others go to Linux.`,
 		Args: cobra.NoArgs,
 	}
 	rules.AddCommand(newRulesCheckCmd(), newRulesExplainCmd(), newRulesTestCmd())
@@ -240,7 +244,8 @@ its message format wants it: counted, to the Linux stack) or deliver. A ruleset
 without a format is tried with format packet, and its number is its context.
 
 The reference engine is the matcher in Go. The kernel engine is the XDP program
-itself, run frame by frame and attached to nothing; it needs root.`,
+itself, run frame by frame and attached to nothing; it needs root. Neither knows
+whose a frame of a capture is: "dst local" holds for all.`,
 		Example: `  xspin rules test --pcap trace.pcapng my.rules
   sudo xspin rules test --engine kernel --json --pcap trace.pcap my.rules`,
 		Args: wantArgs("FILE"),

@@ -755,7 +755,7 @@ func TestInstallAndRemove(t *testing.T) {
 	one := control.Context{Name: "one", Handler: "test-init", Rulesets: "a: udp(9)", First: 5, Windows: []control.Window{{Name: "w", Size: 4 << 20}}}
 	i, err := f.install(&one)
 	must(t, err)
-	if i.State != active || i.ID < 0 || i.Rules[0].Number != 5 || i.Rules[0].Text != `a: 3&0xffffff00=0x08004500 && 5&0x3fff00ff=0x00000011 && 9&0xffff0000=0x00090000 && 10&0xffff0000=0x00000000:0xffff0000` {
+	if i.State != active || i.ID < 0 || i.Rules[0].Number != 5 || i.Rules[0].Text != `a: 3&0xffffff00=0x08004500 && 5&0x3fff00ff=0x00000011 && 9&0xffff0000=0x00090000 && 10&0xffff0000=0x00000000:0xffff0000; dst local` {
 		t.Errorf("installed: %+v", i)
 	}
 	_, err = f.install(&one)

@@ -77,7 +77,7 @@ func LoadMatch(t *matcher.Table) (*Yardstick, error) {
 // onePerContext gives each ruleset a context of its own, since contexts have one
 // message format and the entries of a table may differ.
 func onePerContext(t *matcher.Table) *Table {
-	table := &Table{Generation: t.Generation, Rulesets: map[int]Binding{}, Contexts: map[uint16]Context{}}
+	table := &Table{Generation: t.Generation, Local: t.Local, Rulesets: map[int]Binding{}, Contexts: map[uint16]Context{}}
 	for slot, e := range t.Entries {
 		id := uint16(slot)
 		table.Rulesets[slot] = Binding{Ruleset: e.Ruleset, Context: id}

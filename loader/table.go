@@ -3,6 +3,7 @@
 package loader
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math/bits"
 
@@ -46,6 +47,7 @@ type Context struct {
 // every frame at once.
 type Table struct {
 	Generation uint32
+	Local      *matcher.Local  // who the interface is; nil: every frame counts as to this host
 	Rulesets   map[int]Binding // by number; the lowest that matches wins
 	Contexts   map[uint16]Context
 }
@@ -58,7 +60,7 @@ type Binding struct {
 
 // Reference returns the table as the Go reference matcher wants it.
 func (t *Table) Reference() (*matcher.Table, error) {
-	ref := &matcher.Table{Generation: t.Generation, Entries: make(map[int]matcher.Entry, len(t.Rulesets))}
+	ref := &matcher.Table{Generation: t.Generation, Local: t.Local, Entries: make(map[int]matcher.Entry, len(t.Rulesets))}
 	for slot, b := range t.Rulesets {
 		c, ok := t.Contexts[b.Context]
 		if !ok {
@@ -88,6 +90,19 @@ func (t *Table) compile() (*bpf.Table, error) {
 		Cand:       x.Cand,
 		Hit:        x.Hit,
 		Or:         x.Or,
+		Local:      x.Local,
+	}
+	if l := t.Local; l != nil {
+		for i := range 3 {
+			out.Mac[i] = binary.NativeEndian.Uint16(l.MAC[2*i:])
+		}
+		for i, a := range l.Addrs {
+			b := a.As16()
+			for w := range out.Addresses[i].W {
+				out.Addresses[i].W[w] = binary.NativeEndian.Uint32(b[4*w:])
+			}
+		}
+		out.Naddresses = uint32(len(l.Addrs))
 	}
 	// The program knows two shapes of vector: one word or four.
 	stride := 1

@@ -31,7 +31,7 @@ func NewTester(t *matcher.Table) (*Tester, error) {
 	if err := t.Validate(); err != nil {
 		return nil, err
 	}
-	table := &Table{Generation: t.Generation, Rulesets: map[int]Binding{}, Contexts: map[uint16]Context{}}
+	table := &Table{Generation: t.Generation, Local: t.Local, Rulesets: map[int]Binding{}, Contexts: map[uint16]Context{}}
 	for slot, e := range t.Entries {
 		if c, ok := table.Contexts[e.Context]; ok && !reflect.DeepEqual(c.Format, e.Format) {
 			return nil, fmt.Errorf("ruleset %d (%s): context %d has two message formats, %s and %s", slot, e.Name, e.Context, c.Format.Name, e.Format.Name)

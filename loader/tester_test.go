@@ -52,7 +52,7 @@ func newDiffer(t *testing.T) *differ {
 // use gives the tester another table, at a tenth of the price of a new one.
 func (d *differ) use(ref *matcher.Table) {
 	d.Helper()
-	table := &Table{Generation: ref.Generation, Rulesets: map[int]Binding{}, Contexts: map[uint16]Context{}}
+	table := &Table{Generation: ref.Generation, Local: ref.Local, Rulesets: map[int]Binding{}, Contexts: map[uint16]Context{}}
 	for slot, e := range ref.Entries {
 		e.Context = uint16(slot) // the generators' contexts have several formats
 		ref.Entries[slot] = e

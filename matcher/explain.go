@@ -49,6 +49,9 @@ func Explain(rs *Ruleset) string {
 	if len(phrases) > 0 {
 		b.WriteString(" with " + join(phrases, map[Mode]string{And: "and", Or: "or"}[rs.Mode]))
 	}
+	if rs.Local {
+		b.WriteString(", addressed to the interface itself (its MAC and one of its IP addresses)")
+	}
 	b.WriteString(". ")
 
 	switch {

@@ -11,16 +11,19 @@ import (
 func TestExplain(t *testing.T) {
 	const ip = "EtherType 0x0800 (IPv4), IPv4 version/header length 0x45 (20 bytes, no options), IPv4 fragment bits 0x0000 (not a fragment), "
 	const ip6 = "EtherType 0x86dd (IPv6), IP version 6, "
+	const local = ", addressed to the interface itself (its MAC and one of its IP addresses)"
 	const open = ". The context's message format decides which frame ends its message."
 	for _, tt := range []struct{ text, want string }{
 		{"x: all", "every frame" + open},
 		{"x: match-all", "every frame. Every frame ends its message."},
 		{"x: bypass", "no frame."},
-		{"x: udp(7000)", "frames of at least 42 bytes with " + ip + "IPv4 protocol 17 (UDP) and UDP destination port 7000" + open},
-		{"x: icmp-echo; eom false", "frames of at least 42 bytes with " + ip + "IPv4 protocol 1 (ICMP), ICMP type 8 (echo request) and ICMP code 0. No frame ends its message."},
-		{"x: slmp", "frames with " + ip + "IPv4 protocol 17 (UDP) and UDP destination port 9330 (SLMP). " +
+		{"x: udp(7000)", "frames of at least 42 bytes with " + ip + "IPv4 protocol 17 (UDP) and UDP destination port 7000" + local + open},
+		{"x: udp(7000); dst any", "frames of at least 42 bytes with " + ip + "IPv4 protocol 17 (UDP) and UDP destination port 7000" + open},
+		{"x: all; dst local", "every frame" + local + open},
+		{"x: icmp-echo; eom false", "frames of at least 42 bytes with " + ip + "IPv4 protocol 1 (ICMP), ICMP type 8 (echo request) and ICMP code 0" + local + ". No frame ends its message."},
+		{"x: slmp", "frames with " + ip + "IPv4 protocol 17 (UDP) and UDP destination port 9330 (SLMP)" + local + ". " +
 			"A frame with SLMP flag EOM set ends its message. Written for message format slmp."},
-		{"x: slmp6", "frames with " + ip6 + "IPv6 next header 17 (UDP) and UDP destination port 9330 (SLMP). " +
+		{"x: slmp6", "frames with " + ip6 + "IPv6 next header 17 (UDP) and UDP destination port 9330 (SLMP)" + local + ". " +
 			"A frame with SLMP flag EOM set ends its message. Written for message format slmp6."},
 		{"x: 3&0xfffff000=0x86dd6000 && 5&0xff000000=0x11000000 && 14&0xffff0000=0x1b580000; eom 15&0xc000=0x8000; format slmp6",
 			"frames with " + ip6 + "IPv6 next header 17 (UDP) and UDP destination port 7000. " +
@@ -39,7 +42,7 @@ func TestExplain(t *testing.T) {
 			"frames with EtherType 0x0800 (IPv4), IPv4 protocol 17 (UDP) and bytes 36-37 equal to 0x1b58" + open},
 		// In an Or ruleset no rule can count on another.
 		{"x: 3&0xffff0000=0x08000000 || 5&0xff=17", "frames with EtherType 0x0800 (IPv4) or byte 23 equal to 0x11" + open},
-		{"x: tcp(80); eom 11&0x11=0x10", "frames of at least 54 bytes with " + ip + "IPv4 protocol 6 (TCP) and TCP destination port 80. " +
+		{"x: tcp(80); eom 11&0x11=0x10", "frames of at least 54 bytes with " + ip + "IPv4 protocol 6 (TCP) and TCP destination port 80" + local + ". " +
 			"A frame with TCP flag ACK set and TCP flag FIN clear ends its message."},
 		{"x: 3&0xffffff00=0x08004500 && 5&0xff=17 && 9&0xffff0000=0x1b580000:0x1b59ffff",
 			"frames with EtherType 0x0800 (IPv4), IPv4 version/header length 0x45 (20 bytes, no options), IPv4 protocol 17 (UDP) and UDP destination port 7000 to 7001" + open},

@@ -55,6 +55,10 @@ type Index struct {
 	Cand [MaxWords]uint64 // And rulesets, without those that never match
 	Hit  [MaxWords]uint64 // Or rulesets that match every frame
 	Or   [MaxWords]uint64 // Or rulesets
+	// Local rulesets, if the table says who this host is. They are asked last, once
+	// for a frame.
+	Local [MaxWords]uint64
+	local *Local
 	// Slots is the ruleset number behind each bit.
 	Slots []int
 }
@@ -80,7 +84,11 @@ func (x *Index) Lookup(frame []byte) (slot int, ok bool) {
 		}
 	}
 	for w := range x.Words {
-		if v := cand[w] | hit[w]; v != 0 {
+		v := cand[w] | hit[w]
+		if v&x.Local[w] != 0 && !x.local.Has(frame) {
+			v &^= x.Local[w]
+		}
+		if v != 0 {
 			return x.Slots[64*w+bits.TrailingZeros64(v)], true
 		}
 	}
@@ -132,13 +140,16 @@ func Compile(t *Table) (*Index, error) {
 	if err := t.Validate(); err != nil {
 		return nil, fmt.Errorf("compile: %w", err)
 	}
-	x := &Index{Slots: t.Slots()}
+	x := &Index{Slots: t.Slots(), local: t.Local}
 	x.Words = max(1, (len(x.Slots)+63)/64)
 
 	var drafts []*draft
 	byField := make(map[Field]*draft)
 	for bit, slot := range x.Slots {
 		e := t.Entries[slot]
+		if e.Local && t.Local != nil {
+			x.Local[bit/64] |= 1 << (bit % 64)
+		}
 		if x.start(bit, &e.Ruleset) {
 			continue // known without looking at the frame
 		}

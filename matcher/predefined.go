@@ -14,7 +14,9 @@ const SLMPPort = 9330
 // EtherType and protocol, so that with IP options, or in any but the first
 // fragment, it takes other bytes for ports. Here such frames are refused: the
 // header is exactly 20 bytes long, and neither "more fragments" nor an offset
-// is set. "Don't fragment" and the reserved bit are free.
+// is set. "Don't fragment" and the reserved bit are free. And FPsPIN looks at no
+// destination address, which is no matter on its point-to-point links; here those that
+// belong to a protocol are Local, but for bypass and match-all.
 func ipv4() Rule               { return Rule{3, 0xffffff00, 0x08004500, 0x08004500} }
 func whole(proto uint32) Rule  { return Rule{5, 0x3fff00ff, proto, proto} }
 func dstPort(port uint16) Rule { return Rule{9, 0xffff0000, uint32(port) << 16, uint32(port) << 16} }
@@ -48,7 +50,7 @@ func MatchAll() Ruleset {
 // Unlike with FPsPIN's fpspin_ruleset_udp, where no packet is EOM, the message
 // format decides which is.
 func UDP() Ruleset {
-	return Ruleset{Name: "udp", Rules: []Rule{ipv4(), whole(protoUDP), header8()}}
+	return Ruleset{Name: "udp", Rules: []Rule{ipv4(), whole(protoUDP), header8()}, Local: true}
 }
 
 // UDPPort matches UDP on IPv4 to one destination port, with the whole UDP
@@ -57,6 +59,7 @@ func UDPPort(port uint16) Ruleset {
 	return Ruleset{
 		Name:  fmt.Sprintf("udp-%d", port),
 		Rules: []Rule{ipv4(), whole(protoUDP), dstPort(port), header8()},
+		Local: true,
 	}
 }
 
@@ -67,6 +70,7 @@ func TCPPort(port uint16) Ruleset {
 	return Ruleset{
 		Name:  fmt.Sprintf("tcp-%d", port),
 		Rules: []Rule{ipv4(), whole(protoTCP), dstPort(port), header20()},
+		Local: true,
 	}
 }
 
@@ -77,6 +81,7 @@ func ICMPEcho() Ruleset {
 	return Ruleset{
 		Name:  "icmp-echo",
 		Rules: []Rule{ipv4(), whole(protoICMP), {8, 0xffff, 0x0800, 0x0800}, header8()},
+		Local: true,
 	}
 }
 
@@ -90,6 +95,7 @@ func SLMP() Ruleset {
 	return Ruleset{
 		Name:   "slmp",
 		Rules:  []Rule{ipv4(), whole(protoUDP), dstPort(SLMPPort)},
+		Local:  true,
 		EOM:    &eom,
 		Format: "slmp",
 	}
@@ -109,6 +115,7 @@ func SLMP6() Ruleset {
 			{5, 0xff000000, protoUDP << 24, protoUDP << 24},
 			{14, 0xffff0000, port, port},
 		},
+		Local:  true,
 		EOM:    &eom,
 		Format: "slmp6",
 	}

@@ -33,6 +33,7 @@ const (
 	MaxKey        = 8   // words in a message key
 	MaxContexts   = 256 // context ids are 0..MaxContexts-1
 	MaxName       = 63  // bytes in the name of a ruleset or a format
+	MaxLocal      = 256 // addresses of an interface that Ruleset.Local goes by
 	MaxTableRules = MaxRulesets * MaxRules
 )
 
@@ -176,12 +177,13 @@ type Ruleset struct {
 	Name   string
 	Mode   Mode
 	Rules  []Rule // at most MaxRules. And of none matches everything, Or of none nothing
+	Local  bool   // only frames to this host, see Local. The predefined rulesets want that
 	EOM    *Rule  // last packet of its message. Optional: nil leaves it to the message format
 	Format string // predefined message format this ruleset is written for. Optional
 }
 
 // Match reports whether the frame belongs to the ruleset. The EOM rule plays no
-// part in it.
+// part in it, and neither does Local: whose frame it is, [Table.Match] knows.
 func (rs *Ruleset) Match(frame []byte) bool {
 	for _, r := range rs.Rules {
 		if r.Match(frame) != (rs.Mode == And) {

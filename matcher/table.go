@@ -20,6 +20,7 @@ type Entry struct {
 // be dense.
 type Table struct {
 	Generation uint32        // travels with every delivered frame
+	Local      *Local        // what Ruleset.Local goes by. Optional: without it every frame counts as to this host
 	Entries    map[int]Entry // by ruleset number, 0..MaxRulesets-1
 }
 
@@ -33,6 +34,9 @@ func (t *Table) Validate() error {
 	// somebody who filled the table needs to hear.
 	if n := len(t.Entries); n > MaxRulesets {
 		return fmt.Errorf("%w: %d rulesets, at most %d are possible", ErrTable, n, MaxRulesets)
+	}
+	if t.Local != nil && len(t.Local.Addrs) > MaxLocal {
+		return fmt.Errorf("%w: the interface has %d addresses, at most %d are possible", ErrTable, len(t.Local.Addrs), MaxLocal)
 	}
 	for _, slot := range t.Slots() {
 		e := t.Entries[slot]
@@ -94,7 +98,7 @@ type Verdict struct {
 // table must be valid.
 func (t *Table) Match(frame []byte) Verdict {
 	for _, slot := range t.Slots() {
-		if e := t.Entries[slot]; e.Ruleset.Match(frame) {
+		if e := t.Entries[slot]; e.Ruleset.Match(frame) && (!e.Local || t.Local.Has(frame)) {
 			return e.verdict(slot, frame)
 		}
 	}

@@ -17,7 +17,7 @@ import (
 // starts a comment, spaces are free between tokens:
 //
 //	line    = [ ruleset ] [ "#" anything ]
-//	ruleset = NAME ":" body { ";" ( "eom" rule | "format" NAME ) }
+//	ruleset = NAME ":" body { ";" ( "eom" rule | "format" NAME | "dst" ( "local" | "any" ) ) }
 //	body    = "all" | "none" | predefined
 //	        | [ "&&" ] rule { "&&" rule }
 //	        | [ "||" ] rule { "||" rule }
@@ -27,7 +27,7 @@ import (
 // of no rules; "true" is the rule Empty, "false" the rule False. A leading "||"
 // makes a single rule an Or ruleset. predefined is a name out of bypass,
 // match-all, udp, udp(PORT), tcp(PORT), icmp-echo, slmp and slmp6; clauses
-// behind it replace its own.
+// behind it replace its own. "dst local" is Ruleset.Local, "dst any" its absence.
 
 // maxLine is the longest line of a rules file in bytes. Eight rules take 300.
 const maxLine = 4096
@@ -226,6 +226,9 @@ func (rs Ruleset) String() string {
 	if rs.Format != "" {
 		b.WriteString("; format " + rs.Format)
 	}
+	if rs.Local {
+		b.WriteString("; dst local")
+	}
 	return b.String()
 }
 
@@ -372,7 +375,7 @@ func (p *parser) ruleset() Ruleset {
 	for p.err == nil && p.accept(";") {
 		p.space()
 		at := p.pos
-		clause := p.keyword("eom", "format")
+		clause := p.keyword("eom", "format", "dst")
 		if seen[clause] {
 			p.fail(at, "%s is given twice", clause)
 		}
@@ -386,8 +389,17 @@ func (p *parser) ruleset() Ruleset {
 			if FormatByName(rs.Format) == nil {
 				p.fail(at, "%s", unknownFormat(rs.Format))
 			}
+		case "dst":
+			switch p.keyword("local", "any") {
+			case "local":
+				rs.Local = true
+			case "any":
+				rs.Local = false
+			default:
+				p.expected(`"local" or "any"`)
+			}
 		default:
-			p.expected(`"eom RULE" or "format NAME"`)
+			p.expected(`"eom RULE", "format NAME", "dst local" or "dst any"`)
 		}
 	}
 	return rs

@@ -48,7 +48,10 @@ func TestParseRuleset(t *testing.T) {
 		{"x: slmp", named(matcher.SLMP()), named(matcher.SLMP()).String()},
 		{"x: slmp6", named(matcher.SLMP6()), named(matcher.SLMP6()).String()},
 		{"x: slmp; eom false", func() matcher.Ruleset { rs := named(matcher.SLMP()); rs.EOM = &matcher.False; return rs }(),
-			"x: 3&0xffffff00=0x08004500 && 5&0x3fff00ff=0x00000011 && 9&0xffff0000=0x24720000; eom false; format slmp"},
+			"x: 3&0xffffff00=0x08004500 && 5&0x3fff00ff=0x00000011 && 9&0xffff0000=0x24720000; eom false; format slmp; dst local"},
+		{"x: slmp; dst any", func() matcher.Ruleset { rs := named(matcher.SLMP()); rs.Local = false; return rs }(),
+			"x: 3&0xffffff00=0x08004500 && 5&0x3fff00ff=0x00000011 && 9&0xffff0000=0x24720000; eom 10&0x00008000=0x00008000; format slmp"},
+		{"x: all; dst local", matcher.Ruleset{Local: true}, ""},
 	} {
 		t.Run(tt.text, func(t *testing.T) {
 			tt.want.Name = "x"
@@ -138,10 +141,16 @@ x: 1=1; eom 3=1; eom 4=1
 eom is given twice`, `
 x: 1=1; end 3=1
         ^
-expected "eom RULE" or "format NAME", found 'e'`, `
+expected "eom RULE", "format NAME", "dst local" or "dst any", found 'e'`, `
 x: 1=1;
        ^
-expected "eom RULE" or "format NAME", found the end`, `
+expected "eom RULE", "format NAME", "dst local" or "dst any", found the end`, `
+x: 1=1; dst 10.0.0.1
+            ^
+expected "local" or "any", found '1'`, `
+x: 1=1; dst any; dst local
+                 ^
+dst is given twice`, `
 x: 1=1; eom 200=1
             ^
 word 200 is out of range`, `

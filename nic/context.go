@@ -500,6 +500,9 @@ func (n *NIC) Activate(c *Context) (err error) {
 	if err != nil {
 		return err
 	}
+	if slices.ContainsFunc(c.spec.Rulesets, func(rs matcher.Ruleset) bool { return rs.Local }) && len(n.neigh.Local().Addrs) == 0 {
+		n.cfg.Logger.Warn("the interface has no IP address: until it has, rulesets with `dst local`, as the predefined ones are, take no IP packets; `dst any` takes those to any address", "interface", n.iface.Name, "context", c.spec.Name)
+	}
 	prog, err := n.ingress.Stats()
 	if err != nil {
 		return err
@@ -671,11 +674,40 @@ func (n *NIC) freeSlots(first, count int) (slots []int, err error) {
 	return slots, nil
 }
 
+// local is who the interface is, as far as a table takes that.
+func (n *NIC) local() *matcher.Local {
+	l := *n.neigh.Local()
+	if len(l.Addrs) > matcher.MaxLocal {
+		n.cfg.Logger.Warn(fmt.Sprintf("the interface has %d addresses: packets to all but the first %d go to Linux, unless a ruleset has `dst any`", len(l.Addrs), matcher.MaxLocal), "interface", n.iface.Name)
+		l.Addrs = l.Addrs[:matcher.MaxLocal]
+	}
+	return &l
+}
+
+// follow puts the table in force again when the interface gets another address.
+func (n *NIC) follow() {
+	for {
+		select {
+		case <-n.done:
+			return
+		case <-n.neigh.Moved():
+		}
+		n.mu.Lock()
+		if !n.closed && len(n.slots) > 0 {
+			if err := n.publish(); err != nil {
+				n.cfg.Logger.Error("the interface's addresses have changed, and the matching table goes by those that it had", "interface", n.iface.Name, "err", err)
+			}
+		}
+		n.mu.Unlock()
+	}
+}
+
 // publish puts the table of all active contexts in force.
 func (n *NIC) publish() error {
 	n.gen++
 	t := &loader.Table{
 		Generation: n.gen,
+		Local:      n.local(),
 		Rulesets:   map[int]loader.Binding{},
 		Contexts:   map[uint16]loader.Context{},
 	}

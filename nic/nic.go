@@ -209,6 +209,7 @@ func Open(cfg Config) (_ *NIC, err error) {
 		return nil, fmt.Errorf("open NIC: %w", err)
 	}
 	go n.forward()
+	go n.follow()
 	go n.fair()
 	return n, nil
 }

@@ -53,4 +53,5 @@ static long (*const bpf_xdp_load_bytes)(struct xdp_md *ctx, __u32 off, void *buf
 #define WRITE_ONCE(x, v) (*(volatile typeof(x) *)&(x) = (v))
 #define likely(x) __builtin_expect(!!(x), 1)
 #define unlikely(x) __builtin_expect(!!(x), 0)
+#define bswap16(x) __builtin_bswap16(x)
 #define bswap32(x) __builtin_bswap32(x)

@@ -186,6 +186,49 @@ static long more_wide(__u32 i, struct search_state *s)
 	return step_wide(&s->frame, s->table, s->next + i, s->cand, s->hit);
 }
 
+/*
+ * Is the frame to this host: to the interface's MAC and, if it is an IP packet, to
+ * one of its addresses? Asked last, about frames that rulesets have matched. The
+ * addresses are few, and the first is nearly always the one.
+ */
+static __noinline int is_local(struct xdp_md *ctx, const struct xspin_table *t)
+{
+	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+	__u32 to[4] = { 0, 0, bswap32(0xffff), 0 };
+	const __u16 *eth = data;
+	__u16 copy[7];
+
+	if (unlikely(data + 14 > end)) {
+		if (bpf_xdp_load_bytes(ctx, 0, copy, 14))
+			return 0;
+		eth = copy;
+	}
+	if (eth[0] != t->mac[0] || eth[1] != t->mac[1] || eth[2] != t->mac[2])
+		return 0;
+	if (eth[6] == bswap16(0x0800)) {
+		const __u16 *dst = data + 30;
+
+		if (likely(data + 34 <= end))
+			to[3] = dst[0] | (__u32)dst[1] << 16;
+		else if (bpf_xdp_load_bytes(ctx, 30, &to[3], 4))
+			return 0;
+	} else if (eth[6] == bswap16(0x86dd)) {
+		if (bpf_xdp_load_bytes(ctx, 38, to, 16))
+			return 0;
+	} else {
+		return 1;
+	}
+	for (__u32 i = 0; i < XSPIN_MAX_LOCAL; i++) {
+		const __u32 *w = t->addresses[i].w;
+
+		if (i >= t->naddresses)
+			break;
+		if (w[3] == to[3] && w[2] == to[2] && w[1] == to[1] && w[0] == to[0])
+			return 1;
+	}
+	return 0;
+}
+
 /* The position of the lowest-numbered ruleset that matches, or -1. */
 static __always_inline int match_narrow(const struct frame *f, const struct xspin_table *t)
 {
@@ -218,6 +261,8 @@ static __always_inline int match_narrow(const struct frame *f, const struct xspi
 	}
 known:
 	cand |= hit;
+	if (cand & t->local[0] && !is_local(f->ctx, t))
+		cand &= ~t->local[0];
 	return cand ? lowest_bit(cand) : -1;
 }
 
@@ -225,6 +270,7 @@ static __always_inline int match_wide(const struct frame *f, const struct xspin_
 {
 	struct search_state s = { .frame = *f, .table = t, .next = XSPIN_INLINE_FIELDS };
 	__u32 n = t->nfields;
+	__u64 ask = 0;
 
 	for (int w = 0; w < XSPIN_VEC_WORDS; w++) {
 		s.cand[w] = t->cand[w];
@@ -240,7 +286,12 @@ static __always_inline int match_wide(const struct frame *f, const struct xspin_
 		bpf_loop(n - XSPIN_INLINE_FIELDS, more_wide, &s, 0);
 known:
 	for (int w = 0; w < XSPIN_VEC_WORDS; w++) {
-		__u64 m = s.cand[w] | s.hit[w];
+		s.cand[w] |= s.hit[w];
+		ask |= s.cand[w] & t->local[w];
+	}
+	ask = ask && !is_local(f->ctx, t) ? ~0ULL : 0; /* take these away */
+	for (int w = 0; w < XSPIN_VEC_WORDS; w++) {
+		__u64 m = s.cand[w] & ~(t->local[w] & ask);
 
 		if (m)
 			return w * 64 + lowest_bit(m);

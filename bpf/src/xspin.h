@@ -19,6 +19,7 @@ enum xspin_limits {
 	XSPIN_INLINE_FIELDS = 16,  /* fields matched without a call */
 	XSPIN_MAX_BUCKETS = 1 << 18,
 	XSPIN_WINDOW = 512,	   /* bytes a rule can see */
+	XSPIN_MAX_LOCAL = 256,	   /* addresses of the interface */
 	XSPIN_META_MAGIC = 0x5801, /* 'X', layout version 1 */
 };
 
@@ -111,17 +112,25 @@ struct xspin_context {
 	__u8 pad[3];
 };
 
+/* IPv6, or IPv4 mapped into it; bytes as on the wire. */
+struct xspin_address {
+	__u32 w[4];
+};
+
 struct xspin_table {
 	__u32 generation;
 	__u32 ngates;
 	__u32 nfields;
 	__u32 last_or; /* leading fields that some OR ruleset uses */
 	__u32 wide;    /* more than 64 rulesets: vectors have 4 words, else 1 */
-	__u32 pad;
+	__u32 naddresses;
 	struct xspin_rule gates[XSPIN_MAX_GATES];
 	__u64 cand[XSPIN_VEC_WORDS];
 	__u64 hit[XSPIN_VEC_WORDS];
 	__u64 or_[XSPIN_VEC_WORDS];
+	__u64 local[XSPIN_VEC_WORDS]; /* rulesets for frames to this host only */
+	__u16 mac[4];		      /* of the interface, as on the wire; the last is 0 */
+	struct xspin_address addresses[XSPIN_MAX_LOCAL];
 	struct xspin_index_field fields[XSPIN_MAX_FIELDS];
 	__u32 bounds[XSPIN_MAX_BOUNDS];
 	__u64 vec[XSPIN_MAX_BOUNDS * XSPIN_VEC_WORDS];

@@ -29,6 +29,7 @@ import (
 	"io"
 	"log/slog"
 	"math"
+	"net/netip"
 	"sync"
 	"testing"
 	"time"
@@ -209,7 +210,10 @@ func (n *NIC) match() error {
 			return fmt.Errorf("message format %q: there are %v", cfg.Rulesets[0].Format, matcher.FormatNames())
 		}
 	}
-	n.table = &matcher.Table{Entries: map[int]matcher.Entry{}}
+	n.table = &matcher.Table{
+		Local:   &matcher.Local{MAC: HereMAC, Addrs: []netip.Addr{HereAddr}},
+		Entries: map[int]matcher.Entry{},
+	}
 	for i, rs := range cfg.Rulesets {
 		n.table.Entries[i] = matcher.Entry{Ruleset: rs, Context: contextID, Format: cfg.Format}
 	}

@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
 
 	"github.com/xspin/xspin/matcher"
 )
@@ -18,9 +19,10 @@ const MaxFrame = 600
 
 // Table returns a valid table: And and Or rulesets, equalities and ranges, odd
 // masks, masks of 0, shared and lonely words, EOM rules present and absent, all
-// predefined formats and random ones. Most tables are small, some are full.
+// predefined formats and random ones, with and without an interface's addresses. Most
+// tables are small, some are full.
 func Table(rnd *rand.Rand) *matcher.Table {
-	t := &matcher.Table{Generation: rnd.Uint32(), Entries: map[int]matcher.Entry{}}
+	t := &matcher.Table{Generation: rnd.Uint32(), Local: local(rnd), Entries: map[int]matcher.Entry{}}
 	n := rnd.IntN(12)
 	switch rnd.IntN(16) {
 	case 0:
@@ -36,7 +38,7 @@ func Table(rnd *rand.Rand) *matcher.Table {
 	}
 	for _, slot := range rnd.Perm(matcher.MaxRulesets)[:n] {
 		e := matcher.Entry{
-			Ruleset: matcher.Ruleset{Name: fmt.Sprintf("r%d", slot), Mode: matcher.Mode(rnd.IntN(2))},
+			Ruleset: matcher.Ruleset{Name: fmt.Sprintf("r%d", slot), Mode: matcher.Mode(rnd.IntN(2)), Local: rnd.IntN(2) == 0},
 			Context: uint16(rnd.IntN(matcher.MaxContexts)),
 			Format:  format(rnd),
 		}
@@ -66,6 +68,10 @@ func Frame(rnd *rand.Rand, t *matcher.Table) []byte {
 	}
 	if slots := t.Slots(); len(slots) > 0 && rnd.IntN(8) != 0 {
 		e := t.Entries[slots[rnd.IntN(len(slots))]]
+		after := rnd.IntN(2) == 0
+		if !after {
+			address(rnd, buf, t.Local)
+		}
 		for _, r := range e.Rules {
 			Satisfy(rnd, buf, r)
 			if rnd.IntN(4) == 0 { // end at the rule, or one byte before it
@@ -74,6 +80,9 @@ func Frame(rnd *rand.Rand, t *matcher.Table) []byte {
 		}
 		if e.EOM != nil && rnd.IntN(2) == 0 {
 			Satisfy(rnd, buf, *e.EOM)
+		}
+		if after {
+			address(rnd, buf, t.Local)
 		}
 		switch rnd.IntN(8) {
 		case 0, 1:
@@ -87,6 +96,60 @@ func Frame(rnd *rand.Rand, t *matcher.Table) []byte {
 		}
 	}
 	return buf[:min(max(n, 14), MaxFrame)]
+}
+
+// local makes an interface, nil for a table without one.
+func local(rnd *rand.Rand) *matcher.Local {
+	if rnd.IntN(2) == 0 {
+		return nil
+	}
+	l := &matcher.Local{}
+	for i := range l.MAC {
+		l.MAC[i] = byte(rnd.Uint32())
+	}
+	n := rnd.IntN(4)
+	if rnd.IntN(16) == 0 {
+		n = matcher.MaxLocal
+	}
+	for range n {
+		var b [16]byte
+		for i := range b {
+			b[i] = byte(rnd.Uint32())
+		}
+		a := netip.AddrFrom16(b)
+		if rnd.IntN(2) == 0 {
+			a = netip.AddrFrom4([4]byte(b[:]))
+		}
+		l.Addrs = append(l.Addrs, a)
+	}
+	return l
+}
+
+// address sends a frame to the interface, or nearly so: one bit of the MAC or of the
+// address is another.
+func address(rnd *rand.Rand, frame []byte, l *matcher.Local) {
+	if l == nil {
+		return
+	}
+	copy(frame, l.MAC[:])
+	near := rnd.IntN(8)
+	if near == 0 {
+		frame[rnd.IntN(6)] ^= 1 << rnd.IntN(8)
+	}
+	if len(l.Addrs) == 0 {
+		return
+	}
+	a := l.Addrs[rnd.IntN(len(l.Addrs))]
+	ip := frame[38:54]
+	binary.BigEndian.PutUint16(frame[12:], 0x86dd)
+	if a.Is4() {
+		ip = frame[30:34]
+		binary.BigEndian.PutUint16(frame[12:], 0x0800)
+	}
+	copy(ip, a.AsSlice())
+	if near == 1 {
+		ip[rnd.IntN(len(ip))] ^= 1 << rnd.IntN(8)
+	}
 }
 
 // Satisfy sets the bits under the rule's mask so that the rule holds. The rule

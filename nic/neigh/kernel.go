@@ -8,11 +8,14 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"syscall"
 	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/xspin/xspin/matcher"
 )
 
 // groups of rtnetlink that are listened to.
@@ -104,7 +107,12 @@ func (r *Resolver) hear(b []byte) {
 				r.lost()
 				r.recheckAll()
 			}
-		case unix.RTM_NEWADDR, unix.RTM_DELADDR, unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
+		case unix.RTM_NEWADDR, unix.RTM_DELADDR:
+			if index, ok := word(m.Data, 4, unix.SizeofIfAddrmsg); ok && index == r.index {
+				_ = r.loadAddrs() // none to be told, if the interface has gone
+			}
+			r.recheckAll()
+		case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
 			r.recheckAll()
 		}
 	}
@@ -171,6 +179,9 @@ func (r *Resolver) load() error {
 	if err := r.loadLink(); err != nil {
 		return err
 	}
+	if err := r.loadAddrs(); err != nil {
+		return err
+	}
 	list, err := r.nl.NeighList(r.index, netlink.FAMILY_ALL)
 	if err != nil {
 		return fmt.Errorf("list neighbours: %w", err)
@@ -191,5 +202,41 @@ func (r *Resolver) loadLink() error {
 		return fmt.Errorf("interface %d: %w", r.index, err)
 	}
 	r.link = *l.Attrs()
+	if was := r.local.Load(); was != nil {
+		r.move(was.Addrs)
+	}
 	return nil
+}
+
+// loadAddrs reads the addresses of the interface.
+func (r *Resolver) loadAddrs() error {
+	list, err := r.nl.AddrList(&netlink.Dummy{LinkAttrs: r.link}, netlink.FAMILY_ALL)
+	for try := 0; errors.Is(err, netlink.ErrDumpInterrupted) && try < 8; try++ { // they have just changed
+		list, err = r.nl.AddrList(&netlink.Dummy{LinkAttrs: r.link}, netlink.FAMILY_ALL)
+	}
+	if err != nil {
+		return fmt.Errorf("list addresses: %w", err)
+	}
+	var addrs []netip.Addr
+	for i := range list {
+		if a, ok := netip.AddrFromSlice(list[i].IP); ok {
+			addrs = append(addrs, a.Unmap())
+		}
+	}
+	r.move(addrs)
+	return nil
+}
+
+// move notes who the interface is, and says so if that is news.
+func (r *Resolver) move(addrs []netip.Addr) {
+	now := &matcher.Local{Addrs: addrs}
+	copy(now.MAC[:], r.link.HardwareAddr)
+	was := r.local.Swap(now)
+	if was == nil || was.MAC == now.MAC && slices.Equal(was.Addrs, now.Addrs) {
+		return
+	}
+	select {
+	case r.moved <- struct{}{}:
+	default:
+	}
 }

@@ -2,7 +2,8 @@
 
 // Package neigh finds the way from an interface to other hosts for who sends frames
 // past the kernel's stack: by the kernel's routes, and by its neighbour table, which
-// it has the kernel keep. It sends nothing itself.
+// it has the kernel keep. It also knows by which addresses others find the interface.
+// It sends nothing itself.
 package neigh
 
 import (
@@ -20,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/matcher"
 )
 
 // Errors that asking again does not help against, for a while.
@@ -83,6 +85,7 @@ type Resolver struct {
 	asks  chan netip.Addr
 	done  chan struct{}
 	gone  chan struct{} // closed when the interface is no more
+	moved chan struct{} // has something in it when local is another
 	loss  sync.Once
 	wg    sync.WaitGroup
 	fails time.Duration
@@ -90,6 +93,7 @@ type Resolver struct {
 	// Copied when a destination comes or goes, so that handlers read without a
 	// lock, and without making an interface of the address, which allocates.
 	cache atomic.Pointer[map[netip.Addr]*entry]
+	local atomic.Pointer[matcher.Local]
 
 	// The run loop's own.
 	link    netlink.LinkAttrs
@@ -112,6 +116,7 @@ func open(iface *net.Interface, fails time.Duration) (_ *Resolver, err error) {
 		asks:    make(chan netip.Addr, maxAsks),
 		done:    make(chan struct{}),
 		gone:    make(chan struct{}),
+		moved:   make(chan struct{}, 1),
 		table:   map[netip.Addr]neighbour{},
 		pending: map[netip.Addr]time.Time{},
 		failed:  map[netip.Addr]failure{},
@@ -157,6 +162,13 @@ func (r *Resolver) Close() error {
 // Gone is closed when the interface has left the network namespace, for good: one of the
 // same name is another.
 func (r *Resolver) Gone() <-chan struct{} { return r.gone }
+
+// Local returns who the interface is: its MAC and its addresses, of which there may be
+// more than a matching table takes. Nobody changes it.
+func (r *Resolver) Local() *matcher.Local { return r.local.Load() }
+
+// Moved receives when Local has changed: for one reader, who then asks for it again.
+func (r *Resolver) Moved() <-chan struct{} { return r.moved }
 
 // Resolve implements hpu.Resolver: with a look into a map. What is not there is asked
 // for, as far as there is room.
