@@ -591,3 +591,44 @@ func TestRegisterTwice(t *testing.T) {
 	}()
 	handlers.Register("count", "", func(handlers.Params) (*handlers.Set, error) { return nil, nil })
 }
+
+// Two echoes that somebody has answer each other come to an end: those of one port at
+// once, others when the answers have no hops left.
+func TestEchoesThatAnswerEachOther(t *testing.T) {
+	for _, set := range []string{"echo-udp", "echo-host"} {
+		nics := map[uint16]*hputest.NIC{}
+		for _, port := range []uint16{7, 8} {
+			nics[port] = start(t, set, handlers.Params{"port": int(port)}, nil)
+			if set == "echo-udp" {
+				continue
+			}
+			nics[port].Answer(func(r hputest.Request) hputest.Answer {
+				sum, _ := handlers.EchoSum(nil, r.Payload)
+				return hputest.Answer{Payload: sum}
+			})
+		}
+		frame := hputest.UDP(hputest.Peer(8), hputest.Here(7), []byte("hello"))
+		const turns = 64 - 1 // the hops that the first datagram has left
+		for i := range uint16(turns + 1) {
+			out := nics[7+i%2].Packet(frame)
+			if i == turns {
+				if len(out.Sent) != 0 {
+					t.Errorf("%s: answered with no hops left", set)
+				}
+				break
+			}
+			if len(out.Sent) != 1 {
+				t.Fatalf("%s: turn %d: %v, %d frames sent", set, i, out.Code(), len(out.Sent))
+			}
+			checked(t, out.Sent[0])
+			frame = out.Sent[0]
+			// The other echo is on another NIC, which it reaches as this one is reached.
+			h := packet.Parse(frame, len(frame))
+			h.Ethernet.Swap()
+			h.IPv4.SwapAddrs()
+		}
+		if out := nics[7].Packet(hputest.UDP(hputest.Peer(7), hputest.Here(7), nil)); len(out.Sent) != 0 {
+			t.Errorf("%s: answers its like", set)
+		}
+	}
+}

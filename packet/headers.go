@@ -165,7 +165,7 @@ func (h *Headers) UDPChecksumPartial() bool {
 //
 // It reports false, and changes nothing, if there is no UDP or if an address
 // is one that cannot be answered or answered from: broadcast, multicast or, as
-// source, 0.0.0.0/8.
+// source, 0.0.0.0/8, 127.0.0.0/8 and the destination itself.
 func (h *Headers) ReplyUDP(rest ...[]byte) bool {
 	if h.UDP == nil || !h.answerable() {
 		return false
@@ -277,12 +277,12 @@ func (h *Headers) addPayload(c *Checksum, first []byte, rest [][]byte) bool {
 }
 
 // answerable says whether a reply with exchanged addresses may be sent at all
-// (RFC 1122, 3.2.1.3: no host sends from a broadcast or multicast address, and
-// nobody is reached at 0.0.0.0/8).
+// (RFC 1122, 3.2.1.3: no host sends from a broadcast or multicast address, nobody is
+// reached at 0.0.0.0/8, and 127.0.0.0/8 is on no wire; nor do we hear ourselves there).
 func (h *Headers) answerable() bool {
 	esrc, edst := h.Ethernet.Src(), h.Ethernet.Dst()
 	src, dst := h.IPv4.Src(), h.IPv4.Dst()
-	return (esrc[0]|edst[0])&1 == 0 && src[0] != 0 && !group(src) && !group(dst)
+	return (esrc[0]|edst[0])&1 == 0 && src[0] != 0 && src[0] != 127 && src != dst && !group(src) && !group(dst)
 }
 
 // group says whether a is a multicast address or the limited broadcast.

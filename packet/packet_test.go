@@ -850,6 +850,17 @@ func BenchmarkReplyICMPEcho1416(b *testing.B) {
 	}
 }
 
+// source changes where an IPv4 packet comes from.
+func source(f []byte, addr ...byte) {
+	ip := IPv4(f[EthernetLen:])
+	ip.SetSrc([4]byte(addr))
+	ip.SetChecksum(ip.HeaderChecksum())
+	if h := Parse(f, len(f)); h.UDP != nil {
+		sum, _ := h.UDPChecksum()
+		h.UDP.SetChecksum(sum)
+	}
+}
+
 // Turn does what the replies do, and leaves the checksum to somebody else.
 func TestTurn(t *testing.T) {
 	for _, c := range []struct {
@@ -864,6 +875,10 @@ func TestTurn(t *testing.T) {
 		{"an echo reply", ProtocolICMP, func(f []byte) { f[34] = 0; f[36] += 8 }, false},
 		{"an echo request with a code", ProtocolICMP, func(f []byte) { f[35] = 1; f[37]-- }, false},
 		{"to everybody", ProtocolUDP, func(f []byte) { copy(f[30:], []byte{255, 255, 255, 255}) }, false},
+		{"from loopback", ProtocolUDP, func(f []byte) { source(f, 127, 0, 0, 1) }, false},
+		{"ping from loopback", ProtocolICMP, func(f []byte) { source(f, 127, 1, 2, 3) }, false},
+		{"from nobody", ProtocolUDP, func(f []byte) { source(f, 0, 0, 0, 1) }, false},
+		{"from ourselves", ProtocolUDP, func(f []byte) { source(f, f[30:34]...) }, false},
 		{"ping to a group", ProtocolICMP, func(f []byte) { f[0] |= 1 }, false},
 		{"TCP", ProtocolTCP, nil, false},
 	} {

@@ -113,6 +113,18 @@ func (p IPv4) TTL() uint8 { return p[8] }
 // SetTTL writes the number of hops left.
 func (p IPv4) SetTTL(ttl uint8) { p[8] = ttl }
 
+// Hop takes one from the number of hops left, and keeps the checksum as right or wrong
+// as it is. It reports false, and changes nothing, if none would be left.
+func (p IPv4) Hop() bool {
+	if p[8] <= 1 {
+		return false
+	}
+	before := be.Uint16(p[8:10])
+	p[8]--
+	p.SetChecksum(UpdateChecksum16(p.Checksum(), before, be.Uint16(p[8:10])))
+	return true
+}
+
 // Protocol is the protocol of the payload, such as [ProtocolUDP].
 func (p IPv4) Protocol() uint8 { return p[9] }
 
