@@ -24,7 +24,8 @@ func newInboxCmd() *cobra.Command {
 		Short: "An application of a daemon's: takes messages, answers requests",
 		Long: `Attach to a context of a daemon (xspin run), "inbox" if left out, and tell what comes:
 messages that its handlers put into the window, and requests, which are answered in
-upper case. It needs no privileges: the context's key attach says who may.
+upper case. The window's parts, --slots of them, take a message each: one that is longer
+than a part fails. It needs no privileges: the context's key attach says who may.
 
 The daemon's configuration has, for example:
 
@@ -68,7 +69,7 @@ The daemon's configuration has, for example:
 	fl := cmd.Flags()
 	fl.StringVar(&cfg.Socket, "socket", "", "of the daemon (default XSPIN_SOCKET, or "+control.Socket+")")
 	fl.StringVar(&cfg.Dir, "dir", "", "write messages to files in this directory")
-	fl.IntVar(&cfg.Slots, "slots", 8, "parts of the window, each for a message")
+	fl.IntVar(&cfg.Slots, "slots", 8, "parts of the window, each for a message, which must fit")
 	fl.IntVar(&cfg.Count, "count", 0, "end after so many messages and requests (default: when interrupted)")
 	fl.BoolVar(&asJSON, "json", false, "print one JSON document, at the end")
 	return cmd
@@ -84,18 +85,20 @@ func inboxError(err error) error {
 // inboxLines is an inbox.Report for people.
 type inboxLines struct{ w io.Writer }
 
-func (l inboxLines) Attached(context string, window int64) {
+func (l inboxLines) Attached(context string, slots int, size int64) {
 	what := "requests"
-	if window > 0 {
-		what = "messages, in " + file.Bytes(uint64(window))
+	if slots > 0 {
+		what = fmt.Sprintf("messages, in %s of %s", count(slots, "slot"), file.Bytes(size))
 	}
 	fmt.Fprintf(l.w, "attached to %s: waiting for %s\n", context, what)
 }
 
 func (l inboxLines) Message(m inbox.Message) {
 	switch {
+	case m.Missing > 0:
+		fmt.Fprintf(l.w, "message %d from %v: %s (%s of the first %s missing)\n", m.Number, m.Source, m.Error, file.Bytes(m.Missing), file.Bytes(m.Bytes))
 	case m.Error != "":
-		fmt.Fprintf(l.w, "message %d from %v: %s (%s missing)\n", m.Number, m.Source, m.Error, file.Bytes(m.Missing))
+		fmt.Fprintf(l.w, "message %d from %v: %s\n", m.Number, m.Source, m.Error)
 	case m.File != "":
 		fmt.Fprintf(l.w, "message %d from %v: %s, sha256 %.16s…, %s\n", m.Number, m.Source, file.Bytes(m.Bytes), m.SHA256, m.File)
 	default:
@@ -121,7 +124,9 @@ type inboxDocument struct {
 	said inboxLines
 }
 
-func (d *inboxDocument) Attached(context string, window int64) { d.said.Attached(context, window) }
-func (d *inboxDocument) Message(m inbox.Message)               { d.Messages = append(d.Messages, m) }
-func (d *inboxDocument) Request(r inbox.Request)               { d.Requests = append(d.Requests, r) }
-func (d *inboxDocument) Lost(events uint64)                    { d.Missed += events }
+func (d *inboxDocument) Attached(context string, slots int, size int64) {
+	d.said.Attached(context, slots, size)
+}
+func (d *inboxDocument) Message(m inbox.Message) { d.Messages = append(d.Messages, m) }
+func (d *inboxDocument) Request(r inbox.Request) { d.Requests = append(d.Requests, r) }
+func (d *inboxDocument) Lost(events uint64)      { d.Missed += events }

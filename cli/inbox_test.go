@@ -89,7 +89,7 @@ func TestInbox(t *testing.T) {
 	}
 	defer cmd.Process.Kill()
 	lines := bufio.NewScanner(stderr)
-	if !lines.Scan() || !strings.HasPrefix(lines.Text(), "attached to inbox: waiting for messages") {
+	if !lines.Scan() || lines.Text() != "attached to inbox: waiting for messages, in 3 slots of 682.7 KiB" {
 		t.Fatalf("inbox: %s", lines.Text())
 	}
 	d.send(files...)
@@ -119,6 +119,44 @@ func TestInbox(t *testing.T) {
 	other.SysProcAttr.Credential.Uid--
 	if out, err := other.CombinedOutput(); err == nil || !strings.Contains(string(out), "inbox") {
 		t.Errorf("another user: %v\n%s", err, out)
+	}
+}
+
+// TestInboxNamesSlots has a message come that fits the window, but no slot of it.
+func TestInboxNamesSlots(t *testing.T) {
+	d := startDaemon(t, fmt.Sprintf(`contexts:
+  - name: inbox
+    handler: deposit
+    windows: [{name: in, size: 4MiB}]
+    attach: {users: ["%d"]}
+    activate: manual
+`, nobody))
+	cmd := d.asNobody("demo", "inbox", "--count", "1", "--slots", "4")
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Process.Kill()
+	lines := bufio.NewScanner(stdout)
+	if !lines.Scan() || lines.Text() != "attached to inbox: waiting for messages, in 4 slots of 1 MiB" {
+		t.Fatalf("said %q", lines.Text())
+	}
+	long := filepath.Join(t.TempDir(), "long")
+	if err := os.WriteFile(long, make([]byte, 2<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	sender := d.lab.Host.NS.Command(t.Context(), "/proc/self/exe", "send", "--to", d.lab.NIC.Addr.Addr().String(), long)
+	if out, err := sender.CombinedOutput(); err == nil {
+		t.Errorf("sent 2 MiB into 1: %s", out)
+	}
+	if !lines.Scan() || !strings.HasSuffix(lines.Text(), ": longer than a slot of 1048576 bytes: choose fewer slots, or a larger window") {
+		t.Errorf("said %q", lines.Text())
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -196,6 +234,15 @@ func TestInboxRefusesFlags(t *testing.T) {
 		if err := root.Execute(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", args, err, want)
 		}
+	}
+}
+
+// Of a message whose end has not come, what is missing is of what is known of it.
+func TestInboxSaysOfWhatSomethingIsMissing(t *testing.T) {
+	var out strings.Builder
+	(inboxLines{&out}).Message(inbox.Message{Bytes: 8 << 20, Missing: 3 << 10, Error: "timed out"})
+	if !strings.HasSuffix(out.String(), ": timed out (3 KiB of the first 8 MiB missing)\n") {
+		t.Errorf("said %q", &out)
 	}
 }
 

@@ -35,8 +35,8 @@ type Config struct {
 type Message struct {
 	Source  netip.AddrPort `json:"source"`
 	Number  uint32         `json:"number"`
-	Bytes   uint64         `json:"bytes"`
-	Missing uint64         `json:"missing,omitempty"`
+	Bytes   uint64         `json:"bytes"`             // without its end: up to the last that came
+	Missing uint64         `json:"missing,omitempty"` // of these
 	SHA256  string         `json:"sha256,omitempty"`
 	File    string         `json:"file,omitempty"`
 	Error   string         `json:"error,omitempty"` // why it is not whole
@@ -50,7 +50,7 @@ type Request struct {
 
 // Report is told what comes.
 type Report interface {
-	Attached(context string, window int64)
+	Attached(context string, slots int, size int64) // 0 slots: no window
 	Message(Message)
 	Request(Request)
 	Lost(events uint64) // of messages, because nobody took them in time
@@ -120,7 +120,11 @@ func (in *inbox) open(ctx context.Context) error {
 			return err
 		}
 	}
-	in.report.Attached(in.cfg.Context, in.slot*int64(in.cfg.Slots))
+	slots := in.cfg.Slots
+	if in.window == nil {
+		slots = 0
+	}
+	in.report.Attached(in.cfg.Context, slots, in.slot)
 	return nil
 }
 
@@ -186,13 +190,16 @@ func (in *inbox) event(ctx context.Context, e *hostq.Event) error {
 	default:
 		return nil // of a later version
 	}
-	m := Message{Source: e.Source, Number: e.Number, Bytes: e.Length, Missing: e.Missing}
+	m := Message{Source: e.Source, Number: e.Number, Bytes: e.Length}
 	mine := in.window != nil && e.User >= 1 && e.User <= uint64(in.cfg.Slots)
 	switch {
+	case e.Kind == hostq.MessageFailed && mine && e.Length > uint64(in.slot):
+		m.Error = fmt.Sprintf("longer than a slot of %d bytes: choose fewer slots, or a larger window", in.slot)
 	case e.Kind == hostq.MessageFailed:
+		// What had not come when it failed says nothing of what its sender has.
 		m.Error = e.Text
 	case hpu.Cause(e.Cause) != hpu.Complete:
-		m.Error = hpu.Cause(e.Cause).String()
+		m.Error, m.Missing = hpu.Cause(e.Cause).String(), e.Missing
 	case mine:
 		if err := in.keep(&m, e.User); err != nil {
 			return err
@@ -210,7 +217,7 @@ func (in *inbox) event(ctx context.Context, e *hostq.Event) error {
 // keep copies a message out of its slot, which is for another one then.
 func (in *inbox) keep(m *Message, slot uint64) error {
 	if m.Bytes > uint64(in.slot) {
-		return fmt.Errorf("message %d from %v has %d bytes, in a place for %d", m.Number, m.Source, m.Bytes, in.slot)
+		return fmt.Errorf("message %d from %v has %d bytes, in a slot of %d", m.Number, m.Source, m.Bytes, in.slot)
 	}
 	content := make([]byte, m.Bytes)
 	if _, err := in.window.ReadAt(content, in.place(slot)); err != nil {
