@@ -213,7 +213,7 @@ func runDatatypes(cmd *cobra.Command, f datatypesFlags, cfg datatypes.Config) (e
 			fmt.Fprintf(out, "sending messages of %s to whoever asks on UDP port %d, until interrupted\n", cfg.Transfers[0].Name, datatypes.RequestPort)
 		}, func(r datatypes.Request) { writeRequest(out, r) })
 	}
-	lab, down, err := borrowLab(netns.LabConfig{Warn: warnTo(cmd.ErrOrStderr())})
+	lab, down, err := netns.Borrow(netns.LabConfig{Warn: warnTo(cmd.ErrOrStderr())})
 	if err != nil {
 		return err
 	}

@@ -3,7 +3,6 @@
 package cli
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"runtime"
@@ -14,8 +13,6 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
-	"github.com/xspin/xspin/netns"
-	"github.com/xspin/xspin/netns/impair"
 	"github.com/xspin/xspin/nic"
 )
 
@@ -128,23 +125,6 @@ func pinTo(cpus []int) (client int, server []int) {
 		return -1, nil
 	}
 	return cpus[0], cpus[1:2]
-}
-
-// borrowLab uses the lab that is up, or brings one up for the time until down is
-// called. One whose relay has died is not replaced: its frames were to be impaired,
-// and a new one's would not be.
-func borrowLab(cfg netns.LabConfig) (lab *netns.Lab, down func() error, err error) {
-	lab, err = netns.Open(cfg)
-	if err == nil {
-		return lab, lab.Close, nil
-	}
-	if !errors.Is(err, netns.ErrNotUp) || errors.Is(err, impair.ErrNoRelay) {
-		return nil, nil, err
-	}
-	if lab, err = netns.Up(cfg); err != nil {
-		return nil, nil, err
-	}
-	return lab, lab.Down, nil
 }
 
 // A reporter is what a demo or a benchmark has found.

@@ -172,7 +172,7 @@ func runFile(cmd *cobra.Command, f fileFlags, cfg file.Config) (err error) {
 	}
 	cfg.Sender = []string{self, "send"}
 
-	lab, down, err := borrowLab(netns.LabConfig{Warn: warnTo(cmd.ErrOrStderr())})
+	lab, down, err := netns.Borrow(netns.LabConfig{Warn: warnTo(cmd.ErrOrStderr())})
 	if err != nil {
 		return err
 	}

@@ -185,7 +185,7 @@ func runPingpong(cmd *cobra.Command, f pingpongFlags, cfg pingpong.Config) (err 
 	ctx, stop := signal.NotifyContext(cmd.Context(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
 	defer stop()
 
-	lab, down, err := borrowLab(netns.LabConfig{Warn: warnTo(cmd.ErrOrStderr())})
+	lab, down, err := netns.Borrow(netns.LabConfig{Warn: warnTo(cmd.ErrOrStderr())})
 	if err != nil {
 		return err
 	}

@@ -227,10 +227,15 @@ func Up(cfg LabConfig) (*Lab, error) {
 	if diff == "" {
 		return l, nil
 	}
+	return rebuild(op, cfg)
+}
+
+// rebuild builds the lab, in the place of what is there.
+func rebuild(op string, cfg LabConfig) (*Lab, error) {
 	if err := remove(cfg); err != nil {
 		return nil, fmt.Errorf("%s: %w", op, err)
 	}
-	l, err = build(cfg)
+	l, err := build(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", op, err)
 	}
@@ -242,19 +247,62 @@ func Up(cfg LabConfig) (*Lab, error) {
 // which frames wait has ended.
 func Open(cfg LabConfig) (*Lab, error) {
 	const op = "open lab"
-	anyMTU, anyQueues := cfg.MTU == 0, cfg.Queues == 0
-	cfg, unlock, err := begin(op, cfg)
+	full, unlock, err := begin(op, cfg)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	if anyMTU {
-		cfg.MTU = 0
+	return open(op, cfg, full)
+}
+
+// Borrow attaches to the lab that is up, as Open does, or builds one where there is
+// none at all. release gives it back: what Borrow has built is removed, and nothing
+// else. So a lab that is there and not in order is left to whom it belongs: an error.
+func Borrow(cfg LabConfig) (l *Lab, release func() error, err error) {
+	const op = "open lab"
+	full, unlock, err := begin(op, cfg)
+	if err != nil {
+		return nil, nil, err
 	}
-	if anyQueues {
-		cfg.Queues = 0
+	defer unlock()
+	if l, err = open(op, cfg, full); err == nil {
+		return l, l.Close, nil
 	}
-	l, diff, err := find(cfg, true)
+	if !errors.Is(err, ErrNotUp) {
+		return nil, nil, err
+	}
+	if none, e := absent(full); e != nil || !none {
+		return nil, nil, errors.Join(err, e)
+	}
+	if l, err = rebuild("lab up", full); err != nil {
+		return nil, nil, err
+	}
+	return l, l.Down, nil
+}
+
+// absent reports whether there is no namespace of a lab.
+func absent(cfg LabConfig) (bool, error) {
+	for _, look := range []func() (site, error){
+		func() (site, error) { return visit(cfg.NIC.Namespace) },
+		func() (site, error) { return visit(cfg.Host.Namespace) },
+		func() (site, error) { return visitPath(cfg) },
+	} {
+		s, err := look()
+		if err != nil {
+			return false, err
+		}
+		s.close()
+		if s.ns != nil {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// open is Open for who keeps others out. full is cfg with its defaults.
+func open(op string, cfg, full LabConfig) (*Lab, error) {
+	full.MTU, full.Queues = cfg.MTU, cfg.Queues
+	l, diff, err := find(full, true)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", op, err)
 	}

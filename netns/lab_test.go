@@ -638,6 +638,86 @@ func TestOpenAttachesOnlyToWhatIsAsked(t *testing.T) {
 	}
 }
 
+func TestBorrowRemovesOnlyWhatItBuilt(t *testing.T) {
+	cfg := unique(t)
+	ends := func() (there int) {
+		for _, name := range []string{cfg.NIC.Namespace, cfg.Host.Namespace} {
+			if ns, err := netns.OpenNamespace(name); err == nil {
+				there++
+				ns.Close()
+			}
+		}
+		return there
+	}
+	borrow := func(left int) {
+		t.Helper()
+		lab, release, err := netns.Borrow(cfg)
+		if err != nil || lab == nil || ends() != 2 {
+			t.Fatalf("error %v, %d ends", err, ends())
+		}
+		if err := release(); err != nil {
+			t.Error(err)
+		}
+		if n := ends(); n != left {
+			t.Errorf("%d ends are left, want %d", n, left)
+		}
+	}
+	refused := func(left int, why string) {
+		t.Helper()
+		_, release, err := netns.Borrow(cfg)
+		if !errors.Is(err, netns.ErrNotUp) || !strings.Contains(err.Error(), why) || !strings.Contains(err.Error(), "xspin lab up") {
+			t.Errorf("error %v, want that %s, and the way out", err, why)
+		}
+		if release != nil {
+			if err := release(); err != nil {
+				t.Error(err)
+			}
+		}
+		if n := ends(); n != left {
+			t.Errorf("%d ends are left of somebody's lab, of %d", n, left)
+		}
+	}
+	borrow(0)
+
+	mine := up(t, cfg)
+	borrow(2)
+	set := func(f func(netlink.Link) error) {
+		t.Helper()
+		if err := mine.NIC.NS.Do(func() error {
+			link, err := netlink.LinkByName(mine.NIC.Device)
+			if err != nil {
+				return err
+			}
+			return f(link)
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set(netlink.LinkSetDown)
+	refused(2, mine.NIC.Device+" is down")
+	set(netlink.LinkSetUp)
+	borrow(2)
+	if err := exec.Command("ip", "netns", "delete", cfg.NIC.Namespace).Run(); err != nil {
+		t.Fatal(err)
+	}
+	refused(1, "no namespace")
+
+	slow := cfg
+	slow.Path = &impair.Config{Delay: time.Millisecond}
+	lab, err := netns.Up(slow)
+	if err != nil {
+		t.Fatal(err)
+	}
+	borrow(2)
+	if err := lab.Close(); err != nil { // with the relay, which is ours
+		t.Fatal(err)
+	}
+	refused(2, impair.ErrNoRelay.Error())
+	if err := netns.Down(slow); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestEndsOfTwoLabsAreNoLab(t *testing.T) {
 	a, b := netnstest.Temp(t, netns.LabConfig{}), netnstest.Temp(t, netns.LabConfig{})
 	if a.NIC.Index != b.NIC.Index || a.Host.Index != b.Host.Index {
