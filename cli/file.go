@@ -45,7 +45,14 @@ of its sender and the number of the message; another of that name is replaced.
 Nobody ever sees half of one. With --into window an application receives them, as
 user 65534, which must be allowed to write there. Files come fastest into memory: a tmpfs, better one
 mounted with -o huge=within_size. A disk may stall for 30 seconds; after that no
-file is received any more, until the command is started again.`,
+file is received any more, until the command is started again.
+
+A message is acknowledged when its file has its name: if the machine crashes soon
+after, the file may be lost, or empty. With --sync file and directory are on the disk
+before that. An HPU waits for the disk then, and the sender for the acknowledgement:
+for long files on slow disks raise xspin send --retries. With --into window a message
+is acknowledged when it is in the application's memory, with --sync too: there the
+application waits for the disk before it says that it has received a file.`,
 		Example: `  sudo xspin demo file
   sudo xspin demo file --size 1GiB --pin --json
   sudo xspin demo file --serve --dir /dev/shm --max-size 4GiB
@@ -70,7 +77,7 @@ type fileFlags struct {
 	size, maxSize, window, dir string
 	runs, parallel             int
 	into                       []string
-	keep                       bool
+	keep, sync                 bool
 }
 
 func (f *fileFlags) bind(fl *pflag.FlagSet) {
@@ -82,6 +89,7 @@ func (f *fileFlags) bind(fl *pflag.FlagSet) {
 	fl.StringVar(&f.dir, "dir", "", "where files are received (default a directory in memory; with --serve the current one)")
 	fl.StringVar(&f.maxSize, "max-size", "1GiB", "refuse what is longer; the default is --size without --serve, and 64MiB for a window")
 	fl.BoolVar(&f.keep, "keep", false, "leave the last file that was received in --dir")
+	fl.BoolVar(&f.sync, "sync", false, "files are on the disk (fsync) before their messages are acknowledged; with a window, before the application says that they are received")
 	f.demoFlags.bind(fl, "sender")
 	fl.Lookup("sender-cpu").Usage += "; iperf3's client's too"
 	fl.Lookup("nic-cpu").Usage += "; iperf3's server runs on the first"
@@ -130,6 +138,7 @@ func (f fileFlags) config(changed func(string) bool) (c file.Config, err error) 
 	}
 	c.Runs, c.Parallel, c.Window, c.Keep = f.runs, f.parallel, f.window, f.keep
 	c.Server.HPUs, c.Server.Wait, c.Server.Store.Dir = f.hpus, f.wait, f.dir
+	c.Server.Store.Sync = f.sync
 	if f.serve {
 		if f.dir == "" {
 			c.Server.Store.Dir = "."

@@ -90,6 +90,11 @@ func TestFileFlags(t *testing.T) {
 			t.Errorf("%s: directory %q, at most %d bytes, error %v", tc.line, got.Server.Store.Dir, got.Server.Store.MaxSize, err)
 		}
 	}
+	for line, sync := range map[string]bool{"": false, "--serve": false, "--sync": true, "--serve --sync": true} {
+		if got, err := parse(line); err != nil || got.Server.Store.Sync != sync {
+			t.Errorf("%s: sync %v, error %v", line, got.Server.Store.Sync, err)
+		}
+	}
 	for line, into := range map[string]file.Into{"--serve": file.IntoFile, "--serve --into window": file.IntoWindow} {
 		if got, err := parse(line); err != nil || got.Server.Into != into || got.Server.Places < 1 {
 			t.Errorf("%s: into %q, %d places, error %v", line, got.Server.Into, got.Server.Places, err)

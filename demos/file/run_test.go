@@ -37,6 +37,15 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
+	if len(os.Args) == 3 && os.Args[1] == "_sync" {
+		var c syncing
+		err := json.Unmarshal([]byte(os.Args[2]), &c)
+		if err = errors.Join(err, c.run()); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	if ok, err := Main(os.Args[1:]); ok {
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)

@@ -49,6 +49,9 @@ type StoreConfig struct {
 	// Timeout is after which silence of its sender a message is abandoned. 0 for
 	// the NIC's default.
 	Timeout time.Duration
+	// Sync has a message wait at its end until its file and the directory are on the
+	// disk (fsync). Without, a crash of the machine may take files that were received.
+	Sync bool
 	// Ended is told of every message, one after the other, in the order in
 	// which they ended. A message that is over while it does not return waits;
 	// when many do, new ones are refused. Required.
@@ -69,7 +72,8 @@ type Received struct {
 
 // A Store makes files of messages. It is the binder of an execution context: each
 // message has a window of its own, on a file that has no name until it is complete.
-// So nobody ever sees half of a file, and what a crash leaves is nothing.
+// So nobody ever sees half of a file, and what a crash of the process leaves is nothing.
+// After one of the machine that holds with Sync only.
 //
 // Handlers run under a time limit on the NIC's threads. They copy into mapped
 // memory and give a finished file its name. What takes longer (allocating and
@@ -424,12 +428,26 @@ func (in *incoming) publish(n uint64) (err error) {
 	if err != nil {
 		return err
 	}
+	if err := in.sync(in.file.f); err != nil {
+		return err
+	}
 	name := fmt.Sprintf("%s-%d-%d", in.Source.Addr(), in.Source.Port(), in.Number)
 	if err := in.name(name); err != nil {
 		return err
 	}
+	if err := in.sync(in.store.dir); err != nil {
+		return fmt.Errorf("file %s is in its place, but may not outlast a crash of the machine: %w", name, err)
+	}
 	in.Path, in.Bytes, in.Took = filepath.Join(in.store.cfg.Dir, name), n, time.Since(in.begun)
 	return nil
+}
+
+// sync waits until f is on the disk, if that was asked for.
+func (in *incoming) sync(f *os.File) error {
+	if !in.store.cfg.Sync {
+		return nil
+	}
+	return f.Sync() // the error has the directory's name: files have none before
 }
 
 // copy makes a file of data.

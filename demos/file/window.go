@@ -52,7 +52,7 @@ func startWindow(ctx context.Context, lab *netns.Lab, c ServerConfig) (*windowSe
 	if err != nil {
 		return nil, err
 	}
-	o := appOptions{Dir: dir, Size: c.Store.MaxSize}
+	o := appOptions{Dir: dir, Size: c.Store.MaxSize, Sync: c.Store.Sync}
 	o.Places = int(max(min(int64(c.Places), mostWindow/o.Size, backlog), 1))
 	size := control.Size(o.Size * int64(o.Places))
 	app, err := attached.Start(ctx, lab, attached.Config{
@@ -156,6 +156,7 @@ type appOptions struct {
 	Dir    string `json:"dir"`
 	Size   int64  `json:"size"`   // of a place: no file is longer
 	Places int    `json:"places"` // in the window
+	Sync   bool   `json:"sync"`
 }
 
 // application receives files.
@@ -180,7 +181,7 @@ func (o appOptions) run(ctx context.Context, out io.Writer) (err error) {
 	a.memory = a.app.Window(windowName).Bytes()
 	w := bufio.NewWriter(out)
 	say := json.NewEncoder(w)
-	if a.store, err = OpenStore(StoreConfig{Dir: o.Dir, MaxSize: o.Size, Prepare: -1, Ended: func(r Received) {
+	if a.store, err = OpenStore(StoreConfig{Dir: o.Dir, MaxSize: o.Size, Prepare: -1, Sync: o.Sync, Ended: func(r Received) {
 		t := told{r.Source, r.Number, r.Path, r.Bytes, r.SHA256, ""}
 		if r.Err != nil {
 			t.Err = r.Err.Error()
