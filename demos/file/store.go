@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -80,6 +81,7 @@ type Received struct {
 // mapping memory ahead of the data, checksums, unmapping) goroutines do.
 type Store struct {
 	cfg  StoreConfig
+	most int // messages at a time
 	dir  *os.File
 	grow chan *part
 	stop chan struct{}
@@ -105,7 +107,7 @@ func OpenStore(cfg StoreConfig) (_ *Store, err error) {
 	if cfg.MaxSize < 0 {
 		return nil, fmt.Errorf("files of at most %d bytes", cfg.MaxSize)
 	}
-	s := &Store{cfg: cfg, live: map[*incoming]struct{}{}, grow: make(chan *part, 1024), stop: make(chan struct{})}
+	s := &Store{cfg: cfg, most: mostLive(), live: map[*incoming]struct{}{}, grow: make(chan *part, 1024), stop: make(chan struct{})}
 	s.cond.L = &s.mu
 	if s.dir, err = os.OpenFile(cfg.Dir, os.O_RDONLY|unix.O_DIRECTORY, 0); err != nil {
 		return nil, fmt.Errorf("directory for files: %w", err)
@@ -295,15 +297,35 @@ func (s *Store) Unbind(m *hpu.Message, r *hpu.Result) {
 	s.end(in)
 }
 
-// errBacklog is why a message is refused for now; its sender will try again.
-var errBacklog = errors.New("files are being received faster than they are dealt with")
+// Why a message is refused for now; its sender will try again.
+var (
+	errBacklog = errors.New("files are being received faster than they are dealt with")
+	errFiles   = errors.New("as many files are being received as this process may have open")
+)
+
+// perMessage is how many files a message has open at most: what it is written into, what
+// it becomes, and what had its name.
+const perMessage = 3
+
+// mostLive is for how many messages this process may have files open. Half of what it may
+// have open is for others: the NIC has some for each queue.
+func mostLive() int {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return backlog
+	}
+	return int(max(min(limit.Cur, math.MaxInt32)/2/perMessage, 1))
+}
 
 // begin takes a message.
 func (s *Store) begin(from netip.AddrPort, number uint32) (*incoming, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed || len(s.ended) >= backlog {
+	switch {
+	case s.closed || len(s.ended) >= backlog:
 		return nil, errBacklog
+	case len(s.live) >= s.most:
+		return nil, errFiles
 	}
 	in := &incoming{store: s, begun: time.Now(), Received: Received{Source: from, Number: number}}
 	s.live[in] = struct{}{}

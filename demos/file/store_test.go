@@ -499,6 +499,54 @@ func TestNewMessagesAreRefusedWhileTooManyAreNotDealtWith(t *testing.T) {
 	}
 }
 
+// A flood of messages finds no place, and never that the process may open no more files.
+func TestMessagesThatBeginTakeNoMoreFilesThanThereAre(t *testing.T) {
+	var old unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &old); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	open0 := len(names(t, "/proc/self/fd"))
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(4*open0 + 60), Max: old.Max}); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Setrlimit(unix.RLIMIT_NOFILE, &old)
+	s, ended := open(t, StoreConfig{Dir: dir})
+	// Others of their names are there: the largest number of files for each.
+	for round := range 2 {
+		var live []*incoming
+		for number := range uint32(500) {
+			in, err := s.begin(peer, number)
+			if errors.Is(err, errFiles) {
+				break
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			live = append(live, in)
+			if err := write(in, noise(small+1, byte(number))); err != nil {
+				t.Fatalf("round %d, message %d: %v", round, number, err)
+			}
+		}
+		if len(live) < 10 || len(live) == 500 {
+			t.Fatalf("%d messages at a time", len(live))
+		}
+		for _, in := range live {
+			if err := in.publish(small + 1); err != nil {
+				t.Fatalf("round %d: %v", round, err)
+			}
+		}
+		for _, in := range live {
+			s.end(in)
+		}
+		for range live {
+			if r := wait(t, ended); r.Err != nil {
+				t.Errorf("round %d: %+v", round, r)
+			}
+		}
+	}
+}
+
 func TestCloseGivesUpWhatIsNotComplete(t *testing.T) {
 	dir := t.TempDir()
 	ended := make(chan Received, 10)

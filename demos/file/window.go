@@ -53,7 +53,7 @@ func startWindow(ctx context.Context, lab *netns.Lab, c ServerConfig) (*windowSe
 		return nil, err
 	}
 	o := appOptions{Dir: dir, Size: c.Store.MaxSize, Sync: c.Store.Sync}
-	o.Places = int(max(min(int64(c.Places), mostWindow/o.Size, backlog), 1))
+	o.Places = int(max(min(int64(c.Places), mostWindow/o.Size, backlog, int64(mostLive())), 1))
 	size := control.Size(o.Size * int64(o.Places))
 	app, err := attached.Start(ctx, lab, attached.Config{
 		Interface: daemon.Interface{HPUs: c.HPUs, Wait: c.Wait, CPUs: c.CPUs},
