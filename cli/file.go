@@ -43,7 +43,10 @@ With --serve nothing is measured: files are received into --dir until
 interrupted, from whoever sends some. A file is called after the address and port
 of its sender and the number of the message; another of that name is replaced.
 Nobody ever sees half of one. With --into window an application receives them, as
-user 65534, which must be allowed to write there. Files come fastest into memory: a tmpfs, better one
+user 65534, which must be allowed to write there. Its window has places for 4
+messages of --max-size, fewer if they took more than 2 GiB. The sender of another one
+hears nothing until a place is free, and gives up after 2 seconds, or later if its
+--retries are more. Files come fastest into memory: a tmpfs, better one
 mounted with -o huge=within_size. A disk may stall for 30 seconds; after that no
 file is received any more, until the command is started again.
 
@@ -190,10 +193,8 @@ func runFile(cmd *cobra.Command, f fileFlags, cfg file.Config) (err error) {
 	out := cmd.OutOrStdout()
 	if f.serve {
 		cfg.Server.Store.Ended = func(r file.Received) { writeReceived(out, r) }
-		return file.Serve(ctx, lab, cfg.Server, func() {
-			addr := lab.NIC.Addr.Addr()
-			fmt.Fprintf(out, "XsPIN receives files on %s (%s in namespace %s) into %s until interrupted. In another terminal:\n", addr, lab.NIC.Device, lab.NIC.Namespace, cfg.Server.Store.Dir)
-			fmt.Fprintf(out, "  %s xspin send --to %s FILE\n", hint("lab exec host --"), addr)
+		return file.Serve(ctx, lab, cfg.Server, func(places int) {
+			fmt.Fprint(out, servingFiles(lab, cfg.Server, places))
 		})
 	}
 	report, err := file.Run(ctx, lab, cfg, func(msg string) { fmt.Fprintln(cmd.ErrOrStderr(), msg) })
@@ -201,6 +202,18 @@ func runFile(cmd *cobra.Command, f fileFlags, cfg file.Config) (err error) {
 		err = errors.Join(err, writeReport(out, report, f.json))
 	}
 	return err
+}
+
+// servingFiles says what serves, and how to try it.
+func servingFiles(lab *netns.Lab, c file.ServerConfig, places int) string {
+	addr := lab.NIC.Addr.Addr()
+	s := fmt.Sprintf("XsPIN receives files on %s (%s in namespace %s) into %s until interrupted. In another terminal:\n  %s xspin send --to %s FILE\n",
+		addr, lab.NIC.Device, lab.NIC.Namespace, c.Store.Dir, hint("lab exec host --"), addr)
+	if c.Into == file.IntoWindow {
+		s += fmt.Sprintf("The window has %s of %s, each for a message. While all are taken, the sender of another one\nhears nothing; it tries for 2 s or longer: see xspin send --retries.\n",
+			count(places, "place"), file.Bytes(c.Store.MaxSize))
+	}
+	return s
 }
 
 // writeReceived tells of a message in a line.

@@ -9,6 +9,7 @@ import (
 	"os"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -50,6 +51,18 @@ func TestFileIsSentByXspinSend(t *testing.T) {
 				t.Errorf("window %s: %v, error %v", window, info, err)
 			}
 		}
+	}
+}
+
+func TestFileServerSaysHowManyPlacesThereAre(t *testing.T) {
+	lab := &netns.Lab{}
+	c := file.ServerConfig{Into: file.IntoWindow, Store: file.StoreConfig{Dir: "d", MaxSize: 64 << 20}}
+	if s := servingFiles(lab, c, 4); !strings.Contains(s, "The window has 4 places of 64 MiB, each for a message.") || !strings.Contains(s, "--retries") {
+		t.Errorf("said %s", s)
+	}
+	c.Into = file.IntoFile
+	if s := servingFiles(lab, c, 170); strings.Contains(s, "place") {
+		t.Errorf("said %s", s)
 	}
 }
 

@@ -515,7 +515,7 @@ func TestServeReceivesUntilItsContextEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var got []Received
 	data := noise(100_000, 1)
-	err := Serve(ctx, lab, ServerConfig{HPUs: 2, Wait: "sleep", Store: StoreConfig{Dir: t.TempDir(), Ended: func(r Received) { got = append(got, r) }}}, func() {
+	err := Serve(ctx, lab, ServerConfig{HPUs: 2, Wait: "sleep", Store: StoreConfig{Dir: t.TempDir(), Ended: func(r Received) { got = append(got, r) }}}, func(int) {
 		conn := dial(t, lab, slmp.Config{})
 		if _, err := conn.SendBytes(ctx, data, slmp.Options{}); err != nil {
 			t.Error(err)

@@ -127,6 +127,8 @@ func Start(lab *netns.Lab, c ServerConfig) (_ *Server, err error) {
 
 func (s *Server) unverified() (uint64, error) { return s.ctx.Stats().Unverified, nil }
 
+func (s *Server) places() int { return s.store.most }
+
 // Close ends messages that are on their way, tells of all that are over, and
 // leaves the interface as it was.
 func (s *Server) Close() (err error) {
@@ -139,6 +141,7 @@ func (s *Server) Close() (err error) {
 // A server receives files.
 type server interface {
 	unverified() (uint64, error) // segments with checksums that a local sender left to the device
+	places() int                 // messages at a time: senders of others are not answered
 	Close() error
 }
 
@@ -149,14 +152,15 @@ func start(ctx context.Context, lab *netns.Lab, c ServerConfig) (server, error) 
 	return Start(lab, c)
 }
 
-// Serve receives files until ctx ends. ready is called when it does.
-func Serve(ctx context.Context, lab *netns.Lab, c ServerConfig, ready func()) error {
+// Serve receives files until ctx ends. ready is called when it does, with the number of
+// messages that find a place at a time.
+func Serve(ctx context.Context, lab *netns.Lab, c ServerConfig, ready func(places int)) error {
 	c.Stats = true
 	s, err := start(ctx, lab, c)
 	if err != nil {
 		return err
 	}
-	ready()
+	ready(s.places())
 	<-ctx.Done()
 	return s.Close()
 }

@@ -42,6 +42,7 @@ const mostWindow = 2 << 30
 // windowServer is a daemon and the application.
 type windowServer struct {
 	*attached.App
+	slots int           // places in the window
 	heard chan struct{} // closed when the application has said all that it had to say
 	err   error         // before heard is closed
 }
@@ -72,7 +73,7 @@ func startWindow(ctx context.Context, lab *netns.Lab, c ServerConfig) (*windowSe
 	if err != nil {
 		return nil, err
 	}
-	s := &windowServer{App: app, heard: make(chan struct{})}
+	s := &windowServer{App: app, slots: o.Places, heard: make(chan struct{})}
 	go s.listen(c.Store.Ended)
 	return s, nil
 }
@@ -92,6 +93,8 @@ func (s *windowServer) listen(ended func(Received)) {
 		ended(t.received())
 	}
 }
+
+func (s *windowServer) places() int { return s.slots }
 
 func (s *windowServer) unverified() (uint64, error) {
 	c, err := control.Dial(s.Socket)

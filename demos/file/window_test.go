@@ -182,7 +182,10 @@ func TestServeReceivesIntoAWindow(t *testing.T) {
 	err := Serve(ctx, lab, ServerConfig{
 		HPUs: 2, Wait: "sleep", Into: IntoWindow, Places: 1,
 		Store: StoreConfig{Dir: theirs(t), MaxSize: 100_000, Ended: func(r Received) { got = append(got, r) }},
-	}, func() {
+	}, func(places int) {
+		if places != 1 {
+			t.Errorf("%d places, want 1", places)
+		}
 		conn := dial(t, lab, slmp.Config{})
 		if _, err := conn.SendBytes(ctx, data, slmp.Options{}); err != nil {
 			t.Error(err)
