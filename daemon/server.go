@@ -199,6 +199,8 @@ func (s *server) routes() http.Handler {
 
 // answer calls a handler and writes what it returns.
 func (s *server) answer(w http.ResponseWriter, r *http.Request, h handler) {
+	connOf(r).answering.Store(true)
+	defer connOf(r).answering.Store(false)
 	ctl := http.NewResponseController(w)
 	_ = ctl.SetReadDeadline(time.Now().Add(stall))
 	_ = ctl.SetWriteDeadline(time.Now().Add(stall)) // handlers that do more than a bit move both

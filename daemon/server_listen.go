@@ -3,6 +3,7 @@
 package daemon
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -44,6 +46,8 @@ type conn struct {
 	peer control.Peer
 	l    *listener
 	once sync.Once
+
+	answering atomic.Bool // a handler of ours has a request
 }
 
 // listen makes the socket. One that a killed daemon has left is replaced, one that
@@ -279,6 +283,27 @@ func (c *conn) Close() (err error) {
 		c.l.give(c.peer.UID)
 	})
 	return err
+}
+
+// notUnderstood is in what net/http answers by itself, in one piece, to a request that is
+// not HTTP as it should be.
+var notUnderstood = []byte("\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n")
+
+// Write has such answers have a document, as all others have. They cannot be had from
+// net/http in any other way.
+func (c *conn) Write(b []byte) (int, error) {
+	if c.answering.Load() || !bytes.HasPrefix(b, []byte("HTTP/1.1 ")) {
+		return c.UnixConn.Write(b)
+	}
+	head, text, plain := bytes.Cut(b, notUnderstood)
+	if !plain {
+		return c.UnixConn.Write(b)
+	}
+	doc := fmt.Sprintf("{\"error\": %q}\n", text)
+	if _, err := fmt.Fprintf(c.UnixConn, "%s\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s", head, len(doc), doc); err != nil {
+		return 0, err
+	}
+	return len(b), nil
 }
 
 func (c *conn) String() string {

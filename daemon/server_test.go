@@ -708,6 +708,50 @@ func TestWithoutDescriptorsConnectionsWait(t *testing.T) {
 	stop()
 }
 
+// What is no HTTP is answered with a document too.
+func TestRequestsThatAreNoneGetDocuments(t *testing.T) {
+	s := start(t, &fake{})
+	const good = "GET /v1/status HTTP/1.1\r\nHost: x\r\n\r\n"
+	for _, tc := range []struct {
+		name, sends string
+		status      int
+		says        string
+	}{
+		{"no Host", "GET /v1/status HTTP/1.1\r\n\r\n", 400, "missing required Host header"},
+		{"no HTTP", "hello\r\n\r\n", 400, "400 Bad Request"},
+		{"another version", "GET /v1/status HTTP/3.0\r\nHost: x\r\n\r\n", 505, "unsupported protocol version"},
+		{"a long header", "GET /v1/status HTTP/1.1\r\nHost: x\r\nX: " + strings.Repeat("x", 2*maxHeader) + "\r\n\r\n", 431, "431"},
+		{"an encoding", "POST /v1/reload HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: best\r\n\r\n", 501, "Unsupported transfer encoding"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			c, err := net.Dial("unix", s.l.path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			if err := c.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+				t.Fatal(err)
+			}
+			go io.WriteString(c, good+tc.sends) // after one that is in order
+			in := bufio.NewReader(c)
+			for i, want := range []int{200, tc.status} {
+				r, err := http.ReadResponse(in, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				var doc struct{ Error string }
+				err = json.NewDecoder(r.Body).Decode(&doc)
+				if kind := r.Header.Get("Content-Type"); r.StatusCode != want || kind != "application/json" || err != nil || i == 1 && !strings.Contains(doc.Error, tc.says) {
+					t.Errorf("answer %d: %s, %s, %+v, error %v", i, r.Status, kind, doc, err)
+				}
+				if _, err := io.Copy(io.Discard, r.Body); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+}
+
 // Who connects and says nothing, or half of something, is disconnected.
 func TestPeersThatDoNothingAreDisconnected(t *testing.T) {
 	defer func(d time.Duration) { stall = d }(stall)
