@@ -8,6 +8,9 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -515,6 +518,25 @@ func eventually(t testing.TB, what string, cond func() bool) {
 		if time.Now().After(end) {
 			t.Fatalf("never came true: %s", what)
 		}
+	}
+}
+
+// asleep waits until all workers sleep, which the kernel knows.
+func (r *rig) asleep() {
+	r.t.Helper()
+	for _, w := range r.workers {
+		eventually(r.t, fmt.Sprintf("worker %d sleeps", w.id), func() bool {
+			threads, err := filepath.Glob("/proc/self/task/*/syscall")
+			if err != nil || len(threads) == 0 {
+				r.t.Fatalf("the kernel does not tell what threads do: %v", err)
+			}
+			return slices.ContainsFunc(threads, func(thread string) bool {
+				b, _ := os.ReadFile(thread) // it may end
+				var call, ep int            // epoll_wait or epoll_pwait, of nothing else
+				_, err := fmt.Sscanf(string(b), "%d 0x%x", &call, &ep)
+				return err == nil && ep == w.ep
+			})
+		})
 	}
 }
 

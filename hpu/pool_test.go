@@ -126,14 +126,25 @@ func TestADeadLinkCostsFewKicks(t *testing.T) {
 	ring := r.kernel.queues[0].rings[0]
 	ring.down = true
 	r.install(1, echo)
+	begin := time.Now()
 	r.receive(pkt{ctx: 1, data: numbered(1, 64)})
-	time.Sleep(300 * time.Millisecond)
-	r.with(func() {
-		if ring.kicks > 100 {
-			t.Errorf("%d kicks in 0.3 s", ring.kicks)
-		}
-		ring.down = false
+	const kicks = 12
+	eventually(t, "the ring is kicked again and again", func() (ok bool) {
+		r.with(func() { ok = ring.kicks >= kicks })
+		return ok
 	})
+	took := time.Since(begin)
+	n := 0
+	r.with(func() { n, ring.down = ring.kicks, false })
+	// Pauses double from soon to later. How many kicks there can be in a time is bounded
+	// by them, however slow the machine is.
+	pauses := time.Duration(0)
+	for i, nap := 0, soon; i < kicks-2; i, nap = i+1, min(2*nap, later) {
+		pauses += time.Duration(nap) * time.Millisecond
+	}
+	if took < pauses/2 {
+		t.Errorf("%d kicks in %v: %v of pauses belong between %d", n, took, pauses, kicks)
+	}
 	r.settled()
 }
 
@@ -836,7 +847,7 @@ func TestDrain(t *testing.T) {
 		}
 	})
 	t.Run("sees a handler of a stopped context on another HPU", func(t *testing.T) {
-		r := newRig(t, rigConfig{hpus: 2, Config: Config{Workers: 2, Limit: 400 * time.Millisecond}})
+		r := newRig(t, rigConfig{hpus: 2, Config: Config{Workers: 2, Limit: 100 * time.Millisecond}})
 		release := make(chan struct{})
 		var in atomic.Int64
 		c := r.install(1, func(h *HER) Code {
@@ -845,16 +856,15 @@ func TestDrain(t *testing.T) {
 				return Success
 			}
 			in.Add(1)
-			time.Sleep(200 * time.Millisecond)
+			time.Sleep(50 * time.Millisecond)
 			in.Add(-1)
 			return Success
 		})
 		r.receive(pkt{hpu: 0, ctx: 1, data: numbered(0, 64)})
-		time.Sleep(300 * time.Millisecond)
-		for !c.Stopped() { // until just before, the other HPU runs handlers
+		eventually(t, "the first handler is stopped", func() bool { // until just before, the other HPU runs handlers
 			r.receive(pkt{hpu: 1, ctx: 1, data: numbered(1, 64)})
-			time.Sleep(time.Millisecond)
-		}
+			return c.Stopped()
+		})
 		_ = r.Drain(c, time.Millisecond)
 		if n := in.Load(); n != 0 {
 			t.Errorf("%d handlers run after Drain", n)
@@ -898,7 +908,9 @@ func TestLostPackets(t *testing.T) {
 				c := r.install(1, swallow)
 				r.receive(pkt{ctx: 1, data: numbered(0, 64)})
 				eventually(t, "it is handled and the worker idle", func() bool { return r.Idle(c) })
-				time.Sleep(10 * time.Millisecond) // asleep, if it sleeps
+				if wait != Spin {
+					r.asleep()
+				}
 				r.receive(pkt{ctx: 1, lose: true}, pkt{ctx: 1, lose: true, segs: 2})
 				r.settled()
 				if st := c.Stats(); st.Lost != 3 || st.Handled != 1 {
@@ -947,7 +959,7 @@ func TestLostPackets(t *testing.T) {
 			if tail {
 				ps[0], ps[1] = ps[1], ps[0]
 			}
-			time.Sleep(5 * time.Millisecond) // asleep
+			r.asleep()
 			r.receive(ps...)
 			eventually(t, "the loss is found and swept", func() bool {
 				return r.Idle(c) && atomic.LoadUint64(&r.kernel.buckets[33])>>32 == 0

@@ -68,7 +68,7 @@ func TestAnIdlePoolSleeps(t *testing.T) {
 		r.receive(pkt{hpu: i, ctx: 1, data: numbered(0, 64)})
 	}
 	eventually(t, "the pool is idle", func() bool { return r.Idle(c) })
-	time.Sleep(50 * time.Millisecond)
+	r.asleep()
 	exchanges := func() (n int) {
 		r.with(func() { n = r.kernel.queues[0].exchanges })
 		return n
