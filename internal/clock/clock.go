@@ -29,14 +29,28 @@ var Calibrate = sync.OnceValue(func() Scale {
 	if !hasCounter || !steady() {
 		return Scale{ns: 1}
 	}
-	t0, c0 := Monotonic(), counter()
+	t0, c0 := both()
 	time.Sleep(5 * time.Millisecond)
-	t1, c1 := Monotonic(), counter()
+	t1, c1 := both()
 	if c1 <= c0 {
 		return Scale{ns: 1}
 	}
 	return Scale{counter: true, ns: float64(t1-t0) / float64(c1-c0)}
 })
+
+// both reads clock and counter at about one time. The thread may lose its CPU between
+// two readings: of several, those are taken that lie closest.
+func both() (ns, ticks int64) {
+	closest := int64(-1)
+	for range 16 {
+		before := Monotonic()
+		c := counter()
+		if d := Monotonic() - before; closest < 0 || d < closest {
+			closest, ns, ticks = d, before+d/2, c
+		}
+	}
+	return ns, ticks
+}
 
 // Ticks reads the counter. Only differences mean something.
 func (s Scale) Ticks() int64 {
