@@ -616,8 +616,10 @@ func TestAUserWithManyConnectionsKeepsNobodyOut(t *testing.T) {
 	}
 	stop()
 	// Its connections end, and their number is forgotten.
-	for status := 0; status != 200; {
-		status, _ = curl(t, s, nobody, "http://x/v1/status")
+	for end, status := time.Now().Add(20*time.Second), 0; status != 200; {
+		if status, _ = curl(t, s, nobody, "http://x/v1/status"); time.Now().After(end) {
+			t.Fatalf("the user is told %d still", status)
+		}
 	}
 }
 
@@ -689,8 +691,10 @@ func TestWithoutDescriptorsConnectionsWait(t *testing.T) {
 	}
 	begin()
 	served := 0
-	for warned() == 0 {
-		time.Sleep(time.Millisecond)
+	for end := time.Now().Add(20 * time.Second); warned() == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("not one connection is refused")
+		}
 	}
 	time.Sleep(50 * time.Millisecond) // some more attempts, which are not told
 	if n := warned(); n != 1 {

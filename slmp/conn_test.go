@@ -177,6 +177,27 @@ func (p *connPeer) restart() {
 	p.mu.Unlock()
 }
 
+// eventually waits for what is bound to happen.
+func eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("never: %s", what)
+		}
+	}
+}
+
+// receive waits for what somebody is bound to send, or to close.
+func receive[T any](t testing.TB, from <-chan T) (v T) {
+	t.Helper()
+	select {
+	case v = <-from:
+	case <-time.After(30 * time.Second):
+		t.Fatal("nothing comes")
+	}
+	return v
+}
+
 // message waits for one that may still be on its way.
 func (p *connPeer) message(t testing.TB, id uint32) []byte {
 	t.Helper()
@@ -499,7 +520,7 @@ func TestConnPostedMessages(t *testing.T) {
 		}
 	}
 	close(start)
-	<-done
+	receive(t, done)
 	if n := failed.Load(); n > 0 {
 		t.Errorf("%d messages failed", n)
 	}
@@ -577,14 +598,12 @@ func TestConnErrorsOfTheReader(t *testing.T) {
 		_, err := c.Send(t.Context(), f, Options{})
 		failed <- err
 	}()
-	for c.Stats().Segments == 0 {
-		time.Sleep(time.Millisecond)
-	}
+	eventually(t, "a segment is sent", func() bool { return c.Stats().Segments > 0 })
 	if err := f.Truncate(1); err != nil {
 		t.Fatal(err)
 	}
 	p.deaf.Store(false)
-	if err := <-failed; !errors.Is(err, io.ErrUnexpectedEOF) {
+	if err := receive(t, failed); !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("error %v, want unexpected EOF", err)
 	}
 	// The connection is none the worse.
@@ -768,7 +787,7 @@ func TestConnRestartedReceiver(t *testing.T) {
 	in, out := io.Pipe()
 	go func() {
 		_, _ = out.Write(noise(500_000))
-		for p.seen() < 300 {
+		for end := time.Now().Add(20 * time.Second); p.seen() < 300 && time.Now().Before(end); {
 			time.Sleep(time.Millisecond)
 		}
 		p.restart()
@@ -794,12 +813,10 @@ func TestConnClose(t *testing.T) {
 	if err := c.Post([]byte("x"), func(err error) { go func() { errs <- err }() }); err != nil {
 		t.Fatal(err)
 	}
-	for c.Stats().Segments < 2 {
-		time.Sleep(time.Millisecond)
-	}
+	eventually(t, "segments of both are sent", func() bool { return c.Stats().Segments >= 2 })
 	c.Close()
 	for range 2 {
-		if err := <-errs; !errors.Is(err, net.ErrClosed) {
+		if err := receive(t, errs); !errors.Is(err, net.ErrClosed) {
 			t.Errorf("error %v of a message that Close ended", err)
 		}
 	}
@@ -1022,7 +1039,7 @@ func TestConnPathBecomesNarrower(t *testing.T) {
 		_, _ = out.Write(noise(100_000))
 		run(t, lab.Host.NS, "ip", "link", "set", lab.Host.Device, "mtu", "1400")
 		go func() { _, _ = out.Write(noise(100_000)) }()
-		if err := <-failed; !errors.Is(err, ErrPathMTU) || !strings.Contains(err.Error(), "1460 bytes, 1360 fit now") {
+		if err := receive(t, failed); !errors.Is(err, ErrPathMTU) || !strings.Contains(err.Error(), "1460 bytes, 1360 fit now") {
 			t.Errorf("%v: error %v, want ErrPathMTU with both lengths", off, err)
 		}
 		in.Close()
@@ -1164,7 +1181,7 @@ func TestConnMessagesThatCanBeSentAre(t *testing.T) {
 		}
 	}
 	cancel()
-	if err := <-large; !errors.Is(err, context.Canceled) {
+	if err := receive(t, large); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
 }

@@ -241,7 +241,10 @@ func TestSlowDiskStopsNothing(t *testing.T) {
 	})
 	<-begun
 	var in *incoming
-	for in == nil {
+	for end := time.Now().Add(20 * time.Second); in == nil; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("no message comes")
+		}
 		s.store.mu.Lock()
 		for in = range s.store.live {
 		}
