@@ -186,12 +186,40 @@ func attach(cfg Config, mode Mode) (_ *Ingress, err error) {
 	return nil, fmt.Errorf("%s: %w", op, err)
 }
 
+// An ingressObject is what load loads.
+type ingressObject struct {
+	spec   *ebpf.CollectionSpec
+	shared map[string]uint32 // where variables are in the shared memory, by name
+}
+
+// ingress reads the object, once. The shared memory is megabytes of zeros, as the
+// kernel makes them: they are left out of the specification, or each copy of it would
+// have them several times over.
+var ingress = sync.OnceValues(func() (ingressObject, error) {
+	spec, err := bpf.LoadIngress()
+	if err != nil {
+		return ingressObject{}, err
+	}
+	o := ingressObject{spec, map[string]uint32{}}
+	for name, v := range spec.Variables {
+		if v.SectionName == bss {
+			o.shared[name] = v.Offset
+			delete(spec.Variables, name)
+		}
+	}
+	spec.Maps[bss].Contents = nil
+	return o, nil
+})
+
+const bss = ".bss" // the section of variables that begin as zeros
+
 // load loads one program of the object and maps the shared memory.
 func (in *Ingress) load(program string) error {
-	spec, err := bpf.LoadIngress()
+	object, err := ingress()
 	if err != nil {
 		return fmt.Errorf("read ingress object: %w", err)
 	}
+	spec := object.spec.Copy()
 	for name := range spec.Programs {
 		if name != program {
 			delete(spec.Programs, name)
@@ -218,16 +246,16 @@ func (in *Ingress) load(program string) error {
 	in.objs.XspinIngress = coll.DetachProgram(program)
 	in.objs.Counters = coll.DetachMap(bpf.IngressMapCounters)
 	in.objs.Sockets = coll.DetachMap(bpf.IngressMapSockets)
-	bss := coll.Maps[".bss"]
-	in.bss, err = unix.Mmap(bss.FD(), 0, int(bss.ValueSize()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	m := coll.Maps[bss]
+	in.bss, err = unix.Mmap(m.FD(), 0, int(m.ValueSize()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
-		return fmt.Errorf("map %d bytes of %v: %w", bss.ValueSize(), bss, err)
+		return fmt.Errorf("map %d bytes of %v: %w", m.ValueSize(), m, err)
 	}
-	in.tables = global[[2]bpf.Table](in.bss, spec.Variables[bpf.IngressVarTables])
-	in.active = global[uint32](in.bss, spec.Variables[bpf.IngressVarActive])
-	in.queues = global[[bpf.MaxQueues]bpf.Queue](in.bss, spec.Variables[bpf.IngressVarQueues])
-	in.share = global[bpf.Share](in.bss, spec.Variables[bpf.IngressVarShare])
-	in.buckets = global[[bpf.MaxBuckets]uint64](in.bss, spec.Variables[bpf.IngressVarBuckets])
+	in.tables = global[[2]bpf.Table](in.bss, object.shared[bpf.IngressVarTables])
+	in.active = global[uint32](in.bss, object.shared[bpf.IngressVarActive])
+	in.queues = global[[bpf.MaxQueues]bpf.Queue](in.bss, object.shared[bpf.IngressVarQueues])
+	in.share = global[bpf.Share](in.bss, object.shared[bpf.IngressVarShare])
+	in.buckets = global[[bpf.MaxBuckets]uint64](in.bss, object.shared[bpf.IngressVarBuckets])
 	inner := &ebpf.MapSpec{Name: "xspin_inner", Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1}
 	if in.inner, err = ebpf.NewMap(inner); err != nil {
 		return fmt.Errorf("make map: %w", err)
@@ -240,9 +268,9 @@ func (in *Ingress) load(program string) error {
 }
 
 // global returns where a global variable of the program is.
-func global[T any](mem []byte, v *ebpf.VariableSpec) *T {
+func global[T any](mem []byte, offset uint32) *T {
 	var zero T
-	return (*T)(unsafe.Pointer(unsafe.SliceData(mem[v.Offset:][:unsafe.Sizeof(zero)])))
+	return (*T)(unsafe.Pointer(unsafe.SliceData(mem[offset:][:unsafe.Sizeof(zero)])))
 }
 
 func loadError(err error) error {

@@ -299,21 +299,35 @@ func (n *Namespace) Pids() ([]int, error) {
 		return nil, fmt.Errorf("list processes in namespace %q: %w", n.name, err)
 	}
 	want := fmt.Sprintf("net:[%d]", info.Sys().(*syscall.Stat_t).Ino)
-	paths, err := filepath.Glob("/proc/[0-9]*/task/[0-9]*/ns/net")
+	processes, err := entries("/proc")
 	if err != nil {
 		return nil, fmt.Errorf("list processes in namespace %q: %w", n.name, err)
 	}
 	var pids []int
-	for _, p := range paths {
-		// Threads end while we look: what cannot be read is not inside.
-		if l, err := os.Readlink(p); err != nil || l != want {
+	for _, process := range processes {
+		pid, err := strconv.Atoi(process)
+		if err != nil || pid == os.Getpid() {
 			continue
 		}
-		pid, err := strconv.Atoi(strings.Split(p, "/")[2])
-		if err == nil && pid != os.Getpid() {
+		// Threads end while we look: what cannot be read is not inside.
+		threads, _ := entries("/proc/" + process + "/task")
+		if slices.ContainsFunc(threads, func(thread string) bool {
+			l, err := os.Readlink("/proc/" + process + "/task/" + thread + "/ns/net")
+			return err == nil && l == want
+		}) {
 			pids = append(pids, pid)
 		}
 	}
 	slices.Sort(pids)
-	return slices.Compact(pids), nil
+	return pids, nil
+}
+
+// entries lists a directory, in no order.
+func entries(dir string) ([]string, error) {
+	d, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	return d.Readdirnames(-1)
 }
