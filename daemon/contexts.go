@@ -77,8 +77,6 @@ type hosted struct {
 	observers map[*attachment]bool
 	tap       hpu.Tap
 	captures  *captures // see Daemon.capture
-	panicked  int64     // when a panic was last written to the book
-	panics    int       // since then
 }
 
 // begin waits until nothing goes on with the context, and keeps it so until end.
@@ -464,8 +462,7 @@ func (h *hosted) comeBack() {
 	}
 }
 
-// record writes what went wrong in a handler to the context's log, line by line. Of panics,
-// which may come with every packet, it writes one a second.
+// record writes what went wrong in a handler to the context's log, line by line.
 func (h *hosted) record(e hpu.Event) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -473,18 +470,7 @@ func (h *hosted) record(e hpu.Event) {
 		return
 	}
 	now := clock.Monotonic()
-	kind := e.Kind.String()
-	if e.Kind == hpu.HandlerPanic {
-		if h.panicked != 0 && now-h.panicked < int64(time.Second) {
-			h.panics++
-			return
-		}
-		if h.panics > 0 {
-			kind = fmt.Sprintf("%s (and %d before it)", kind, h.panics)
-		}
-		h.panicked, h.panics = now, 0
-	}
-	for line := range strings.Lines(kind + ": " + e.Detail) {
+	for line := range strings.Lines(e.Text()) {
 		h.book.Log(now, e.HPU, []byte(line))
 	}
 }

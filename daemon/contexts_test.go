@@ -13,7 +13,9 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -705,6 +707,38 @@ contexts:
 			}
 			return true
 		})
+	}
+}
+
+// However many lines there are, they tell of all failures when the daemon has ended.
+func TestTheLogTellsOfAllFailures(t *testing.T) {
+	dir := t.TempDir()
+	f := launch(t, `
+log: {dir: `+dir+`}
+contexts:
+- {name: fails, handler: test-fault, rulesets: "ten: udp(10)"}
+`)
+	for range 5 {
+		f.datagram(t, 10)
+	}
+	eventually(t, "all have failed", func() bool {
+		i, err := f.info("fails")
+		must(t, err)
+		return i.HandlerStats.Failed == 5
+	})
+	must(t, f.Close(t.Context()))
+	text, err := os.ReadFile(filepath.Join(dir, "fails.log"))
+	must(t, err)
+	told := 0
+	for _, m := range regexp.MustCompile(`handler failed(?: \(and (\d+) before it\))?: (?:(\d+) more|the handler)`).FindAllSubmatch(text, -1) {
+		before, _ := strconv.Atoi(string(m[1]))
+		more, _ := strconv.Atoi(string(m[2]))
+		if told += before + more; len(m[2]) == 0 {
+			told++
+		}
+	}
+	if told != 5 {
+		t.Errorf("of 5 failures the log tells %d:\n%s", told, text)
 	}
 }
 

@@ -284,8 +284,10 @@ func (m *memory) drop() {
 func (d *Daemon) listen(c *card) {
 	defer close(c.done)
 	for e := range c.nic.Events() {
-		h, err := d.find(e.Name)
-		if err != nil || h.card != c {
+		d.mu.RLock()
+		h := d.contexts[e.Name] // also while the daemon ends, and the NIC tells the rest
+		d.mu.RUnlock()
+		if h == nil || h.card != c {
 			continue
 		}
 		h.record(e)

@@ -123,7 +123,7 @@ func (r *runner) contain(c *Context, what call) (code Code, ok bool) {
 		}
 		r.panicked = recover()
 		r.account(c).Panics++
-		r.pool.emit(HandlerPanic, c, r.port.hpu, fmt.Sprintf("%v\n%s", r.panicked, debug.Stack()))
+		r.pool.emit(HandlerPanic, c, r.port.hpu, func() string { return fmt.Sprintf("%v\n%s", r.panicked, debug.Stack()) })
 	}()
 	r.why = nil
 	switch what {
@@ -162,13 +162,12 @@ func (r *runner) complain(c *Context, p *port, code Code, acc *ContextStats) {
 		return
 	}
 	acc.Failed++
-	if !c.failed.Swap(true) {
-		detail := fmt.Sprintf("the handler returned %v", code)
+	r.pool.emit(HandlerFailed, c, p.hpu, func() string {
 		if r.why != nil {
-			detail += ": " + r.why.Error()
+			return fmt.Sprintf("the handler returned %v: %v", code, r.why)
 		}
-		r.pool.emit(HandlerFailed, c, p.hpu, detail)
-	}
+		return fmt.Sprintf("the handler returned %v", code)
+	})
 }
 
 // fault makes the error of a call that failed.

@@ -181,16 +181,14 @@ type Context struct {
 	tick     int64       // when the timer is due, ns; its worker's
 
 	halt     atomic.Uint32 // why no handler may run any more
-	failed   atomic.Bool   // a handler has, and the event was sent
 	crowded  atomic.Bool   // a handler has waited for room for a request in vain
 	hostless atomic.Bool   // a handler has asked, and it was logged that there is nobody
-	unbound  atomic.Bool   // the binder has refused a message, and the event was sent
 	leaky    atomic.Bool   // its buckets may be held by packets that were lost
 
 	mu    sync.Mutex
 	stats ContextStats // merged once a batch, so that pairs are consistent
 
-	panics logGate
+	gates [eventKinds]eventGate // of its events
 }
 
 // Bits of Context.halt.
@@ -267,27 +265,26 @@ func (c *Context) add(a *ContextStats) {
 	c.mu.Unlock()
 }
 
-// A logGate lets one line a second into the log, and counts the others. It is
-// safe for concurrent use.
-type logGate struct {
-	mu     sync.Mutex
-	shut   bool
-	opened int64 // when it last let a line through, CLOCK_MONOTONIC
-	held   uint64
+// An eventGate lets one event a period through, and counts the others. It is safe for
+// concurrent use.
+type eventGate struct {
+	next atomic.Int64 // when it lets the next one through, CLOCK_MONOTONIC
+	held atomic.Uint64
+	hpu  atomic.Int32 // of the last one held back
 }
 
-// pass tells whether a line may be written now, and how many were not since the
-// last one.
-func (g *logGate) pass(now int64) (held uint64, ok bool) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.shut && now-g.opened < int64(time.Second) {
-		g.held++
+// pass tells whether an event may be told now, and how many were not since the last one.
+func (g *eventGate) pass(now int64, period time.Duration, hpu int) (held uint64, ok bool) {
+	if period < 0 {
+		return 0, true
+	}
+	next := g.next.Load()
+	if now < next || !g.next.CompareAndSwap(next, now+int64(period)) {
+		g.hpu.Store(int32(hpu))
+		g.held.Add(1)
 		return 0, false
 	}
-	held, g.held = g.held, 0
-	g.shut, g.opened = true, now
-	return held, true
+	return g.held.Swap(0), true
 }
 
 // An EventKind says what happened.
@@ -295,10 +292,11 @@ type EventKind int
 
 // Kinds of events.
 const (
-	HandlerFailed  EventKind = iota // the context's first handler that returned Fail
+	HandlerFailed  EventKind = iota // a handler returned Fail or Segv
 	HandlerPanic                    // contained: the packet is lost, the context goes on
 	HandlerOverrun                  // past its time limit: the context is stopped
-	MessageRefused                  // the context's first message that the binder refused
+	MessageRefused                  // the binder refused a message
+	eventKinds
 )
 
 func (k EventKind) String() string {
@@ -315,15 +313,30 @@ func (k EventKind) String() string {
 	return fmt.Sprintf("EventKind(%d)", int(k))
 }
 
-// An Event tells the application what went wrong in a handler.
+// An Event tells the application what went wrong in a handler. It may happen with every
+// packet: of a context and kind there is one event in Config.Faults, and those that were
+// held back are in the next one, or in one of their own when that time, or the context, is
+// over.
 type Event struct {
 	Kind    EventKind
 	Context uint16
 	Name    string // of the context
 	HPU     int
-	Detail  string // panic value and stack, or the time
+	Detail  string // panic value and stack, the error, or the time; "" if there is More only
+	More    uint64 // that were held back before it
 }
 
 func (e Event) String() string {
-	return fmt.Sprintf("%s: context %d (%s) on HPU %d: %s", e.Kind, e.Context, e.Name, e.HPU, e.Detail)
+	return fmt.Sprintf("context %d (%s) on HPU %d: %s", e.Context, e.Name, e.HPU, e.Text())
+}
+
+// Text says what happened, and how often.
+func (e Event) Text() string {
+	switch {
+	case e.More == 0:
+		return fmt.Sprintf("%s: %s", e.Kind, e.Detail)
+	case e.Detail == "":
+		return fmt.Sprintf("%s: %d more", e.Kind, e.More)
+	}
+	return fmt.Sprintf("%s (and %d before it): %s", e.Kind, e.More, e.Detail)
 }

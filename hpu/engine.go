@@ -380,8 +380,8 @@ func (r *runner) start(t *table, m *Message, k int) bool {
 			req.acc.Unbound++
 			r.refused++
 			r.verdict = "unbound"
-			if r.bindErr != nil && !c.unbound.Swap(true) {
-				r.pool.emit(MessageRefused, c, r.port.hpu, r.bindErr.Error())
+			if r.bindErr != nil {
+				r.pool.emit(MessageRefused, c, r.port.hpu, r.bindErr.Error)
 			}
 			t.lock()
 			r.disown(t, m)

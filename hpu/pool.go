@@ -19,6 +19,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"runtime"
 	"slices"
 	"sync"
@@ -134,7 +135,10 @@ type Config struct {
 	// DefaultLimit. For each handler that has run for longer and has not
 	// returned, GOMAXPROCS of the whole process is one higher, so that the
 	// thread it occupies is not missing elsewhere.
-	Limit  time.Duration
+	Limit time.Duration
+	// Faults is how far apart events of a context and kind are at least, see Event.
+	// Defaults to a second; negative: there is one for each.
+	Faults time.Duration
 	Logger *slog.Logger // Optional. Defaults to slog.Default
 }
 
@@ -153,6 +157,7 @@ type Pool struct {
 	events   chan Event
 	evClosed bool           // stuck handlers may outlive the channel
 	lostEv   atomic.Uint64  // events that found the channel full
+	heldEv   atomic.Bool    // some were held back
 	inTx     []atomic.Int64 // frames sent and not completed, by queue
 	stop     chan struct{}  // of the watchdog
 	watched  chan struct{}  // closed when it has stopped
@@ -209,6 +214,9 @@ func New(cfg Config) (*Pool, error) {
 	}
 	if cfg.Limit < time.Millisecond {
 		return nil, fmt.Errorf("hpu: handler time limit %v: at least 1ms", cfg.Limit)
+	}
+	if cfg.Faults == 0 {
+		cfg.Faults = time.Second
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
@@ -335,6 +343,7 @@ func (p *Pool) Drain(c *Context, d time.Duration) error {
 		}
 	}
 	if p.contexts[c.id].CompareAndSwap(c, nil) {
+		p.emitHeldOf(c, math.MaxInt64)
 		p.keepTime(c, false)
 		_ = p.bells(c, unix.EPOLL_CTL_DEL) // the application may have the other end for longer
 		p.unvisited()
@@ -385,10 +394,51 @@ var errClosed = errors.New("pool closed")
 // nobody takes are counted, see Stats.
 func (p *Pool) Events() <-chan Event { return p.events }
 
-// emit makes an event of the context. All are logged, but of panics, each with
-// its stack, one a second and context: a handler may panic on every packet.
-func (p *Pool) emit(kind EventKind, c *Context, hpu int, detail string) {
-	e := Event{Kind: kind, Context: c.id, Name: c.name, HPU: hpu, Detail: detail}
+// emit makes an event of the context and logs it, if its time has come; detail is called
+// for nothing else.
+func (p *Pool) emit(kind EventKind, c *Context, hpu int, detail func() string) {
+	held, ok := c.gates[kind].pass(clock.Monotonic(), p.cfg.Faults, hpu)
+	if !ok {
+		p.heldEv.Store(true)
+		return
+	}
+	p.tell(Event{Kind: kind, Context: c.id, Name: c.name, HPU: hpu, Detail: detail(), More: held})
+}
+
+// emitHeld tells of events that were held back, when nothing has come for as long as
+// they are to be apart.
+func (p *Pool) emitHeld() {
+	if !p.heldEv.Swap(false) {
+		return
+	}
+	now := clock.Monotonic()
+	for i := range p.contexts {
+		if c := p.contexts[i].Load(); c != nil && !p.emitHeldOf(c, now) {
+			p.heldEv.Store(true)
+		}
+	}
+}
+
+// emitHeldOf does so for a context. It returns false if there is something whose time has
+// not come.
+func (p *Pool) emitHeldOf(c *Context, now int64) (all bool) {
+	all = true
+	for k := range c.gates {
+		g := &c.gates[k]
+		switch {
+		case g.held.Load() == 0:
+		case now < g.next.Load():
+			all = false
+		default:
+			if n := g.held.Swap(0); n > 0 { // else one has told of them just now
+				p.tell(Event{Kind: EventKind(k), Context: c.id, Name: c.name, HPU: int(g.hpu.Load()), More: n})
+			}
+		}
+	}
+	return all
+}
+
+func (p *Pool) tell(e Event) {
 	p.evMu.Lock()
 	if p.evClosed {
 		p.lostEv.Add(1)
@@ -400,15 +450,12 @@ func (p *Pool) emit(kind EventKind, c *Context, hpu int, detail string) {
 		}
 	}
 	p.evMu.Unlock()
-	args := []any{"context", e.Name, "hpu", e.HPU, "detail", e.Detail}
-	if kind == HandlerPanic {
-		held, ok := c.panics.pass(clock.Monotonic())
-		if !ok {
-			return
-		}
-		if held > 0 {
-			args = append(args, "not_logged", held)
-		}
+	args := []any{"context", e.Name, "hpu", e.HPU}
+	if e.More > 0 {
+		args = append(args, "more", e.More)
+	}
+	if e.Detail != "" {
+		args = append(args, "detail", e.Detail)
 	}
 	p.cfg.Logger.Warn(e.Kind.String(), args...)
 }
@@ -457,6 +504,11 @@ func (p *Pool) Close() {
 	p.wg.Wait() // the watchdog sees to it that this ends
 	close(p.stop)
 	<-p.watched
+	for i := range p.contexts {
+		if c := p.contexts[i].Load(); c != nil {
+			p.emitHeldOf(c, math.MaxInt64)
+		}
+	}
 	for _, w := range p.workers {
 		w.free()
 	}

@@ -1045,7 +1045,7 @@ func TestCountersAreConsistentPairsWhileTheyAreCleared(t *testing.T) {
 }
 
 func TestEventsThatNobodyTakesAreCounted(t *testing.T) {
-	r := newRig(t, rigConfig{})
+	r := newRig(t, rigConfig{Config: Config{Faults: -1}})
 	r.install(1, func(*HER) Code { panic("again") })
 	for i := range 100 {
 		r.receive(pkt{ctx: 1, data: numbered(uint64(i), 64)})
@@ -1060,9 +1060,9 @@ func TestEventsThatNobodyTakesAreCounted(t *testing.T) {
 	}
 }
 
-func TestLogGateLetsOneThroughASecondAndCountsTheOthers(t *testing.T) {
+func TestAnEventGateLetsOneThroughAPeriodAndCountsTheOthers(t *testing.T) {
 	const s = int64(time.Second)
-	var g logGate
+	var g eventGate
 	for i, step := range []struct {
 		now  int64
 		ok   bool
@@ -1075,33 +1075,65 @@ func TestLogGateLetsOneThroughASecondAndCountsTheOthers(t *testing.T) {
 		{10 * s, true, 1},
 		{11 * s, true, 0},
 	} {
-		if held, ok := g.pass(step.now); ok != step.ok || held != step.held {
-			t.Errorf("line %d: passes %v with %d held back, want %v, %d", i, ok, held, step.ok, step.held)
+		if held, ok := g.pass(step.now, time.Second, 0); ok != step.ok || held != step.held {
+			t.Errorf("event %d: passes %v with %d held back, want %v, %d", i, ok, held, step.ok, step.held)
 		}
 	}
 }
 
-func TestPanicsOfEachContextAreLoggedNowAndThen(t *testing.T) {
-	var log bytes.Buffer // written by one worker, read after Close
-	r := newRig(t, rigConfig{Config: Config{Logger: slog.New(slog.NewTextHandler(&log, nil))}})
-	r.install(1, func(*HER) Code { panic("often") })
-	r.install(2, func(*HER) Code { panic("too") })
-	for i := range 200 {
-		r.receive(pkt{ctx: 1 + uint16(i)%2, data: numbered(uint64(i), 64)})
-	}
-	r.settled()
-	for _, name := range []string{"context=ctx1", "context=ctx2"} {
-		// 100 would take 99 seconds.
-		if n := strings.Count(log.String(), name); n < 1 || n > 50 {
-			t.Errorf("%s: %d of 100 panics are logged", name, n)
+// Of many faults, the first is told and the number of the others: at the end of the period,
+// of the context, or of the pool, whichever comes first.
+func TestFaultsThatAreNotToldOneByOneAreCounted(t *testing.T) {
+	const never = time.Hour
+	for _, c := range []struct {
+		name   string
+		period time.Duration
+		end    func(r *rig, c *Context) // nil: nothing but time
+	}{
+		{"the period ends", 50 * time.Millisecond, nil},
+		{"the context ends", never, func(r *rig, c *Context) { _ = r.Drain(c, 10*time.Second) }},
+		{"the pool ends", never, func(r *rig, _ *Context) { r.Close() }},
+	} {
+		for kind, handler := range map[EventKind]Handler{
+			HandlerPanic:  func(*HER) Code { panic("often") },
+			HandlerFailed: func(*HER) Code { return Fail },
+		} {
+			t.Run(fmt.Sprintf("%v, %s", kind, c.name), func(t *testing.T) {
+				var log bytes.Buffer // read when the pool is closed
+				r := newRig(t, rigConfig{Config: Config{Faults: c.period, Logger: slog.New(slog.NewTextHandler(&log, nil))}})
+				ctx := r.install(1, handler)
+				r.install(2, handler)
+				for i := range 10 {
+					r.receive(pkt{ctx: 1 + uint16(i)%2, data: numbered(uint64(i), 64)})
+				}
+				eventually(t, "all have run", r.idle)
+				if c.end != nil {
+					c.end(r, ctx)
+				}
+				told, lines, timeout := map[uint16]int{}, 0, time.After(10*time.Second)
+				for told[1] < 5 || c.period != never && told[2] < 5 {
+					select {
+					case e := <-r.Events():
+						told[e.Context] += int(e.More)
+						if lines++; e.Detail != "" {
+							told[e.Context]++
+						}
+						if e.Kind != kind || (e.Detail == "") != strings.HasSuffix(e.Text(), " more") {
+							t.Errorf("an event says %q", e.Text())
+						}
+					case <-timeout:
+						t.Fatalf("%v told of 5 of each context", told)
+					}
+				}
+				if c.period == never && lines > 4 {
+					t.Errorf("%d events: there is one in an hour, and the last", lines)
+				}
+				r.Close()
+				if c.period == never && !strings.Contains(log.String(), "context=ctx1 hpu=0 more=4") {
+					t.Errorf("the log does not say how many more:\n%s", &log)
+				}
+			})
 		}
-	}
-	events := 0
-	for range r.Events() {
-		events++
-	}
-	if _, lost := r.Stats(); events+int(lost) != 200 {
-		t.Errorf("%d events, %d lost, want 200 in all", events, lost)
 	}
 }
 

@@ -35,6 +35,7 @@ func (p *Pool) watch() {
 			return
 		case <-tick.C:
 		}
+		p.emitHeld()
 		now := time.Now()
 		for i, w := range p.workers {
 			r := w.current.Load()
@@ -72,8 +73,9 @@ func (p *Pool) abandon(w *worker, r *runner, s uint64) {
 	if c != nil {
 		c.halt.Or(haltStopped)
 		c.add(&ContextStats{Overruns: 1})
-		p.emit(HandlerOverrun, c, r.port.hpu,
-			fmt.Sprintf("a handler has run for more than %v: the context is stopped, its thread replaced", p.cfg.Limit))
+		p.emit(HandlerOverrun, c, r.port.hpu, func() string {
+			return fmt.Sprintf("a handler has run for more than %v: the context is stopped, its thread replaced", p.cfg.Limit)
+		})
 	}
 	p.launch(w, &takeover{from: r, k: indexOf(s)})
 	p.wg.Done() // r's

@@ -172,7 +172,7 @@ func (n *NIC) open() (err error) {
 	}
 	n.pool, err = hpu.New(hpu.Config{
 		Memory: n.wire.mem, Queues: []hpu.Queue{queue}, Share: n.wire.share, Buckets: make([]uint64, 1), Spare: n.wire.spare(),
-		Stack: stack{n}, Workers: 1, Wait: hpu.Sleep, Limit: cfg.Limit,
+		Stack: stack{n}, Workers: 1, Wait: hpu.Sleep, Limit: cfg.Limit, Faults: -1,
 		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), // Faults has it all
 	})
 	if err != nil {
