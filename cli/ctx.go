@@ -106,9 +106,20 @@ func newCtxLsCmd() *cobra.Command {
 	const head = "NAME\tID\tSTATE\tHANDLER\tINTERFACE\tATTACHED\tHANDLED\tDROPPED\tFAILED\tRULESETS"
 	return newListCmd("ctx ls", "List the contexts", "contexts", head, (*control.Client).Contexts, func(x *control.ContextInfo) string {
 		h := &x.HandlerStats
-		return fmt.Sprintf("%s\t%d\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%s", x.Name, x.ID, x.State, x.Handler, orDash(x.Interface), attached(x.Attached),
+		return fmt.Sprintf("%s\t%d\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%s", x.Name, x.ID, stateAndLink(x), x.Handler, orDash(x.Interface), attached(x.Attached),
 			h.Handled, h.Dropped, h.Failed+h.Panics+h.Overruns, ruleNumbers(x))
 	})
+}
+
+// stateAndLink says what a context is, and what keeps packets from it although it is active.
+func stateAndLink(x *control.ContextInfo) string {
+	switch x.Link {
+	case "down":
+		return x.State + " (link down)"
+	case "no carrier":
+		return x.State + " (no carrier)"
+	}
+	return x.State
 }
 
 func orDash(s string) string {
@@ -180,7 +191,7 @@ func newCtxShowCmd() *cobra.Command {
 // writeContext explains a context.
 func writeContext(out io.Writer, x *control.ContextInfo) error {
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
-	state := x.State
+	state := stateAndLink(x)
 	if !x.Since.IsZero() {
 		state += " since " + x.Since.Local().Format(time.DateTime)
 	}

@@ -200,6 +200,18 @@ func TestCtxShowTellsOfRefusals(t *testing.T) {
 	}
 }
 
+func TestCtxShowTellsThatNoPacketsCome(t *testing.T) {
+	for link, want := range map[string]string{"up": ": active\n", "down": ": active (link down)\n", "no carrier": ": active (no carrier)\n"} {
+		var out bytes.Buffer
+		if err := writeContext(&out, &control.ContextInfo{State: "active", Link: link}); err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("an interface that is %s:\n%s", link, &out)
+		}
+	}
+}
+
 func TestCtxJSON(t *testing.T) {
 	s := newStandIn(t)
 	for args, key := range map[string]string{"ctx ls --json": "contexts", "ctx show inbox --json": "handler_stats", "rules ls --json": "rules"} {

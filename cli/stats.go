@@ -222,7 +222,11 @@ func writeStats(out io.Writer, s *nicStats) error {
 	if s.ZeroCopy {
 		copied = "zero-copy"
 	}
-	fmt.Fprintf(w, "%s: %s XDP, %s, multi-buffer %s, %s, table generation %d\n\n", s.Interface, s.Mode, copied, yesNo(s.MultiBuffer), count(s.Queues, "receive queue"), s.Generation)
+	link := ""
+	if s.Link != "up" && s.Link != "" {
+		link = "LINK " + strings.ToUpper(s.Link) + ", "
+	}
+	fmt.Fprintf(w, "%s: %s%s XDP, %s, multi-buffer %s, %s, table generation %d\n\n", s.Interface, link, s.Mode, copied, yesNo(s.MultiBuffer), count(s.Queues, "receive queue"), s.Generation)
 	fmt.Fprintln(w, "Frames, counted by the XDP program")
 	row("seen", s.Program.Seen, "all that came")
 	row("passed", s.Program.Passed, "no ruleset matched: to the Linux stack")

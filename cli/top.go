@@ -335,7 +335,11 @@ func (r *topReport) interfaceLines(width int) []pageLine {
 		if n.ZeroCopy {
 			copied = "zero-copy"
 		}
-		t.row(n.Name, n.Mode, copied, n.Seen, n.ToLinux, n.ToHPUs, n.Refused, n.Spilled, n.Malformed, n.Stuck)
+		name := n.Name
+		if n.Link != "up" && n.Link != "" {
+			name += " (" + n.Link + ")"
+		}
+		t.row(name, n.Mode, copied, n.Seen, n.ToLinux, n.ToHPUs, n.Refused, n.Spilled, n.Malformed, n.Stuck)
 	}
 	return t.lines(width)
 }

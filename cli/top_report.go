@@ -28,6 +28,7 @@ type topReport struct {
 
 type interfaceReport struct {
 	Name      string  `json:"name"`
+	Link      string  `json:"link"`
 	Mode      string  `json:"mode"`
 	ZeroCopy  bool    `json:"zero_copy"`
 	Seen      float64 `json:"seen"`
@@ -129,7 +130,7 @@ func (p period) percent(was, is time.Duration) float64 { return p.rate(uint64(wa
 func (p period) nic(old, n *nic.Stats) interfaceReport {
 	was, is := &old.Program, &n.Program
 	return interfaceReport{
-		Name: n.Interface, Mode: n.Mode, ZeroCopy: n.ZeroCopy,
+		Name: n.Interface, Link: n.Link, Mode: n.Mode, ZeroCopy: n.ZeroCopy,
 		Seen: p.rate(was.Seen, is.Seen), ToLinux: p.rate(was.Passed, is.Passed), ToHPUs: p.rate(was.Redirected, is.Redirected),
 		Refused: p.rate(was.Refused, is.Refused), Spilled: p.rate(was.Spilled, is.Spilled), Malformed: p.rate(was.Malformed, is.Malformed),
 		Stuck: n.Stuck,

@@ -89,6 +89,7 @@ type ContextInfo struct {
 	ID           int              `json:"id"`
 	State        string           `json:"state"` // installing, installed, active, draining, stopped, failed, gone (with its interface)
 	Error        string           `json:"error,omitempty"`
+	Link         string           `json:"link"`  // of its interface: up, down, no carrier, or gone
 	Rules        []Rule           `json:"rules"` // of its rulesets, numbered while it is active
 	Attached     []Peer           `json:"attached"`
 	Since        time.Time        `json:"since"`          // of the state
@@ -233,6 +234,7 @@ type Status struct {
 	Started    time.Time      `json:"started"`
 	Config     string         `json:"config"` // file
 	Interfaces []string       `json:"interfaces"`
+	Links      []string       `json:"links"` // of each interface: up, down, no carrier, or gone
 	Handlers   []Registration `json:"handlers"`
 }
 

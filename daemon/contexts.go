@@ -799,7 +799,7 @@ func (h *hosted) info(stats map[int]*nic.ContextStats) control.ContextInfo {
 	if err := h.card.lost(); err != nil {
 		i.State, i.Error = ifaceGone, err.Error()
 	}
-	i.Interface = h.card.key
+	i.Interface, i.Link = h.card.key, h.card.nic.Link()
 	var s *nic.ContextStats
 	if h.ctx != nil {
 		i.ID = h.ctx.ID()

@@ -636,6 +636,59 @@ contexts:
 	left(b, "done")
 }
 
+// The daemon tells once that no packets come, and goes on when they do.
+func TestAnInterfaceThatGoesDownIsTold(t *testing.T) {
+	f := launch(t, `
+contexts:
+- {name: ten, handler: test-fault, rulesets: "ten: udp(10)"}
+`)
+	key := f.cards[0].key
+	set := func(end netns.Port, do func(netlink.Link) error) {
+		t.Helper()
+		must(t, end.NS.Do(func() error {
+			link, err := netlink.LinkByName(end.Device)
+			if err != nil {
+				return err
+			}
+			return do(link)
+		}))
+	}
+	link := func(want, log string) {
+		t.Helper()
+		eventually(t, "the interface is told to be "+want, func() bool {
+			i, err := f.info("ten")
+			must(t, err)
+			s, err := f.stats()
+			must(t, err)
+			return i.Link == want && i.State == active && s[0].Link == want && f.status().Links[0] == want && strings.Contains(f.logs.String(), log)
+		})
+	}
+	link("up", "")
+	for _, c := range []struct {
+		end       netns.Port
+		down, log string
+	}{
+		{f.lab.NIC, "down", "interface " + key + " is down"},
+		{f.lab.Host, "no carrier", "interface " + key + " has no carrier"},
+	} {
+		set(c.end, netlink.LinkSetDown)
+		link(c.down, c.log)
+		set(c.end, netlink.LinkSetUp)
+		link("up", "is up again")
+		if n := strings.Count(f.logs.String(), c.log); n != 1 {
+			t.Errorf("the log says %d times %q", n, c.log)
+		}
+		before, err := f.info("ten")
+		must(t, err)
+		eventually(t, "packets come again", func() bool {
+			f.datagram(t, 10)
+			i, err := f.info("ten")
+			must(t, err)
+			return i.Rules[0].Matched > before.Rules[0].Matched
+		})
+	}
+}
+
 func TestAnInterfaceThatIsGoneIsTold(t *testing.T) {
 	f := launch(t, inbox)
 	a := f.admitted(t, "inbox", someone(77), false)

@@ -24,6 +24,7 @@ import (
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/nic"
+	"github.com/xspin/xspin/nic/neigh"
 )
 
 // A kindError is an error that is errNotFound, errDenied, errBusy or errInvalid as well,
@@ -297,13 +298,31 @@ func (d *Daemon) listen(c *card) {
 	}
 }
 
-// watch ends sessions when the interface is gone, until its NIC is closed. Nothing comes
-// back by itself: the next interface of the name is another one.
+// watch tells when the interface goes down and comes up, and ends sessions when it is gone,
+// until its NIC is closed. Nothing that is gone comes back by itself: the next interface of
+// the name is another one.
 func (d *Daemon) watch(c *card) {
-	select {
-	case <-c.done:
-		return
-	case <-c.nic.Gone():
+	was := neigh.Up
+	for gone := false; !gone; {
+		select {
+		case <-c.done:
+			return
+		case <-c.nic.LinkTurned():
+			is := c.nic.Link()
+			switch {
+			case is == was || is == neigh.Gone:
+				continue
+			case is == neigh.Up:
+				d.logger.Info("interface "+c.key+" is up again", "interface", c.key)
+			case is == neigh.NoCarrier:
+				d.logger.Warn("interface "+c.key+" has no carrier: no packets come until there is one", "interface", c.key)
+			default:
+				d.logger.Warn("interface "+c.key+" is down: no packets come until it is up", "interface", c.key)
+			}
+			was = is
+		case <-c.nic.Gone():
+			gone = true
+		}
 	}
 	c.gone.Store(true)
 	d.logger.Error("interface "+c.key+" is gone: no packets come any more, until the daemon is restarted", "interface", c.key)
@@ -325,10 +344,12 @@ func (d *Daemon) status() control.Status {
 		Started:    d.started,
 		Config:     d.opts.File,
 		Interfaces: []string{},
+		Links:      []string{},
 		Handlers:   []control.Registration{},
 	}
 	for _, c := range d.cards {
 		s.Interfaces = append(s.Interfaces, c.key)
+		s.Links = append(s.Links, c.nic.Link())
 	}
 	for _, r := range handlers.All() {
 		s.Handlers = append(s.Handlers, control.Registration{Name: r.Name, Help: r.Help})

@@ -22,6 +22,7 @@ import (
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/mpq"
 	"github.com/xspin/xspin/nic"
+	"github.com/xspin/xspin/nic/neigh"
 )
 
 // A metricsSource is a Daemon.
@@ -252,6 +253,12 @@ func newMetrics(source metricsSource) *metrics {
 		attached:  desc("context_attached_processes", "Processes attached to the context.", "interface", "context", "role"),
 	}
 	m.iface = append(m.iface,
+		gauge(ofInterface, "link_up", "1 if the interface is up and has a carrier.", func(s *nic.Stats) float64 {
+			if s.Link == neigh.Up {
+				return 1
+			}
+			return 0
+		}),
 		gauge(ofInterface, "table_generation", "Generation of the matching table.", func(s *nic.Stats) float64 { return float64(s.Generation) }),
 		gauge(ofInterface, "handlers_stuck", "Handlers past their time limit that have not returned.", func(s *nic.Stats) float64 { return float64(s.Stuck) }))
 	m.hpu = append(m.hpu,

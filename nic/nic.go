@@ -318,6 +318,12 @@ func (n *NIC) Transmit(frame []byte) error { return n.pool.Transmit(frame) }
 // nothing comes any more, and the NIC is only good to be closed.
 func (n *NIC) Gone() <-chan struct{} { return n.neigh.Gone() }
 
+// Link says what the interface is: "up", "down", "no carrier", or "gone".
+func (n *NIC) Link() string { return n.neigh.State() }
+
+// LinkTurned has something for its one reader when Link may have changed.
+func (n *NIC) LinkTurned() <-chan struct{} { return n.neigh.Turned() }
+
 // Events returns what went wrong in handlers. Events that nobody takes are
 // counted as lost.
 func (n *NIC) Events() <-chan hpu.Event { return n.events }

@@ -18,6 +18,7 @@ import (
 // Stats are all counters of a NIC at about one moment.
 type Stats struct {
 	Interface   string `json:"interface"`
+	Link        string `json:"link"`      // up, down, no carrier, or gone
 	Mode        string `json:"mode"`      // of XDP: native or generic
 	ZeroCopy    bool   `json:"zero_copy"` // as granted
 	MultiBuffer bool   `json:"multi_buffer"`
@@ -94,6 +95,7 @@ func (n *NIC) Stats() (*Stats, error) {
 	granted := n.queues[0].Granted()
 	s := &Stats{
 		Interface:   n.iface.Name,
+		Link:        n.Link(),
 		Mode:        n.ingress.Mode().String(),
 		ZeroCopy:    granted.ZeroCopy,
 		MultiBuffer: granted.MultiBuffer,

@@ -119,7 +119,10 @@ func (r *Resolver) hear(b []byte) {
 }
 
 // lost says that the interface is gone: deleted, or in another network namespace.
-func (r *Resolver) lost() { r.loss.Do(func() { close(r.gone) }) }
+func (r *Resolver) lost() {
+	r.setState(Gone)
+	r.loss.Do(func() { close(r.gone) })
+}
 
 // word reads a 32-bit word of a message that has size bytes at least.
 func word(b []byte, off, size int) (int, bool) {
@@ -202,6 +205,7 @@ func (r *Resolver) loadLink() error {
 		return fmt.Errorf("interface %d: %w", r.index, err)
 	}
 	r.link = *l.Attrs()
+	r.setState(stateOf(r.link.RawFlags))
 	if was := r.local.Load(); was != nil {
 		r.move(was.Addrs)
 	}
@@ -237,6 +241,26 @@ func (r *Resolver) move(addrs []netip.Addr) {
 	}
 	select {
 	case r.moved <- struct{}{}:
+	default:
+	}
+}
+
+func stateOf(flags uint32) string {
+	switch {
+	case flags&unix.IFF_UP == 0:
+		return Down
+	case flags&unix.IFF_RUNNING == 0:
+		return NoCarrier
+	}
+	return Up
+}
+
+func (r *Resolver) setState(s string) {
+	if old := r.state.Swap(&s); old != nil && *old == s {
+		return
+	}
+	select {
+	case r.turned <- struct{}{}:
 	default:
 	}
 }

@@ -47,6 +47,14 @@ const (
 	patience = 5 * time.Second // for the kernel to say that a neighbour does not answer: three requests, a second apart
 )
 
+// States of the interface.
+const (
+	Up        = "up"
+	Down      = "down"       // somebody has set it so
+	NoCarrier = "no carrier" // nothing at the other end
+	Gone      = "gone"       // for good
+)
+
 // A way is what is known of a destination. It does not change.
 type way struct {
 	hop   hpu.Hop
@@ -87,8 +95,11 @@ type Resolver struct {
 	gone  chan struct{} // closed when the interface is no more
 	moved chan struct{} // has something in it when local is another
 	loss  sync.Once
-	wg    sync.WaitGroup
-	fails time.Duration
+	state atomic.Pointer[string] // of the interface
+	// There is something in it when the state has changed.
+	turned chan struct{}
+	wg     sync.WaitGroup
+	fails  time.Duration
 
 	// Copied when a destination comes or goes, so that handlers read without a
 	// lock, and without making an interface of the address, which allocates.
@@ -117,6 +128,7 @@ func open(iface *net.Interface, fails time.Duration) (_ *Resolver, err error) {
 		done:    make(chan struct{}),
 		gone:    make(chan struct{}),
 		moved:   make(chan struct{}, 1),
+		turned:  make(chan struct{}, 1),
 		table:   map[netip.Addr]neighbour{},
 		pending: map[netip.Addr]time.Time{},
 		failed:  map[netip.Addr]failure{},
@@ -169,6 +181,12 @@ func (r *Resolver) Local() *matcher.Local { return r.local.Load() }
 
 // Moved receives when Local has changed: for one reader, who then asks for it again.
 func (r *Resolver) Moved() <-chan struct{} { return r.moved }
+
+// State says what the interface is: Up, Down, NoCarrier or Gone.
+func (r *Resolver) State() string { return *r.state.Load() }
+
+// Turned has something for its one reader when State may have changed.
+func (r *Resolver) Turned() <-chan struct{} { return r.turned }
 
 // Resolve implements hpu.Resolver: with a look into a map. What is not there is asked
 // for, as far as there is room.
