@@ -60,7 +60,7 @@ are received until interrupted, from whoever sends some, and each is told in a l
   xspin ddt pack Simple --count 20 --in IMAGE --out STREAM
   sudo xspin lab exec host -- xspin send --to 10.0.0.1 STREAM
 Or with --sender it asks there for messages, of FPsPIN's sender or of this one,
-which needs no privileges; --verify knows what these two send, and nothing else:
+which needs no privileges: once, and again as long as none begins. --verify knows what these two send, and nothing else:
   sudo xspin lab exec host -- xspin demo datatypes --send --type Simple`,
 		Example: `  sudo xspin demo datatypes
   sudo xspin demo datatypes --type Simple --type Complex --overlap --verify --pin

@@ -205,7 +205,7 @@ type wanted struct {
 	sent []uint32 // the number of the message in each place
 }
 
-// again is how long the sender may be silent until it is asked again. It knows when it
+// again is how long the sender may be silent until it is asked again. Ours knows when it
 // has been asked already.
 const again = 200 * time.Millisecond
 

@@ -11,6 +11,7 @@ import (
 	"io"
 	"io/fs"
 	"math/rand/v2"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -713,6 +714,104 @@ func TestSendersAreAsked(t *testing.T) {
 			t.Errorf("error %v", err)
 		}
 	})
+}
+
+// A sender to which each request is another round, as to FPsPIN's, is asked again as long as
+// nothing comes, and not while its message is on its way, however long that takes.
+func TestSendersThatSendAreNotAskedAgain(t *testing.T) {
+	t.Parallel()
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	tr := Transfer{Type: strided, Count: 30, Parallel: 1, Strategy: ddt.Direct}
+	l, err := newLayout(tr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream, err := l.pack(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	asked := netip.AddrPortFrom(lab.Host.Addr.Addr(), RequestPort)
+	var requests *net.UDPConn
+	var conn *slmp.Conn
+	if err := lab.Host.NS.Do(func() (err error) {
+		if requests, err = net.ListenUDP("udp4", net.UDPAddrFromAddrPort(asked)); err != nil {
+			return err
+		}
+		conn, err = slmp.Dial(t.Context(), lab.NIC.Addr.Addr().String(), slmp.Config{})
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	defer requests.Close()
+	await := func(until time.Duration) error {
+		if err := requests.SetReadDeadline(time.Now().Add(until)); err != nil {
+			return err
+		}
+		_, err := requests.Read(make([]byte, requestLen))
+		return err
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	var sending sync.WaitGroup
+	sending.Go(func() {
+		for range 3 { // two are lost
+			if err := await(20 * time.Second); err != nil {
+				t.Error(err)
+				cancel()
+				return
+			}
+		}
+		begun, late := make(chan struct{}), 0
+		half, pipe := io.Pipe()
+		sending.Go(func() {
+			var once sync.Once
+			o := slmp.Options{Progress: func(p slmp.Progress) {
+				if p.Bytes > 0 {
+					once.Do(func() { close(begun) })
+				}
+			}}
+			if _, err := conn.Send(ctx, half, o); err != nil {
+				t.Error(err)
+			}
+		})
+		if _, err := pipe.Write(stream[:len(stream)/2]); err != nil {
+			t.Error(err)
+		}
+		select {
+		case <-begun:
+		case <-ctx.Done():
+			t.Error("the message does not begin")
+			return
+		}
+		for end := time.Now().Add(15 * again); time.Now().Before(end); {
+			if await(time.Until(end)) == nil {
+				late++
+			}
+		}
+		if late > 1 { // one may have been on its way
+			t.Errorf("asked %d times again while a message came", late)
+		}
+		if _, err := pipe.Write(stream[len(stream)/2:]); err != nil {
+			t.Error(err)
+		}
+		if err := pipe.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	n := 0
+	err = Serve(ctx, lab, ServeConfig{Setup: setup(), Transfer: tr, Sender: asked, Verify: true}, func(Info) {}, func(m Message) {
+		if n++; !m.Verified {
+			t.Errorf("message %+v", m)
+		}
+		sending.Wait() // the sender knows that it was taken
+		cancel()
+	})
+	cancel()
+	sending.Wait()
+	if err != nil || n != 1 {
+		t.Errorf("error %v, %d messages", err, n)
+	}
 }
 
 func TestRequestsAgainAreNotNewOnes(t *testing.T) {

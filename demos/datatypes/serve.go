@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -94,16 +95,13 @@ func (a *application) serve(ctx context.Context, q *serveAsk, t *terminal) error
 	}
 	t.say(answer{})
 	a.rts.Parallel, a.rts.Elements = uint32(w.Parallel), uint32(w.Count)
-	asking := q.Ask
+	asking := asking{application: a, window: w, over: !q.Ask}
 	for {
-		soon, cancel := ctx, context.CancelFunc(func() {})
-		if asking {
-			if err := a.request(); err != nil {
-				return err
-			}
-			soon, cancel = context.WithTimeout(ctx, again)
+		soon, cancel, err := asking.next(ctx)
+		if err != nil {
+			return err
 		}
-		err := w.app.Wait(soon)
+		err = w.app.Wait(soon)
 		cancel()
 		switch {
 		case ctx.Err() != nil:
@@ -113,7 +111,6 @@ func (a *application) serve(ctx context.Context, q *serveAsk, t *terminal) error
 		case err != nil:
 			return err
 		}
-		asking = false
 		var e hostq.Event
 		for w.app.Event(&e) {
 			if e.Kind != hostq.MessageEnded && e.Kind != hostq.MessageFailed {
@@ -125,12 +122,67 @@ func (a *application) serve(ctx context.Context, q *serveAsk, t *terminal) error
 			if e.User >= uint64(w.Parallel) {
 				return fmt.Errorf("event of a message in place %d: there are %d", e.User, w.Parallel)
 			}
+			asking.heard(e.Source.Addr())
 			m := w.take(&e, q)
 			t.say(answer{Message: &m})
 			if err := a.offer(ctx, w, q, int(e.User)); err != nil {
 				return err
 			}
 		}
+	}
+}
+
+// asking is how a sender is asked for messages: once, and again, with pauses that grow,
+// as long as none of its has begun. To FPsPIN's each request is for another round.
+type asking struct {
+	*application
+	*window
+	over   bool // nobody is asked any more
+	pause  time.Duration
+	due    time.Time // the next time; zero before the first
+	others uint64    // messages of others that have ended
+}
+
+const longestPause = 5 * time.Second
+
+// next asks if it is time to, and says when it wants to be called again.
+func (k *asking) next(ctx context.Context) (soon context.Context, cancel context.CancelFunc, err error) {
+	if k.over {
+		return ctx, func() {}, nil
+	}
+	if !time.Now().Before(k.due) {
+		silent := k.due.IsZero()
+		if !silent {
+			info, err := k.window.app.Info(ctx)
+			if ctx.Err() != nil {
+				return ctx, func() {}, nil
+			}
+			if err != nil {
+				return nil, nil, err
+			}
+			// Whose a message is that has not ended yet cannot be told.
+			silent = info.MessageStats == nil || info.MessageStats.Started <= k.others
+		}
+		if silent {
+			if err := k.request(); err != nil {
+				return nil, nil, err
+			}
+			k.pause = min(max(2*k.pause, again), longestPause)
+		}
+		k.due = time.Now().Add(k.pause)
+	}
+	soon, cancel = context.WithDeadline(ctx, k.due)
+	return soon, cancel, nil
+}
+
+// heard says from whom a message has ended.
+func (k *asking) heard(from netip.Addr) {
+	switch {
+	case k.over:
+	case k.udp.RemoteAddr().(*net.UDPAddr).AddrPort().Addr().Unmap() == from.Unmap():
+		k.over = true
+	default:
+		k.others++
 	}
 }
 
