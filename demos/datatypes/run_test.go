@@ -610,18 +610,27 @@ func TestServeTakesWhatIsSent(t *testing.T) {
 	var sending sync.WaitGroup
 	// Six messages, more than there are places. One has a wrong byte, one a wrong length.
 	err = Serve(ctx, lab, ServeConfig{Setup: setup(), Transfer: tr, Verify: true, Dir: dir}, func(Info) {
-		var conn *slmp.Conn
+		var patient, hasty *slmp.Conn
 		if err := lab.Host.NS.Do(func() (err error) {
-			conn, err = slmp.Dial(ctx, lab.NIC.Addr.Addr().String(), slmp.Config{Retries: 1, Patience: 100 * time.Millisecond})
+			to := lab.NIC.Addr.Addr().String()
+			if patient, err = slmp.Dial(ctx, to, slmp.Config{}); err != nil {
+				return err
+			}
+			hasty, err = slmp.Dial(ctx, to, slmp.Config{Retries: 1, Patience: time.Second})
 			return err
 		}); err != nil {
 			t.Fatal(err)
 		}
 		sending.Go(func() {
-			defer conn.Close()
+			defer patient.Close()
+			defer hasty.Close()
 			wrong := bytes.Clone(stream)
 			wrong[5] ^= 1
 			for i, msg := range [][]byte{stream, stream, stream, wrong, stream[1:], stream} {
+				conn := patient
+				if i == 4 { // which is not acknowledged
+					conn = hasty
+				}
 				if _, err := conn.SendBytes(ctx, msg, slmp.Options{}); (err == nil) != (i != 4) {
 					t.Errorf("message %d: %v", i, err)
 				}
