@@ -110,7 +110,7 @@ func TestRulesExplain(t *testing.T) {
 		t.Errorf("explains %s, %v", out, err)
 	}
 	out, _, err = runRules(t, "", "explain", file, "echo")
-	if err != nil || !strings.HasPrefix(out, "1 echo: 3&0x") || !strings.Contains(out, "UDP destination port 7000. ") || strings.Contains(out, "7001") {
+	if err != nil || !strings.HasPrefix(out, "1 echo: 3&0x") || !strings.Contains(out, "UDP destination port 7000, addressed to the interface itself") || strings.Contains(out, "7001") {
 		t.Errorf("explains %s, %v", out, err)
 	}
 	if _, _, err = runRules(t, "", "explain", file, "ecco"); err == nil || !strings.Contains(err.Error(), "other, echo, files") {
