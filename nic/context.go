@@ -769,7 +769,7 @@ func (n *NIC) remove(c *Context, keep bool) error {
 	n.ops.Add(1)
 	defer n.ops.Done()
 	n.mu.Unlock()
-	err = n.pool.Drain(c.hpu, removeTime)
+	err = n.pool.Drain(c.hpu, n.drain)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	id := c.hpu.ID()

@@ -40,7 +40,7 @@ func TestKilledProcessLeavesTheInterfaceAsItWas(t *testing.T) {
 	lab := netnstest.Temp(t, netns.LabConfig{})
 	here, there := offloads(t, lab.NIC), offloads(t, lab.Host)
 	floodPing(t, lab)
-	for round := range 10 {
+	for round := range 6 {
 		p := spawn(t, lab, "serve")
 		if round%2 == 0 { // while it serves, else while it starts
 			p.expect(t, "ready")
@@ -143,7 +143,7 @@ func TestClosedNICLeavesNothingBehind(t *testing.T) {
 		return n
 	}
 	fds, goroutines := len(descriptors(t)), runtime.NumGoroutine()
-	for range 3 {
+	for range 2 {
 		use()
 	}
 	eventually(t, "goroutines ended", func() bool { return runtime.NumGoroutine() <= goroutines })

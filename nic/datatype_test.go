@@ -34,7 +34,7 @@ func TestDatatypesThroughABadNetwork(t *testing.T) {
 		conns[payload] = connect(t, lab, slmp.Port, slmp.Config{Payload: payload})
 	}
 	again := uint64(0)
-	for seed, left := uint64(0), 12; left > 0; seed++ {
+	for seed, left := uint64(0), 8; left > 0; seed++ {
 		typ, count := ddttest.Random(rand.New(rand.NewPCG(seed, 7)), ddttest.Options{NoOverlap: true, MaxBytes: 48 << 10, MaxExtent: 256 << 10})
 		c, err := ddt.Commit(typ, count)
 		if err != nil {
@@ -98,7 +98,7 @@ func TestDatatypesInLargePackets(t *testing.T) {
 				}
 				return payload(h)
 			}
-			for range 3 {
+			for range 2 {
 				placeThrough(t, n, conn, c, set, datatypePolicies(set)[0])
 			}
 			if most.Load() < 2 {

@@ -4,6 +4,7 @@ package nic
 
 import (
 	"sync/atomic"
+	"time"
 
 	"github.com/xspin/xspin/bpf"
 	"github.com/xspin/xspin/loader"
@@ -57,8 +58,8 @@ const SpareFrames = spare
 // MaxBuckets is what all contexts share.
 const MaxBuckets = bpf.MaxBuckets
 
-// RemoveTime is how long Remove waits for packets.
-const RemoveTime = removeTime
+// SetRemoveTime sets how long Remove, Deactivate and Close wait for packets.
+func (n *NIC) SetRemoveTime(d time.Duration) { n.drain = d }
 
 // SetUnfair has contexts that compete for HPUs keep all of their credit.
 func (n *NIC) SetUnfair(on bool) {

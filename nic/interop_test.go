@@ -75,9 +75,11 @@ func TestFPsPINSender(t *testing.T) {
 			// Without acknowledgements between the first and the last it sends
 			// everything and reports a failure, which is FPsPIN's.
 			data := noise(20_000)
-			r, err := send(fpspintest.Sender{Align: 64}, 78, data)
-			if !errors.Is(err, fpspintest.ErrData) {
-				t.Errorf("window 0: %v, %+v", err, r)
+			if p.spec.Policy == nic.ByPacket { // it takes its time, and the policy does not matter
+				r, err := send(fpspintest.Sender{Align: 64}, 78, data)
+				if !errors.Is(err, fpspintest.ErrData) {
+					t.Errorf("window 0: %v, %+v", err, r)
+				}
 			}
 			one, err := send(fpspintest.Sender{Align: 64}, 79, data[:100])
 			if err != nil {

@@ -234,7 +234,7 @@ func policies() []policy {
 		{"message", nic.ContextSpec{Policy: nic.ByMessage}},
 		{"packet", nic.ContextSpec{Policy: nic.ByPacket}},
 	}
-	for _, v := range []int{1, 2, 7} {
+	for _, v := range []int{1, 7} {
 		p = append(p, policy{fmt.Sprintf("blocked-rr %d", v), nic.ContextSpec{Policy: nic.BlockedRR, Sequence: 10000, VHPUs: v}})
 	}
 	return p
@@ -264,7 +264,11 @@ func TestMessagesOfEveryModeToEveryPolicy(t *testing.T) {
 						}
 						conn := connect(t, lab, slmp.Port, cfg)
 						payload := conn.Stats().Payload
-						for _, size := range []int{0, 1, payload - 1, payload, payload + 1, 1 << 20} {
+						long := 1 << 20
+						if window == 1 {
+							long >>= 3 // one segment after the other
+						}
+						for _, size := range []int{0, 1, payload - 1, payload, payload + 1, long} {
 							data := noise(size)
 							d, err := conn.SendBytes(patient(t), data, slmp.Options{})
 							if err != nil {
@@ -375,7 +379,7 @@ func TestForgedStartsOfMessages(t *testing.T) {
 	lab := netnstest.Temp(t, netns.LabConfig{})
 	n := open(t, lab, nic.Config{HPUs: 2, Workers: 2})
 	w := newWitness(t, true)
-	const room, forged = 1024, 100_000
+	const room, forged = 1024, 25_000
 	started := make(chan struct{})
 	h := w.handlers()
 	header := h.Header
@@ -392,7 +396,7 @@ func TestForgedStartsOfMessages(t *testing.T) {
 		Name: "attacked", Rulesets: sets(matcher.SLMP()), Messages: room, Handlers: h, Timeout: time.Minute,
 	})
 	conn := connect(t, lab, slmp.Port, slmp.Config{})
-	data := noise(16 << 20)
+	data := noise(4 << 20)
 	sent := make(chan error, 1)
 	go func() {
 		_, err := conn.SendBytes(patient(t), data, slmp.Options{})

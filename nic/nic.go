@@ -111,6 +111,7 @@ type NIC struct {
 	short    bool              // somebody has less credit than is due to it
 	patience time.Duration     // until there may be some
 	unfair   bool              // for tests: see fair
+	drain    time.Duration     // removeTime, but for tests
 }
 
 // Open makes a NIC of an interface. Until a context is activated all its traffic
@@ -135,6 +136,7 @@ func Open(cfg Config) (_ *NIC, err error) {
 		retired:  map[uint16]*Context{},
 		buckets:  newAllocator(),
 		places:   map[*Context]bool{},
+		drain:    removeTime,
 		stirred:  make(chan struct{}, 1),
 		done:     make(chan struct{}),
 		events:   make(chan hpu.Event, 64),
@@ -361,7 +363,7 @@ func (n *NIC) Close() error {
 		var drains sync.WaitGroup // all at once: one time limit for all
 		for _, c := range n.contexts {
 			if m, ok := c.hpu.Messages(); ok && m.Open > 0 {
-				drains.Go(func() { _ = n.pool.Drain(c.hpu, removeTime) }) // what is still out is told below
+				drains.Go(func() { _ = n.pool.Drain(c.hpu, n.drain) }) // what is still out is told below
 			}
 		}
 		drains.Wait()

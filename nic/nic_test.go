@@ -54,11 +54,10 @@ func run(t testing.TB, n *nic.NIC, spec nic.ContextSpec) *nic.Context {
 // eventually waits for what is bound to happen, and fails when it does not.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for range 2000 {
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		if ok() {
 			return
 		}
-		time.Sleep(time.Millisecond)
 	}
 	t.Errorf("never: %s", what)
 }

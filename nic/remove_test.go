@@ -36,7 +36,7 @@ func TestRemovedContextRunsNoHandlerAnyMore(t *testing.T) {
 	n := open(t, lab, nic.Config{HPUs: 4})
 	floodPing(t, lab)
 	var runs atomic.Int64
-	for round := range 50 {
+	for round := range 25 {
 		// All there is of buckets: the next round needs them back.
 		c := run(t, n, nic.ContextSpec{
 			Name: fmt.Sprintf("round %d", round), Rulesets: sets(matcher.ICMPEcho()),
@@ -96,8 +96,13 @@ func TestRemoveWaitsForHandlers(t *testing.T) {
 		late bool
 	}{{"that return in time", false}, {"that return late", true}} {
 		t.Run(tc.name, func(t *testing.T) {
+			const soon = 100 * time.Millisecond
 			lab := netnstest.Temp(t, netns.LabConfig{Queues: 1})
 			n := open(t, lab, nic.Config{HPUs: 1, Limit: time.Minute})
+			n.SetRemoveTime(time.Minute)
+			if tc.late {
+				n.SetRemoveTime(soon)
+			}
 			gate, entered := make(chan struct{}), make(chan struct{}, 1000)
 			var inside atomic.Int64
 			c := run(t, n, nic.ContextSpec{Name: "slow", Rulesets: sets(matcher.UDPPort(7)), Handlers: handle(func(*hpu.HER) hpu.Code {
@@ -122,7 +127,7 @@ func TestRemoveWaitsForHandlers(t *testing.T) {
 				return program(t, n).Passed > before
 			})
 			if tc.late {
-				time.Sleep(nic.RemoveTime + 300*time.Millisecond)
+				time.Sleep(3 * soon) // it is over time, and waits for the handler still
 			}
 			var err error
 			select {
@@ -161,6 +166,7 @@ func TestRemoveWaitsForHandlers(t *testing.T) {
 func TestRemoveGivesUpOnKeptPackets(t *testing.T) {
 	lab := netnstest.Temp(t, netns.LabConfig{Queues: 1})
 	n := open(t, lab, nic.Config{HPUs: 1, Ring: 64})
+	n.SetRemoveTime(100 * time.Millisecond)
 	kept := make(chan *hpu.Kept, 1)
 	spec := nic.ContextSpec{
 		Name: "keep", Rulesets: sets(matcher.UDPPort(7)), Format: matcher.FormatByName("flow"), Messages: nic.MaxBuckets / 2,

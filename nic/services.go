@@ -78,9 +78,9 @@ func (n *NIC) Deactivate(c *Context) (err error) {
 	if err != nil {
 		return err
 	}
-	for deadline := time.Now().Add(removeTime); n.waiting(c) > 0; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(n.drain); n.waiting(c) > 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			return fmt.Errorf("%d buffers are still out after %v: with a handler that is busy, with the application, or kept", n.waiting(c), removeTime)
+			return fmt.Errorf("%d buffers are still out after %v: with a handler that is busy, with the application, or kept", n.waiting(c), n.drain)
 		}
 	}
 	return nil

@@ -220,10 +220,13 @@ func TestApplicationHearsThatItsContextIsStopped(t *testing.T) {
 	lab := netnstest.Temp(t, netns.LabConfig{})
 	n := open(t, lab, nic.Config{HPUs: 1, Workers: 1, Limit: 20 * time.Millisecond})
 	gate := make(chan struct{})
-	t.Cleanup(func() { close(gate) })
-	run(t, n, nic.ContextSpec{
+	c := run(t, n, nic.ContextSpec{
 		Name: "stuck", Rulesets: sets(matcher.UDPPort(7)), Resources: hpu.Resources{Host: pair},
 		Handlers: handle(func(*hpu.HER) hpu.Code { <-gate; return hpu.Success }),
+	})
+	t.Cleanup(func() {
+		close(gate)
+		idle(t, c) // or Close finds the handler stuck
 	})
 	write(t, dialUDP(t, lab, 7), []byte("x"))
 	if e := hostEvent(t, app); e.Kind != hostq.ContextFault || !strings.Contains(e.Text, "20ms") {
@@ -448,6 +451,7 @@ func TestOthersGoOnWhileAContextDrains(t *testing.T) {
 func TestDeactivateGivesUpOnKeptPackets(t *testing.T) {
 	lab := netnstest.Temp(t, netns.LabConfig{})
 	n := open(t, lab, nic.Config{HPUs: 1})
+	n.SetRemoveTime(100 * time.Millisecond)
 	kept := make(chan *hpu.Kept, 1)
 	c := run(t, n, nic.ContextSpec{Name: "keep", Rulesets: sets(matcher.UDPPort(7)), Handlers: handle(func(h *hpu.HER) hpu.Code {
 		k, err := h.Keep()
