@@ -30,12 +30,17 @@ KERNELS     := trixie trixie-backports
 VM_PACKAGES := bpf internal/ethtool netns netns/impair xsk loader hostq nic nic/neigh slmp client daemon demos/pingpong demos/pingpong/rtt demos/file
 VM_RUN      :=
 
+# Where make install puts things; DESTDIR is before all of it, for packages.
+PREFIX     := /usr/local
+SYSCONFDIR := /etc
+DESTDIR    :=
+
 # A tree that is no repository, or one git does not trust, builds without the
 # commit in the binary.
 VCS := $(if $(shell git rev-parse --verify -q HEAD 2>/dev/null),auto,false)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-quick soak vmtest vmtest-quick fresh bench generate generate-check lint clean go root clang test-tools bench-tools vm-tools fresh-tools
+.PHONY: help build install uninstall demo test test-quick soak vmtest vmtest-quick fresh bench generate generate-check lint clean go root clang test-tools bench-tools vm-tools fresh-tools
 # Targets share the CPUs with what they measure.
 .NOTPARALLEL:
 
@@ -44,6 +49,27 @@ help: ## this list
 
 build: go ## bin/xspin, one static binary
 	CGO_ENABLED=0 go build -trimpath -buildvcs=$(VCS) -o bin/xspin ./cmd/xspin
+
+# As root, who may have no Go: what make build made. A configuration that is there stays.
+UNIT        = $(DESTDIR)$(PREFIX)/lib/systemd/system/xspin.service
+CONFIG      = $(DESTDIR)$(SYSCONFDIR)/xspin/xspin.yaml
+COMPLETIONS = bash:bash-completion/completions/xspin zsh:zsh/site-functions/_xspin fish:fish/vendor_completions.d/xspin.fish
+
+install: ## bin/xspin of make build, unit, sample configuration, completion (PREFIX=/usr/local DESTDIR=)
+	@[ -x bin/xspin ] || { echo "make install: bin/xspin is not there: run make build first, as yourself" >&2; exit 1; }
+	install -D -m 755 bin/xspin $(DESTDIR)$(PREFIX)/bin/xspin
+	install -D -m 644 dist/systemd/xspin.service $(UNIT)
+	sed -i 's|^ExecStart=/usr/bin/xspin run /etc/xspin/|ExecStart=$(PREFIX)/bin/xspin run $(SYSCONFDIR)/xspin/|' $(UNIT)
+	@if [ -e $(CONFIG) ]; then echo "$(CONFIG) is there, and stays"; \
+	else echo "install -D -m 644 dist/xspin.yaml $(CONFIG)"; install -D -m 644 dist/xspin.yaml $(CONFIG); fi
+	@set -e; for c in $(COMPLETIONS); do f="$(DESTDIR)$(PREFIX)/share/$${c#*:}"; \
+		echo "bin/xspin completion $${c%%:*} > $$f"; \
+		mkdir -p "$$(dirname "$$f")"; bin/xspin completion "$${c%%:*}" >"$$f"; chmod 644 "$$f"; done
+
+uninstall: ## what make install put there, and the configuration if it is still the sample
+	rm -f $(DESTDIR)$(PREFIX)/bin/xspin $(UNIT) $(foreach c,$(COMPLETIONS),$(DESTDIR)$(PREFIX)/share/$(lastword $(subst :, ,$(c))))
+	@if cmp -s dist/xspin.yaml $(CONFIG); then rm -f $(CONFIG); rmdir $(dir $(CONFIG)) 2>/dev/null || :; \
+	elif [ -e $(CONFIG) ]; then echo "$(CONFIG) is yours, and stays"; fi
 
 # Client and server on different CPUs, for all modes: left to themselves they
 # change places, and the figures jump by a factor of ten. The client spins, so
