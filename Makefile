@@ -19,7 +19,7 @@ FRESH_TOOLS := debootstrap:debootstrap git:git
 # Packages with random searches, and how many times longer than in make test
 # these go on.
 SOAK          := 30
-SOAK_PACKAGES := slmp ddt loader internal/mpich client
+SOAK_PACKAGES := slmp ddt loader internal/mpich client scripts
 
 # The Debian of make fresh.
 SUITE       := trixie
