@@ -138,3 +138,35 @@ func TestRulesetValidate(t *testing.T) {
 		})
 	}
 }
+
+func TestUDPPortThatARulesetPins(t *testing.T) {
+	for text, want := range map[string]uint16{
+		"a: slmp":      matcher.SLMPPort,
+		"a: slmp6":     matcher.SLMPPort,
+		"a: udp(7)":    7,
+		"a: udp":       0,
+		"a: tcp(7)":    0,
+		"a: icmp-echo": 0,
+		"a: match-all": 0,
+		"a: bypass":    0,
+	} {
+		rs, err := matcher.ParseRuleset(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		port, ok := rs.UDPPort()
+		if port != want || ok != (want != 0) {
+			t.Errorf("%s: port %d, %v, want %d", text, port, ok, want)
+		}
+	}
+	rs := matcher.UDPPort(7)
+	rs.Rules[2].End = 8 << 16
+	if port, ok := rs.UDPPort(); ok {
+		t.Errorf("ports 7 and 8: %d", port)
+	}
+	rs = matcher.UDPPort(7)
+	rs.Mode = matcher.Or
+	if port, ok := rs.UDPPort(); ok {
+		t.Errorf("port 7 or UDP: %d", port)
+	}
+}

@@ -484,28 +484,39 @@ func (n *NIC) Activate(c *Context) (err error) {
 	if err := n.init(c); err != nil {
 		return err
 	}
+	armed, err := n.arm(c)
+	if armed {
+		n.warnOfSockets(c)
+		n.ops.Done()
+	}
+	return err
+}
+
+// arm puts the context's rulesets into the table, and says whether it has. If so, Close
+// waits until the caller is done.
+func (n *NIC) arm(c *Context) (armed bool, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if err := n.has(c); err != nil {
-		return err
+		return false, err
 	}
 	if c.active {
-		return nil
+		return false, nil
 	}
 	if c.spec.HostActivated {
 		c.active = true
-		return nil
+		return false, nil
 	}
 	slots, err := n.slotsFor(c)
 	if err != nil {
-		return err
+		return false, err
 	}
 	if slices.ContainsFunc(c.spec.Rulesets, func(rs matcher.Ruleset) bool { return rs.Local }) && len(n.neigh.Local().Addrs) == 0 {
 		n.cfg.Logger.Warn("the interface has no IP address: until it has, rulesets with `dst local`, as the predefined ones are, take no IP packets; `dst any` takes those to any address", "interface", n.iface.Name, "context", c.spec.Name)
 	}
 	prog, err := n.ingress.Stats()
 	if err != nil {
-		return err
+		return false, err
 	}
 	c.slots, c.matched = slots, nil
 	for _, s := range slots {
@@ -518,10 +529,11 @@ func (n *NIC) Activate(c *Context) (err error) {
 			delete(n.slots, s)
 		}
 		c.active, c.slots = false, nil
-		return err
+		return false, err
 	}
 	n.stir()
-	return nil
+	n.ops.Add(1)
+	return true, nil
 }
 
 // init runs the context's init handler, if that has not been done. The handler may

@@ -24,6 +24,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/bpf"
@@ -89,8 +90,9 @@ type NIC struct {
 	injector *loader.Injector
 	control  *nicsock.Server
 	neigh    *neigh.Resolver
-	stirred  chan struct{} // see fair
-	done     chan struct{} // closed when the NIC closes
+	diag     *netlink.Handle // see warnOfSockets
+	stirred  chan struct{}   // see fair
+	done     chan struct{}   // closed when the NIC closes
 
 	events     chan hpu.Event
 	eventsLost atomic.Uint64
@@ -205,6 +207,9 @@ func Open(cfg Config) (_ *NIC, err error) {
 		pool.Stack = n.injector
 	}
 	if n.neigh, err = neigh.Open(iface); err != nil {
+		return nil, fmt.Errorf("open NIC: %w", err)
+	}
+	if n.diag, err = openDiag(); err != nil {
 		return nil, fmt.Errorf("open NIC: %w", err)
 	}
 	if n.pool, err = hpu.New(pool); err != nil {
@@ -372,6 +377,9 @@ func (n *NIC) Close() error {
 	}
 	if n.neigh != nil {
 		errs = append(errs, n.neigh.Close())
+	}
+	if n.diag != nil {
+		n.diag.Close()
 	}
 	if n.injector != nil {
 		errs = append(errs, n.injector.Close())
