@@ -86,7 +86,8 @@ type Row struct {
 	CI95       quantile.Interval `json:"ci95"`
 	Better     string            `json:"better"` // higher or lower
 	Target     *float64          `json:"target,omitempty"`
-	Met        *bool             `json:"met,omitempty"` // by the median
+	Met        *bool             `json:"met,omitempty"`     // by the median
+	Verdict    string            `json:"verdict,omitempty"` // met, missed, or within noise: the target is in the interval
 	A          *Side             `json:"a,omitempty"`
 	B          *Side             `json:"b,omitempty"`
 	Conditions string            `json:"conditions"`
@@ -102,6 +103,14 @@ func newRow(name, unit string, g Goal, median float64, ci quantile.Interval) (Ro
 	if g.set {
 		met := g.met(median)
 		r.Target, r.Met = &g.target, &met
+		switch {
+		case g.met(ci[0]) != g.met(ci[1]):
+			r.Verdict = "within noise"
+		case met:
+			r.Verdict = "met"
+		default:
+			r.Verdict = "missed"
+		}
 	}
 	return r, nil
 }
@@ -168,6 +177,7 @@ type Env struct {
 	DurationS  float64 `json:"duration_s"` // of a run
 	Started    string  `json:"started"`    // RFC 3339
 	Load       string  `json:"load"`       // average over the minute before: others at work spoil figures
+	Busy       bool    `json:"busy"`       // the load is more than a quarter of the CPUs
 }
 
 // Environment describes this machine.
@@ -180,11 +190,18 @@ func Environment(command string, runs int, d time.Duration) Env {
 	if err != nil {
 		load = []byte("unknown")
 	}
-	return Env{
+	e := Env{
 		Kernel: "Linux " + strings.TrimSpace(string(kernel)), CPU: testbed.CPU(), CPUs: runtime.NumCPU(), Arch: runtime.GOARCH,
 		Go: runtime.Version(), GOMAXPROCS: runtime.GOMAXPROCS(0),
 		Command: command, Runs: runs, DurationS: d.Seconds(), Started: time.Now().Format(time.RFC3339), Load: strings.Fields(string(load))[0],
 	}
+	e.Busy = busy(e.Load, e.CPUs)
+	return e
+}
+
+func busy(load string, cpus int) bool {
+	x, err := strconv.ParseFloat(load, 64)
+	return err == nil && x > float64(cpus)/4
 }
 
 // A Document is the outcome of a benchmark.
@@ -219,32 +236,39 @@ func (d *Document) WriteJSON(w io.Writer) error {
 func (d *Document) WriteText(w io.Writer) error {
 	var b strings.Builder
 	e := d.Env
-	fmt.Fprintf(&b, "%s, %s, %d CPUs, %s; %s: %d runs of %gs a side, taking turns; load before %s\n\n",
+	fmt.Fprintf(&b, "%s, %s, %d CPUs, %s; %s: %d runs of %gs a side, taking turns; load before %s\n",
 		e.Kernel, e.CPU, e.CPUs, e.Go, e.Command, e.Runs, e.DurationS, e.Load)
+	if e.Busy {
+		fmt.Fprintf(&b, "WARNING: the machine was busy: a load of %s on %d CPUs. Others at work spoil the figures: have them stop, and measure again\n", e.Load, e.CPUs)
+	}
+	b.WriteByte('\n')
 	var n notes
 	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprint(t, "row\tmedian\tunit\t95 % interval\ttarget\t\ta\tb\tlost a\tlost b\tnotes\t\n")
 	for _, r := range d.Results {
-		target, met := "-", ""
+		target, verdict := "-", ""
 		if r.Target != nil {
 			sign := "<="
 			if r.Better == "higher" {
 				sign = ">="
 			}
 			target = sign + " " + figure(*r.Target)
-			met = map[bool]string{true: "met", false: "MISSED"}[*r.Met]
+			verdict = strings.Replace(r.Verdict, "missed", "MISSED", 1)
 		}
 		see := n.number(r.Conditions)
 		for _, s := range []*Side{r.A, r.B} {
 			if s != nil {
-				see += " " + n.number(s.What, s.On)
+				see += " " + n.number(s.What)
+				if s.On != "" {
+					see += " " + n.number(s.On)
+				}
 			}
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t[%s, %s]\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t\n", r.Name, figure(r.Median), r.Unit,
-			figure(r.CI95[0]), figure(r.CI95[1]), target, met, r.A.figure(), r.B.figure(), r.A.lost(), r.B.lost(), see)
+			figure(r.CI95[0]), figure(r.CI95[1]), target, verdict, r.A.figure(), r.B.figure(), r.A.lost(), r.B.lost(), see)
 	}
 	t.Flush()
-	b.WriteString("\nNotes, in this order: conditions, a, b\n")
+	b.WriteString("\nNotes, in this order: conditions, a and what was on, b and what was on\n")
 	for i, text := range n {
 		fmt.Fprintf(&b, "%4d  %s\n", i+1, text)
 	}
@@ -264,8 +288,7 @@ func (d *Document) WriteText(w io.Writer) error {
 type notes []string
 
 // number returns the number of a text, from 1.
-func (n *notes) number(parts ...string) string {
-	text := strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), "; ")
+func (n *notes) number(text string) string {
 	i := slices.Index(*n, text)
 	if i < 0 {
 		i = len(*n)

@@ -55,6 +55,38 @@ func TestTargetsAreMetByTheMedian(t *testing.T) {
 	}
 }
 
+// A target that lies in the interval is neither met nor missed.
+func TestAVerdictLooksAtTheInterval(t *testing.T) {
+	runs := []float64{0.7, 0.8, 0.9} // the interval is all of them
+	for _, c := range []struct {
+		goal Goal
+		want string
+	}{
+		{AtLeast(0.6), "met"}, {AtLeast(0.75), "within noise"}, {AtLeast(0.85), "within noise"}, {AtLeast(0.95), "missed"},
+		{AtMost(0.6), "missed"}, {AtMost(0.75), "within noise"}, {AtMost(0.85), "within noise"}, {AtMost(0.95), "met"},
+		{Higher, ""},
+	} {
+		row, err := Absolute("x", c.goal, NewSide("x", "u", runs))
+		if err != nil || row.Verdict != c.want {
+			t.Errorf("%+v of %v: %q, error %v, want %q", c.goal, row.CI95, row.Verdict, err, c.want)
+		}
+	}
+}
+
+// Who reads the figures of a busy machine is warned.
+func TestABusyMachineIsWarnedOf(t *testing.T) {
+	for load, want := range map[string]bool{"0.20": false, "1.00": false, "1.01": true, "17.3": true, "unknown": false} {
+		e := Env{Load: load, CPUs: 4, Busy: busy(load, 4)}
+		var out strings.Builder
+		if err := NewDocument(e).WriteText(&out); err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(out.String(), "WARNING: the machine was busy: a load of "+load+" on 4 CPUs") != want {
+			t.Errorf("load %s: %s", load, &out)
+		}
+	}
+}
+
 func TestRowsCompareRunByRun(t *testing.T) {
 	a, b := NewSide("a", "ns", []float64{10, 40, 30}), NewSide("b", "ns", []float64{5, 20, 10})
 	ratio, err := Ratio("r", Higher, a, b)
@@ -185,7 +217,7 @@ func TestTextHasEveryRowAndEachNoteOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	text := out.String()
-	for _, want := range []string{"0.60", ">= 0.80", "MISSED", "3.00 Mpps", "25.0 %", "1 2 3", "1 3", "2  what a is; XDP native", "x/a_over_b a: packets_per_batch 32.0"} {
+	for _, want := range []string{"0.60", ">= 0.80", "within noise", "3.00 Mpps", "25.0 %", "1 2 3 4", "1 4", "2  what a is\n", "3  XDP native\n", "x/a_over_b a: packets_per_batch 32.0"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q", want)
 		}
