@@ -251,7 +251,10 @@ func writeContext(out io.Writer, x *control.ContextInfo) error {
 	if h.Handled > 0 {
 		row("handler time", "mean %v, p50 %s, p99 %s", h.HandlerSum/time.Duration(h.Handled), within(&h.HandlerTime, 50), within(&h.HandlerTime, 99))
 	}
-	row("frames", "%d sent, %d not for lack of room, %d to the stack", h.Sent, h.SendFull, h.ToStack)
+	row("frames", "%d of handlers sent, %d not for lack of room, %d to the stack", h.Sent, h.SendFull, h.ToStack)
+	if h.Acks > 0 || h.AckFull > 0 {
+		row("acks", "%d sent, %d not for lack of room", h.Acks, h.AckFull)
+	}
 	if m := x.MessageStats; m != nil {
 		row("messages", "%d begun, %d open, %d complete, %d failed, %d abandoned", m.Started, m.Open, m.Ended, m.Failed, m.Abandoned)
 		if m.Refused > 0 {

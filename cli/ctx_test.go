@@ -5,6 +5,7 @@ package cli
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -208,6 +209,28 @@ func TestCtxShowTellsThatNoPacketsCome(t *testing.T) {
 		}
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("an interface that is %s:\n%s", link, &out)
+		}
+	}
+}
+
+// What "sent" means is the same in stats, top and here: frames of handlers. Acknowledgements
+// are counted beside them.
+func TestSentIsWhatHandlersHaveSent(t *testing.T) {
+	h := hpu.ContextStats{Sent: 5, Acks: 70}
+	var show, stats bytes.Buffer
+	err1 := writeContext(&show, &control.ContextInfo{HandlerStats: h})
+	err2 := writeStats(&stats, &nicStats{Stats: &nic.Stats{Contexts: []nic.ContextStats{{ContextStats: h, Messages: &mpq.Stats{}, Checksums: new(hpu.Checksums)}}}})
+	if err := errors.Join(err1, err2); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ out, want string }{
+		{show.String(), "frames 5 of handlers sent"},
+		{show.String(), "acks 70 sent"},
+		{stats.String(), "sent 5 frames of handlers given"},
+		{stats.String(), "acks 70 acknowledgements given"},
+	} {
+		if !strings.Contains(strings.Join(strings.Fields(c.out), " "), c.want) {
+			t.Errorf("no %q in\n%s", c.want, c.out)
 		}
 	}
 }

@@ -170,7 +170,7 @@ func TestObserveADaemon(t *testing.T) {
 
 	eventually(t, func() error {
 		s, _ := run("", "stats")
-		if !strings.HasPrefix(s, device+": ") || !strings.Contains(strings.Join(strings.Fields(s), " "), fmt.Sprintf(" sent %d frames given", n)) {
+		if !strings.HasPrefix(s, device+": ") || !strings.Contains(strings.Join(strings.Fields(s), " "), fmt.Sprintf(" sent %d frames of handlers given", n)) {
 			return fmt.Errorf("stats prints\n%s", s)
 		}
 		return nil

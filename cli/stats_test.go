@@ -154,7 +154,7 @@ func TestStatsOfARunningNIC(t *testing.T) {
 		"share 1 weight of its HPU time",
 		fmt.Sprintf("granted %d the same, while there is HPU time for all", doc.Contexts[0].Granted),
 		"handled 3 handlers that returned",
-		"sent 3 frames given to a tx ring",
+		"sent 3 frames of handlers given to a tx ring",
 		"handler p50 " + within(&doc.Contexts[0].HandlerTime, 50) + " of 100 handlers 50 are within this",
 		"handler p99 " + within(&doc.Contexts[0].HandlerTime, 99) + " of 100 handlers 99 are within this",
 		"rx dropped 0 frames lost for want of a buffer",

@@ -42,7 +42,8 @@ daemon, once in an interval, until q or Ctrl-C. All numbers are per second, but:
 
 DROP are packets that handlers dropped, FAIL handlers that failed, panicked or ran
 too long, REFUSED and SPILL frames for which the context had no credit: dropped, or
-left to the Linux stack. FULL are requests for which the ring to the application
+left to the Linux stack. SENT are frames of handlers, ACKS the acknowledgements of
+messages. FULL are requests for which the ring to the application
 had no room.
 
 Without a terminal it prints one report as text, or as many as -n says. With --json
@@ -345,9 +346,9 @@ func (r *topReport) interfaceLines(width int) []pageLine {
 }
 
 func (r *topReport) contextLines(width int) []pageLine {
-	t := columns{left: make([]bool, 16), drop: []string{"SENT", "SPILL", "FULL", "REQUESTS", "IN FLIGHT", "MESSAGES", "WAIT", "FAIL", "STATE"}}
-	t.left[0], t.left[1], t.left[15] = true, true, true
-	t.row("CONTEXT", "STATE", "PACKETS", "MESSAGES", "OPEN", "HPU%", "DROP", "FAIL", "REFUSED", "SPILL", "SENT", "REQUESTS", "FULL", "WAIT", "IN FLIGHT", "ATTACHED")
+	t := columns{left: make([]bool, 17), drop: []string{"ACKS", "SENT", "SPILL", "FULL", "REQUESTS", "IN FLIGHT", "MESSAGES", "WAIT", "FAIL", "STATE"}}
+	t.left[0], t.left[1], t.left[16] = true, true, true
+	t.row("CONTEXT", "STATE", "PACKETS", "MESSAGES", "OPEN", "HPU%", "DROP", "FAIL", "REFUSED", "SPILL", "SENT", "ACKS", "REQUESTS", "FULL", "WAIT", "IN FLIGHT", "ATTACHED")
 	for i := range r.Contexts {
 		c := &r.Contexts[i]
 		messages, open := any("-"), any("-")
@@ -358,7 +359,7 @@ func (r *topReport) contextLines(width int) []pageLine {
 		if q := c.Queue; q != nil {
 			requests, full, waiting = q.Requests, q.Full, q.Waiting
 		}
-		t.row(c.Name, c.State, c.Packets, messages, open, fmt.Sprintf("%.1f", c.HPU), c.Dropped, c.Failed, c.Refused, c.Spilled, c.Sent,
+		t.row(c.Name, c.State, c.Packets, messages, open, fmt.Sprintf("%.1f", c.HPU), c.Dropped, c.Failed, c.Refused, c.Spilled, c.Sent, c.Acks,
 			requests, full, waiting, c.InFlight, attached(c.Attached))
 	}
 	return t.lines(width)

@@ -50,7 +50,8 @@ type contextReport struct {
 	Failed   float64        `json:"failed"`
 	Refused  float64        `json:"refused"`
 	Spilled  float64        `json:"spilled"`
-	Sent     float64        `json:"sent"`
+	Sent     float64        `json:"sent"` // frames of handlers
+	Acks     float64        `json:"acks"`
 	Queue    *queueReport   `json:"queue,omitempty"` // if it has one
 	InFlight int            `json:"in_flight"`
 	Attached []control.Peer `json:"attached"`
@@ -142,7 +143,7 @@ func (p period) context(was, is *control.ContextInfo, c1, c2 *nic.ContextStats) 
 	r := contextReport{
 		Name: is.Name, State: is.State, Packets: p.rate(a.Handled, b.Handled), HPU: p.percent(a.HandlerSum, b.HandlerSum),
 		Dropped: p.rate(a.Dropped, b.Dropped), Failed: p.rate(a.Failed+a.Panics+a.Overruns, b.Failed+b.Panics+b.Overruns),
-		Refused: p.rate(c1.Refused, c2.Refused), Spilled: p.rate(c1.Spilled, c2.Spilled), Sent: p.rate(a.Sent+a.Acks, b.Sent+b.Acks),
+		Refused: p.rate(c1.Refused, c2.Refused), Spilled: p.rate(c1.Spilled, c2.Spilled), Sent: p.rate(a.Sent, b.Sent), Acks: p.rate(a.Acks, b.Acks),
 		InFlight: c2.InFlight, Attached: append([]control.Peer{}, is.Attached...),
 	}
 	if m := is.MessageStats; m != nil {
