@@ -800,6 +800,7 @@ func (h *hosted) info(stats map[int]*nic.ContextStats) control.ContextInfo {
 		i.State, i.Error = ifaceGone, err.Error()
 	}
 	i.Interface, i.Link = h.card.key, h.card.nic.Link()
+	i.Memory, i.HPUMemory = control.Size(h.b.memory), control.Size(h.b.perHPU) // its handlers may have asked for it
 	var s *nic.ContextStats
 	if h.ctx != nil {
 		i.ID = h.ctx.ID()

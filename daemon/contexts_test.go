@@ -90,6 +90,11 @@ func init() {
 		}
 		return port(p, hpu.Handlers{Payload: func(*hpu.HER) hpu.Code { return hpu.Success }})
 	})
+	handlers.Register("test-memory", "", func(p handlers.Params) (*handlers.Set, error) {
+		set, err := port(p, hpu.Handlers{Payload: func(*hpu.HER) hpu.Code { return hpu.Success }})
+		set.Memory, set.HPUMemory = 4096, 64
+		return set, err
+	})
 	handlers.Register("test-panic", "", func(p handlers.Params) (*handlers.Set, error) { panic("no set") })
 }
 
@@ -760,6 +765,22 @@ contexts:
 			}
 			return true
 		})
+	}
+}
+
+// What there is of HPU memory is told, whoever has asked for it.
+func TestHPUMemoryThatHandlersAskForIsTold(t *testing.T) {
+	f := launch(t, `
+contexts:
+- {name: asks, handler: test-memory, rulesets: "nine: udp(9)"}
+- {name: has-more, handler: test-memory, memory: 8KiB, hpu_memory: 1KiB, rulesets: "ten: udp(10)"}
+`)
+	for name, want := range map[string][2]control.Size{"asks": {4096, 64}, "has-more": {8192, 1024}} {
+		i, err := f.info(name)
+		must(t, err)
+		if got := [2]control.Size{i.Memory, i.HPUMemory}; got != want {
+			t.Errorf("context %q has %v of HPU memory, want %v", name, got, want)
+		}
 	}
 }
 
