@@ -86,7 +86,7 @@ func TestOverlapOfBothSides(t *testing.T) {
 	if o := newOverlap(g, true, odd, nil); o.Steady {
 		t.Errorf("%+v is steady", o)
 	} else {
-		r := &Report{}
+		r := &Report{Env: Env{GEMM: &GEMM{}}}
 		r.doubt(&Result{Type: "x", Strategy: "direct", Overlap: o})
 		if want := []string{"x, direct: the machine was not steady: the same products took 50.0 ms alone, and 0.80 of that with messages beside them"}; !slices.Equal(r.Notes, want) {
 			t.Errorf("notes %q", r.Notes)
@@ -124,7 +124,7 @@ func TestOverlapOfBothSides(t *testing.T) {
 		is(t, "xspin_over_mpich", *o.XsPINOverMPICH, 0.5, 0.5, 0.5)
 		near(t, "MPICH's gemms_s", o.MPICH.GEMMs.Median, tc.compute.Seconds())
 		near(t, "gflops", o.GFLOPS, 0.8)
-		r := &Report{}
+		r := &Report{Env: Env{GEMM: &GEMM{}}}
 		r.doubt(&Result{Type: "x", Overlap: o})
 		if (len(r.Notes) == 0) != tc.steady {
 			t.Errorf("%v: notes %q", tc.compute, r.Notes)
@@ -319,5 +319,19 @@ func TestMessagesAreKnownByTheirNumbers(t *testing.T) {
 func TestFigureIsAMedian(t *testing.T) {
 	if got, want := newFigure([]float64{5, 1, 3}), (Figure{3, quantile.Interval{1, 5}}); !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v, want %+v", got, want)
+	}
+}
+
+// A share that looks like a mistake is explained, and no other is.
+func TestAShareOutsideOfAllIsExplained(t *testing.T) {
+	for hidden, want := range map[float64]bool{-0.39: true, 0: false, 0.5: false, 1: false, 1.07: true} {
+		o := ourTrials().summary()
+		o.Hidden.Median = hidden
+		r := &Report{Env: Env{GEMM: &GEMM{}}}
+		var b strings.Builder
+		r.writeOverlap(&b, "milc", &Result{Overlap: &Overlap{XsPIN: o}})
+		if strings.Contains(b.String(), "hidden below 0 %: ") != want {
+			t.Errorf("%g hidden:\n%s", hidden, &b)
+		}
 	}
 }

@@ -315,6 +315,10 @@ func (r *Report) writeOverlap(b *strings.Builder, name string, res *Result) {
 		}
 		fmt.Fprintln(w)
 	}
+	var odd bool
+	for _, x := range sides {
+		odd = odd || x.Hidden.Median < 0 || x.Hidden.Median > 1
+	}
 	fmt.Fprint(w, "missed\t")
 	for _, x := range sides {
 		missed := "-"
@@ -325,6 +329,10 @@ func (r *Report) writeOverlap(b *strings.Builder, name string, res *Result) {
 	}
 	fmt.Fprintln(w)
 	_ = w.Flush()
+	if odd {
+		b.WriteString("\nhidden below 0 %: both together took longer than one after the other, as they share CPUs, caches and memory;\n" +
+			"above 100 %: both together took less than the products alone, which is noise: more runs make it smaller\n")
+	}
 	if x := o.XsPINOverMPICH; x != nil {
 		fmt.Fprintf(b, "\nboth together, XsPIN / MPICH: %.2f [%.2f, %.2f]\n", x.Median, x.CI95[0], x.CI95[1])
 	}
