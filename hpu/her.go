@@ -37,6 +37,11 @@ const (
 // HER is a handler execution request: one packet, and what its handler may do
 // with it. It belongs to one handler until that returns, and must not be used
 // later or by other goroutines.
+//
+// What does not need a packet are methods of the [Task] in it, for all handlers
+// alike: memory (Memory, HPUMemory, Window, Message), the application (Ask, Notify,
+// Counter), frames of the handler's own (SendNew, SendUDP, Resolve), Logf, Count and
+// Fail. docs/handlers.md has all of them in one table.
 type HER struct {
 	Task
 	meta bpf.Meta

@@ -150,7 +150,8 @@ func (t *Task) Window(name string) Window {
 }
 
 // Memory returns the context's HPU memory. Other HPUs use it at the same time, and
-// other contexts may: it is for sync/atomic, or for one writer.
+// other contexts may: it is for atomic operations, such as those of [Memory](h.Memory()),
+// or for one writer.
 func (t *Task) Memory() []byte { return t.ctx.res.Memory }
 
 // HPUMemory returns the HPU's own part of the context's memory.
