@@ -4,6 +4,7 @@ package handlers
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 
 	"github.com/xspin/xspin/hpu"
@@ -52,14 +53,13 @@ func (s *requests) ask(h *hpu.HER) hpu.Code {
 	// Before anybody works on it: is the sender one that can be answered?
 	source := binary.BigEndian.Uint32(hdr.IPv4[12:16])
 	tag := uint64(source)<<16 | uint64(hdr.UDP.SrcPort())
-	if !hdr.Intact() || !hdr.ReplyUDP() || h.AskThen(tag, hdr.UDP.Payload(), s.then) != nil {
+	if !hdr.Answerable() || !hdr.Intact() || h.AskThen(tag, hdr.UDP.Payload(), s.then) != nil {
 		return hpu.Drop
 	}
 	return hpu.Success
 }
 
-// reply sends the answer in a frame of its own, as it may be longer than the question:
-// with the headers of the packet, which ask has turned round.
+// reply sends the answer.
 func (s *requests) reply(h *hpu.HER, r *hpu.Reply) hpu.Code {
 	n := len(r.Payload)
 	if r.Err != nil || r.Status != 0 {
@@ -69,20 +69,13 @@ func (s *requests) reply(h *hpu.HER, r *hpu.Reply) hpu.Code {
 		h.Logf("requests: an answer of %d bytes is dropped: at most %d, see the parameter mtu", n, most)
 		return hpu.Drop
 	}
-	frame, err := h.SendNew(max(udpHeaders+n, 60))
+	b, err := h.Reply(n)
 	if err != nil {
+		if errors.Is(err, hpu.ErrSize) {
+			h.Logf("requests: an answer is dropped: %v", err)
+		}
 		return hpu.Drop
 	}
-	copy(frame, h.Head()[:udpHeaders])
-	clear(frame[udpHeaders+copy(frame[udpHeaders:], r.Payload):]) // what other frames left there
-	ip := packet.IPv4(frame[packet.EthernetLen:])
-	ip.SetTotalLen(uint16(packet.IPv4Len + packet.UDPLen + n))
-	ip.SetTTL(64)
-	ip.SetChecksum(ip.HeaderChecksum())
-	udp := packet.UDP(ip[packet.IPv4Len:])
-	udp.SetLength(uint16(packet.UDPLen + n))
-	hdr := packet.Parse(frame, len(frame))
-	sum, _ := hdr.UDPChecksum()
-	udp.SetChecksum(sum)
+	copy(b, r.Payload)
 	return hpu.Success
 }

@@ -474,6 +474,8 @@ type unresolved struct{ err error }
 
 func (u unresolved) Resolve(netip.Addr) (hpu.Hop, error) { return hpu.Hop{}, u.err }
 
+func (u unresolved) From(netip.Addr) (hpu.Hop, bool) { return hpu.Hop{MTU: 1500}, false }
+
 // asked is whose neighbours answer when they have been asked once.
 type asked struct{ times int }
 
@@ -483,6 +485,8 @@ func (a *asked) Resolve(netip.Addr) (hpu.Hop, error) {
 	}
 	return hpu.Hop{Source: netip.MustParseAddr("10.0.0.1"), MTU: 1500}, nil
 }
+
+func (a *asked) From(netip.Addr) (hpu.Hop, bool) { return hpu.Hop{MTU: 1500}, false }
 
 // TestTickUnreachable has no way to the collector: it is no error that the first
 // datagram has to wait for ARP.

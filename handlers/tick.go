@@ -40,10 +40,16 @@ func newTick(p Params) (*Set, error) {
 		return nil, fmt.Errorf("param \"to\": %v: want an IPv4 address and a port", t.To)
 	}
 	return &Set{
-		Handlers: hpu.Handlers{Payload: t.count, Timer: t.send},
+		Handlers: hpu.Handlers{Init: t.init, Payload: t.count, Timer: t.send},
 		Rulesets: []matcher.Ruleset{matcher.ICMPEcho()},
 		Timer:    time.Second,
 	}, nil
+}
+
+// init has the collector asked, so that the first tick finds an answer.
+func (t *tick) init(task *hpu.Task) error {
+	_, _ = task.Resolve(t.To.Addr())
+	return nil
 }
 
 func (t *tick) count(h *hpu.HER) hpu.Code {

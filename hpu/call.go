@@ -106,6 +106,7 @@ func (r *runner) invoke(c *Context, what call) (code Code, ok bool) {
 		r.unask(p)
 		r.pending = nil
 	}
+	r.sum(mark)
 	n := r.made - mark
 	if before == recycle && req.action == send {
 		n++

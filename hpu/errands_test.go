@@ -15,6 +15,7 @@ import (
 
 	"github.com/xspin/xspin/bpf"
 	"github.com/xspin/xspin/hostq"
+	"github.com/xspin/xspin/packet"
 )
 
 func TestInitRunsOnAnHPU(t *testing.T) {
@@ -307,6 +308,10 @@ func (o oneHop) Resolve(dst netip.Addr) (Hop, error) {
 	return Hop{Source: netip.MustParseAddr("10.0.0.1"), SourceMAC: [6]byte{2, 1}, MAC: o.mac, MTU: 1500}, nil
 }
 
+func (o oneHop) From(src netip.Addr) (Hop, bool) {
+	return Hop{Source: src, SourceMAC: [6]byte{2, 1}, MTU: 1500}, src == netip.MustParseAddr("10.0.0.1")
+}
+
 func TestLogAndDatagramsOfHandlers(t *testing.T) {
 	r := newRig(t, rigConfig{})
 	log := &lines{}
@@ -339,4 +344,62 @@ func TestLogAndDatagramsOfHandlers(t *testing.T) {
 		t.Errorf("logged %q", log.text)
 	}
 	_ = c
+}
+
+// Who sent a packet is reached where it came from, a router if need be.
+func TestSenderIsReachedWhereItCameFrom(t *testing.T) {
+	us, router, other := [6]byte{2, 1}, [6]byte{2, 7}, [6]byte{2, 8}
+	here, peer, nobody := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("10.0.0.3")
+	for _, tt := range []struct {
+		name     string
+		dst, src [6]byte
+		from, to netip.Addr
+		ask      netip.Addr
+		turn, ok bool
+	}{
+		{"its sender", us, router, peer, here, peer, false, true},
+		{"its sender, turned round", us, router, peer, here, peer, true, true},
+		{"somebody else", us, router, peer, here, nobody, false, false},
+		{"ourselves", us, router, peer, here, here, false, false},
+		{"to another host", us, router, peer, nobody, peer, false, false},
+		{"to another MAC", other, router, peer, here, peer, false, false},
+		{"to all", [6]byte{255, 255, 255, 255, 255, 255}, router, peer, here, peer, false, false},
+		{"from a group", us, [6]byte{3}, peer, here, peer, false, false},
+		{"from no MAC", us, [6]byte{}, peer, here, peer, false, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := newRig(t, rigConfig{})
+			frame := make([]byte, 60)
+			eth := packet.Ethernet(frame)
+			eth.SetDst(tt.dst)
+			eth.SetSrc(tt.src)
+			eth.SetEtherType(packet.EtherTypeIPv4)
+			ip := packet.IPv4(frame[14:])
+			ip[0], ip[3], ip[9] = 0x45, 46, packet.ProtocolUDP
+			ip.SetSrc(tt.from.As4())
+			ip.SetDst(tt.to.As4())
+			packet.UDP(ip[20:]).SetLength(26)
+			type answer struct {
+				hop Hop
+				err error
+			}
+			got := make(chan answer, 1)
+			r.withResources(1, Handlers{Payload: func(h *HER) Code {
+				if tt.turn {
+					h.Headers().Ethernet.Swap()
+					h.Headers().IPv4.SwapAddrs()
+				}
+				hop, err := h.Resolve(tt.ask)
+				got <- answer{hop, err}
+				return Success
+			}}, Resources{Resolver: oneHop{}})
+			r.receive(pkt{ctx: 1, data: frame})
+			a := <-got
+			want := Hop{Source: here, SourceMAC: us, MAC: router, MTU: 1500}
+			if tt.ok && (a.err != nil || a.hop != want) || !tt.ok && !errors.Is(a.err, ErrUnresolved) {
+				t.Errorf("%+v, %v", a.hop, a.err)
+			}
+			r.settled()
+		})
+	}
 }

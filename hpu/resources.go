@@ -84,10 +84,15 @@ var (
 // for, so try again with a later packet.
 var ErrUnresolved = errors.New("address is being resolved")
 
-// A Resolver knows neighbours and routes. Resolve never waits; its errors wrap
-// ErrUnresolved if asking again makes sense.
+// A Resolver knows neighbours and routes. Neither method waits.
 type Resolver interface {
+	// Resolve returns the way to an address. Its errors wrap ErrUnresolved if asking
+	// again makes sense.
 	Resolve(dst netip.Addr) (Hop, error)
+
+	// From returns what of a Hop is the interface's own, Source, SourceMAC and MTU, and
+	// whether src is an address of it.
+	From(src netip.Addr) (hop Hop, own bool)
 }
 
 // A LogSink takes what handlers print. Log does not wait, and copies the text. Now is

@@ -53,6 +53,7 @@ func (t *Task) SendNew(n int) ([]byte, error) {
 		return nil, fmt.Errorf("send new frame: %w", ErrFrames)
 	}
 	t.r.sends[t.r.made] = xsk.Desc{Addr: addr, Len: uint32(n)}
+	t.r.unsummed[t.r.made] = false
 	t.r.made++
 	return t.r.pool.cfg.Memory.Bytes(addr, n), nil
 }

@@ -22,20 +22,114 @@ func (t *Task) Resolve(dst netip.Addr) (Hop, error) {
 	return t.ctx.res.Resolver.Resolve(dst)
 }
 
-// udpHeaders is how many bytes are in front of the payload of SendUDP.
+// Resolve is Task.Resolve, which knows one neighbour more: the packet came from it. Who
+// sent the packet, and where it came from another network the router, is reached at the
+// MAC in it while the interface's own neighbour is still being asked.
+func (h *HER) Resolve(dst netip.Addr) (Hop, error) {
+	hop, err := h.Task.Resolve(dst)
+	if err != nil && errors.Is(err, ErrUnresolved) {
+		if back, ok := h.back(dst); ok {
+			return back, nil
+		}
+	}
+	return hop, err
+}
+
+// back returns the way to dst if the packet is between it and this interface, whether the
+// handler has turned it round yet or not.
+func (h *HER) back(dst netip.Addr) (Hop, bool) {
+	hdr := h.Headers()
+	if hdr.IPv4 == nil {
+		return Hop{}, false
+	}
+	peer, here := netip.AddrFrom4(hdr.IPv4.Src()), netip.AddrFrom4(hdr.IPv4.Dst())
+	if here == dst {
+		peer, here = here, peer
+	}
+	hop, own := h.ctx.res.Resolver.From(here)
+	hop.MAC = hdr.Ethernet.Src()
+	if hop.MAC == hop.SourceMAC {
+		hop.MAC = hdr.Ethernet.Dst()
+	} else if hdr.Ethernet.Dst() != hop.SourceMAC {
+		own = false
+	}
+	return hop, own && peer == dst && hop.MAC != [6]byte{} && hop.MAC[0]&1 == 0
+}
+
+// udpHeaders is how many bytes are in front of the payload of SendUDP and Reply.
 const udpHeaders = packet.EthernetLen + packet.IPv4Len + packet.UDPLen
 
 // SendUDP is SendNew for a datagram with n bytes of payload from a port of this
 // interface's address, to wherever: its headers are there, and the payload is
 // returned, of unknown content. IPv4 only; without a checksum.
 func (t *Task) SendUDP(from uint16, to netip.AddrPort, n int) ([]byte, error) {
+	return t.sendUDP(t, from, to, n)
+}
+
+// SendUDP is Task.SendUDP by way of HER.Resolve.
+func (h *HER) SendUDP(from uint16, to netip.AddrPort, n int) ([]byte, error) {
+	return h.sendUDP(h, from, to, n)
+}
+
+func (t *Task) sendUDP(by interface{ Resolve(netip.Addr) (Hop, error) }, from uint16, to netip.AddrPort, n int) ([]byte, error) {
 	if !to.Addr().Is4() {
 		return nil, fmt.Errorf("send datagram to %v: %w: IPv4 only", to, errors.ErrUnsupported)
 	}
-	hop, err := t.Resolve(to.Addr())
+	hop, err := by.Resolve(to.Addr())
 	if err != nil {
 		return nil, err
 	}
+	return t.datagram(&hop, from, to, n)
+}
+
+// ErrReply says that a packet is not answered: it is no datagram on IPv4, a checksum
+// refutes it, or one of its addresses is nobody's, such as a broadcast.
+var ErrReply = errors.New("no intact datagram from a host that can be answered")
+
+// Reply is SendNew for the answer to the packet, a datagram: with the addresses and ports
+// exchanged, and n bytes of payload, which are returned, of unknown content. Their
+// checksum is computed when the handler has returned. The packet stays as it is, and may
+// be read meanwhile; change its headers after Reply, if at all. The error is ErrReply for
+// what should not be answered: with a new checksum, an answer would vouch for the bytes.
+func (h *HER) Reply(n int) ([]byte, error) {
+	hdr := h.Headers()
+	var room [chainSize][]byte
+	rest := room[:0]
+	for i := 1; i < len(h.segs); i++ {
+		rest = append(rest, h.Segment(i))
+	}
+	if hdr.UDP == nil || !hdr.Answerable() || !hdr.Intact(rest...) {
+		return nil, ErrReply
+	}
+	hop := Hop{MTU: h.r.pool.cfg.frameRoom() - packet.EthernetLen}
+	here := netip.AddrFrom4(hdr.IPv4.Dst())
+	if res := h.ctx.res.Resolver; res != nil {
+		hop, _ = res.From(here)
+	}
+	// Whoever was asked answers, even if that is not the interface.
+	hop.Source, hop.SourceMAC, hop.MAC = here, hdr.Ethernet.Dst(), hdr.Ethernet.Src()
+	b, err := h.datagram(&hop, hdr.UDP.DstPort(), netip.AddrPortFrom(netip.AddrFrom4(hdr.IPv4.Src()), hdr.UDP.SrcPort()), n)
+	if err == nil {
+		h.r.unsummed[h.r.made-1] = true
+	}
+	return b, err
+}
+
+// sum computes the checksums of the replies among the frames that were made since mark.
+func (r *runner) sum(mark int) {
+	for i := mark; i < r.made; i++ {
+		if r.unsummed[i] {
+			frame := r.pool.cfg.Memory.Bytes(r.sends[i].Addr, int(r.sends[i].Len))
+			hdr := packet.Parse(frame, len(frame))
+			if sum, ok := hdr.UDPChecksum(); ok {
+				hdr.UDP.SetChecksum(sum)
+			}
+		}
+	}
+}
+
+// datagram makes a frame for a datagram, without a checksum, and returns its payload.
+func (t *Task) datagram(hop *Hop, from uint16, to netip.AddrPort, n int) ([]byte, error) {
 	if most := hop.MTU - packet.IPv4Len - packet.UDPLen; n < 0 || n > most {
 		return nil, fmt.Errorf("send datagram of %d bytes to %v: %w: 0..%d", n, to, ErrSize, most)
 	}

@@ -219,22 +219,23 @@ type runner struct {
 	sends   [spareCache]xsk.Desc       // frames made by handlers
 
 	// Private: never read by anybody else.
-	her    HER
-	k      int // her's place in the batch
-	made   int // of sends
-	room   int // left on the tx ring of the port
-	spare  []uint64
-	acc    [bpf.MaxContexts]*ContextStats // not yet merged
-	of     [bpf.MaxContexts]*Context      // whose acc it is
-	dirty  []uint16
-	base   int64 // CLOCK_MONOTONIC at baseT
-	baseT  int64
-	looked int64 // for lost packets, CLOCK_MONOTONIC
-	ticks  int64 // when the last handler ended
-	waited int64 // for room for requests, by handlers of this batch, ticks
-	timed  int64 // when it looked at the time of messages, ticks
-	acked  int   // answers among the frames of this HER
-	sent   int   // frames of its handlers, counted as sent
+	her      HER
+	k        int              // her's place in the batch
+	made     int              // of sends
+	unsummed [spareCache]bool // sends whose checksum is computed when the handler has returned
+	room     int              // left on the tx ring of the port
+	spare    []uint64
+	acc      [bpf.MaxContexts]*ContextStats // not yet merged
+	of       [bpf.MaxContexts]*Context      // whose acc it is
+	dirty    []uint16
+	base     int64 // CLOCK_MONOTONIC at baseT
+	baseT    int64
+	looked   int64 // for lost packets, CLOCK_MONOTONIC
+	ticks    int64 // when the last handler ended
+	waited   int64 // for room for requests, by handlers of this batch, ticks
+	timed    int64 // when it looked at the time of messages, ticks
+	acked    int   // answers among the frames of this HER
+	sent     int   // frames of its handlers, counted as sent
 
 	// For calls into the code of a context, and what they leave behind.
 	calm      bool // between handlers

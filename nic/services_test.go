@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -536,6 +537,31 @@ func TestHandlerSendsWhereNobodyHasAsked(t *testing.T) {
 	if unresolved.Load() == 0 {
 		t.Error("the neighbour was known from the start: this shows nothing")
 	}
+}
+
+// The first datagram of a peer is answered: the way back is in it.
+func TestHandlerAnswersWhoIsNew(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	n := open(t, lab, nic.Config{HPUs: 1})
+	run(t, n, nic.ContextSpec{Name: "answer", Rulesets: sets(matcher.UDPPort(7)), Handlers: handle(func(h *hpu.HER) hpu.Code {
+		hdr := h.Headers()
+		_, err := h.Task.Resolve(netip.AddrFrom4(hdr.IPv4.Src()))
+		if !errors.Is(err, hpu.ErrUnresolved) {
+			t.Errorf("the peer was known from the start: this shows nothing: %v", err)
+		}
+		b, err := h.SendUDP(7, netip.AddrPortFrom(netip.AddrFrom4(hdr.IPv4.Src()), hdr.UDP.SrcPort()), 5)
+		if err != nil {
+			t.Error(err)
+			return hpu.Drop
+		}
+		copy(b, "hello")
+		return hpu.Success
+	})})
+	conn := listenUDP(t, lab.Host, 4000)
+	if _, err := conn.WriteTo([]byte("who?"), net.UDPAddrFromAddrPort(netip.AddrPortFrom(lab.NIC.Addr.Addr(), 7))); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, conn, []byte("hello"))
 }
 
 func TestSharesAndPoliciesAreChecked(t *testing.T) {

@@ -167,7 +167,7 @@ func (h *Headers) UDPChecksumPartial() bool {
 // is one that cannot be answered or answered from: broadcast, multicast or, as
 // source, 0.0.0.0/8, 127.0.0.0/8 and the destination itself.
 func (h *Headers) ReplyUDP(rest ...[]byte) bool {
-	if h.UDP == nil || !h.answerable() {
+	if h.UDP == nil || !h.Answerable() {
 		return false
 	}
 	if h.UDPChecksumPartial() {
@@ -191,7 +191,7 @@ func (h *Headers) ReplyUDP(rest ...[]byte) bool {
 // address cannot be answered, as for [Headers.ReplyUDP].
 func (h *Headers) ReplyICMPEcho(rest ...[]byte) bool {
 	m := h.ICMP
-	if m == nil || m.Type() != ICMPEchoRequest || m.Code() != 0 || !h.answerable() {
+	if m == nil || m.Type() != ICMPEchoRequest || m.Code() != 0 || !h.Answerable() {
 		return false
 	}
 	// Type and code of the reply are 0 and add nothing to its sum.
@@ -241,7 +241,7 @@ func (h *Headers) Intact(rest ...[]byte) bool {
 // [Headers.Intact].
 func (h *Headers) Turn(rest ...[]byte) bool {
 	echo := h.ICMP != nil && h.ICMP.Type() == ICMPEchoRequest && h.ICMP.Code() == 0
-	if h.UDP == nil && !echo || !h.answerable() || !h.Intact(rest...) {
+	if h.UDP == nil && !echo || !h.Answerable() || !h.Intact(rest...) {
 		return false
 	}
 	if echo {
@@ -276,10 +276,13 @@ func (h *Headers) addPayload(c *Checksum, first []byte, rest [][]byte) bool {
 	return n == 0
 }
 
-// answerable says whether a reply with exchanged addresses may be sent at all
+// Answerable says whether a reply with exchanged addresses may be sent at all
 // (RFC 1122, 3.2.1.3: no host sends from a broadcast or multicast address, nobody is
 // reached at 0.0.0.0/8, and 127.0.0.0/8 is on no wire; nor do we hear ourselves there).
-func (h *Headers) answerable() bool {
+func (h *Headers) Answerable() bool {
+	if h.IPv4 == nil {
+		return false
+	}
 	esrc, edst := h.Ethernet.Src(), h.Ethernet.Dst()
 	src, dst := h.IPv4.Src(), h.IPv4.Dst()
 	return (esrc[0]|edst[0])&1 == 0 && src[0] != 0 && src[0] != 127 && src != dst && !group(src) && !group(dst)

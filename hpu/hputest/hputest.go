@@ -67,7 +67,7 @@ type Config struct {
 	Host      hpu.Host     // Optional: another application than the test, such as a hostq.Pair of one lane
 	Requests  int          // how many fit into the ring to it. Defaults to hostq.DefaultRequests
 	Full      hpu.Full     // what happens when that is full
-	Resolver  hpu.Resolver // Defaults to one that knows all IPv4 addresses, see Hop
+	Resolver  hpu.Resolver // Defaults to one that knows all IPv4 addresses when they were asked for, see Hop
 
 	Buffer int           // bytes of a frame in each of its buffers. Defaults to all that fit
 	TxRing int           // frames that a batch can send. Defaults to 256
@@ -95,6 +95,7 @@ type NIC struct {
 	app    *application // nil without Queue
 	answer func(Request) Answer
 	task   func(*hpu.Task) error
+	peers  neighbours
 	next   int // HPU of the next packet that has no message
 
 	mu   sync.Mutex // of out, which the worker writes too
@@ -136,10 +137,11 @@ func (o *Outcome) Code() hpu.Code {
 // kept and not released by then are errors.
 func New(t testing.TB, cfg Config) *NIC {
 	t.Helper()
-	n := &NIC{t: t, cfg: cfg}
+	n := &NIC{t: t, cfg: cfg, peers: neighbours{known: map[netip.Addr]bool{}}}
 	if err := n.open(); err != nil {
 		t.Fatalf("hputest: %v", err)
 	}
+	n.peers.answer() // what Init has asked for
 	return n
 }
 
@@ -256,7 +258,7 @@ func (n *NIC) install() (err error) {
 		res.Host = n.app
 	}
 	if res.Resolver == nil {
-		res.Resolver = resolver{}
+		res.Resolver = &n.peers
 	}
 	if err := n.ctx.SetResources(res); err != nil {
 		return err
@@ -425,6 +427,7 @@ func (n *NIC) Settle() *Outcome {
 	for !n.wire.settle(n.asked) {
 		n.serve()
 	}
+	n.peers.answer()
 	sent := n.wire.take()
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net/netip"
 	"runtime"
 	"slices"
 	"strings"
@@ -362,6 +363,85 @@ func TestMistakes(t *testing.T) {
 	}
 }
 
+// TestUnknownPeers has handlers send to who sent the packet, at once, and to others, who
+// are being resolved at first.
+func TestUnknownPeers(t *testing.T) {
+	to := Peer(4000)
+	n := New(t, Config{Handlers: hpu.Handlers{Payload: func(h *hpu.HER) hpu.Code {
+		b, err := h.SendUDP(7, to, 2)
+		if err != nil {
+			h.Logf("%v", err)
+			return hpu.Drop
+		}
+		copy(b, "hi")
+		return hpu.Success
+	}}})
+	question := UDP(Peer(4000), Here(7), []byte("hello"))
+	if out := n.Packet(question); len(out.Sent) != 1 || !bytes.Equal(out.Sent[0][:12], append(PeerMAC[:], HereMAC[:]...)) {
+		t.Errorf("to the sender: %+v", out)
+	}
+	to = netip.MustParseAddrPort("10.9.9.9:1")
+	if out := n.Packet(question, question); len(out.Sent) != 0 || len(out.Log) != 2 || out.Log[1] != hpu.ErrUnresolved.Error() {
+		t.Errorf("to somebody else: %+v", out)
+	}
+	if out := n.Packet(question); len(out.Sent) != 1 {
+		t.Errorf("to somebody else who has been asked: %+v", out)
+	}
+}
+
+// TestReply has datagrams answered with other payloads, whatever buffers they come in.
+func TestReply(t *testing.T) {
+	for _, buffer := range []int{0, 64} {
+		size := 0
+		n := New(t, Config{Buffer: buffer, Handlers: hpu.Handlers{Payload: func(h *hpu.HER) hpu.Code {
+			if size == 12 { // with enough room for all of them
+				if a := testing.AllocsPerRun(20, func() { _, _ = h.Reply(size) }); a != 0 {
+					t.Errorf("%v allocations", a)
+				}
+				return hpu.Fail
+			}
+			b, err := h.Reply(size)
+			if err != nil {
+				h.Logf("%v", err)
+				return hpu.Drop
+			}
+			for i := range b {
+				b[i] = byte(i)
+			}
+			return hpu.Success
+		}}})
+		question := UDP(Peer(4000), Here(7), bytes.Repeat([]byte("question"), 20))
+		for _, size = range []int{0, 1, 300, 1472} {
+			out := n.Packet(bytes.Clone(question))
+			if len(out.Sent) != 1 {
+				t.Fatalf("%d bytes: %+v", size, out)
+			}
+			h := packet.Parse(out.Sent[0], len(out.Sent[0]))
+			if h.UDP == nil || len(h.UDP.Payload()) != size || !h.Intact() || h.UDP.Checksum() == 0 || h.UDP.SrcPort() != 7 || h.UDP.DstPort() != 4000 ||
+				h.Ethernet.Dst() != PeerMAC || h.Ethernet.Src() != HereMAC || h.IPv4.Dst() != PeerAddr.As4() || h.IPv4.Src() != HereAddr.As4() {
+				t.Errorf("%d bytes: sent % x", size, out.Sent[0])
+			}
+		}
+		size = 1473
+		if out := n.Packet(bytes.Clone(question)); len(out.Sent) != 0 || !strings.Contains(out.Log[0], "0..1472") {
+			t.Errorf("%d bytes: %+v", size, out)
+		}
+		size = 1
+		damaged, broadcast := bytes.Clone(question), bytes.Clone(question)
+		damaged[len(damaged)-1] ^= 1
+		broadcast[0] = 0xff
+		for name, f := range map[string][]byte{"damaged": damaged, "broadcast": broadcast, "ping": ICMPEcho(PeerAddr, HereAddr, 1, 1, nil)} {
+			if out := n.Packet(f); len(out.Sent) != 0 || len(out.Log) != 1 || out.Log[0] != hpu.ErrReply.Error() {
+				t.Errorf("%s: %+v", name, out)
+			}
+		}
+		size = 12
+		if out := n.Packet(question); len(out.Sent) != 0 || len(out.Faults) != 1 {
+			t.Errorf("a handler that fails has sent %d frames: %+v", len(out.Sent), out.Faults)
+		}
+	}
+}
+
 // TestTimer runs init and timer handlers, which have no packet.
 func TestTimer(t *testing.T) {
 	begun, code := 0, hpu.Success
@@ -369,6 +449,9 @@ func TestTimer(t *testing.T) {
 		Init: func(t *hpu.Task) error {
 			begun++
 			t.Logf("begun on HPU %d of %d", t.HPU(), t.HPUs())
+			if _, err := t.Resolve(Peer(2).Addr()); !errors.Is(err, hpu.ErrUnresolved) {
+				return fmt.Errorf("asked for the first time: %v", err)
+			}
 			return nil
 		},
 		Timer: func(t *hpu.Task) hpu.Code {

@@ -5,6 +5,7 @@ package hputest
 import (
 	"fmt"
 	"net/netip"
+	"sync"
 
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/mpq"
@@ -41,20 +42,47 @@ func (s logSink) Log(_ int64, _ int, text []byte) {
 }
 
 // Hop is what handlers resolve addresses to, unless Config has another Resolver:
-// all are in reach at PeerMAC.
+// all are in reach at PeerMAC. As in a network, an address that nobody has asked for yet
+// is being resolved at first, and known when a method of the NIC returns. Who sent a
+// packet is known to its handler at once.
 func Hop() hpu.Hop {
 	return hpu.Hop{Source: HereAddr, SourceMAC: HereMAC, MAC: PeerMAC, MTU: 1500}
 }
 
-// resolver knows all IPv4 addresses.
-type resolver struct{}
+// neighbours knows all IPv4 addresses that were asked for before.
+type neighbours struct {
+	mu    sync.Mutex
+	known map[netip.Addr]bool // false: has been asked for
+}
 
 // Resolve implements hpu.Resolver.
-func (resolver) Resolve(dst netip.Addr) (hpu.Hop, error) {
+func (n *neighbours) Resolve(dst netip.Addr) (hpu.Hop, error) {
 	if !dst.Is4() {
 		return hpu.Hop{}, fmt.Errorf("resolve %v: not an IPv4 address", dst)
 	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !n.known[dst] {
+		n.known[dst] = false
+		return hpu.Hop{}, hpu.ErrUnresolved
+	}
 	return Hop(), nil
+}
+
+// From implements hpu.Resolver.
+func (n *neighbours) From(src netip.Addr) (hpu.Hop, bool) {
+	hop := Hop()
+	hop.Source, hop.MAC = src, [6]byte{}
+	return hop, src == HereAddr
+}
+
+// answer has all who were asked for answer.
+func (n *neighbours) answer() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for a := range n.known {
+		n.known[a] = true
+	}
 }
 
 // slmpProtocol is SLMP as package nic has it, which cannot be imported here: its

@@ -206,6 +206,7 @@ func (r *Resolver) loadLink() error {
 	}
 	r.link = *l.Attrs()
 	r.setState(stateOf(r.link.RawFlags))
+	r.mtu.Store(int64(r.link.MTU))
 	if was := r.local.Load(); was != nil {
 		r.move(was.Addrs)
 	}

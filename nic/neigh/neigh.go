@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -105,6 +106,7 @@ type Resolver struct {
 	// lock, and without making an interface of the address, which allocates.
 	cache atomic.Pointer[map[netip.Addr]*entry]
 	local atomic.Pointer[matcher.Local]
+	mtu   atomic.Int64 // of the interface
 
 	// The run loop's own.
 	link    netlink.LinkAttrs
@@ -205,6 +207,13 @@ func (r *Resolver) Resolve(dst netip.Addr) (hpu.Hop, error) {
 		e.asked.Store(false)
 	}
 	return w.hop, w.err
+}
+
+// From implements hpu.Resolver.
+func (r *Resolver) From(src netip.Addr) (hpu.Hop, bool) {
+	local := r.local.Load()
+	src = src.Unmap()
+	return hpu.Hop{Source: src, SourceMAC: local.MAC, MTU: int(r.mtu.Load())}, slices.Contains(local.Addrs, src)
 }
 
 var errAddress = fmt.Errorf("%w: an IPv4 or IPv6 address without a zone is", ErrUnicast)

@@ -110,6 +110,13 @@ func TestFirstAskThenKnown(t *testing.T) {
 	if hop, err := b.r.Resolve(dst); !errors.Is(err, hpu.ErrUnresolved) || hop != (hpu.Hop{}) {
 		t.Errorf("asked for the first time: %+v, %v", hop, err)
 	}
+	mine := hpu.Hop{Source: b.NIC.Addr.Addr(), SourceMAC: mac(b.NIC), MTU: b.MTU}
+	if hop, own := b.r.From(mine.Source); hop != mine || !own {
+		t.Errorf("from the interface: %+v, %v", hop, own)
+	}
+	if _, own := b.r.From(dst); own {
+		t.Error("the peer's address is the interface's own")
+	}
 	hop, err := b.resolve(dst.String())
 	want := hpu.Hop{Source: b.NIC.Addr.Addr(), SourceMAC: mac(b.NIC), MAC: mac(b.Host), MTU: b.MTU}
 	if err != nil || hop != want {
