@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/internal/testenv"
 	"github.com/xspin/xspin/internal/ethtool"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/mpq"
@@ -163,7 +164,7 @@ func noise(n int) []byte {
 
 // patient is a context that a test fails to send to, not the sender's patience.
 func patient(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), testenv.Slowness()*30*time.Second)
 	t.Cleanup(cancel)
 	return ctx
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/internal/testenv"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/netnstest"
@@ -23,6 +24,9 @@ func open(t testing.TB, lab *netns.Lab, cfg nic.Config) *nic.NIC {
 	t.Helper()
 	var n *nic.NIC
 	cfg.Interface = lab.NIC.Device
+	if cfg.Limit == 0 {
+		cfg.Limit = testenv.Slowness() * hpu.DefaultLimit
+	}
 	err := lab.NIC.NS.Do(func() (err error) {
 		n, err = nic.Open(cfg)
 		return err
@@ -54,7 +58,7 @@ func run(t testing.TB, n *nic.NIC, spec nic.ContextSpec) *nic.Context {
 // eventually waits for what is bound to happen, and fails when it does not.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(testenv.Slowness() * 20 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		if ok() {
 			return
 		}

@@ -35,11 +35,23 @@ var soak = sync.OnceValue(func() int {
 	return n
 })
 
+// Slowness is how many times longer than on other machines things may take that are
+// waited for, or limited: 30 on an emulated one (XSPIN_EMULATED=1, as `make vmtest` sets),
+// else 1.
+func Slowness() time.Duration {
+	if emulated() {
+		return 30
+	}
+	return 1
+}
+
+func emulated() bool { return os.Getenv("XSPIN_EMULATED") == "1" }
+
 // NeedTime skips a test that fails on a machine which is many times slower than
-// others. XSPIN_EMULATED=1, which `make vmtest` sets, says that this is one.
+// others.
 func NeedTime(t testing.TB) {
 	t.Helper()
-	if os.Getenv("XSPIN_EMULATED") == "1" {
+	if emulated() {
 		t.Skip("depends on time, and this machine is emulated")
 	}
 }
