@@ -20,8 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/hpu"
-	"github.com/xspin/xspin/internal/testenv"
 	"github.com/xspin/xspin/internal/ethtool"
+	"github.com/xspin/xspin/internal/testenv"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/mpq"
 	"github.com/xspin/xspin/netns"
