@@ -855,8 +855,7 @@ type leak struct {
 
 // free tells whether nothing can touch the memory any more.
 func (l *leak) free() bool {
-	s, err := l.card.nic.Stats()
-	return err == nil && s.Stuck == 0 && l.card.nic.Drained(l.ctx) && time.Since(l.since) > 2*l.card.limit
+	return l.ctx.Stuck() == 0 && l.card.nic.Drained(l.ctx) && time.Since(l.since) > 2*l.card.limit
 }
 
 // leaks sweeps up behind stuck handlers, once a second while there are any.

@@ -641,6 +641,47 @@ contexts:
 	left(b, "done")
 }
 
+// A handler that hangs keeps the memory of its own context counted, and no other's.
+func TestStuckHandlersKeepTheirOwnMemoryOnly(t *testing.T) {
+	f := launch(t, `
+contexts:
+- {name: short, handler: test-stuck, rulesets: "eight: udp(8)", windows: [{name: own, size: 2MiB}]}
+- {name: long, handler: test-stuck, rulesets: "nine: udp(9)", windows: [{name: own, size: 4MiB}]}
+`)
+	before := f.inUse()
+	names := []string{"short", "long"}
+	var release []func()
+	for i, name := range names {
+		ch := make(chan struct{})
+		release = append(release, sync.OnceFunc(func() { close(ch) }))
+		t.Cleanup(release[i])
+		a := f.admitted(t, name, root, false)
+		in := stuckIn.Load()
+		stuckGate.Store(&ch)
+		f.datagram(t, 8+i)
+		why := <-a.ended()
+		stuckGate.Store(nil)
+		if stuckIn.Load() != in+1 || !strings.Contains(why, "a handler has run for more than 300ms") {
+			t.Fatalf("%s: %d handlers more are stuck, the session ends with %q", name, stuckIn.Load()-in, why)
+		}
+		a.release(why)
+	}
+	for _, name := range names { // anew: somebody has looked into it
+		must(t, f.activate(name))
+	}
+	both := f.inUse()
+	if both-before < 6<<20 {
+		t.Fatalf("%d bytes are counted for two handlers that hang, want 6 MiB at least", both-before)
+	}
+	release[0]()
+	eventually(t, "the memory of the one that has returned is free", func() bool { return f.inUse() <= both-2<<20 })
+	if used := f.inUse(); used-before < 4<<20 {
+		t.Errorf("%d bytes are counted for the other, which hangs, want 4 MiB at least", used-before)
+	}
+	release[1]()
+	eventually(t, "all memory is free", func() bool { return f.inUse() == before })
+}
+
 // The daemon tells once that no packets come, and goes on when they do.
 func TestAnInterfaceThatGoesDownIsTold(t *testing.T) {
 	f := launch(t, `

@@ -180,6 +180,7 @@ type Context struct {
 	ready    atomic.Bool // Pool.Init has returned: timers run
 	tick     int64       // when the timer is due, ns; its worker's
 
+	stuck    atomic.Int64  // handlers that were given up and have not returned
 	halt     atomic.Uint32 // why no handler may run any more
 	crowded  atomic.Bool   // a handler has waited for room for a request in vain
 	hostless atomic.Bool   // a handler has asked, and it was logged that there is nobody
@@ -237,6 +238,10 @@ func (c *Context) Name() string { return c.name }
 // Stopped tells whether the context runs no handlers any more because one of
 // them ran past its time limit.
 func (c *Context) Stopped() bool { return c.halt.Load()&haltStopped != 0 }
+
+// Stuck returns how many handlers of the context have run past their time limit and not
+// returned.
+func (c *Context) Stuck() int { return int(c.stuck.Load()) }
 
 // Stats returns a consistent copy of the context's statistics.
 func (c *Context) Stats() ContextStats {

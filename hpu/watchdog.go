@@ -63,7 +63,14 @@ func (p *Pool) watch() {
 // context stops; the worker's HPUs go on with another thread.
 func (p *Pool) abandon(w *worker, r *runner, s uint64) {
 	c := p.contexts[contextOf(s)].Load()
+	r.stuckIn = c // before leave can look
+	if c != nil {
+		c.stuck.Add(1)
+	}
 	if !r.state.CompareAndSwap(s, abandoned) {
+		if c != nil {
+			c.stuck.Add(-1)
+		}
 		return // it has returned after all
 	}
 	p.stuck.Add(1)

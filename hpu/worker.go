@@ -205,6 +205,8 @@ type runner struct {
 	state atomic.Uint64
 	tick  uint64
 
+	stuckIn *Context // whose handler it was abandoned in: the watchdog's until then
+
 	// A batch: what was received, cut into packets. Nobody changes it while
 	// handlers run, but for the buffers of the handler's own packet, so that
 	// another runner can go on with a copy.
@@ -634,6 +636,9 @@ func (r *runner) leave() {
 	r.returnSpare()
 	addProcs(-1)
 	r.pool.stuck.Add(-1)
+	if r.stuckIn != nil {
+		r.stuckIn.stuck.Add(-1)
+	}
 }
 
 // returnSpare gives the runner's spare frames to whoever comes next.
