@@ -82,6 +82,7 @@ demo: root build ## ping-pong, a file transfer and datatypes, next to Linux and 
 # Without the vet of go test: lint has run it.
 test: root go test-tools generate-check lint vmtest-quick ## every test, none skipped; installs Debian packages they need (root)
 	XSPIN_NO_SKIP=1 CGO_ENABLED=0 go test -vet=off -count=1 -run 'TestModel|TestAuto' ./slmp # thousands of bad networks: too many for the race detector
+	XSPIN_NO_SKIP=1 CGO_ENABLED=0 go test -vet=off -count=1 -run IsBounded ./ddt # millions of entries: nor these
 	XSPIN_NO_SKIP=1 CGO_ENABLED=0 go test -vet=off -count=1 -run TestLitmus ./hostq # that detector orders what this wants to see unordered
 	XSPIN_NO_SKIP=1 CGO_ENABLED=0 go test -vet=off -count=1 -run EveryRow ./cli # and is what benches would measure
 	CGO_ENABLED=1 go build -race ./... # on all CPUs; what follows takes one package after the other

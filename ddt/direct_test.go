@@ -64,7 +64,7 @@ func seeds(t *testing.T, n int, o ddttest.Options, f func(t *testing.T, r *rand.
 }
 
 func TestEachByteGoesToItsPlace(t *testing.T) {
-	seeds(t, 3000, ddttest.Options{}, func(t *testing.T, r *rand.Rand, c *ddt.Committed, places []int64) {
+	seeds(t, 1000, ddttest.Options{}, func(t *testing.T, r *rand.Rand, c *ddt.Committed, places []int64) {
 		if c.Size() != int64(len(places)) {
 			t.Fatalf("%d bytes, want %d", c.Size(), len(places))
 		}
@@ -121,7 +121,7 @@ func TestEachByteGoesToItsPlace(t *testing.T) {
 
 // Any order of any ranges, by several goroutines at a time, some of them twice.
 func TestAnyOrderAndAtTheSameTime(t *testing.T) {
-	seeds(t, 600, ddttest.Options{NoOverlap: true}, func(t *testing.T, r *rand.Rand, c *ddt.Committed, places []int64) {
+	seeds(t, 200, ddttest.Options{NoOverlap: true}, func(t *testing.T, r *rand.Rand, c *ddt.Committed, places []int64) {
 		m := imageFor(r, places)
 		want := bytes.Clone(m.mem)
 		stream := make([]byte, len(places))

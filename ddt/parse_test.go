@@ -12,6 +12,7 @@ import (
 
 	"github.com/xspin/xspin/ddt"
 	"github.com/xspin/xspin/ddt/ddttest"
+	"github.com/xspin/xspin/internal/testenv"
 )
 
 // sameContents tells whether two types were made in the same way.
@@ -238,6 +239,9 @@ func TestNormalFormsAreText(t *testing.T) {
 
 // Long texts and deep ones are read, or refused, in proportion to their length.
 func TestParseIsBounded(t *testing.T) {
+	if testenv.Race {
+		return // one thread, and minutes: make test runs it without
+	}
 	nested := func(n int) string { return strings.Repeat("ctg(1)[", n) + "int" + strings.Repeat("]", n) }
 	d, err := ddt.Parse(nested(ddt.MaxDepth))
 	if err != nil {
@@ -246,7 +250,7 @@ func TestParseIsBounded(t *testing.T) {
 	if d.String() != nested(ddt.MaxDepth) {
 		t.Error("a type as deep as can be comes back as another")
 	}
-	const entries = 1 << 20
+	const entries = 1 << 17
 	long := "hidxb(1:" + strings.Repeat(" 1234567", entries) + ")[int]"
 	if d, err = ddt.Parse(long); err != nil {
 		t.Fatal(err)
@@ -270,6 +274,9 @@ func TestParseIsBounded(t *testing.T) {
 
 // A type that is shared over and over has more text than there is memory.
 func TestStringIsBounded(t *testing.T) {
+	if testenv.Race {
+		return // one thread, and minutes: make test runs it without
+	}
 	double := func(d *ddt.Type) *ddt.Type {
 		return must(t)(ddt.Struct([]int64{1, 0}, []int64{0, 0}, []*ddt.Type{d, d}))
 	}

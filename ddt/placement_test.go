@@ -122,7 +122,7 @@ func newMessage(r *rand.Rand, places []int64, cfg ddt.Config) *message {
 // Every strategy puts every byte where the definition has it, whatever packets come in
 // whatever order, with messages in between each other, and slots used again.
 func TestStrategiesPlaceEachByte(t *testing.T) {
-	seeds(t, 500, ddttest.Options{MaxBytes: 4 << 10, MaxExtent: 32 << 10}, func(t *testing.T, r *rand.Rand, c *ddt.Committed, places []int64) {
+	seeds(t, 200, ddttest.Options{MaxBytes: 4 << 10, MaxExtent: 32 << 10}, func(t *testing.T, r *rand.Rand, c *ddt.Committed, places []int64) {
 		spare := imageFor(r, places).mem
 		for _, cfg := range configs(r, c) {
 			p := placement(t, c, cfg)
@@ -179,7 +179,7 @@ func TestStrategiesOnSeveralHPUs(t *testing.T) {
 		parts []piece
 		done  *sync.WaitGroup
 	}
-	seeds(t, 120, ddttest.Options{NoOverlap: true, MaxBytes: 4 << 10, MaxExtent: 32 << 10}, func(t *testing.T, r *rand.Rand, c *ddt.Committed, places []int64) {
+	seeds(t, 60, ddttest.Options{NoOverlap: true, MaxBytes: 4 << 10, MaxExtent: 32 << 10}, func(t *testing.T, r *rand.Rand, c *ddt.Committed, places []int64) {
 		for _, cfg := range configs(r, c) {
 			p := placement(t, c, cfg)
 			if p == nil {

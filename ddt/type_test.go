@@ -13,6 +13,7 @@ import (
 
 	"github.com/xspin/xspin/ddt"
 	"github.com/xspin/xspin/ddt/ddttest"
+	"github.com/xspin/xspin/internal/testenv"
 )
 
 // made is for types that are good.
@@ -486,7 +487,7 @@ func TestDarrayIsAPartition(t *testing.T) {
 // What constructors say of random types is what the definitions say.
 func TestBoundsOfRandomTypes(t *testing.T) {
 	for _, o := range []ddttest.Options{{}, {NoOverlap: true, MaxBytes: 2048}, {MaxExtent: 256, MaxBytes: 512}} {
-		for seed := range uint64(1500) {
+		for seed := range 300 * uint64(testenv.Soak()) {
 			d, count := ddttest.Random(rand.New(rand.NewPCG(seed, 1)), o)
 			places := ddttest.Places(d, 1)
 			if d.Size() != int64(len(places)) {
