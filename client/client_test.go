@@ -987,7 +987,7 @@ func TestMethodsAfterClose(t *testing.T) {
 }
 
 // scribbleTime is how long the hostile client has. In a short run, a tenth of that.
-const scribbleTime = 10 * time.Second
+const scribbleTime = 3 * time.Second
 
 // A client that writes random bytes into every page that it can map, all the time, harms
 // itself alone.

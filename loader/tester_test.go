@@ -108,7 +108,7 @@ func (d *differ) finish() {
 // and bytes for random tables and frames that come close to matching.
 func TestProgramAgreesWithReference(t *testing.T) {
 	const parts, frames = 4, 350
-	tables := 75 * testenv.Soak() // 105,000 pairs
+	tables := 30 * testenv.Soak() // 42,000 pairs
 	for i := range parts {
 		t.Run(fmt.Sprintf("part %d", i), func(t *testing.T) {
 			d := newDiffer(t)

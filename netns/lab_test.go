@@ -854,7 +854,7 @@ func TestFailedUpLeavesNothing(t *testing.T) {
 
 func TestKilledUpIsHealed(t *testing.T) {
 	cfg := unique(t)
-	for range 15 {
+	for range 8 {
 		c := exec.Command("/proc/self/exe")
 		c.Env = append(os.Environ(), helperEnv+"=updown", "XSPIN_TEST_ARGV="+cfg.NIC.Namespace+"\x1f"+cfg.Host.Namespace)
 		c.Stderr = os.Stderr

@@ -410,7 +410,7 @@ func settledFDs(t *testing.T, want int) (n int) {
 func TestKilledUpOfAPathIsHealed(t *testing.T) {
 	cfg, _ := waitingPath(t)
 	mark := cfg.NIC.Namespace
-	for range 8 {
+	for range 4 {
 		c := exec.Command("/proc/self/exe")
 		c.Env = append(os.Environ(), helperEnv+"=updown", "XSPIN_TEST_ARGV="+cfg.NIC.Namespace+"\x1f"+cfg.Host.Namespace+"\x1f"+mark)
 		c.Stderr = os.Stderr

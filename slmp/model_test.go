@@ -22,7 +22,7 @@ import (
 // simulated time. Everything that happens follows from the seed.
 
 var (
-	seeds = flag.Uint64("seeds", 0, "how many seeds the model tests run: 2000; 200 with -race or -short")
+	seeds = flag.Uint64("seeds", 0, "how many seeds the model tests run: 1000; 100 with -race or -short")
 	seed  = flag.Uint64("seed", 0, "run the model tests with this seed only")
 )
 
@@ -729,9 +729,9 @@ func each(t *testing.T, part uint64, f func(t *testing.T, seed uint64)) {
 	}
 	n := *seeds
 	if n == 0 {
-		n = 2000 * uint64(testenv.Soak())
+		n = 1000 * uint64(testenv.Soak())
 		if testenv.Race || testing.Short() {
-			n = 200
+			n = 100
 		}
 	}
 	n = max(n/part, 1)
