@@ -410,6 +410,19 @@ func TestSendEndsThoughNothingCanBeSent(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
+	dropped := func() (n uint64) {
+		t.Helper()
+		if err := lab.Host.NS.Do(func() error {
+			l, err := netlink.LinkByName(lab.Host.Device)
+			if err == nil {
+				n = l.Attrs().Statistics.TxDropped
+			}
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, make([]byte, 1<<20), 0o644); err != nil {
 		t.Fatal(err)
@@ -432,7 +445,11 @@ func TestSendEndsThoughNothingCanBeSent(t *testing.T) {
 				t.Fatal(err)
 			}
 			if tt.signal != nil {
-				time.Sleep(300 * time.Millisecond) // to be sending
+				for end, before := time.Now().Add(20*time.Second), dropped(); dropped() == before; time.Sleep(time.Millisecond) {
+					if time.Now().After(end) {
+						t.Fatal("it does not begin to send")
+					}
+				}
 				if err := cmd.Process.Signal(tt.signal); err != nil {
 					t.Error(err)
 				}
