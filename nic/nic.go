@@ -206,7 +206,7 @@ func Open(cfg Config) (_ *NIC, err error) {
 		}
 		pool.Stack = n.injector
 	}
-	if n.neigh, err = neigh.Open(iface); err != nil {
+	if n.neigh, err = neigh.Open(iface, cfg.Logger); err != nil {
 		return nil, fmt.Errorf("open NIC: %w", err)
 	}
 	if n.diag, err = openDiag(); err != nil {

@@ -23,6 +23,9 @@ const groups = 1<<(unix.RTNLGRP_LINK-1) | 1<<(unix.RTNLGRP_NEIGH-1) |
 	1<<(unix.RTNLGRP_IPV4_IFADDR-1) | 1<<(unix.RTNLGRP_IPV6_IFADDR-1) |
 	1<<(unix.RTNLGRP_IPV4_ROUTE-1) | 1<<(unix.RTNLGRP_IPV6_ROUTE-1)
 
+// again is when something is tried again that the kernel has refused.
+const again = time.Second
+
 // subscribe opens a socket on which the kernel tells what changes.
 func subscribe() (*os.File, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
@@ -59,8 +62,13 @@ func (r *Resolver) listen() {
 		case errors.Is(errno, unix.EINTR):
 			continue
 		case errors.Is(errno, unix.ENOBUFS): // it had more to tell than fits the socket
-		case errno != nil:
-			return
+		case errno != nil: // what was to be told is lost, whatever it is
+			r.logger.Warn("routes and neighbours: the kernel's news cannot be read, so all is read anew", "interface", r.name, "err", errno)
+			select {
+			case <-time.After(again):
+			case <-r.done:
+				return
+			}
 		case !ok || k.Pid != 0: // not the kernel
 			continue
 		default:
@@ -80,6 +88,22 @@ func (r *Resolver) hear(b []byte) {
 		if err := r.load(); err != nil {
 			// Without what was lost, nothing is sure: ask for all of it anew.
 			clear(r.table)
+			select {
+			case <-r.gone:
+			default:
+				r.logger.Warn("routes and neighbours: they cannot be read, which is tried again", "interface", r.name, "err", err)
+				r.wg.Go(func() {
+					select {
+					case <-time.After(again):
+					case <-r.done:
+						return
+					}
+					select {
+					case r.news <- nil:
+					case <-r.done:
+					}
+				})
+			}
 		}
 		r.recheckAll()
 		return

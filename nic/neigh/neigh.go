@@ -9,6 +9,7 @@ package neigh
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net"
 	"net/netip"
@@ -87,16 +88,18 @@ type failure struct {
 
 // A Resolver is an hpu.Resolver for one interface. Safe for concurrent use.
 type Resolver struct {
-	index int
-	nl    *netlink.Handle
-	sub   *os.File // what the kernel tells
-	news  chan []byte
-	asks  chan netip.Addr
-	done  chan struct{}
-	gone  chan struct{} // closed when the interface is no more
-	moved chan struct{} // has something in it when local is another
-	loss  sync.Once
-	state atomic.Pointer[string] // of the interface
+	index  int
+	name   string
+	logger *slog.Logger
+	nl     *netlink.Handle
+	sub    *os.File // what the kernel tells
+	news   chan []byte
+	asks   chan netip.Addr
+	done   chan struct{}
+	gone   chan struct{} // closed when the interface is no more
+	moved  chan struct{} // has something in it when local is another
+	loss   sync.Once
+	state  atomic.Pointer[string] // of the interface
 	// There is something in it when the state has changed.
 	turned chan struct{}
 	wg     sync.WaitGroup
@@ -118,12 +121,17 @@ type Resolver struct {
 }
 
 // Open returns a resolver for an interface of the network namespace of the calling
-// thread. To have the kernel ask for neighbours, it needs CAP_NET_ADMIN all its life.
-func Open(iface *net.Interface) (*Resolver, error) { return open(iface, failFor) }
+// thread. To have the kernel ask for neighbours, it needs CAP_NET_ADMIN all its life. The
+// logger is told of what it cannot learn.
+func Open(iface *net.Interface, logger *slog.Logger) (*Resolver, error) {
+	return open(iface, logger, failFor)
+}
 
-func open(iface *net.Interface, fails time.Duration) (_ *Resolver, err error) {
+func open(iface *net.Interface, logger *slog.Logger, fails time.Duration) (_ *Resolver, err error) {
 	r := &Resolver{
 		index:   iface.Index,
+		name:    iface.Name,
+		logger:  logger,
 		fails:   fails,
 		news:    make(chan []byte, 64),
 		asks:    make(chan netip.Addr, maxAsks),

@@ -6,14 +6,18 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/netns"
@@ -24,13 +28,32 @@ import (
 type bench struct {
 	*testing.T
 	*netns.Lab
-	r *Resolver
+	r   *Resolver
+	log *said
+}
+
+// said is what was logged.
+type said struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (s *said) Write(b []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.Write(b)
+}
+
+func (s *said) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.String()
 }
 
 // setup makes a lab whose kernel gives up on neighbours that do not answer, and
 // doubts those that do, sooner than others.
 func setup(t *testing.T, fails time.Duration) *bench {
-	b := &bench{T: t, Lab: netnstest.Temp(t, netns.LabConfig{})}
+	b := &bench{T: t, Lab: netnstest.Temp(t, netns.LabConfig{}), log: new(said)}
 	b.sysctl("ipv4", "retrans_time_ms", "50")
 	b.sysctl("ipv6", "retrans_time_ms", "50")
 	b.in(func() error {
@@ -38,7 +61,7 @@ func setup(t *testing.T, fails time.Duration) *bench {
 		if err != nil {
 			return err
 		}
-		b.r, err = open(iface, fails)
+		b.r, err = open(iface, slog.New(slog.NewTextHandler(b.log, nil)), fails)
 		return err
 	})
 	t.Cleanup(func() {
@@ -360,6 +383,41 @@ func TestLostNewsAreMadeUpFor(t *testing.T) {
 	}
 	for _, junk := range [][]byte{{1}, make([]byte, 15), append(make([]byte, 20), 0xff), {20, 0, 0, 0, 28, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4}} {
 		b.r.hear(junk)
+	}
+}
+
+// Another socket, in the place of the one that the kernel tells its news on, has an error
+// that is none of netlink's. It is told, and what the resolver knows is read anew.
+func TestNewsThatCannotBeRead(t *testing.T) {
+	b := setup(t, failFor)
+	if err := b.r.Close(); err != nil {
+		t.Fatal(err)
+	}
+	b.r.done = make(chan struct{})
+	b.in(func() (err error) {
+		if b.r.nl, err = netlink.NewHandle(); err != nil {
+			return err
+		}
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+		if err != nil {
+			return err
+		}
+		b.r.sub = os.NewFile(uintptr(fd), "udp")
+		nobody := &unix.SockaddrInet4{Addr: b.Host.Addr.Addr().As4(), Port: 9} // listens there
+		if err := unix.Connect(fd, nobody); err != nil {
+			return err
+		}
+		_, err = unix.Write(fd, []byte("x"))
+		return err
+	})
+	b.ip("address add 10.0.0.9/24 dev " + b.NIC.Device)
+	b.r.wg.Go(b.r.listen)
+	b.r.wg.Go(b.r.run)
+	ours := func() bool { return slices.Contains(b.r.Local().Addrs, netip.MustParseAddr("10.0.0.9")) }
+	for end := time.Now().Add(10 * time.Second); !ours() && time.Now().Before(end); time.Sleep(time.Millisecond) {
+	}
+	if !ours() || !strings.Contains(b.log.String(), "connection refused") {
+		t.Errorf("addresses %v, log %q", b.r.Local().Addrs, b.log)
 	}
 }
 
