@@ -61,6 +61,7 @@ func ddtFlags(fl *pflag.FlagSet) func() (measureFunc, error) {
 		names = append(names, p.name)
 	}
 	fl.StringSliceVar(&o.only, "only", nil, "parts to measure: "+strings.Join(names, ", ")+" (default all)")
+	listOf(fl, "only", names)
 	return func() (measureFunc, error) {
 		for _, name := range o.only {
 			if !slices.Contains(names, name) {

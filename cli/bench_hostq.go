@@ -43,6 +43,7 @@ func hostqFlags(fl *pflag.FlagSet) func() (measureFunc, error) {
 		names = append(names, p.name)
 	}
 	fl.StringSliceVar(&only, "only", nil, "parts to measure: "+strings.Join(names, ", ")+" (default all)")
+	listOf(fl, "only", names)
 	return func() (measureFunc, error) {
 		for _, name := range only {
 			if !slices.Contains(names, name) {

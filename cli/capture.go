@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/control"
+	"github.com/xspin/xspin/daemon"
 	"github.com/xspin/xspin/internal/pcapng"
 )
 
@@ -55,6 +56,7 @@ captures, nothing. Filter by rulesets and cut frames with --snap to lose less.`,
 	fl.StringVarP(&to, "write", "w", "-", "file to write, - for standard output, which must not be a terminal")
 	fl.StringVar(&filter, "filter", "", "only frames that a ruleset matches: a rules file, or a ruleset, see xspin rules")
 	fl.StringVar(&o.Verdict, "verdict", "", "only frames of this verdict, or of several, separated by commas")
+	listOf(fl, "verdict", daemon.Verdicts())
 	fl.IntVar(&o.HPU, "hpu", -1, "only frames of this HPU (default all)")
 	fl.IntVar(&o.Snap, "snap", 0, "bytes of each frame (default all)")
 	fl.IntVarP(&o.Count, "count", "c", 0, "end after so many frames")

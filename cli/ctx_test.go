@@ -60,6 +60,8 @@ func newStandIn(t *testing.T) *standIn {
 			reply(w, http.StatusNotFound, refusal)
 		case r.URL.Path == "/v1/rules":
 			reply(w, 200, []control.TableRule{{Interface: "eth1", Context: "inbox", Rule: inbox.Rules[0]}, {Interface: "eth2", Context: "x", Rule: inbox.Rules[1]}})
+		case r.URL.Path == "/v1/status":
+			reply(w, 200, control.Status{Interfaces: []string{"eth1", "eth2"}})
 		case r.URL.Path == "/v1/stats":
 			reply(w, 200, []nic.Stats{{Interface: "eth1"}})
 		case r.URL.Path == "/v1/reload":

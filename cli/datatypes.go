@@ -96,12 +96,17 @@ type datatypesFlags struct {
 	overlap, verify, sender bool
 }
 
+// strategies are what --strategy takes.
+var strategies = append(ddt.Strategies(), datatypes.Deposit)
+
 func (f *datatypesFlags) bind(fl *pflag.FlagSet) {
 	fl.StringArrayVar(&f.types, "type", []string{"Simple", "Complex"}, "TYPE as above; may be given several times")
+	oneOfOrFile(fl, "type", typeNames())
 	fl.Int64Var(&f.count, "count", 20, "elements of the type in a message, 0 for what TYPE says")
 	fl.IntVar(&f.parallel, "parallel", 16, fmt.Sprintf("messages at a time, 1 to %d, each in a place of its own", datatypes.MaxParallel))
 	fl.IntVar(&f.runs, "runs", 7, "rounds measured of each type, and with --overlap, up to 20, of each way")
 	fl.StringVar(&f.strategy, "strategy", ddt.Direct, "how handlers find places: "+strings.Join(ddt.Strategies(), ", ")+"; or deposit, which has no type")
+	oneOf(fl, "strategy", strategies)
 	fl.Int64Var(&f.interval, "interval", 0, "bytes between the checkpoints of ro-cp and rw-cp, 0 for what the model says")
 	fl.BoolVar(&f.verify, "verify", false, "compare every byte of the window, before and after the runs; with --serve, which needs --sender then, of each message")
 	fl.BoolVar(&f.overlap, "overlap", false, "also with matrices multiplied meanwhile, next to MPICH")
@@ -120,7 +125,6 @@ func (f datatypesFlags) config(changed func(string) bool) (c datatypes.Config, e
 	if c.SenderCPU, c.NICCPUs, err = f.cpus(); err != nil {
 		return c, err
 	}
-	strategies := append(ddt.Strategies(), datatypes.Deposit)
 	one := f.serve || f.sender
 	types := f.types
 	if one && !changed("type") {

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
+	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/nic"
 )
 
@@ -25,11 +26,15 @@ type demoFlags struct {
 	json, serve, pin bool
 }
 
+// waits are what --wait takes.
+var waits = []string{hpu.Adaptive.String(), hpu.Sleep.String(), hpu.Spin.String()}
+
 func (f *demoFlags) bind(fl *pflag.FlagSet, peer string) {
 	f.peer = peer
 	fl.IntVar(&f.peerCPU, peer+"-cpu", -1, "the CPU for the "+peer+", -1 for any")
 	fl.IntVar(&f.hpus, "hpus", 16, fmt.Sprintf("handler processing units, 1 to %d", nic.MaxHPUs))
 	fl.StringVar(&f.wait, "wait", "adaptive", "how HPUs wait for packets: adaptive (spin, then sleep), sleep or spin")
+	oneOf(fl, "wait", waits)
 	fl.StringSliceVar(&f.nicCPUs, "nic-cpu", nil, "CPUs for the threads that serve the HPUs (default any)")
 	fl.BoolVar(&f.pin, "pin", false, peer+" on the first CPU that this process may use, what it talks to on the second")
 	fl.BoolVar(&f.json, "json", false, "print one JSON document")
@@ -48,7 +53,7 @@ func (f *demoFlags) cpus() (peer int, server []int, err error) {
 		return 0, nil, flagError(peerFlag, f.peerCPU, fmt.Sprintf("want a CPU number from 0 to %d, or -1 for any", maxCPU))
 	case f.hpus < 1 || f.hpus > nic.MaxHPUs:
 		return 0, nil, flagError("hpus", f.hpus, fmt.Sprintf("want 1 to %d", nic.MaxHPUs))
-	case f.wait != "adaptive" && f.wait != "sleep" && f.wait != "spin":
+	case !slices.Contains(waits, f.wait):
 		return 0, nil, flagError("wait", f.wait, "want adaptive, sleep or spin")
 	case f.pin && (f.peerCPU != -1 || len(server) > 0):
 		return 0, nil, flagError("pin", f.pin, "not with --"+peerFlag+" or --nic-cpu: it chooses both")

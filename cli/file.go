@@ -88,6 +88,7 @@ func (f *fileFlags) bind(fl *pflag.FlagSet) {
 	fl.IntVar(&f.runs, "runs", 3, "transfers measured in each way")
 	fl.IntVar(&f.parallel, "parallel", 1, "how often the file is sent at once, each time as a message of its own")
 	fl.StringSliceVar(&f.into, "into", []string{"file", "window"}, "where handlers put messages: file, or window, of an application that writes the files; one after the other (with --serve file)")
+	listOf(fl, "into", file.Intos)
 	fl.StringVar(&f.window, "window", "auto", "segments in flight per message, or auto to find out")
 	fl.StringVar(&f.dir, "dir", "", "where files are received (default a directory in memory; with --serve the current one)")
 	fl.StringVar(&f.maxSize, "max-size", "1GiB", "refuse what is longer; the default is --size without --serve, and 64MiB for a window")

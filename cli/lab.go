@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -123,6 +124,9 @@ status are its own. With nothing in front of --, it runs in host.`,
 	return cmd
 }
 
+// labNames are the lab's namespaces, without the xspin- of their names.
+var labNames = []string{"nic", "host", "path"}
+
 // splitExec tells the namespace from the command. dashed says that the command
 // line had its -- before the first of args.
 func splitExec(args []string, dashed bool) (name string, argv []string, err error) {
@@ -136,8 +140,7 @@ func splitExec(args []string, dashed bool) (name string, argv []string, err erro
 	if len(argv) == 0 {
 		return "", nil, fmt.Errorf("lab exec: no command for %s: try `xspin lab exec %s -- ping -c 3 10.0.0.1`", name, name)
 	}
-	switch name {
-	case "nic", "host", "path":
+	if slices.Contains(labNames, name) {
 		name = "xspin-" + name
 	}
 	return name, argv, nil

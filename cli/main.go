@@ -75,6 +75,7 @@ that is there.`,
 			group.Args, group.RunE = unknownCommand, root.RunE
 		}
 	}
+	completeValues(root)
 	return root
 }
 

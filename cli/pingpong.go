@@ -93,15 +93,26 @@ type pingpongFlags struct {
 	appSpin           time.Duration
 }
 
+const bothProtos rtt.Proto = "both"
+
+// What --proto and --client-wait take.
+var (
+	pingProtos  = []rtt.Proto{rtt.ICMP, rtt.UDP, bothProtos}
+	clientWaits = []rtt.Wait{rtt.Block, rtt.Spin}
+)
+
 func (f *pingpongFlags) bind(fl *pflag.FlagSet) {
 	fl.StringVar(&f.proto, "proto", "both", "icmp, udp or both")
+	oneOf(fl, "proto", pingProtos)
 	fl.StringSliceVar(&f.modes, "mode", []string{"host", "nic", "host+nic"}, "who answers: host, nic, host+nic or several, in this order")
+	listOf(fl, "mode", pingpong.Modes)
 	fl.StringSliceVar(&f.sizes, "size", []string{"16", "516", "1016", "1416"}, fmt.Sprintf("payload bytes, %d to %d", rtt.MinSize, maxPing))
 	fl.IntVar(&f.count, "count", 10000, "pings measured per protocol, mode and size")
 	fl.IntVar(&f.warmup, "warmup", 1000, "pings before those")
 	fl.DurationVar(&f.interval, "interval", 0, "least time from ping to ping, such as 5ms; 0 for back to back")
 	fl.DurationVar(&f.timeout, "timeout", time.Second, "how long to wait for a reply before it is lost")
 	fl.StringVar(&f.clientWait, "client-wait", "block", "how the client waits for a reply: block or spin")
+	oneOf(fl, "client-wait", clientWaits)
 	fl.DurationVar(&f.appSpin, "app-spin", 100*time.Microsecond, "how long the application of mode host+nic spins before it sleeps")
 	f.demoFlags.bind(fl, "client")
 	fl.Lookup("nic-cpu").Usage += "; mode host's UDP echo runs on the first, and so does host+nic's application"
@@ -117,13 +128,13 @@ func pingpongDefaults() (f pingpongFlags) {
 // config judges the flags. modeSet tells whether the user chose the modes:
 // --serve has one of its own.
 func (f pingpongFlags) config(modeSet bool) (c pingpong.Config, err error) {
-	switch f.proto {
-	case "icmp", "udp":
-		c.Protos = []rtt.Proto{rtt.Proto(f.proto)}
-	case "both":
+	switch p := rtt.Proto(f.proto); {
+	case !slices.Contains(pingProtos, p):
+		return c, flagError("proto", f.proto, "want icmp, udp or both")
+	case p == bothProtos:
 		c.Protos = []rtt.Proto{rtt.ICMP, rtt.UDP}
 	default:
-		return c, flagError("proto", f.proto, "want icmp, udp or both")
+		c.Protos = []rtt.Proto{p}
 	}
 
 	modes := f.modes
@@ -164,7 +175,7 @@ func (f pingpongFlags) config(modeSet bool) (c pingpong.Config, err error) {
 		return c, flagError("timeout", f.timeout, "want more than 0")
 	case f.appSpin < 0:
 		return c, flagError("app-spin", f.appSpin, "want 0 or more")
-	case f.clientWait != "block" && f.clientWait != "spin":
+	case !slices.Contains(clientWaits, rtt.Wait(f.clientWait)):
 		return c, flagError("client-wait", f.clientWait, "want block or spin")
 	}
 	if f.pin && c.ClientCPU < 0 {

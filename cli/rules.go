@@ -191,6 +191,9 @@ func (r reference) Close() error                                  { return nil }
 // another in its place.
 var newKernelEngine = func(t *matcher.Table) (verdictEngine, error) { return loader.NewTester(t) }
 
+// engines are what --engine takes.
+var engines = []string{"reference", "kernel", "auto"}
+
 // newEngine returns an engine and its name. "auto" is the kernel for root as
 // long as that works, and the reference for everybody else.
 func newEngine(name string, root bool, t *matcher.Table, warn io.Writer) (verdictEngine, string, error) {
@@ -212,7 +215,7 @@ func newEngine(name string, root bool, t *matcher.Table, warn io.Writer) (verdic
 		}
 		fmt.Fprintf(warn, "warning: using the reference matcher, because the in-kernel program cannot be used: %v\n", err)
 	default:
-		return nil, "", fmt.Errorf("no engine %q, there are reference, kernel and auto", name)
+		return nil, "", fmt.Errorf("no engine %q, there are %s", name, strings.Join(engines, ", "))
 	}
 	return reference{t}, "reference", nil
 }
@@ -290,6 +293,7 @@ whose a frame of a capture is: "dst local" holds for all.`,
 	}
 	cmd.Flags().StringVar(&path, "pcap", "", "capture to read, pcap or pcapng (required)")
 	cmd.Flags().StringVar(&engine, "engine", "auto", "reference, kernel, or auto: kernel for root")
+	oneOf(cmd.Flags(), "engine", engines)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON document")
 	_ = cmd.MarkFlagRequired("pcap") // fails only for a flag that does not exist
 	return cmd

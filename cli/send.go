@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"os"
 	"os/signal"
@@ -80,9 +81,13 @@ type sendFlags struct {
 	plain, json              bool
 }
 
+// sendModes are what --mode takes.
+var sendModes = map[string]slmp.Mode{"every": slmp.EverySegment, "first-last": slmp.FirstLast, "none": slmp.Unacknowledged}
+
 func (f *sendFlags) bind(fl *pflag.FlagSet) {
 	fl.StringVar(&f.to, "to", "", fmt.Sprintf("the receiver, address or address:port (default port %d)", slmp.Port))
 	fl.StringVar(&f.mode, "mode", "every", "what is acknowledged: every segment, first-last, or none")
+	oneOf(fl, "mode", slices.Sorted(maps.Keys(sendModes)))
 	fl.StringVar(&f.window, "window", "auto", "segments in flight per message, or auto to find out")
 	fl.DurationVar(&f.gap, "gap", 0, "least time between two segments, such as 20us")
 	fl.BoolVar(&f.plain, "plain", false, "one acknowledgement per segment, as FPsPIN does it, also from XsPIN")
@@ -99,8 +104,7 @@ const maxParallel = 4096
 
 // config judges the flags.
 func (f sendFlags) config() (c slmp.Config, err error) {
-	modes := map[string]slmp.Mode{"every": slmp.EverySegment, "first-last": slmp.FirstLast, "none": slmp.Unacknowledged}
-	mode, known := modes[f.mode]
+	mode, known := sendModes[f.mode]
 	window := 0
 	if f.window != "auto" {
 		window, err = strconv.Atoi(f.window)

@@ -116,6 +116,9 @@ var verdicts = func() []string {
 	return all
 }()
 
+// Verdicts returns all that a frame of a capture can have.
+func Verdicts() []string { return slices.Clone(verdicts) }
+
 // checkCapture returns the rulesets of a capture's filter, or what is wrong with its
 // options.
 func checkCapture(o *control.CaptureOptions, hpus int) ([]matcher.Ruleset, error) {
