@@ -60,6 +60,9 @@ func RunShared(ctx context.Context, cfg Shared, d time.Duration) (done SharedDon
 	}
 	defer pool.Close()
 	w.state.Store(going)
+	for !w.begun.Load() && ctx.Err() == nil {
+		time.Sleep(time.Millisecond)
+	}
 	select {
 	case <-time.After(d):
 	case <-ctx.Done():
@@ -96,6 +99,7 @@ type wire struct {
 	frames  []frame // of a message, in the order in which they come
 	rings   []*sharedRing
 	state   atomic.Int32
+	begun   atomic.Bool // a message has come
 	over    atomic.Bool // there will be no more
 	ended   atomic.Uint64
 	failed  atomic.Pointer[error]
@@ -209,6 +213,7 @@ func (w *wire) again() bool {
 	case going:
 		if w.begin == 0 {
 			w.begin = now()
+			w.begun.Store(true)
 		}
 		return true
 	case stopping:
