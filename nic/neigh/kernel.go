@@ -63,7 +63,7 @@ func (r *Resolver) listen() {
 			continue
 		case errors.Is(errno, unix.ENOBUFS): // it had more to tell than fits the socket
 		case errno != nil: // what was to be told is lost, whatever it is
-			r.logger.Warn("routes and neighbours: the kernel's news cannot be read, so all is read anew", "interface", r.name, "err", errno)
+			r.logger.Warn("news of routes and neighbours cannot be read: reading all of them anew", "interface", r.name, "err", errno)
 			select {
 			case <-time.After(again):
 			case <-r.done:
@@ -85,31 +85,18 @@ func (r *Resolver) listen() {
 // hear takes in what the kernel has told.
 func (r *Resolver) hear(b []byte) {
 	if len(b) == 0 {
+		r.unsure = false
 		if err := r.load(); err != nil {
 			// Without what was lost, nothing is sure: ask for all of it anew.
 			clear(r.table)
-			select {
-			case <-r.gone:
-			default:
-				r.logger.Warn("routes and neighbours: they cannot be read, which is tried again", "interface", r.name, "err", err)
-				r.wg.Go(func() {
-					select {
-					case <-time.After(again):
-					case <-r.done:
-						return
-					}
-					select {
-					case r.news <- nil:
-					case <-r.done:
-					}
-				})
-			}
+			r.fail(err)
 		}
 		r.recheckAll()
 		return
 	}
 	msgs, err := syscall.ParseNetlinkMessage(b)
 	if err != nil {
+		r.fail(fmt.Errorf("news of %d bytes: %w", len(b), err))
 		return
 	}
 	for i := range msgs {
@@ -122,7 +109,7 @@ func (r *Resolver) hear(b []byte) {
 			}
 		case unix.RTM_NEWLINK:
 			if index, ok := word(m.Data, 4, unix.SizeofIfInfomsg); ok && index == r.index {
-				_ = r.loadLink() // if it has gone, that is told
+				r.fail(r.loadLink())
 				r.recheckAll()
 			}
 		case unix.RTM_DELLINK:
@@ -133,13 +120,28 @@ func (r *Resolver) hear(b []byte) {
 			}
 		case unix.RTM_NEWADDR, unix.RTM_DELADDR:
 			if index, ok := word(m.Data, 4, unix.SizeofIfAddrmsg); ok && index == r.index {
-				_ = r.loadAddrs() // none to be told, if the interface has gone
+				r.fail(r.loadAddrs())
 			}
 			r.recheckAll()
 		case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
 			r.recheckAll()
 		}
 	}
+}
+
+// fail takes note of what could not be read, if the interface is still there: all is read
+// anew after a while.
+func (r *Resolver) fail(err error) {
+	select {
+	case <-r.gone:
+		return
+	default:
+	}
+	if err == nil || r.unsure {
+		return
+	}
+	r.unsure = true
+	r.logger.Warn("routes and neighbours cannot be read: trying again", "interface", r.name, "err", err)
 }
 
 // lost says that the interface is gone: deleted, or in another network namespace.

@@ -117,6 +117,7 @@ type Resolver struct {
 	pending map[netip.Addr]time.Time // next hops that the kernel was asked for, until when to wait
 	failed  map[netip.Addr]failure   // next hops that are not asked for
 	recheck []netip.Addr             // destinations whose route may have changed
+	unsure  bool                     // something could not be read: all of it is, in a while
 	next    map[netip.Addr]*entry    // the cache to be, nil while it is as it was
 }
 
@@ -241,7 +242,11 @@ func (r *Resolver) run() {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	resting := true // until the timer, nothing is looked up
+	var retry <-chan time.Time
 	for {
+		if r.unsure && retry == nil {
+			retry = time.After(again)
+		}
 		asks, was := r.asks, resting
 		if resting {
 			asks = nil
@@ -252,6 +257,10 @@ func (r *Resolver) run() {
 		case m := <-r.news:
 			r.hear(m)
 			resting = resting || len(r.recheck) > 0 // routes change in bunches
+		case <-retry:
+			retry = nil
+			r.hear(nil)
+			resting = resting || len(r.recheck) > 0
 		case dst := <-asks:
 			r.lookUp(dst)
 			for n := 1; n < perRound && len(asks) > 0; n++ {
