@@ -52,17 +52,10 @@ func newEchoUDP(p Params) (*Set, error) {
 // right as it is.
 func echoUDP(h *hpu.HER) hpu.Code {
 	hdr := h.Headers()
-	if loops(hdr) || !hdr.ReplyUDP() || h.Send() != nil {
+	if !hdr.Hop() || !hdr.ReplyUDP() || h.Send() != nil {
 		return hpu.Drop
 	}
 	return hpu.Success
-}
-
-// loops tells whether an answer could come back as a question, without end. Anybody can
-// forge a datagram that has two echoes answer each other. Those of the same port are
-// not answered; and for the others an answer lives one hop less than its question did.
-func loops(hdr *packet.Headers) bool {
-	return hdr.UDP != nil && (hdr.UDP.SrcPort() == hdr.UDP.DstPort() || !hdr.IPv4.Hop())
 }
 
 func newEchoHost(p Params) (*Set, error) {
@@ -88,7 +81,7 @@ func newEchoHost(p Params) (*Set, error) {
 // echoHost is the NIC's half of an echo: it turns the packet round, with a checksum of 0,
 // and asks the application for that. The HPU does not wait for the answer.
 func echoHost(h *hpu.HER) hpu.Code {
-	if h.Segments() > 1 || loops(h.Headers()) || !h.Headers().Turn() || h.AskThen(uint64(h.Headers().IPv4.Protocol()), h.Head(), echoSum) != nil {
+	if h.Segments() > 1 || !h.Headers().Hop() || !h.Headers().Turn() || h.AskThen(uint64(h.Headers().IPv4.Protocol()), h.Head(), echoSum) != nil {
 		return hpu.Drop
 	}
 	return hpu.Success

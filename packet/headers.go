@@ -256,6 +256,14 @@ func (h *Headers) Turn(rest ...[]byte) bool {
 	return true
 }
 
+// Hop takes a hop from the time to live of an answer that is the question turned round, and
+// reports false if it is not to be sent. Anybody can forge a datagram that has two echoes
+// answer each other without end: those of the same port are not answered, and for the
+// others an answer lives one hop less than its question did.
+func (h *Headers) Hop() bool {
+	return h.UDP == nil || h.UDP.SrcPort() != h.UDP.DstPort() && h.IPv4.Hop()
+}
+
 // pseudo is the sum over the pseudo-header of the UDP datagram.
 func (h *Headers) pseudo() Checksum {
 	var c Checksum

@@ -27,7 +27,7 @@ func echoICMP(h *hpu.HER) hpu.Code {
 // echoUDP answers a datagram: addresses and ports swapped, which leaves the
 // checksum right as it is.
 func echoUDP(h *hpu.HER) hpu.Code {
-	if !h.Headers().ReplyUDP() || h.Send() != nil {
+	if hdr := h.Headers(); !hdr.Hop() || !hdr.ReplyUDP() || h.Send() != nil {
 		return hpu.Drop
 	}
 	return hpu.Success

@@ -64,7 +64,7 @@ func newSet(p handlers.Params) (*handlers.Set, error) {
 func ask(h *hpu.HER) hpu.Code {
 	start := h.Now()
 	hdr := h.Headers()
-	if !hdr.Turn() {
+	if !hdr.Hop() || !hdr.Turn() {
 		return hpu.Drop
 	}
 	s := timing[rtt.ICMP]
