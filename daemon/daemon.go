@@ -292,7 +292,7 @@ func (d *Daemon) listen(c *card) {
 			continue
 		}
 		h.record(e)
-		if e.Kind == hpu.HandlerOverrun {
+		if e.Kind == hpu.HandlerOverrun && e.Detail != "" { // not one that only counts others
 			h.overrun(e.Detail)
 		}
 	}
