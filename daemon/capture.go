@@ -23,6 +23,7 @@ import (
 // What captures may take.
 const (
 	maxCaptures    = 4       // of a context at the same time
+	userCaptures   = 2       // of these, of a user who is not root
 	captureRecords = 1 << 14 // in one of a capture's two buffers
 	captureBytes   = 4 << 20 // of frames there
 	capturePause   = 5 * time.Millisecond
@@ -42,7 +43,7 @@ type captures struct {
 }
 
 // capture writes frames of a context to w, see captures.capture.
-func (d *Daemon) capture(ctx context.Context, name string, o control.CaptureOptions, w io.Writer) error {
+func (d *Daemon) capture(ctx context.Context, uid int, name string, o control.CaptureOptions, w io.Writer) error {
 	h, err := d.find(name)
 	if err != nil {
 		return err
@@ -57,7 +58,7 @@ func (d *Daemon) capture(ctx context.Context, name string, o control.CaptureOpti
 	}
 	cs := h.captures
 	h.mu.Unlock()
-	return cs.capture(ctx, o, w)
+	return cs.capture(ctx, uid, o, w)
 }
 
 func newCaptures(context, device string, hpus int, tap func(hpu.Tap), closed <-chan struct{}) *captures {
@@ -88,6 +89,15 @@ func (cs *captures) add(c *capture) error {
 	run := *cs.run.Load()
 	if len(run) == maxCaptures {
 		return failf(errBusy, "%d captures of context %q are running already: end one of them", maxCaptures, cs.context)
+	}
+	own := 0
+	for _, o := range run {
+		if o.uid == c.uid {
+			own++
+		}
+	}
+	if c.uid != 0 && own >= userCaptures {
+		return failf(errBusy, "%d captures of context %q by user %d are running already: end one of them", own, cs.context, c.uid)
 	}
 	run = append(slices.Clone(run), c) // workers read the old one
 	cs.run.Store(&run)
@@ -159,11 +169,12 @@ func checkCapture(o *control.CaptureOptions, hpus int) ([]matcher.Ruleset, error
 // capture writes frames of the context to w, until ctx ends, o.Count were written, w
 // fails, or the context is gone. Only the third is an error, and what is wrong before
 // anything was written.
-func (cs *captures) capture(ctx context.Context, o control.CaptureOptions, w io.Writer) error {
+func (cs *captures) capture(ctx context.Context, uid int, o control.CaptureOptions, w io.Writer) error {
 	c, err := newCapture(o, cs.hpus)
 	if err != nil {
 		return err
 	}
+	c.uid = uid
 	// Its head is written at once, so a client sees that it has begun.
 	out := pcapng.NewWriter(w, "XsPIN", pcapng.Interface{
 		Name: cs.device, Description: "frames of XsPIN's context " + cs.context, Filter: strings.TrimSpace(o.Filter), Snap: o.Snap,
@@ -178,6 +189,7 @@ func (cs *captures) capture(ctx context.Context, o control.CaptureOptions, w io.
 // A capture copies frames into one of two buffers, while the other is written.
 type capture struct {
 	control.CaptureOptions
+	uid      int // whose it is
 	rules    []matcher.Ruleset
 	verdicts []string
 	wake     chan struct{} // there are frames

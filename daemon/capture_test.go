@@ -58,7 +58,7 @@ func (c *tapped) start(t *testing.T, ctx context.Context, o control.CaptureOptio
 	t.Helper()
 	had := len(*c.run.Load())
 	done := make(chan error, 1)
-	go func() { done <- c.capture(ctx, o, w) }()
+	go func() { done <- c.capture(ctx, 0, o, w) }()
 	for end := time.Now().Add(20 * time.Second); len(*c.run.Load()) == had || c.now.Load() == nil; time.Sleep(50 * time.Microsecond) {
 		if time.Now().After(end) {
 			t.Fatal("the capture does not start")
@@ -214,7 +214,7 @@ func TestImpossibleCaptures(t *testing.T) {
 	} {
 		var out bytes.Buffer
 		c := newTapped()
-		err := c.capture(t.Context(), tt.o, &out)
+		err := c.capture(t.Context(), 0, tt.o, &out)
 		if err == nil || !errors.Is(err, errInvalid) || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%+v: error %v, want one about %q", tt.o, err, tt.want)
 		}
@@ -234,7 +234,7 @@ func TestCapturesAtTheSameTime(t *testing.T) {
 		done = append(done, c.start(t, ctx, control.CaptureOptions{HPU: i}, &out[i]))
 	}
 	var more bytes.Buffer
-	if err := c.capture(ctx, control.CaptureOptions{HPU: -1}, &more); !errors.Is(err, errBusy) || !strings.Contains(err.Error(), "4 captures of context") || more.Len() > 0 {
+	if err := c.capture(ctx, 0, control.CaptureOptions{HPU: -1}, &more); !errors.Is(err, errBusy) || !strings.Contains(err.Error(), "4 captures of context") || more.Len() > 0 {
 		t.Errorf("one too many: %v, %d bytes", err, more.Len())
 	}
 	for i := range 100 {
@@ -251,6 +251,33 @@ func TestCapturesAtTheSameTime(t *testing.T) {
 	}
 	if c.now.Load() != nil || c.taps.Load() != 2 {
 		t.Errorf("a tap is left, or was set %d times", c.taps.Load())
+	}
+}
+
+// A user does not take all captures from others, and root has what is left.
+func TestCapturesOfAUser(t *testing.T) {
+	c := newTapped()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var done [userCaptures]chan error
+	for i := range done {
+		done[i] = make(chan error, 1)
+		go func() { done[i] <- c.capture(ctx, 1000, control.CaptureOptions{HPU: -1}, io.Discard) }()
+	}
+	eventually(t, "the captures run", func() bool { return len(*c.run.Load()) == userCaptures })
+	if err := c.capture(ctx, 1000, control.CaptureOptions{HPU: -1}, io.Discard); !errors.Is(err, errBusy) || !strings.Contains(err.Error(), "2 captures of context") || !strings.Contains(err.Error(), "by user 1000") {
+		t.Errorf("one too many of a user: %v", err)
+	}
+	var out bytes.Buffer
+	others := c.start(t, ctx, control.CaptureOptions{HPU: -1}, &out)
+	cancel()
+	for _, d := range done {
+		if err := <-d; err != nil {
+			t.Error(err)
+		}
+	}
+	if err := <-others; err != nil {
+		t.Error(err)
 	}
 }
 
@@ -427,7 +454,7 @@ func TestCaptureUnderTraffic(t *testing.T) {
 		wg.Go(func() {
 			for range 5 {
 				var out bytes.Buffer
-				if err := c.capture(t.Context(), control.CaptureOptions{HPU: h, Count: 500}, &out); err != nil {
+				if err := c.capture(t.Context(), 0, control.CaptureOptions{HPU: h, Count: 500}, &out); err != nil {
 					t.Error(err)
 					return
 				}

@@ -43,7 +43,7 @@ type backend interface {
 	log(ctx context.Context, name string, hpu int, follow bool, f func(control.LogLine) error) error
 	// capture writes frames of a context, until ctx ends, the context is removed or
 	// there are as many as asked for.
-	capture(ctx context.Context, name string, o control.CaptureOptions, w io.Writer) error
+	capture(ctx context.Context, uid int, name string, o control.CaptureOptions, w io.Writer) error
 	Reload() (changes []string, err error)
 
 	mayAdmin(control.Peer) error

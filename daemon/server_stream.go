@@ -58,7 +58,7 @@ func (s *server) capture(w http.ResponseWriter, r *http.Request) (any, error) {
 		HPU: hpu, Snap: int(snap), Count: int(count),
 	}
 	return s.stream(w, r, "application/vnd.tcpdump.pcapng", func(ctx context.Context, w io.Writer) error {
-		return s.d.capture(ctx, name, o, w)
+		return s.d.capture(ctx, peerOf(r).UID, name, o, w)
 	})
 }
 

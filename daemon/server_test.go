@@ -124,7 +124,7 @@ func (f *fake) log(ctx context.Context, name string, _ int, follow bool, line fu
 	return nil
 }
 
-func (f *fake) capture(_ context.Context, name string, o control.CaptureOptions, w io.Writer) error {
+func (f *fake) capture(_ context.Context, _ int, name string, o control.CaptureOptions, w io.Writer) error {
 	if err := f.exists(name); err != nil {
 		return err
 	}
