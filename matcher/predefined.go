@@ -67,31 +67,39 @@ func UDPPort(port uint16) Ruleset {
 // UDPPort returns the one destination port of the UDP packets that the ruleset matches,
 // if its rules say so plainly: as those of [UDPPort], [SLMP] and [SLMP6] do.
 func (rs *Ruleset) UDPPort() (port uint16, ok bool) {
-	if rs.Mode != And {
-		return 0, false
-	}
-	// fixed returns the bits of a word in mask, if rules leave them one value.
-	fixed := func(word int, mask uint32) (v uint32, ok bool) {
-		for _, r := range rs.Rules {
-			free := uint32(1)<<bits.Len32(r.Start^r.End) - 1
-			if r.Index == word && r.Mask&^free&mask == mask {
-				return r.Start & mask, true
-			}
-		}
-		return 0, false
-	}
 	is := func(word int, mask, want uint32) bool {
-		v, ok := fixed(word, mask)
+		v, ok := rs.fixed(word, mask)
 		return ok && v == want
 	}
 	var v uint32
 	switch {
 	case is(3, 0xffffff00, 0x08004500) && is(5, 0xff, protoUDP):
-		v, ok = fixed(9, 0xffff0000)
+		v, ok = rs.fixed(9, 0xffff0000)
 	case is(3, 0xfffff000, 0x86dd6000) && is(5, 0xff000000, protoUDP<<24):
-		v, ok = fixed(14, 0xffff0000)
+		v, ok = rs.fixed(14, 0xffff0000)
 	}
 	return uint16(v >> 16), ok
+}
+
+// EtherType returns the one that all frames have that the ruleset matches, if its rules
+// say so plainly.
+func (rs *Ruleset) EtherType() (uint16, bool) {
+	v, ok := rs.fixed(3, 0xffff0000)
+	return uint16(v >> 16), ok
+}
+
+// fixed returns the bits of a word in mask, if rules leave them one value.
+func (rs *Ruleset) fixed(word int, mask uint32) (v uint32, ok bool) {
+	if rs.Mode != And {
+		return 0, false
+	}
+	for _, r := range rs.Rules {
+		free := uint32(1)<<bits.Len32(r.Start^r.End) - 1
+		if r.Index == word && r.Mask&^free&mask == mask {
+			return r.Start & mask, true
+		}
+	}
+	return 0, false
 }
 
 // TCPPort matches TCP on IPv4 to one destination port, with the first 20 bytes

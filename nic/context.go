@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net/netip"
 	"reflect"
 	"slices"
 	"strings"
@@ -14,6 +15,8 @@ import (
 	"sync/atomic"
 	"time"
 	"unicode"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/bpf"
 	"github.com/xspin/xspin/hpu"
@@ -511,9 +514,7 @@ func (n *NIC) arm(c *Context) (armed bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	if slices.ContainsFunc(c.spec.Rulesets, func(rs matcher.Ruleset) bool { return rs.Local }) && len(n.neigh.Local().Addrs) == 0 {
-		n.cfg.Logger.Warn("the interface has no IP address: until it has, rulesets with `dst local`, as the predefined ones are, take no IP packets; `dst any` takes those to any address", "interface", n.iface.Name, "context", c.spec.Name)
-	}
+	n.warnOfAddresses(c)
 	prog, err := n.ingress.Stats()
 	if err != nil {
 		return false, err
@@ -686,11 +687,34 @@ func (n *NIC) freeSlots(first, count int) (slots []int, err error) {
 	return slots, nil
 }
 
+// warnOfAddresses tells of rulesets that take nothing for want of an address.
+func (n *NIC) warnOfAddresses(c *Context) {
+	addrs := n.neigh.Local().Addrs
+	for i := range c.spec.Rulesets {
+		rs := &c.spec.Rulesets[i]
+		family, has := "IPv4", netip.Addr.Is4
+		switch et, ok := rs.EtherType(); {
+		case !rs.Local || !ok:
+			continue
+		case et == unix.ETH_P_IPV6:
+			family, has = "IPv6", netip.Addr.Is6
+		case et != unix.ETH_P_IP:
+			continue
+		}
+		if !slices.ContainsFunc(addrs, has) {
+			n.cfg.Logger.Warn("the interface has no "+family+" address, so the ruleset takes nothing: give it one, or write `; dst any` where the addresses are another interface's, such as a bridge's",
+				"interface", n.iface.Name, "context", c.spec.Name, "ruleset", rs.Name)
+		}
+	}
+}
+
 // local is who the interface is, as far as a table takes that.
 func (n *NIC) local() *matcher.Local {
 	l := *n.neigh.Local()
 	if len(l.Addrs) > matcher.MaxLocal {
-		n.cfg.Logger.Warn(fmt.Sprintf("the interface has %d addresses: packets to all but the first %d go to Linux, unless a ruleset has `dst any`", len(l.Addrs), matcher.MaxLocal), "interface", n.iface.Name)
+		n.manyAddresses.Do(func() {
+			n.cfg.Logger.Warn(fmt.Sprintf("the interface has %d addresses: packets to all but the first %d go to Linux, unless a ruleset has `dst any`", len(l.Addrs), matcher.MaxLocal), "interface", n.iface.Name)
+		})
 		l.Addrs = l.Addrs[:matcher.MaxLocal]
 	}
 	return &l

@@ -3,8 +3,11 @@
 package nic_test
 
 import (
+	"bytes"
+	"log/slog"
 	"net"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -70,6 +73,33 @@ func TestFramesToOthersAreLeftToLinux(t *testing.T) {
 	}
 	roundTrip(t, dialUDP(t, lab, 7), []byte("ours"))
 	eventually(t, "ours handled", func() bool { return own.Stats().Handled == 1 })
+}
+
+// Whoever gives the addresses to a bridge hears why nothing comes.
+func TestRulesetsWithoutAnAddressAreTold(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	err := lab.NIC.NS.Do(func() error {
+		l, err := netlink.LinkByName(lab.NIC.Device)
+		if err != nil {
+			return err
+		}
+		return netlink.AddrDel(l, &netlink.Addr{IPNet: &net.IPNet{IP: lab.NIC.Addr.Addr().AsSlice(), Mask: net.CIDRMask(24, 32)}})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var log bytes.Buffer
+	n := open(t, lab, nic.Config{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	any := matcher.ICMPEcho()
+	any.Local = false
+	run(t, n, nic.ContextSpec{Name: "any", Rulesets: sets(any), Handlers: handle(echo)})
+	if log.Len() > 0 {
+		t.Errorf("logged: %s", &log)
+	}
+	run(t, n, nic.ContextSpec{Name: "own", Rulesets: sets(matcher.UDPPort(7)), Handlers: handle(echo)})
+	if !strings.Contains(log.String(), "the interface has no IPv4 address") {
+		t.Errorf("logged: %s", &log)
+	}
 }
 
 // An interface gets addresses, loses them, and gets another MAC, while it works.

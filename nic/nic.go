@@ -113,7 +113,9 @@ type NIC struct {
 	short    bool              // somebody has less credit than is due to it
 	patience time.Duration     // until there may be some
 	unfair   bool              // for tests: see fair
-	drain    time.Duration     // removeTime, but for tests
+
+	manyAddresses sync.Once     // told
+	drain         time.Duration // removeTime, but for tests
 }
 
 // Open makes a NIC of an interface. Until a context is activated all its traffic
@@ -209,8 +211,9 @@ func Open(cfg Config) (_ *NIC, err error) {
 	if n.neigh, err = neigh.Open(iface, cfg.Logger); err != nil {
 		return nil, fmt.Errorf("open NIC: %w", err)
 	}
-	if n.diag, err = openDiag(); err != nil {
-		return nil, fmt.Errorf("open NIC: %w", err)
+	// For warnOfSockets, which does without.
+	if diag, err := netlink.NewHandle(unix.NETLINK_INET_DIAG); err == nil {
+		n.diag = diag
 	}
 	if n.pool, err = hpu.New(pool); err != nil {
 		return nil, fmt.Errorf("open NIC: %w", err)

@@ -20,56 +20,76 @@ import (
 // nothing, where its rules say plainly which port it takes. Whoever cannot look, for want
 // of the kernel's udp_diag, says nothing.
 func (n *NIC) warnOfSockets(c *Context) {
-	ports := map[uint16]*matcher.Ruleset{}
+	type service struct {
+		six  bool // on IPv6
+		port uint16
+	}
+	taken := map[service]*matcher.Ruleset{}
 	for i := range c.spec.Rulesets {
-		if port, ok := c.spec.Rulesets[i].UDPPort(); ok && ports[port] == nil {
-			ports[port] = &c.spec.Rulesets[i]
+		rs := &c.spec.Rulesets[i]
+		port, ok := rs.UDPPort()
+		et, _ := rs.EtherType()
+		if s := (service{et == unix.ETH_P_IPV6, port}); ok && taken[s] == nil {
+			taken[s] = rs
 		}
 	}
-	if len(ports) == 0 {
+	if len(taken) == 0 || n.diag == nil {
 		return
 	}
 	v4, _ := n.diag.SocketDiagUDP(unix.AF_INET)
 	v6, _ := n.diag.SocketDiagUDP(unix.AF_INET6)
+	var found []*netlink.Socket
+	var by []*matcher.Ruleset
 	for _, s := range slices.Concat(v4, v6) {
-		rs := ports[s.ID.SourcePort]
+		a, _ := netip.AddrFromSlice(s.ID.Source)
+		a = a.Unmap()
+		// An IPv6 socket on no address has those of IPv4 too, as a rule.
+		rs := taken[service{a.Is6(), s.ID.SourcePort}]
+		if rs == nil && s.Family == unix.AF_INET6 && a.IsUnspecified() {
+			rs = taken[service{false, s.ID.SourcePort}]
+		}
 		if rs == nil || s.ID.Interface != 0 && int(s.ID.Interface) != n.iface.Index {
 			continue
 		}
 		// A socket on an address of another interface gets what comes there.
-		a, _ := netip.AddrFromSlice(s.ID.Source)
-		if a = a.Unmap(); !a.IsUnspecified() && !slices.Contains(n.neigh.Local().Addrs, a) {
+		if !a.IsUnspecified() && !slices.Contains(n.neigh.Local().Addrs, a) {
 			continue
 		}
+		found, by = append(found, s), append(by, rs)
+	}
+	if len(found) == 0 {
+		return
+	}
+	owners := socketOwners()
+	for i, s := range found {
+		a, _ := netip.AddrFromSlice(s.ID.Source)
+		owner := owners[s.INode]
+		if owner == "" {
+			owner = "unknown"
+		}
 		n.cfg.Logger.Warn("a socket of Linux is on the UDP port that a ruleset matches: it gets none of these packets while the context is active",
-			"interface", n.iface.Name, "context", c.spec.Name, "ruleset", rs.Name, "port", s.ID.SourcePort,
-			"socket", netip.AddrPortFrom(a, s.ID.SourcePort), "uid", s.UID, "inode", s.INode, "program", ownerOf(s.INode))
+			"interface", n.iface.Name, "context", c.spec.Name, "ruleset", by[i].Name, "port", s.ID.SourcePort,
+			"socket", netip.AddrPortFrom(a.Unmap(), s.ID.SourcePort), "uid", s.UID, "inode", s.INode, "program", owner)
 	}
 }
 
-// ownerOf returns a program that has a socket, as far as this process may see.
-func ownerOf(inode uint32) string {
-	want := fmt.Sprintf("socket:[%d]", inode)
+// socketOwners returns a program for each socket, by inode, as far as this process may see.
+func socketOwners() map[uint32]string {
+	owners := map[uint32]string{}
 	fds, _ := filepath.Glob("/proc/[0-9]*/fd/[0-9]*")
 	for _, fd := range fds {
-		if to, err := os.Readlink(fd); err != nil || to != want {
+		to, err := os.Readlink(fd)
+		var inode uint32
+		if err != nil {
+			continue
+		}
+		if _, err := fmt.Sscanf(to, "socket:[%d]", &inode); err != nil {
 			continue
 		}
 		pid := strings.Split(fd, "/")[2]
-		name, err := os.ReadFile("/proc/" + pid + "/comm")
-		if err != nil {
-			continue // it has ended
+		if name, err := os.ReadFile("/proc/" + pid + "/comm"); err == nil {
+			owners[inode] = fmt.Sprintf("%s (pid %s)", strings.TrimSpace(string(name)), pid)
 		}
-		return fmt.Sprintf("%s (pid %s)", strings.TrimSpace(string(name)), pid)
 	}
-	return "unknown"
-}
-
-// openDiag opens what warnOfSockets asks, in the network namespace of the calling thread.
-func openDiag() (*netlink.Handle, error) {
-	h, err := netlink.NewHandle(unix.NETLINK_INET_DIAG)
-	if err != nil {
-		return nil, fmt.Errorf("netlink socket: %w", err)
-	}
-	return h, nil
+	return owners
 }
