@@ -5,6 +5,7 @@ package daemon
 import (
 	"bytes"
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -299,8 +300,11 @@ func (c *conn) Write(b []byte) (int, error) {
 	if !plain {
 		return c.UnixConn.Write(b)
 	}
-	doc := fmt.Sprintf("{\"error\": %q}\n", text)
-	if _, err := fmt.Fprintf(c.UnixConn, "%s\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s", head, len(doc), doc); err != nil {
+	doc, err := json.Marshal(map[string]string{"error": string(text)})
+	if err != nil {
+		return 0, err
+	}
+	if _, err := fmt.Fprintf(c.UnixConn, "%s\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s\n", head, len(doc)+1, doc); err != nil {
 		return 0, err
 	}
 	return len(b), nil

@@ -251,6 +251,11 @@ func (in *Ingress) load(program string) error {
 	if err != nil {
 		return fmt.Errorf("map %d bytes of %v: %w", m.ValueSize(), m, err)
 	}
+	for _, name := range []string{bpf.IngressVarTables, bpf.IngressVarActive, bpf.IngressVarQueues, bpf.IngressVarShare, bpf.IngressVarBuckets} {
+		if _, ok := object.shared[name]; !ok {
+			return fmt.Errorf("the ingress object has no %s in .bss", name)
+		}
+	}
 	in.tables = global[[2]bpf.Table](in.bss, object.shared[bpf.IngressVarTables])
 	in.active = global[uint32](in.bss, object.shared[bpf.IngressVarActive])
 	in.queues = global[[bpf.MaxQueues]bpf.Queue](in.bss, object.shared[bpf.IngressVarQueues])

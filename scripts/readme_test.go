@@ -29,7 +29,7 @@ sudo() { "$@"; }
 # What goes on until Ctrl-C is there when it has said so.
 begin() {
 	"$@" >/tmp/said.$n 2>&1 & pids="$! ${pids-}"
-	until [ -s /tmp/said.$n ]; do kill -0 $! && sleep 0.01; done
+	until [ -s /tmp/said.$n ]; do kill -0 $! || exit 1; sleep 0.01; done
 }
 # The last one first.
 end() {
