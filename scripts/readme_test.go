@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -78,18 +77,7 @@ func asTyped(lines []string) string {
 func TestReadmeCommands(t *testing.T) {
 	netnstest.NeedRoot(t)
 	dir := t.TempDir()
-	build := exec.Command("go", "build", "-o", filepath.Join(dir, "bin", "xspin"), "../cmd/xspin")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	readme, err := os.ReadFile("../README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "README.md"), readme, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	checkout(t, dir)
 	serve := readmeBlock(t, "Send files to a NIC", "--serve")
 	types := readmeBlock(t, "Put messages where they belong", "ddt describe")
 	bad := readmeBlock(t, "Send files to a NIC", "--loss")

@@ -52,6 +52,25 @@ func readmeSession(t *testing.T) (commands []string) {
 	return commands
 }
 
+// checkout puts into dir what the README's commands name of a clone: bin/xspin, built with
+// the flags of make build, and the README, which it returns.
+func checkout(t *testing.T, dir string) (readme []byte) {
+	t.Helper()
+	build := exec.Command("go", "build", "-trimpath", "-o", filepath.Join(dir, "bin", "xspin"), "../cmd/xspin")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	readme, err := os.ReadFile("../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "README.md"), readme, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return readme
+}
+
 // shell runs a command of the README: as root if it says sudo, else as a user.
 func shell(t *testing.T, dir string, env []string, line string) *exec.Cmd {
 	t.Helper()
@@ -85,18 +104,7 @@ func TestReadmeSession(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	build := exec.Command("go", "build", "-o", filepath.Join(dir, "bin", "xspin"), "../cmd/xspin")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	readme, err := os.ReadFile("../README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "README.md"), readme, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	readme := checkout(t, dir)
 	socket := filepath.Join(dir, "xspin.sock")
 	env := append(os.Environ(), "XSPIN_SOCKET="+socket, "XSPIN_RUN_SOCKET="+socket, "HOME="+own)
 	names := strings.NewReplacer(
