@@ -48,7 +48,7 @@ type heldWindow struct {
 // hold makes what a context needs. It takes some ms per MiB.
 func (d *Daemon) hold(b *blueprint, set *handlers.Set, lanes int) (_ *holdings, err error) {
 	// What handlers reserve may be measured, and differ from what was checked.
-	reserved := whole(set.ReservedBytes())
+	reserved := whole(b.reserved(set))
 	bytes := b.charge() - whole(b.reserve) + reserved
 	// First of all: giving back a part of it would have others try again for nothing.
 	if err := d.enough(bytes); err != nil {
@@ -161,68 +161,38 @@ func (has *holdings) window(name string) (*heldWindow, error) {
 	return nil, failf(errInvalid, "the context has no window %q", name)
 }
 
-// maxPosted is how many receives an application may have posted.
-const maxPosted = 1 << 16
-
 // receives bind messages. Until the application has posted its first receive, messages
 // go to the first window that handlers may write, at place 0: FPsPIN's way, for handlers
 // that place what they get themselves. From then on each message takes a posted receive,
 // and is refused if none matches, so that its sender tries again: an application that
 // posts receives is never overwritten.
 type receives struct {
-	first hpu.Window // nil: none
-
-	mu     sync.Mutex
-	posted bool // ever
-	list   []hpu.Receive
+	hpu.Receives
+	first  hpu.Window  // nil: none
+	posted atomic.Bool // ever
 }
 
 // Bind implements hpu.Binder.
 func (l *receives) Bind(m *hpu.Message) (hpu.Binding, error) {
-	n := m.Number()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if !l.posted {
+	if !l.posted.Load() {
 		return hpu.Binding{Window: l.first}, nil
 	}
-	for i, r := range l.list {
-		if (r.Tag^n)&^r.Ignore != 0 {
-			continue
-		}
-		if !r.Keep {
-			l.list = append(l.list[:i], l.list[i+1:]...)
-		}
-		return r.Binding, nil
-	}
-	return hpu.Binding{}, fmt.Errorf("message %d from %v: %w", n, m.Source(), hpu.ErrNoReceive)
+	return l.Receives.Bind(m)
 }
 
-// Unbind implements hpu.Binder.
-func (l *receives) Unbind(*hpu.Message, *hpu.Result) {}
-
 func (l *receives) post(r hpu.Receive) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if len(l.list) == maxPosted {
-		return failf(errBusy, "%d receives are posted, and more cannot be", maxPosted)
+	l.posted.Store(true) // first: no message may take the window meanwhile
+	if err := l.Post(r); err != nil {
+		return kindError{errBusy, err}
 	}
-	l.posted = true
-	l.list = append(l.list, r)
 	return nil
 }
 
 // unpost takes back the first receive that is as r.
 func (l *receives) unpost(r hpu.Receive) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for i, p := range l.list {
-		if p.Tag == r.Tag && p.Ignore == r.Ignore && p.Keep == r.Keep && p.User == r.User &&
-			p.Window == r.Window && p.Place == r.Place && p.Size == r.Size {
-			l.list = append(l.list[:i], l.list[i+1:]...)
-			return true
-		}
-	}
-	return false
+	return l.Unpost(r.Tag, r.Ignore, func(p *hpu.Receive) bool {
+		return p.Keep == r.Keep && p.User == r.User && p.Window == r.Window && p.Place == r.Place && p.Size == r.Size
+	})
 }
 
 // An attachment is a process attached to a context.

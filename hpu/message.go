@@ -3,10 +3,8 @@
 package hpu
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
-	"sync"
 	"unsafe"
 
 	"github.com/xspin/xspin/hostq"
@@ -200,60 +198,6 @@ type Binder interface {
 	// event, unless a handler returned Pending: then the binding stays.
 	Unbind(*Message, *Result)
 }
-
-// ErrNoReceive is why a message was refused for which no receive is posted.
-var ErrNoReceive = errors.New("no receive is posted for the message")
-
-// A Receive is a binding that waits for its message.
-type Receive struct {
-	Binding
-	// A message matches if its number (the last word of its key; with SLMP
-	// the message id) equals Tag in all bits that Ignore leaves.
-	Tag, Ignore uint32
-	// Keep leaves the receive posted when a message has taken it.
-	Keep bool
-}
-
-// Receives is a Binder with a list of posted receives: a message takes the first
-// that matches. Safe for concurrent use. The zero value has none.
-type Receives struct {
-	mu   sync.Mutex
-	list []Receive
-}
-
-// Post adds a receive at the end of the list.
-func (l *Receives) Post(r Receive) {
-	l.mu.Lock()
-	l.list = append(l.list, r)
-	l.mu.Unlock()
-}
-
-// Posted returns how many receives wait.
-func (l *Receives) Posted() int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return len(l.list)
-}
-
-// Bind implements Binder.
-func (l *Receives) Bind(m *Message) (Binding, error) {
-	n := m.Number()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for i, r := range l.list {
-		if (r.Tag^n)&^r.Ignore != 0 {
-			continue
-		}
-		if !r.Keep {
-			l.list = append(l.list[:i], l.list[i+1:]...)
-		}
-		return r.Binding, nil
-	}
-	return Binding{}, fmt.Errorf("message %d from %v: %w", n, m.Source(), ErrNoReceive)
-}
-
-// Unbind implements Binder.
-func (l *Receives) Unbind(*Message, *Result) {}
 
 // A Cause says how a message ended.
 type Cause uint8
