@@ -312,7 +312,7 @@ type blueprint struct {
 	windows []windowUse
 	memory  int64 // bytes of HPU memory
 	perHPU  int64 // of each
-	reserve int64 // bytes that handlers have reserved
+	reserve int64 // bytes that handlers have reserved, and of their messages' state
 	queue   *hostq.PairConfig
 	full    hpu.Full
 	timer   time.Duration
@@ -340,6 +340,12 @@ func (b *blueprint) charge() int64 {
 		n += queueBytes(b.queue.Layout)
 	}
 	return n
+}
+
+// reserved returns how many bytes a set takes for itself: what it has allocated, and the
+// state of each message that can be in flight.
+func (b *blueprint) reserved(set *handlers.Set) int64 {
+	return set.ReservedBytes() + int64(set.State)*int64(b.env.Messages)
 }
 
 // queueBytes returns how much memory a pair takes.
@@ -401,7 +407,7 @@ func checkContext(c *checker, path string, doc *control.Context, env *surroundin
 	b.timer = time.Duration(doc.Timer)
 	if set != nil {
 		b.checkMemory(c, at, env, int64(set.Memory), int64(set.HPUMemory))
-		b.reserve = set.ReservedBytes()
+		b.reserve = b.reserved(set)
 		if set.Queue && b.queue == nil {
 			b.setQueue(&control.Queue{})
 		}

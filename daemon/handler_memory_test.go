@@ -43,6 +43,12 @@ func init() {
 			Reserved: map[string]int64{"food": c.Want},
 		}, nil
 	})
+	handlers.Register("test-stateful", "has state of each message", func(handlers.Params) (*handlers.Set, error) {
+		return &handlers.Set{
+			Handlers: hpu.Handlers{Payload: func(*hpu.HER) hpu.Code { return hpu.Success }},
+			State:    4096,
+		}, nil
+	})
 }
 
 // feed forgets what sets of a name were told, and has the next want more than they say.
@@ -212,4 +218,24 @@ func TestHandlersMayReserveWhatIsNotInUse(t *testing.T) {
 	}
 	f.memory.setLimit(40 << 20)
 	eventually(t, "it begins anew", func() bool { return f.state(t, "z") == installed })
+}
+
+func TestStateOfMessagesCounts(t *testing.T) {
+	const text = `
+limits: {memory: %d}
+contexts:
+- name: a
+  handler: test-stateful
+  rulesets: "a: slmp"
+  messages: 1000
+`
+	if _, err := load(t, eth+fmt.Sprintf(text, whole(4096*1000))); err != "" {
+		t.Errorf("just enough: %s", err)
+	}
+	_, err := load(t, eth+fmt.Sprintf(text, whole(4096*1000)-1))
+	for _, want := range []string{"contexts[0]: ", "lower messages", "for 1000 in flight"} {
+		if !strings.Contains(err, want) {
+			t.Errorf("%q does not say %q", err, want)
+		}
+	}
 }
