@@ -13,7 +13,7 @@ import (
 )
 
 func init() {
-	Register("requests", "has the application answer datagrams; params port (required), mtu (1500)", newRequests)
+	Register("requests", "has the application answer datagrams; params port (required), mtu (1500: of an answer with its IP header; the interface's is the limit)", newRequests)
 }
 
 // headers of a datagram on IPv4 without options.

@@ -79,11 +79,12 @@ func (t *Task) sendUDP(by interface{ Resolve(netip.Addr) (Hop, error) }, from ui
 	if err != nil {
 		return nil, err
 	}
-	return t.datagram(&hop, from, to, n)
+	return t.datagram(&hop, from, to, ttl, n)
 }
 
 // ErrReply says that a packet is not answered: it is no datagram on IPv4, a checksum
-// refutes it, or one of its addresses is nobody's, such as a broadcast.
+// refutes it, one of its addresses is nobody's, such as a broadcast, or it had no hop left
+// for an answer.
 var ErrReply = errors.New("no intact datagram from a host that can be answered")
 
 // Reply is SendNew for the answer to the packet, a datagram: with the addresses and ports
@@ -91,6 +92,8 @@ var ErrReply = errors.New("no intact datagram from a host that can be answered")
 // checksum is computed when the handler has returned. The packet stays as it is, and may
 // be read meanwhile; change its headers after Reply, if at all. The error is ErrReply for
 // what should not be answered: with a new checksum, an answer would vouch for the bytes.
+// The answer has a hop less to live than the packet had: anybody can forge a datagram that
+// has two handlers answer each other, and it comes to an end.
 func (h *HER) Reply(n int) ([]byte, error) {
 	hdr := h.Headers()
 	var room [chainSize][]byte
@@ -98,7 +101,7 @@ func (h *HER) Reply(n int) ([]byte, error) {
 	for i := 1; i < len(h.segs); i++ {
 		rest = append(rest, h.Segment(i))
 	}
-	if hdr.UDP == nil || !hdr.Answerable() || !hdr.Intact(rest...) {
+	if hdr.UDP == nil || !hdr.Answerable() || !hdr.Intact(rest...) || hdr.IPv4.TTL() <= 1 {
 		return nil, ErrReply
 	}
 	hop := Hop{MTU: h.r.pool.cfg.frameRoom() - packet.EthernetLen}
@@ -108,7 +111,7 @@ func (h *HER) Reply(n int) ([]byte, error) {
 	}
 	// Whoever was asked answers, even if that is not the interface.
 	hop.Source, hop.SourceMAC, hop.MAC = here, hdr.Ethernet.Dst(), hdr.Ethernet.Src()
-	b, err := h.datagram(&hop, hdr.UDP.DstPort(), netip.AddrPortFrom(netip.AddrFrom4(hdr.IPv4.Src()), hdr.UDP.SrcPort()), n)
+	b, err := h.datagram(&hop, hdr.UDP.DstPort(), netip.AddrPortFrom(netip.AddrFrom4(hdr.IPv4.Src()), hdr.UDP.SrcPort()), min(ttl, hdr.IPv4.TTL()-1), n)
 	if err == nil {
 		h.r.unsummed[h.r.made-1] = true
 	}
@@ -129,7 +132,7 @@ func (r *runner) sum(mark int) {
 }
 
 // datagram makes a frame for a datagram, without a checksum, and returns its payload.
-func (t *Task) datagram(hop *Hop, from uint16, to netip.AddrPort, n int) ([]byte, error) {
+func (t *Task) datagram(hop *Hop, from uint16, to netip.AddrPort, ttl uint8, n int) ([]byte, error) {
 	if most := hop.MTU - packet.IPv4Len - packet.UDPLen; n < 0 || n > most {
 		return nil, fmt.Errorf("send datagram of %d bytes to %v: %w: 0..%d", n, to, ErrSize, most)
 	}

@@ -422,6 +422,17 @@ func TestReply(t *testing.T) {
 				t.Errorf("%d bytes: sent % x", size, out.Sent[0])
 			}
 		}
+		for _, hops := range []struct{ question, answer byte }{{255, 64}, {65, 64}, {64, 63}, {2, 1}, {1, 0}, {0, 0}} {
+			q := bytes.Clone(question)
+			hdr := packet.Parse(q, len(q))
+			hdr.IPv4.SetTTL(hops.question)
+			hdr.IPv4.SetChecksum(0)
+			hdr.IPv4.SetChecksum(packet.ChecksumOf(hdr.IPv4[:packet.IPv4Len]))
+			out := n.Packet(q)
+			if sent := len(out.Sent) == 1; sent != (hops.answer > 0) || sent && packet.IPv4(out.Sent[0][packet.EthernetLen:]).TTL() != hops.answer {
+				t.Errorf("%d hops left: want an answer with %d: %+v", hops.question, hops.answer, out)
+			}
+		}
 		size = 1473
 		if out := n.Packet(bytes.Clone(question)); len(out.Sent) != 0 || !strings.Contains(out.Log[0], "0..1472") {
 			t.Errorf("%d bytes: %+v", size, out)
