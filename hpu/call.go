@@ -64,7 +64,9 @@ func (r *runner) invoke(c *Context, what call) (code Code, ok bool) {
 	acc := r.account(c)
 	mark, before := r.made, req.action
 	r.what = what
-	code, ok = r.contain(c, what)
+	if code, ok = r.contain(c, what); ok {
+		r.sum(mark) // the handler's time
+	}
 	now := r.pool.scale.Ticks()
 	ns := r.pool.scale.Nanoseconds(now - r.ticks)
 	r.ticks = now
@@ -106,7 +108,6 @@ func (r *runner) invoke(c *Context, what call) (code Code, ok bool) {
 		r.unask(p)
 		r.pending = nil
 	}
-	r.sum(mark)
 	n := r.made - mark
 	if before == recycle && req.action == send {
 		n++

@@ -319,7 +319,7 @@ func (k EventKind) String() string {
 }
 
 // An Event tells the application what went wrong in a handler. It may happen with every
-// packet: of a context and kind there is one event in Config.Faults, and those that were
+// packet, so a context has at most one event of a kind each Config.Faults. Those that were
 // held back are in the next one, or in one of their own when that time, or the context, is
 // over.
 type Event struct {

@@ -283,9 +283,11 @@ func stateOf(flags uint32) string {
 }
 
 func (r *Resolver) setState(s string) {
-	if old := r.state.Swap(&s); old != nil && *old == s {
-		return
+	old := r.state.Load()
+	if old != nil && (*old == s || *old == Gone) {
+		return // what has the number of an interface that is gone is another one
 	}
+	r.state.Store(&s)
 	select {
 	case r.turned <- struct{}{}:
 	default:

@@ -442,6 +442,15 @@ func TestGone(t *testing.T) {
 	case <-time.After(10 * time.Second):
 		t.Error("the interface is gone, and nobody says so")
 	}
+	// Its number may be somebody else's now.
+	b.ip(fmt.Sprintf("link add other index %d type veth peer name another", b.r.index))
+	b.ip("link set other up")
+	for end := time.Now().Add(100 * time.Millisecond); time.Now().Before(end) && b.r.State() == Gone; time.Sleep(time.Millisecond) {
+	}
+	if s := b.r.State(); s != Gone {
+		t.Errorf("the interface is gone, and then %s", s)
+	}
+	b.ip("link del other")
 }
 
 func BenchmarkResolve(b *testing.B) {
