@@ -3,6 +3,7 @@
 package scripts
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -23,8 +24,9 @@ const newcomer = `set -eu
 mount --make-rprivate /
 mount -t proc proc /proc
 for d in /tmp /run; do mount -t tmpfs tmpfs $d; done
+mkdir -p "$PWD"; mount -c --bind /proc/self/cwd "$PWD"; cd "$PWD" # may have been in /tmp
 ip link set lo up
-sudo() { "$@"; }
+mkdir /tmp/bin && printf '#!/bin/sh\nexec "$@"\n' > /tmp/bin/sudo && chmod +x /tmp/bin/sudo && PATH=/tmp/bin:$PATH
 # What goes on until Ctrl-C is there when it has said so.
 begin() {
 	"$@" >/tmp/said.$n 2>&1 & pids="$! ${pids-}"
@@ -57,6 +59,32 @@ func readmeBlock(t *testing.T, heading, command string) []string {
 	return nil
 }
 
+// datatypesSession returns the commands of docs/datatypes.md, and those that take minutes.
+func datatypesSession(t *testing.T) (script, long string) {
+	t.Helper()
+	b, err := os.ReadFile("../docs/datatypes.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, _ := strings.Cut(string(b), "\n## In five minutes\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	var blocks []string
+	for _, part := range strings.Split(section, "\n```sh\n")[1:] {
+		block, _, _ := strings.Cut(part, "\n```")
+		blocks = append(blocks, block+"\n")
+	}
+	if len(blocks) != 3 {
+		t.Fatalf("docs/datatypes.md has %d blocks of commands in five minutes", len(blocks))
+	}
+	// A module of one's own needs the network; that it builds is TestOwnXspin's.
+	before, rest, ok := strings.Cut(blocks[2], "(xspin=$PWD;")
+	_, after, found := strings.Cut(rest, "go build)\n")
+	if !ok || !found {
+		t.Fatal("docs/datatypes.md builds its example in another way")
+	}
+	return blocks[0] + before + "go build -o $dir/columns $dir/main.go\n" + after, blocks[1]
+}
+
 // asTyped is a script that does what the lines say: what runs until Ctrl-C beside the
 // others, and Ctrl-C at the end.
 func asTyped(lines []string) string {
@@ -81,25 +109,28 @@ func TestReadmeCommands(t *testing.T) {
 	serve := readmeBlock(t, "Send files to a NIC", "--serve")
 	types := readmeBlock(t, "Put messages where they belong", "ddt describe")
 	bad := readmeBlock(t, "Send files to a NIC", "--loss")
+	docs, long := datatypesSession(t)
 	type try struct {
 		name, script string
 		says         []string
+		dir          string // else that of the README alone
 	}
 	tries := []try{
-		{"ping", asTyped(readmeBlock(t, "Point your own programs at it", "--serve")), []string{"3 received", "handled"}},
-		{"files", asTyped(serve) + "cmp /tmp/in/* README.md\n", []string{"Gbit/s"}},
-		{"files on a bad network", bad[0] + "\n" + asTyped(serve) + "cmp /tmp/in/* README.md\n" + strings.Join(bad[1:], "\n") + "\nsudo bin/xspin lab down\n", []string{"lost"}},
-		{"datatypes", types[0] + "\n", []string{"64 bytes"}},
+		{"docs/datatypes.md", docs, []string{"\ncolumn 0: 0 64 ... 4032\n", "\ncolumn 1: 1 65 ... 4033\n"}, ".."},
+		{"ping", asTyped(readmeBlock(t, "Point your own programs at it", "--serve")), []string{"3 received", "handled"}, ""},
+		{"files", asTyped(serve) + "cmp /tmp/in/* README.md\n", []string{"Gbit/s"}, ""},
+		{"files on a bad network", bad[0] + "\n" + asTyped(serve) + "cmp /tmp/in/* README.md\n" + strings.Join(bad[1:], "\n") + "\nsudo bin/xspin lab down\n", []string{"lost"}, ""},
+		{"datatypes", types[0] + "\n", []string{"64 bytes"}, ""},
 	}
 	if testenv.Soak() > 1 { // minutes; make demo does the like
-		tries = append(tries, try{"datatypes that arrive", strings.Join(types[1:], "\n") + "\n", []string{"WRF_x", "complex", "hidden"}})
+		tries = append(tries, try{"datatypes that arrive", strings.Join(types[1:], "\n") + "\n", []string{"WRF_x", "complex", "hidden"}, ""}, try{"docs/datatypes.md, the demo", long, []string{"hidden"}, ""})
 	}
 	for _, c := range tries {
 		t.Run(c.name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), testenv.SoakTime(time.Minute))
 			defer cancel()
 			sh := exec.CommandContext(ctx, "bash", "-c", newcomer+c.script)
-			sh.Dir = dir
+			sh.Dir = cmp.Or(c.dir, dir)
 			sh.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWNET | syscall.CLONE_NEWPID}
 			out, err := sh.CombinedOutput()
 			if err != nil {
