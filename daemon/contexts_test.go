@@ -699,18 +699,18 @@ contexts:
 			return do(link)
 		}))
 	}
-	link := func(want, log string) {
+	link := func(want, log string, times int) {
 		t.Helper()
 		eventually(t, "the interface is told to be "+want, func() bool {
 			i, err := f.info("ten")
 			must(t, err)
 			s, err := f.stats()
 			must(t, err)
-			return i.Link == want && i.State == active && s[0].Link == want && f.status().Links[0] == want && strings.Contains(f.logs.String(), log)
+			return i.Link == want && i.State == active && s[0].Link == want && f.status().Links[0] == want && strings.Count(f.logs.String(), log) >= times
 		})
 	}
-	link("up", "")
-	for _, c := range []struct {
+	link("up", "", 0)
+	for i, c := range []struct {
 		end       netns.Port
 		down, log string
 	}{
@@ -718,9 +718,9 @@ contexts:
 		{f.lab.Host, "no carrier", "interface " + key + " has no carrier"},
 	} {
 		set(c.end, netlink.LinkSetDown)
-		link(c.down, c.log)
+		link(c.down, c.log, 1)
 		set(c.end, netlink.LinkSetUp)
-		link("up", "is up again")
+		link("up", "is up again", i+1)
 		if n := strings.Count(f.logs.String(), c.log); n != 1 {
 			t.Errorf("the log says %d times %q", n, c.log)
 		}
