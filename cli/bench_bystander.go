@@ -15,6 +15,7 @@ import (
 	"github.com/xspin/xspin/loader"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/nic"
+	"github.com/xspin/xspin/spin"
 )
 
 func benchBystander(ctx context.Context, lab *benchLab, cfg benchConfig, doc *bench.Document) error {
@@ -54,7 +55,7 @@ func benchBystander(ctx context.Context, lab *benchLab, cfg benchConfig, doc *be
 			side(&with, func() (func() error, error) {
 				n, err := lab.open(nic.Config{}, nic.ContextSpec{
 					Name: "bench", Rulesets: []matcher.Ruleset{matcher.UDPPort(benchPort)},
-					Handlers: hpu.Handlers{Payload: func(*hpu.HER) hpu.Code { return hpu.Success }},
+					Handlers: hpu.Handlers{Payload: func(*hpu.HER) spin.Code { return spin.Success }},
 				})
 				if err != nil {
 					return nil, err

@@ -19,6 +19,7 @@ import (
 	"github.com/xspin/xspin/hostq/hostqbench"
 	"github.com/xspin/xspin/internal/bench"
 	"github.com/xspin/xspin/internal/testbed"
+	"github.com/xspin/xspin/spin"
 )
 
 // The other process of hostqbench is this executable, which it starts.
@@ -289,7 +290,7 @@ func (b *hostqBench) windowRows(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, mem.Close()) }()
-	w, err := mem.Window(0, windowSize, hostq.All)
+	w, err := mem.Window(0, windowSize, spin.All)
 	if err != nil {
 		return err
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/xspin/xspin/internal/quantile"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/nic"
+	"github.com/xspin/xspin/spin"
 )
 
 // An rttCase compares round trips answered by a handler and by Linux.
@@ -239,18 +240,18 @@ func (e *echoTiming) median() float64 {
 	return quantile.Median(ns)
 }
 
-func (e *echoTiming) udp(h *hpu.HER) hpu.Code {
+func (e *echoTiming) udp(h *hpu.HER) spin.Code {
 	e.note(h)
 	if hdr := h.Headers(); hdr.UDP == nil || !hdr.ReplyUDP() || h.Send() != nil {
-		return hpu.Drop
+		return spin.Drop
 	}
-	return hpu.Success
+	return spin.Success
 }
 
-func (e *echoTiming) icmp(h *hpu.HER) hpu.Code {
+func (e *echoTiming) icmp(h *hpu.HER) spin.Code {
 	e.note(h)
 	if hdr := h.Headers(); hdr.ICMP == nil || !hdr.ReplyICMPEcho() || h.Send() != nil {
-		return hpu.Drop
+		return spin.Drop
 	}
-	return hpu.Success
+	return spin.Success
 }

@@ -32,6 +32,7 @@ import (
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/nic"
+	"github.com/xspin/xspin/spin"
 	"github.com/xspin/xspin/xsk"
 )
 
@@ -238,7 +239,7 @@ func noopSpec() nic.ContextSpec {
 	return nic.ContextSpec{
 		Name:     "bench",
 		Rulesets: []matcher.Ruleset{matcher.UDPPort(benchPort)},
-		Handlers: hpu.Handlers{Payload: func(*hpu.HER) hpu.Code { return hpu.Success }},
+		Handlers: hpu.Handlers{Payload: func(*hpu.HER) spin.Code { return spin.Success }},
 		Policy:   loader.ByPacket,
 	}
 }

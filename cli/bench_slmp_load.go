@@ -22,6 +22,7 @@ import (
 	"github.com/xspin/xspin/internal/bench"
 	"github.com/xspin/xspin/internal/testbed"
 	"github.com/xspin/xspin/slmp"
+	"github.com/xspin/xspin/spin"
 )
 
 // loadCommand is the hidden command of sendLoad.
@@ -242,7 +243,7 @@ func (r *smallRuns) side(what string) bench.Side {
 
 func (b *slmpBench) smallMessages(ctx context.Context, n int, runs *smallRuns) (err error) {
 	spec := depositSpec(make([]byte, smallSize))
-	spec.Handlers.Completion = func(*hpu.Completion) hpu.Code { return hpu.Success }
+	spec.Handlers.Completion = func(*hpu.Completion) spin.Code { return spin.Success }
 	nc, _, err := b.openContext(b.oneHPU(), spec)
 	if err != nil {
 		return err

@@ -16,6 +16,7 @@ import (
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/nic"
 	"github.com/xspin/xspin/slmp"
+	"github.com/xspin/xspin/spin"
 )
 
 // rateRuns are the figures of one side that takes generated segments.
@@ -46,9 +47,9 @@ func noopSLMP() nic.ContextSpec {
 		Name:     "bench",
 		Rulesets: []matcher.Ruleset{matcher.SLMP()},
 		Handlers: hpu.Handlers{
-			Header:     func(*hpu.HER) hpu.Code { return hpu.Success },
-			Payload:    func(*hpu.HER) hpu.Code { return hpu.Success },
-			Completion: func(*hpu.Completion) hpu.Code { return hpu.Success },
+			Header:     func(*hpu.HER) spin.Code { return spin.Success },
+			Payload:    func(*hpu.HER) spin.Code { return spin.Success },
+			Completion: func(*hpu.Completion) spin.Code { return spin.Success },
 		},
 	}
 }
@@ -171,7 +172,7 @@ func (b *slmpBench) takeSegments(g *loader.Generator, runs *rateRuns, s loader.S
 
 // settled waits until the NIC has handled so many segments, or no more for a while,
 // and returns its counters.
-func settled(n *nic.NIC, c *nic.Context, segments uint64) (received, hpu.ContextStats, error) {
+func settled(n *nic.NIC, c *nic.Context, segments uint64) (received, spin.ContextStats, error) {
 	last, moved := uint64(0), time.Now()
 	for now := moved; now.Sub(moved) < stall; now = time.Now() {
 		h := c.Stats().Handled
@@ -289,12 +290,12 @@ type places struct {
 }
 
 // Bind implements hpu.Binder.
-func (p places) Bind(m *hpu.Message) (hpu.Binding, error) {
-	return hpu.Binding{Window: p.memory, Place: int64(m.Slot()) * p.size, Size: p.size}, nil
+func (p places) Bind(m *hpu.Message) (spin.Binding, error) {
+	return spin.Binding{Window: p.memory, Place: int64(m.Slot()) * p.size, Size: p.size}, nil
 }
 
 // Unbind implements hpu.Binder.
-func (places) Unbind(*hpu.Message, *hpu.Result) {}
+func (places) Unbind(*hpu.Message, *spin.Result) {}
 
 // handlerTime is what the handlers of the policies take.
 const handlerTime = 30 * time.Microsecond
@@ -346,9 +347,9 @@ func (b *slmpBench) policyRows(ctx context.Context) (err error) {
 		return func(context.Context) error {
 			spec := nic.ContextSpec{
 				Name: "bench", Rulesets: []matcher.Ruleset{matcher.SLMP()}, Policy: p,
-				Handlers: hpu.Handlers{Payload: func(h *hpu.HER) hpu.Code {
+				Handlers: hpu.Handlers{Payload: func(h *hpu.HER) spin.Code {
 					h.Count(0, work(rounds)&1)
-					return hpu.Success
+					return spin.Success
 				}},
 			}
 			return b.takeSegments(g, r, segments, longFrame, cfg, spec, b.cfg.duration, 100*time.Microsecond)
@@ -410,7 +411,7 @@ func (b *slmpBench) stateRows(ctx context.Context) (err error) {
 func (b *slmpBench) heapOfMessages(g *loader.Generator, segments int) (bytes float64, on string, err error) {
 	spec := nic.ContextSpec{
 		Name: "bench", Rulesets: []matcher.Ruleset{matcher.SLMP()}, Messages: stateMessages, Timeout: time.Minute,
-		Handlers: hpu.Handlers{Payload: func(*hpu.HER) hpu.Code { return hpu.Success }},
+		Handlers: hpu.Handlers{Payload: func(*hpu.HER) spin.Code { return spin.Success }},
 	}
 	n, c, err := b.openContext(b.oneHPU(), spec)
 	if err != nil {

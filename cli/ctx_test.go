@@ -18,8 +18,8 @@ import (
 	"github.com/xspin/xspin/control"
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
-	"github.com/xspin/xspin/mpq"
 	"github.com/xspin/xspin/nic"
+	"github.com/xspin/xspin/spin"
 )
 
 // A standIn answers like a daemon that has one context, and notes what it was asked.
@@ -43,10 +43,10 @@ func newStandIn(t *testing.T) *standIn {
 		ID: 3, State: "active", Since: time.Unix(0, 0),
 		Rules:        []control.Rule{{Number: 5, Text: "slmp: slmp", Matched: 70}, {Number: -1, Text: "more: udp(7)"}},
 		Attached:     []control.Peer{{PID: 77, UID: 1000, GID: 1001}, {PID: 78, Observer: true}},
-		HandlerStats: hpu.ContextStats{Handled: 12, Dropped: 2, Failed: 1, Panics: 3},
+		HandlerStats: spin.ContextStats{Handled: 12, Dropped: 2, Failed: 1, Panics: 3},
 		Pair:         &hostq.PairStats{Events: 9, Requests: 8, Broken: true},
 	}
-	inbox.HandlerStats.User[2] = hpu.UserCounter{Sum: 30, Count: 3}
+	inbox.HandlerStats.User[2] = spin.UserCounter{Sum: 30, Count: 3}
 	reply := func(w http.ResponseWriter, status int, doc any) {
 		w.WriteHeader(status)
 		_ = json.NewEncoder(w).Encode(doc)
@@ -194,7 +194,7 @@ func TestCtxShowTellsWhatHandlersNeed(t *testing.T) {
 func TestCtxShowTellsOfRefusals(t *testing.T) {
 	for refused, want := range map[uint64]bool{0: false, 9: true} {
 		var out bytes.Buffer
-		if err := writeContext(&out, &control.ContextInfo{MessageStats: &mpq.Stats{Refused: refused}}); err != nil {
+		if err := writeContext(&out, &control.ContextInfo{MessageStats: &spin.MessageStats{Refused: refused}}); err != nil {
 			t.Fatal(err)
 		}
 		if strings.Contains(out.String(), "9 packets of messages that had nowhere to go") != want {
@@ -218,10 +218,10 @@ func TestCtxShowTellsThatNoPacketsCome(t *testing.T) {
 // What "sent" means is the same in stats, top and here: frames of handlers. Acknowledgements
 // are counted beside them.
 func TestSentIsWhatHandlersHaveSent(t *testing.T) {
-	h := hpu.ContextStats{Sent: 5, Acks: 70}
+	h := spin.ContextStats{Sent: 5, Acks: 70}
 	var show, stats bytes.Buffer
 	err1 := writeContext(&show, &control.ContextInfo{HandlerStats: h})
-	err2 := writeStats(&stats, &nicStats{Stats: &nic.Stats{Contexts: []nic.ContextStats{{ContextStats: h, Messages: &mpq.Stats{}, Checksums: new(hpu.Checksums)}}}})
+	err2 := writeStats(&stats, &nicStats{Stats: &nic.Stats{Contexts: []nic.ContextStats{{ContextStats: h, Messages: &spin.MessageStats{}, Checksums: new(hpu.Checksums)}}}})
 	if err := errors.Join(err1, err2); err != nil {
 		t.Fatal(err)
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/xspin/xspin/handlers"
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/matcher"
+	"github.com/xspin/xspin/spin"
 )
 
 // The handlers of a daemon that has something to say. The test binary is that daemon.
@@ -26,13 +27,13 @@ func init() {
 	handlers.Register("test-chatty", "", func(handlers.Params) (*handlers.Set, error) {
 		return &handlers.Set{
 			Rulesets: []matcher.Ruleset{matcher.UDPPort(7)},
-			Handlers: hpu.Handlers{Payload: func(h *hpu.HER) hpu.Code {
+			Handlers: hpu.Handlers{Payload: func(h *hpu.HER) spin.Code {
 				hdr := h.Headers()
 				h.Logf("%s %s\x1b", h.Memory()[:5], hdr.UDP.Payload())
 				if !hdr.ReplyUDP() || h.Send() != nil {
-					return hpu.Fail
+					return spin.Fail
 				}
-				return hpu.Success
+				return spin.Success
 			}},
 		}, nil
 	})

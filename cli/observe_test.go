@@ -25,8 +25,8 @@ import (
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/internal/pcapng"
-	"github.com/xspin/xspin/mpq"
 	"github.com/xspin/xspin/nic"
+	"github.com/xspin/xspin/spin"
 )
 
 // answering listens where a daemon would, and answers by f. It returns the socket.
@@ -365,12 +365,12 @@ func twoSamples() (before, now *sample) {
 		s.contexts = []control.ContextInfo{
 			mk(control.ContextInfo{
 				Context: control.Context{Name: "inbox", Interface: "lab/xs-nic"}, ID: 3, State: "active",
-				HandlerStats: hpu.ContextStats{Handled: 1000 + k*2_400_000, HandlerSum: time.Duration(k) * 1500 * time.Millisecond, Dropped: 5 + k*3, Failed: k, Panics: k, Sent: k * 10, Acks: k * 30},
-				MessageStats: &mpq.Stats{Ended: k * 20, Open: 17},
+				HandlerStats: spin.ContextStats{Handled: 1000 + k*2_400_000, HandlerSum: time.Duration(k) * 1500 * time.Millisecond, Dropped: 5 + k*3, Failed: k, Panics: k, Sent: k * 10, Acks: k * 30},
+				MessageStats: &spin.MessageStats{Ended: k * 20, Open: 17},
 				Pair:         &hostq.PairStats{Requests: k * 8, Full: k * 2, Waiting: 6},
 				Attached:     []control.Peer{{PID: 77}},
 			}),
-			{Context: control.Context{Name: "echo", Interface: "eth9"}, ID: 1 + int(k), State: "installed", HandlerStats: hpu.ContextStats{Handled: 100 - k*60}},
+			{Context: control.Context{Name: "echo", Interface: "eth9"}, ID: 1 + int(k), State: "installed", HandlerStats: spin.ContextStats{Handled: 100 - k*60}},
 		}
 		s.nics = []nic.Stats{
 			{

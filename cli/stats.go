@@ -18,10 +18,9 @@ import (
 
 	"github.com/xspin/xspin/control"
 	"github.com/xspin/xspin/hostq"
-	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/internal/nicsock"
-	"github.com/xspin/xspin/mpq"
 	"github.com/xspin/xspin/nic"
+	"github.com/xspin/xspin/spin"
 )
 
 // newStatsCmd returns `xspin stats`.
@@ -180,7 +179,7 @@ func pickNIC(name string) (string, error) {
 }
 
 // within says in which bucket of a histogram a percentile is.
-func within(h *hpu.Histogram, percent uint64) string {
+func within(h *spin.Histogram, percent uint64) string {
 	var total, sum uint64
 	for _, n := range h {
 		total += n
@@ -188,12 +187,12 @@ func within(h *hpu.Histogram, percent uint64) string {
 	if total == 0 {
 		return "-"
 	}
-	for i, n := range h[:hpu.HistogramBuckets-1] {
+	for i, n := range h[:spin.HistogramBuckets-1] {
 		if sum += n; sum*100 >= total*percent {
 			return "< " + time.Duration(1<<i).String()
 		}
 	}
-	return ">= " + time.Duration(1<<(hpu.HistogramBuckets-2)).String()
+	return ">= " + time.Duration(1<<(spin.HistogramBuckets-2)).String()
 }
 
 func yesNo(b bool) string {
@@ -204,14 +203,14 @@ func yesNo(b bool) string {
 }
 
 // dropHelp explains why packets of messages were dropped.
-var dropHelp = [mpq.Reasons]string{
-	mpq.Messages: "no room for another message",
-	mpq.Memory:   "no room for another hole, or too far ahead",
-	mpq.NoHeader: "no room to hold it until the header packet comes",
-	mpq.Overlap:  "bytes that came before, cut differently",
-	mpq.TwoEnds:  "EOM in two places, or bytes behind it",
-	mpq.Beyond:   "ends behind byte 4 GiB",
-	mpq.Dead:     "of a message that has failed or was abandoned",
+var dropHelp = [spin.DropReasons]string{
+	spin.DropMessages: "no room for another message",
+	spin.DropMemory:   "no room for another hole, or too far ahead",
+	spin.DropNoHeader: "no room to hold it until the header packet comes",
+	spin.DropOverlap:  "bytes that came before, cut differently",
+	spin.DropTwoEnds:  "EOM in two places, or bytes behind it",
+	spin.DropBeyond:   "ends behind byte 4 GiB",
+	spin.DropDead:     "of a message that has failed or was abandoned",
 }
 
 // writeStats explains the counters.
@@ -294,7 +293,7 @@ func writeStats(out io.Writer, s *nicStats) error {
 			row("waits", m.Waits, "segments again while they were being processed")
 			row("held", m.Held, "packets that came before their message could begin")
 			row("stray", c.Stray, "packets that are no segments")
-			for r := mpq.None + 1; r < mpq.Reasons; r++ {
+			for r := spin.NotDropped + 1; r < spin.DropReasons; r++ {
 				if m.Dropped[r] > 0 {
 					row("drop: "+r.String(), m.Dropped[r], dropHelp[r])
 				}

@@ -20,6 +20,7 @@ import (
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/netnstest"
 	"github.com/xspin/xspin/nic"
+	"github.com/xspin/xspin/spin"
 )
 
 func runStats(args ...string) (string, error) {
@@ -77,11 +78,11 @@ func statsNIC(t *testing.T, device string) (*nic.NIC, *netns.Lab) {
 	c, err := n.Install(nic.ContextSpec{
 		Name:     "echo",
 		Rulesets: []matcher.Ruleset{matcher.UDPPort(7)},
-		Handlers: hpu.Handlers{Payload: func(h *hpu.HER) hpu.Code {
+		Handlers: hpu.Handlers{Payload: func(h *hpu.HER) spin.Code {
 			if !h.Headers().ReplyUDP() || h.Send() != nil {
-				return hpu.Fail
+				return spin.Fail
 			}
-			return hpu.Success
+			return spin.Success
 		}},
 	})
 	if err != nil {
@@ -222,15 +223,15 @@ func TestStatsOfASecondNICOnAnInterfaceOfTheSameName(t *testing.T) {
 func TestWithin(t *testing.T) {
 	for _, tt := range []struct {
 		name     string
-		h        hpu.Histogram
+		h        spin.Histogram
 		p50, p99 string
 	}{
-		{"no handler ran", hpu.Histogram{}, "-", "-"},
-		{"all alike", hpu.Histogram{7: 3}, "< 128ns", "< 128ns"},
-		{"1 of 100 is slow", hpu.Histogram{7: 99, 20: 1}, "< 128ns", "< 128ns"},
-		{"2 of 100 are slow", hpu.Histogram{7: 98, 20: 2}, "< 128ns", "< 1.048576ms"},
-		{"half is slow", hpu.Histogram{7: 2, 20: 2}, "< 128ns", "< 1.048576ms"},
-		{"more than half is very slow", hpu.Histogram{7: 2, 31: 3}, ">= 1.073741824s", ">= 1.073741824s"},
+		{"no handler ran", spin.Histogram{}, "-", "-"},
+		{"all alike", spin.Histogram{7: 3}, "< 128ns", "< 128ns"},
+		{"1 of 100 is slow", spin.Histogram{7: 99, 20: 1}, "< 128ns", "< 128ns"},
+		{"2 of 100 are slow", spin.Histogram{7: 98, 20: 2}, "< 128ns", "< 1.048576ms"},
+		{"half is slow", spin.Histogram{7: 2, 20: 2}, "< 128ns", "< 1.048576ms"},
+		{"more than half is very slow", spin.Histogram{7: 2, 31: 3}, ">= 1.073741824s", ">= 1.073741824s"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if p50, p99 := within(&tt.h, 50), within(&tt.h, 99); p50 != tt.p50 || p99 != tt.p99 {

@@ -10,8 +10,7 @@ import (
 	"time"
 
 	"github.com/xspin/xspin/hostq"
-	"github.com/xspin/xspin/hpu"
-	"github.com/xspin/xspin/mpq"
+	"github.com/xspin/xspin/spin"
 )
 
 // Socket is where the daemon listens unless told otherwise. XSPIN_SOCKET and --socket
@@ -86,17 +85,17 @@ type Attach struct {
 // ContextInfo is what the daemon tells of a context.
 type ContextInfo struct {
 	Context
-	ID           int              `json:"id"`
-	State        string           `json:"state"` // installing, installed, active, draining, stopped, failed, gone (with its interface)
-	Error        string           `json:"error,omitempty"`
-	Link         string           `json:"link"`  // of its interface: up, down, no carrier, or gone
-	Rules        []Rule           `json:"rules"` // of its rulesets, numbered while it is active
-	Attached     []Peer           `json:"attached"`
-	Since        time.Time        `json:"since"`          // of the state
-	Pair         *hostq.PairStats `json:"pair,omitempty"` // with a queue
-	MessageStats *mpq.Stats       `json:"message_stats,omitempty"`
-	HandlerStats hpu.ContextStats `json:"handler_stats"`
-	Reserved     map[string]int64 `json:"reserved,omitempty"` // bytes that its handlers hold of limits.memory, by what for
+	ID           int                `json:"id"`
+	State        string             `json:"state"` // installing, installed, active, draining, stopped, failed, gone (with its interface)
+	Error        string             `json:"error,omitempty"`
+	Link         string             `json:"link"`  // of its interface: up, down, no carrier, or gone
+	Rules        []Rule             `json:"rules"` // of its rulesets, numbered while it is active
+	Attached     []Peer             `json:"attached"`
+	Since        time.Time          `json:"since"`          // of the state
+	Pair         *hostq.PairStats   `json:"pair,omitempty"` // with a queue
+	MessageStats *spin.MessageStats `json:"message_stats,omitempty"`
+	HandlerStats spin.ContextStats  `json:"handler_stats"`
+	Reserved     map[string]int64   `json:"reserved,omitempty"` // bytes that its handlers hold of limits.memory, by what for
 }
 
 // Rule is a ruleset in the matching table.

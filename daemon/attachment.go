@@ -17,6 +17,7 @@ import (
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/nic"
+	"github.com/xspin/xspin/spin"
 )
 
 // holdings are what one life of a context uses: memory that nobody else has, but for
@@ -102,7 +103,7 @@ func (d *Daemon) hold(b *blueprint, set *handlers.Set, lanes int) (_ *holdings, 
 	}
 	has.receives = &receives{}
 	for i := range has.windows {
-		if w := has.windows[i].win; w.Rights()&hostq.Write != 0 {
+		if w := has.windows[i].win; w.Rights()&spin.Write != 0 {
 			has.receives.first = w
 			break
 		}
@@ -168,19 +169,19 @@ func (has *holdings) window(name string) (*heldWindow, error) {
 // posts receives is never overwritten.
 type receives struct {
 	hpu.Receives
-	first  hpu.Window  // nil: none
+	first  spin.Window // nil: none
 	posted atomic.Bool // ever
 }
 
 // Bind implements hpu.Binder.
-func (l *receives) Bind(m *hpu.Message) (hpu.Binding, error) {
+func (l *receives) Bind(m *hpu.Message) (spin.Binding, error) {
 	if !l.posted.Load() {
-		return hpu.Binding{Window: l.first}, nil
+		return spin.Binding{Window: l.first}, nil
 	}
 	return l.Receives.Bind(m)
 }
 
-func (l *receives) post(r hpu.Receive) error {
+func (l *receives) post(r spin.Receive) error {
 	l.posted.Store(true) // first: no message may take the window meanwhile
 	if err := l.Post(r); err != nil {
 		return kindError{errBusy, err}
@@ -189,8 +190,8 @@ func (l *receives) post(r hpu.Receive) error {
 }
 
 // unpost takes back the first receive that is as r.
-func (l *receives) unpost(r hpu.Receive) bool {
-	return l.Unpost(r.Tag, r.Ignore, func(p *hpu.Receive) bool {
+func (l *receives) unpost(r spin.Receive) bool {
+	return l.Unpost(r.Tag, r.Ignore, func(p *spin.Receive) bool {
 		return p.Keep == r.Keep && p.User == r.User && p.Window == r.Window && p.Place == r.Place && p.Size == r.Size
 	})
 }
@@ -449,7 +450,7 @@ func (a *attachment) read(r *control.Range) ([]byte, error) {
 		return nil, err
 	}
 	if r.Offset > w.size || r.Length > w.size-r.Offset {
-		return nil, failf(errInvalid, "%d bytes at %d of window %q of %d: %w", r.Length, r.Offset, w.name, w.size, hostq.ErrBounds)
+		return nil, failf(errInvalid, "%d bytes at %d of window %q of %d: %w", r.Length, r.Offset, w.name, w.size, spin.ErrBounds)
 	}
 	b := make([]byte, r.Length)
 	copy(b, w.mem.Bytes()[r.Offset:])
@@ -501,13 +502,13 @@ func (a *attachment) post(do string, r *control.Receive) error {
 	switch {
 	case err != nil:
 		return err
-	case w.rights&hostq.Write == 0:
-		return failf(errInvalid, "handlers cannot write window %q: %w", w.name, hostq.ErrRights)
+	case w.rights&spin.Write == 0:
+		return failf(errInvalid, "handlers cannot write window %q: %w", w.name, spin.ErrRights)
 	case r.Place < 0 || r.Place > w.size || r.Size < 0 || r.Size > w.size-r.Place:
-		return failf(errInvalid, "%d bytes at %d of window %q of %d: %w", r.Size, r.Place, w.name, w.size, hostq.ErrBounds)
+		return failf(errInvalid, "%d bytes at %d of window %q of %d: %w", r.Size, r.Place, w.name, w.size, spin.ErrBounds)
 	}
-	rcv := hpu.Receive{
-		Binding: hpu.Binding{Window: w.win, Place: r.Place, Size: r.Size, User: r.User},
+	rcv := spin.Receive{
+		Binding: spin.Binding{Window: w.win, Place: r.Place, Size: r.Size, User: r.User},
 		Tag:     r.Tag, Ignore: r.Ignore, Keep: r.Keep,
 	}
 	if do == "post" {

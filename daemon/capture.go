@@ -17,7 +17,7 @@ import (
 	"github.com/xspin/xspin/internal/clock"
 	"github.com/xspin/xspin/internal/pcapng"
 	"github.com/xspin/xspin/matcher"
-	"github.com/xspin/xspin/mpq"
+	"github.com/xspin/xspin/spin"
 )
 
 // What captures may take.
@@ -120,7 +120,7 @@ func (cs *captures) remove(c *capture) {
 // verdicts are those that workers give.
 var verdicts = func() []string {
 	all := []string{"success", "drop", "fail", "segv", "panic", "deposit", "asked", "kept", "held", "duplicate", "stray", "malformed", "corrupt", "unbound", "sent"}
-	for r := mpq.None + 1; r < mpq.Reasons; r++ {
+	for r := spin.NotDropped + 1; r < spin.DropReasons; r++ {
 		all = append(all, r.String())
 	}
 	return all

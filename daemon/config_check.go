@@ -25,6 +25,7 @@ import (
 	"github.com/xspin/xspin/loader"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/nic"
+	"github.com/xspin/xspin/spin"
 )
 
 // What words of a configuration mean.
@@ -324,7 +325,7 @@ type windowUse struct {
 	name   string
 	size   int64
 	shared bool
-	rights hostq.Rights
+	rights spin.Rights
 	app    string
 }
 
@@ -466,7 +467,7 @@ func (b *blueprint) tooLarge(c *checker, path string, env *surroundings, hint st
 // largest returns the size of the largest window that handlers may write, -1 if they may
 // write none of those that are there.
 func (b *blueprint) largest() (size int64) {
-	writable := func(w windowUse) bool { return w.rights&hostq.Write != 0 }
+	writable := func(w windowUse) bool { return w.rights&spin.Write != 0 }
 	if len(b.windows) > 0 && !slices.ContainsFunc(b.windows, writable) {
 		return -1
 	}
@@ -723,7 +724,7 @@ func (b *blueprint) checkWindows(c *checker, at func(string) string, env *surrou
 	for i, w := range b.doc.Windows {
 		path := at(fmt.Sprintf("windows[%d]", i))
 		c.name(path+".name", w.Name, "window", taken)
-		use := windowUse{name: w.Name, size: int64(w.Size), rights: hostq.All, app: cmp.Or(w.App, w.DefaultApp())}
+		use := windowUse{name: w.Name, size: int64(w.Size), rights: spin.All, app: cmp.Or(w.App, w.DefaultApp())}
 		size, shared := env.windows[w.Name]
 		switch {
 		case w.Size == 0 && !shared:
@@ -735,7 +736,7 @@ func (b *blueprint) checkWindows(c *checker, at func(string) string, env *surrou
 		}
 		checkSize(c, path+".size", "window", w.Size, env.limits)
 		if w.Rights != "" {
-			if rights, err := hostq.ParseRights(w.Rights); err != nil {
+			if rights, err := spin.ParseRights(w.Rights); err != nil {
 				c.fail(path+".rights", "%v", err)
 			} else {
 				use.rights = rights

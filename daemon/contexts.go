@@ -17,6 +17,7 @@ import (
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/internal/clock"
 	"github.com/xspin/xspin/nic"
+	"github.com/xspin/xspin/spin"
 )
 
 // States of a context.
@@ -463,7 +464,7 @@ func (h *hosted) comeBack() {
 }
 
 // record writes what went wrong in a handler to the context's log, line by line.
-func (h *hosted) record(e hpu.Event) {
+func (h *hosted) record(e spin.Fault) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.book == nil {

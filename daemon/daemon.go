@@ -25,6 +25,7 @@ import (
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/nic"
 	"github.com/xspin/xspin/nic/neigh"
+	"github.com/xspin/xspin/spin"
 )
 
 // A kindError is an error that is errNotFound, errDenied, errBusy or errInvalid as well,
@@ -292,7 +293,7 @@ func (d *Daemon) listen(c *card) {
 			continue
 		}
 		h.record(e)
-		if e.Kind == hpu.HandlerOverrun && e.Detail != "" { // not one that only counts others
+		if e.Kind == spin.HandlerOverrun && e.Detail != "" { // not one that only counts others
 			h.overrun(e.Detail)
 		}
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/slmp"
+	"github.com/xspin/xspin/spin"
 )
 
 // An application posts a receive for each message, and finds it scattered; of those that
@@ -88,7 +89,7 @@ contexts:
 		}()
 		e := p.event(t)
 		if c.err == "" {
-			if err := <-sent; err != nil || e.Kind != hostq.MessageEnded || hpu.Cause(e.Cause) != hpu.Complete || e.User != uint64(i) || e.Time == 0 {
+			if err := <-sent; err != nil || e.Kind != hostq.MessageEnded || spin.Cause(e.Cause) != spin.Complete || e.User != uint64(i) || e.Time == 0 {
 				t.Errorf("message %d: %v, event %+v", i, err, e)
 			}
 			for k, at := range places {
@@ -157,7 +158,7 @@ func init() {
 	handlers.Register("test-moody", "", func(handlers.Params) (*handlers.Set, error) {
 		n := moody.Add(1)
 		return &handlers.Set{
-			Handlers: hpu.Handlers{Payload: func(*hpu.HER) hpu.Code { return hpu.Success }},
+			Handlers: hpu.Handlers{Payload: func(*hpu.HER) spin.Code { return spin.Success }},
 			Rulesets: []matcher.Ruleset{matcher.SLMP()},
 			Sequence: uint32(n), VHPUs: 3, Reserved: map[string]int64{"moods": n << 20},
 		}, nil

@@ -13,6 +13,7 @@ import (
 	"github.com/xspin/xspin/control"
 	"github.com/xspin/xspin/handlers"
 	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/spin"
 )
 
 // hungry is what became of sets of test-hungry, by their parameter who.
@@ -39,13 +40,13 @@ func init() {
 			return nil, fmt.Errorf("%w: %d bytes of food: at most %d", handlers.ErrMemory, c.Want, env.Memory)
 		}
 		return &handlers.Set{
-			Handlers: hpu.Handlers{Payload: func(*hpu.HER) hpu.Code { return hpu.Success }},
+			Handlers: hpu.Handlers{Payload: func(*hpu.HER) spin.Code { return spin.Success }},
 			Reserved: map[string]int64{"food": c.Want},
 		}, nil
 	})
 	handlers.Register("test-stateful", "has state of each message", func(handlers.Params) (*handlers.Set, error) {
 		return &handlers.Set{
-			Handlers: hpu.Handlers{Payload: func(*hpu.HER) hpu.Code { return hpu.Success }},
+			Handlers: hpu.Handlers{Payload: func(*hpu.HER) spin.Code { return spin.Success }},
 			State:    4096,
 		}, nil
 	})

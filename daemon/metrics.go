@@ -20,9 +20,9 @@ import (
 	"github.com/xspin/xspin/control"
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
-	"github.com/xspin/xspin/mpq"
 	"github.com/xspin/xspin/nic"
 	"github.com/xspin/xspin/nic/neigh"
+	"github.com/xspin/xspin/spin"
 )
 
 // A metricsSource is a Daemon.
@@ -95,7 +95,7 @@ type metrics struct {
 	iface  []metric[nic.Stats]
 	hpu    []metric[hpu.Stats]
 	ctx    []metric[nic.ContextStats]
-	msg    []metric[mpq.Stats]
+	msg    []metric[spin.MessageStats]
 	pair   []metric[hostq.PairStats]
 
 	ruleset, time, user, userCount, state, attached *prometheus.Desc
@@ -160,7 +160,7 @@ func newMetrics(source metricsSource) *metrics {
 	}
 	type ifaceValue = func(*nic.Stats) uint64
 	type ctxValue = func(*nic.ContextStats) uint64
-	type msgValue = func(*mpq.Stats) uint64
+	type msgValue = func(*spin.MessageStats) uint64
 	m := &metrics{
 		source: source,
 		build:  desc("build_info", "Which XsPIN this is; always 1.", "version", "goversion"),
@@ -220,16 +220,16 @@ func newMetrics(source metricsSource) *metrics {
 			one("context_triggers_total", "Messages begun by the host.", func(s *nic.ContextStats) uint64 { return s.Triggers }),
 		),
 		msg: counters(ofContext,
-			one("context_messages_started_total", "Messages whose header packet came.", func(s *mpq.Stats) uint64 { return s.Started }),
-			family[mpq.Stats]{"context_messages_ended_total", "Messages by how they ended; abandoned and discarded ones were incomplete, refused ones have not begun.", "result", map[string]msgValue{
-				"complete":  func(s *mpq.Stats) uint64 { return s.Ended },
-				"failed":    func(s *mpq.Stats) uint64 { return s.Failed },
-				"abandoned": func(s *mpq.Stats) uint64 { return s.Abandoned },
-				"discarded": func(s *mpq.Stats) uint64 { return s.Discarded },
-				"refused":   func(s *mpq.Stats) uint64 { return s.Refused },
+			one("context_messages_started_total", "Messages whose header packet came.", func(s *spin.MessageStats) uint64 { return s.Started }),
+			family[spin.MessageStats]{"context_messages_ended_total", "Messages by how they ended; abandoned and discarded ones were incomplete, refused ones have not begun.", "result", map[string]msgValue{
+				"complete":  func(s *spin.MessageStats) uint64 { return s.Ended },
+				"failed":    func(s *spin.MessageStats) uint64 { return s.Failed },
+				"abandoned": func(s *spin.MessageStats) uint64 { return s.Abandoned },
+				"discarded": func(s *spin.MessageStats) uint64 { return s.Discarded },
+				"refused":   func(s *spin.MessageStats) uint64 { return s.Refused },
 			}},
-			one("context_segments_duplicate_total", "Segments that had been processed before.", func(s *mpq.Stats) uint64 { return s.Duplicates }),
-			one("context_segments_held_total", "Segments that came before their message could begin.", func(s *mpq.Stats) uint64 { return s.Held }),
+			one("context_segments_duplicate_total", "Segments that had been processed before.", func(s *spin.MessageStats) uint64 { return s.Duplicates }),
+			one("context_segments_held_total", "Segments that came before their message could begin.", func(s *spin.MessageStats) uint64 { return s.Held }),
 			segmentsDropped(),
 		),
 		pair: counters(ofContext,
@@ -268,8 +268,8 @@ func newMetrics(source metricsSource) *metrics {
 		gauge(ofContext, "context_credit_buffers", "Buffers that the context may have in flight on a receive queue.", func(s *nic.ContextStats) float64 { return float64(s.Credits) }),
 		gauge(ofContext, "context_in_flight_buffers", "Buffers that it has, on the queue with the most.", func(s *nic.ContextStats) float64 { return float64(s.InFlight) }))
 	m.msg = append(m.msg,
-		gauge(ofContext, "context_messages_open", "Messages in flight.", func(s *mpq.Stats) float64 { return float64(s.Open) }),
-		gauge(ofContext, "context_holes_bytes", "Memory for what is missing in messages in flight.", func(s *mpq.Stats) float64 { return float64(s.Memory) }))
+		gauge(ofContext, "context_messages_open", "Messages in flight.", func(s *spin.MessageStats) float64 { return float64(s.Open) }),
+		gauge(ofContext, "context_holes_bytes", "Memory for what is missing in messages in flight.", func(s *spin.MessageStats) float64 { return float64(s.Memory) }))
 	m.pair = append(m.pair,
 		gauge(ofContext, "queue_requests_outstanding", "Requests without their response yet.", func(s *hostq.PairStats) float64 { return float64(s.Outstanding) }),
 		gauge(ofContext, "queue_waiting", "Events and requests that the application has not taken.", func(s *hostq.PairStats) float64 { return float64(s.Waiting) }),
@@ -282,10 +282,10 @@ func newMetrics(source metricsSource) *metrics {
 	return m
 }
 
-func segmentsDropped() family[mpq.Stats] {
-	f := family[mpq.Stats]{"context_segments_dropped_total", "Segments that were dropped, by reason.", "reason", map[string]func(*mpq.Stats) uint64{}}
-	for r := mpq.None + 1; r < mpq.Reasons; r++ {
-		f.values[r.String()] = func(s *mpq.Stats) uint64 { return s.Dropped[r] }
+func segmentsDropped() family[spin.MessageStats] {
+	f := family[spin.MessageStats]{"context_segments_dropped_total", "Segments that were dropped, by reason.", "reason", map[string]func(*spin.MessageStats) uint64{}}
+	for r := spin.NotDropped + 1; r < spin.DropReasons; r++ {
+		f.values[r.String()] = func(s *spin.MessageStats) uint64 { return s.Dropped[r] }
 	}
 	return f
 }
@@ -408,7 +408,7 @@ func (m *metrics) context(to chan<- prometheus.Metric, device string, s *nic.Con
 
 // durations makes a histogram with seconds from one that counts by powers of two of
 // nanoseconds. What is below 64 ns is one bucket, what is above a second another.
-func durations(d *prometheus.Desc, h *hpu.Histogram, sum time.Duration, labels ...string) prometheus.Metric {
+func durations(d *prometheus.Desc, h *spin.Histogram, sum time.Duration, labels ...string) prometheus.Metric {
 	const first, last = 6, 30
 	buckets := map[float64]uint64{}
 	var n uint64

@@ -21,8 +21,8 @@ import (
 	"github.com/xspin/xspin/control"
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
-	"github.com/xspin/xspin/mpq"
 	"github.com/xspin/xspin/nic"
+	"github.com/xspin/xspin/spin"
 )
 
 type fakeSource struct {
@@ -57,12 +57,12 @@ func numberFields(v reflect.Value, next *uint64) {
 
 func someSource() *fakeSource {
 	var n uint64 = 1000
-	full := nic.ContextStats{Messages: &mpq.Stats{}}
+	full := nic.ContextStats{Messages: &spin.MessageStats{}}
 	numberFields(reflect.ValueOf(&full).Elem(), &n)
 	numberFields(reflect.ValueOf(full.Messages).Elem(), &n)
 	full.ID, full.Name = 1, "files"
 	full.Rulesets = []nic.RulesetStats{{Number: 0, Name: "slmp", Matched: 5}, {Number: 3, Name: "slmp", Matched: 6}}
-	full.HandlerTime = hpu.Histogram{3: 2, 10: 5, 31: 1}
+	full.HandlerTime = spin.Histogram{3: 2, 10: 5, 31: 1}
 	full.HandlerSum = 2500 * time.Millisecond
 	pair := &hostq.PairStats{Broken: true}
 	numberFields(reflect.ValueOf(pair).Elem(), &n)
@@ -133,7 +133,7 @@ func TestMetricsValues(t *testing.T) {
 		`xspin_context_packets_dropped_total` + f + `,reason="refused"} ` + decimal(c.Refused),
 		`xspin_context_messages_open` + f + `} ` + decimal(uint64(c.Messages.Open)),
 		`xspin_context_messages_ended_total` + f + `,result="complete"} ` + decimal(c.Messages.Ended),
-		`xspin_context_segments_dropped_total` + f + `,reason="two_ends"} ` + decimal(c.Messages.Dropped[mpq.TwoEnds]),
+		`xspin_context_segments_dropped_total` + f + `,reason="two_ends"} ` + decimal(c.Messages.Dropped[spin.DropTwoEnds]),
 		`xspin_queue_requests_refused_total` + f + `} ` + decimal(src.all[1].Pair.Full),
 		`xspin_frames_total{interface="lab/xs-nic",verdict="spilled"} ` + decimal(src.nics[0].Program.Spilled),
 		`xspin_context_user_value_total{context="files",counter="15",interface="lab/xs-nic"} ` + decimal(c.User[15].Sum),

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/spin"
 )
 
 func init() {
@@ -29,15 +30,15 @@ func newCount(p Params) (*Set, error) {
 		return nil, fmt.Errorf("param \"to\": %q is neither stack nor drop", c.To)
 	}
 	toStack := c.To == "stack"
-	return &Set{Handlers: hpu.Handlers{Payload: func(h *hpu.HER) hpu.Code {
+	return &Set{Handlers: hpu.Handlers{Payload: func(h *hpu.HER) spin.Code {
 		h.Count(0, uint64(h.Len()))
 		if packets := h.Counter(CountPackets); packets != nil { // there is an application
 			packets.Add(1)
 			h.Counter(CountBytes).Add(uint64(h.Len()))
 		}
 		if toStack && h.ToStack() == nil {
-			return hpu.Success
+			return spin.Success
 		}
-		return hpu.Drop
+		return spin.Drop
 	}}}, nil
 }

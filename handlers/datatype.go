@@ -12,9 +12,9 @@ import (
 	"time"
 
 	"github.com/xspin/xspin/ddt"
-	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/matcher"
+	"github.com/xspin/xspin/spin"
 )
 
 func init() {
@@ -138,12 +138,12 @@ type datatype struct {
 }
 
 // header sees to it that there is room for all of the message, whichever packets come.
-func (d *datatype) header(h *hpu.HER) hpu.Code {
+func (d *datatype) header(h *hpu.HER) spin.Code {
 	m := h.Message()
 	if err := d.admit(h, m); err != nil {
 		return h.Fail(err)
 	}
-	return hpu.ProcessData
+	return spin.ProcessData
 }
 
 func (d *datatype) admit(h *hpu.HER, m *hpu.Message) error {
@@ -170,16 +170,16 @@ func (d *datatype) admit(h *hpu.HER, m *hpu.Message) error {
 
 // fits says what is wrong with a message's place. What it says begins with the numbers,
 // for the application sees the first 120 bytes only.
-func (d *datatype) fits(b *hpu.Binding) error {
+func (d *datatype) fits(b *spin.Binding) error {
 	if b.Window == nil {
 		return errNoWindow
 	}
 	if b.Size < 0 || b.Size > 0 && (d.lo < 0 || d.hi > b.Size) {
-		return fmt.Errorf("%s of a place of %d: %w", d.touched(), b.Size, hpu.ErrBounds)
+		return fmt.Errorf("%s of a place of %d: %w", d.touched(), b.Size, spin.ErrBounds)
 	}
 	n, at := b.Window.Size(), b.Place+d.lo
 	if overflow := b.Place < 0 && d.lo < 0; overflow || at < 0 || at > n-(d.hi-d.lo) {
-		return fmt.Errorf("%s from %d of a window of %d: %w", d.touched(), b.Place, n, hpu.ErrBounds)
+		return fmt.Errorf("%s from %d of a window of %d: %w", d.touched(), b.Place, n, spin.ErrBounds)
 	}
 	return nil
 }
@@ -199,12 +199,12 @@ var (
 
 // place returns the bytes that the type touches, and those between. Displacement 0 is
 // mem[origin], be it in there or not.
-func (d *datatype) place(b *hpu.Binding) (mem []byte, origin int64, err error) {
-	w, ok := b.Window.(hpu.SliceWindow)
+func (d *datatype) place(b *spin.Binding) (mem []byte, origin int64, err error) {
+	w, ok := b.Window.(spin.SliceWindow)
 	if !ok {
 		return nil, 0, errNoSlices
 	}
-	mem, err = w.Slice(b.Place+d.lo, d.hi-d.lo, hostq.Write)
+	mem, err = w.Slice(b.Place+d.lo, d.hi-d.lo, spin.Write)
 	return mem, -d.lo, err
 }
 
@@ -217,7 +217,7 @@ func (d *datatype) length(n uint64) error {
 }
 
 // payload places a packet.
-func (d *datatype) payload(h *hpu.HER) hpu.Code {
+func (d *datatype) payload(h *hpu.HER) spin.Code {
 	packet, n := int64(h.Offset()), int64(h.PayloadLen())
 	first := packet
 	if h.EOM() {
@@ -244,17 +244,17 @@ func (d *datatype) payload(h *hpu.HER) hpu.Code {
 	}
 	h.Count(DatatypeCopies, uint64(copies))
 	h.Count(DatatypeBytes, uint64(n))
-	return hpu.Success
+	return spin.Success
 }
 
 // completion checks the length of what came in whole: a message of the host's has no last
 // packet that would say it before. The event of other messages says what is missing.
-func (d *datatype) completion(c *hpu.Completion) hpu.Code {
-	if c.Cause != hpu.Complete {
-		return hpu.Success
+func (d *datatype) completion(c *hpu.Completion) spin.Code {
+	if c.Cause != spin.Complete {
+		return spin.Success
 	}
 	if err := d.length(c.Length); err != nil {
 		return c.Fail(err)
 	}
-	return hpu.Success
+	return spin.Success
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/xspin/xspin/hpu/hputest"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/slmp"
+	"github.com/xspin/xspin/spin"
 )
 
 // commit commits a type that is written as text.
@@ -94,7 +95,7 @@ func placeMessages(t *testing.T, c *ddt.Committed, o handlers.DatatypeOptions, c
 	want := bytes.Clone(memory)
 	places := ddttest.Places(c.Type(), c.Count())
 	var receives hpu.Receives
-	events := make(chan hpu.MessageEvent, 8)
+	events := make(chan spin.MessageEvent, 8)
 	cfg := hputest.Of(set)
 	cfg.HPUs, cfg.Messages, cfg.Binder = o.HPUs, o.Messages, &receives
 	if seed%2 == 1 {
@@ -105,7 +106,9 @@ func placeMessages(t *testing.T, c *ddt.Committed, o handlers.DatatypeOptions, c
 	var first, rest [][]byte
 	for id := range uint32(messages) {
 		at := int64(id)*room + 50 - lo
-		receives.Post(hpu.Receive{Binding: hpu.Binding{Window: hpu.Memory(memory), Place: at, Events: hpu.EventChan(events)}, Tag: id})
+		if err := receives.Post(spin.Receive{Binding: spin.Binding{Window: hpu.Memory(memory), Place: at, Events: spin.EventChan(events)}, Tag: id}); err != nil {
+			t.Fatal(err)
+		}
 		data := stream(c.Size(), seed+byte(id))
 		for i, p := range places {
 			want[at+p] = data[i]
@@ -118,7 +121,7 @@ func placeMessages(t *testing.T, c *ddt.Committed, o handlers.DatatypeOptions, c
 	all := slices.Concat(rest[:min(len(rest), 10)], first, rest[min(len(rest), 10):])
 	for some := range slices.Chunk(all, 50) {
 		for _, call := range n.Packet(some...).Calls {
-			if call.Code != hpu.Success {
+			if call.Code != spin.Success {
 				t.Fatalf("segments of %d bytes: %+v", cut, call)
 			}
 		}
@@ -126,7 +129,7 @@ func placeMessages(t *testing.T, c *ddt.Committed, o handlers.DatatypeOptions, c
 	for range messages {
 		select {
 		case e := <-events:
-			if e.Cause != hpu.Complete || e.Length != uint64(c.Size()) {
+			if e.Cause != spin.Complete || e.Length != uint64(c.Size()) {
 				t.Errorf("segments of %d bytes: %+v", cut, e)
 			}
 		default:
@@ -155,33 +158,33 @@ func differs(a, b []byte) int {
 }
 
 // plainWindow is a window whose bytes nobody gets.
-type plainWindow struct{ hpu.Window }
+type plainWindow struct{ spin.Window }
 
 // Messages that are not as their type or their place wants them fail, with the numbers,
 // and nothing is written where it must not be.
 func TestDatatypeRefuses(t *testing.T) {
 	const size = 1000
-	readOnly := func(b []byte) hpu.Window {
-		w, err := hostq.WindowOn(b, hostq.Read)
+	readOnly := func(b []byte) spin.Window {
+		w, err := hostq.WindowOn(b, spin.Read)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return w
 	}
-	writeOnly := func(b []byte) hpu.Window {
-		w, err := hostq.WindowOn(b, hostq.Write)
+	writeOnly := func(b []byte) spin.Window {
+		w, err := hostq.WindowOn(b, spin.Write)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return w
 	}
-	inMemory := func(b []byte) hpu.Window { return hpu.Memory(b) }
+	inMemory := func(b []byte) spin.Window { return hpu.Memory(b) }
 	column := "hvec(30 1 10)[int]"   // 120 bytes, 0 to 294
 	down := "hidx(-40,5 100,5)[int]" // 40 bytes, -40 to 120
 	for _, c := range []struct {
 		name        string
 		text        string
-		window      func([]byte) hpu.Window // nil: none
+		window      func([]byte) spin.Window // nil: none
 		place, size int64
 		options     handlers.DatatypeOptions
 		sent        int64
@@ -197,38 +200,38 @@ func TestDatatypeRefuses(t *testing.T) {
 		{name: "hit, from an origin before the window", text: "hidx(5000,5 5100,5)[int]", window: inMemory, place: -5000, sent: 40},
 		{name: "hit, from an origin behind it", text: "hidx(-5000,5 -4900,5)[int]", window: inMemory, place: 5880, sent: 40},
 		{name: "beyond the window from before it", text: "hidx(5000,5 5100,5)[int]", window: inMemory, place: -5001, sent: 40,
-			err: "bytes 5000 to 5119 from -5001 of a window of 1000: out of bounds", why: hpu.ErrBounds},
+			err: "bytes 5000 to 5119 from -5001 of a window of 1000: out of bounds", why: spin.ErrBounds},
 		{name: "nowhere", text: column, window: inMemory, place: math.MinInt64, sent: 120,
-			err: "bytes 0 to 293 from -9223372036854775808 of a window of 1000: out of bounds", why: hpu.ErrBounds},
+			err: "bytes 0 to 293 from -9223372036854775808 of a window of 1000: out of bounds", why: spin.ErrBounds},
 		{name: "hit, and no more, from before the window", text: "hidx(5000,5 5100,5)[int]", window: inMemory, place: -4120, sent: 40},
 		{name: "beyond the window, from before it", text: "hidx(5000,5 5100,5)[int]", window: inMemory, place: -4119, sent: 40,
-			err: "bytes 5000 to 5119 from -4119 of a window of 1000: out of bounds", why: hpu.ErrBounds},
+			err: "bytes 5000 to 5119 from -4119 of a window of 1000: out of bounds", why: spin.ErrBounds},
 		{name: "nowhere, both from below", text: "hidx(-9223372036854775807,1)[byte]", window: inMemory, place: math.MinInt64, sent: 1,
-			err: "bytes -9223372036854775807 to -9223372036854775807 from -9223372036854775808 of a window of 1000: out of bounds", why: hpu.ErrBounds},
+			err: "bytes -9223372036854775807 to -9223372036854775807 from -9223372036854775808 of a window of 1000: out of bounds", why: spin.ErrBounds},
 		{name: "nowhere, both from above", text: "hidx(9223372036854775800,1)[byte]", window: inMemory, place: math.MaxInt64, sent: 1,
-			err: "bytes 9223372036854775800 to 9223372036854775800 from 9223372036854775807 of a window of 1000: out of bounds", why: hpu.ErrBounds},
+			err: "bytes 9223372036854775800 to 9223372036854775800 from 9223372036854775807 of a window of 1000: out of bounds", why: spin.ErrBounds},
 		{name: "hit, the lowest of places", text: "hidx(9223372036854775806,1)[byte]", window: inMemory, place: -math.MaxInt64 + 1, sent: 1},
 		{name: "a place of less than nothing", text: column, window: inMemory, size: -5, sent: 120,
-			err: "bytes 0 to 293 of a place of -5: out of bounds", why: hpu.ErrBounds},
+			err: "bytes 0 to 293 of a place of -5: out of bounds", why: spin.ErrBounds},
 		{name: "hit, may write only", text: column, window: writeOnly, sent: 120},
 		{name: "no window", text: column, sent: 120, err: "the message has no window: give the context one"},
-		{name: "may not write", text: column, window: readOnly, sent: 120, err: "no right to do so", why: hpu.ErrRights},
-		{name: "no bytes to be had", text: column, window: func(b []byte) hpu.Window { return plainWindow{hpu.Memory(b)} }, sent: 120,
+		{name: "may not write", text: column, window: readOnly, sent: 120, err: "no right to do so", why: spin.ErrRights},
+		{name: "no bytes to be had", text: column, window: func(b []byte) spin.Window { return plainWindow{hpu.Memory(b)} }, sent: 120,
 			err: "the message's window is none whose bytes handlers may have"},
 		{name: "beyond the window", text: column, window: inMemory, place: size - 293, sent: 120,
-			err: "bytes 0 to 293 from 707 of a window of 1000: out of bounds", why: hpu.ErrBounds},
+			err: "bytes 0 to 293 from 707 of a window of 1000: out of bounds", why: spin.ErrBounds},
 		{name: "before the window", text: down, window: inMemory, place: 39, sent: 40,
-			err: "bytes -40 to 119 from 39 of a window of 1000: out of bounds", why: hpu.ErrBounds},
+			err: "bytes -40 to 119 from 39 of a window of 1000: out of bounds", why: spin.ErrBounds},
 		{name: "beyond its place", text: column, window: inMemory, place: 3, size: 293, sent: 120,
-			err: "bytes 0 to 293 of a place of 293: out of bounds", why: hpu.ErrBounds},
+			err: "bytes 0 to 293 of a place of 293: out of bounds", why: spin.ErrBounds},
 		{name: "before its place", text: down, window: inMemory, place: 100, size: 500, sent: 40,
-			err: "bytes -40 to 119 of a place of 500: out of bounds", why: hpu.ErrBounds},
+			err: "bytes -40 to 119 of a place of 500: out of bounds", why: spin.ErrBounds},
 		{name: "a place behind the window", text: "ctg(0)[int]", window: inMemory, place: size + 1, sent: 0,
-			err: "no bytes from 1001 of a window of 1000: out of bounds", why: hpu.ErrBounds},
+			err: "no bytes from 1001 of a window of 1000: out of bounds", why: spin.ErrBounds},
 		{name: "a place before the window", text: column, window: inMemory, place: -1, sent: 120,
-			err: "bytes 0 to 293 from -1 of a window of 1000: out of bounds", why: hpu.ErrBounds},
+			err: "bytes 0 to 293 from -1 of a window of 1000: out of bounds", why: spin.ErrBounds},
 		{name: "huge", text: "hvec(2 1 9000000000000000000)[int]", window: inMemory, place: 400, sent: 8,
-			err: "bytes 0 to 9000000000000000003 from 400 of a window of 1000: out of bounds", why: hpu.ErrBounds},
+			err: "bytes 0 to 9000000000000000003 from 400 of a window of 1000: out of bounds", why: spin.ErrBounds},
 		{name: "too short", text: column, window: inMemory, sent: 119, err: "a message of 119 bytes, and the type has 120", begun: true},
 		{name: "too short, as is known soon", text: column, window: inMemory, sent: 119, last: true, err: "a message of 119 bytes, and the type has 120", begun: true},
 		{name: "too short for a packet", text: column, window: inMemory, sent: 40, err: "a message of 40 bytes, and the type has 120"},
@@ -258,16 +261,18 @@ func TestDatatypeRefuses(t *testing.T) {
 				}
 				cfg := hputest.Of(set)
 				cfg.HPUs = 2
-				events := make(chan hpu.MessageEvent, 4)
+				events := make(chan spin.MessageEvent, 4)
 				memory := untouched(size)
 				want := bytes.Clone(memory)
 				data := stream(c.sent, 1)
-				to := hpu.Binding{Place: c.place, Size: c.size, Events: hpu.EventChan(events)}
+				to := spin.Binding{Place: c.place, Size: c.size, Events: spin.EventChan(events)}
 				if c.window != nil {
 					to.Window = c.window(memory)
 				}
 				var receives hpu.Receives
-				receives.Post(hpu.Receive{Binding: to, Tag: 7})
+				if err := receives.Post(spin.Receive{Binding: to, Tag: 7}); err != nil {
+					t.Fatal(err)
+				}
 				cfg.Binder = &receives
 				n := hputest.New(t, cfg)
 				frames := hputest.Message(hputest.Peer(1), 7, data, 50)
@@ -277,17 +282,17 @@ func TestDatatypeRefuses(t *testing.T) {
 				for _, f := range frames {
 					n.Packet(f)
 				}
-				var e hpu.MessageEvent
+				var e spin.MessageEvent
 				select {
 				case e = <-events:
 				default:
 					t.Fatal("the message is not over")
 				}
 				if c.err == "" {
-					if e.Cause != hpu.Complete || e.Length != uint64(c.sent) {
+					if e.Cause != spin.Complete || e.Length != uint64(c.sent) {
 						t.Errorf("%+v", e)
 					}
-				} else if e.Cause != hpu.Failed || !strings.HasSuffix(e.Err.Error(), c.err) || len(e.Err.Error()) > hostq.TextLen {
+				} else if e.Cause != spin.Failed || !strings.HasSuffix(e.Err.Error(), c.err) || len(e.Err.Error()) > hostq.TextLen {
 					t.Errorf("%v, want %q", e.Err, c.err)
 				} else if c.why != nil && !errors.Is(e.Err, c.why) {
 					t.Errorf("%v is no %v", e.Err, c.why)
@@ -359,7 +364,7 @@ func TestDatatypeOfTheHosts(t *testing.T) {
 	n := hputest.New(t, cfg)
 	data := stream(300, 1)
 	out := n.Trigger(hpu.Trigger{Window: hpu.Memory(data), Length: 300})
-	if len(out.Messages) != 1 || out.Messages[0].Cause != hpu.Complete {
+	if len(out.Messages) != 1 || out.Messages[0].Cause != spin.Complete {
 		t.Fatalf("%+v", out.Messages)
 	}
 	want := make([]byte, 700)
@@ -372,7 +377,7 @@ func TestDatatypeOfTheHosts(t *testing.T) {
 	}
 	for _, short := range []int64{0, 299} {
 		out := n.Trigger(hpu.Trigger{Window: hpu.Memory(data), Length: short, Slice: 64})
-		if len(out.Messages) != 1 || out.Messages[0].Cause != hpu.Failed {
+		if len(out.Messages) != 1 || out.Messages[0].Cause != spin.Failed {
 			t.Errorf("%d of 300 bytes: %+v", short, out.Messages)
 		}
 	}
@@ -412,15 +417,15 @@ func TestDatatypeAllocatesNothing(t *testing.T) {
 			}
 			cfg := hputest.Of(set)
 			cfg.Buffer = buffer
-			var w hpu.Window = make(hpu.Memory, 7000)
+			var w spin.Window = make(hpu.Memory, 7000)
 			if i < len(ddt.Strategies()) {
-				if w, err = hostq.WindowOn(make([]byte, 7000), hostq.Write); err != nil {
+				if w, err = hostq.WindowOn(make([]byte, 7000), spin.Write); err != nil {
 					t.Fatal(err)
 				}
 			}
 			cfg.Windows = []hpu.NamedWindow{{Name: "in", Window: w}}
 			ran := 0
-			cfg.Payload = func(h *hpu.HER) hpu.Code {
+			cfg.Payload = func(h *hpu.HER) spin.Code {
 				ran++
 				if allocs := testing.AllocsPerRun(100, func() { set.Payload(h) }); allocs != 0 {
 					t.Errorf("%s, buffers of %d bytes, into a %T: %v allocations for a packet", strategy, buffer, w, allocs)
@@ -531,9 +536,9 @@ func TestDatatypeParams(t *testing.T) {
 		for _, size := range []int64{c.bytes, c.bytes + 1} {
 			// Whole segments count, not bytes: the last says how long the message is.
 			id++
-			cause := hpu.Complete
+			cause := spin.Complete
 			if size > c.bytes {
-				cause = hpu.Failed
+				cause = spin.Failed
 			}
 			var out *hputest.Outcome
 			if size <= 1000 {

@@ -5,6 +5,7 @@ package handlers
 import (
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/matcher"
+	"github.com/xspin/xspin/spin"
 )
 
 func init() {
@@ -26,4 +27,4 @@ func newDeposit(p Params) (*Set, error) {
 // deposit leaves a message's payload to the NIC, which puts it where the message's
 // receive says, or at the window's begin. Its end is an event of the application's. A
 // message that is too long for its place fails when its first byte beyond that comes.
-func deposit(*hpu.HER) hpu.Code { return hpu.Proceed }
+func deposit(*hpu.HER) spin.Code { return spin.Proceed }

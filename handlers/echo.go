@@ -9,6 +9,7 @@ import (
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/packet"
+	"github.com/xspin/xspin/spin"
 )
 
 func init() {
@@ -28,11 +29,11 @@ func newEchoICMP(p Params) (*Set, error) {
 }
 
 // echoICMP answers a ping: addresses swapped, type 0, and the checksum computed again.
-func echoICMP(h *hpu.HER) hpu.Code {
+func echoICMP(h *hpu.HER) spin.Code {
 	if !h.Headers().ReplyICMPEcho() || h.Send() != nil {
-		return hpu.Drop
+		return spin.Drop
 	}
-	return hpu.Success
+	return spin.Success
 }
 
 func newEchoUDP(p Params) (*Set, error) {
@@ -50,12 +51,12 @@ func newEchoUDP(p Params) (*Set, error) {
 
 // echoUDP answers a datagram: addresses and ports swapped, which leaves the checksum
 // right as it is.
-func echoUDP(h *hpu.HER) hpu.Code {
+func echoUDP(h *hpu.HER) spin.Code {
 	hdr := h.Headers()
 	if !hdr.Hop() || !hdr.ReplyUDP() || h.Send() != nil {
-		return hpu.Drop
+		return spin.Drop
 	}
-	return hpu.Success
+	return spin.Success
 }
 
 func newEchoHost(p Params) (*Set, error) {
@@ -80,17 +81,17 @@ func newEchoHost(p Params) (*Set, error) {
 
 // echoHost is the NIC's half of an echo: it turns the packet round, with a checksum of 0,
 // and asks the application for that. The HPU does not wait for the answer.
-func echoHost(h *hpu.HER) hpu.Code {
+func echoHost(h *hpu.HER) spin.Code {
 	if h.Segments() > 1 || !h.Headers().Hop() || !h.Headers().Turn() || h.AskThen(uint64(h.Headers().IPv4.Protocol()), h.Head(), echoSum) != nil {
-		return hpu.Drop
+		return spin.Drop
 	}
-	return hpu.Success
+	return spin.Success
 }
 
 // echoSum has the answer: two bytes, the checksum.
-func echoSum(h *hpu.HER, r *hpu.Reply) hpu.Code {
+func echoSum(h *hpu.HER, r *hpu.Reply) spin.Code {
 	if r.Err != nil || r.Status != 0 || len(r.Payload) != 2 {
-		return hpu.Drop
+		return spin.Drop
 	}
 	sum := binary.BigEndian.Uint16(r.Payload)
 	if hdr := h.Headers(); hdr.UDP != nil {
@@ -99,9 +100,9 @@ func echoSum(h *hpu.HER, r *hpu.Reply) hpu.Code {
 		hdr.ICMP.SetChecksum(sum)
 	}
 	if h.Send() != nil {
-		return hpu.Drop
+		return spin.Drop
 	}
-	return hpu.Success
+	return spin.Success
 }
 
 // EchoSum is the application's half of "echo-host": it appends to dst what answers a

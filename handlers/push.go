@@ -7,6 +7,7 @@ import (
 	"net/netip"
 
 	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/spin"
 )
 
 func init() {
@@ -39,25 +40,25 @@ func (s *push) init(t *hpu.Task) error {
 
 // begin fails a message whose destination is not reachable yet: whoever has triggered
 // it hears of that, and can try again.
-func (s *push) begin(h *hpu.HER) hpu.Code {
+func (s *push) begin(h *hpu.HER) spin.Code {
 	if _, err := h.Resolve(s.To.Addr()); err != nil {
 		h.Logf("push to %v: %v", s.To, err)
-		return hpu.Fail
+		return spin.Fail
 	}
-	return hpu.ProcessData
+	return spin.ProcessData
 }
 
-func (s *push) send(h *hpu.HER) hpu.Code {
+func (s *push) send(h *hpu.HER) spin.Code {
 	to := s.To
 	if port := uint16(h.Message().Words()[0]); port != 0 {
 		to = netip.AddrPortFrom(to.Addr(), port)
 	}
 	b, err := h.SendUDP(s.Port, to, h.PayloadLen())
 	if err != nil {
-		return hpu.Drop // counted: the message's event says how many bytes
+		return spin.Drop // counted: the message's event says how many bytes
 	}
 	for part := range h.Payload() {
 		b = b[copy(b, part):]
 	}
-	return hpu.Success
+	return spin.Success
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/packet"
+	"github.com/xspin/xspin/spin"
 )
 
 func init() {
@@ -45,37 +46,37 @@ func newRequests(p Params) (*Set, error) {
 	}, nil
 }
 
-func (s *requests) ask(h *hpu.HER) hpu.Code {
+func (s *requests) ask(h *hpu.HER) spin.Code {
 	hdr := h.Headers()
 	if hdr.UDP == nil || hdr.Payload != udpHeaders || !hdr.Contiguous() {
-		return hpu.Drop
+		return spin.Drop
 	}
 	// Before anybody works on it: is the sender one that can be answered?
 	source := binary.BigEndian.Uint32(hdr.IPv4[12:16])
 	tag := uint64(source)<<16 | uint64(hdr.UDP.SrcPort())
 	if !hdr.Answerable() || !hdr.Intact() || h.AskThen(tag, hdr.UDP.Payload(), s.then) != nil {
-		return hpu.Drop
+		return spin.Drop
 	}
-	return hpu.Success
+	return spin.Success
 }
 
 // reply sends the answer.
-func (s *requests) reply(h *hpu.HER, r *hpu.Reply) hpu.Code {
+func (s *requests) reply(h *hpu.HER, r *hpu.Reply) spin.Code {
 	n := len(r.Payload)
 	if r.Err != nil || r.Status != 0 {
-		return hpu.Drop
+		return spin.Drop
 	}
 	if most := s.MTU - (udpHeaders - packet.EthernetLen); n > most {
 		h.Logf("requests: an answer of %d bytes is dropped: at most %d, see the parameter mtu", n, most)
-		return hpu.Drop
+		return spin.Drop
 	}
 	b, err := h.Reply(n)
 	if err != nil {
 		if errors.Is(err, hpu.ErrSize) {
 			h.Logf("requests: an answer is dropped: %v", err)
 		}
-		return hpu.Drop
+		return spin.Drop
 	}
 	copy(b, r.Payload)
-	return hpu.Success
+	return spin.Success
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/netns/netnstest"
 	"github.com/xspin/xspin/packet"
+	"github.com/xspin/xspin/spin"
 )
 
 // start runs a set on a NIC for tests.
@@ -113,7 +114,7 @@ func TestEchoes(t *testing.T) {
 			}
 			for i, payload := range payloads() {
 				out := n.Packet(c.frame(payload))
-				if out.Code() != hpu.Success || len(out.Sent) != 1 {
+				if out.Code() != spin.Success || len(out.Sent) != 1 {
 					t.Fatalf("payload of %d bytes: %v, %d frames sent", len(payload), out.Code(), len(out.Sent))
 				}
 				h := checked(t, out.Sent[0])
@@ -255,7 +256,7 @@ func TestEchoHostWaits(t *testing.T) {
 // TestEchoHostSegments has a packet that is not in one piece.
 func TestEchoHostSegments(t *testing.T) {
 	n := start(t, "echo-host", nil, func(c *hputest.Config) { c.Buffer = 100 })
-	if out := n.Packet(hputest.UDP(hputest.Peer(1), hputest.Here(7), make([]byte, 100))); out.Code() != hpu.Drop || len(out.Requests) != 0 {
+	if out := n.Packet(hputest.UDP(hputest.Peer(1), hputest.Here(7), make([]byte, 100))); out.Code() != spin.Drop || len(out.Requests) != 0 {
 		t.Errorf("%+v", out)
 	}
 }
@@ -270,7 +271,7 @@ func TestEchoHostRefuses(t *testing.T) {
 	group := hputest.ICMPEcho(hputest.PeerAddr, hputest.HereAddr, 1, 1, nil)
 	group[0] = 0xff
 	for name, frame := range map[string][]byte{"a reply": reply, "to all": broadcast, "from a group": multicast, "to a group": group, "nothing": make([]byte, 60)} {
-		if out := n.Packet(frame); out.Code() != hpu.Drop || len(out.Requests) != 0 {
+		if out := n.Packet(frame); out.Code() != spin.Drop || len(out.Requests) != 0 {
 			t.Errorf("%s: %v, %d requests", name, out.Code(), len(out.Requests))
 		}
 	}
@@ -291,7 +292,7 @@ func TestEchoHostRefuses(t *testing.T) {
 	if out := n.Detach(); len(out.Sent) != 0 {
 		t.Error("sent although there is no application")
 	}
-	if out := n.Packet(ping); out.Code() != hpu.Drop {
+	if out := n.Packet(ping); out.Code() != spin.Drop {
 		t.Errorf("without application: %v", out.Code())
 	}
 }
@@ -315,7 +316,7 @@ func TestDeposit(t *testing.T) {
 		t.Fatalf("%d events, %d frames sent", len(out.Messages), len(out.Sent))
 	}
 	e := out.Messages[0]
-	if e.Cause != hpu.Complete || e.Length != uint64(len(content)) || e.Missing != 0 || e.Number != 5 || e.Source != hputest.Peer(4000) {
+	if e.Cause != spin.Complete || e.Length != uint64(len(content)) || e.Missing != 0 || e.Number != 5 || e.Source != hputest.Peer(4000) {
 		t.Errorf("event %+v", e)
 	}
 	if !bytes.Equal(window[:len(content)], content) {
@@ -326,7 +327,7 @@ func TestDeposit(t *testing.T) {
 	}
 	// A message that does not fit.
 	out = n.Packet(hputest.Message(hputest.Peer(4000), 6, make([]byte, 10001), 1400)...)
-	if len(out.Messages) != 1 || out.Messages[0].Cause != hpu.Failed || !errors.Is(out.Messages[0].Err, hpu.ErrBounds) {
+	if len(out.Messages) != 1 || out.Messages[0].Cause != spin.Failed || !errors.Is(out.Messages[0].Err, spin.ErrBounds) {
 		t.Errorf("too long: %+v", out.Messages)
 	}
 }
@@ -377,7 +378,7 @@ func TestRequests(t *testing.T) {
 	}
 	// One that cannot be answered does not get as far as the application.
 	out := n.Packet(hputest.UDP(netip.MustParseAddrPort("224.0.0.1:5"), hputest.Here(53), []byte("x")))
-	if out.Code() != hpu.Drop || len(out.Requests) != 0 {
+	if out.Code() != spin.Drop || len(out.Requests) != 0 {
 		t.Errorf("from a group: %v, %d requests", out.Code(), len(out.Requests))
 	}
 }
@@ -393,7 +394,7 @@ func TestRequestsOptions(t *testing.T) {
 	if h := packet.Parse(frame, len(frame)); h.UDP == nil || h.Payload != 46 {
 		t.Fatal("that is no datagram with options")
 	}
-	if out := n.Packet(frame); out.Code() != hpu.Drop || len(out.Requests) != 0 {
+	if out := n.Packet(frame); out.Code() != spin.Drop || len(out.Requests) != 0 {
 		t.Errorf("%+v", out)
 	}
 }
@@ -403,7 +404,7 @@ func TestRequestsFull(t *testing.T) {
 	n := start(t, "requests", handlers.Params{"port": 53}, func(c *hputest.Config) { c.Requests = 2 })
 	q := hputest.UDP(hputest.Peer(4001), hputest.Here(53), []byte("x"))
 	out := n.Packet(q, q, q)
-	if len(out.Requests) != 2 || out.Calls[2].Code != hpu.Drop {
+	if len(out.Requests) != 2 || out.Calls[2].Code != spin.Drop {
 		t.Fatalf("%d requests, calls %+v", len(out.Requests), out.Calls)
 	}
 	n.Answer(func(hputest.Request) hputest.Answer { return hputest.Answer{} })
@@ -422,8 +423,8 @@ func TestCount(t *testing.T) {
 		if u.Count != 3 || u.Sum != 3*142 {
 			t.Errorf("%s: counted %+v", to, u)
 		}
-		if to == "drop" && (out.Code() != hpu.Drop || len(out.Stack) != 0) ||
-			to == "stack" && (out.Code() != hpu.Success || len(out.Stack) != 3 || !bytes.Equal(out.Stack[0], before)) {
+		if to == "drop" && (out.Code() != spin.Drop || len(out.Stack) != 0) ||
+			to == "stack" && (out.Code() != spin.Success || len(out.Stack) != 3 || !bytes.Equal(out.Stack[0], before)) {
 			t.Errorf("%s: %v, %d to the stack", to, out.Code(), len(out.Stack))
 		}
 	}
@@ -455,7 +456,7 @@ func TestTick(t *testing.T) {
 	}
 	for i := range uint64(2) {
 		out := n.Tick()
-		if out.Code() != hpu.Success || len(out.Sent) != 1 {
+		if out.Code() != spin.Success || len(out.Sent) != 1 {
 			t.Fatalf("%+v", out)
 		}
 		h := packet.Parse(out.Sent[0], len(out.Sent[0]))
@@ -472,28 +473,28 @@ func TestTick(t *testing.T) {
 // unresolved knows no address, or has asked for it.
 type unresolved struct{ err error }
 
-func (u unresolved) Resolve(netip.Addr) (hpu.Hop, error) { return hpu.Hop{}, u.err }
+func (u unresolved) Resolve(netip.Addr) (spin.Hop, error) { return spin.Hop{}, u.err }
 
-func (u unresolved) From(netip.Addr) (hpu.Hop, bool) { return hpu.Hop{MTU: 1500}, false }
+func (u unresolved) From(netip.Addr) (spin.Hop, bool) { return spin.Hop{MTU: 1500}, false }
 
 // asked is whose neighbours answer when they have been asked once.
 type asked struct{ times int }
 
-func (a *asked) Resolve(netip.Addr) (hpu.Hop, error) {
+func (a *asked) Resolve(netip.Addr) (spin.Hop, error) {
 	if a.times++; a.times == 1 {
-		return hpu.Hop{}, hpu.ErrUnresolved
+		return spin.Hop{}, spin.ErrUnresolved
 	}
-	return hpu.Hop{Source: netip.MustParseAddr("10.0.0.1"), MTU: 1500}, nil
+	return spin.Hop{Source: netip.MustParseAddr("10.0.0.1"), MTU: 1500}, nil
 }
 
-func (a *asked) From(netip.Addr) (hpu.Hop, bool) { return hpu.Hop{MTU: 1500}, false }
+func (a *asked) From(netip.Addr) (spin.Hop, bool) { return spin.Hop{MTU: 1500}, false }
 
 // TestTickUnreachable has no way to the collector: it is no error that the first
 // datagram has to wait for ARP.
 func TestTickUnreachable(t *testing.T) {
-	for err, lines := range map[error]int{hpu.ErrUnresolved: 0, errors.New("no route"): 1} {
+	for err, lines := range map[error]int{spin.ErrUnresolved: 0, errors.New("no route"): 1} {
 		n := start(t, "tick", handlers.Params{"to": "10.0.0.9:9400"}, func(c *hputest.Config) { c.Resolver = unresolved{err} })
-		if out := n.Tick(); out.Code() != hpu.Drop || len(out.Sent) != 0 || len(out.Log) != lines {
+		if out := n.Tick(); out.Code() != spin.Drop || len(out.Sent) != 0 || len(out.Log) != lines {
 			t.Errorf("%v: %+v", err, out)
 		}
 	}
@@ -507,7 +508,7 @@ func TestPush(t *testing.T) {
 		window[i] = byte(i >> 3)
 	}
 	out := n.Trigger(hpu.Trigger{Words: [4]uint64{9500}, Window: window, Offset: 100, Length: 2500, Slice: 1000})
-	if len(out.Sent) != 3 || len(out.Messages) != 1 || out.Messages[0].Cause != hpu.Complete || out.Messages[0].Length != 2500 || out.Messages[0].Dropped != 0 {
+	if len(out.Sent) != 3 || len(out.Messages) != 1 || out.Messages[0].Cause != spin.Complete || out.Messages[0].Length != 2500 || out.Messages[0].Dropped != 0 {
 		t.Fatalf("%d frames sent, events %+v", len(out.Sent), out.Messages)
 	}
 	var got []byte
@@ -539,10 +540,10 @@ func TestPush(t *testing.T) {
 
 	n = start(t, "push", handlers.Params{"to": "10.0.0.9:9400"}, func(c *hputest.Config) {
 		slmpFormat(c)
-		c.Resolver = unresolved{hpu.ErrUnresolved}
+		c.Resolver = unresolved{spin.ErrUnresolved}
 	})
 	out = n.Trigger(hpu.Trigger{Window: window, Length: 8})
-	if len(out.Sent) != 0 || len(out.Log) != 1 || len(out.Messages) != 1 || out.Messages[0].Cause != hpu.Failed {
+	if len(out.Sent) != 0 || len(out.Log) != 1 || len(out.Messages) != 1 || out.Messages[0].Cause != spin.Failed {
 		t.Errorf("unreachable: %+v", out)
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/matcher"
+	"github.com/xspin/xspin/spin"
 )
 
 func init() {
@@ -52,26 +53,26 @@ func (t *tick) init(task *hpu.Task) error {
 	return nil
 }
 
-func (t *tick) count(h *hpu.HER) hpu.Code {
+func (t *tick) count(h *hpu.HER) spin.Code {
 	t.packets.Add(1)
 	t.bytes.Add(uint64(h.Len()))
 	if h.ToStack() != nil {
-		return hpu.Drop
+		return spin.Drop
 	}
-	return hpu.Success
+	return spin.Success
 }
 
-func (t *tick) send(task *hpu.Task) hpu.Code {
+func (t *tick) send(task *hpu.Task) spin.Code {
 	b, err := task.SendUDP(t.Port, t.To, tickLen)
 	if err != nil {
-		if !errors.Is(err, hpu.ErrUnresolved) { // else the next time
+		if !errors.Is(err, spin.ErrUnresolved) { // else the next time
 			task.Logf("telemetry to %v: %v", t.To, err)
 		}
-		return hpu.Drop
+		return spin.Drop
 	}
 	t.sent++
 	binary.BigEndian.PutUint64(b, t.sent)
 	binary.BigEndian.PutUint64(b[8:], t.packets.Load())
 	binary.BigEndian.PutUint64(b[16:], t.bytes.Load())
-	return hpu.Success
+	return spin.Success
 }

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/internal/clock"
+	"github.com/xspin/xspin/spin"
 )
 
 // A Host is the application's side of a Pair. It is safe for concurrent use, but for
@@ -364,7 +365,7 @@ func (h *Host) hungUp() bool {
 // WaitCounter returns when counter i is at least v.
 func (h *Host) WaitCounter(ctx context.Context, i int, v uint64) error {
 	if i < 0 || i >= Counters {
-		return fmt.Errorf("counter %d of %d: %w", i, Counters, ErrBounds)
+		return fmt.Errorf("counter %d of %d: %w", i, Counters, spin.ErrBounds)
 	}
 	if !h.enter() {
 		return os.ErrClosed

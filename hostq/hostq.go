@@ -41,58 +41,19 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"strings"
+
+	"github.com/xspin/xspin/spin"
 )
 
 // Errors that callers tell apart.
 var (
-	ErrBounds   = errors.New("out of bounds")
-	ErrRights   = errors.New("no right to do so")
 	ErrFull     = errors.New("ring full")
 	ErrDetached = errors.New("no application is attached")
 	ErrBroken   = errors.New("the other side has broken the rules of the ring")
 	ErrTooLong  = errors.New("payload too long")
 
-	errUnaligned = fmt.Errorf("not aligned: %w", ErrBounds)
+	errUnaligned = fmt.Errorf("not aligned: %w", spin.ErrBounds)
 )
-
-// Rights say what a window may be used for.
-type Rights uint8
-
-// Rights.
-const (
-	Read Rights = 1 << iota
-	Write
-	Atomic // compare-and-swap, fetch-and-add
-	All    = Read | Write | Atomic
-)
-
-const rightLetters = "rwa"
-
-func (r Rights) String() string {
-	var b strings.Builder
-	for i, c := range rightLetters {
-		if r>>i&1 != 0 {
-			b.WriteRune(c)
-		}
-	}
-	return b.String()
-}
-
-// ParseRights reads what String writes, such as "rw".
-func ParseRights(s string) (r Rights, err error) {
-	for _, c := range s {
-		i := strings.IndexRune(rightLetters, c)
-		if i < 0 || r>>i&1 != 0 {
-			return 0, fmt.Errorf("rights %q: possible are r, w and a (atomic), each once", s)
-		}
-		r |= 1 << i
-	}
-	if r == 0 {
-		return 0, errors.New("no rights: possible are r, w and a (atomic)")
-	}
-	return r, nil
-}
 
 // An EventKind says what an event is about.
 type EventKind uint8
@@ -108,7 +69,7 @@ const (
 // An Event is what the NIC tells the application.
 type Event struct {
 	Kind        EventKind
-	Cause       uint8 // hpu.Cause, up to 127
+	Cause       uint8 // spin.Cause, up to 127
 	FlowControl bool  // the NIC had to drop packets of the message
 	Number      uint32
 	Slot        uint32

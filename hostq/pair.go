@@ -13,6 +13,7 @@ import (
 	"unicode/utf8"
 	"unsafe"
 
+	"github.com/xspin/xspin/spin"
 	"golang.org/x/sys/unix"
 )
 
@@ -311,7 +312,7 @@ func (p *Pair) put(e *Event) bool {
 // there may be; ErrDetached, ErrBroken, ErrTooLong.
 func (p *Pair) Request(lane int, r *Request, user any) (id uint64, err error) {
 	if uint(lane) >= uint(len(p.lanes)) {
-		return 0, fmt.Errorf("lane %d of %d: %w", lane, len(p.lanes), ErrBounds)
+		return 0, fmt.Errorf("lane %d of %d: %w", lane, len(p.lanes), spin.ErrBounds)
 	}
 	if len(r.Payload) > p.cfg.Payload {
 		return 0, fmt.Errorf("request of %d bytes, room for %d: %w", len(r.Payload), p.cfg.Payload, ErrTooLong)

@@ -18,6 +18,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/xspin/xspin/spin"
 	"golang.org/x/sys/unix"
 )
 
@@ -130,8 +131,8 @@ func TestRequestLimits(t *testing.T) {
 		size int
 		want error
 	}{
-		{"lane -1", -1, 0, ErrBounds},
-		{"lane 1 of 1", 1, 0, ErrBounds},
+		{"lane -1", -1, 0, spin.ErrBounds},
+		{"lane 1 of 1", 1, 0, spin.ErrBounds},
 		{"11 bytes", 0, 11, ErrTooLong},
 		{"10 bytes", 0, 10, nil},
 		{"none", 0, 0, nil},
@@ -791,7 +792,7 @@ func TestCounters(t *testing.T) {
 		}
 	}
 	for _, i := range []int{-1, Counters} {
-		if err := h.WaitCounter(t.Context(), i, 0); !errors.Is(err, ErrBounds) {
+		if err := h.WaitCounter(t.Context(), i, 0); !errors.Is(err, spin.ErrBounds) {
 			t.Errorf("counter %d: %v", i, err)
 		}
 	}

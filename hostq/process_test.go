@@ -26,6 +26,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/netns/netnstest"
+	"github.com/xspin/xspin/spin"
 )
 
 // A role is what the test binary does when it is started as another process. Its
@@ -257,7 +258,7 @@ func TestTwoProcesses(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer mem.Close()
-			window, err := mem.Window(0, windowSize, Write)
+			window, err := mem.Window(0, windowSize, spin.Write)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -6,23 +6,25 @@ import (
 	"fmt"
 	"sync/atomic"
 	"unsafe"
+
+	"github.com/xspin/xspin/spin"
 )
 
 // A Window is a range of a Memory with rights. It is safe for concurrent use; bytes
 // that two write at the same time are whatever they make of it.
 type Window struct {
 	b      []byte
-	rights Rights
+	rights spin.Rights
 }
 
 // Window returns a window on size bytes at off. For atomic operations off must be a
 // multiple of 8.
-func (m *Memory) Window(off, size int64, r Rights) (*Window, error) {
+func (m *Memory) Window(off, size int64, r spin.Rights) (*Window, error) {
 	if off < 0 || size < 0 || off > m.Size()-size {
-		return nil, fmt.Errorf("window of %d bytes at %d of a memory of %d: %w", size, off, m.Size(), ErrBounds)
+		return nil, fmt.Errorf("window of %d bytes at %d of a memory of %d: %w", size, off, m.Size(), spin.ErrBounds)
 	}
-	if r&Atomic != 0 && off%8 != 0 {
-		return nil, fmt.Errorf("window at %d: for atomic operations it must be at a multiple of 8: %w", off, ErrBounds)
+	if r&spin.Atomic != 0 && off%8 != 0 {
+		return nil, fmt.Errorf("window at %d: for atomic operations it must be at a multiple of 8: %w", off, spin.ErrBounds)
 	}
 	return &Window{b: m.b[off : off+size : off+size], rights: r}, nil
 }
@@ -30,8 +32,8 @@ func (m *Memory) Window(off, size int64, r Rights) (*Window, error) {
 // WindowOn returns a window on memory of the process's own, for tests of handlers and for
 // handlers without an application. For atomic operations it must begin at a multiple of
 // 8, as what make returns does.
-func WindowOn(b []byte, r Rights) (*Window, error) {
-	if r&Atomic != 0 && uintptr(unsafe.Pointer(unsafe.SliceData(b)))%8 != 0 {
+func WindowOn(b []byte, r spin.Rights) (*Window, error) {
+	if r&spin.Atomic != 0 && uintptr(unsafe.Pointer(unsafe.SliceData(b)))%8 != 0 {
 		return nil, fmt.Errorf("window on %d bytes: for atomic operations they must begin at a multiple of 8: %w", len(b), errUnaligned)
 	}
 	return &Window{b: b, rights: r}, nil
@@ -41,12 +43,12 @@ func WindowOn(b []byte, r Rights) (*Window, error) {
 func (w *Window) Size() int64 { return int64(len(w.b)) }
 
 // Rights returns what it may be used for.
-func (w *Window) Rights() Rights { return w.rights }
+func (w *Window) Rights() spin.Rights { return w.rights }
 
 // An accessError says what was wrong. Made only when told: handlers may try a lot.
 type accessError struct {
 	why          error
-	need         Rights
+	need         spin.Rights
 	n, off, size int64
 }
 
@@ -58,16 +60,16 @@ func (e *accessError) Unwrap() error { return e.why }
 
 // Slice returns the n bytes at off, which are good as long as the window is. An error
 // wraps ErrBounds or ErrRights: need is Read, Write or both.
-func (w *Window) Slice(off, n int64, need Rights) ([]byte, error) { return w.at(off, n, need) }
+func (w *Window) Slice(off, n int64, need spin.Rights) ([]byte, error) { return w.at(off, n, need) }
 
 // at returns n bytes at off. All that is checked is checked here.
-func (w *Window) at(off, n int64, need Rights) ([]byte, error) {
+func (w *Window) at(off, n int64, need spin.Rights) ([]byte, error) {
 	if need == 0 || w.rights&need != need {
-		return nil, &accessError{ErrRights, need, n, off, w.Size()}
+		return nil, &accessError{spin.ErrRights, need, n, off, w.Size()}
 	}
 	// Not off+n > len, which overflows.
 	if off < 0 || n < 0 || off > int64(len(w.b))-n {
-		return nil, &accessError{ErrBounds, need, n, off, w.Size()}
+		return nil, &accessError{spin.ErrBounds, need, n, off, w.Size()}
 	}
 	return w.b[off : off+n : off+n], nil
 }
@@ -75,7 +77,7 @@ func (w *Window) at(off, n int64, need Rights) ([]byte, error) {
 // ReadAt copies len(p) bytes from off. An error wraps ErrBounds or ErrRights; nothing
 // is copied then.
 func (w *Window) ReadAt(p []byte, off int64) (int, error) {
-	b, err := w.at(off, int64(len(p)), Read)
+	b, err := w.at(off, int64(len(p)), spin.Read)
 	if err != nil {
 		return 0, err
 	}
@@ -84,7 +86,7 @@ func (w *Window) ReadAt(p []byte, off int64) (int, error) {
 
 // WriteAt copies p to off. An error wraps ErrBounds or ErrRights; nothing is written then.
 func (w *Window) WriteAt(p []byte, off int64) (int, error) {
-	b, err := w.at(off, int64(len(p)), Write)
+	b, err := w.at(off, int64(len(p)), spin.Write)
 	if err != nil {
 		return 0, err
 	}
@@ -93,12 +95,12 @@ func (w *Window) WriteAt(p []byte, off int64) (int, error) {
 
 // word returns the address of n bytes at off, for an atomic operation.
 func (w *Window) word(off int64, n int) (unsafe.Pointer, error) {
-	b, err := w.at(off, int64(n), Atomic)
+	b, err := w.at(off, int64(n), spin.Atomic)
 	if err != nil {
 		return nil, err
 	}
 	if off%int64(n) != 0 {
-		return nil, &accessError{errUnaligned, Atomic, int64(n), off, w.Size()}
+		return nil, &accessError{errUnaligned, spin.Atomic, int64(n), off, w.Size()}
 	}
 	return unsafe.Pointer(unsafe.SliceData(b)), nil
 }
@@ -157,45 +159,22 @@ func (w *Window) FetchAdd32(off int64, delta uint32) (was uint32, err error) {
 	return atomic.AddUint32((*uint32)(p), delta) - delta, nil
 }
 
-// piece is how much Test copies.
-const piece = 64 << 10
-
-// A Transfer is a copy that is under way. Here a CPU copies, and it is the one that
-// calls Test: a handler that does so between other things does them sooner, and
-// nothing happens unless it calls. Not for concurrent use. The zero Transfer is done.
-type Transfer struct {
-	dst, src []byte // as long as each other
-}
-
 // StartRead begins to copy len(p) bytes from off. Errors are as of ReadAt; p must be
 // left alone until the transfer is done.
-func (w *Window) StartRead(p []byte, off int64) (Transfer, error) {
-	b, err := w.at(off, int64(len(p)), Read)
+func (w *Window) StartRead(p []byte, off int64) (spin.Transfer, error) {
+	b, err := w.at(off, int64(len(p)), spin.Read)
 	if err != nil {
-		return Transfer{}, err
+		return spin.Transfer{}, err
 	}
-	return Transfer{dst: p, src: b}, nil
+	return spin.NewTransfer(p, b), nil
 }
 
 // StartWrite begins to copy p to off. Errors are as of WriteAt; p must be left alone
 // until the transfer is done.
-func (w *Window) StartWrite(p []byte, off int64) (Transfer, error) {
-	b, err := w.at(off, int64(len(p)), Write)
+func (w *Window) StartWrite(p []byte, off int64) (spin.Transfer, error) {
+	b, err := w.at(off, int64(len(p)), spin.Write)
 	if err != nil {
-		return Transfer{}, err
+		return spin.Transfer{}, err
 	}
-	return Transfer{dst: b, src: p}, nil
-}
-
-// Test copies a piece of 64 KiB, and tells whether that was the last.
-func (t *Transfer) Test() bool {
-	n := copy(t.dst, t.src[:min(len(t.src), piece)])
-	t.dst, t.src = t.dst[n:], t.src[n:]
-	return len(t.src) == 0
-}
-
-// Wait copies what is left.
-func (t *Transfer) Wait() {
-	copy(t.dst, t.src)
-	*t = Transfer{}
+	return spin.NewTransfer(b, p), nil
 }

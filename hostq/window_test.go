@@ -8,6 +8,8 @@ import (
 	"math"
 	"sync"
 	"testing"
+
+	"github.com/xspin/xspin/spin"
 )
 
 func memory(size int) *Memory { return &Memory{b: make([]byte, size)} }
@@ -18,7 +20,7 @@ func TestWindowBounds(t *testing.T) {
 	for i := range m.b {
 		m.b[i] = 0xee
 	}
-	w, err := m.Window(size/2, size, All)
+	w, err := m.Window(size/2, size, spin.All)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,19 +53,19 @@ func TestWindowBounds(t *testing.T) {
 				"WriteAt": func() (int, error) { return w.WriteAt(p, c.off) },
 				"StartRead": func() (int, error) {
 					tr, err := w.StartRead(p, c.off)
-					n := len(tr.src)
+					n := tr.Left()
 					tr.Wait()
 					return n, err
 				},
 				"StartWrite": func() (int, error) {
 					tr, err := w.StartWrite(p, c.off)
-					n := len(tr.src)
+					n := tr.Left()
 					tr.Wait()
 					return n, err
 				},
 			} {
 				n, err := f()
-				if c.ok && (err != nil || n != c.n) || !c.ok && (n != 0 || !errors.Is(err, ErrBounds)) {
+				if c.ok && (err != nil || n != c.n) || !c.ok && (n != 0 || !errors.Is(err, spin.ErrBounds)) {
 					t.Errorf("%s(%d bytes, %d) = %d, %v", what, c.n, c.off, n, err)
 				}
 			}
@@ -81,21 +83,21 @@ func TestWindowMaking(t *testing.T) {
 	for _, c := range []struct {
 		name      string
 		off, size int64
-		r         Rights
+		r         spin.Rights
 		ok        bool
 	}{
-		{"all", 0, 4096, All, true},
-		{"none of it", 4096, 0, All, true},
-		{"too long", 0, 4097, All, false},
-		{"behind", 4097, 0, All, false},
-		{"negative offset", -8, 8, All, false},
-		{"negative size", 8, -8, All, false},
-		{"wrapping", math.MaxInt64, math.MaxInt64, All, false},
-		{"unaligned", 3, 10, Read | Write, true},
-		{"unaligned and atomic", 3, 10, All, false},
-		{"of 4 and atomic", 4, 16, Atomic, false},
+		{"all", 0, 4096, spin.All, true},
+		{"none of it", 4096, 0, spin.All, true},
+		{"too long", 0, 4097, spin.All, false},
+		{"behind", 4097, 0, spin.All, false},
+		{"negative offset", -8, 8, spin.All, false},
+		{"negative size", 8, -8, spin.All, false},
+		{"wrapping", math.MaxInt64, math.MaxInt64, spin.All, false},
+		{"unaligned", 3, 10, spin.Read | spin.Write, true},
+		{"unaligned and atomic", 3, 10, spin.All, false},
+		{"of 4 and atomic", 4, 16, spin.Atomic, false},
 	} {
-		if _, err := m.Window(c.off, c.size, c.r); (err == nil) != c.ok || err != nil && !errors.Is(err, ErrBounds) {
+		if _, err := m.Window(c.off, c.size, c.r); (err == nil) != c.ok || err != nil && !errors.Is(err, spin.ErrBounds) {
 			t.Errorf("%s: %v", c.name, err)
 		}
 	}
@@ -103,10 +105,10 @@ func TestWindowMaking(t *testing.T) {
 
 func TestWindowOnSlice(t *testing.T) {
 	b := make([]byte, 64)
-	if _, err := WindowOn(b[4:], Atomic); !errors.Is(err, ErrBounds) {
+	if _, err := WindowOn(b[4:], spin.Atomic); !errors.Is(err, spin.ErrBounds) {
 		t.Errorf("atomic, and not aligned: %v", err)
 	}
-	for _, r := range []Rights{Read | Write, All} {
+	for _, r := range []spin.Rights{spin.Read | spin.Write, spin.All} {
 		w, err := WindowOn(b[8:], r)
 		if err != nil || w.Size() != 56 || w.Rights() != r {
 			t.Fatalf("%v: %+v, error %v", r, w, err)
@@ -116,7 +118,7 @@ func TestWindowOnSlice(t *testing.T) {
 		}
 		b[63] = 0
 	}
-	if _, err := WindowOn(nil, All); err != nil {
+	if _, err := WindowOn(nil, spin.All); err != nil {
 		t.Error(err)
 	}
 }
@@ -124,23 +126,23 @@ func TestWindowOnSlice(t *testing.T) {
 func TestWindowRights(t *testing.T) {
 	m := memory(64)
 	var b [8]byte
-	uses := map[Rights][]func(*Window) error{
-		Read: {
+	uses := map[spin.Rights][]func(*Window) error{
+		spin.Read: {
 			func(w *Window) error { _, err := w.ReadAt(b[:], 0); return err },
 			func(w *Window) error { _, err := w.StartRead(b[:], 0); return err },
 		},
-		Write: {
+		spin.Write: {
 			func(w *Window) error { _, err := w.WriteAt(b[:], 0); return err },
 			func(w *Window) error { _, err := w.StartWrite(b[:], 0); return err },
 		},
-		Atomic: {
+		spin.Atomic: {
 			func(w *Window) error { _, err := w.CompareAndSwap64(0, 0, 1); return err },
 			func(w *Window) error { _, err := w.FetchAdd64(0, 1); return err },
 			func(w *Window) error { _, err := w.CompareAndSwap32(0, 0, 1); return err },
 			func(w *Window) error { _, err := w.FetchAdd32(0, 1); return err },
 		},
 	}
-	for r := Rights(0); r <= All; r++ {
+	for r := spin.Rights(0); r <= spin.All; r++ {
 		w, err := m.Window(0, 64, r)
 		if err != nil {
 			t.Fatal(err)
@@ -149,7 +151,7 @@ func TestWindowRights(t *testing.T) {
 			for i, f := range fs {
 				before := bytes.Clone(m.b)
 				err := f(w)
-				if r&need != 0 && err != nil || r&need == 0 && !errors.Is(err, ErrRights) {
+				if r&need != 0 && err != nil || r&need == 0 && !errors.Is(err, spin.ErrRights) {
 					t.Errorf("rights %v, use %d of %v: %v", r, i, need, err)
 				}
 				if r&need == 0 && !bytes.Equal(before, m.b) {
@@ -162,7 +164,7 @@ func TestWindowRights(t *testing.T) {
 
 func TestWindowAtomics(t *testing.T) {
 	m := memory(32)
-	w, err := m.Window(8, 20, Atomic|Read)
+	w, err := m.Window(8, 20, spin.Atomic|spin.Read)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -172,7 +174,7 @@ func TestWindowAtomics(t *testing.T) {
 			4: func() error { _, err := w.CompareAndSwap32(off, 5, 5); return err },
 		} {
 			ok := off >= 0 && off+n <= 20 && off%n == 0
-			if err := f(); (err == nil) != ok || err != nil && !errors.Is(err, ErrBounds) {
+			if err := f(); (err == nil) != ok || err != nil && !errors.Is(err, spin.ErrBounds) {
 				t.Errorf("%d bytes at %d: %v", n, off, err)
 			}
 		}
@@ -220,12 +222,12 @@ func TestWindowAtomics(t *testing.T) {
 }
 
 func TestTransfer(t *testing.T) {
-	m := memory(piece*3 + 11)
-	w, err := m.Window(3, int64(len(m.b)-3), Read|Write)
+	m := memory(spin.Piece*3 + 11)
+	w, err := m.Window(3, int64(len(m.b)-3), spin.Read|spin.Write)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := make([]byte, piece*2+7)
+	p := make([]byte, spin.Piece*2+7)
 	for i := range p {
 		p[i] = byte(i * 7)
 	}
@@ -233,7 +235,7 @@ func TestTransfer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if tr.Test() || m.b[8+piece-1] != p[piece-1] || m.b[8+piece] != 0 {
+	if tr.Test() || m.b[8+spin.Piece-1] != p[spin.Piece-1] || m.b[8+spin.Piece] != 0 {
 		t.Error("the first test does not copy one piece")
 	}
 	for tests := 2; !tr.Test(); tests++ {
@@ -266,13 +268,13 @@ func TestTransfer(t *testing.T) {
 }
 
 func TestRights(t *testing.T) {
-	for r := Rights(1); r <= All; r++ {
-		if got, err := ParseRights(r.String()); got != r || err != nil {
+	for r := spin.Rights(1); r <= spin.All; r++ {
+		if got, err := spin.ParseRights(r.String()); got != r || err != nil {
 			t.Errorf("%v: %v, %v", r, got, err)
 		}
 	}
 	for _, s := range []string{"", "x", "rr", "rwar", "RW", "r w", "ä"} {
-		if r, err := ParseRights(s); err == nil {
+		if r, err := spin.ParseRights(s); err == nil {
 			t.Errorf("%q: %v", s, r)
 		}
 	}

@@ -7,14 +7,15 @@ import (
 	"net/netip"
 
 	"github.com/xspin/xspin/mpq"
+	"github.com/xspin/xspin/spin"
 )
 
 // say makes an answer, in a buffer of the runner's.
-func (r *runner) say(ms *messages, a Ask, o Outcome, e *mpq.Entry) []byte {
+func (r *runner) say(ms *messages, a spin.AckRequest, o Outcome, e *mpq.Entry) []byte {
 	return ms.say(r.buf[:0], a, o, e)
 }
 
-func (ms *messages) say(buf []byte, a Ask, o Outcome, e *mpq.Entry) []byte {
+func (ms *messages) say(buf []byte, a spin.AckRequest, o Outcome, e *mpq.Entry) []byte {
 	if ms.cfg.Protocol == nil {
 		return nil
 	}

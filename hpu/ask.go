@@ -13,6 +13,7 @@ import (
 
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/mpq"
+	"github.com/xspin/xspin/spin"
 )
 
 // A Reply is the application's answer to a request.
@@ -27,11 +28,11 @@ type Reply struct {
 // answer has come or is sure not to come, with the packet as the handler has left it.
 // It may do what a payload handler may, also ask again. Only when it has returned does
 // the packet's HER finish.
-type Then func(h *HER, r *Reply) Code
+type Then func(h *HER, r *Reply) spin.Code
 
 // ThenComplete is a continuation of a completion handler. The message ends when it has
 // returned.
-type ThenComplete func(c *Completion, r *Reply) Code
+type ThenComplete func(c *Completion, r *Reply) spin.Code
 
 // A continuation waits for its answer. Its packet, if it has one, is in the Kept.
 type continuation struct {
@@ -40,7 +41,7 @@ type continuation struct {
 	id     uint64
 	then   Then
 	last   ThenComplete
-	result Result // with last
+	result spin.Result // with last
 	reply  Reply
 	buf    []byte // of the reply
 }

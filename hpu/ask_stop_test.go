@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/xspin/xspin/bpf"
+	"github.com/xspin/xspin/spin"
 )
 
 // Requests and continuations of contexts that end, and of handlers that hang.
@@ -15,7 +16,7 @@ import (
 // block installs a context with a handler that does not return before the gate opens.
 func (r *rig) block(id uint16) (in, gate chan struct{}) {
 	in, gate = make(chan struct{}), make(chan struct{})
-	r.install(id, func(*HER) Code { in <- struct{}{}; <-gate; return Success })
+	r.install(id, func(*HER) spin.Code { in <- struct{}{}; <-gate; return spin.Success })
 	return in, gate
 }
 
@@ -25,13 +26,13 @@ func TestJobsBehindOneThatHangs(t *testing.T) {
 	h1, h2 := newFakeHost(t, 1, 100), newFakeHost(t, 1, 100)
 	release := make(chan struct{})
 	var ran atomic.Int32
-	bad := r.withResources(1, Handlers{Payload: func(h *HER) Code {
-		_ = h.AskThen(1, nil, func(*HER, *Reply) Code { <-release; return Success })
-		return Success
+	bad := r.withResources(1, Handlers{Payload: func(h *HER) spin.Code {
+		_ = h.AskThen(1, nil, func(*HER, *Reply) spin.Code { <-release; return spin.Success })
+		return spin.Success
 	}}, Resources{Host: h1})
-	r.withResources(2, Handlers{Payload: func(h *HER) Code {
-		_ = h.AskThen(1, nil, func(*HER, *Reply) Code { ran.Add(1); return Success })
-		return Success
+	r.withResources(2, Handlers{Payload: func(h *HER) spin.Code {
+		_ = h.AskThen(1, nil, func(*HER, *Reply) spin.Code { ran.Add(1); return spin.Success })
+		return spin.Success
 	}}, Resources{Host: h2})
 	in, gate := r.block(3)
 	r.receive(pkt{ctx: 1, data: numbered(1, 60)})
@@ -55,7 +56,7 @@ func TestNothingRunsAfterDrain(t *testing.T) {
 	var drained atomic.Bool
 	var b *bench
 	b = newBench(t, benchConfig{noHeader: true, rig: rigConfig{hpus: 2, Config: Config{Workers: 1, Limit: 10 * time.Second}},
-		payload: func(h *HER) Code {
+		payload: func(h *HER) spin.Code {
 			if h.Message().Number() == 2 { // takes the answer for message 1 while it waits for its own
 				host.answer(host.take(1)[0], 0, "")
 				go func() { host.answer(host.take(1)[0], 0, "") }()
@@ -63,20 +64,20 @@ func TestNothingRunsAfterDrain(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			return Success
+			return spin.Success
 		},
-		completion: func(c *Completion) Code {
+		completion: func(c *Completion) spin.Code {
 			if c.Message().Number() == 1 {
-				if err := c.AskThen(1, nil, func(c *Completion, a *Reply) Code {
+				if err := c.AskThen(1, nil, func(c *Completion, a *Reply) spin.Code {
 					if drained.Load() {
 						t.Errorf("a continuation of %s runs in %s, after Drain", b.c.Name(), c.Context().Name())
 					}
-					return Success
+					return spin.Success
 				}); err != nil {
 					t.Error(err)
 				}
 			}
-			return Success
+			return spin.Success
 		}, resources: Resources{Host: host}})
 	in, gate := b.block(3)
 	p1, p2 := cut(1, 1, peerA, 100, 100)[0], cut(1, 2, peerA, 100, 100)[0]
@@ -87,7 +88,7 @@ func TestNothingRunsAfterDrain(t *testing.T) {
 		t.Fatal(err)
 	}
 	drained.Store(true)
-	next := NewContext(1, "next", Handlers{Payload: func(*HER) Code { return Success }}, bpf.Range{})
+	next := NewContext(1, "next", Handlers{Payload: func(*HER) spin.Code { return spin.Success }}, bpf.Range{})
 	if err := b.Install(next); err != nil {
 		t.Fatal(err)
 	}
@@ -101,9 +102,9 @@ func TestWhatWaitsIsTakenBackAfterDrain(t *testing.T) {
 	t.Run("busy worker", func(t *testing.T) {
 		r := newRig(t, rigConfig{hpus: 2, Config: Config{Workers: 1, Limit: 10 * time.Second}})
 		host := newFakeHost(t, 1, 100)
-		c := r.withResources(1, Handlers{Payload: func(h *HER) Code {
-			_ = h.AskThen(1, nil, func(*HER, *Reply) Code { return Success })
-			return Success
+		c := r.withResources(1, Handlers{Payload: func(h *HER) spin.Code {
+			_ = h.AskThen(1, nil, func(*HER, *Reply) spin.Code { return spin.Success })
+			return spin.Success
 		}}, Resources{Host: host})
 		in, gate := r.block(3)
 		r.receive(pkt{ctx: 1, data: numbered(1, 60)})
@@ -121,15 +122,15 @@ func TestWhatWaitsIsTakenBackAfterDrain(t *testing.T) {
 		host := newFakeHost(t, 1, 100)
 		release := make(chan struct{})
 		b := newBench(t, benchConfig{noHeader: true, rig: rigConfig{Config: Config{Limit: 20 * time.Millisecond}},
-			payload: func(h *HER) Code {
+			payload: func(h *HER) spin.Code {
 				if h.Message().Number() == 2 {
 					<-release
 				}
-				return Success
+				return spin.Success
 			},
-			completion: func(c *Completion) Code {
-				_ = c.AskThen(1, nil, func(*Completion, *Reply) Code { return Success })
-				return Success
+			completion: func(c *Completion) spin.Code {
+				_ = c.AskThen(1, nil, func(*Completion, *Reply) spin.Code { return spin.Success })
+				return spin.Success
 			}, resources: Resources{Host: host}})
 		b.send(cut(1, 1, peerA, 100, 100)...)
 		host.take(1)
@@ -151,11 +152,11 @@ func TestDrainCountsHandlersThatHang(t *testing.T) {
 	for range 40 {
 		var inside atomic.Bool
 		release := make(chan struct{})
-		c := r.withResources(1, Handlers{Timer: func(*Task) Code {
+		c := r.withResources(1, Handlers{Timer: func(*Task) spin.Code {
 			inside.Store(true)
 			<-release
 			inside.Store(false)
-			return Success
+			return spin.Success
 		}}, Resources{Timer: time.Millisecond})
 		if err := r.Init(c); err != nil {
 			t.Fatal(err)
@@ -174,22 +175,22 @@ func TestDrainCountsHandlersThatHang(t *testing.T) {
 func TestTruncatedPacketStaysSo(t *testing.T) {
 	r := newRig(t, rigConfig{})
 	host := newFakeHost(t, 1, 100)
-	r.withResources(1, Handlers{Payload: func(h *HER) Code {
+	r.withResources(1, Handlers{Payload: func(h *HER) spin.Code {
 		if err := h.Truncate(60); err != nil {
 			t.Error(err)
 		}
-		if err := h.AskThen(1, nil, func(h *HER, a *Reply) Code {
+		if err := h.AskThen(1, nil, func(h *HER, a *Reply) spin.Code {
 			if h.Len() != 60 || h.Segments() != 1 {
 				t.Errorf("the packet has %d bytes in %d buffers, the handler has left 60 in 1", h.Len(), h.Segments())
 			}
 			if err := h.Send(); err != nil {
 				t.Error(err)
 			}
-			return Success
+			return spin.Success
 		}); err != nil {
 			t.Error(err)
 		}
-		return Success
+		return spin.Success
 	}}, Resources{Host: host})
 	r.receive(pkt{ctx: 1, data: numbered(1, 3000), segs: 3})
 	host.answer(host.take(1)[0], 0, "")

@@ -14,6 +14,7 @@ import (
 
 	"github.com/xspin/xspin/bpf"
 	"github.com/xspin/xspin/hostq"
+	"github.com/xspin/xspin/spin"
 )
 
 // fakeHost is an application in the same process, with the manners of hostq.Pair.
@@ -194,9 +195,9 @@ func TestContinuationRunsWithThePacket(t *testing.T) {
 	host := newFakeHost(t, 2, 100)
 	var mu sync.Mutex
 	ran := map[uint64]int{} // HPU of the continuation
-	c := r.withResources(1, Handlers{Payload: func(h *HER) Code {
+	c := r.withResources(1, Handlers{Payload: func(h *HER) spin.Code {
 		asker := h.HPU()
-		if err := h.AskThen(number(h.Head()), h.Head()[14:22], func(h *HER, a *Reply) Code {
+		if err := h.AskThen(number(h.Head()), h.Head()[14:22], func(h *HER, a *Reply) spin.Code {
 			if a.Err != nil || a.Status != 5 || a.Tag != number(h.Head()) || h.HPU() != asker {
 				t.Errorf("reply %+v to %d on HPU %d, asked on %d", a, number(h.Head()), h.HPU(), asker)
 			}
@@ -205,16 +206,16 @@ func TestContinuationRunsWithThePacket(t *testing.T) {
 			mu.Unlock()
 			copy(h.Head()[22:], a.Payload)
 			if h.Send() != nil {
-				return Drop
+				return spin.Drop
 			}
-			return Success
+			return spin.Success
 		}); err != nil {
 			t.Error(err)
 		}
 		if h.Send() == nil || h.AskThen(0, nil, nil) == nil {
 			t.Error("the packet is the continuation's")
 		}
-		return Success
+		return spin.Success
 	}}, Resources{Host: host})
 	const n = 50
 	for i := range n {
@@ -256,21 +257,21 @@ func TestContinuationsMayAskAgain(t *testing.T) {
 	host := newFakeHost(t, 1, 100)
 	var steps []uint64
 	var step Then
-	step = func(h *HER, a *Reply) Code {
+	step = func(h *HER, a *Reply) spin.Code {
 		steps = append(steps, a.Tag)
 		if a.Tag == 4 {
-			return Success
+			return spin.Success
 		}
 		if err := h.AskThen(a.Tag+1, nil, step); err != nil {
 			t.Error(err)
 		}
-		return Success
+		return spin.Success
 	}
-	r.withResources(1, Handlers{Payload: func(h *HER) Code {
+	r.withResources(1, Handlers{Payload: func(h *HER) spin.Code {
 		if err := h.AskThen(1, nil, step); err != nil {
 			t.Error(err)
 		}
-		return Success
+		return spin.Success
 	}}, Resources{Host: host})
 	r.receive(pkt{ctx: 1, data: numbered(1, 60)})
 	for range 4 {
@@ -288,19 +289,19 @@ func TestMessageWaitsForContinuations(t *testing.T) {
 	bothTables(t, func(t *testing.T, shared bool) {
 		host := newFakeHost(t, 1, 100)
 		b := newBench(t, benchConfig{shared: shared, rig: rigConfig{Config: Config{Workers: 1}},
-			payload: func(h *HER) Code {
-				if err := h.AskThen(uint64(h.Offset()), nil, func(h *HER, a *Reply) Code {
+			payload: func(h *HER) spin.Code {
+				if err := h.AskThen(uint64(h.Offset()), nil, func(h *HER, a *Reply) spin.Code {
 					if h.Offset() != uint32(a.Tag) || h.PayloadLen() != 100 {
 						t.Errorf("the continuation of %d has offset %d and %d bytes", a.Tag, h.Offset(), h.PayloadLen())
 					}
 					if a.Tag == 100 {
-						return Drop
+						return spin.Drop
 					}
-					return Success
+					return spin.Success
 				}); err != nil {
 					t.Error(err)
 				}
-				return Success
+				return spin.Success
 			}, resources: Resources{Host: host}})
 		b.send(cut(1, 1, peerA, 300, 100)...)
 		q := host.take(3)
@@ -311,7 +312,7 @@ func TestMessageWaitsForContinuations(t *testing.T) {
 		b.acked(100)
 		b.noEvent()
 		host.answer(q[0], 0, "")
-		if e := b.event(); e.Cause != Complete || e.Length != 300 || e.Dropped != 100 {
+		if e := b.event(); e.Cause != spin.Complete || e.Length != 300 || e.Dropped != 100 {
 			t.Errorf("%+v", e)
 		}
 		b.over()
@@ -326,19 +327,19 @@ func TestCompletionWaitsForTheApplication(t *testing.T) {
 		for _, good := range []bool{true, false} {
 			host := newFakeHost(t, 1, 100)
 			b := newBench(t, benchConfig{shared: shared,
-				completion: func(c *Completion) Code {
-					if err := c.AskThen(9, []byte("sum?"), func(c *Completion, a *Reply) Code {
+				completion: func(c *Completion) spin.Code {
+					if err := c.AskThen(9, []byte("sum?"), func(c *Completion, a *Reply) spin.Code {
 						if string(a.Payload) != "42" || c.Length != 300 || c.Message().Number() != 1 {
 							t.Errorf("%+v of message %d with %d bytes", a, c.Message().Number(), c.Length)
 						}
 						if !good {
-							return Fail
+							return spin.Fail
 						}
-						return Success
+						return spin.Success
 					}); err != nil {
 						t.Error(err)
 					}
-					return Success
+					return spin.Success
 				}, resources: Resources{Host: host}})
 			b.send(cut(1, 1, peerA, 300, 100)...)
 			q := host.take(1)
@@ -346,9 +347,9 @@ func TestCompletionWaitsForTheApplication(t *testing.T) {
 			b.acked(0, 100)
 			b.noEvent()
 			host.answer(q[0], 0, "42")
-			want := Complete
+			want := spin.Complete
 			if !good {
-				want = Failed
+				want = spin.Failed
 			}
 			if e := b.event(); e.Cause != want {
 				t.Errorf("%+v", e)
@@ -367,11 +368,11 @@ func TestAskWaits(t *testing.T) {
 	r := newRig(t, rigConfig{Config: Config{Limit: 200 * time.Millisecond}})
 	host := newFakeHost(t, 1, 100)
 	got := make(chan string, 10)
-	c := r.withResources(1, Handlers{Payload: func(h *HER) Code {
+	c := r.withResources(1, Handlers{Payload: func(h *HER) spin.Code {
 		var dst [8]byte
 		n, status, err := h.Ask(number(h.Head()), []byte("q"), dst[:])
 		got <- fmt.Sprintf("%s %d %v", dst[:n], status, errors.Is(err, ErrTime))
-		return Success
+		return spin.Success
 	}}, Resources{Host: host})
 	r.receive(pkt{ctx: 1, data: numbered(1, 60)})
 	host.answer(host.take(1)[0], 3, "a long answer")
@@ -398,18 +399,18 @@ func TestApplicationThatGoesEndsAllWaiting(t *testing.T) {
 			host := newFakeHost(t, 2, 100)
 			var mu sync.Mutex
 			gone := 0
-			c := r.withResources(1, Handlers{Payload: func(h *HER) Code {
-				if err := h.AskThen(1, nil, func(h *HER, a *Reply) Code {
+			c := r.withResources(1, Handlers{Payload: func(h *HER) spin.Code {
+				if err := h.AskThen(1, nil, func(h *HER, a *Reply) spin.Code {
 					if errors.Is(a.Err, hostq.ErrDetached) {
 						mu.Lock()
 						gone++
 						mu.Unlock()
 					}
-					return Success
+					return spin.Success
 				}); err != nil {
 					t.Error(err)
 				}
-				return Success
+				return spin.Success
 			}}, Resources{Host: host})
 			for i := range 6 {
 				r.receive(pkt{ctx: 1, hpu: i % 2, data: numbered(1, 60)})
@@ -444,14 +445,14 @@ func TestApplicationThatGoesEndsAllWaiting(t *testing.T) {
 
 func TestHandlerThatFailsHasNotAsked(t *testing.T) {
 	host := newFakeHost(t, 1, 100)
-	b := newBench(t, benchConfig{payload: func(h *HER) Code {
-		if err := h.AskThen(1, nil, func(*HER, *Reply) Code { t.Error("continued"); return Success }); err != nil {
+	b := newBench(t, benchConfig{payload: func(h *HER) spin.Code {
+		if err := h.AskThen(1, nil, func(*HER, *Reply) spin.Code { t.Error("continued"); return spin.Success }); err != nil {
 			t.Error(err)
 		}
-		return Fail
+		return spin.Fail
 	}, resources: Resources{Host: host}})
 	b.send(cut(1, 1, peerA, 300, 100)...)
-	if e := b.event(); e.Cause != Failed {
+	if e := b.event(); e.Cause != spin.Failed {
 		t.Errorf("%+v", e)
 	}
 	for _, q := range host.take(1) {
@@ -470,9 +471,9 @@ func TestNoRoomForRequests(t *testing.T) {
 			r := newRig(t, rigConfig{Config: Config{Limit: 100 * time.Millisecond}})
 			host := newFakeHost(t, 1, 1)
 			errs := make(chan error, 10)
-			c := r.withResources(1, Handlers{Payload: func(h *HER) Code {
+			c := r.withResources(1, Handlers{Payload: func(h *HER) spin.Code {
 				errs <- h.Notify(1, h.Head())
-				return Success
+				return spin.Success
 			}}, Resources{Host: host, Full: full})
 			for range 2 {
 				r.receive(pkt{ctx: 1, data: numbered(1, 60)})
@@ -499,9 +500,9 @@ func TestNoRoomIsWaitedForOnce(t *testing.T) {
 	r := newRig(t, rigConfig{Config: Config{Limit: limit}})
 	host := newFakeHost(t, 1, 1)
 	errs := make(chan error, 100)
-	c := r.withResources(1, Handlers{Payload: func(h *HER) Code {
+	c := r.withResources(1, Handlers{Payload: func(h *HER) spin.Code {
 		errs <- h.Notify(1, h.Head())
-		return Success
+		return spin.Success
 	}}, Resources{Host: host, Full: FullWaits})
 	send := func(n int) (late, full int) {
 		t.Helper()
@@ -545,9 +546,9 @@ func TestNoRoomIsWaitedForOnce(t *testing.T) {
 func TestWhereNobodyCanAsk(t *testing.T) {
 	host := newFakeHost(t, 1, 100)
 	var errs []error
-	b := newBench(t, benchConfig{header: func(h *HER) Code {
+	b := newBench(t, benchConfig{header: func(h *HER) spin.Code {
 		errs = append(errs, h.AskThen(1, nil, nil))
-		return Success
+		return spin.Success
 	}, resources: Resources{Host: host}})
 	b.send(cut(1, 1, peerA, 100, 100)...)
 	b.event()
@@ -557,7 +558,7 @@ func TestWhereNobodyCanAsk(t *testing.T) {
 	}
 	r := newRig(t, rigConfig{})
 	none := make(chan error, 1)
-	r.withResources(1, Handlers{Payload: func(h *HER) Code { none <- h.Notify(1, nil); return Success }}, Resources{})
+	r.withResources(1, Handlers{Payload: func(h *HER) spin.Code { none <- h.Notify(1, nil); return spin.Success }}, Resources{})
 	r.receive(pkt{ctx: 1, data: numbered(1, 60)})
 	if err := <-none; !errors.Is(err, ErrNoHost) {
 		t.Error(err)
@@ -569,11 +570,11 @@ func TestContinuationThatHangs(t *testing.T) {
 	r := newRig(t, rigConfig{Config: Config{Limit: 20 * time.Millisecond}})
 	host := newFakeHost(t, 1, 100)
 	release := make(chan struct{})
-	c := r.withResources(1, Handlers{Payload: func(h *HER) Code {
-		if err := h.AskThen(1, nil, func(h *HER, a *Reply) Code { <-release; return Success }); err != nil {
+	c := r.withResources(1, Handlers{Payload: func(h *HER) spin.Code {
+		if err := h.AskThen(1, nil, func(h *HER, a *Reply) spin.Code { <-release; return spin.Success }); err != nil {
 			t.Error(err)
 		}
-		return Success
+		return spin.Success
 	}}, Resources{Host: host})
 	for range 3 {
 		r.receive(pkt{ctx: 1, data: numbered(1, 60)})
@@ -589,10 +590,10 @@ func TestContinuationThatHangs(t *testing.T) {
 func TestAskingCostsNoAllocation(t *testing.T) {
 	r := newRig(t, rigConfig{})
 	host := &quickHost{fakeHost: newFakeHost(t, 1, 100)}
-	then := func(h *HER, a *Reply) Code { return Success }
-	r.withResources(1, Handlers{Payload: func(h *HER) Code {
+	then := func(h *HER, a *Reply) spin.Code { return spin.Success }
+	r.withResources(1, Handlers{Payload: func(h *HER) spin.Code {
 		_ = h.AskThen(1, h.Head(), then)
-		return Success
+		return spin.Success
 	}}, Resources{Host: host})
 	data := numbered(1, 60)
 	one := func() {
@@ -605,7 +606,7 @@ func TestAskingCostsNoAllocation(t *testing.T) {
 		one()
 	}
 	bare := newRig(t, rigConfig{})
-	bare.install(1, func(*HER) Code { return Success })
+	bare.install(1, func(*HER) spin.Code { return spin.Success })
 	base := testing.AllocsPerRun(300, func() {
 		bare.receive(pkt{ctx: 1, data: data})
 		for !bare.idle() {
@@ -649,19 +650,19 @@ func TestTwoThreadsAskOnOneLane(t *testing.T) {
 	r := newRig(t, rigConfig{Config: Config{Limit: 20 * time.Millisecond}})
 	host := newFakeHost(t, 1, 100)
 	stuck := make(chan struct{})
-	old := r.withResources(1, Handlers{Payload: func(h *HER) Code {
+	old := r.withResources(1, Handlers{Payload: func(h *HER) spin.Code {
 		<-stuck // past its time
 		if n, _, err := h.Ask(1, nil, make([]byte, 8)); err == nil {
 			t.Errorf("a handler that was given up got %d bytes", n)
 		}
-		return Success
+		return spin.Success
 	}}, Resources{Host: host})
 	got := make(chan string, 100)
-	r.withResources(2, Handlers{Payload: func(h *HER) Code {
+	r.withResources(2, Handlers{Payload: func(h *HER) spin.Code {
 		var dst [8]byte
 		n, _, err := h.Ask(number(h.Head()), nil, dst[:])
 		got <- fmt.Sprintf("%s %v", dst[:n], err)
-		return Success
+		return spin.Success
 	}}, Resources{Host: host})
 	r.receive(pkt{ctx: 1, data: numbered(1, 60)})
 	eventually(t, "the first context is stopped", old.Stopped)

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"runtime/debug"
 	"time"
+
+	"github.com/xspin/xspin/spin"
 )
 
 // call is a kind of call into the code of a context.
@@ -49,7 +51,7 @@ func (r *runner) back(id uint16, k int) bool {
 
 // call is invoke for HER k of a context with messages, and back. mine is false if
 // the runner was abandoned.
-func (r *runner) call(c *Context, what call, k int) (code Code, ok, mine bool) {
+func (r *runner) call(c *Context, what call, k int) (code spin.Code, ok, mine bool) {
 	if r.calm && !r.enter(c.id, k) {
 		return 0, false, false
 	}
@@ -59,7 +61,7 @@ func (r *runner) call(c *Context, what call, k int) (code Code, ok, mine bool) {
 
 // invoke makes a call into the code of a context, and accounts for it. A call that
 // fails has sent and kept nothing. It returns false if it panicked.
-func (r *runner) invoke(c *Context, what call) (code Code, ok bool) {
+func (r *runner) invoke(c *Context, what call) (code spin.Code, ok bool) {
 	req := &r.her
 	acc := r.account(c)
 	mark, before := r.made, req.action
@@ -73,17 +75,17 @@ func (r *runner) invoke(c *Context, what call) (code Code, ok bool) {
 	acc.HandlerSum += time.Duration(ns)
 	if ok && (what == payloadCall || what == depositCall) {
 		acc.Handled++
-		acc.HandlerTime.add(ns)
+		acc.HandlerTime.Add(ns)
 	}
-	plain := code &^ Pending
+	plain := code &^ spin.Pending
 	if what == payloadCall || what == depositCall || what == headerCall || what == contCall {
 		r.verdict = verdictOf(plain, ok)
 	}
 	// Whoever asked for init is told; a timer has nothing to drop.
-	if ok && plain != Success && plain != Proceed && what != initCall && (what != timerCall || plain != Drop) {
+	if ok && plain != spin.Success && plain != spin.Proceed && what != initCall && (what != timerCall || plain != spin.Drop) {
 		r.complain(c, r.port, plain, acc)
 	}
-	if !ok || plain == Fail || plain == Segv {
+	if !ok || plain == spin.Fail || plain == spin.Segv {
 		r.unsend(mark)
 		if before == recycle {
 			switch {
@@ -103,7 +105,7 @@ func (r *runner) invoke(c *Context, what call) (code Code, ok bool) {
 			}
 		}
 	}
-	if p := r.pending; p != nil && (!ok || plain != Success) {
+	if p := r.pending; p != nil && (!ok || plain != spin.Success) {
 		p.job = releaseJob
 		r.unask(p)
 		r.pending = nil
@@ -118,14 +120,14 @@ func (r *runner) invoke(c *Context, what call) (code Code, ok bool) {
 }
 
 // contain makes a call and contains its panics.
-func (r *runner) contain(c *Context, what call) (code Code, ok bool) {
+func (r *runner) contain(c *Context, what call) (code spin.Code, ok bool) {
 	defer func() {
 		if ok {
 			return
 		}
 		r.panicked = recover()
 		r.account(c).Panics++
-		r.pool.emit(HandlerPanic, c, r.port.hpu, func() string { return fmt.Sprintf("%v\n%s", r.panicked, debug.Stack()) })
+		r.pool.emit(spin.HandlerPanic, c, r.port.hpu, func() string { return fmt.Sprintf("%v\n%s", r.panicked, debug.Stack()) })
 	}()
 	r.why = nil
 	switch what {
@@ -150,7 +152,7 @@ func (r *runner) contain(c *Context, what call) (code Code, ok bool) {
 		code = r.cont.last(&r.done, &r.cont.reply)
 	case initCall:
 		if r.initErr = c.handlers.Init(&r.her.Task); r.initErr != nil {
-			code = Fail // what it has sent is not
+			code = spin.Fail // what it has sent is not
 		}
 	case timerCall:
 		code = c.handlers.Timer(&r.her.Task)
@@ -158,13 +160,13 @@ func (r *runner) contain(c *Context, what call) (code Code, ok bool) {
 	return code, true
 }
 
-func (r *runner) complain(c *Context, p *port, code Code, acc *ContextStats) {
-	if code == Drop {
+func (r *runner) complain(c *Context, p *port, code spin.Code, acc *spin.ContextStats) {
+	if code == spin.Drop {
 		acc.Dropped++
 		return
 	}
 	acc.Failed++
-	r.pool.emit(HandlerFailed, c, p.hpu, func() string {
+	r.pool.emit(spin.HandlerFailed, c, p.hpu, func() string {
 		if r.why != nil {
 			return fmt.Sprintf("the handler returned %v: %v", code, r.why)
 		}
@@ -173,7 +175,7 @@ func (r *runner) complain(c *Context, p *port, code Code, acc *ContextStats) {
 }
 
 // fault makes the error of a call that failed.
-func (r *runner) fault(call call, code Code, ok bool) error {
+func (r *runner) fault(call call, code spin.Code, ok bool) error {
 	if !ok {
 		return fmt.Errorf("%v handler: panic: %v", call, r.panicked)
 	}

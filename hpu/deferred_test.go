@@ -10,13 +10,14 @@ import (
 	"time"
 
 	"github.com/xspin/xspin/mpq"
+	"github.com/xspin/xspin/spin"
 )
 
 // telling is echoing for senders that take cumulative acknowledgements, and so hear
 // that a segment has to wait.
 type telling struct{ echoing }
 
-func (p telling) Answer(dst []byte, a Ask, o Outcome, e *mpq.Entry) []byte {
+func (p telling) Answer(dst []byte, a spin.AckRequest, o Outcome, e *mpq.Entry) []byte {
 	b := p.echoing.Answer(dst, a, Processed, e)
 	if o == Waiting && len(b) > 0 {
 		binary.BigEndian.PutUint16(b, 0x2800)
@@ -33,7 +34,7 @@ type gate struct {
 	took  []uint32 // messages
 }
 
-func (g *gate) Post(e *MessageEvent) bool {
+func (g *gate) Post(e *spin.MessageEvent) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.tries++
@@ -118,7 +119,7 @@ func TestMessagesWhoseEventsWaitCostOthersLittle(t *testing.T) {
 		const n, packets = 1000, 50
 		start := time.Now()
 		b, g := newGated(t, shared, n, time.Minute)
-		other := b.install(2, func(h *HER) Code { return Success })
+		other := b.install(2, func(h *HER) spin.Code { return spin.Success })
 		for i := range uint64(packets) {
 			time.Sleep(time.Millisecond)
 			b.receive(pkt{ctx: 2, data: numbered(i, 60)})

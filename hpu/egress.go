@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/xspin/xspin/internal/clock"
+	"github.com/xspin/xspin/spin"
 	"github.com/xspin/xspin/xsk"
 )
 
@@ -177,7 +178,7 @@ func (r *runner) housework() (worked bool) {
 }
 
 // account returns where to count for a context until the next publish.
-func (r *runner) account(c *Context) *ContextStats {
+func (r *runner) account(c *Context) *spin.ContextStats {
 	if r.of[c.id] == c {
 		return r.acc[c.id]
 	}
@@ -185,7 +186,7 @@ func (r *runner) account(c *Context) *ContextStats {
 		r.publish()
 	}
 	if r.acc[c.id] == nil {
-		r.acc[c.id] = new(ContextStats)
+		r.acc[c.id] = new(spin.ContextStats)
 	}
 	r.of[c.id] = c
 	r.dirty = append(r.dirty, c.id)
@@ -205,7 +206,7 @@ func (r *runner) publish() {
 				atomic.StoreUint32(q, n)
 			}
 		}
-		*a = ContextStats{}
+		*a = spin.ContextStats{}
 		r.of[id] = nil
 	}
 	r.dirty = r.dirty[:0]

@@ -12,6 +12,7 @@ import (
 	"github.com/xspin/xspin/internal/clock"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/mpq"
+	"github.com/xspin/xspin/spin"
 )
 
 // The message engine: what happens to a packet of a context with messages.
@@ -34,7 +35,7 @@ type MessageConfig struct {
 	Format    *matcher.Format // with a key and an EOM rule. Required
 	Protocol  Protocol        // Optional: without, nothing is acknowledged
 	Binder    Binder          // Optional: without, messages have the binding Default
-	Default   Binding
+	Default   spin.Binding
 	State     int    // bytes of state memory of each message
 	Initial   []byte // what it begins with, the rest 0; at most State bytes
 	Checksums Checksums
@@ -314,7 +315,7 @@ func (r *runner) arrive(c *Context, k int) bool {
 	req.msg = m
 	switch d {
 	case mpq.Drop:
-		m.starved = m.starved || why == mpq.Memory || why == mpq.NoHeader
+		m.starved = m.starved || why == spin.DropMemory || why == spin.DropNoHeader
 		r.verdict = why.String()
 		r.refused++
 	case mpq.Hold:
@@ -381,7 +382,7 @@ func (r *runner) start(t *table, m *Message, k int) bool {
 			r.refused++
 			r.verdict = "unbound"
 			if r.bindErr != nil {
-				r.pool.emit(MessageRefused, c, r.port.hpu, r.bindErr.Error)
+				r.pool.emit(spin.MessageRefused, c, r.port.hpu, r.bindErr.Error)
 			}
 			t.lock()
 			r.disown(t, m)
@@ -391,20 +392,20 @@ func (r *runner) start(t *table, m *Message, k int) bool {
 		}
 		m.bound = true
 	}
-	code, ok := Success, true
+	code, ok := spin.Success, true
 	if c.handlers.Header != nil {
 		var mine bool
 		if code, ok, mine = r.call(c, headerCall, k); !mine {
 			return false
 		}
-		m.pending = code&Pending != 0
-		code &^= Pending
+		m.pending = code&spin.Pending != 0
+		code &^= spin.Pending
 		req.acc.Headers++
 	} else if !r.back(c.id, k) {
 		return false
 	}
 	switch {
-	case !ok || code != Success && code != Drop && code != Proceed:
+	case !ok || code != spin.Success && code != spin.Drop && code != spin.Proceed:
 		if !r.fail(t, m, k, r.fault(headerCall, code, ok), false) {
 			return false
 		}
@@ -412,9 +413,9 @@ func (r *runner) start(t *table, m *Message, k int) bool {
 		t.Finish(m.entry, req.seg, r.base)
 		t.unlock()
 		return true
-	case code == Drop:
+	case code == spin.Drop:
 		m.discard = true
-	case code == Proceed || c.handlers.Payload == nil:
+	case code == spin.Proceed || c.handlers.Payload == nil:
 		m.deposit = true
 	}
 	t.lock()
@@ -437,12 +438,12 @@ func (r *runner) start(t *table, m *Message, k int) bool {
 // was claimed.
 func (r *runner) payload(t *table, m *Message, k int) bool {
 	c := m.ctx
-	code, ok := Success, true
+	code, ok := spin.Success, true
 	var mine bool
 	what := payloadCall
 	switch {
 	case m.discard:
-		code = Drop
+		code = spin.Drop
 		mine = r.back(c.id, k)
 	case !m.deposit:
 		code, ok, mine = r.call(c, what, k)
@@ -456,9 +457,9 @@ func (r *runner) payload(t *table, m *Message, k int) bool {
 }
 
 // paid is the rest of payload, when a handler has returned.
-func (r *runner) paid(t *table, m *Message, k int, what call, code Code, ok bool) bool {
+func (r *runner) paid(t *table, m *Message, k int, what call, code spin.Code, ok bool) bool {
 	req := &r.her
-	if !ok || code != Success && code != Drop {
+	if !ok || code != spin.Success && code != spin.Drop {
 		if req.action == keep && req.kept != nil {
 			req.kept.job = releaseJob // the header handler's: the segment finishes now
 		}
@@ -469,10 +470,10 @@ func (r *runner) paid(t *table, m *Message, k int, what call, code Code, ok bool
 	}
 	if req.action == keep && ok {
 		// Its HER finishes when it is released.
-		req.kept.drop = code == Drop
+		req.kept.drop = code == spin.Drop
 		return true
 	}
-	return r.finished(t, m, k, code == Drop, ok)
+	return r.finished(t, m, k, code == spin.Drop, ok)
 }
 
 // finished is the end of a HER of a message.
@@ -487,7 +488,7 @@ func (r *runner) finished(t *table, m *Message, k int, drop, ok bool) bool {
 	}
 	live := m.live // if not, Finish may give the slot away
 	if t.Finish(m.entry, req.seg, r.base) {
-		r.result = m.sum(Complete)
+		r.result = m.sum(spin.Complete)
 		t.unlock()
 		return r.complete(t, m, k)
 	}
@@ -506,8 +507,8 @@ func (r *runner) finished(t *table, m *Message, k int, drop, ok bool) bool {
 }
 
 // sum makes the result of a message. The caller has the table.
-func (m *Message) sum(cause Cause) Result {
-	r := Result{Cause: cause, Dropped: m.dropped, Missing: m.entry.Missing(), FlowControl: m.starved}
+func (m *Message) sum(cause spin.Cause) spin.Result {
+	r := spin.Result{Cause: cause, Dropped: m.dropped, Missing: m.entry.Missing(), FlowControl: m.starved}
 	r.Length, _ = m.entry.Length()
 	if r.Length == 0 {
 		r.Length = m.entry.Processed() + r.Missing
@@ -533,9 +534,9 @@ func (r *runner) complete(t *table, m *Message, k int) bool {
 }
 
 // concluded is the rest of complete, when a handler has returned.
-func (r *runner) concluded(t *table, m *Message, k int, what call, code Code, ok bool) bool {
-	m.pending = m.pending || code&Pending != 0
-	if code &^= Pending; !ok || code != Success {
+func (r *runner) concluded(t *table, m *Message, k int, what call, code spin.Code, ok bool) bool {
+	m.pending = m.pending || code&spin.Pending != 0
+	if code &^= spin.Pending; !ok || code != spin.Success {
 		return r.fail(t, m, k, r.fault(what, code, ok), true)
 	}
 	if r.pending != nil { // it goes on when the application has answered
@@ -553,8 +554,8 @@ func (r *runner) notify(t *table, m *Message, k int) bool {
 	if r.result.Time == 0 { // not when it has to be told again
 		r.result.Time = r.now()
 	}
-	if !r.event(m, MessageEvent{Result: r.result}) {
-		if r.result.Cause == Complete {
+	if !r.event(m, spin.MessageEvent{Result: r.result}) {
+		if r.result.Cause == spin.Complete {
 			t.lock()
 			if m.waits == nil {
 				m.waits = &deferred{t: t, m: m, result: r.result}
@@ -579,7 +580,7 @@ func (r *runner) notify(t *table, m *Message, k int) bool {
 	}
 	var own, eom []byte
 	t.lock()
-	if r.result.Cause == Complete {
+	if r.result.Cause == spin.Complete {
 		if m.asked {
 			eom = r.say(ms, m.ask, Processed, m.entry)
 		}
@@ -600,7 +601,7 @@ func (r *runner) notify(t *table, m *Message, k int) bool {
 }
 
 // event gives an event to the application. False: there is no room.
-func (r *runner) event(m *Message, e MessageEvent) bool {
+func (r *runner) event(m *Message, e spin.MessageEvent) bool {
 	if m.binding.Events == nil {
 		return true
 	}
@@ -610,7 +611,7 @@ func (r *runner) event(m *Message, e MessageEvent) bool {
 }
 
 // unbind ends the binding. Whatever Unbind does, the message has ended.
-func (r *runner) unbind(m *Message, res Result, k int) bool {
+func (r *runner) unbind(m *Message, res spin.Result, k int) bool {
 	if !m.bound || m.pending {
 		return true
 	}
@@ -630,7 +631,7 @@ func (r *runner) fail(t *table, m *Message, k int, err error, last bool) bool {
 		return true
 	}
 	m.failed = true
-	res := m.sum(Failed)
+	res := m.sum(spin.Failed)
 	if !last {
 		// While the segment of this HER runs, the entry stays.
 		r.disown(t, m)
@@ -638,7 +639,7 @@ func (r *runner) fail(t *table, m *Message, k int, err error, last bool) bool {
 	}
 	t.unlock()
 	res.Time = r.now()
-	if !r.event(m, MessageEvent{Result: res, Err: err}) {
+	if !r.event(m, spin.MessageEvent{Result: res, Err: err}) {
 		r.her.acc.EventsLost++
 	}
 	if !r.unbind(m, res, k) {

@@ -13,6 +13,7 @@ import (
 	"github.com/xspin/xspin/bpf"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/mpq"
+	"github.com/xspin/xspin/spin"
 )
 
 // overrun has the watchdog give up on a worker, which must be in a handler.
@@ -40,23 +41,23 @@ func TestMessageEndsAfterWhatItHeldWasFlushed(t *testing.T) {
 					}
 					b := newBench(t, benchConfig{
 						shared: shared, rig: rigConfig{hpus: 2, Config: Config{Workers: 2, Limit: time.Hour}},
-						header: func(h *HER) Code {
+						header: func(h *HER) spin.Code {
 							if h.Message().Number() == 2 {
 								stay(h)
 								if end == "header fails" {
-									return Fail
+									return spin.Fail
 								}
 							}
-							return Success
+							return spin.Success
 						},
-						payload: func(h *HER) Code {
+						payload: func(h *HER) spin.Code {
 							switch {
 							case h.Message().Number() == 1:
 								stay(h)
 							case end == "payload fails":
-								return Fail
+								return spin.Fail
 							}
-							return Success
+							return spin.Success
 						},
 						change: func(m *MessageConfig) { m.Timeout = time.Hour },
 					})
@@ -90,9 +91,9 @@ func TestMessageEndsAfterWhatItHeldWasFlushed(t *testing.T) {
 					})
 					b.noEvent()
 					release()
-					want := Failed
+					want := spin.Failed
 					if end == "complete" {
-						want = Complete
+						want = spin.Complete
 					}
 					if e := b.event(); e.Number != 2 || e.Cause != want {
 						t.Errorf("%+v", e)
@@ -122,7 +123,7 @@ func TestMessageEndsAfterWhatItHeldWasFlushed(t *testing.T) {
 func TestMessagesWaitOnAfterACallThatDoesNotReturn(t *testing.T) {
 	bothTables(t, func(t *testing.T, shared bool) {
 		stuck, out := make(chan struct{}), make(chan struct{})
-		bnd := &funcBinder{unbind: func(*Message, *Result) {
+		bnd := &funcBinder{unbind: func(*Message, *spin.Result) {
 			close(stuck)
 			<-out
 		}}
@@ -134,14 +135,14 @@ func TestMessagesWaitOnAfterACallThatDoesNotReturn(t *testing.T) {
 				m.Binder = bnd
 			},
 		})
-		events := make(chan MessageEvent, 1)
+		events := make(chan spin.MessageEvent, 1)
 		buckets := bpf.Range{Base: testBuckets.Base + testBuckets.Size, Size: 64}
 		if shared {
 			buckets = bpf.Range{}
 		}
 		c, err := NewMessageContext(2, "waiting", Handlers{}, buckets, math.MaxUint64, MessageConfig{
 			Config: mpq.Config{Timeout: time.Hour}, // at its end the event is tried in any case
-			Format: matcher.FormatByName("slmp"), Protocol: echoing{}, Shared: shared, Default: Binding{Events: EventChan(events)},
+			Format: matcher.FormatByName("slmp"), Protocol: echoing{}, Shared: shared, Default: spin.Binding{Events: spin.EventChan(events)},
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -160,8 +161,8 @@ func TestMessagesWaitOnAfterACallThatDoesNotReturn(t *testing.T) {
 			b.receive(p)
 			eventually(t, "the packet is dealt with", func() bool { return b.Idle(c) })
 		}
-		b.events <- MessageEvent{Number: 77}
-		events <- MessageEvent{Number: 77}
+		b.events <- spin.MessageEvent{Number: 77}
+		events <- spin.MessageEvent{Number: 77}
 
 		// They wait in the same list, before and after the one that goes wrong.
 		wait(10)
@@ -174,7 +175,7 @@ func TestMessagesWaitOnAfterACallThatDoesNotReturn(t *testing.T) {
 		}
 		<-stuck
 		b.overrun(b.workers[0])
-		if e := b.event(); e.Number != 1 || e.Cause != Complete {
+		if e := b.event(); e.Number != 1 || e.Cause != spin.Complete {
 			t.Errorf("%+v", e)
 		}
 		var got []uint32

@@ -20,6 +20,7 @@ import (
 	"github.com/xspin/xspin/internal/clock"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/mpq"
+	"github.com/xspin/xspin/spin"
 )
 
 const (
@@ -32,7 +33,7 @@ type bench struct {
 	*rig
 	c      *Context
 	shared bool
-	events chan MessageEvent
+	events chan spin.MessageEvent
 
 	mu  sync.Mutex
 	log []string
@@ -57,26 +58,26 @@ func newBench(t testing.TB, cfg benchConfig) *bench {
 	if cfg.events == 0 {
 		cfg.events = 100
 	}
-	b := &bench{rig: newRig(t, cfg.rig), shared: cfg.shared, events: make(chan MessageEvent, cfg.events)}
+	b := &bench{rig: newRig(t, cfg.rig), shared: cfg.shared, events: make(chan spin.MessageEvent, cfg.events)}
 	h := Handlers{
-		Header: func(h *HER) Code {
+		Header: func(h *HER) spin.Code {
 			b.write("header %d", h.Message().Number())
 			if cfg.header == nil {
-				return Success
+				return spin.Success
 			}
 			return cfg.header(h)
 		},
-		Payload: func(h *HER) Code {
+		Payload: func(h *HER) spin.Code {
 			b.write("payload %d at %d", h.Message().Number(), h.Offset())
 			if cfg.payload == nil {
-				return Success
+				return spin.Success
 			}
 			return cfg.payload(h)
 		},
-		Completion: func(c *Completion) Code {
+		Completion: func(c *Completion) spin.Code {
 			b.write("completion %d: %v, %d bytes, %d dropped, %d missing", c.Message().Number(), c.Cause, c.Length, c.Dropped, c.Missing)
 			if cfg.completion == nil {
-				return Success
+				return spin.Success
 			}
 			return cfg.completion(c)
 		},
@@ -90,7 +91,7 @@ func newBench(t testing.TB, cfg benchConfig) *bench {
 	b.resources = cfg.resources
 	b.c = b.receiveMessages(1, h, func(m *MessageConfig) {
 		m.Shared = cfg.shared
-		m.Default.Events = EventChan(b.events)
+		m.Default.Events = spin.EventChan(b.events)
 		if cfg.change != nil {
 			cfg.change(m)
 		}
@@ -165,7 +166,7 @@ func (b *bench) acked(want ...uint32) {
 }
 
 // event takes the next event, which must be there.
-func (b *bench) event() MessageEvent {
+func (b *bench) event() spin.MessageEvent {
 	b.t.Helper()
 	select {
 	case e := <-b.events:
@@ -208,7 +209,7 @@ func TestPacketsThatComeBeforeTheirHeaderWait(t *testing.T) {
 		p := cut(1, 1, peerA, 7*100, 100)
 		b.send(p[1:]...)
 		b.expect(4)
-		if st, _ := b.c.Messages(); st.Open != 1 || st.HeldNow != 4 || st.Dropped[mpq.NoHeader] != 2 {
+		if st, _ := b.c.Messages(); st.Open != 1 || st.HeldNow != 4 || st.Dropped[spin.DropNoHeader] != 2 {
 			t.Errorf("with 4 packets held: %+v", st)
 		}
 		b.acked()
@@ -217,7 +218,7 @@ func TestPacketsThatComeBeforeTheirHeaderWait(t *testing.T) {
 		b.acked(0, 100, 200, 300, 400)
 		b.send(p[6], p[5])
 		b.expect(0, "payload 1 at 600", "payload 1 at 500", "completion 1: complete, 700 bytes, 0 dropped, 0 missing")
-		if e := b.event(); e.Cause != Complete || !e.FlowControl {
+		if e := b.event(); e.Cause != spin.Complete || !e.FlowControl {
 			t.Errorf("two packets were dropped for lack of room: %+v", e)
 		}
 		b.over()
@@ -230,7 +231,7 @@ func TestHeldPacketsAreDroppedIfNoHeaderComes(t *testing.T) {
 		b.send(cut(1, 1, peerA, 700, 100)[1:]...)
 		b.expect(0)
 		b.acked()
-		if st, _ := b.c.Messages(); st.Dropped[mpq.NoHeader] != 6 || st.Refused != 0 {
+		if st, _ := b.c.Messages(); st.Dropped[spin.DropNoHeader] != 6 || st.Refused != 0 {
 			t.Errorf("%+v", st)
 		}
 		// Nothing is remembered: the message may come after all.
@@ -246,9 +247,9 @@ func TestHeldPacketsAreDroppedIfNoHeaderComes(t *testing.T) {
 func TestHeldPacketsRunOnTheContextsHPUs(t *testing.T) {
 	r := newRig(t, rigConfig{hpus: 4, Config: Config{Workers: 2}})
 	var on [4]atomic.Int64
-	c, err := NewMessageContext(1, "masked", Handlers{Payload: func(h *HER) Code {
+	c, err := NewMessageContext(1, "masked", Handlers{Payload: func(h *HER) spin.Code {
 		on[h.HPU()].Add(1)
-		return Success
+		return spin.Success
 	}}, bpf.Range{}, 0b0110, MessageConfig{Format: matcher.FormatByName("slmp"), Shared: true})
 	if err != nil {
 		t.Fatal(err)
@@ -283,7 +284,7 @@ func TestAcknowledgementWaitsForTheRelease(t *testing.T) {
 		} {
 			t.Run(tc.name, func(t *testing.T) {
 				kept := make(chan *Kept, 10)
-				keep := func(h *HER) Code {
+				keep := func(h *HER) spin.Code {
 					k, err := h.Keep()
 					if err != nil {
 						t.Error(err)
@@ -293,7 +294,7 @@ func TestAcknowledgementWaitsForTheRelease(t *testing.T) {
 					} else {
 						tc.how(k)
 					}
-					return Success
+					return spin.Success
 				}
 				b := newBench(t, benchConfig{shared: shared, payload: keep})
 				p := cut(1, 1, peerA, 300, 100)
@@ -333,29 +334,29 @@ func TestKeptPacketOfAFailedMessage(t *testing.T) {
 		for _, tc := range []string{"kept by the header handler", "kept by an earlier payload handler"} {
 			t.Run(tc, func(t *testing.T) {
 				kept := make(chan *Kept, 1)
-				keep := func(h *HER) Code {
+				keep := func(h *HER) spin.Code {
 					k, err := h.Keep()
 					if err != nil {
 						t.Error(err)
 					}
 					kept <- k
-					return Success
+					return spin.Success
 				}
 				cfg := benchConfig{shared: shared}
 				if strings.Contains(tc, "header") {
-					cfg.header, cfg.payload = keep, func(*HER) Code { return Fail }
+					cfg.header, cfg.payload = keep, func(*HER) spin.Code { return spin.Fail }
 				} else {
-					cfg.payload = func(h *HER) Code {
+					cfg.payload = func(h *HER) spin.Code {
 						if h.Offset() == 0 {
 							return keep(h)
 						}
-						return Fail
+						return spin.Fail
 					}
 				}
 				b := newBench(t, cfg)
 				b.send(cut(1, 1, peerA, 300, 100)...)
 				k := <-kept
-				if e := b.event(); e.Cause != Failed || e.Err == nil {
+				if e := b.event(); e.Cause != spin.Failed || e.Err == nil {
 					t.Errorf("%+v", e)
 				}
 				b.quiet(1)
@@ -376,7 +377,7 @@ func TestFullEventQueueDelaysTheEndOfMessages(t *testing.T) {
 		for _, again := range []bool{false, true} {
 			t.Run(fmt.Sprintf("eom comes again=%v", again), func(t *testing.T) {
 				b := newBench(t, benchConfig{shared: shared, events: 1})
-				b.events <- MessageEvent{Number: 77}
+				b.events <- spin.MessageEvent{Number: 77}
 				p := cut(1, 1, peerA, 300, 100)
 				b.send(p...)
 				b.expect(0, "header 1", "payload 1 at 0", "payload 1 at 100", "payload 1 at 200", "completion 1: complete, 300 bytes, 0 dropped, 0 missing")
@@ -391,7 +392,7 @@ func TestFullEventQueueDelaysTheEndOfMessages(t *testing.T) {
 				if again {
 					b.send(p[2])
 				}
-				if e := b.event(); e.Number != 1 || e.Cause != Complete || e.Length != 300 {
+				if e := b.event(); e.Number != 1 || e.Cause != spin.Complete || e.Length != 300 {
 					t.Errorf("%+v", e)
 				}
 				eventually(t, "EOM is acknowledged", func() bool { return slices.Contains(b.acks(), [2]uint32{1, 200}) })
@@ -406,8 +407,8 @@ func TestFullEventQueueDelaysTheEndOfMessages(t *testing.T) {
 
 // A channel without buffer has room when somebody waits for it.
 func TestUnbufferedEventChannel(t *testing.T) {
-	ch := make(chan MessageEvent)
-	b := newBench(t, benchConfig{change: func(m *MessageConfig) { m.Default.Events = EventChan(ch) }})
+	ch := make(chan spin.MessageEvent)
+	b := newBench(t, benchConfig{change: func(m *MessageConfig) { m.Default.Events = spin.EventChan(ch) }})
 	b.send(cut(1, 1, peerA, 100, 100)...)
 	b.quiet(0)
 	b.acked()
@@ -424,7 +425,7 @@ func TestUnbufferedEventChannel(t *testing.T) {
 // removed, sleeps.
 func TestDeferredMessageOfARemovedContextIsForgotten(t *testing.T) {
 	b := newBench(t, benchConfig{events: 1})
-	b.events <- MessageEvent{}
+	b.events <- spin.MessageEvent{}
 	b.send(cut(1, 1, peerA, 100, 100)...)
 	b.expect(0, "header 1", "payload 1 at 0", "completion 1: complete, 100 bytes, 0 dropped, 0 missing")
 	b.c.halt.Or(haltRemoved)
@@ -435,11 +436,11 @@ func TestDeferredMessageOfARemovedContextIsForgotten(t *testing.T) {
 }
 
 func TestFailuresEndTheMessage(t *testing.T) {
-	fails := map[string]func() Code{
-		"Fail":  func() Code { return Fail },
-		"Segv":  func() Code { return Segv },
-		"panic": func() Code { panic("on purpose") },
-		"what":  func() Code { return 11 },
+	fails := map[string]func() spin.Code{
+		"Fail":  func() spin.Code { return spin.Fail },
+		"Segv":  func() spin.Code { return spin.Segv },
+		"panic": func() spin.Code { panic("on purpose") },
+		"what":  func() spin.Code { return 11 },
 	}
 	bothTables(t, func(t *testing.T, shared bool) {
 		for how, f := range fails {
@@ -452,28 +453,28 @@ func TestFailuresEndTheMessage(t *testing.T) {
 					acks := []uint32{}
 					switch where {
 					case "header":
-						cfg.header = func(*HER) Code { return f() }
+						cfg.header = func(*HER) spin.Code { return f() }
 					case "payload":
-						cfg.payload = func(h *HER) Code {
+						cfg.payload = func(h *HER) spin.Code {
 							if h.Offset() == 100 {
 								return f()
 							}
-							return Success
+							return spin.Success
 						}
 						want = append(want, "payload 1 at 0", "payload 1 at 100")
 						acks = append(acks, 0)
 					case "completion":
-						cfg.completion = func(*Completion) Code { return f() }
+						cfg.completion = func(*Completion) spin.Code { return f() }
 						want = append(want, "payload 1 at 0", "payload 1 at 100", "payload 1 at 200", "completion 1: complete, 300 bytes, 0 dropped, 0 missing")
 						acks = append(acks, 0, 100)
 					}
 					var b *bench
-					bnd = &funcBinder{unbind: func(_ *Message, r *Result) {
-						if unbound.Add(1) == 1 && r.Cause != Failed {
+					bnd = &funcBinder{unbind: func(_ *Message, r *spin.Result) {
+						if unbound.Add(1) == 1 && r.Cause != spin.Failed {
 							t.Errorf("unbound: %+v", *r)
 						}
 					}}
-					cfg.change = func(m *MessageConfig) { bnd.b = Binding{Events: m.Default.Events}; m.Binder = bnd }
+					cfg.change = func(m *MessageConfig) { bnd.b = spin.Binding{Events: m.Default.Events}; m.Binder = bnd }
 					b = newBench(t, cfg)
 					p := cut(1, 1, peerA, 300, 100)
 					b.send(p...)
@@ -482,17 +483,17 @@ func TestFailuresEndTheMessage(t *testing.T) {
 					b.expect(0)
 					b.acked(acks...)
 					e := b.event()
-					if e.Cause != Failed || e.Err == nil || !strings.Contains(e.Err.Error(), where) {
+					if e.Cause != spin.Failed || e.Err == nil || !strings.Contains(e.Err.Error(), where) {
 						t.Errorf("%+v", e)
 					}
-					if st, _ := b.c.Messages(); st.Failed != 1 || st.Dropped[mpq.Dead] == 0 || unbound.Load() != 1 {
+					if st, _ := b.c.Messages(); st.Failed != 1 || st.Dropped[spin.DropDead] == 0 || unbound.Load() != 1 {
 						t.Errorf("%+v, unbound %d times", st, unbound.Load())
 					}
 					// Others are not harmed, even in the same slot.
 					if where == "payload" {
 						b.send(cut(1, 2, peerA, 90, 100)...)
 						b.expect(0, "header 2", "payload 2 at 0", "completion 2: complete, 90 bytes, 0 dropped, 0 missing")
-						if e := b.event(); e.Cause != Complete || e.Err != nil {
+						if e := b.event(); e.Cause != spin.Complete || e.Err != nil {
 							t.Errorf("%+v", e)
 						}
 						unbound.Store(1)
@@ -506,21 +507,21 @@ func TestFailuresEndTheMessage(t *testing.T) {
 
 // A funcBinder binds all messages to b, if bind has no objection.
 type funcBinder struct {
-	b      Binding
+	b      spin.Binding
 	bind   func(*Message) error
-	unbind func(*Message, *Result)
+	unbind func(*Message, *spin.Result)
 }
 
-func (f *funcBinder) Bind(m *Message) (Binding, error) {
+func (f *funcBinder) Bind(m *Message) (spin.Binding, error) {
 	if f.bind != nil {
 		if err := f.bind(m); err != nil {
-			return Binding{}, err
+			return spin.Binding{}, err
 		}
 	}
 	return f.b, nil
 }
 
-func (f *funcBinder) Unbind(m *Message, r *Result) {
+func (f *funcBinder) Unbind(m *Message, r *spin.Result) {
 	if f.unbind != nil {
 		f.unbind(m, r)
 	}
@@ -532,23 +533,23 @@ func TestFailedMessageIsUnboundBeforeItsSlotIsUsedAgain(t *testing.T) {
 	for _, expired := range []bool{false, true} {
 		t.Run(fmt.Sprintf("timed out=%v", expired), func(t *testing.T) {
 			in, out := make(chan uint32), make(chan struct{})
-			bnd := &funcBinder{unbind: func(m *Message, r *Result) {
-				if r.Cause == Failed {
+			bnd := &funcBinder{unbind: func(m *Message, r *spin.Result) {
+				if r.Cause == spin.Failed {
 					in <- m.Number()
 					<-out
 				}
 			}}
 			b := newBench(t, benchConfig{
 				shared: true, rig: rigConfig{hpus: 2, Config: Config{Workers: 2, Limit: time.Minute}},
-				completion: func(c *Completion) Code {
+				completion: func(c *Completion) spin.Code {
 					if c.Message().Number() == 1 {
-						return Fail
+						return spin.Fail
 					}
-					return Success
+					return spin.Success
 				},
 				change: func(m *MessageConfig) {
 					m.Messages, m.State, m.Binder = 1, 8, bnd
-					bnd.b = Binding{Events: m.Default.Events}
+					bnd.b = spin.Binding{Events: m.Default.Events}
 					if expired {
 						m.Timeout = 200 * time.Millisecond
 					}
@@ -577,8 +578,8 @@ func TestFailedMessageIsUnboundBeforeItsSlotIsUsedAgain(t *testing.T) {
 					b.send(q)
 				}
 			}
-			st := func() mpq.Stats { s, _ := b.c.Messages(); return s }
-			eventually(t, "the other HPU has dealt with its copies", func() bool { return st().Dropped[mpq.Messages] >= 1 })
+			st := func() spin.MessageStats { s, _ := b.c.Messages(); return s }
+			eventually(t, "the other HPU has dealt with its copies", func() bool { return st().Dropped[spin.DropMessages] >= 1 })
 			if n := len(b.acks()); n != acks {
 				t.Errorf("%d acknowledgements of a failed message", n-acks)
 			}
@@ -590,7 +591,7 @@ func TestFailedMessageIsUnboundBeforeItsSlotIsUsedAgain(t *testing.T) {
 			b.ran()
 			b.send(other)
 			b.quiet(0)
-			if e := b.event(); e.Number != 2 || e.Cause != Complete {
+			if e := b.event(); e.Number != 2 || e.Cause != spin.Complete {
 				t.Errorf("%+v", e)
 			}
 			eventually(t, "over", func() bool { return st().Open == 0 })
@@ -604,16 +605,16 @@ func TestFailedMessageIsUnboundBeforeItsSlotIsUsedAgain(t *testing.T) {
 
 func TestDroppedBytesAreCountedAndAcknowledged(t *testing.T) {
 	bothTables(t, func(t *testing.T, shared bool) {
-		b := newBench(t, benchConfig{shared: shared, header: func(h *HER) Code {
+		b := newBench(t, benchConfig{shared: shared, header: func(h *HER) spin.Code {
 			if h.Message().Number() == 1 {
-				return Drop
+				return spin.Drop
 			}
-			return Success
-		}, payload: func(h *HER) Code {
+			return spin.Success
+		}, payload: func(h *HER) spin.Code {
 			if h.Offset() == 100 {
-				return Drop
+				return spin.Drop
 			}
-			return Success
+			return spin.Success
 		}})
 		b.send(cut(1, 1, peerA, 250, 100)...)
 		b.expect(0, "header 1", "completion 1: complete, 250 bytes, 250 dropped, 0 missing")
@@ -640,17 +641,17 @@ func TestHandlersSayWhyTheyFail(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		err  error
-		code Code
+		code spin.Code
 	}{
-		{"fail", why, Fail},
-		{"outside", fmt.Errorf("at 7: %w", ErrBounds), Segv},
+		{"fail", why, spin.Fail},
+		{"outside", fmt.Errorf("at 7: %w", spin.ErrBounds), spin.Segv},
 	} {
 		for _, handler := range []string{"header", "payload", "completion"} {
 			t.Run(tc.name+" "+handler, func(t *testing.T) {
 				bothTables(t, func(t *testing.T, shared bool) {
-					fail := func(what string, task *Task) Code {
+					fail := func(what string, task *Task) spin.Code {
 						if what != handler {
-							return Success
+							return spin.Success
 						}
 						code := task.Fail(tc.err)
 						if code != tc.code {
@@ -661,14 +662,14 @@ func TestHandlersSayWhyTheyFail(t *testing.T) {
 					before := clock.Monotonic()
 					b := newBench(t, benchConfig{
 						shared:     shared,
-						header:     func(h *HER) Code { return fail("header", &h.Task) },
-						payload:    func(h *HER) Code { return fail("payload", &h.Task) },
-						completion: func(c *Completion) Code { return fail("completion", &c.Task) },
+						header:     func(h *HER) spin.Code { return fail("header", &h.Task) },
+						payload:    func(h *HER) spin.Code { return fail("payload", &h.Task) },
+						completion: func(c *Completion) spin.Code { return fail("completion", &c.Task) },
 					})
 					b.send(cut(1, 1, peerA, 100, 1000)...)
 					b.quiet(0)
 					e := b.event()
-					if e.Cause != Failed || e.Err != tc.err || e.Time < before || e.Time > clock.Monotonic() {
+					if e.Cause != spin.Failed || e.Err != tc.err || e.Time < before || e.Time > clock.Monotonic() {
 						t.Errorf("%+v, want %v, after %d", e, tc.err, before)
 					}
 				})
@@ -680,25 +681,25 @@ func TestHandlersSayWhyTheyFail(t *testing.T) {
 func TestPayloadIsDepositedWhereTheBindingSays(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
-		b       Binding
+		b       spin.Binding
 		fits    bool
 		proceed bool
 	}{
-		{"proceed", Binding{Place: 1000}, true, true},
-		{"no handler", Binding{Place: 1000}, true, false},
-		{"just fits", Binding{Place: 4096 - 2500}, true, true},
-		{"its place is enough", Binding{Place: 5, Size: 2500}, true, true},
-		{"one byte too long for the window", Binding{Place: 4096 - 2499}, false, true},
-		{"one byte too long for its place", Binding{Place: 5, Size: 2499}, false, true},
-		{"far outside", Binding{Place: 1 << 40}, false, true},
-		{"negative", Binding{Place: -1}, false, true},
+		{"proceed", spin.Binding{Place: 1000}, true, true},
+		{"no handler", spin.Binding{Place: 1000}, true, false},
+		{"just fits", spin.Binding{Place: 4096 - 2500}, true, true},
+		{"its place is enough", spin.Binding{Place: 5, Size: 2500}, true, true},
+		{"one byte too long for the window", spin.Binding{Place: 4096 - 2499}, false, true},
+		{"one byte too long for its place", spin.Binding{Place: 5, Size: 2499}, false, true},
+		{"far outside", spin.Binding{Place: 1 << 40}, false, true},
+		{"negative", spin.Binding{Place: -1}, false, true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			bothTables(t, func(t *testing.T, shared bool) {
 				mem := bytes.Repeat([]byte{0xee}, 4096+64)
 				b := newBench(t, benchConfig{
 					shared: shared, noPayload: !tc.proceed, noHeader: !tc.proceed,
-					header: func(*HER) Code { return Proceed },
+					header: func(*HER) spin.Code { return spin.Proceed },
 					change: func(m *MessageConfig) {
 						ev := m.Default.Events
 						m.Default = tc.b
@@ -720,7 +721,7 @@ func TestPayloadIsDepositedWhereTheBindingSays(t *testing.T) {
 				}
 				place := tc.b.Place
 				if tc.fits {
-					if e.Cause != Complete {
+					if e.Cause != spin.Complete {
 						t.Errorf("%+v", e)
 					}
 					b.acked(0, 1000, 2000)
@@ -731,7 +732,7 @@ func TestPayloadIsDepositedWhereTheBindingSays(t *testing.T) {
 					}
 					mem = append(mem[:place:place], mem[place+2500:]...)
 				} else {
-					if e.Cause != Failed || !errors.Is(e.Err, ErrBounds) {
+					if e.Cause != spin.Failed || !errors.Is(e.Err, spin.ErrBounds) {
 						t.Errorf("%+v", e)
 					}
 					if slices.Contains(b.acks(), [2]uint32{1, 2000}) {
@@ -750,18 +751,18 @@ func TestPayloadIsDepositedWhereTheBindingSays(t *testing.T) {
 
 func TestPendingLeavesTheBinding(t *testing.T) {
 	for _, tc := range []struct {
-		header, completion Code
+		header, completion spin.Code
 		unbound            int64
 	}{
-		{Success, Success, 1}, {Success | Pending, Success, 0}, {Success, Success | Pending, 0},
-		{Drop | Pending, Success, 0}, {Proceed | Pending, Success, 0}, {Fail | Pending, Success, 0},
+		{spin.Success, spin.Success, 1}, {spin.Success | spin.Pending, spin.Success, 0}, {spin.Success, spin.Success | spin.Pending, 0},
+		{spin.Drop | spin.Pending, spin.Success, 0}, {spin.Proceed | spin.Pending, spin.Success, 0}, {spin.Fail | spin.Pending, spin.Success, 0},
 	} {
 		t.Run(fmt.Sprint(tc.header, " ", tc.completion), func(t *testing.T) {
 			var unbound atomic.Int64
-			bnd := &funcBinder{unbind: func(*Message, *Result) { unbound.Add(1) }}
+			bnd := &funcBinder{unbind: func(*Message, *spin.Result) { unbound.Add(1) }}
 			b := newBench(t, benchConfig{
-				header:     func(*HER) Code { return tc.header },
-				completion: func(*Completion) Code { return tc.completion },
+				header:     func(*HER) spin.Code { return tc.header },
+				completion: func(*Completion) spin.Code { return tc.completion },
 				change:     func(m *MessageConfig) { bnd.b.Events = m.Default.Events; m.Binder = bnd },
 			})
 			b.send(cut(1, 1, peerA, 100, 100)...)
@@ -811,13 +812,13 @@ func TestRefusedMessageMayComeAgain(t *testing.T) {
 		b.acked(0, 100, 200)
 		b.event()
 		b.over()
-		kinds := map[EventKind]uint64{}
+		kinds := map[spin.FaultKind]uint64{}
 		for e := range b.Events() {
 			if kinds[e.Kind] += e.More; e.Detail != "" {
 				kinds[e.Kind]++
 			}
 		}
-		if kinds[MessageRefused] != 4 || kinds[HandlerPanic] != 1 {
+		if kinds[spin.MessageRefused] != 4 || kinds[spin.HandlerPanic] != 1 {
 			t.Errorf("events: %v", kinds)
 		}
 	})
@@ -825,18 +826,20 @@ func TestRefusedMessageMayComeAgain(t *testing.T) {
 
 func TestReceivesMatchInOrder(t *testing.T) {
 	var l Receives
-	for i, r := range []Receive{
+	for i, r := range []spin.Receive{
 		{Tag: 5},
 		{Tag: 5},
 		{Tag: 0x100, Ignore: 0xff},
 		{Tag: 0x200, Ignore: 0xff, Keep: true},
 	} {
 		r.User = i
-		l.Post(r)
+		if err := l.Post(r); err != nil {
+			t.Fatal(err)
+		}
 	}
-	b := newBench(t, benchConfig{change: func(m *MessageConfig) { m.Binder = &l }, header: func(h *HER) Code {
+	b := newBench(t, benchConfig{change: func(m *MessageConfig) { m.Binder = &l }, header: func(h *HER) spin.Code {
 		h.Count(h.Message().Binding().User.(int), 1)
-		return Success
+		return spin.Success
 	}})
 	for i, id := range []uint32{5, 4, 5, 5, 0x1ff, 0x100, 0x200, 0x2aa, 0x300, 0x2ff} {
 		p := cut(1, id, peerA, 10, 100)
@@ -859,15 +862,15 @@ func TestReceivesMatchInOrder(t *testing.T) {
 func TestStateBeginsAnewWithEachMessage(t *testing.T) {
 	bothTables(t, func(t *testing.T, shared bool) {
 		seen := make(chan string, 10)
-		b := newBench(t, benchConfig{shared: shared, header: func(h *HER) Code {
+		b := newBench(t, benchConfig{shared: shared, header: func(h *HER) spin.Code {
 			seen <- fmt.Sprint(h.Message().Slot(), " ", string(h.Message().State()))
-			return Success
-		}, payload: func(h *HER) Code {
+			return spin.Success
+		}, payload: func(h *HER) spin.Code {
 			s := h.Message().State()
 			for i := range s {
 				s[i] = 'x'
 			}
-			return Success
+			return spin.Success
 		}, change: func(m *MessageConfig) { m.State, m.Initial = 6, []byte("abc") }})
 		for id := range uint32(3) {
 			b.send(cut(1, id, peerA, 10, 100)...)
@@ -897,8 +900,8 @@ func TestIncompleteMessagesEndInTime(t *testing.T) {
 		} {
 			t.Run(tc.name, func(t *testing.T) {
 				var unbound atomic.Int64
-				bnd := &funcBinder{unbind: func(_ *Message, r *Result) {
-					if unbound.Add(1); r.Cause != TimedOut || r.Missing != 200 || r.Length != 500 {
+				bnd := &funcBinder{unbind: func(_ *Message, r *spin.Result) {
+					if unbound.Add(1); r.Cause != spin.TimedOut || r.Missing != 200 || r.Length != 500 {
 						t.Errorf("unbound: %+v", *r)
 					}
 				}}
@@ -915,7 +918,7 @@ func TestIncompleteMessagesEndInTime(t *testing.T) {
 				})
 				b.expect(0, append([]string{"header 1", "payload 1 at 0", "payload 1 at 300", "payload 1 at 400"}, tc.want...)...)
 				for range tc.events {
-					if e := b.event(); e.Cause != TimedOut || e.Missing != 200 || e.Err != nil {
+					if e := b.event(); e.Cause != spin.TimedOut || e.Missing != 200 || e.Err != nil {
 						t.Errorf("%+v", e)
 					}
 				}
@@ -935,12 +938,12 @@ func TestIncompleteMessagesEndInTime(t *testing.T) {
 func TestDrainEndsMessages(t *testing.T) {
 	bothTables(t, func(t *testing.T, shared bool) {
 		kept := make(chan *Kept, 1)
-		b := newBench(t, benchConfig{shared: shared, rig: rigConfig{hpus: 2, Config: Config{Workers: 2}}, payload: func(h *HER) Code {
+		b := newBench(t, benchConfig{shared: shared, rig: rigConfig{hpus: 2, Config: Config{Workers: 2}}, payload: func(h *HER) spin.Code {
 			if h.Message().Number() == 3 && h.Offset() == 100 {
 				k, _ := h.Keep()
 				kept <- k
 			}
-			return Success
+			return spin.Success
 		}, change: func(m *MessageConfig) { m.Timeout = time.Minute }})
 		b.send(cut(1, 1, peerA, 300, 100)[:2]...)
 		b.send(cut(1, 2, peerA, 300, 100)[0])
@@ -963,7 +966,7 @@ func TestDrainEndsMessages(t *testing.T) {
 			t.Errorf("%q ran, want %q", got, want)
 		}
 		for range 2 {
-			if e := b.event(); e.Cause != Removed || e.Number > 2 {
+			if e := b.event(); e.Cause != spin.Removed || e.Number > 2 {
 				t.Errorf("%+v", e)
 			}
 		}
@@ -993,18 +996,18 @@ func TestCallsThatDoNotReturn(t *testing.T) {
 				}
 				bnd := &funcBinder{
 					bind:   func(m *Message) error { stop("bind"); return nil },
-					unbind: func(*Message, *Result) { stop("unbind") },
+					unbind: func(*Message, *spin.Result) { stop("unbind") },
 				}
 				b := newBench(t, benchConfig{
 					shared: shared, rig: rigConfig{hpus: 2, Config: Config{Workers: 1, Limit: shortLimit}},
-					header: func(h *HER) Code { stop("header"); return Success },
-					payload: func(h *HER) Code {
+					header: func(h *HER) spin.Code { stop("header"); return spin.Success },
+					payload: func(h *HER) spin.Code {
 						if h.Offset() == 0 {
 							stop("payload")
 						}
-						return Success
+						return spin.Success
 					},
-					completion: func(*Completion) Code { stop("completion"); return Success },
+					completion: func(*Completion) spin.Code { stop("completion"); return spin.Success },
 					change:     func(m *MessageConfig) { bnd.b.Events = m.Default.Events; m.Binder = bnd },
 				})
 				other := b.install(2, echo)
@@ -1066,26 +1069,26 @@ func TestSweepLeavesOpenMessagesTheirBuckets(t *testing.T) {
 
 func TestHandlersSendBesideAcknowledgements(t *testing.T) {
 	bothTables(t, func(t *testing.T, shared bool) {
-		b := newBench(t, benchConfig{shared: shared, payload: func(h *HER) Code {
+		b := newBench(t, benchConfig{shared: shared, payload: func(h *HER) spin.Code {
 			f, err := h.SendNew(100)
 			if err != nil {
-				return Fail
+				return spin.Fail
 			}
 			copy(f, numbered(uint64(h.Offset())<<8|1, 100))
 			if h.Offset() != 100 {
 				if h.Send() != nil {
-					return Fail
+					return spin.Fail
 				}
-				return Success
+				return spin.Success
 			}
-			return Drop
-		}, completion: func(c *Completion) Code {
+			return spin.Drop
+		}, completion: func(c *Completion) spin.Code {
 			f, err := c.SendNew(200)
 			if err != nil {
-				return Fail
+				return spin.Fail
 			}
 			copy(f, numbered(2, 200))
-			return Success
+			return spin.Success
 		}})
 		b.send(cut(1, 1, peerA, 300, 100)...)
 		b.event()
@@ -1132,20 +1135,20 @@ func TestAcknowledgementsWithoutRoomAreCountedAndGivenLater(t *testing.T) {
 // In the format where every packet is a message.
 func TestThreeHandlersOfOnePacket(t *testing.T) {
 	for _, tc := range []struct {
-		header, payload Code
+		header, payload spin.Code
 		want            string
 		dropped         bool
 	}{
-		{Success, Success, "hpc", false},
-		{Success, Drop, "hpc", true},
-		{Success, Fail, "hp", false},
-		{Success, Segv, "hp", false},
-		{Drop, Success, "hc", true},
-		{Proceed, Success, "hc", false},
-		{Success | Pending, Success, "hpc", false},
-		{Fail, Success, "h", false},
-		{Segv, Success, "h", false},
-		{11, Success, "h", false},
+		{spin.Success, spin.Success, "hpc", false},
+		{spin.Success, spin.Drop, "hpc", true},
+		{spin.Success, spin.Fail, "hp", false},
+		{spin.Success, spin.Segv, "hp", false},
+		{spin.Drop, spin.Success, "hc", true},
+		{spin.Proceed, spin.Success, "hc", false},
+		{spin.Success | spin.Pending, spin.Success, "hpc", false},
+		{spin.Fail, spin.Success, "h", false},
+		{spin.Segv, spin.Success, "h", false},
+		{11, spin.Success, "h", false},
 	} {
 		t.Run(fmt.Sprint(tc.header, " ", tc.payload), func(t *testing.T) {
 			r := newRig(t, rigConfig{})
@@ -1153,14 +1156,14 @@ func TestThreeHandlersOfOnePacket(t *testing.T) {
 			var ran string
 			note := func(s string) { mu.Lock(); ran += s; mu.Unlock() }
 			c := NewContext(1, "three", Handlers{
-				Header:  func(*HER) Code { note("h"); return tc.header },
-				Payload: func(*HER) Code { note("p"); return tc.payload },
-				Completion: func(c *Completion) Code {
+				Header:  func(*HER) spin.Code { note("h"); return tc.header },
+				Payload: func(*HER) spin.Code { note("p"); return tc.payload },
+				Completion: func(c *Completion) spin.Code {
 					note("c")
 					if c.Length != 30 || (c.Dropped == 30) != tc.dropped || c.Message() != nil {
 						t.Errorf("%+v", c.Result)
 					}
-					return Success
+					return spin.Success
 				},
 			}, bpf.Range{})
 			if err := r.Install(c); err != nil {
@@ -1277,11 +1280,11 @@ func TestSegmentsThatContradictThemselves(t *testing.T) {
 // Handlers of all HPUs may ask for the length while segments come.
 func TestLengthOfASharedMessage(t *testing.T) {
 	r := newRig(t, rigConfig{hpus: 2, Config: Config{Workers: 2}})
-	c := r.receiveMessages(1, Handlers{Payload: func(h *HER) Code {
+	c := r.receiveMessages(1, Handlers{Payload: func(h *HER) spin.Code {
 		if n, ok := h.Message().Length(); ok && n != 800 {
 			t.Errorf("length %d", n)
 		}
-		return Success
+		return spin.Success
 	}}, func(m *MessageConfig) { m.Shared, m.Held = true, 256 })
 	for id := range uint32(200) {
 		p := cut(1, id, peerA, 800, 100)
@@ -1313,12 +1316,14 @@ func TestReceivingAllocatesNothing(t *testing.T) {
 				// The handlers of newBench print, so: others.
 				r := newRig(t, rigConfig{rxSize: 256})
 				r.with(func() { r.quiet = true })
-				ev := make(chan MessageEvent, 64)
+				ev := make(chan spin.MessageEvent, 64)
 				c := r.receiveMessages(1, Handlers{
-					Header:     func(*HER) Code { return Success },
-					Payload:    func(h *HER) Code { _ = h.Deposit(); return Success },
-					Completion: func(*Completion) Code { return Success },
-				}, func(m *MessageConfig) { m.Shared, m.Default = shared, Binding{Window: mem, Events: EventChan(ev)} })
+					Header:     func(*HER) spin.Code { return spin.Success },
+					Payload:    func(h *HER) spin.Code { _ = h.Deposit(); return spin.Success },
+					Completion: func(*Completion) spin.Code { return spin.Success },
+				}, func(m *MessageConfig) {
+					m.Shared, m.Default = shared, spin.Binding{Window: mem, Events: spin.EventChan(ev)}
+				})
 				n := 64
 				all := make([]pkt, n)
 				next := uint32(0)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/xspin/xspin/internal/clock"
 	"github.com/xspin/xspin/mpq"
+	"github.com/xspin/xspin/spin"
 )
 
 // Handlers that no packet calls: init, timers, and messages of the host's. Each runs
@@ -27,8 +28,8 @@ const maxSlice = 64 << 10
 // without packets, for which all handlers run. Its payload is a range of a window, cut
 // in slices, each of which is a payload HER with a private copy of it.
 type Trigger struct {
-	Words  [4]uint64 // for handlers: Message.Words
-	Window Window    // Optional: without, the message is empty
+	Words  [4]uint64   // for handlers: Message.Words
+	Window spin.Window // Optional: without, the message is empty
 	Offset int64
 	Length int64 // less than 4 GiB
 	Slice  int   // bytes. Defaults to DefaultSlice
@@ -80,7 +81,7 @@ func (p *Pool) Trigger(c *Context, t Trigger) error {
 	case t.Window == nil && (t.Length != 0 || t.Offset != 0):
 		return fmt.Errorf("trigger: %d bytes at %d of no window", t.Length, t.Offset)
 	case t.Window != nil && (t.Offset < 0 || t.Length > t.Window.Size()-t.Offset):
-		return fmt.Errorf("trigger: %d bytes at %d of a window of %d: %w", t.Length, t.Offset, t.Window.Size(), ErrBounds)
+		return fmt.Errorf("trigger: %d bytes at %d of a window of %d: %w", t.Length, t.Offset, t.Window.Size(), spin.ErrBounds)
 	}
 	if err := p.run(&errand{c: c, trig: &triggered{Trigger: t}}); err != nil {
 		return fmt.Errorf("trigger: %w", err)
@@ -228,7 +229,7 @@ func (r *runner) hostSlice(c *Context, h *her, k int) bool {
 	req.seg = mpq.Segment{Offset: uint32(t.next), Len: int(n), EOM: t.next+n == t.Length}
 	req.meta.Key = t.key
 	req.meta.Offset = req.seg.Offset
-	req.ask, req.payload = Ask{}, 0
+	req.ask, req.payload = spin.AckRequest{}, 0
 	t.next += n
 	if first {
 		req.acc.Triggers++

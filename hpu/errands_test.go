@@ -16,13 +16,14 @@ import (
 	"github.com/xspin/xspin/bpf"
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/packet"
+	"github.com/xspin/xspin/spin"
 )
 
 func TestInitRunsOnAnHPU(t *testing.T) {
 	r := newRig(t, rigConfig{hpus: 4, Config: Config{Workers: 2, Limit: 50 * time.Millisecond}})
 	bad := errors.New("no table")
 	memory := make([]byte, 16)
-	c := r.withResources(1, Handlers{Payload: func(h *HER) Code { return Success }, Init: func(t *Task) error {
+	c := r.withResources(1, Handlers{Payload: func(h *HER) spin.Code { return spin.Success }, Init: func(t *Task) error {
 		copy(t.Memory(), "ready")
 		copy(t.HPUMemory(), fmt.Sprint(t.HPU(), len(t.HPUMemory())))
 		return bad
@@ -49,19 +50,19 @@ func TestInitRunsOnAnHPU(t *testing.T) {
 func TestTimersRunWhenTheContextIsReady(t *testing.T) {
 	r := newRig(t, rigConfig{hpus: 4, Config: Config{Workers: 2}})
 	var n atomic.Int64
-	c := r.withResources(1, Handlers{Timer: func(task *Task) Code {
+	c := r.withResources(1, Handlers{Timer: func(task *Task) spin.Code {
 		if n.Add(1) == 3 {
 			frame, err := task.SendNew(60)
 			if err != nil {
 				t.Error(err)
-				return Fail
+				return spin.Fail
 			}
 			copy(frame, numbered(77, 60))
-			return Success
+			return spin.Success
 		}
-		return Drop // there is nothing to drop
+		return spin.Drop // there is nothing to drop
 	}}, Resources{Timer: time.Millisecond})
-	other := r.withResources(2, Handlers{Payload: func(*HER) Code { return Success }}, Resources{})
+	other := r.withResources(2, Handlers{Payload: func(*HER) spin.Code { return spin.Success }}, Resources{})
 	if err := r.Init(other); err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +94,7 @@ func TestTimersRunWhenTheContextIsReady(t *testing.T) {
 }
 
 func TestResourcesThatMakeNoSense(t *testing.T) {
-	timer := func(*Task) Code { return Success }
+	timer := func(*Task) spin.Code { return spin.Success }
 	for _, tc := range []struct {
 		name string
 		h    Handlers
@@ -130,7 +131,7 @@ func TestTriggeredMessage(t *testing.T) {
 		var got bytes.Buffer
 		var words [][4]uint64
 		b := newBench(t, benchConfig{shared: shared, rig: rigConfig{hpus: 4, Config: Config{Workers: 2}},
-			payload: func(h *HER) Code {
+			payload: func(h *HER) spin.Code {
 				host := h.Message().Words() != [4]uint64{}
 				if host && (int(h.Offset()) != got.Len() || h.PayloadLen() > 100 || len(h.Head()) != 0) {
 					t.Errorf("payload of %d bytes at %d after %d, %d bytes of packet", h.PayloadLen(), h.Offset(), got.Len(), len(h.Head()))
@@ -142,7 +143,7 @@ func TestTriggeredMessage(t *testing.T) {
 				if host && (h.Send() == nil || h.ToStack() == nil) {
 					t.Error("sent a packet that is not there")
 				}
-				return Success
+				return spin.Success
 			}})
 		for i, n := range []int64{5000, 0, 100, 101} {
 			got.Reset()
@@ -150,7 +151,7 @@ func TestTriggeredMessage(t *testing.T) {
 			if err := b.Trigger(b.c, Trigger{Words: [4]uint64{1, 2, 3, uint64(i)}, Window: window, Offset: 77, Length: n, Slice: 100}); err != nil {
 				t.Fatal(err)
 			}
-			if e := b.event(); e.Cause != Complete || e.Length != uint64(n) || e.Source.IsValid() || e.Missing != 0 {
+			if e := b.event(); e.Cause != spin.Complete || e.Length != uint64(n) || e.Source.IsValid() || e.Missing != 0 {
 				t.Errorf("%d bytes: %+v", n, e)
 			}
 			if !bytes.Equal(got.Bytes(), window[77:77+n]) {
@@ -186,7 +187,7 @@ func TestTriggersThatCannotBe(t *testing.T) {
 	b := newBench(t, benchConfig{change: func(m *MessageConfig) {
 		m.Binder = &funcBinder{bind: func(*Message) error { return full }}
 	}})
-	plain := b.install(2, func(*HER) Code { return Success })
+	plain := b.install(2, func(*HER) spin.Code { return spin.Success })
 	for _, tc := range []struct {
 		name string
 		c    *Context
@@ -195,8 +196,8 @@ func TestTriggersThatCannotBe(t *testing.T) {
 	}{
 		{"no messages", plain, Trigger{}, nil},
 		{"no window", b.c, Trigger{Length: 1}, nil},
-		{"behind the end", b.c, Trigger{Window: window, Offset: 1, Length: 100}, ErrBounds},
-		{"before the begin", b.c, Trigger{Window: window, Offset: -1, Length: 1}, ErrBounds},
+		{"behind the end", b.c, Trigger{Window: window, Offset: 1, Length: 100}, spin.ErrBounds},
+		{"before the begin", b.c, Trigger{Window: window, Offset: -1, Length: 1}, spin.ErrBounds},
 		{"negative", b.c, Trigger{Window: window, Offset: 10, Length: -1}, nil},
 		{"far", b.c, Trigger{Window: window, Offset: 1 << 62, Length: 1 << 62}, nil},
 		{"slice", b.c, Trigger{Window: window, Length: 1, Slice: 1 << 20}, nil},
@@ -218,9 +219,9 @@ func TestTriggersThatCannotBe(t *testing.T) {
 func TestLongTriggerEndsWithItsContext(t *testing.T) {
 	window := make(Memory, 1<<20)
 	var n atomic.Int64
-	b := newBench(t, benchConfig{payload: func(h *HER) Code { n.Add(1); time.Sleep(10 * time.Microsecond); return Success }})
+	b := newBench(t, benchConfig{payload: func(h *HER) spin.Code { n.Add(1); time.Sleep(10 * time.Microsecond); return spin.Success }})
 	seen := make(chan struct{}, 10)
-	b.install(2, func(*HER) Code { seen <- struct{}{}; return Success })
+	b.install(2, func(*HER) spin.Code { seen <- struct{}{}; return spin.Success })
 	if err := b.Trigger(b.c, Trigger{Window: window, Length: 1 << 20, Slice: 1}); err != nil {
 		t.Fatal(err)
 	}
@@ -229,7 +230,7 @@ func TestLongTriggerEndsWithItsContext(t *testing.T) {
 	if err := b.Drain(b.c, time.Second); err != nil {
 		t.Fatal(err)
 	}
-	if e := b.event(); e.Cause != Removed || n.Load() >= 1<<20 {
+	if e := b.event(); e.Cause != spin.Removed || n.Load() >= 1<<20 {
 		t.Errorf("%+v after %d slices", e, n.Load())
 	}
 	b.over()
@@ -237,12 +238,12 @@ func TestLongTriggerEndsWithItsContext(t *testing.T) {
 
 // A tap sees frames as they came, what became of them, and what was sent.
 func TestTap(t *testing.T) {
-	b := newBench(t, benchConfig{payload: func(h *HER) Code {
+	b := newBench(t, benchConfig{payload: func(h *HER) spin.Code {
 		h.Head()[52] ^= 0xff
 		if h.Offset() == 100 {
-			return Drop
+			return spin.Drop
 		}
-		return Success
+		return spin.Success
 	}})
 	tap := &recorder{}
 	b.c.SetTap(tap)
@@ -301,23 +302,23 @@ func (l *lines) Log(now int64, hpu int, text []byte) {
 
 type oneHop struct{ mac [6]byte }
 
-func (o oneHop) Resolve(dst netip.Addr) (Hop, error) {
+func (o oneHop) Resolve(dst netip.Addr) (spin.Hop, error) {
 	if dst != netip.MustParseAddr("10.9.9.9") {
-		return Hop{}, fmt.Errorf("%v: %w", dst, ErrUnresolved)
+		return spin.Hop{}, fmt.Errorf("%v: %w", dst, spin.ErrUnresolved)
 	}
-	return Hop{Source: netip.MustParseAddr("10.0.0.1"), SourceMAC: [6]byte{2, 1}, MAC: o.mac, MTU: 1500}, nil
+	return spin.Hop{Source: netip.MustParseAddr("10.0.0.1"), SourceMAC: [6]byte{2, 1}, MAC: o.mac, MTU: 1500}, nil
 }
 
-func (o oneHop) From(src netip.Addr) (Hop, bool) {
-	return Hop{Source: src, SourceMAC: [6]byte{2, 1}, MTU: 1500}, src == netip.MustParseAddr("10.0.0.1")
+func (o oneHop) From(src netip.Addr) (spin.Hop, bool) {
+	return spin.Hop{Source: src, SourceMAC: [6]byte{2, 1}, MTU: 1500}, src == netip.MustParseAddr("10.0.0.1")
 }
 
 func TestLogAndDatagramsOfHandlers(t *testing.T) {
 	r := newRig(t, rigConfig{})
 	log := &lines{}
-	c := r.withResources(1, Handlers{Payload: func(h *HER) Code {
+	c := r.withResources(1, Handlers{Payload: func(h *HER) spin.Code {
 		h.Logf("packet %d", number(h.Head()))
-		if _, err := h.SendUDP(1, netip.MustParseAddrPort("10.9.9.8:2"), 5); !errors.Is(err, ErrUnresolved) {
+		if _, err := h.SendUDP(1, netip.MustParseAddrPort("10.9.9.8:2"), 5); !errors.Is(err, spin.ErrUnresolved) {
 			t.Error(err)
 		}
 		if _, err := h.SendUDP(1, netip.MustParseAddrPort("10.9.9.9:2"), 1473); !errors.Is(err, ErrSize) {
@@ -326,10 +327,10 @@ func TestLogAndDatagramsOfHandlers(t *testing.T) {
 		p, err := h.SendUDP(1000, netip.MustParseAddrPort("10.9.9.9:2000"), 5)
 		if err != nil {
 			t.Error(err)
-			return Fail
+			return spin.Fail
 		}
 		copy(p, "hello")
-		return Success
+		return spin.Success
 	}}, Resources{Log: log, Resolver: oneHop{[6]byte{2, 9}}})
 	r.receive(pkt{ctx: 1, data: numbered(5, 60)})
 	eventually(t, "the datagram leaves", func() bool { return len(r.wireFrames()) == 1 })
@@ -380,23 +381,23 @@ func TestSenderIsReachedWhereItCameFrom(t *testing.T) {
 			ip.SetDst(tt.to.As4())
 			packet.UDP(ip[20:]).SetLength(26)
 			type answer struct {
-				hop Hop
+				hop spin.Hop
 				err error
 			}
 			got := make(chan answer, 1)
-			r.withResources(1, Handlers{Payload: func(h *HER) Code {
+			r.withResources(1, Handlers{Payload: func(h *HER) spin.Code {
 				if tt.turn {
 					h.Headers().Ethernet.Swap()
 					h.Headers().IPv4.SwapAddrs()
 				}
 				hop, err := h.Resolve(tt.ask)
 				got <- answer{hop, err}
-				return Success
+				return spin.Success
 			}}, Resources{Resolver: oneHop{}})
 			r.receive(pkt{ctx: 1, data: frame})
 			a := <-got
-			want := Hop{Source: here, SourceMAC: us, MAC: router, MTU: 1500}
-			if tt.ok && (a.err != nil || a.hop != want) || !tt.ok && !errors.Is(a.err, ErrUnresolved) {
+			want := spin.Hop{Source: here, SourceMAC: us, MAC: router, MTU: 1500}
+			if tt.ok && (a.err != nil || a.hop != want) || !tt.ok && !errors.Is(a.err, spin.ErrUnresolved) {
 				t.Errorf("%+v, %v", a.hop, a.err)
 			}
 			r.settled()

@@ -13,6 +13,7 @@ import (
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/mpq"
 	"github.com/xspin/xspin/packet"
+	"github.com/xspin/xspin/spin"
 	"github.com/xspin/xspin/xsk"
 )
 
@@ -51,7 +52,7 @@ type HER struct {
 	size int
 
 	seg     mpq.Segment // in contexts with messages
-	ask     Ask
+	ask     spin.AckRequest
 	trig    *triggered // the message is the host's
 	payload int        // where it begins
 	data    []byte     // payload that is not in a frame: see Trigger
@@ -169,8 +170,8 @@ func (h *HER) deposit() error {
 		return fmt.Errorf("deposit: %w", errNoWindow)
 	}
 	b := &h.msg.binding
-	if room := b.room(); int64(h.seg.End()) > room {
-		return fmt.Errorf("deposit bytes %d to %d of a message with room for %d: %w", h.seg.Offset, h.seg.End(), room, ErrBounds)
+	if room := b.Room(); int64(h.seg.End()) > room {
+		return fmt.Errorf("deposit bytes %d to %d of a message with room for %d: %w", h.seg.Offset, h.seg.End(), room, spin.ErrBounds)
 	}
 	at := b.Place + int64(h.seg.Offset)
 	// The usual case is one buffer: no iterator needed.
@@ -360,7 +361,7 @@ type Kept struct {
 	meta bpf.Meta
 	msg  *Message
 	seg  mpq.Segment
-	ask  Ask
+	ask  spin.AckRequest
 	drop bool          // its handler said Drop
 	cont *continuation // that it is part of
 	data []byte        // with cont: payload that is not in a frame

@@ -17,6 +17,7 @@ import (
 	"github.com/xspin/xspin/bpf"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/mpq"
+	"github.com/xspin/xspin/spin"
 )
 
 // FuzzMessages plays schedules of packets, kernels and handlers. What must hold at
@@ -66,7 +67,7 @@ func playMessages(t *testing.T, script []byte) {
 		rolled atomic.Uint32
 		all    [contexts + 1]*Context
 	)
-	events := make(chan MessageEvent, 1+more&3)
+	events := make(chan spin.MessageEvent, 1+more&3)
 	roll := func() byte { return byte(rolled.Add(1) * 0x9e3779b1 >> 20) }
 	life := func(m *Message) *messageLife { return &lives[m.ctx.id][m.Number()] }
 	keep := func(h *HER) {
@@ -77,12 +78,12 @@ func playMessages(t *testing.T, script []byte) {
 		}
 	}
 	// act does what a byte says, and returns what to return.
-	act := func(h *HER, what byte) Code {
+	act := func(h *HER, what byte) spin.Code {
 		switch what & 31 {
 		case 0, 1:
-			return Drop
+			return spin.Drop
 		case 2:
-			return Fail
+			return spin.Fail
 		case 3:
 			if _, err := h.SendNew(30); err == nil {
 				_ = h.Send()
@@ -106,14 +107,14 @@ func playMessages(t *testing.T, script []byte) {
 			}
 		case 11:
 			keep(h)
-			return Fail
+			return spin.Fail
 		case 12:
 			time.Sleep(time.Duration(what>>5) * 100 * time.Microsecond)
 		}
-		return Success
+		return spin.Success
 	}
-	failed := func(m *Message, c Code) Code {
-		if c == Fail {
+	failed := func(m *Message, c spin.Code) spin.Code {
+		if c == spin.Fail {
 			mu.Lock()
 			life(m).failed = true
 			mu.Unlock()
@@ -135,7 +136,7 @@ func playMessages(t *testing.T, script []byte) {
 		}
 	}
 	handlers := Handlers{
-		Header: func(h *HER) Code {
+		Header: func(h *HER) spin.Code {
 			defer enter(h.Message())()
 			mu.Lock()
 			l := life(h.Message())
@@ -145,11 +146,11 @@ func playMessages(t *testing.T, script []byte) {
 			mu.Unlock()
 			b := h.Head()[53]
 			if b&0xe0 == 0 {
-				return Proceed
+				return spin.Proceed
 			}
 			return failed(h.Message(), act(h, b))
 		},
-		Payload: func(h *HER) Code {
+		Payload: func(h *HER) spin.Code {
 			defer enter(h.Message())()
 			mu.Lock()
 			l := life(h.Message())
@@ -161,7 +162,7 @@ func playMessages(t *testing.T, script []byte) {
 			_, _ = h.Message().Length()
 			return failed(h.Message(), act(h, h.Head()[52]))
 		},
-		Completion: func(c *Completion) Code {
+		Completion: func(c *Completion) spin.Code {
 			defer enter(c.Message())()
 			mu.Lock()
 			l := life(c.Message())
@@ -171,7 +172,7 @@ func playMessages(t *testing.T, script []byte) {
 			mu.Unlock()
 			switch roll() & 15 {
 			case 0:
-				return failed(c.Message(), Fail)
+				return failed(c.Message(), spin.Fail)
 			case 1:
 				if _, err := c.SendNew(40); err == nil {
 					panic("scheduled")
@@ -181,7 +182,7 @@ func playMessages(t *testing.T, script []byte) {
 					<-stuck
 				}
 			}
-			return Success
+			return spin.Success
 		},
 	}
 	for id := uint16(1); id <= contexts; id++ {
@@ -195,7 +196,7 @@ func playMessages(t *testing.T, script []byte) {
 				Linger:  time.Millisecond, Incomplete: mpq.Incomplete(more >> 6 % 3),
 			},
 		}
-		cfg.Binder = &funcBinder{b: Binding{Window: make(Memory, segments*size-10), Events: EventChan(events)}, bind: func(*Message) error {
+		cfg.Binder = &funcBinder{b: spin.Binding{Window: make(Memory, segments*size-10), Events: spin.EventChan(events)}, bind: func(*Message) error {
 			if roll()&7 == 0 {
 				return errors.New("refused")
 			}

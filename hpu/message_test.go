@@ -15,18 +15,19 @@ import (
 	"github.com/xspin/xspin/bpf"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/mpq"
+	"github.com/xspin/xspin/spin"
 )
 
 // echoing is SLMP as FPsPIN has it: who asks (0x4000) gets the header back.
 type echoing struct{}
 
-func (echoing) Inspect(header []byte) (Ask, bool) {
+func (echoing) Inspect(header []byte) (spin.AckRequest, bool) {
 	h := header[len(header)-10:]
-	a := Ask{Flags: uint32(binary.BigEndian.Uint16(h)), ID: binary.BigEndian.Uint32(h[2:]), Offset: binary.BigEndian.Uint32(h[6:])}
+	a := spin.AckRequest{Flags: uint32(binary.BigEndian.Uint16(h)), ID: binary.BigEndian.Uint32(h[2:]), Offset: binary.BigEndian.Uint32(h[6:])}
 	return a, a.Flags&0x2000 == 0
 }
 
-func (echoing) Answer(dst []byte, a Ask, o Outcome, _ *mpq.Entry) []byte {
+func (echoing) Answer(dst []byte, a spin.AckRequest, o Outcome, _ *mpq.Entry) []byte {
 	if a.Flags&0x4000 == 0 || o != Processed {
 		return dst[:0]
 	}
@@ -160,7 +161,7 @@ func testMessages(t *testing.T, shared bool, workers int, asking bool, rnd *rand
 		header, completion int
 		bytes              []int
 		running            int
-		result             Result
+		result             spin.Result
 	}
 	var mu sync.Mutex
 	got := map[uint32]*seen{}
@@ -174,12 +175,14 @@ func testMessages(t *testing.T, shared bool, workers int, asking bool, rnd *rand
 	}
 	memory := map[uint32]Memory{}
 	binder := &Receives{}
-	events := make(chan MessageEvent, messages)
+	events := make(chan spin.MessageEvent, messages)
 	for id := range uint32(messages) {
 		memory[id] = make(Memory, 64<<10)
-		binder.Post(Receive{Binding: Binding{Window: memory[id], Events: EventChan(events), User: id}, Tag: id})
+		if err := binder.Post(spin.Receive{Binding: spin.Binding{Window: memory[id], Events: spin.EventChan(events), User: id}, Tag: id}); err != nil {
+			t.Fatal(err)
+		}
 	}
-	deposit := func(h *HER) Code {
+	deposit := func(h *HER) spin.Code {
 		mu.Lock()
 		s := of(h.Message())
 		if s.header != 1 || s.completion != 0 {
@@ -198,18 +201,18 @@ func testMessages(t *testing.T, shared bool, workers int, asking bool, rnd *rand
 		mu.Lock()
 		s.running--
 		mu.Unlock()
-		return Success
+		return spin.Success
 	}
-	payload := func(h *HER) Code {
+	payload := func(h *HER) spin.Code {
 		if asking && h.Offset()/100%2 == 0 {
-			if err := h.AskThen(0, nil, func(h *HER, _ *Reply) Code { return deposit(h) }); err != nil {
+			if err := h.AskThen(0, nil, func(h *HER, _ *Reply) spin.Code { return deposit(h) }); err != nil {
 				t.Error(err)
 			}
-			return Success
+			return spin.Success
 		}
 		return deposit(h)
 	}
-	completion := func(c *Completion) Code {
+	completion := func(c *Completion) spin.Code {
 		mu.Lock()
 		defer mu.Unlock()
 		s := of(c.Message())
@@ -218,25 +221,25 @@ func testMessages(t *testing.T, shared bool, workers int, asking bool, rnd *rand
 		if s.running != 0 {
 			t.Errorf("message %d completes while %d handlers run", c.Message().Number(), s.running)
 		}
-		return Success
+		return spin.Success
 	}
 	c := r.receiveMessages(1, Handlers{
-		Header: func(h *HER) Code {
+		Header: func(h *HER) spin.Code {
 			mu.Lock()
 			defer mu.Unlock()
 			s := of(h.Message())
 			if s.header++; s.header > 1 || s.completion > 0 || h.Offset() != 0 {
 				t.Errorf("message %d: header handler number %d, offset %d", h.Message().Number(), s.header, h.Offset())
 			}
-			return ProcessData
+			return spin.ProcessData
 		},
 		Payload: payload,
-		Completion: func(c *Completion) Code {
+		Completion: func(c *Completion) spin.Code {
 			if asking && c.Message().Number()%2 == 0 {
-				if err := c.AskThen(0, nil, func(c *Completion, _ *Reply) Code { return completion(c) }); err != nil {
+				if err := c.AskThen(0, nil, func(c *Completion, _ *Reply) spin.Code { return completion(c) }); err != nil {
 					t.Error(err)
 				}
-				return Success
+				return spin.Success
 			}
 			return completion(c)
 		},
@@ -282,7 +285,7 @@ func testMessages(t *testing.T, shared bool, workers int, asking bool, rnd *rand
 		select {
 		case e := <-events:
 			id := e.Number
-			if e.Cause != Complete || e.Length != uint64(sizes[id]) || e.Missing != 0 || e.User != id || e.Context != "msg1" || e.Source.String() != "10.0.0.2:4000" {
+			if e.Cause != spin.Complete || e.Length != uint64(sizes[id]) || e.Missing != 0 || e.User != id || e.Context != "msg1" || e.Source.String() != "10.0.0.2:4000" {
 				t.Errorf("event of message %d of %d bytes: %+v", id, sizes[id], e)
 			}
 		case <-time.After(patience):

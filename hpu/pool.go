@@ -31,6 +31,7 @@ import (
 	"github.com/xspin/xspin/bpf"
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/internal/clock"
+	"github.com/xspin/xspin/spin"
 	"github.com/xspin/xspin/xsk"
 )
 
@@ -154,7 +155,7 @@ type Pool struct {
 	contexts [bpf.MaxContexts]atomic.Pointer[Context]
 	records  []atomic.Uint64 // of frames on a tx ring: see account.pack
 	evMu     sync.Mutex
-	events   chan Event
+	events   chan spin.Fault
 	evClosed bool           // stuck handlers may outlive the channel
 	lostEv   atomic.Uint64  // events that found the channel full
 	heldEv   atomic.Bool    // some were held back
@@ -225,7 +226,7 @@ func New(cfg Config) (*Pool, error) {
 		cfg:     cfg,
 		scale:   clock.Calibrate(),
 		records: make([]atomic.Uint64, cfg.Memory.Config().Frames),
-		events:  make(chan Event, 64),
+		events:  make(chan spin.Fault, 64),
 		inTx:    make([]atomic.Int64, len(cfg.Queues)),
 		stop:    make(chan struct{}),
 		watched: make(chan struct{}),
@@ -392,17 +393,17 @@ var errClosed = errors.New("pool closed")
 
 // Events returns what went wrong in handlers. It is closed by Close. Events that
 // nobody takes are counted, see Stats.
-func (p *Pool) Events() <-chan Event { return p.events }
+func (p *Pool) Events() <-chan spin.Fault { return p.events }
 
 // emit makes an event of the context and logs it, if its time has come; detail is called
 // for nothing else.
-func (p *Pool) emit(kind EventKind, c *Context, hpu int, detail func() string) {
+func (p *Pool) emit(kind spin.FaultKind, c *Context, hpu int, detail func() string) {
 	held, ok := c.gates[kind].pass(clock.Monotonic(), p.cfg.Faults, hpu)
 	if !ok {
 		p.heldEv.Store(true)
 		return
 	}
-	p.tell(Event{Kind: kind, Context: c.id, Name: c.name, HPU: hpu, Detail: detail(), More: held})
+	p.tell(spin.Fault{Kind: kind, Context: c.id, Name: c.name, HPU: hpu, Detail: detail(), More: held})
 }
 
 // emitHeld tells of events that were held back, when nothing has come for as long as
@@ -431,14 +432,14 @@ func (p *Pool) emitHeldOf(c *Context, now int64) (all bool) {
 			all = false
 		default:
 			if n := g.held.Swap(0); n > 0 { // else one has told of them just now
-				p.tell(Event{Kind: EventKind(k), Context: c.id, Name: c.name, HPU: int(g.hpu.Load()), More: n})
+				p.tell(spin.Fault{Kind: spin.FaultKind(k), Context: c.id, Name: c.name, HPU: int(g.hpu.Load()), More: n})
 			}
 		}
 	}
 	return all
 }
 
-func (p *Pool) tell(e Event) {
+func (p *Pool) tell(e spin.Fault) {
 	p.evMu.Lock()
 	if p.evClosed {
 		p.lostEv.Add(1)

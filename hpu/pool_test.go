@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/bpf"
+	"github.com/xspin/xspin/spin"
 	"github.com/xspin/xspin/xsk"
 )
 
@@ -26,13 +27,13 @@ import (
 // for the others on a busy machine.
 const shortLimit = 25 * time.Millisecond
 
-func swallow(*HER) Code { return Success }
+func swallow(*HER) spin.Code { return spin.Success }
 
-func echo(h *HER) Code {
+func echo(h *HER) spin.Code {
 	if err := h.Send(); err != nil {
-		return Drop
+		return spin.Drop
 	}
-	return Success
+	return spin.Success
 }
 
 func TestPacketsOfAnHPUAreHandledInOrderAndTheirFramesGoRound(t *testing.T) {
@@ -40,7 +41,7 @@ func TestPacketsOfAnHPUAreHandledInOrderAndTheirFramesGoRound(t *testing.T) {
 		t.Run(wait.String(), func(t *testing.T) {
 			r := newRig(t, rigConfig{queues: 2, hpus: 3, Config: Config{Workers: 2, Wait: wait}})
 			var next [2][3]atomic.Uint64
-			c := r.install(7, func(h *HER) Code {
+			c := r.install(7, func(h *HER) spin.Code {
 				if got, want := number(h.Head()), next[h.port.queue][h.HPU()].Add(1); got != want {
 					t.Errorf("packet %d comes as number %d", got, want)
 				}
@@ -94,7 +95,7 @@ func TestAFullTxRingIsAResultAndNothingIsLost(t *testing.T) {
 		ring.down = true
 	}
 	var sent, full atomic.Int64
-	c := r.install(1, func(h *HER) Code {
+	c := r.install(1, func(h *HER) spin.Code {
 		switch err := h.Send(); {
 		case err == nil:
 			sent.Add(1)
@@ -103,7 +104,7 @@ func TestAFullTxRingIsAResultAndNothingIsLost(t *testing.T) {
 		default:
 			t.Error(err)
 		}
-		return Success
+		return spin.Success
 	})
 	var ps []pkt
 	for i := range 12 {
@@ -166,13 +167,13 @@ func TestADeviceThatTakesNothingIsNotKickedInALoop(t *testing.T) {
 
 func TestSendNewGoesAheadAndAFailedHandlerSendsNothing(t *testing.T) {
 	r := newRig(t, rigConfig{})
-	c := r.install(1, func(h *HER) Code {
+	c := r.install(1, func(h *HER) spin.Code {
 		n := number(h.Head())
 		for range 2 {
 			b, err := h.SendNew(64)
 			if err != nil {
 				t.Error(err)
-				return Drop
+				return spin.Drop
 			}
 			copy(b, numbered(1000+n, 64))
 		}
@@ -181,11 +182,11 @@ func TestSendNewGoesAheadAndAFailedHandlerSendsNothing(t *testing.T) {
 		}
 		switch n {
 		case 2:
-			return Fail
+			return spin.Fail
 		case 3:
 			panic("three")
 		}
-		return Success
+		return spin.Success
 	})
 	var ps []pkt
 	for i := range uint64(5) {
@@ -204,21 +205,21 @@ func TestSendNewGoesAheadAndAFailedHandlerSendsNothing(t *testing.T) {
 	if st.Handled != 4 || st.Failed != 1 || st.Panics != 1 || st.Sent != 9 {
 		t.Errorf("handled %d, failed %d, panics %d, sent %d; want 4, 1, 1, 9", st.Handled, st.Failed, st.Panics, st.Sent)
 	}
-	var kinds []EventKind
+	var kinds []spin.FaultKind
 	for e := range r.Events() {
 		kinds = append(kinds, e.Kind)
-		if e.Kind == HandlerPanic && !strings.HasPrefix(e.Detail, "three\n") {
+		if e.Kind == spin.HandlerPanic && !strings.HasPrefix(e.Detail, "three\n") {
 			t.Errorf("event says %q", e)
 		}
 	}
-	if want := []EventKind{HandlerFailed, HandlerPanic}; !slices.Equal(kinds, want) {
+	if want := []spin.FaultKind{spin.HandlerFailed, spin.HandlerPanic}; !slices.Equal(kinds, want) {
 		t.Errorf("events %v, want %v", kinds, want)
 	}
 }
 
 func TestRoomOfAFailedHandlerGoesToTheNext(t *testing.T) {
 	r := newRig(t, rigConfig{txSize: 3})
-	c := r.install(1, func(h *HER) Code {
+	c := r.install(1, func(h *HER) spin.Code {
 		for range 2 {
 			if b, err := h.SendNew(64); err == nil {
 				clear(b)
@@ -226,9 +227,9 @@ func TestRoomOfAFailedHandlerGoesToTheNext(t *testing.T) {
 		}
 		_ = h.Send()
 		if number(h.Head()) == 0 {
-			return Fail
+			return spin.Fail
 		}
-		return Success
+		return spin.Success
 	})
 	r.receive(pkt{ctx: 1, data: numbered(0, 64)}, pkt{ctx: 1, data: numbered(1, 64)}, pkt{ctx: 1, data: numbered(2, 64)})
 	r.settled()
@@ -240,8 +241,8 @@ func TestRoomOfAFailedHandlerGoesToTheNext(t *testing.T) {
 func TestATakeoverKeepsTheRoomThatWasReserved(t *testing.T) {
 	r := newRig(t, rigConfig{txSize: 5, Config: Config{Limit: shortLimit}})
 	release := make(chan struct{})
-	r.install(1, func(*HER) Code { <-release; return Success })
-	c := r.install(2, func(h *HER) Code {
+	r.install(1, func(*HER) spin.Code { <-release; return spin.Success })
+	c := r.install(2, func(h *HER) spin.Code {
 		if b, err := h.SendNew(64); err == nil {
 			clear(b)
 		}
@@ -273,14 +274,14 @@ func TestSendNewRunsOutOfFramesAndOfPlaces(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			r := newRig(t, rigConfig{spare: tc.spare})
 			var made atomic.Int64
-			r.install(1, func(h *HER) Code {
+			r.install(1, func(h *HER) spin.Code {
 				for {
 					b, err := h.SendNew(14)
 					if err != nil {
 						if !errors.Is(err, ErrFrames) {
 							t.Error(err)
 						}
-						return Success
+						return spin.Success
 					}
 					clear(b)
 					made.Add(1)
@@ -297,7 +298,7 @@ func TestSendNewRunsOutOfFramesAndOfPlaces(t *testing.T) {
 
 func TestSizesThatNoFrameHasAreRefused(t *testing.T) {
 	r := newRig(t, rigConfig{})
-	r.install(1, func(h *HER) Code {
+	r.install(1, func(h *HER) spin.Code {
 		for _, n := range []int{-1, 0, 13, 2049} {
 			if _, err := h.SendNew(n); !errors.Is(err, ErrSize) {
 				t.Errorf("SendNew(%d): %v", n, err)
@@ -314,7 +315,7 @@ func TestSizesThatNoFrameHasAreRefused(t *testing.T) {
 		if err := h.ToStack(); !errors.Is(err, errors.ErrUnsupported) {
 			t.Errorf("ToStack without a stack: %v", err)
 		}
-		return Success
+		return spin.Success
 	})
 	r.receive(pkt{ctx: 1, data: numbered(0, 64)})
 	r.settled()
@@ -341,7 +342,7 @@ func TestFramesOfSeveralBuffers(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			r := newRig(t, rigConfig{})
 			var want int
-			r.install(1, func(h *HER) Code {
+			r.install(1, func(h *HER) spin.Code {
 				if h.Len() != 3000 || h.Segments() != 3 {
 					t.Errorf("%d bytes in %d buffers", h.Len(), h.Segments())
 				}
@@ -369,7 +370,7 @@ func TestAFrameMayGoOnInTheNextReceive(t *testing.T) {
 	for left := 1; left <= 4; left++ {
 		r := newRig(t, rigConfig{})
 		var got []int
-		c := r.install(1, func(h *HER) Code {
+		c := r.install(1, func(h *HER) spin.Code {
 			got = append(got, h.Segments())
 			return echo(h)
 		})
@@ -443,11 +444,11 @@ func TestPacketsOfNoContextGoBack(t *testing.T) {
 func TestKeptPacketsHoldTheirCreditUntilReleased(t *testing.T) {
 	r := newRig(t, rigConfig{hpus: 2, Config: Config{Workers: 2}})
 	kept := make(chan *Kept, 64)
-	c := r.install(1, func(h *HER) Code {
+	c := r.install(1, func(h *HER) spin.Code {
 		k, err := h.Keep()
 		if err != nil {
 			t.Error(err)
-			return Drop
+			return spin.Drop
 		}
 		if err := h.Send(); !errors.Is(err, ErrTwice) {
 			t.Errorf("send of what is kept: %v", err)
@@ -456,7 +457,7 @@ func TestKeptPacketsHoldTheirCreditUntilReleased(t *testing.T) {
 			t.Errorf("keep of what is kept: %v", err)
 		}
 		kept <- k
-		return Success
+		return spin.Success
 	}, bpf.Range{Base: 64, Size: 16})
 	b := bpf.Range{Base: 64, Size: 16}
 	for i := range 16 {
@@ -503,23 +504,23 @@ func TestKeptPacketsHoldTheirCreditUntilReleased(t *testing.T) {
 func TestAHandlerThatFailsKeepsNothing(t *testing.T) {
 	for _, tc := range []struct {
 		name     string
-		end      func() Code
+		end      func() spin.Code
 		released bool // by the handler
 		kept     int
 	}{
-		{name: "it succeeds", end: func() Code { return Success }, kept: 1},
-		{name: "it drops", end: func() Code { return Drop }, kept: 1},
-		{name: "it fails", end: func() Code { return Fail }},
-		{name: "it panics", end: func() Code { panic("kept") }},
-		{name: "it succeeds and has released", end: func() Code { return Success }, released: true},
-		{name: "it fails and has released", end: func() Code { return Fail }, released: true},
-		{name: "it panics and has released", end: func() Code { panic("released") }, released: true},
+		{name: "it succeeds", end: func() spin.Code { return spin.Success }, kept: 1},
+		{name: "it drops", end: func() spin.Code { return spin.Drop }, kept: 1},
+		{name: "it fails", end: func() spin.Code { return spin.Fail }},
+		{name: "it panics", end: func() spin.Code { panic("kept") }},
+		{name: "it succeeds and has released", end: func() spin.Code { return spin.Success }, released: true},
+		{name: "it fails and has released", end: func() spin.Code { return spin.Fail }, released: true},
+		{name: "it panics and has released", end: func() spin.Code { panic("released") }, released: true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			b := bpf.Range{Base: 64, Size: 16}
 			r := newRig(t, rigConfig{})
 			var k *Kept
-			c := r.install(1, func(h *HER) Code {
+			c := r.install(1, func(h *HER) spin.Code {
 				var err error
 				if k, err = h.Keep(); err != nil {
 					t.Error(err)
@@ -554,10 +555,10 @@ func TestAHandlerThatFailsKeepsNothing(t *testing.T) {
 func TestReleaseAndTransmitAfterCloseDoNothing(t *testing.T) {
 	r := newRig(t, rigConfig{})
 	kept := make(chan *Kept, 1)
-	r.install(1, func(h *HER) Code {
+	r.install(1, func(h *HER) spin.Code {
 		k, _ := h.Keep()
 		kept <- k
-		return Success
+		return spin.Success
 	})
 	r.receive(pkt{ctx: 1, data: numbered(1, 64)})
 	k := <-kept
@@ -591,15 +592,15 @@ func TestStuckHandlerIsGivenUpInTheMiddleOfABatch(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		do   func(h *HER) // before it gets stuck
-		then Code
+		then spin.Code
 		boom bool
 	}{
 		{name: "and returns later", do: func(*HER) {}},
 		{name: "after Send", do: func(h *HER) { _ = h.Send() }},
 		{name: "after SendNew", do: func(h *HER) { _, _ = h.SendNew(64); _, _ = h.SendNew(64) }},
-		{name: "after SendNew and Send, and fails", do: func(h *HER) { _, _ = h.SendNew(64); _ = h.Send() }, then: Fail},
+		{name: "after SendNew and Send, and fails", do: func(h *HER) { _, _ = h.SendNew(64); _ = h.Send() }, then: spin.Fail},
 		{name: "and panics later", do: func(h *HER) { _, _ = h.SendNew(64) }, boom: true},
-		{name: "after Keep, and fails", do: func(h *HER) { _, _ = h.Keep() }, then: Fail},
+		{name: "after Keep, and fails", do: func(h *HER) { _, _ = h.Keep() }, then: spin.Fail},
 		{name: "after Keep, and panics later", do: func(h *HER) { _, _ = h.Keep() }, boom: true},
 		{name: "after Keep and Release", do: func(h *HER) {
 			k, _ := h.Keep()
@@ -611,7 +612,7 @@ func TestStuckHandlerIsGivenUpInTheMiddleOfABatch(t *testing.T) {
 				procs := runtime.GOMAXPROCS(0)
 				r := newRig(t, rigConfig{Config: Config{Limit: shortLimit}})
 				release := make(chan struct{})
-				bad := r.install(1, func(h *HER) Code {
+				bad := r.install(1, func(h *HER) spin.Code {
 					tc.do(h)
 					<-release
 					// Whatever it does now must not be seen by anybody.
@@ -629,7 +630,7 @@ func TestStuckHandlerIsGivenUpInTheMiddleOfABatch(t *testing.T) {
 				})
 				var order []uint64
 				var mu sync.Mutex
-				good := r.install(2, func(h *HER) Code {
+				good := r.install(2, func(h *HER) spin.Code {
 					mu.Lock()
 					order = append(order, number(h.Head()))
 					mu.Unlock()
@@ -696,7 +697,7 @@ func TestSeveralStuckHandlersOfOneBatch(t *testing.T) {
 	release := make(chan struct{})
 	var ps []pkt
 	for id := range uint16(6) {
-		r.install(id, func(h *HER) Code {
+		r.install(id, func(h *HER) spin.Code {
 			_, _ = h.SendNew(64)
 			if id%2 == 1 {
 				<-release
@@ -718,7 +719,7 @@ func TestManyTakeoversUnderTraffic(t *testing.T) {
 	r := newRig(t, rigConfig{hpus: 2, Config: Config{Workers: 2, Limit: time.Millisecond}})
 	var contexts []*Context
 	for id := range uint16(64) {
-		contexts = append(contexts, r.install(id, func(h *HER) Code {
+		contexts = append(contexts, r.install(id, func(h *HER) spin.Code {
 			n := number(h.Head())
 			if n%16 == 0 {
 				time.Sleep(time.Duration(500+n%1500) * time.Microsecond)
@@ -732,7 +733,7 @@ func TestManyTakeoversUnderTraffic(t *testing.T) {
 				if k, err := h.Keep(); err == nil {
 					go k.Release()
 				}
-				return Success
+				return spin.Success
 			}
 			return echo(h)
 		}))
@@ -750,10 +751,10 @@ func TestManyTakeoversUnderTraffic(t *testing.T) {
 		}
 	}
 	r.settled()
-	var sum ContextStats
+	var sum spin.ContextStats
 	for _, c := range contexts {
 		st := c.Stats()
-		sum.merge(&st)
+		sum.Add(&st)
 	}
 	// An overrun whose handler returned after all is counted as handled too.
 	if sum.Handled+sum.Unrun < 3000-sum.Overruns || sum.Handled+sum.Unrun > 3000 {
@@ -767,11 +768,11 @@ func TestManyTakeoversUnderTraffic(t *testing.T) {
 func TestCloseDoesNotWaitForAStuckHandlerNorTrafficToEnd(t *testing.T) {
 	r := newRig(t, rigConfig{Config: Config{Limit: shortLimit}})
 	release := make(chan struct{})
-	r.install(1, func(h *HER) Code {
+	r.install(1, func(h *HER) spin.Code {
 		<-release
 		panic("after Close")
 	})
-	c := r.install(2, func(h *HER) Code { // the ring is never empty
+	c := r.install(2, func(h *HER) spin.Code { // the ring is never empty
 		r.receive(pkt{ctx: 2, data: numbered(1, 64)})
 		return echo(h)
 	})
@@ -808,10 +809,10 @@ func TestDrain(t *testing.T) {
 	t.Run("is bounded when a packet is kept", func(t *testing.T) {
 		r := newRig(t, rigConfig{})
 		kept := make(chan *Kept, 1)
-		c := r.install(1, func(h *HER) Code {
+		c := r.install(1, func(h *HER) spin.Code {
 			k, _ := h.Keep()
 			kept <- k
-			return Success
+			return spin.Success
 		})
 		r.receive(pkt{ctx: 1, data: numbered(1, 64)})
 		k := <-kept
@@ -825,14 +826,14 @@ func TestDrain(t *testing.T) {
 		r := newRig(t, rigConfig{Config: Config{Limit: 5 * time.Second}})
 		entered, release := make(chan struct{}), make(chan struct{})
 		var in atomic.Int64
-		c := r.install(1, func(h *HER) Code {
+		c := r.install(1, func(h *HER) spin.Code {
 			in.Add(1)
 			defer in.Add(-1)
 			if number(h.Head()) == 0 {
 				close(entered)
 				<-release
 			}
-			return Success
+			return spin.Success
 		})
 		r.receive(pkt{ctx: 1, data: numbered(0, 64)}, pkt{ctx: 1, data: numbered(1, 64)})
 		<-entered
@@ -850,15 +851,15 @@ func TestDrain(t *testing.T) {
 		r := newRig(t, rigConfig{hpus: 2, Config: Config{Workers: 2, Limit: 100 * time.Millisecond}})
 		release := make(chan struct{})
 		var in atomic.Int64
-		c := r.install(1, func(h *HER) Code {
+		c := r.install(1, func(h *HER) spin.Code {
 			if h.HPU() == 0 {
 				<-release
-				return Success
+				return spin.Success
 			}
 			in.Add(1)
 			time.Sleep(50 * time.Millisecond)
 			in.Add(-1)
-			return Success
+			return spin.Success
 		})
 		r.receive(pkt{hpu: 0, ctx: 1, data: numbered(0, 64)})
 		eventually(t, "the first handler is stopped", func() bool { // until just before, the other HPU runs handlers
@@ -875,10 +876,10 @@ func TestDrain(t *testing.T) {
 	t.Run("reports an overrun that it waits for", func(t *testing.T) {
 		r := newRig(t, rigConfig{Config: Config{Limit: 10 * time.Millisecond}})
 		entered, release := make(chan struct{}), make(chan struct{})
-		c := r.install(1, func(h *HER) Code {
+		c := r.install(1, func(h *HER) spin.Code {
 			close(entered)
 			<-release
-			return Success
+			return spin.Success
 		})
 		r.receive(pkt{ctx: 1, data: numbered(0, 64)})
 		<-entered
@@ -923,11 +924,11 @@ func TestLostPackets(t *testing.T) {
 		r := newRig(t, rigConfig{})
 		c := r.install(1, swallow)
 		var enough atomic.Bool
-		r.install(2, func(h *HER) Code {
+		r.install(2, func(h *HER) spin.Code {
 			if !enough.Load() { // the ring is never empty
 				r.receive(pkt{ctx: 2, data: numbered(1, 64)})
 			}
-			return Success
+			return spin.Success
 		})
 		r.share.Credit[2] = 100
 		r.receive(pkt{ctx: 1, lose: true}, pkt{ctx: 2, data: numbered(1, 64)})
@@ -973,7 +974,7 @@ func TestALatePacketIsHandledAndPaidOnce(t *testing.T) {
 	r := newRig(t, rigConfig{})
 	r.kernel.free = true
 	var got []uint64
-	c := r.install(1, func(h *HER) Code {
+	c := r.install(1, func(h *HER) spin.Code {
 		got = append(got, number(h.Head()))
 		return echo(h)
 	})
@@ -1007,13 +1008,13 @@ func TestAFillRingThatRefusesDelaysTheCredit(t *testing.T) {
 func TestCountersAreConsistentPairsWhileTheyAreCleared(t *testing.T) {
 	r := newRig(t, rigConfig{hpus: 2, Config: Config{Workers: 2}})
 	r.kernel.quiet = true
-	c := r.install(1, func(h *HER) Code {
+	c := r.install(1, func(h *HER) spin.Code {
 		h.Count(3, 5)
 		h.Count(15, 7)
-		return Success
+		return spin.Success
 	})
-	var total [2]UserCounter
-	check := func(u [UserCounters]UserCounter) {
+	var total [2]spin.UserCounter
+	check := func(u [spin.UserCounters]spin.UserCounter) {
 		for i, x := range []int{3, 15} {
 			if u[x].Sum != u[x].Count*uint64(5+2*i) {
 				t.Errorf("counter %d: sum %d, count %d", x, u[x].Sum, u[x].Count)
@@ -1039,14 +1040,14 @@ func TestCountersAreConsistentPairsWhileTheyAreCleared(t *testing.T) {
 	if total[0].Count != n || total[1].Count != n || total[0].Sum != 5*n {
 		t.Errorf("counted %+v in all, want %d", total, n)
 	}
-	if m := (UserCounter{Sum: 3, Count: 2}).Mean(); m != 1.5 {
+	if m := (spin.UserCounter{Sum: 3, Count: 2}).Mean(); m != 1.5 {
 		t.Errorf("mean %g", m)
 	}
 }
 
 func TestEventsThatNobodyTakesAreCounted(t *testing.T) {
 	r := newRig(t, rigConfig{Config: Config{Faults: -1}})
-	r.install(1, func(*HER) Code { panic("again") })
+	r.install(1, func(*HER) spin.Code { panic("again") })
 	for i := range 100 {
 		r.receive(pkt{ctx: 1, data: numbered(uint64(i), 64)})
 	}
@@ -1094,9 +1095,9 @@ func TestFaultsThatAreNotToldOneByOneAreCounted(t *testing.T) {
 		{"the context ends", never, func(r *rig, c *Context) { _ = r.Drain(c, 10*time.Second) }},
 		{"the pool ends", never, func(r *rig, _ *Context) { r.Close() }},
 	} {
-		for kind, handler := range map[EventKind]Handler{
-			HandlerPanic:  func(*HER) Code { panic("often") },
-			HandlerFailed: func(*HER) Code { return Fail },
+		for kind, handler := range map[spin.FaultKind]Handler{
+			spin.HandlerPanic:  func(*HER) spin.Code { panic("often") },
+			spin.HandlerFailed: func(*HER) spin.Code { return spin.Fail },
 		} {
 			t.Run(fmt.Sprintf("%v, %s", kind, c.name), func(t *testing.T) {
 				var log bytes.Buffer // read when the pool is closed
@@ -1139,9 +1140,9 @@ func TestFaultsThatAreNotToldOneByOneAreCounted(t *testing.T) {
 
 func TestACounterThatIsNotThereIsAPanicOfTheHandler(t *testing.T) {
 	r := newRig(t, rigConfig{})
-	c := r.install(1, func(h *HER) Code {
-		h.Count([]int{-1, 0, UserCounters - 1, UserCounters}[number(h.Head())], 1)
-		return Success
+	c := r.install(1, func(h *HER) spin.Code {
+		h.Count([]int{-1, 0, spin.UserCounters - 1, spin.UserCounters}[number(h.Head())], 1)
+		return spin.Success
 	})
 	for i := range uint64(4) {
 		r.receive(pkt{ctx: 1, data: numbered(i, 64)})
@@ -1154,11 +1155,11 @@ func TestACounterThatIsNotThereIsAPanicOfTheHandler(t *testing.T) {
 
 func TestHandlerTimeIsCountedAndSetsTheQuantum(t *testing.T) {
 	r := newRig(t, rigConfig{})
-	slow := r.install(1, func(*HER) Code { time.Sleep(time.Millisecond); return Success })
-	fast := r.install(2, func(*HER) Code {
+	slow := r.install(1, func(*HER) spin.Code { time.Sleep(time.Millisecond); return spin.Success })
+	fast := r.install(2, func(*HER) spin.Code {
 		for end := time.Now().Add(2 * time.Microsecond); time.Now().Before(end); {
 		}
-		return Success
+		return spin.Success
 	})
 	r.share.Quantum[1] = 7
 	var ps []pkt
@@ -1211,8 +1212,8 @@ func TestHistogramBuckets(t *testing.T) {
 		ns   int64
 		want int
 	}{{0, 0}, {1, 1}, {2, 2}, {3, 2}, {4, 3}, {1<<30 - 1, 30}, {1 << 30, 31}, {1 << 40, 31}} {
-		var h Histogram
-		h.add(tc.ns)
+		var h spin.Histogram
+		h.Add(tc.ns)
 		if h[tc.want] != 1 {
 			t.Errorf("%d ns is in none of %v", tc.ns, h)
 		}
@@ -1231,7 +1232,7 @@ func TestOwnFramesLeaveBehindOrBetweenThoseOfHandlers(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			r := newRig(t, rigConfig{Config: Config{Egress: tc.egress}})
 			entered, release := make(chan struct{}), make(chan struct{})
-			r.install(1, func(h *HER) Code {
+			r.install(1, func(h *HER) spin.Code {
 				if number(h.Head()) == 0 {
 					close(entered)
 					<-release
@@ -1307,11 +1308,11 @@ func TestOwnFramesThatCannotLeaveDoNotKeepHandlersFromSending(t *testing.T) {
 			if err := r.Transmit(numbered(0, 64)); !errors.Is(err, ErrFrames) {
 				t.Errorf("transmit of more than half of the spare frames: %v", err)
 			}
-			c := r.install(1, func(h *HER) Code {
+			c := r.install(1, func(h *HER) spin.Code {
 				b, err := h.SendNew(64)
 				if err != nil {
 					t.Error(err)
-					return Drop
+					return spin.Drop
 				}
 				clear(b)
 				return echo(h)

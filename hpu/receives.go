@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+
+	"github.com/xspin/xspin/spin"
 )
 
 // Bounds of Receives.
@@ -26,16 +28,6 @@ var (
 	ErrReceives = errors.New("no room for the receive")
 )
 
-// A Receive is a binding that waits for its message.
-type Receive struct {
-	Binding
-	// A message matches if its number (the last word of its key; with SLMP
-	// the message id) equals Tag in all bits that Ignore leaves.
-	Tag, Ignore uint32
-	// Keep leaves the receive posted when a message has taken it.
-	Keep bool
-}
-
 // Receives is a Binder with a list of posted receives: a message takes the first
 // that matches. Safe for concurrent use. The zero value has none.
 type Receives struct {
@@ -53,12 +45,12 @@ type receiveGroup struct {
 }
 
 type postedReceive struct {
-	Receive
+	spin.Receive
 	seq uint64
 }
 
 // Post adds a receive at the end of the list. The error wraps ErrReceives.
-func (l *Receives) Post(r Receive) error {
+func (l *Receives) Post(r spin.Receive) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.n == MaxReceives {
@@ -81,7 +73,7 @@ func (l *Receives) Post(r Receive) error {
 
 // Unpost takes back the first receive with the tag and the ignore for which is holds.
 // False: there is none.
-func (l *Receives) Unpost(tag, ignore uint32, is func(*Receive) bool) bool {
+func (l *Receives) Unpost(tag, ignore uint32, is func(*spin.Receive) bool) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	i := l.group(ignore)
@@ -105,15 +97,15 @@ func (l *Receives) Posted() int {
 }
 
 // Bind implements Binder.
-func (l *Receives) Bind(m *Message) (Binding, error) {
+func (l *Receives) Bind(m *Message) (spin.Binding, error) {
 	if b, ok := l.take(m.Number()); ok {
 		return b, nil
 	}
-	return Binding{}, fmt.Errorf("message %d from %v: %w", m.Number(), m.Source(), ErrNoReceive)
+	return spin.Binding{}, fmt.Errorf("message %d from %v: %w", m.Number(), m.Source(), ErrNoReceive)
 }
 
 // take finds the receive for a message, and takes it off the list.
-func (l *Receives) take(n uint32) (Binding, bool) {
+func (l *Receives) take(n uint32) (spin.Binding, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	group, seq := -1, uint64(0)
@@ -124,7 +116,7 @@ func (l *Receives) take(n uint32) (Binding, bool) {
 		}
 	}
 	if group < 0 {
-		return Binding{}, false
+		return spin.Binding{}, false
 	}
 	tag := n &^ l.groups[group].ignore
 	r := l.groups[group].byTag[tag][0]
@@ -135,7 +127,7 @@ func (l *Receives) take(n uint32) (Binding, bool) {
 }
 
 // Unbind implements Binder.
-func (l *Receives) Unbind(*Message, *Result) {}
+func (l *Receives) Unbind(*Message, *spin.Result) {}
 
 func (l *Receives) group(ignore uint32) int {
 	return slices.IndexFunc(l.groups, func(g receiveGroup) bool { return g.ignore == ignore })

@@ -5,10 +5,10 @@ package hpu
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"time"
 
 	"github.com/xspin/xspin/hostq"
+	"github.com/xspin/xspin/spin"
 )
 
 // Resources are what the handlers of a context may use beside their packet. All are
@@ -25,7 +25,7 @@ type Resources struct {
 	Host     Host          // to the application. Its lanes are the workers
 	Full     Full          // what to do when its request ring is full
 	Timer    time.Duration // how often Handlers.Timer runs, at least 1 ms. 0: never
-	Resolver Resolver      // for Task.Resolve and Task.SendUDP
+	Resolver spin.Resolver // for Task.Resolve and Task.SendUDP
 	Log      LogSink       // for Task.Logf. Defaults to the pool's logger
 }
 
@@ -47,7 +47,7 @@ var _ Host = (*hostq.Pair)(nil)
 // A NamedWindow is a window as handlers find it.
 type NamedWindow struct {
 	Name string
-	Window
+	spin.Window
 }
 
 // Full says what becomes of a request for which the ring to the application has no room.
@@ -65,35 +65,12 @@ const (
 	FullWaits
 )
 
-// A Hop is the way to a destination.
-type Hop struct {
-	Source    netip.Addr // our address on the way
-	SourceMAC [6]byte
-	MAC       [6]byte // of the destination, or of the gateway to it
-	MTU       int     // of the interface
-}
-
 // Errors of what handlers ask for.
 var (
 	ErrNoHost = errors.New("the context has no application to ask")
 	ErrTime   = errors.New("no answer in time")
 	ErrHere   = errors.New("not in a handler of this kind")
 )
-
-// ErrUnresolved says that the way to a destination is not known yet: it has been asked
-// for, so try again with a later packet.
-var ErrUnresolved = errors.New("address is being resolved")
-
-// A Resolver knows neighbours and routes. Neither method waits.
-type Resolver interface {
-	// Resolve returns the way to an address. Its errors wrap ErrUnresolved if asking
-	// again makes sense.
-	Resolve(dst netip.Addr) (Hop, error)
-
-	// From returns what of a Hop is the interface's own, Source, SourceMAC and MTU, and
-	// whether src is an address of it.
-	From(src netip.Addr) (hop Hop, own bool)
-}
 
 // A LogSink takes what handlers print. Log does not wait, and copies the text. Now is
 // CLOCK_MONOTONIC in ns.
@@ -145,7 +122,7 @@ func (c *Context) SetResources(r Resources) error {
 }
 
 // Window returns one of the context's windows, nil if there is none of that name.
-func (t *Task) Window(name string) Window {
+func (t *Task) Window(name string) spin.Window {
 	for i := range t.ctx.res.Windows {
 		if w := &t.ctx.res.Windows[i]; w.Name == name {
 			return w.Window

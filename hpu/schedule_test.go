@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/xspin/xspin/bpf"
+	"github.com/xspin/xspin/spin"
 )
 
 // bytesOf hands out the bytes of a schedule, and ends with it.
@@ -52,7 +53,7 @@ func playSchedule(t *testing.T, script []byte) {
 		seen  [2][3][contexts]uint64
 		stuck = make(chan struct{})
 	)
-	handler := func(h *HER) Code {
+	handler := func(h *HER) spin.Code {
 		n := number(h.Head())
 		mu.Lock()
 		last := &seen[h.port.queue][h.HPU()][h.Context().ID()]
@@ -73,9 +74,9 @@ func playSchedule(t *testing.T, script []byte) {
 		h.Count(int(what&15), 1)
 		switch what >> 4 {
 		case 0, 1:
-			return Drop
+			return spin.Drop
 		case 2:
-			return Fail
+			return spin.Fail
 		case 3:
 			_ = h.Send()
 			panic("scheduled")
@@ -95,7 +96,7 @@ func playSchedule(t *testing.T, script []byte) {
 		default:
 			return echo(h)
 		}
-		return Success
+		return spin.Success
 	}
 	for id := range uint16(contexts) {
 		r.share.Credit[id] = 24

@@ -2,6 +2,8 @@
 
 package hpu
 
+import "github.com/xspin/xspin/spin"
+
 // SetTap has a tap see the context's frames from now on; nil ends that. A worker may
 // call the old one until it has finished its batch.
 func (c *Context) SetTap(t Tap) {
@@ -57,19 +59,19 @@ func (r *runner) tapOut(tap Tap, p *port, h *her, frame []byte) {
 }
 
 // verdictOf names what a handler has returned.
-func verdictOf(code Code, ok bool) string {
+func verdictOf(code spin.Code, ok bool) string {
 	switch {
 	case !ok:
 		return "panic"
-	case code == Success:
+	case code == spin.Success:
 		return "success"
-	case code == Drop:
+	case code == spin.Drop:
 		return "drop"
-	case code == Fail:
+	case code == spin.Fail:
 		return "fail"
-	case code == Segv:
+	case code == spin.Segv:
 		return "segv"
-	case code == Proceed:
+	case code == spin.Proceed:
 		return "deposit"
 	}
 	return "fail"

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/xspin/xspin/spin"
 	"github.com/xspin/xspin/xsk"
 )
 
@@ -14,7 +15,7 @@ import (
 type Task struct {
 	r    *runner
 	ctx  *Context
-	acc  *ContextStats
+	acc  *spin.ContextStats
 	port *port
 	msg  *Message
 }
@@ -70,12 +71,12 @@ func (t *Task) Count(i int, v uint64) {
 // ErrBounds, or else Fail.
 //
 //	return h.Fail(fmt.Errorf("a message of %d bytes: want %d", n, want))
-func (t *Task) Fail(err error) Code {
+func (t *Task) Fail(err error) spin.Code {
 	t.r.why = err
-	if errors.Is(err, ErrBounds) {
-		return Segv
+	if errors.Is(err, spin.ErrBounds) {
+		return spin.Segv
 	}
-	return Fail
+	return spin.Fail
 }
 
 // Logf writes a line to the context's log.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/xspin/xspin/internal/clock"
 	"github.com/xspin/xspin/mpq"
+	"github.com/xspin/xspin/spin"
 )
 
 // timerEvery is how often workers look at the time of messages.
@@ -76,9 +77,9 @@ func (r *runner) expired(c *Context) bool {
 		for range batchSize {
 			t.lock()
 			var e *mpq.Entry
-			h := her{job: expireJob, cause: TimedOut}
+			h := her{job: expireJob, cause: spin.TimedOut}
 			if all {
-				h.cause = Removed
+				h.cause = spin.Removed
 				for open := range t.All() {
 					if t.Stop(open) {
 						e = open
@@ -121,10 +122,10 @@ func (r *runner) expire(c *Context, h *her, k int) bool {
 		return true
 	case was == mpq.Deferred: // its result is there
 		r.result = m.waits.result
-		if !r.event(m, MessageEvent{Result: r.result}) {
+		if !r.event(m, spin.MessageEvent{Result: r.result}) {
 			return r.fail(t, m, k, errNoEvent, true)
 		}
-	case ms.cfg.Incomplete == mpq.Discard && h.cause == TimedOut:
+	case ms.cfg.Incomplete == mpq.Discard && h.cause == spin.TimedOut:
 		t.lock()
 		r.result = m.sum(h.cause)
 		t.unlock()
@@ -151,7 +152,7 @@ var errNoEvent = errors.New("complete, but nobody took its event in time")
 type deferred struct {
 	t      *table
 	m      *Message // not to be looked at when it is over: its slot may be another's
-	result Result
+	result spin.Result
 	over   atomic.Bool // set by whoever has the table
 }
 

@@ -9,15 +9,16 @@ import (
 	"net/netip"
 
 	"github.com/xspin/xspin/packet"
+	"github.com/xspin/xspin/spin"
 )
 
 var errNoResolver = fmt.Errorf("resolve: %w", errors.ErrUnsupported)
 
 // Resolve returns the way to an address. It does not wait: errors that wrap
 // ErrUnresolved say that the neighbour is being asked.
-func (t *Task) Resolve(dst netip.Addr) (Hop, error) {
+func (t *Task) Resolve(dst netip.Addr) (spin.Hop, error) {
 	if t.ctx.res.Resolver == nil {
-		return Hop{}, errNoResolver
+		return spin.Hop{}, errNoResolver
 	}
 	return t.ctx.res.Resolver.Resolve(dst)
 }
@@ -25,9 +26,9 @@ func (t *Task) Resolve(dst netip.Addr) (Hop, error) {
 // Resolve is Task.Resolve, which knows one neighbour more: the packet came from it. Who
 // sent the packet, and where it came from another network the router, is reached at the
 // MAC in it while the interface's own neighbour is still being asked.
-func (h *HER) Resolve(dst netip.Addr) (Hop, error) {
+func (h *HER) Resolve(dst netip.Addr) (spin.Hop, error) {
 	hop, err := h.Task.Resolve(dst)
-	if err != nil && errors.Is(err, ErrUnresolved) {
+	if err != nil && errors.Is(err, spin.ErrUnresolved) {
 		if back, ok := h.back(dst); ok {
 			return back, nil
 		}
@@ -37,10 +38,10 @@ func (h *HER) Resolve(dst netip.Addr) (Hop, error) {
 
 // back returns the way to dst if the packet is between it and this interface, whether the
 // handler has turned it round yet or not.
-func (h *HER) back(dst netip.Addr) (Hop, bool) {
+func (h *HER) back(dst netip.Addr) (spin.Hop, bool) {
 	hdr := h.Headers()
 	if hdr.IPv4 == nil {
-		return Hop{}, false
+		return spin.Hop{}, false
 	}
 	peer, here := netip.AddrFrom4(hdr.IPv4.Src()), netip.AddrFrom4(hdr.IPv4.Dst())
 	if here == dst {
@@ -71,7 +72,9 @@ func (h *HER) SendUDP(from uint16, to netip.AddrPort, n int) ([]byte, error) {
 	return h.sendUDP(h, from, to, n)
 }
 
-func (t *Task) sendUDP(by interface{ Resolve(netip.Addr) (Hop, error) }, from uint16, to netip.AddrPort, n int) ([]byte, error) {
+func (t *Task) sendUDP(by interface {
+	Resolve(netip.Addr) (spin.Hop, error)
+}, from uint16, to netip.AddrPort, n int) ([]byte, error) {
 	if !to.Addr().Is4() {
 		return nil, fmt.Errorf("send datagram to %v: %w: IPv4 only", to, errors.ErrUnsupported)
 	}
@@ -104,7 +107,7 @@ func (h *HER) Reply(n int) ([]byte, error) {
 	if hdr.UDP == nil || !hdr.Answerable() || !hdr.Intact(rest...) || hdr.IPv4.TTL() <= 1 {
 		return nil, ErrReply
 	}
-	hop := Hop{MTU: h.r.pool.cfg.frameRoom() - packet.EthernetLen}
+	hop := spin.Hop{MTU: h.r.pool.cfg.frameRoom() - packet.EthernetLen}
 	here := netip.AddrFrom4(hdr.IPv4.Dst())
 	if res := h.ctx.res.Resolver; res != nil {
 		hop, _ = res.From(here)
@@ -132,7 +135,7 @@ func (r *runner) sum(mark int) {
 }
 
 // datagram makes a frame for a datagram, without a checksum, and returns its payload.
-func (t *Task) datagram(hop *Hop, from uint16, to netip.AddrPort, ttl uint8, n int) ([]byte, error) {
+func (t *Task) datagram(hop *spin.Hop, from uint16, to netip.AddrPort, ttl uint8, n int) ([]byte, error) {
 	if most := hop.MTU - packet.IPv4Len - packet.UDPLen; n < 0 || n > most {
 		return nil, fmt.Errorf("send datagram of %d bytes to %v: %w: 0..%d", n, to, ErrSize, most)
 	}

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/bpf"
+	"github.com/xspin/xspin/spin"
 )
 
 func TestTheSpinningWindowFollowsTheSleeps(t *testing.T) {
@@ -100,10 +101,10 @@ func traffic(r *rig, n int, ps []pkt) {
 }
 
 // steady is a handler that uses most of what there is.
-func steady(h *HER) Code {
+func steady(h *HER) spin.Code {
 	h.Count(0, uint64(h.Len()))
 	if h.Headers() == nil || h.Now() == 0 {
-		return Fail
+		return spin.Fail
 	}
 	if b, err := h.SendNew(64); err == nil {
 		b[0] = 1

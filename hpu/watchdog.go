@@ -7,6 +7,8 @@ import (
 	"runtime"
 	"sync"
 	"time"
+
+	"github.com/xspin/xspin/spin"
 )
 
 // maxTick bounds how long a worker may sleep while buffers are out that came
@@ -79,8 +81,8 @@ func (p *Pool) abandon(w *worker, r *runner, s uint64) {
 	addProcs(1)
 	if c != nil {
 		c.halt.Or(haltStopped)
-		c.add(&ContextStats{Overruns: 1})
-		p.emit(HandlerOverrun, c, r.port.hpu, func() string {
+		c.add(&spin.ContextStats{Overruns: 1})
+		p.emit(spin.HandlerOverrun, c, r.port.hpu, func() string {
 			return fmt.Sprintf("a handler has run for more than %v: the context is stopped, its thread replaced", p.cfg.Limit)
 		})
 	}

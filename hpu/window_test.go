@@ -11,12 +11,13 @@ import (
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/hpu/hputest"
 	"github.com/xspin/xspin/matcher"
+	"github.com/xspin/xspin/spin"
 )
 
 // Handlers find atomic operations and transfers in the windows that they are given, with
 // the rights that these have.
 func TestHandlersUseWindowsAtomicallyAndWithoutWaiting(t *testing.T) {
-	on := func(b []byte, r hostq.Rights) hpu.Window {
+	on := func(b []byte, r spin.Rights) spin.Window {
 		w, err := hostq.WindowOn(b, r)
 		if err != nil {
 			t.Fatal(err)
@@ -26,14 +27,14 @@ func TestHandlersUseWindowsAtomicallyAndWithoutWaiting(t *testing.T) {
 	const size = 300 << 10 // some pieces of a transfer
 	for _, c := range []struct {
 		name   string
-		window func([]byte) hpu.Window
-		rights hostq.Rights
+		window func([]byte) spin.Window
+		rights spin.Rights
 	}{
-		{"memory", func(b []byte) hpu.Window { return hpu.Memory(b) }, hostq.All},
-		{"window", func(b []byte) hpu.Window { return on(b, hostq.All) }, hostq.All},
-		{"not atomic", func(b []byte) hpu.Window { return on(b, hostq.Read|hostq.Write) }, hostq.Read | hostq.Write},
-		{"read-only", func(b []byte) hpu.Window { return on(b, hostq.Read) }, hostq.Read},
-		{"atomic only", func(b []byte) hpu.Window { return on(b, hostq.Atomic) }, hostq.Atomic},
+		{"memory", func(b []byte) spin.Window { return hpu.Memory(b) }, spin.All},
+		{"window", func(b []byte) spin.Window { return on(b, spin.All) }, spin.All},
+		{"not atomic", func(b []byte) spin.Window { return on(b, spin.Read|spin.Write) }, spin.Read | spin.Write},
+		{"read-only", func(b []byte) spin.Window { return on(b, spin.Read) }, spin.Read},
+		{"atomic only", func(b []byte) spin.Window { return on(b, spin.Atomic) }, spin.Atomic},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			memory := make([]byte, size)
@@ -41,30 +42,30 @@ func TestHandlersUseWindowsAtomicallyAndWithoutWaiting(t *testing.T) {
 			n := hputest.New(t, hputest.Config{
 				Rulesets: []matcher.Ruleset{matcher.UDPPort(7)},
 				Windows:  []hpu.NamedWindow{{Name: "in", Window: c.window(memory)}},
-				Handlers: hpu.Handlers{Payload: func(h *hpu.HER) hpu.Code {
+				Handlers: hpu.Handlers{Payload: func(h *hpu.HER) spin.Code {
 					useWindow(t, h.Window("in"), c.rights)
 					ran = true
-					return hpu.Success
+					return spin.Success
 				}},
 			})
 			n.Packet(hputest.UDP(hputest.Peer(4000), hputest.Here(7), []byte("x")))
 			if !ran {
 				t.Fatal("the handler has not run")
 			}
-			if c.rights&hostq.Write != 0 && !bytes.Equal(memory[1001:][:size/2], bytes.Repeat([]byte{7}, size/2)) {
+			if c.rights&spin.Write != 0 && !bytes.Equal(memory[1001:][:size/2], bytes.Repeat([]byte{7}, size/2)) {
 				t.Error("the memory has something else than was written")
 			}
 		})
 	}
 }
 
-func useWindow(t *testing.T, w hpu.Window, r hostq.Rights) {
-	a, ok := w.(hpu.AtomicWindow)
+func useWindow(t *testing.T, w spin.Window, r spin.Rights) {
+	a, ok := w.(spin.AtomicWindow)
 	if !ok {
 		t.Errorf("%T is no AtomicWindow", w)
 		return
 	}
-	tr, ok := w.(hpu.TransferWindow)
+	tr, ok := w.(spin.TransferWindow)
 	if !ok {
 		t.Errorf("%T is no TransferWindow", w)
 		return
@@ -87,8 +88,8 @@ func useWindow(t *testing.T, w hpu.Window, r hostq.Rights) {
 		}},
 	} {
 		why := func(err error) error {
-			if r&hostq.Atomic == 0 {
-				return hpu.ErrRights
+			if r&spin.Atomic == 0 {
+				return spin.ErrRights
 			}
 			return err
 		}
@@ -98,7 +99,7 @@ func useWindow(t *testing.T, w hpu.Window, r hostq.Rights) {
 			t.Errorf("%s: %d was there, want %d; error %v, want %v", op.name, was, want, err, why(nil))
 		}
 		for _, off := range []int64{-op.size, end, end - op.size + 1, 16 + op.size/2} {
-			if _, err := op.f(off); !errors.Is(err, why(hpu.ErrBounds)) {
+			if _, err := op.f(off); !errors.Is(err, why(spin.ErrBounds)) {
 				t.Errorf("%s at %d: %v", op.name, off, err)
 			}
 		}
@@ -106,8 +107,8 @@ func useWindow(t *testing.T, w hpu.Window, r hostq.Rights) {
 	sliced(t, w, r)
 	p := bytes.Repeat([]byte{7}, int(end)/2)
 	start, err := tr.StartWrite(p, 1001)
-	if r&hostq.Write == 0 {
-		if !errors.Is(err, hpu.ErrRights) {
+	if r&spin.Write == 0 {
+		if !errors.Is(err, spin.ErrRights) {
 			t.Errorf("a write without the right: %v", err)
 		}
 	} else if err != nil {
@@ -123,17 +124,17 @@ func useWindow(t *testing.T, w hpu.Window, r hostq.Rights) {
 	}
 	q := make([]byte, len(p))
 	start, err = tr.StartRead(q, 1001)
-	if r&hostq.Read == 0 {
-		if !errors.Is(err, hpu.ErrRights) {
+	if r&spin.Read == 0 {
+		if !errors.Is(err, spin.ErrRights) {
 			t.Errorf("a read without the right: %v", err)
 		}
 	} else if err != nil {
 		t.Error(err)
-	} else if start.Wait(); r&hostq.Write != 0 && !bytes.Equal(p, q) {
+	} else if start.Wait(); r&spin.Write != 0 && !bytes.Equal(p, q) {
 		t.Error("what was read is not what was written")
 	}
 	for _, off := range []int64{-1, end, end - int64(len(p)) + 1} {
-		if _, err := tr.StartRead(q, off); err == nil || r&hostq.Read != 0 && !errors.Is(err, hpu.ErrBounds) {
+		if _, err := tr.StartRead(q, off); err == nil || r&spin.Read != 0 && !errors.Is(err, spin.ErrBounds) {
 			t.Errorf("a read at %d: %v", off, err)
 		}
 	}
@@ -141,22 +142,22 @@ func useWindow(t *testing.T, w hpu.Window, r hostq.Rights) {
 
 // sliced has bytes of a window as they are, with each need that the rights allow and none
 // that they do not.
-func sliced(t *testing.T, w hpu.Window, r hostq.Rights) {
-	s, ok := w.(hpu.SliceWindow)
+func sliced(t *testing.T, w spin.Window, r spin.Rights) {
+	s, ok := w.(spin.SliceWindow)
 	if !ok {
 		t.Errorf("%T is no SliceWindow", w)
 		return
 	}
 	end := w.Size()
 	if _, ok := w.(*hostq.Window); ok {
-		if _, err := s.Slice(100, 50, 0); !errors.Is(err, hpu.ErrRights) {
+		if _, err := s.Slice(100, 50, 0); !errors.Is(err, spin.ErrRights) {
 			t.Errorf("a slice for nothing: %v", err)
 		}
 	}
-	for _, need := range []hostq.Rights{hostq.Read, hostq.Write, hostq.Read | hostq.Write} {
+	for _, need := range []spin.Rights{spin.Read, spin.Write, spin.Read | spin.Write} {
 		b, err := s.Slice(100, 50, need)
 		if r&need != need {
-			if !errors.Is(err, hpu.ErrRights) {
+			if !errors.Is(err, spin.ErrRights) {
 				t.Errorf("a slice to %v of a window with %v: %v", need, r, err)
 			}
 			continue
@@ -165,12 +166,12 @@ func sliced(t *testing.T, w hpu.Window, r hostq.Rights) {
 			t.Errorf("slice of 50 bytes: %d of %d, %v", len(b), cap(b), err)
 			continue
 		}
-		if need&hostq.Write != 0 {
+		if need&spin.Write != 0 {
 			b[0] ^= 0xff
 			b[0] ^= 0xff
 		}
 		for _, at := range [][2]int64{{-1, 10}, {end - 9, 10}, {end, 1}, {0, end + 1}, {0, -1}, {1<<63 - 1, 1}} {
-			if _, err := s.Slice(at[0], at[1], need); !errors.Is(err, hpu.ErrBounds) {
+			if _, err := s.Slice(at[0], at[1], need); !errors.Is(err, spin.ErrBounds) {
 				t.Errorf("slice of %d bytes at %d: %v", at[1], at[0], err)
 			}
 		}

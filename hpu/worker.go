@@ -15,6 +15,7 @@ import (
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/internal/clock"
 	"github.com/xspin/xspin/mpq"
+	"github.com/xspin/xspin/spin"
 	"github.com/xspin/xspin/xsk"
 )
 
@@ -61,7 +62,7 @@ type her struct {
 	from  *port // with a packet that is not from the batch's port
 	kept  *Kept // what it was, if it was held or kept
 	msg   *Message
-	cause Cause
+	cause spin.Cause
 
 	trig   *triggered // with triggerJob
 	errand *errand    // that somebody waits for; Optional
@@ -227,8 +228,8 @@ type runner struct {
 	unsummed [spareCache]bool // sends whose checksum is computed when the handler has returned
 	room     int              // left on the tx ring of the port
 	spare    []uint64
-	acc      [bpf.MaxContexts]*ContextStats // not yet merged
-	of       [bpf.MaxContexts]*Context      // whose acc it is
+	acc      [bpf.MaxContexts]*spin.ContextStats // not yet merged
+	of       [bpf.MaxContexts]*Context           // whose acc it is
 	dirty    []uint16
 	base     int64 // CLOCK_MONOTONIC at baseT
 	baseT    int64
@@ -241,14 +242,14 @@ type runner struct {
 
 	// For calls into the code of a context, and what they leave behind.
 	calm      bool // between handlers
-	result    Result
+	result    spin.Result
 	done      Completion
 	bindErr   error
 	why       error // of a handler that returns Fail
 	panicked  any
 	unbinding *Message
-	unbound   Result
-	note      MessageEvent
+	unbound   spin.Result
+	note      spin.MessageEvent
 	what      call
 	initErr   error
 	refused   int    // segments for which there was no place
@@ -550,7 +551,7 @@ func (r *runner) her1(c *Context, h *her, k int) bool {
 // message, or one of an endless one.
 func (r *runner) packet(c *Context, k int) bool {
 	req := &r.her
-	code := Success
+	code := spin.Success
 	if c.handlers.Header != nil {
 		var ok bool
 		if code, ok = r.invoke(c, headerCall); !ok {
@@ -560,31 +561,31 @@ func (r *runner) packet(c *Context, k int) bool {
 			return false
 		}
 		req.acc.Headers++
-		code &^= Pending
+		code &^= spin.Pending
 	}
 	switch code {
-	case Success:
+	case spin.Success:
 		code, ok := r.invoke(c, payloadCall)
 		return r.afterPayload(c, k, code, ok)
-	case Drop, Proceed: // no payload handler, and there is no window
+	case spin.Drop, spin.Proceed: // no payload handler, and there is no window
 		return r.afterPayload(c, k, code, true)
 	}
 	return true
 }
 
 // afterPayload is the rest of packet, when the payload handler has finished.
-func (r *runner) afterPayload(c *Context, k int, code Code, ok bool) bool {
+func (r *runner) afterPayload(c *Context, k int, code spin.Code, ok bool) bool {
 	req := &r.her
 	asked := req.action == keep && req.kept.cont != nil
-	if c.handlers.Completion == nil || asked || !ok || code != Success && code != Drop && code != Proceed {
+	if c.handlers.Completion == nil || asked || !ok || code != spin.Success && code != spin.Drop && code != spin.Proceed {
 		return true
 	}
 	if !r.enter(c.id, k) {
 		return false
 	}
 	r.done.Task = req.Task
-	r.done.Result = Result{Length: uint64(req.Headers().PayloadLen)}
-	if code == Drop {
+	r.done.Result = spin.Result{Length: uint64(req.Headers().PayloadLen)}
+	if code == spin.Drop {
 		r.done.Dropped = r.done.Length
 	}
 	r.invoke(c, completionCall)

@@ -6,6 +6,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+
+	"github.com/xspin/xspin/spin"
 )
 
 // FPsPIN's sender with threads has thread k begin k parts into the message, all of them
@@ -59,7 +61,7 @@ func TestOneMessageGetsAnEighth(t *testing.T) {
 	begin(t, tab, &far, seg(0, 1), 1)
 	begin(t, tab, &near, seg(0, 1), 1)
 	run(t, tab, &far, seg(memory+1, 1), 1) // a bit for each behind low, in an eighth of the bytes
-	arrive(t, tab, &far, seg(memory+2, 1), 1, Drop, Memory)
+	arrive(t, tab, &far, seg(memory+2, 1), 1, Drop, spin.DropMemory)
 	if m := q.Stats().Memory; m != memory/8 {
 		t.Errorf("%d bytes in use, want %d", m, memory/8)
 	}
@@ -78,7 +80,7 @@ func BenchmarkRefusedCuts(b *testing.B) {
 				run(b, tab, &k, seg(2*first+4*i, 2), 1)
 			}
 			for b.Loop() {
-				arrive(b, tab, &k, seg(3, 1), 1, Drop, Memory)
+				arrive(b, tab, &k, seg(3, 1), 1, Drop, spin.DropMemory)
 			}
 		})
 	}
@@ -112,7 +114,7 @@ func TestRingAgainstAList(t *testing.T) {
 		claim := func(i int) {
 			s := seg(uint32(i)*size, int(size))
 			if have[i] {
-				arrive(t, tab, &k, s, 1, Again, None)
+				arrive(t, tab, &k, s, 1, Again, spin.NotDropped)
 				return
 			}
 			run(t, tab, &k, s, 1)
@@ -158,7 +160,7 @@ func TestRingAgainstAList(t *testing.T) {
 		// One byte of a missing segment: now it is a list of stretches, or too many.
 		i := low()
 		_, d, why := tab.Arrive(&k, seg(uint32(i)*size+1, 1), 1)
-		if d == Drop && why == Memory && stretches(have) >= MaxIntervals-1 {
+		if d == Drop && why == spin.DropMemory && stretches(have) >= MaxIntervals-1 {
 			continue
 		}
 		if d != Run {

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/xspin/xspin/spin"
 )
 
 // A message as one would keep it if time and memory cost nothing.
@@ -187,7 +189,7 @@ func drive(t *testing.T, data []byte) {
 		if m == nil && remembered {
 			age := now - p.at
 			switch {
-			case d == Drop && why == Dead && p.failed, d == Again && e == nil && !p.failed:
+			case d == Drop && why == spin.DropDead && p.failed, d == Again && e == nil && !p.failed:
 				if age >= 3*int64(c.Remember) {
 					bad("still known after %d", age)
 				}
@@ -249,30 +251,30 @@ func drive(t *testing.T, data []byte) {
 			m.state = Ending
 		case Drop:
 			switch why {
-			case Messages:
+			case spin.DropMessages:
 				if len(live) < c.Messages || m != nil {
 					bad("%d messages", len(live))
 				}
-			case Dead:
+			case spin.DropDead:
 				if state != Failed {
 					bad("it is not dead")
 				}
-			case NoHeader:
+			case spin.DropNoHeader:
 				if q.Held() < held {
 					bad("%d held", q.Held())
 				}
-			case Overlap:
+			case spin.DropOverlap:
 				if fresh && !(s.EOM && m.eom != nil) {
 					bad("nothing overlaps")
 				}
 				if m.gone[s] || slices.Contains(m.running, s) {
 					bad("the very same came before")
 				}
-			case TwoEnds:
+			case spin.DropTwoEnds:
 				if m.eom != nil && s.End() <= m.eom.End() && (!s.EOM || s.End() == m.eom.End()) || m.eom == nil && (!s.EOM || s.End() >= m.high) {
 					bad("one end")
 				}
-			case Memory:
+			case spin.DropMemory:
 				if s.Len == 0 && c.Memory >= 1<<10 || c.Memory >= 4<<10 {
 					bad("there is room")
 				}

@@ -31,7 +31,6 @@
 package mpq
 
 import (
-	"encoding/json"
 	"fmt"
 	"math"
 	"time"
@@ -94,58 +93,6 @@ func (d Decision) String() string {
 		return names[d]
 	}
 	return fmt.Sprintf("Decision(%d)", uint8(d))
-}
-
-// A Reason says why a packet was dropped.
-type Reason uint8
-
-// Reasons for Drop, see Stats.
-const (
-	None     Reason = iota
-	Messages        // no room for another message
-	Memory          // no room for another hole in the message
-	NoHeader        // no room to hold it until the header packet comes, or that did not come
-	Overlap         // bytes that came before, cut differently
-	TwoEnds         // EOM at a place other than before, or bytes behind the end
-	Beyond          // ends behind byte 4 GiB, or is longer than 2 GiB
-	Dead            // of a message that has failed, or was abandoned
-	Reasons         // how many there are
-)
-
-var reasons = [Reasons]string{"none", "messages", "memory", "no_header", "overlap", "two_ends", "beyond", "dead"}
-
-func (r Reason) String() string {
-	if r < Reasons {
-		return reasons[r]
-	}
-	return fmt.Sprintf("Reason(%d)", uint8(r))
-}
-
-// Drops counts packets by Reason.
-type Drops [Reasons]uint64
-
-// MarshalJSON writes an object with a member for each reason.
-func (d Drops) MarshalJSON() ([]byte, error) {
-	b := []byte{'{'}
-	for r := None + 1; r < Reasons; r++ {
-		if r > 1 {
-			b = append(b, ',')
-		}
-		b = fmt.Appendf(b, "%q:%d", reasons[r], d[r])
-	}
-	return append(b, '}'), nil
-}
-
-// UnmarshalJSON reads what MarshalJSON writes.
-func (d *Drops) UnmarshalJSON(b []byte) error {
-	var m map[string]uint64
-	if err := json.Unmarshal(b, &m); err != nil {
-		return err
-	}
-	for r := range d {
-		d[r] = m[reasons[r]]
-	}
-	return nil
 }
 
 // Incomplete says what becomes of a message that stays incomplete.
@@ -220,23 +167,4 @@ func (c *Config) complete() error {
 		}
 	}
 	return nil
-}
-
-// Stats are what a Queue counts. Sums of several counters may be off by what
-// happens meanwhile.
-type Stats struct {
-	Started    uint64 `json:"started"`    // messages whose header packet came
-	Ended      uint64 `json:"ended"`      // of these, complete
-	Failed     uint64 `json:"failed"`     // a handler failed
-	Abandoned  uint64 `json:"abandoned"`  // incomplete, or stopped
-	Discarded  uint64 `json:"discarded"`  // incomplete, in mode Discard
-	Refused    uint64 `json:"refused"`    // nowhere to put them
-	Duplicates uint64 `json:"duplicates"` // segments that were processed already
-	Waits      uint64 `json:"waits"`      // segments again while they were being processed, EOM again too soon
-	Held       uint64 `json:"held"`       // packets that came before their message could begin
-	Dropped    Drops  `json:"dropped"`    // packets
-	Forgotten  uint64 `json:"forgotten"`  // finished messages, forgotten before their time
-	Open       int    `json:"open"`       // messages now
-	HeldNow    int    `json:"held_now"`   // packets now
-	Memory     int    `json:"memory"`     // bytes for holes now
 }

@@ -7,6 +7,8 @@ import (
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
+
+	"github.com/xspin/xspin/spin"
 )
 
 // slab is how many entries are allocated at once: as many as fill 16 KiB, one of
@@ -96,11 +98,11 @@ func (q *Queue) give(e *Entry) {
 }
 
 // Stats returns the counters.
-func (q *Queue) Stats() Stats {
+func (q *Queue) Stats() spin.MessageStats {
 	q.mu.Lock()
 	tables := q.tables
 	q.mu.Unlock()
-	var s Stats
+	var s spin.MessageStats
 	for _, t := range tables {
 		c := &t.counters
 		s.Started += c.started.Load()

@@ -6,6 +6,8 @@ import (
 	"iter"
 	"math"
 	"sync/atomic"
+
+	"github.com/xspin/xspin/spin"
 )
 
 const (
@@ -37,7 +39,7 @@ type counters struct {
 	_                                           [64]byte
 	started, ended, failed, abandoned           atomic.Uint64
 	discarded, refused, duplicates, waits, held atomic.Uint64
-	dropped                                     [Reasons]atomic.Uint64
+	dropped                                     [spin.DropReasons]atomic.Uint64
 	_                                           [64]byte
 }
 
@@ -53,7 +55,7 @@ func (q *Queue) NewTable() *Table {
 // Arrive says what is to be done with a segment. The entry may be nil with Drop
 // and with Again. Times are ns of any epoch; they may go back by as much as
 // threads disagree.
-func (t *Table) Arrive(key *Key, s Segment, now int64) (*Entry, Decision, Reason) {
+func (t *Table) Arrive(key *Key, s Segment, now int64) (*Entry, Decision, spin.DropReason) {
 	e := t.last
 	if e == nil || e.key != *key {
 		if e = t.find(key); e == nil {
@@ -62,7 +64,7 @@ func (t *Table) Arrive(key *Key, s Segment, now int64) (*Entry, Decision, Reason
 		t.last = e
 	}
 	if s.Len > maxLen || s.Len < 0 || s.End() > maxEnd {
-		return t.drop(e, Beyond)
+		return t.drop(e, spin.DropBeyond)
 	}
 	// In order, nothing to remember.
 	if e.state == Open && uint64(s.Offset) == e.low && s.Len == int(e.size) && s.Len != 0 &&
@@ -71,13 +73,13 @@ func (t *Table) Arrive(key *Key, s Segment, now int64) (*Entry, Decision, Reason
 		e.high = max(e.high, e.low)
 		e.seen = now
 		e.run(s)
-		return e, Run, None
+		return e, Run, spin.NotDropped
 	}
 	return t.known(e, s, now)
 }
 
 // known is Arrive for messages that have an entry.
-func (t *Table) known(e *Entry, s Segment, now int64) (*Entry, Decision, Reason) {
+func (t *Table) known(e *Entry, s Segment, now int64) (*Entry, Decision, spin.DropReason) {
 	state := e.state
 	if e.stopped && state != Deferred {
 		state = Failed
@@ -96,10 +98,10 @@ func (t *Table) known(e *Entry, s Segment, now int64) (*Entry, Decision, Reason)
 		if s.EOM && e.isEOM(s) && !e.stopped {
 			e.state = Ending
 			e.seen = now
-			return e, Notify, None
+			return e, Notify, spin.NotDropped
 		}
 	case Failed:
-		return t.drop(e, Dead)
+		return t.drop(e, spin.DropDead)
 	}
 	d, r := t.claim(e, s)
 	switch d {
@@ -112,7 +114,7 @@ func (t *Table) known(e *Entry, s Segment, now int64) (*Entry, Decision, Reason)
 	case Run:
 		t.claimed(e, s, now)
 	}
-	return e, d, None
+	return e, d, spin.NotDropped
 }
 
 // claimed notes what a newly claimed segment changes beside the set of bytes.
@@ -135,24 +137,24 @@ func (e *Entry) isEOM(s Segment) bool {
 
 // claim takes the bytes of a segment, and what its EOM says. With Drop, Again and
 // Wait nothing has changed.
-func (t *Table) claim(e *Entry, s Segment) (Decision, Reason) {
+func (t *Table) claim(e *Entry, s Segment) (Decision, spin.DropReason) {
 	start, end := uint64(s.Offset), s.End()
 	switch {
 	case s.EOM && e.eom:
 		if end != e.length {
-			return Drop, TwoEnds
+			return Drop, spin.DropTwoEnds
 		}
 		if !e.isEOM(s) {
-			return Drop, Overlap
+			return Drop, spin.DropOverlap
 		}
-		return Wait, None
+		return Wait, spin.NotDropped
 	case e.eom && end > e.length, s.EOM && end < e.high:
-		return Drop, TwoEnds
+		return Drop, spin.DropTwoEnds
 	case s.Len == 0 && !s.EOM:
 		if e.runs(s) {
-			return Wait, None
+			return Wait, spin.NotDropped
 		}
-		return Again, None
+		return Again, spin.NotDropped
 	}
 
 	size := uint64(e.size)
@@ -172,21 +174,21 @@ func (t *Table) claim(e *Entry, s Segment) (Decision, Reason) {
 		all = all && !s.EOM && !(e.eom && end > uint64(e.eomOffset))
 		switch {
 		case all && e.runs(s):
-			return Wait, None
+			return Wait, spin.NotDropped
 		case all:
-			return Again, None
+			return Again, spin.NotDropped
 		case some:
-			return Drop, Overlap
+			return Drop, spin.DropOverlap
 		}
 	}
 
 	// New.
 	q := t.q
 	if !e.runRoom(q) {
-		return Drop, Memory
+		return Drop, spin.DropMemory
 	}
 	if s.Len > 0 && !regular && size != 0 && !e.convert(q) {
-		return Drop, Memory
+		return Drop, spin.DropMemory
 	}
 	if s.EOM {
 		e.eom, e.eomOffset, e.length = true, s.Offset, end
@@ -205,32 +207,32 @@ func (t *Table) claim(e *Entry, s Segment) (Decision, Reason) {
 		if s.EOM {
 			e.eom, e.eomOffset, e.length = false, 0, 0
 		}
-		return Drop, Memory
+		return Drop, spin.DropMemory
 	}
-	return Run, None
+	return Run, spin.NotDropped
 }
 
 // unknown is Arrive for messages that have no entry.
-func (t *Table) unknown(key *Key, s Segment, now int64) (*Entry, Decision, Reason) {
+func (t *Table) unknown(key *Key, s Segment, now int64) (*Entry, Decision, spin.DropReason) {
 	q := t.q
 	if s.Len > maxLen || s.Len < 0 || s.End() > maxEnd {
-		return t.drop(nil, Beyond)
+		return t.drop(nil, spin.DropBeyond)
 	}
 	if known, failed := q.done.get(q, key, now); failed {
-		return t.drop(nil, Dead)
+		return t.drop(nil, spin.DropDead)
 	} else if known {
 		t.counters.duplicates.Add(1)
-		return nil, Again, None
+		return nil, Again, spin.NotDropped
 	}
 	if s.Offset != 0 && !t.reserve() {
-		return t.drop(nil, NoHeader)
+		return t.drop(nil, spin.DropNoHeader)
 	}
 	e := q.take()
 	if e == nil {
 		if s.Offset != 0 {
 			q.held.Add(-1)
 		}
-		return t.drop(nil, Messages)
+		return t.drop(nil, spin.DropMessages)
 	}
 	*e = Entry{User: e.User, slot: e.slot, key: *key, hash: q.hash(key), state: Waiting, started: now, seen: now}
 	e.set, e.running = e.bit[:], e.few[:0]
@@ -241,11 +243,11 @@ func (t *Table) unknown(key *Key, s Segment, now int64) (*Entry, Decision, Reaso
 	}
 	e.held++
 	t.counters.held.Add(1)
-	return e, Hold, None
+	return e, Hold, spin.NotDropped
 }
 
 // start begins a message with its header packet.
-func (t *Table) start(e *Entry, s Segment, now int64) (*Entry, Decision, Reason) {
+func (t *Table) start(e *Entry, s Segment, now int64) (*Entry, Decision, spin.DropReason) {
 	t.counters.started.Add(1)
 	e.state = Starting
 	if !s.EOM {
@@ -255,17 +257,17 @@ func (t *Table) start(e *Entry, s Segment, now int64) (*Entry, Decision, Reason)
 	}
 	e.low = s.End()
 	t.claimed(e, s, now)
-	return e, Start, None
+	return e, Start, spin.NotDropped
 }
 
 // hold keeps a packet until the message is Open, if there is room.
-func (t *Table) hold(e *Entry) (*Entry, Decision, Reason) {
+func (t *Table) hold(e *Entry) (*Entry, Decision, spin.DropReason) {
 	if !t.reserve() {
-		return t.drop(e, NoHeader)
+		return t.drop(e, spin.DropNoHeader)
 	}
 	e.held++
 	t.counters.held.Add(1)
-	return e, Hold, None
+	return e, Hold, spin.NotDropped
 }
 
 func (t *Table) reserve() bool {
@@ -276,7 +278,7 @@ func (t *Table) reserve() bool {
 	return true
 }
 
-func (t *Table) drop(e *Entry, r Reason) (*Entry, Decision, Reason) {
+func (t *Table) drop(e *Entry, r spin.DropReason) (*Entry, Decision, spin.DropReason) {
 	t.counters.dropped[r].Add(1)
 	return e, Drop, r
 }
@@ -439,7 +441,7 @@ func (t *Table) halt(e *Entry) {
 	t.clearTimer(e)
 	e.stopped = true
 	if e.state == Waiting {
-		t.counters.dropped[NoHeader].Add(uint64(e.held))
+		t.counters.dropped[spin.DropNoHeader].Add(uint64(e.held))
 	}
 }
 

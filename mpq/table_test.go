@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 	"unsafe"
+
+	"github.com/xspin/xspin/spin"
 )
 
 const ms = int64(time.Millisecond)
@@ -29,7 +31,7 @@ func seg(offset uint32, n int) Segment { return Segment{Offset: offset, Len: n} 
 func eom(offset uint32, n int) Segment { return Segment{Offset: offset, Len: n, EOM: true} }
 
 // arrive lets a segment arrive, and wants a decision.
-func arrive(t testing.TB, tab *Table, k *Key, s Segment, now int64, want Decision, why Reason) *Entry {
+func arrive(t testing.TB, tab *Table, k *Key, s Segment, now int64, want Decision, why spin.DropReason) *Entry {
 	t.Helper()
 	e, d, r := tab.Arrive(k, s, now)
 	if d != want || r != why {
@@ -41,7 +43,7 @@ func arrive(t testing.TB, tab *Table, k *Key, s Segment, now int64, want Decisio
 // begin starts a message with its header packet, which stays unfinished.
 func begin(t testing.TB, tab *Table, k *Key, s Segment, now int64) *Entry {
 	t.Helper()
-	e := arrive(t, tab, k, s, now, Start, None)
+	e := arrive(t, tab, k, s, now, Start, spin.NotDropped)
 	tab.Opened(e, now)
 	return e
 }
@@ -49,7 +51,7 @@ func begin(t testing.TB, tab *Table, k *Key, s Segment, now int64) *Entry {
 // run lets a new segment arrive, and finishes it.
 func run(t testing.TB, tab *Table, k *Key, s Segment, now int64) (complete bool) {
 	t.Helper()
-	return tab.Finish(arrive(t, tab, k, s, now, Run, None), s, now)
+	return tab.Finish(arrive(t, tab, k, s, now, Run, spin.NotDropped), s, now)
 }
 
 func TestMessageInOrder(t *testing.T) {
@@ -70,10 +72,10 @@ func TestMessageInOrder(t *testing.T) {
 	if n, ok := e.Length(); n != 1007 || !ok || e.Missing() != 0 || e.State() != Ending {
 		t.Errorf("length %d, %v, missing %d, %v", n, ok, e.Missing(), e.State())
 	}
-	arrive(t, tab, &k, eom(1000, 7), 1, Wait, None)
-	arrive(t, tab, &k, seg(100, 100), 1, Again, None)
+	arrive(t, tab, &k, eom(1000, 7), 1, Wait, spin.NotDropped)
+	arrive(t, tab, &k, seg(100, 100), 1, Again, spin.NotDropped)
 	tab.End(e, 2)
-	if e := arrive(t, tab, &k, eom(1000, 7), 2, Again, None); e != nil {
+	if e := arrive(t, tab, &k, eom(1000, 7), 2, Again, spin.NotDropped); e != nil {
 		t.Errorf("entry %p of an ended message", e)
 	}
 	if s := q.Stats(); s.Started != 1 || s.Ended != 1 || s.Open != 0 || s.Duplicates != 2 || s.Waits != 1 {
@@ -87,80 +89,80 @@ func TestDecisions(t *testing.T) {
 	type step struct {
 		s    Segment
 		d    Decision
-		r    Reason
+		r    spin.DropReason
 		keep bool // it is not finished
 	}
 	for name, steps := range map[string][]step{
 		"out of order": {
-			{seg(0, 10), Start, None, false}, {seg(30, 10), Run, None, false}, {eom(40, 5), Run, None, false},
-			{seg(30, 10), Again, None, false}, {eom(40, 5), Wait, None, false},
-			{seg(10, 10), Run, None, false}, {seg(20, 10), Run, None, false},
+			{seg(0, 10), Start, spin.NotDropped, false}, {seg(30, 10), Run, spin.NotDropped, false}, {eom(40, 5), Run, spin.NotDropped, false},
+			{seg(30, 10), Again, spin.NotDropped, false}, {eom(40, 5), Wait, spin.NotDropped, false},
+			{seg(10, 10), Run, spin.NotDropped, false}, {seg(20, 10), Run, spin.NotDropped, false},
 		},
 		"other cuts of a regular message": {
-			{seg(0, 10), Start, None, false}, {seg(20, 10), Run, None, false},
-			{seg(20, 5), Drop, Overlap, false}, {seg(0, 5), Drop, Overlap, false}, {seg(5, 10), Drop, Overlap, false},
-			{seg(15, 10), Drop, Overlap, false}, {seg(25, 10), Drop, Overlap, false}, {seg(10, 20), Drop, Overlap, false},
-			{eom(20, 10), Drop, Overlap, false}, {seg(0, 10), Again, None, false},
-			{seg(10, 10), Run, None, false}, {eom(30, 0), Run, None, false},
+			{seg(0, 10), Start, spin.NotDropped, false}, {seg(20, 10), Run, spin.NotDropped, false},
+			{seg(20, 5), Drop, spin.DropOverlap, false}, {seg(0, 5), Drop, spin.DropOverlap, false}, {seg(5, 10), Drop, spin.DropOverlap, false},
+			{seg(15, 10), Drop, spin.DropOverlap, false}, {seg(25, 10), Drop, spin.DropOverlap, false}, {seg(10, 20), Drop, spin.DropOverlap, false},
+			{eom(20, 10), Drop, spin.DropOverlap, false}, {seg(0, 10), Again, spin.NotDropped, false},
+			{seg(10, 10), Run, spin.NotDropped, false}, {eom(30, 0), Run, spin.NotDropped, false},
 		},
 		"becomes irregular": {
-			{seg(0, 10), Start, None, false}, {seg(30, 10), Run, None, false}, {seg(50, 10), Run, None, false},
-			{seg(10, 7), Run, None, false}, {seg(17, 3), Run, None, false}, {seg(10, 10), Again, None, false},
-			{seg(25, 10), Drop, Overlap, false}, {seg(20, 10), Run, None, false}, {eom(60, 1), Run, None, false},
-			{seg(41, 8), Run, None, false}, {seg(40, 1), Run, None, false}, {seg(49, 1), Run, None, false},
+			{seg(0, 10), Start, spin.NotDropped, false}, {seg(30, 10), Run, spin.NotDropped, false}, {seg(50, 10), Run, spin.NotDropped, false},
+			{seg(10, 7), Run, spin.NotDropped, false}, {seg(17, 3), Run, spin.NotDropped, false}, {seg(10, 10), Again, spin.NotDropped, false},
+			{seg(25, 10), Drop, spin.DropOverlap, false}, {seg(20, 10), Run, spin.NotDropped, false}, {eom(60, 1), Run, spin.NotDropped, false},
+			{seg(41, 8), Run, spin.NotDropped, false}, {seg(40, 1), Run, spin.NotDropped, false}, {seg(49, 1), Run, spin.NotDropped, false},
 		},
 		"becomes irregular behind EOM's bytes": {
-			{seg(0, 10), Start, None, false}, {eom(30, 5), Run, None, false},
-			{seg(30, 5), Drop, Overlap, false}, {seg(25, 10), Drop, Overlap, false}, {seg(31, 2), Drop, Overlap, false},
-			{seg(10, 20), Run, None, false},
+			{seg(0, 10), Start, spin.NotDropped, false}, {eom(30, 5), Run, spin.NotDropped, false},
+			{seg(30, 5), Drop, spin.DropOverlap, false}, {seg(25, 10), Drop, spin.DropOverlap, false}, {seg(31, 2), Drop, spin.DropOverlap, false},
+			{seg(10, 20), Run, spin.NotDropped, false},
 		},
 		"two ends": {
-			{seg(0, 10), Start, None, false}, {seg(20, 10), Run, None, false},
-			{eom(10, 10), Drop, TwoEnds, false}, {eom(30, 5), Run, None, false},
-			{seg(30, 5), Drop, Overlap, false}, {eom(30, 6), Drop, TwoEnds, false}, {eom(20, 10), Drop, TwoEnds, false}, {seg(30, 10), Drop, TwoEnds, false},
-			{seg(40, 10), Drop, TwoEnds, false}, {eom(31, 4), Drop, Overlap, false}, {seg(10, 10), Run, None, false},
+			{seg(0, 10), Start, spin.NotDropped, false}, {seg(20, 10), Run, spin.NotDropped, false},
+			{eom(10, 10), Drop, spin.DropTwoEnds, false}, {eom(30, 5), Run, spin.NotDropped, false},
+			{seg(30, 5), Drop, spin.DropOverlap, false}, {eom(30, 6), Drop, spin.DropTwoEnds, false}, {eom(20, 10), Drop, spin.DropTwoEnds, false}, {seg(30, 10), Drop, spin.DropTwoEnds, false},
+			{seg(40, 10), Drop, spin.DropTwoEnds, false}, {eom(31, 4), Drop, spin.DropOverlap, false}, {seg(10, 10), Run, spin.NotDropped, false},
 		},
 		"EOM's bytes without EOM": {
-			{seg(0, 10), Start, None, false}, {eom(20, 10), Run, None, false}, {seg(20, 10), Drop, Overlap, false},
-			{seg(10, 10), Run, None, false},
+			{seg(0, 10), Start, spin.NotDropped, false}, {eom(20, 10), Run, spin.NotDropped, false}, {seg(20, 10), Drop, spin.DropOverlap, false},
+			{seg(10, 10), Run, spin.NotDropped, false},
 		},
 		"EOM's bytes without EOM, irregular": {
-			{seg(0, 10), Start, None, false}, {seg(15, 5), Run, None, false}, {eom(20, 10), Run, None, false},
-			{seg(20, 10), Drop, Overlap, false}, {seg(22, 3), Drop, Overlap, false}, {seg(15, 10), Drop, Overlap, false},
-			{seg(10, 5), Run, None, false},
+			{seg(0, 10), Start, spin.NotDropped, false}, {seg(15, 5), Run, spin.NotDropped, false}, {eom(20, 10), Run, spin.NotDropped, false},
+			{seg(20, 10), Drop, spin.DropOverlap, false}, {seg(22, 3), Drop, spin.DropOverlap, false}, {seg(15, 10), Drop, spin.DropOverlap, false},
+			{seg(10, 5), Run, spin.NotDropped, false},
 		},
-		"empty message":              {{eom(0, 0), Start, None, false}},
-		"one segment":                {{eom(0, 9), Start, None, false}},
-		"empty EOM":                  {{seg(0, 10), Start, None, false}, {eom(10, 0), Run, None, false}},
-		"empty EOM first":            {{seg(0, 10), Start, None, false}, {eom(20, 0), Run, None, false}, {eom(20, 0), Wait, None, false}, {seg(10, 10), Run, None, false}},
-		"empty header packet":        {{seg(0, 0), Start, None, false}, {seg(0, 0), Again, None, false}, {seg(0, 9), Run, None, false}, {eom(9, 1), Run, None, false}},
-		"empty header packet, empty": {{seg(0, 0), Start, None, true}, {seg(0, 0), Wait, None, false}, {eom(0, 0), Run, None, true}, {eom(0, 0), Wait, None, false}},
+		"empty message":              {{eom(0, 0), Start, spin.NotDropped, false}},
+		"one segment":                {{eom(0, 9), Start, spin.NotDropped, false}},
+		"empty EOM":                  {{seg(0, 10), Start, spin.NotDropped, false}, {eom(10, 0), Run, spin.NotDropped, false}},
+		"empty EOM first":            {{seg(0, 10), Start, spin.NotDropped, false}, {eom(20, 0), Run, spin.NotDropped, false}, {eom(20, 0), Wait, spin.NotDropped, false}, {seg(10, 10), Run, spin.NotDropped, false}},
+		"empty header packet":        {{seg(0, 0), Start, spin.NotDropped, false}, {seg(0, 0), Again, spin.NotDropped, false}, {seg(0, 9), Run, spin.NotDropped, false}, {eom(9, 1), Run, spin.NotDropped, false}},
+		"empty header packet, empty": {{seg(0, 0), Start, spin.NotDropped, true}, {seg(0, 0), Wait, spin.NotDropped, false}, {eom(0, 0), Run, spin.NotDropped, true}, {eom(0, 0), Wait, spin.NotDropped, false}},
 		"empty segments": {
-			{seg(0, 10), Start, None, false}, {seg(10, 0), Again, None, false}, {seg(30, 0), Again, None, false},
-			{eom(10, 5), Run, None, true}, {seg(16, 0), Drop, TwoEnds, false},
+			{seg(0, 10), Start, spin.NotDropped, false}, {seg(10, 0), Again, spin.NotDropped, false}, {seg(30, 0), Again, spin.NotDropped, false},
+			{eom(10, 5), Run, spin.NotDropped, true}, {seg(16, 0), Drop, spin.DropTwoEnds, false},
 		},
 		"while it runs": {
-			{seg(0, 10), Start, None, true}, {seg(0, 10), Wait, None, false}, {seg(20, 10), Run, None, true},
-			{seg(20, 10), Wait, None, false}, {seg(10, 10), Run, None, true}, {seg(10, 10), Wait, None, false},
-			{eom(30, 10), Run, None, true}, {eom(30, 10), Wait, None, false},
+			{seg(0, 10), Start, spin.NotDropped, true}, {seg(0, 10), Wait, spin.NotDropped, false}, {seg(20, 10), Run, spin.NotDropped, true},
+			{seg(20, 10), Wait, spin.NotDropped, false}, {seg(10, 10), Run, spin.NotDropped, true}, {seg(10, 10), Wait, spin.NotDropped, false},
+			{eom(30, 10), Run, spin.NotDropped, true}, {eom(30, 10), Wait, spin.NotDropped, false},
 		},
 		"irregular while it runs": {
-			{seg(0, 10), Start, None, true}, {seg(12, 3), Run, None, true}, {seg(12, 3), Wait, None, false},
-			{seg(13, 1), Wait, None, false}, {seg(10, 2), Run, None, true}, {seg(9, 4), Wait, None, false}, {eom(15, 1), Run, None, true},
+			{seg(0, 10), Start, spin.NotDropped, true}, {seg(12, 3), Run, spin.NotDropped, true}, {seg(12, 3), Wait, spin.NotDropped, false},
+			{seg(13, 1), Wait, spin.NotDropped, false}, {seg(10, 2), Run, spin.NotDropped, true}, {seg(9, 4), Wait, spin.NotDropped, false}, {eom(15, 1), Run, spin.NotDropped, true},
 		},
 		"too long": {
-			{seg(math.MaxUint32, 2), Drop, Beyond, false}, {seg(0, 10), Start, None, false},
-			{seg(math.MaxUint32, 2), Drop, Beyond, false}, {seg(0, 1<<31), Drop, Beyond, false}, {seg(0, -1), Drop, Beyond, false},
-			{seg(10, 10), Run, None, false}, {eom(20, 0), Run, None, false},
+			{seg(math.MaxUint32, 2), Drop, spin.DropBeyond, false}, {seg(0, 10), Start, spin.NotDropped, false},
+			{seg(math.MaxUint32, 2), Drop, spin.DropBeyond, false}, {seg(0, 1<<31), Drop, spin.DropBeyond, false}, {seg(0, -1), Drop, spin.DropBeyond, false},
+			{seg(10, 10), Run, spin.NotDropped, false}, {eom(20, 0), Run, spin.NotDropped, false},
 		},
 		"too far": {
-			{seg(0, 1), Start, None, false}, {seg(far+2, 1), Drop, Memory, false}, {seg(far+1, 1), Run, None, false},
-			{eom(far+2, 1), Drop, Memory, false}, {seg(1, 1), Run, None, false}, {eom(far+2, 1), Run, None, false},
-			{seg(2, far-1), Run, None, false},
+			{seg(0, 1), Start, spin.NotDropped, false}, {seg(far+2, 1), Drop, spin.DropMemory, false}, {seg(far+1, 1), Run, spin.NotDropped, false},
+			{eom(far+2, 1), Drop, spin.DropMemory, false}, {seg(1, 1), Run, spin.NotDropped, false}, {eom(far+2, 1), Run, spin.NotDropped, false},
+			{seg(2, far-1), Run, spin.NotDropped, false},
 		},
 		"up to the last byte": {
-			{seg(0, 1<<30), Start, None, false}, {seg(2<<30, 1<<30), Run, None, false}, {eom(3<<30, 1<<30), Run, None, false},
-			{seg(1<<30, 1<<30), Run, None, false},
+			{seg(0, 1<<30), Start, spin.NotDropped, false}, {seg(2<<30, 1<<30), Run, spin.NotDropped, false}, {eom(3<<30, 1<<30), Run, spin.NotDropped, false},
+			{seg(1<<30, 1<<30), Run, spin.NotDropped, false},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -215,20 +217,20 @@ func TestDecisions(t *testing.T) {
 func TestHold(t *testing.T) {
 	q, tab := queue(t, Config{Held: 2, Messages: 2})
 	a, b, c := Key{1}, Key{2}, Key{3}
-	e := arrive(t, tab, &a, seg(10, 10), 1, Hold, None)
+	e := arrive(t, tab, &a, seg(10, 10), 1, Hold, spin.NotDropped)
 	if e.State() != Waiting {
 		t.Errorf("%v", e.State())
 	}
-	arrive(t, tab, &a, eom(20, 10), 1, Hold, None)
-	arrive(t, tab, &a, seg(30, 10), 1, Drop, NoHeader)
-	if e := arrive(t, tab, &b, seg(10, 10), 1, Drop, NoHeader); e != nil {
+	arrive(t, tab, &a, eom(20, 10), 1, Hold, spin.NotDropped)
+	arrive(t, tab, &a, seg(30, 10), 1, Drop, spin.DropNoHeader)
+	if e := arrive(t, tab, &b, seg(10, 10), 1, Drop, spin.DropNoHeader); e != nil {
 		t.Error("an entry for a message of which nothing is held")
 	}
-	if arrive(t, tab, &a, seg(0, 10), 1, Start, None) != e {
+	if arrive(t, tab, &a, seg(0, 10), 1, Start, spin.NotDropped) != e {
 		t.Error("another entry")
 	}
-	arrive(t, tab, &a, seg(0, 10), 1, Wait, None)
-	arrive(t, tab, &a, seg(10, 10), 1, Drop, NoHeader)
+	arrive(t, tab, &a, seg(0, 10), 1, Wait, spin.NotDropped)
+	arrive(t, tab, &a, seg(10, 10), 1, Drop, spin.DropNoHeader)
 	tab.Opened(e, 1)
 	tab.Finish(e, seg(0, 10), 1)
 	tab.Unhold(e)
@@ -236,9 +238,9 @@ func TestHold(t *testing.T) {
 	run(t, tab, &a, seg(10, 10), 1)
 
 	// All that waits for a header packet that does not come.
-	w := arrive(t, tab, &b, seg(10, 10), 1, Hold, None)
-	arrive(t, tab, &c, seg(0, 10), 1, Drop, Messages)
-	arrive(t, tab, &c, seg(10, 10), 1, Drop, Messages)
+	w := arrive(t, tab, &b, seg(10, 10), 1, Hold, spin.NotDropped)
+	arrive(t, tab, &c, seg(0, 10), 1, Drop, spin.DropMessages)
+	arrive(t, tab, &c, seg(10, 10), 1, Drop, spin.DropMessages)
 	if q.Held() != 1 || q.Open() != 2 {
 		t.Errorf("held %d, open %d", q.Held(), q.Open())
 	}
@@ -251,20 +253,20 @@ func TestHold(t *testing.T) {
 	if x := tab.Expired(int64(HeaderWait) + 1); x != w || x.State() != Waiting {
 		t.Fatalf("expired: %p", x)
 	}
-	arrive(t, tab, &b, seg(0, 10), 1, Drop, Dead)
+	arrive(t, tab, &b, seg(0, 10), 1, Drop, spin.DropDead)
 	tab.Unhold(w)
 	tab.Refuse(w)
-	if s := q.Stats(); s.Dropped[NoHeader] != 4 || s.Refused != 0 || s.HeldNow != 0 || s.Held != 3 {
+	if s := q.Stats(); s.Dropped[spin.DropNoHeader] != 4 || s.Refused != 0 || s.HeldNow != 0 || s.Held != 3 {
 		t.Errorf("%+v", s)
 	}
-	arrive(t, tab, &b, seg(0, 10), 1, Start, None)
+	arrive(t, tab, &b, seg(0, 10), 1, Start, spin.NotDropped)
 }
 
 func TestRefuseIsForgotten(t *testing.T) {
 	q, tab := queue(t, Config{})
 	k := Key{1}
-	tab.Refuse(arrive(t, tab, &k, seg(0, 10), 1, Start, None))
-	tab.Refuse(arrive(t, tab, &k, seg(0, 10), 1, Start, None))
+	tab.Refuse(arrive(t, tab, &k, seg(0, 10), 1, Start, spin.NotDropped))
+	tab.Refuse(arrive(t, tab, &k, seg(0, 10), 1, Start, spin.NotDropped))
 	if s := q.Stats(); s.Refused != 2 || s.Open != 0 {
 		t.Errorf("%+v", s)
 	}
@@ -274,33 +276,33 @@ func TestFail(t *testing.T) {
 	q, tab := queue(t, Config{})
 	k := Key{1}
 	e := begin(t, tab, &k, seg(0, 10), 1)
-	arrive(t, tab, &k, seg(10, 10), 1, Run, None)
+	arrive(t, tab, &k, seg(10, 10), 1, Run, spin.NotDropped)
 	tab.Fail(e, 1)
 	tab.Fail(e, 1)
 	if e.State() != Failed || q.Open() != 1 {
 		t.Fatalf("%v, open %d", e.State(), q.Open())
 	}
-	arrive(t, tab, &k, seg(0, 10), 1, Drop, Dead)
-	arrive(t, tab, &k, eom(20, 10), 1, Drop, Dead)
+	arrive(t, tab, &k, seg(0, 10), 1, Drop, spin.DropDead)
+	arrive(t, tab, &k, eom(20, 10), 1, Drop, spin.DropDead)
 	if tab.Finish(e, seg(10, 10), 1) || q.Open() != 1 || tab.Finish(e, seg(0, 10), 1) || q.Open() != 0 {
 		t.Fatal("a failed message ends with the last segment that runs, and is never complete")
 	}
-	arrive(t, tab, &k, seg(0, 10), 1, Drop, Dead)
+	arrive(t, tab, &k, seg(0, 10), 1, Drop, spin.DropDead)
 
 	// In the header handler, and in the completion handler.
 	k = Key{2}
-	e = arrive(t, tab, &k, eom(0, 10), 1, Start, None)
+	e = arrive(t, tab, &k, eom(0, 10), 1, Start, spin.NotDropped)
 	tab.Fail(e, 1)
 	tab.Finish(e, eom(0, 10), 1)
-	arrive(t, tab, &k, eom(0, 10), 1, Drop, Dead)
+	arrive(t, tab, &k, eom(0, 10), 1, Drop, spin.DropDead)
 	k = Key{3}
 	e = begin(t, tab, &k, eom(0, 10), 1)
 	if !tab.Finish(e, eom(0, 10), 1) {
 		t.Fatal("not complete")
 	}
 	tab.Fail(e, 1)
-	arrive(t, tab, &k, eom(0, 10), 1, Drop, Dead)
-	if s := q.Stats(); s.Failed != 3 || s.Ended != 0 || s.Open != 0 || s.Dropped[Dead] != 5 {
+	arrive(t, tab, &k, eom(0, 10), 1, Drop, spin.DropDead)
+	if s := q.Stats(); s.Failed != 3 || s.Ended != 0 || s.Open != 0 || s.Dropped[spin.DropDead] != 5 {
 		t.Errorf("%+v", s)
 	}
 }
@@ -317,9 +319,9 @@ func TestDefer(t *testing.T) {
 	if e.State() != Deferred {
 		t.Errorf("%v", e.State())
 	}
-	arrive(t, tab, &k, seg(0, 10), 1, Again, None)
-	arrive(t, tab, &k, eom(10, 10), 900*ms, Notify, None)
-	arrive(t, tab, &k, eom(10, 10), 900*ms, Wait, None) // one at a time
+	arrive(t, tab, &k, seg(0, 10), 1, Again, spin.NotDropped)
+	arrive(t, tab, &k, eom(10, 10), 900*ms, Notify, spin.NotDropped)
+	arrive(t, tab, &k, eom(10, 10), 900*ms, Wait, spin.NotDropped) // one at a time
 	if tab.Retry(e) || tab.Stop(e) || tab.Expired(5000*ms) != nil {
 		t.Error("taken twice")
 	}
@@ -332,9 +334,9 @@ func TestDefer(t *testing.T) {
 	if tab.Expired(7000*ms) != e || e.State() != Deferred {
 		t.Fatal("not expired")
 	}
-	arrive(t, tab, &k, eom(10, 10), 7000*ms, Wait, None)
+	arrive(t, tab, &k, eom(10, 10), 7000*ms, Wait, spin.NotDropped)
 	tab.End(e, 7000*ms)
-	arrive(t, tab, &k, eom(10, 10), 7000*ms, Again, None)
+	arrive(t, tab, &k, eom(10, 10), 7000*ms, Again, spin.NotDropped)
 	if s := q.Stats(); s.Ended != 1 {
 		t.Errorf("%+v", s)
 	}
@@ -360,7 +362,7 @@ func TestDeferredMessageIsAbandonedInTime(t *testing.T) {
 		"it is retried":   {again, 0, 1000 * ms},
 		"it ended slowly": {nil, 5500 * ms, 6500 * ms},
 		"its sender asks": {func(t *testing.T, tab *Table, k *Key, e *Entry) {
-			arrive(t, tab, k, eom(10, 10), 900*ms, Notify, None)
+			arrive(t, tab, k, eom(10, 10), 900*ms, Notify, spin.NotDropped)
 			tab.Defer(e, 950*ms)
 		}, 0, 1900 * ms},
 		"it is tried when it would be looked at": {func(t *testing.T, tab *Table, _ *Key, e *Entry) {
@@ -408,7 +410,7 @@ func TestTimeout(t *testing.T) {
 		}
 		tab.Finish(e, seg(0, 10), 1000*ms)
 		run(t, tab, &k, seg(20, 10), 1050*ms)
-		arrive(t, tab, &k, seg(20, 10), 1149*ms, Again, None) // nothing new
+		arrive(t, tab, &k, seg(20, 10), 1149*ms, Again, spin.NotDropped) // nothing new
 		if tab.Expired(1149*ms) != nil {
 			t.Fatal("expired too soon")
 		}
@@ -431,13 +433,13 @@ func TestTimeout(t *testing.T) {
 		if tab.Expired(end) != nil || tab.Stop(e) {
 			t.Error("expired twice")
 		}
-		arrive(t, tab, &k, seg(10, 10), end, Drop, Dead)
+		arrive(t, tab, &k, seg(10, 10), end, Drop, spin.DropDead)
 		if e.Missing() != 10 {
 			t.Errorf("missing %d", e.Missing())
 		}
 		tab.End(e, end)
-		arrive(t, tab, &k, seg(10, 10), end, Drop, Dead)
-		arrive(t, tab, &k, seg(20, 10), end, Drop, Dead)
+		arrive(t, tab, &k, seg(10, 10), end, Drop, spin.DropDead)
+		arrive(t, tab, &k, seg(20, 10), end, Drop, spin.DropDead)
 		s := q.Stats()
 		if want := map[bool]uint64{true: 1}[how == Discard]; s.Discarded != want || s.Abandoned != 1-want || s.Ended != 0 {
 			t.Errorf("%d: %+v", how, s)
@@ -516,7 +518,7 @@ func TestBitmap(t *testing.T) {
 		}
 	}
 	check(10, ^uint64(0), ^uint64(0), 1)
-	arrive(t, tab, &k, seg(10, 10), 1, Run, None)
+	arrive(t, tab, &k, seg(10, 10), 1, Run, spin.NotDropped)
 	check(10, ^uint64(0), ^uint64(0), 1)
 	if !tab.Finish(e, seg(10, 10), 1) {
 		t.Fatal("not complete")
@@ -529,7 +531,7 @@ func TestBitmap(t *testing.T) {
 	e = begin(t, tab, &k, seg(0, 10), 1)
 	tab.Finish(e, seg(0, 10), 1)
 	for i := range uint32(9) {
-		arrive(t, tab, &k, seg(10*(i+1), 10), 1, Run, None)
+		arrive(t, tab, &k, seg(10*(i+1), 10), 1, Run, spin.NotDropped)
 	}
 	for _, i := range []uint32{3, 5, 9} {
 		tab.Finish(e, seg(10*i, 10), 1)
@@ -539,7 +541,7 @@ func TestBitmap(t *testing.T) {
 	check(20, 1<<0|1<<2|1<<6)
 
 	// Other cuts.
-	arrive(t, tab, &k, seg(200, 7), 1, Run, None)
+	arrive(t, tab, &k, seg(200, 7), 1, Run, spin.NotDropped)
 	check(20, 0)
 }
 
@@ -552,8 +554,8 @@ func TestFullRing(t *testing.T) {
 		tab.Finish(e, seg(0, 4), 1)
 		for i := n + 1; i > 1; i-- {
 			run(t, tab, &k, seg(4*i, 4), 1)
-			arrive(t, tab, &k, seg(4*i, 4), 1, Again, None)
-			arrive(t, tab, &k, seg(4*i+1, 2), 1, Drop, Overlap)
+			arrive(t, tab, &k, seg(4*i, 4), 1, Again, spin.NotDropped)
+			arrive(t, tab, &k, seg(4*i+1, 2), 1, Drop, spin.DropOverlap)
 		}
 		b := e.Bitmap(nil, int(n))
 		if len(b) != int(n/64) || e.Contiguous() != 4 {
@@ -580,7 +582,7 @@ func TestIntervalBound(t *testing.T) {
 	for i := uint32(1); i <= MaxIntervals; i++ {
 		run(t, tab, &k, seg(3+7*i, 2), 1)
 	}
-	arrive(t, tab, &k, seg(3+7*(MaxIntervals+1), 2), 1, Drop, Memory)
+	arrive(t, tab, &k, seg(3+7*(MaxIntervals+1), 2), 1, Drop, spin.DropMemory)
 	run(t, tab, &k, seg(3, 7), 1) // closes a hole
 	run(t, tab, &k, seg(3+7*(MaxIntervals+1), 2), 1)
 	if m := q.Stats().Memory; m > 8*2*MaxIntervals {
@@ -592,7 +594,7 @@ func TestIntervalBound(t *testing.T) {
 	for i := uint32(1); i <= MaxIntervals; i++ {
 		run(t, tab, &k, seg(20*i, 10), 1)
 	}
-	arrive(t, tab, &k, seg(10, 5), 1, Drop, Memory)
+	arrive(t, tab, &k, seg(10, 5), 1, Drop, spin.DropMemory)
 	run(t, tab, &k, seg(30, 10), 1)
 	run(t, tab, &k, seg(10, 5), 1)
 	_ = e
@@ -604,7 +606,7 @@ func TestMemoryLimit(t *testing.T) {
 	for i := range uint32(100) {
 		k := Key{i}
 		begin(t, tab, &k, seg(0, 1), 1)
-		if e, d, r := tab.Arrive(&k, seg(100, 1), 1); d == Drop && r == Memory {
+		if e, d, r := tab.Arrive(&k, seg(100, 1), 1); d == Drop && r == spin.DropMemory {
 			dropped++
 		} else {
 			tab.Finish(e, seg(100, 1), 1)
@@ -619,8 +621,8 @@ func TestMemoryLimit(t *testing.T) {
 	}
 	if k := (Key{200}); true {
 		begin(t, tab, &k, seg(0, 1), 1)
-		arrive(t, tab, &k, seg(1, 1), 1, Run, None)
-		arrive(t, tab, &k, seg(2, 1), 1, Drop, Memory) // no room for a third that runs
+		arrive(t, tab, &k, seg(1, 1), 1, Run, spin.NotDropped)
+		arrive(t, tab, &k, seg(2, 1), 1, Drop, spin.DropMemory) // no room for a third that runs
 	}
 }
 
@@ -657,7 +659,7 @@ func TestRemembered(t *testing.T) {
 			tab.End(e, now)
 		}
 	}
-	want := func(k Key, now int64, d Decision, r Reason) {
+	want := func(k Key, now int64, d Decision, r spin.DropReason) {
 		t.Helper()
 		e := arrive(t, tab, &k, eom(0, 1), now, d, r)
 		if d == Start {
@@ -669,20 +671,20 @@ func TestRemembered(t *testing.T) {
 	}
 	for i := range uint32(200) {
 		if i%3 == 0 {
-			want(Key{1, i}, 999*ms, Drop, Dead)
+			want(Key{1, i}, 999*ms, Drop, spin.DropDead)
 		} else {
-			want(Key{1, i}, 999*ms, Again, None)
+			want(Key{1, i}, 999*ms, Again, spin.NotDropped)
 		}
-		want(Key{2, i}, 999*ms, Start, None)
+		want(Key{2, i}, 999*ms, Start, spin.NotDropped)
 	}
 	// Not sooner than a second after it ended, or was last asked for; later,
 	// when the next message of the sender's comes.
 	end(Key{1, 1000}, 1900*ms, false)
-	want(Key{1, 4}, 1998*ms, Again, None)
-	want(Key{1, 4}, 2997*ms, Again, None)
-	want(Key{1, 1000}, 2899*ms, Again, None)
-	want(Key{1, 4}, 4998*ms, Start, None)
-	want(Key{1, 1000}, 4900*ms, Start, None)
+	want(Key{1, 4}, 1998*ms, Again, spin.NotDropped)
+	want(Key{1, 4}, 2997*ms, Again, spin.NotDropped)
+	want(Key{1, 1000}, 2899*ms, Again, spin.NotDropped)
+	want(Key{1, 4}, 4998*ms, Start, spin.NotDropped)
+	want(Key{1, 1000}, 4900*ms, Start, spin.NotDropped)
 	if f := q.Stats().Forgotten; f != 0 {
 		t.Errorf("%d forgotten", f)
 	}
@@ -748,7 +750,7 @@ func TestSlots(t *testing.T) {
 		e.User = e.Slot()
 		entries = append(entries, e)
 	}
-	arrive(t, b, &Key{1000}, seg(0, 1), 1, Drop, Messages)
+	arrive(t, b, &Key{1000}, seg(0, 1), 1, Drop, spin.DropMessages)
 	tab, e := b, entries[1]
 	tab.Finish(e, seg(0, 1), 1)
 	tab.Stop(e)
@@ -833,17 +835,17 @@ func TestConfig(t *testing.T) {
 		}
 	}
 	_, tab := queue(t, Config{Held: -1})
-	arrive(t, tab, &Key{}, seg(1, 1), 1, Drop, NoHeader)
+	arrive(t, tab, &Key{}, seg(1, 1), 1, Drop, spin.DropNoHeader)
 }
 
 func TestStatsJSON(t *testing.T) {
-	s := Stats{Started: 3, Open: 1}
-	s.Dropped[Overlap] = 5
+	s := spin.MessageStats{Started: 3, Open: 1}
+	s.Dropped[spin.DropOverlap] = 5
 	b, err := json.Marshal(s)
 	if err != nil || !strings.Contains(string(b), `"overlap":5`) {
 		t.Fatalf("%s, %v", b, err)
 	}
-	var back Stats
+	var back spin.MessageStats
 	if err := json.Unmarshal(b, &back); err != nil || back != s {
 		t.Errorf("%+v, %v", back, err)
 	}
@@ -862,7 +864,7 @@ func TestMisuse(t *testing.T) {
 				}
 			}()
 			_, tab := queue(t, Config{})
-			f(tab, arrive(t, tab, &Key{1}, seg(0, 10), 1, Start, None))
+			f(tab, arrive(t, tab, &Key{1}, seg(0, 10), 1, Start, spin.NotDropped))
 		}()
 	}
 }

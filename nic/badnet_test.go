@@ -16,12 +16,12 @@ import (
 
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/matcher"
-	"github.com/xspin/xspin/mpq"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/impair"
 	"github.com/xspin/xspin/netns/netnstest"
 	"github.com/xspin/xspin/nic"
 	"github.com/xspin/xspin/slmp"
+	"github.com/xspin/xspin/spin"
 )
 
 // What the model test of package slmp wants of the machines holds of the NIC, its
@@ -70,11 +70,11 @@ func TestMessagesThroughABadNetwork(t *testing.T) {
 
 // badNetwork sends messages of all sorts at once, whose handlers watch. It returns
 // what became of them.
-func badNetwork(t *testing.T, lab *netns.Lab, p policy, plain bool) mpq.Stats {
+func badNetwork(t *testing.T, lab *netns.Lab, p policy, plain bool) spin.MessageStats {
 	n := open(t, lab, nic.Config{HPUs: 3, Workers: 2})
 	w := newWitness(t, p.spec.Policy == nic.ByMessage)
 	l := newLedger()
-	events := make(chan hpu.MessageEvent, 100)
+	events := make(chan spin.MessageEvent, 100)
 	spec := p.spec
 	spec.Name, spec.Rulesets, spec.Events = "slmp", sets(matcher.SLMP()), events
 	spec.Handlers = l.keep(w.handlers())
@@ -116,7 +116,7 @@ func badNetwork(t *testing.T, lab *netns.Lab, p policy, plain bool) mpq.Stats {
 	ended := map[uint32]uint64{}
 	for range len(events) {
 		e := nextEvent(t, events)
-		if _, again := ended[e.Number]; again || e.Cause != hpu.Complete || e.Missing != 0 || e.Dropped != 0 {
+		if _, again := ended[e.Number]; again || e.Cause != spin.Complete || e.Missing != 0 || e.Dropped != 0 {
 			t.Errorf("event %+v", e)
 		}
 		ended[e.Number] = e.Length
@@ -127,7 +127,7 @@ func badNetwork(t *testing.T, lab *netns.Lab, p policy, plain bool) mpq.Stats {
 		}
 	}
 	st, cs, ss := messages(t, c), c.Stats(), conn.Stats()
-	all, room := uint64(len(lengths)), mpq.Drops{mpq.NoHeader: st.Dropped[mpq.NoHeader]}
+	all, room := uint64(len(lengths)), spin.Drops{spin.DropNoHeader: st.Dropped[spin.DropNoHeader]}
 	if st.Started != all || st.Ended != all || st.Open != 0 || st.HeldNow != 0 || st.Memory != 0 || st.Dropped != room {
 		t.Errorf("%+v", st)
 	}
@@ -168,11 +168,11 @@ func newLedger() *ledger {
 func (l *ledger) keep(h hpu.Handlers) hpu.Handlers {
 	slow := func() { time.Sleep(300 * time.Microsecond) }
 	header, payload, completion := h.Header, h.Payload, h.Completion
-	h.Header = func(h *hpu.HER) hpu.Code {
+	h.Header = func(h *hpu.HER) spin.Code {
 		slow()
 		return header(h)
 	}
-	h.Payload = func(h *hpu.HER) hpu.Code {
+	h.Payload = func(h *hpu.HER) spin.Code {
 		if h.Offset()%16 == 0 {
 			slow()
 		}
@@ -183,7 +183,7 @@ func (l *ledger) keep(h hpu.Handlers) hpu.Handlers {
 		l.segments[segmentID{messageID{m.Source(), m.Number()}, uint64(h.Offset())}] = time.Now()
 		return code
 	}
-	h.Completion = func(c *hpu.Completion) hpu.Code {
+	h.Completion = func(c *hpu.Completion) spin.Code {
 		slow()
 		code := completion(c)
 		m := c.Message()

@@ -23,6 +23,7 @@ import (
 	"github.com/xspin/xspin/loader"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/mpq"
+	"github.com/xspin/xspin/spin"
 )
 
 // Errors that callers tell apart.
@@ -85,9 +86,9 @@ type ContextSpec struct {
 
 	Protocol hpu.Protocol // acknowledges. Defaults to SLMP for the predefined formats of it, else nobody does
 
-	Binder hpu.Binder              // says where messages go. Defaults to:
-	Window hpu.Window              // all of them to the begin of this window
-	Events chan<- hpu.MessageEvent // and their ends to this channel
+	Binder hpu.Binder               // says where messages go. Defaults to:
+	Window spin.Window              // all of them to the begin of this window
+	Events chan<- spin.MessageEvent // and their ends to this channel
 
 	State        int    // bytes of state memory of each message
 	InitialState []byte // what that begins with; the rest is 0
@@ -183,13 +184,13 @@ func (c *Context) Rulesets() []int {
 }
 
 // Stats returns what the context's handlers did.
-func (c *Context) Stats() hpu.ContextStats { return c.hpu.Stats() }
+func (c *Context) Stats() spin.ContextStats { return c.hpu.Stats() }
 
 // Messages returns what became of the context's messages, and false if it has none.
-func (c *Context) Messages() (mpq.Stats, bool) { return c.hpu.Messages() }
+func (c *Context) Messages() (spin.MessageStats, bool) { return c.hpu.Messages() }
 
 // ClearCounters zeroes the context's user counters and returns what they were.
-func (c *Context) ClearCounters() [hpu.UserCounters]hpu.UserCounter { return c.hpu.ClearCounters() }
+func (c *Context) ClearCounters() [spin.UserCounters]spin.UserCounter { return c.hpu.ClearCounters() }
 
 // complete checks a spec and fills in what was left out.
 func (s *ContextSpec) complete(hpus int) error {
@@ -430,14 +431,14 @@ func (s *ContextSpec) context(id uint16, buckets bpf.Range) (*hpu.Context, error
 		Format:    s.Format,
 		Protocol:  s.Protocol,
 		Binder:    s.Binder,
-		Default:   hpu.Binding{Window: s.Window},
+		Default:   spin.Binding{Window: s.Window},
 		State:     s.State,
 		Initial:   s.InitialState,
 		Checksums: s.Checksums,
 		Shared:    s.Policy != ByMessage,
 	}
 	if s.Events != nil {
-		cfg.Default.Events = hpu.EventChan(s.Events)
+		cfg.Default.Events = spin.EventChan(s.Events)
 	} else if p := s.events(); p != nil {
 		cfg.Default.Events = pairSink{p}
 		if s.Binder != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/netnstest"
 	"github.com/xspin/xspin/nic"
+	"github.com/xspin/xspin/spin"
 )
 
 // A context goes and comes again while another one has packets of which it lets go when
@@ -21,13 +22,13 @@ func TestContextBeginsAnewWhileAnotherHoldsCredit(t *testing.T) {
 	lab := netnstest.Temp(t, netns.LabConfig{Queues: 1})
 	n := open(t, lab, nic.Config{HPUs: 1, Ring: 64})
 	kept := make(chan *hpu.Kept, 64)
-	holder := run(t, n, nic.ContextSpec{Name: "holder", Rulesets: sets(matcher.UDPPort(7)), Handlers: handle(func(h *hpu.HER) hpu.Code {
+	holder := run(t, n, nic.ContextSpec{Name: "holder", Rulesets: sets(matcher.UDPPort(7)), Handlers: handle(func(h *hpu.HER) spin.Code {
 		k, err := h.Keep()
 		if err != nil {
-			return hpu.Fail
+			return spin.Fail
 		}
 		kept <- k
-		return hpu.Success
+		return spin.Success
 	})})
 	run(t, n, nic.ContextSpec{Name: "other", Rulesets: sets(matcher.UDPPort(9)), Handlers: handle(echo)})
 	spec := nic.ContextSpec{Name: "again", Rulesets: sets(matcher.UDPPort(8)), Handlers: handle(echo)}

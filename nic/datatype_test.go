@@ -21,6 +21,7 @@ import (
 	"github.com/xspin/xspin/netns/netnstest"
 	"github.com/xspin/xspin/nic"
 	"github.com/xspin/xspin/slmp"
+	"github.com/xspin/xspin/spin"
 )
 
 // Random types come as the definition of MPI says, several messages at once, each in its
@@ -89,7 +90,7 @@ func TestDatatypesInLargePackets(t *testing.T) {
 			}
 			payload := set.Payload
 			var most atomic.Int64
-			set.Payload = func(h *hpu.HER) hpu.Code {
+			set.Payload = func(h *hpu.HER) spin.Code {
 				parts := int64(0)
 				for range h.Payload() {
 					parts++
@@ -129,17 +130,19 @@ func placeThrough(t *testing.T, n *nic.NIC, conn *slmp.Conn, c *ddt.Committed, s
 	room := hi - lo + 77
 	memory := bytes.Repeat([]byte{0xa5}, int(together*room))
 	want := bytes.Clone(memory)
-	window, err := hostq.WindowOn(memory, hostq.Read|hostq.Write)
+	window, err := hostq.WindowOn(memory, spin.Read|spin.Write)
 	if err != nil {
 		t.Fatal(err)
 	}
-	events := make(chan hpu.MessageEvent, together)
+	events := make(chan spin.MessageEvent, together)
 	var receives hpu.Receives
 	for i := range uint32(together) { // numbers of messages follow one another
-		receives.Post(hpu.Receive{
-			Binding: hpu.Binding{Window: window, Place: int64(i)*room - lo + 33, Events: hpu.EventChan(events), User: i},
+		if err := receives.Post(spin.Receive{
+			Binding: spin.Binding{Window: window, Place: int64(i)*room - lo + 33, Events: spin.EventChan(events), User: i},
 			Tag:     i, Ignore: ^uint32(together - 1),
-		})
+		}); err != nil {
+			t.Fatal(err)
+		}
 	}
 	spec.Name, spec.Rulesets, spec.Handlers, spec.Binder, spec.Messages = "datatype", set.Rulesets, set.Handlers, &receives, together
 	ctx := run(t, n, spec)
@@ -174,7 +177,7 @@ func placeThrough(t *testing.T, n *nic.NIC, conn *slmp.Conn, c *ddt.Committed, s
 		return 0
 	}
 	for range together {
-		if e := nextEvent(t, events); e.Cause != hpu.Complete || e.Length != uint64(c.Size()) || e.User != e.Number%together {
+		if e := nextEvent(t, events); e.Cause != spin.Complete || e.Length != uint64(c.Size()) || e.User != e.Number%together {
 			t.Errorf("%+v", e)
 		}
 	}

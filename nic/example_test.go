@@ -11,6 +11,7 @@ import (
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/nic"
+	"github.com/xspin/xspin/spin"
 )
 
 // A NIC that answers UDP datagrams to port 7 until it is interrupted.
@@ -24,11 +25,11 @@ func Example() {
 	echo, err := n.Install(nic.ContextSpec{
 		Name:     "echo",
 		Rulesets: []matcher.Ruleset{matcher.UDPPort(7)},
-		Handlers: hpu.Handlers{Payload: func(h *hpu.HER) hpu.Code {
+		Handlers: hpu.Handlers{Payload: func(h *hpu.HER) spin.Code {
 			if !h.Headers().ReplyUDP() || h.Send() != nil {
-				return hpu.Drop
+				return spin.Drop
 			}
-			return hpu.Success
+			return spin.Success
 		}},
 	})
 	if err != nil {
@@ -63,13 +64,13 @@ func ExampleNIC_Install() {
 	tap, err := n.Install(nic.ContextSpec{
 		Name:     "dns",
 		Rulesets: []matcher.Ruleset{rules},
-		Handlers: hpu.Handlers{Payload: func(h *hpu.HER) hpu.Code {
+		Handlers: hpu.Handlers{Payload: func(h *hpu.HER) spin.Code {
 			h.Count(0, uint64(h.Len()))
 			if err := h.ToStack(); err != nil {
 				h.Logf("query lost: %v", err)
-				return hpu.Fail
+				return spin.Fail
 			}
-			return hpu.Success
+			return spin.Success
 		}},
 		Policy:   nic.ByPacket,
 		CoreMask: 0b11,

@@ -18,6 +18,7 @@ import (
 	"github.com/xspin/xspin/netns/netnstest"
 	"github.com/xspin/xspin/nic"
 	"github.com/xspin/xspin/packet"
+	"github.com/xspin/xspin/spin"
 )
 
 // udpTo returns a frame from the host's end of a lab to a port of the NIC's.
@@ -83,10 +84,10 @@ func overload(t testing.TB, lab *netns.Lab, frames ...[]byte) (enough func()) {
 
 // busy is a handler that keeps its HPU busy for so long.
 func busy(d time.Duration) hpu.Handler {
-	return func(h *hpu.HER) hpu.Code {
+	return func(h *hpu.HER) spin.Code {
 		for end := h.Now() + int64(d); h.Now() < end; {
 		}
-		return hpu.Success
+		return spin.Success
 	}
 }
 

@@ -15,10 +15,11 @@ import (
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/netnstest"
 	"github.com/xspin/xspin/nic"
+	"github.com/xspin/xspin/spin"
 )
 
 // event waits for the NIC's next event.
-func event(t testing.TB, n *nic.NIC) hpu.Event {
+func event(t testing.TB, n *nic.NIC) spin.Fault {
 	t.Helper()
 	select {
 	case e := <-n.Events():
@@ -32,7 +33,7 @@ func event(t testing.TB, n *nic.NIC) hpu.Event {
 func TestPanicOfHandlerIsContained(t *testing.T) {
 	lab := netnstest.Temp(t, netns.LabConfig{})
 	n := open(t, lab, nic.Config{HPUs: 1})
-	c := run(t, n, nic.ContextSpec{Name: "fragile", Rulesets: sets(matcher.UDPPort(7)), Handlers: handle(func(h *hpu.HER) hpu.Code {
+	c := run(t, n, nic.ContextSpec{Name: "fragile", Rulesets: sets(matcher.UDPPort(7)), Handlers: handle(func(h *hpu.HER) spin.Code {
 		code := echo(h) // asks for a send
 		if b, err := h.SendNew(h.Len()); err == nil {
 			copy(b, h.Head())
@@ -41,9 +42,9 @@ func TestPanicOfHandlerIsContained(t *testing.T) {
 		case 'p':
 			panic("of the handler's own")
 		case 'i':
-			return hpu.Code(h.Head()[h.Len()]) // index out of range
+			return spin.Code(h.Head()[h.Len()]) // index out of range
 		case 'f':
-			return hpu.Fail
+			return spin.Fail
 		}
 		return code
 	})})
@@ -64,8 +65,8 @@ func TestPanicOfHandlerIsContained(t *testing.T) {
 	})
 	idle(t, c)
 	// One of many is an event, which says how many there were.
-	count := map[hpu.EventKind]uint64{}
-	for count[hpu.HandlerPanic] < 2*rounds || count[hpu.HandlerFailed] < rounds {
+	count := map[spin.FaultKind]uint64{}
+	for count[spin.HandlerPanic] < 2*rounds || count[spin.HandlerFailed] < rounds {
 		e := event(t, n)
 		if count[e.Kind] += e.More; e.Detail != "" {
 			count[e.Kind]++
@@ -73,11 +74,11 @@ func TestPanicOfHandlerIsContained(t *testing.T) {
 		if e.Name != "fragile" || e.Context != uint16(c.ID()) || e.HPU != 0 {
 			t.Errorf("event of something else: %v", e)
 		}
-		if e.Kind == hpu.HandlerPanic && e.Detail != "" && !strings.Contains(e.Detail, "fault_test.go") {
+		if e.Kind == spin.HandlerPanic && e.Detail != "" && !strings.Contains(e.Detail, "fault_test.go") {
 			t.Errorf("a panic's event does not tell where: %s", e.Detail)
 		}
 	}
-	if count[hpu.HandlerPanic] != 2*rounds || count[hpu.HandlerFailed] != rounds {
+	if count[spin.HandlerPanic] != 2*rounds || count[spin.HandlerFailed] != rounds {
 		t.Errorf("the events are of %v", count)
 	}
 }
@@ -94,7 +95,7 @@ func TestEndlessHandlerIsGivenUp(t *testing.T) {
 		write(t, conn, []byte("stop here"))
 	}
 	line := p.expect(t, "event:")
-	if !strings.Contains(line, hpu.HandlerOverrun.String()) || !strings.Contains(line, "(stuck)") {
+	if !strings.Contains(line, spin.HandlerOverrun.String()) || !strings.Contains(line, "(stuck)") {
 		t.Errorf("the event is %q", line)
 	}
 	for range 5 {
@@ -141,9 +142,9 @@ func TestHandlerReturnsAfterItWasGivenUp(t *testing.T) {
 			var stuck atomic.Bool
 			c := run(t, n, nic.ContextSpec{
 				Name: "slow", Rulesets: sets(matcher.UDPPort(9)), Credits: 24, Format: matcher.FormatByName("flow"), Messages: 16,
-				Handlers: handle(func(h *hpu.HER) hpu.Code {
+				Handlers: handle(func(h *hpu.HER) spin.Code {
 					if stuck.Swap(true) {
-						return hpu.Success
+						return spin.Success
 					}
 					close(entered)
 					<-gate
@@ -153,7 +154,7 @@ func TestHandlerReturnsAfterItWasGivenUp(t *testing.T) {
 						clear(h.Segment(i))
 					}
 					ask.what(h)
-					return hpu.Success
+					return spin.Success
 				}),
 			})
 			other := run(t, n, nic.ContextSpec{Name: "other", Rulesets: sets(matcher.UDPPort(7)), Credits: 24, Handlers: handle(echoAll)})
@@ -161,7 +162,7 @@ func TestHandlerReturnsAfterItWasGivenUp(t *testing.T) {
 			conn := dialUDP(t, lab, 7)
 			write(t, dialUDP(t, lab, 9), append(make([]byte, 8000), "mine"...))
 			<-entered
-			for event(t, n).Kind != hpu.HandlerOverrun {
+			for event(t, n).Kind != spin.HandlerOverrun {
 			}
 			// The HPU goes on with other packets: its memory of the batch is new.
 			for i := range 50 {
@@ -221,7 +222,7 @@ func TestLostFramesGiveTheirCreditBack(t *testing.T) {
 			c := run(t, n, nic.ContextSpec{
 				Name: "flooded", Rulesets: sets(matcher.UDPPort(7)),
 				Format: matcher.FormatByName(tc.format), Messages: 64,
-				Handlers: handle(func(h *hpu.HER) hpu.Code {
+				Handlers: handle(func(h *hpu.HER) spin.Code {
 					<-*gate.Load()
 					return echo(h)
 				}),

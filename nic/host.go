@@ -5,6 +5,7 @@ package nic
 import (
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/spin"
 )
 
 // A pair is what of a hostq.Pair takes events.
@@ -23,10 +24,10 @@ func (s *ContextSpec) events() pair {
 // A pairSink puts the ends of messages into the application's queue of events.
 type pairSink struct{ pair }
 
-// Post implements hpu.EventSink. The end of a complete message waits for room, and
+// Post implements spin.EventSink. The end of a complete message waits for room, and
 // EOM's acknowledgement with it; what else happens to messages does not, and the
 // application is told that it has missed something.
-func (s pairSink) Post(e *hpu.MessageEvent) bool {
+func (s pairSink) Post(e *spin.MessageEvent) bool {
 	out := hostq.Event{
 		Kind:        hostq.MessageEnded,
 		Cause:       uint8(e.Cause),
@@ -40,7 +41,7 @@ func (s pairSink) Post(e *hpu.MessageEvent) bool {
 		Time:        e.Time,
 	}
 	out.User, _ = e.User.(uint64)
-	if e.Cause == hpu.Failed {
+	if e.Cause == spin.Failed {
 		out.Kind = hostq.MessageFailed
 		if e.Err != nil {
 			out.Text = e.Err.Error()
@@ -49,7 +50,7 @@ func (s pairSink) Post(e *hpu.MessageEvent) bool {
 	if s.Event(&out) {
 		return true
 	}
-	if e.Cause != hpu.Complete {
+	if e.Cause != spin.Complete {
 		s.LoseEvent()
 	}
 	return false
@@ -58,11 +59,11 @@ func (s pairSink) Post(e *hpu.MessageEvent) bool {
 // A sinkBinder gives bindings that name nobody for their events the context's sink.
 type sinkBinder struct {
 	hpu.Binder
-	sink hpu.EventSink
+	sink spin.EventSink
 }
 
 // Bind implements hpu.Binder.
-func (b sinkBinder) Bind(m *hpu.Message) (hpu.Binding, error) {
+func (b sinkBinder) Bind(m *hpu.Message) (spin.Binding, error) {
 	to, err := b.Binder.Bind(m)
 	if to.Events == nil {
 		to.Events = b.sink
@@ -75,7 +76,7 @@ func (b sinkBinder) Bind(m *hpu.Message) (hpu.Binding, error) {
 func (n *NIC) forward() {
 	defer close(n.events)
 	for e := range n.pool.Events() {
-		if e.Kind == hpu.HandlerOverrun && e.Detail != "" { // not one that only counts others
+		if e.Kind == spin.HandlerOverrun && e.Detail != "" { // not one that only counts others
 			n.fault(e)
 		}
 		select {
@@ -88,7 +89,7 @@ func (n *NIC) forward() {
 
 // fault tells an application that its context is stopped. With the lock, so that
 // its pair is not used after Remove or Close.
-func (n *NIC) fault(e hpu.Event) {
+func (n *NIC) fault(e spin.Fault) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	c := n.contexts[e.Context]

@@ -17,6 +17,7 @@ import (
 	"github.com/xspin/xspin/nic"
 	"github.com/xspin/xspin/slmp"
 	"github.com/xspin/xspin/slmp/fpspintest"
+	"github.com/xspin/xspin/spin"
 )
 
 // TestFPsPINSender has messages sent as FPsPIN's library does, which sends nothing
@@ -106,7 +107,7 @@ func TestFPsPINSenderWithThreads(t *testing.T) {
 	data := noise(140_000*s.Payload() - 5)
 	memory := make(hpu.Memory, len(data))
 	c := run(t, n, nic.ContextSpec{Name: "slmp", Rulesets: sets(matcher.SLMP()), Window: memory, Handlers: hpu.Handlers{
-		Header: func(*hpu.HER) hpu.Code { return hpu.Proceed },
+		Header: func(*hpu.HER) spin.Code { return spin.Proceed },
 	}})
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

@@ -16,6 +16,7 @@ import (
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/nic"
+	"github.com/xspin/xspin/spin"
 )
 
 // childEnv makes the test binary something else: see child.
@@ -47,7 +48,7 @@ func child(role, device string) error {
 	}
 	specs := []nic.ContextSpec{{Name: "icmp", Rulesets: []matcher.Ruleset{matcher.ICMPEcho()}, Handlers: hpu.Handlers{Payload: echo}}}
 	if role == "forever" {
-		forever := func(*hpu.HER) hpu.Code {
+		forever := func(*hpu.HER) spin.Code {
 			for { //nolint:staticcheck // the point of the test
 			}
 		}

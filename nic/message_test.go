@@ -24,11 +24,11 @@ import (
 	"github.com/xspin/xspin/internal/ethtool"
 	"github.com/xspin/xspin/internal/testenv"
 	"github.com/xspin/xspin/matcher"
-	"github.com/xspin/xspin/mpq"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/netnstest"
 	"github.com/xspin/xspin/nic"
 	"github.com/xspin/xspin/slmp"
+	"github.com/xspin/xspin/spin"
 )
 
 // A messageID says which message of which sender.
@@ -51,7 +51,7 @@ type seen struct {
 	headers, completions, running int
 	data                          []byte
 	count                         []byte
-	result                        hpu.Result
+	result                        spin.Result
 }
 
 func newWitness(t testing.TB, exclusive bool) *witness {
@@ -71,16 +71,16 @@ func (w *witness) of(m *hpu.Message) *seen {
 
 func (w *witness) handlers() hpu.Handlers {
 	return hpu.Handlers{
-		Header: func(h *hpu.HER) hpu.Code {
+		Header: func(h *hpu.HER) spin.Code {
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			s := w.of(h.Message())
 			if s.headers++; s.headers > 1 || len(s.data) > 0 || s.completions > 0 || h.Offset() != 0 {
 				w.t.Errorf("message %d: header handler at %d: %d so far, %d bytes, %d completions", h.Message().Number(), h.Offset(), s.headers, len(s.data), s.completions)
 			}
-			return hpu.ProcessData
+			return spin.ProcessData
 		},
-		Payload: func(h *hpu.HER) hpu.Code {
+		Payload: func(h *hpu.HER) spin.Code {
 			w.mu.Lock()
 			s := w.of(h.Message())
 			s.running++
@@ -102,9 +102,9 @@ func (w *witness) handlers() hpu.Handlers {
 			w.mu.Lock()
 			s.running--
 			w.mu.Unlock()
-			return hpu.Success
+			return spin.Success
 		},
-		Completion: func(c *hpu.Completion) hpu.Code {
+		Completion: func(c *hpu.Completion) spin.Code {
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			s := w.of(c.Message())
@@ -112,7 +112,7 @@ func (w *witness) handlers() hpu.Handlers {
 			if s.completions++; s.completions > 1 || s.running > 0 || s.headers != 1 {
 				w.t.Errorf("message %d: %d completion handlers, beside %d others, after %d headers", c.Message().Number(), s.completions, s.running, s.headers)
 			}
-			return hpu.Success
+			return spin.Success
 		},
 	}
 }
@@ -128,7 +128,7 @@ func (w *witness) check(id messageID, want []byte) {
 		return
 	}
 	delete(w.all, id)
-	if s.completions != 1 || s.result.Cause != hpu.Complete || s.result.Length != uint64(len(want)) || s.result.Missing != 0 {
+	if s.completions != 1 || s.result.Cause != spin.Complete || s.result.Length != uint64(len(want)) || s.result.Missing != 0 {
 		w.t.Errorf("message %v of %d bytes: %d completions: %+v", id, len(want), s.completions, s.result)
 	}
 	if !bytes.Equal(s.data, want) {
@@ -170,7 +170,7 @@ func patient(t testing.TB) context.Context {
 	return ctx
 }
 
-func messages(t testing.TB, c *nic.Context) mpq.Stats {
+func messages(t testing.TB, c *nic.Context) spin.MessageStats {
 	t.Helper()
 	st, ok := c.Messages()
 	if !ok {
@@ -179,7 +179,7 @@ func messages(t testing.TB, c *nic.Context) mpq.Stats {
 	return st
 }
 
-func nextEvent(t testing.TB, events <-chan hpu.MessageEvent) hpu.MessageEvent {
+func nextEvent(t testing.TB, events <-chan spin.MessageEvent) spin.MessageEvent {
 	t.Helper()
 	select {
 	case e := <-events:
@@ -248,7 +248,7 @@ func TestMessagesOfEveryModeToEveryPolicy(t *testing.T) {
 			lab := netnstest.Temp(t, netns.LabConfig{})
 			n := open(t, lab, nic.Config{HPUs: 3, Workers: 2})
 			w := newWitness(t, p.spec.Policy == nic.ByMessage)
-			events := make(chan hpu.MessageEvent, 100)
+			events := make(chan spin.MessageEvent, 100)
 			spec := p.spec
 			spec.Name, spec.Rulesets, spec.Events, spec.Handlers = "slmp", sets(matcher.SLMP()), events, w.handlers()
 			spec.Held = 1024
@@ -277,7 +277,7 @@ func TestMessagesOfEveryModeToEveryPolicy(t *testing.T) {
 								t.Fatalf("%v, window %d, plain %v, %d bytes: %v\n%+v\n%+v", mode, window, plain, size, err, messages(t, c), c.Stats())
 							}
 							sent++
-							if e := nextEvent(t, events); e.Number != d.ID || e.Cause != hpu.Complete || e.Length != uint64(size) {
+							if e := nextEvent(t, events); e.Number != d.ID || e.Cause != spin.Complete || e.Length != uint64(size) {
 								t.Errorf("%d bytes: event %+v", size, e)
 							}
 							w.check(messageID{conn.LocalAddr(), d.ID}, data)
@@ -328,18 +328,18 @@ func TestTenThousandMessagesAtATime(t *testing.T) {
 	lab := netnstest.Temp(t, netns.LabConfig{})
 	n := open(t, lab, nic.Config{HPUs: 4, Workers: 2})
 	const senders, each = 10, 1000
-	events := make(chan hpu.MessageEvent, senders*each)
+	events := make(chan spin.MessageEvent, senders*each)
 	var sum atomic.Uint64
 	c := run(t, n, nic.ContextSpec{
 		Name: "many", Rulesets: sets(matcher.SLMP()), Messages: 16384, State: 8, Timeout: time.Minute, Events: events,
 		Handlers: hpu.Handlers{
-			Header: func(h *hpu.HER) hpu.Code {
+			Header: func(h *hpu.HER) spin.Code {
 				binary.NativeEndian.PutUint64(h.Message().State(), uint64(h.Message().Number()))
-				return hpu.Success
+				return spin.Success
 			},
-			Completion: func(c *hpu.Completion) hpu.Code {
+			Completion: func(c *hpu.Completion) spin.Code {
 				sum.Add(binary.NativeEndian.Uint64(c.Message().State()))
-				return hpu.Success
+				return spin.Success
 			},
 		},
 	})
@@ -366,7 +366,7 @@ func TestTenThousandMessagesAtATime(t *testing.T) {
 		}
 	}
 	for range senders * each {
-		if e := nextEvent(t, events); e.Cause != hpu.Complete || e.Length != 117 {
+		if e := nextEvent(t, events); e.Cause != spin.Complete || e.Length != 117 {
 			t.Fatalf("%+v", e)
 		}
 	}
@@ -386,12 +386,12 @@ func TestForgedStartsOfMessages(t *testing.T) {
 	h := w.handlers()
 	header := h.Header
 	var once sync.Once
-	h.Header = func(h *hpu.HER) hpu.Code {
+	h.Header = func(h *hpu.HER) spin.Code {
 		if h.PayloadLen() > 4 {
 			once.Do(func() { close(started) })
 			return header(h)
 		}
-		return hpu.Drop
+		return spin.Drop
 	}
 	h.Completion = nil
 	c := run(t, n, nic.ContextSpec{
@@ -432,9 +432,9 @@ func TestForgedStartsOfMessages(t *testing.T) {
 	eventually(t, "all are handled, or counted", func() bool {
 		st := messages(t, c)
 		k := program(t, n).Refused[c.ID()] + overflowed(t, lab.Host)
-		return st.Started-1+st.Dropped[mpq.Messages]+st.Dropped[mpq.NoHeader]+k+uint64(st.HeldNow) >= forged
+		return st.Started-1+st.Dropped[spin.DropMessages]+st.Dropped[spin.DropNoHeader]+k+uint64(st.HeldNow) >= forged
 	})
-	if st := messages(t, c); st.Dropped[mpq.Messages] == 0 || st.Dropped[mpq.NoHeader] == 0 {
+	if st := messages(t, c); st.Dropped[spin.DropMessages] == 0 || st.Dropped[spin.DropNoHeader] == 0 {
 		t.Errorf("%+v", st)
 	}
 	if err := n.Remove(c); err != nil {
@@ -505,23 +505,23 @@ func TestNumbersOfMessagesAreReused(t *testing.T) {
 func TestSenderThatDies(t *testing.T) {
 	lab := netnstest.Temp(t, netns.LabConfig{})
 	n := open(t, lab, nic.Config{HPUs: 2})
-	events := make(chan hpu.MessageEvent, 10)
+	events := make(chan spin.MessageEvent, 10)
 	c := run(t, n, nic.ContextSpec{Name: "slmp", Rulesets: sets(matcher.SLMP()), Events: events, Timeout: 50 * time.Millisecond})
 	conn := dialUDP(t, lab, slmp.Port)
 	write(t, conn, raw(slmp.SYN, 1, 0, noise(100)))
 	write(t, conn, raw(slmp.SYN, 1, 300, noise(100)))
 	answer(t, conn)
 	answer(t, conn)
-	if e := nextEvent(t, events); e.Cause != hpu.TimedOut || e.Length != 400 || e.Missing != 200 || e.Source.Port() != uint16(conn.LocalAddr().(*net.UDPAddr).Port) {
+	if e := nextEvent(t, events); e.Cause != spin.TimedOut || e.Length != 400 || e.Missing != 200 || e.Source.Port() != uint16(conn.LocalAddr().(*net.UDPAddr).Port) {
 		t.Errorf("%+v", e)
 	}
 	write(t, conn, raw(slmp.SYN, 1, 100, noise(100)))
 	write(t, conn, raw(slmp.SYN|slmp.EOM, 1, 200, noise(100)))
 	// The marker of silent may run on the other HPU, ahead of these.
-	eventually(t, "what comes late is dropped", func() bool { return messages(t, c).Dropped[mpq.Dead] == 2 })
+	eventually(t, "what comes late is dropped", func() bool { return messages(t, c).Dropped[spin.DropDead] == 2 })
 	silent(t, conn)
 	nextEvent(t, events)
-	if st := messages(t, c); st.Open != 0 || st.Abandoned != 1 || st.Dropped[mpq.Dead] != 2 {
+	if st := messages(t, c); st.Open != 0 || st.Abandoned != 1 || st.Dropped[spin.DropDead] != 2 {
 		t.Errorf("%+v", st)
 	}
 	eventually(t, "no bucket is held", func() bool { return c.HeldBuckets() == 0 })
@@ -535,20 +535,20 @@ func TestContextIsReplacedInTheMiddleOfAMessage(t *testing.T) {
 			gate, half := make(chan struct{}), make(chan struct{})
 			var once sync.Once
 			var endings atomic.Int64
-			events := make(chan hpu.MessageEvent, 10)
+			events := make(chan spin.MessageEvent, 10)
 			spec := nic.ContextSpec{
 				Name: "slmp", Rulesets: sets(matcher.SLMP()), Events: events,
-				Handlers: hpu.Handlers{Payload: func(h *hpu.HER) hpu.Code {
+				Handlers: hpu.Handlers{Payload: func(h *hpu.HER) spin.Code {
 					if h.Offset() > 1<<20 {
 						once.Do(func() { close(half) })
 						<-gate
 					}
-					return hpu.Success
-				}, Completion: func(c *hpu.Completion) hpu.Code {
-					if c.Cause == hpu.Removed {
+					return spin.Success
+				}, Completion: func(c *hpu.Completion) spin.Code {
+					if c.Cause == spin.Removed {
 						endings.Add(1)
 					}
-					return hpu.Success
+					return spin.Success
 				}},
 			}
 			c := run(t, n, spec)
@@ -566,7 +566,7 @@ func TestContextIsReplacedInTheMiddleOfAMessage(t *testing.T) {
 			if err := <-removed; err != nil {
 				t.Error(err)
 			}
-			if e := nextEvent(t, events); e.Cause != hpu.Removed || endings.Load() != 1 || e.Length < 1<<20 {
+			if e := nextEvent(t, events); e.Cause != spin.Removed || endings.Load() != 1 || e.Length < 1<<20 {
 				t.Errorf("%+v, %d completion handlers", e, endings.Load())
 			}
 			c = run(t, n, spec)
@@ -650,7 +650,7 @@ func TestSegmentsThatContradictEachOther(t *testing.T) {
 	}
 	eventually(t, "each is dropped for its reason", func() bool {
 		st := messages(t, c)
-		return st.Dropped[mpq.Beyond] == 2 && st.Dropped[mpq.TwoEnds] == 3 && st.Dropped[mpq.Overlap]-before.Dropped[mpq.Overlap] == 2
+		return st.Dropped[spin.DropBeyond] == 2 && st.Dropped[spin.DropTwoEnds] == 3 && st.Dropped[spin.DropOverlap]-before.Dropped[spin.DropOverlap] == 2
 	})
 	silent(t, conn)
 	write(t, conn, raw(slmp.SYN, 2, 100, data[100:200]))
@@ -706,8 +706,8 @@ func TestApplicationThatIsSlow(t *testing.T) {
 		t.Run(fmt.Sprintf("plain=%v", plain), func(t *testing.T) {
 			lab := netnstest.Temp(t, netns.LabConfig{})
 			n := open(t, lab, nic.Config{HPUs: 2})
-			events := make(chan hpu.MessageEvent, 1)
-			events <- hpu.MessageEvent{}
+			events := make(chan spin.MessageEvent, 1)
+			events <- spin.MessageEvent{}
 			c := run(t, n, nic.ContextSpec{Name: "slmp", Rulesets: sets(matcher.SLMP()), Events: events, Timeout: time.Minute})
 			conn := connect(t, lab, slmp.Port, slmp.Config{Patience: 50 * time.Millisecond, Retries: 5, MaxRTO: 50 * time.Millisecond, Plain: plain})
 			if plain {
@@ -733,7 +733,7 @@ func TestApplicationThatIsSlow(t *testing.T) {
 			if err := <-sent; err != nil {
 				t.Error(err)
 			}
-			if e := nextEvent(t, events); e.Length != 100_000 || e.Cause != hpu.Complete {
+			if e := nextEvent(t, events); e.Length != 100_000 || e.Cause != spin.Complete {
 				t.Errorf("%+v", e)
 			}
 		})
@@ -791,7 +791,7 @@ func TestFloodedMessagesDoNotHurtAnotherContext(t *testing.T) {
 	gate := make(chan struct{})
 	slow := run(t, n, nic.ContextSpec{
 		Name: "flooded", Rulesets: sets(matcher.SLMP()), Credits: 128, CoreMask: 1, Messages: 256,
-		Handlers: handle(func(*hpu.HER) hpu.Code { <-gate; return hpu.Success }),
+		Handlers: handle(func(*hpu.HER) spin.Code { <-gate; return spin.Success }),
 	})
 	w := newWitness(t, true)
 	other := matcher.SLMP()

@@ -33,6 +33,7 @@ import (
 	"github.com/xspin/xspin/internal/nicsock"
 	"github.com/xspin/xspin/loader"
 	"github.com/xspin/xspin/nic/neigh"
+	"github.com/xspin/xspin/spin"
 	"github.com/xspin/xspin/xsk"
 )
 
@@ -94,7 +95,7 @@ type NIC struct {
 	stirred  chan struct{}   // see fair
 	done     chan struct{}   // closed when the NIC closes
 
-	events     chan hpu.Event
+	events     chan spin.Fault
 	eventsLost atomic.Uint64
 
 	// Calls that go on without the lock, and that Close waits for. Added to with
@@ -143,7 +144,7 @@ func Open(cfg Config) (_ *NIC, err error) {
 		drain:    removeTime,
 		stirred:  make(chan struct{}, 1),
 		done:     make(chan struct{}),
-		events:   make(chan hpu.Event, 64),
+		events:   make(chan spin.Fault, 64),
 	}
 	defer func() {
 		if err != nil {
@@ -336,7 +337,7 @@ func (n *NIC) LinkTurned() <-chan struct{} { return n.neigh.Turned() }
 
 // Events returns what went wrong in handlers. Events that nobody takes are
 // counted as lost.
-func (n *NIC) Events() <-chan hpu.Event { return n.events }
+func (n *NIC) Events() <-chan spin.Fault { return n.events }
 
 // Close detaches the program, ends open messages as Remove does, stops the HPUs and
 // frees everything. Handlers that are stuck, and packets that were kept and not

@@ -17,6 +17,7 @@ import (
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/netnstest"
 	"github.com/xspin/xspin/nic"
+	"github.com/xspin/xspin/spin"
 )
 
 // open opens a NIC on the NIC's end of a lab.
@@ -67,13 +68,13 @@ func eventually(t testing.TB, what string, ok func() bool) {
 }
 
 // echo answers pings and UDP datagrams.
-func echo(h *hpu.HER) hpu.Code {
+func echo(h *hpu.HER) spin.Code {
 	hdr := h.Headers()
 	ok := hdr.ICMP != nil && hdr.ReplyICMPEcho() || hdr.UDP != nil && hdr.ReplyUDP()
 	if !ok || h.Send() != nil {
-		return hpu.Drop
+		return spin.Drop
 	}
-	return hpu.Success
+	return spin.Success
 }
 
 func ping(t testing.TB, lab *netns.Lab, args ...string) string {

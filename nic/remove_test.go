@@ -16,6 +16,7 @@ import (
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/netnstest"
 	"github.com/xspin/xspin/nic"
+	"github.com/xspin/xspin/spin"
 )
 
 // floodPing pings the NIC's end as fast as it answers, until the test ends.
@@ -41,7 +42,7 @@ func TestRemovedContextRunsNoHandlerAnyMore(t *testing.T) {
 		c := run(t, n, nic.ContextSpec{
 			Name: fmt.Sprintf("round %d", round), Rulesets: sets(matcher.ICMPEcho()),
 			Format: matcher.FormatByName("flow"), Messages: nic.MaxBuckets,
-			Handlers: handle(func(h *hpu.HER) hpu.Code { runs.Add(1); return echo(h) }),
+			Handlers: handle(func(h *hpu.HER) spin.Code { runs.Add(1); return echo(h) }),
 		})
 		if c.ID() != 0 || len(c.Rulesets()) != 1 || c.Rulesets()[0] != 0 {
 			t.Fatalf("round %d: context %d with rulesets %v, want 0 with 0", round, c.ID(), c.Rulesets())
@@ -105,12 +106,12 @@ func TestRemoveWaitsForHandlers(t *testing.T) {
 			}
 			gate, entered := make(chan struct{}), make(chan struct{}, 1000)
 			var inside atomic.Int64
-			c := run(t, n, nic.ContextSpec{Name: "slow", Rulesets: sets(matcher.UDPPort(7)), Handlers: handle(func(*hpu.HER) hpu.Code {
+			c := run(t, n, nic.ContextSpec{Name: "slow", Rulesets: sets(matcher.UDPPort(7)), Handlers: handle(func(*hpu.HER) spin.Code {
 				inside.Add(1)
 				defer inside.Add(-1)
 				entered <- struct{}{}
 				<-gate
-				return hpu.Success
+				return spin.Success
 			})})
 			conn := dialUDP(t, lab, 7)
 			write(t, conn, []byte("first"))
@@ -170,13 +171,13 @@ func TestRemoveGivesUpOnKeptPackets(t *testing.T) {
 	kept := make(chan *hpu.Kept, 1)
 	spec := nic.ContextSpec{
 		Name: "keep", Rulesets: sets(matcher.UDPPort(7)), Format: matcher.FormatByName("flow"), Messages: nic.MaxBuckets / 2,
-		Handlers: handle(func(h *hpu.HER) hpu.Code {
+		Handlers: handle(func(h *hpu.HER) spin.Code {
 			k, err := h.Keep()
 			if err != nil {
-				return hpu.Fail
+				return spin.Fail
 			}
 			kept <- k
-			return hpu.Success
+			return spin.Success
 		}),
 	}
 	c := run(t, n, spec)

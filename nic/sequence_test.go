@@ -13,6 +13,7 @@ import (
 	"github.com/xspin/xspin/netns/netnstest"
 	"github.com/xspin/xspin/nic"
 	"github.com/xspin/xspin/slmp"
+	"github.com/xspin/xspin/spin"
 )
 
 // What goes to one virtual HPU of a message is handled one after the other, also the
@@ -26,18 +27,18 @@ func TestVirtualHPUsHandleOnePacketAtATime(t *testing.T) {
 	c := run(t, n, nic.ContextSpec{
 		Name: "slmp", Rulesets: sets(matcher.SLMP()), Policy: nic.BlockedRR, Sequence: sequence, VHPUs: vhpus, Held: 1024,
 		Handlers: hpu.Handlers{
-			Header: func(*hpu.HER) hpu.Code {
+			Header: func(*hpu.HER) spin.Code {
 				time.Sleep(2 * time.Millisecond) // others come meanwhile
-				return hpu.ProcessData
+				return spin.ProcessData
 			},
-			Payload: func(h *hpu.HER) hpu.Code {
+			Payload: func(h *hpu.HER) spin.Code {
 				b := &busy[h.Offset()/sequence%vhpus]
 				if b.Add(1) > 1 {
 					together.Add(1)
 				}
 				time.Sleep(20 * time.Microsecond)
 				b.Add(-1)
-				return hpu.Success
+				return spin.Success
 			},
 		},
 	})

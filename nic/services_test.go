@@ -22,11 +22,11 @@ import (
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/internal/clock"
 	"github.com/xspin/xspin/matcher"
-	"github.com/xspin/xspin/mpq"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/netnstest"
 	"github.com/xspin/xspin/nic"
 	"github.com/xspin/xspin/slmp"
+	"github.com/xspin/xspin/spin"
 )
 
 // application makes both ends of a pair. The NIC's must be closed after the NIC: make
@@ -86,20 +86,28 @@ func TestApplicationHearsOfItsMessages(t *testing.T) {
 	lab := netnstest.Temp(t, netns.LabConfig{})
 	n := open(t, lab, nic.Config{HPUs: 2, Workers: 1})
 	window := make(hpu.Memory, 1<<16)
-	mine := make(chan hpu.MessageEvent, 1)
+	mine := make(chan spin.MessageEvent, 1)
 	receives := new(hpu.Receives)
-	receives.Post(hpu.Receive{Binding: hpu.Binding{Window: window, User: uint64(42)}, Tag: 1})
-	receives.Post(hpu.Receive{Binding: hpu.Binding{Window: window, User: "text"}, Tag: 2})
-	receives.Post(hpu.Receive{Binding: hpu.Binding{Window: window, Events: hpu.EventChan(mine)}, Tag: 3})
-	receives.Post(hpu.Receive{Binding: hpu.Binding{Window: window, User: uint64(7)}, Ignore: 0xffffffff, Keep: true})
+	if err := receives.Post(spin.Receive{Binding: spin.Binding{Window: window, User: uint64(42)}, Tag: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if err := receives.Post(spin.Receive{Binding: spin.Binding{Window: window, User: "text"}, Tag: 2}); err != nil {
+		t.Fatal(err)
+	}
+	if err := receives.Post(spin.Receive{Binding: spin.Binding{Window: window, Events: spin.EventChan(mine)}, Tag: 3}); err != nil {
+		t.Fatal(err)
+	}
+	if err := receives.Post(spin.Receive{Binding: spin.Binding{Window: window, User: uint64(7)}, Ignore: 0xffffffff, Keep: true}); err != nil {
+		t.Fatal(err)
+	}
 	c := run(t, n, nic.ContextSpec{
 		Name: "messages", Rulesets: sets(matcher.SLMP()), Binder: receives,
 		Resources: hpu.Resources{Host: pair},
-		Handlers: hpu.Handlers{Payload: func(h *hpu.HER) hpu.Code {
+		Handlers: hpu.Handlers{Payload: func(h *hpu.HER) spin.Code {
 			if h.Message().Number() >= 100 && h.Message().Number() < 200 {
-				return hpu.Fail
+				return spin.Fail
 			}
-			return hpu.Success
+			return spin.Success
 		}},
 	})
 	conn := dialUDP(t, lab, slmp.Port)
@@ -115,7 +123,7 @@ func TestApplicationHearsOfItsMessages(t *testing.T) {
 		before := clock.Monotonic()
 		send(id, 500)
 		acked(id)
-		want := hostq.Event{Kind: hostq.MessageEnded, Cause: uint8(hpu.Complete), Number: id, Source: from, Length: 500, User: user}
+		want := hostq.Event{Kind: hostq.MessageEnded, Cause: uint8(spin.Complete), Number: id, Source: from, Length: 500, User: user}
 		e := hostEvent(t, app)
 		if e.Time < before || e.Time > clock.Monotonic() {
 			t.Errorf("ended at %d, sent after %d", e.Time, before)
@@ -131,7 +139,7 @@ func TestApplicationHearsOfItsMessages(t *testing.T) {
 		t.Errorf("%+v", e)
 	}
 	send(100, 10)
-	if e := hostEvent(t, app); e.Kind != hostq.MessageFailed || e.Cause != uint8(hpu.Failed) || e.Number != 100 || e.User != 7 || e.Text == "" {
+	if e := hostEvent(t, app); e.Kind != hostq.MessageFailed || e.Cause != uint8(spin.Failed) || e.Number != 100 || e.User != 7 || e.Text == "" {
 		t.Errorf("%+v", e)
 	}
 
@@ -212,7 +220,7 @@ func TestApplicationThatTakesNoEvents(t *testing.T) {
 	}
 	// What was given up is not acknowledged later.
 	write(t, conn, raw(slmp.SYN|slmp.EOM, room, 0, noise(10)))
-	eventually(t, "it is dropped", func() bool { return messages(t, c).Dropped[mpq.Dead] == 1 })
+	eventually(t, "it is dropped", func() bool { return messages(t, c).Dropped[spin.DropDead] == 1 })
 	silent(t, conn)
 }
 
@@ -223,7 +231,7 @@ func TestApplicationHearsThatItsContextIsStopped(t *testing.T) {
 	gate := make(chan struct{})
 	c := run(t, n, nic.ContextSpec{
 		Name: "stuck", Rulesets: sets(matcher.UDPPort(7)), Resources: hpu.Resources{Host: pair},
-		Handlers: handle(func(*hpu.HER) hpu.Code { <-gate; return hpu.Success }),
+		Handlers: handle(func(*hpu.HER) spin.Code { <-gate; return spin.Success }),
 	})
 	t.Cleanup(func() {
 		close(gate)
@@ -233,7 +241,7 @@ func TestApplicationHearsThatItsContextIsStopped(t *testing.T) {
 	if e := hostEvent(t, app); e.Kind != hostq.ContextFault || !strings.Contains(e.Text, "20ms") {
 		t.Errorf("%+v", e)
 	}
-	if e := <-n.Events(); e.Kind != hpu.HandlerOverrun || e.Name != "stuck" {
+	if e := <-n.Events(); e.Kind != spin.HandlerOverrun || e.Name != "stuck" {
 		t.Errorf("%v", e)
 	}
 }
@@ -256,9 +264,9 @@ func TestInitRunsOnceBeforeTheFirstPacket(t *testing.T) {
 	var inits atomic.Int64
 	c, err := n.Install(nic.ContextSpec{
 		Name: "init", Rulesets: sets(matcher.UDPPort(7)), Resources: hpu.Resources{Memory: make([]byte, 8)},
-		Handlers: hpu.Handlers{Payload: func(h *hpu.HER) hpu.Code {
+		Handlers: hpu.Handlers{Payload: func(h *hpu.HER) spin.Code {
 			if h.Memory()[0] != 42 {
-				return hpu.Fail
+				return spin.Fail
 			}
 			return echo(h)
 		}, Init: func(task *hpu.Task) error {
@@ -296,20 +304,20 @@ func TestHostActivatedContext(t *testing.T) {
 	n := open(t, lab, nic.Config{HPUs: 2, Ring: 64})
 	window := make(hpu.Memory, 10_000)
 	copy(window, noise(len(window)))
-	events := make(chan hpu.MessageEvent, 4)
+	events := make(chan spin.MessageEvent, 4)
 	var mu sync.Mutex
 	var got []byte
 	var words [4]uint64
 	spec := nic.ContextSpec{
 		Name: "host", HostActivated: true, Events: events,
-		Handlers: hpu.Handlers{Payload: func(h *hpu.HER) hpu.Code {
+		Handlers: hpu.Handlers{Payload: func(h *hpu.HER) spin.Code {
 			mu.Lock()
 			defer mu.Unlock()
 			words = h.Message().Words()
 			for b := range h.Payload() {
 				got = append(got, b...)
 			}
-			return hpu.Success
+			return spin.Success
 		}},
 	}
 	c, err := n.Install(spec)
@@ -326,7 +334,7 @@ func TestHostActivatedContext(t *testing.T) {
 	if err := n.Trigger(c, order); err != nil {
 		t.Fatal(err)
 	}
-	if e := nextEvent(t, events); e.Cause != hpu.Complete || e.Length != 5000 || e.Source.IsValid() {
+	if e := nextEvent(t, events); e.Cause != spin.Complete || e.Length != 5000 || e.Source.IsValid() {
 		t.Errorf("%+v", e)
 	}
 	mu.Lock()
@@ -375,7 +383,7 @@ func TestHostActivatedContext(t *testing.T) {
 func TestDeactivatedContextKeepsItsMessages(t *testing.T) {
 	lab := netnstest.Temp(t, netns.LabConfig{})
 	n := open(t, lab, nic.Config{HPUs: 2})
-	events := make(chan hpu.MessageEvent, 4)
+	events := make(chan spin.MessageEvent, 4)
 	c := run(t, n, nic.ContextSpec{Name: "slmp", Rulesets: sets(matcher.SLMP()), Events: events, Handlers: handle(nil)})
 	conn := dialUDP(t, lab, slmp.Port)
 	write(t, conn, raw(slmp.SYN, 1, 0, noise(100)))
@@ -394,7 +402,7 @@ func TestDeactivatedContextKeepsItsMessages(t *testing.T) {
 	}
 	conn.Read(make([]byte, 1)) // what the stack has said
 	write(t, conn, raw(slmp.SYN|slmp.EOM, 1, 100, noise(50)))
-	if e := nextEvent(t, events); e.Cause != hpu.Complete || e.Length != 150 || e.Missing != 0 {
+	if e := nextEvent(t, events); e.Cause != spin.Complete || e.Length != 150 || e.Missing != 0 {
 		t.Errorf("%+v", e)
 	}
 }
@@ -419,7 +427,7 @@ func TestOthersGoOnWhileAContextDrains(t *testing.T) {
 			gate, entered := make(chan struct{}), make(chan struct{})
 			c := run(t, n, nic.ContextSpec{
 				Name: "slow", Rulesets: sets(matcher.UDPPort(7)), CoreMask: 1,
-				Handlers: handle(func(*hpu.HER) hpu.Code { close(entered); <-gate; return hpu.Success }),
+				Handlers: handle(func(*hpu.HER) spin.Code { close(entered); <-gate; return spin.Success }),
 			})
 			write(t, dialUDP(t, lab, 7), []byte("x"))
 			<-entered
@@ -454,13 +462,13 @@ func TestDeactivateGivesUpOnKeptPackets(t *testing.T) {
 	n := open(t, lab, nic.Config{HPUs: 1})
 	n.SetRemoveTime(100 * time.Millisecond)
 	kept := make(chan *hpu.Kept, 1)
-	c := run(t, n, nic.ContextSpec{Name: "keep", Rulesets: sets(matcher.UDPPort(7)), Handlers: handle(func(h *hpu.HER) hpu.Code {
+	c := run(t, n, nic.ContextSpec{Name: "keep", Rulesets: sets(matcher.UDPPort(7)), Handlers: handle(func(h *hpu.HER) spin.Code {
 		k, err := h.Keep()
 		if err != nil {
-			return hpu.Fail
+			return spin.Fail
 		}
 		kept <- k
-		return hpu.Success
+		return spin.Success
 	})})
 	write(t, dialUDP(t, lab, 7), []byte("x"))
 	k := <-kept
@@ -478,7 +486,7 @@ func TestOverloadedContextSpills(t *testing.T) {
 	gate := make(chan struct{})
 	open := sync.OnceFunc(func() { close(gate) })
 	t.Cleanup(open)
-	hold := handle(func(*hpu.HER) hpu.Code { <-gate; return hpu.Success })
+	hold := handle(func(*hpu.HER) spin.Code { <-gate; return spin.Success })
 	spills := run(t, n, nic.ContextSpec{Name: "spills", Rulesets: sets(matcher.UDPPort(7)), Credits: 16, Overload: nic.OverloadSpills, Handlers: hold})
 	drops := run(t, n, nic.ContextSpec{Name: "drops", Rulesets: sets(matcher.UDPPort(8)), Credits: 16, Handlers: hold})
 	server, none := listenUDP(t, lab.NIC, 7), listenUDP(t, lab.NIC, 8)
@@ -520,16 +528,16 @@ func TestHandlerSendsWhereNobodyHasAsked(t *testing.T) {
 	var unresolved atomic.Int64
 	run(t, n, nic.ContextSpec{
 		Name: "timer", Rulesets: sets(matcher.UDPPort(7)), Resources: hpu.Resources{Timer: 5 * time.Millisecond},
-		Handlers: hpu.Handlers{Payload: echo, Timer: func(task *hpu.Task) hpu.Code {
+		Handlers: hpu.Handlers{Payload: echo, Timer: func(task *hpu.Task) spin.Code {
 			b, err := task.SendUDP(3000, to, 5)
-			if errors.Is(err, hpu.ErrUnresolved) {
+			if errors.Is(err, spin.ErrUnresolved) {
 				unresolved.Add(1)
-				return hpu.Success
+				return spin.Success
 			} else if err != nil {
-				return hpu.Fail
+				return spin.Fail
 			}
 			copy(b, "hello")
-			return hpu.Success
+			return spin.Success
 		}},
 	})
 	conn := listenUDP(t, lab.Host, 4000)
@@ -543,19 +551,19 @@ func TestHandlerSendsWhereNobodyHasAsked(t *testing.T) {
 func TestHandlerAnswersWhoIsNew(t *testing.T) {
 	lab := netnstest.Temp(t, netns.LabConfig{})
 	n := open(t, lab, nic.Config{HPUs: 1})
-	run(t, n, nic.ContextSpec{Name: "answer", Rulesets: sets(matcher.UDPPort(7)), Handlers: handle(func(h *hpu.HER) hpu.Code {
+	run(t, n, nic.ContextSpec{Name: "answer", Rulesets: sets(matcher.UDPPort(7)), Handlers: handle(func(h *hpu.HER) spin.Code {
 		hdr := h.Headers()
 		_, err := h.Task.Resolve(netip.AddrFrom4(hdr.IPv4.Src()))
-		if !errors.Is(err, hpu.ErrUnresolved) {
+		if !errors.Is(err, spin.ErrUnresolved) {
 			t.Errorf("the peer was known from the start: this shows nothing: %v", err)
 		}
 		b, err := h.SendUDP(7, netip.AddrPortFrom(netip.AddrFrom4(hdr.IPv4.Src()), hdr.UDP.SrcPort()), 5)
 		if err != nil {
 			t.Error(err)
-			return hpu.Drop
+			return spin.Drop
 		}
 		copy(b, "hello")
-		return hpu.Success
+		return spin.Success
 	})})
 	conn := listenUDP(t, lab.Host, 4000)
 	if _, err := conn.WriteTo([]byte("who?"), net.UDPAddrFromAddrPort(netip.AddrPortFrom(lab.NIC.Addr.Addr(), 7))); err != nil {

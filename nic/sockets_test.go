@@ -17,6 +17,7 @@ import (
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/netnstest"
 	"github.com/xspin/xspin/nic"
+	"github.com/xspin/xspin/spin"
 )
 
 // A socket of Linux that gets nothing because of a ruleset is told, and no other.
@@ -55,7 +56,7 @@ func TestASocketOnTheSamePortIsTold(t *testing.T) {
 		{"no port", matcher.UDP(), 0},
 	} {
 		log.Reset()
-		ctx := run(t, n, nic.ContextSpec{Name: "taker", Rulesets: sets(c.rules), Handlers: handle(func(*hpu.HER) hpu.Code { return hpu.Success })})
+		ctx := run(t, n, nic.ContextSpec{Name: "taker", Rulesets: sets(c.rules), Handlers: handle(func(*hpu.HER) spin.Code { return spin.Success })})
 		said := log.String()
 		if strings.Contains(said, "a socket of Linux") != (c.port != 0) {
 			t.Errorf("%s: the log says %q", c.name, said)

@@ -12,7 +12,7 @@ import (
 
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/internal/nicsock"
-	"github.com/xspin/xspin/mpq"
+	"github.com/xspin/xspin/spin"
 )
 
 // Stats are all counters of a NIC at about one moment.
@@ -60,9 +60,9 @@ type ContextStats struct {
 	Granted  uint32         `json:"granted"` // the same, while contexts do not compete for HPUs
 	InFlight int            `json:"in_flight"`
 	Stopped  bool           `json:"stopped"` // a handler ran past its limit
-	hpu.ContextStats
-	Messages  *mpq.Stats     `json:"messages,omitempty"`  // of contexts with messages
-	Checksums *hpu.Checksums `json:"checksums,omitempty"` // and which of them it verifies
+	spin.ContextStats
+	Messages  *spin.MessageStats `json:"messages,omitempty"`  // of contexts with messages
+	Checksums *hpu.Checksums     `json:"checksums,omitempty"` // and which of them it verifies
 }
 
 // RulesetStats count the frames that a ruleset matched.

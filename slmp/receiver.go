@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/xspin/xspin/mpq"
+	"github.com/xspin/xspin/spin"
 )
 
 // A Code is what a handler returns.
@@ -133,12 +134,12 @@ type ReceiverConfig struct {
 
 // ReceiverStats are what a Receiver counts.
 type ReceiverStats struct {
-	Datagrams  uint64    `json:"datagrams"`
-	Short      uint64    `json:"short"` // shorter than a header
-	Stray      uint64    `json:"stray"` // acknowledgements
-	Acks       uint64    `json:"acks"`  // sent, those with Wait too
-	EventsLost uint64    `json:"events_lost"`
-	Messages   mpq.Stats `json:"messages"`
+	Datagrams  uint64            `json:"datagrams"`
+	Short      uint64            `json:"short"` // shorter than a header
+	Stray      uint64            `json:"stray"` // acknowledgements
+	Acks       uint64            `json:"acks"`  // sent, those with Wait too
+	EventsLost uint64            `json:"events_lost"`
+	Messages   spin.MessageStats `json:"messages"`
 }
 
 // A Receiver receives messages of any number of senders. It is a pure state

@@ -17,6 +17,7 @@ import (
 
 	"github.com/xspin/xspin/mpq"
 	"github.com/xspin/xspin/slmp"
+	"github.com/xspin/xspin/spin"
 )
 
 // A log writes down what a Receiver does.
@@ -305,7 +306,7 @@ func TestReceiverTimeout(t *testing.T) {
 		l.now += 2 * sec
 		l.r.Expire(l.now)
 		l.want()
-		if s := l.r.Stats().Messages; s.Open != 0 || s.HeldNow != 0 || s.Dropped[mpq.NoHeader] != 1 {
+		if s := l.r.Stats().Messages; s.Open != 0 || s.HeldNow != 0 || s.Dropped[spin.DropNoHeader] != 1 {
 			t.Errorf("%+v", s)
 		}
 	}
@@ -340,7 +341,7 @@ func TestReceiverSameID(t *testing.T) {
 	l.in(end, 1, 0, 30).want("ack 1:0") // just after
 	l.now += 9 * sec
 	l.in(end, 1, 0, 30).want("header 1", "payload 1:0", "completion 1 complete 30-0", "event 1 complete", "ack 1:0")
-	if s := l.r.Stats().Messages; s.Dropped[mpq.Overlap] != 2 || s.Dropped[mpq.TwoEnds] != 1 {
+	if s := l.r.Stats().Messages; s.Dropped[spin.DropOverlap] != 2 || s.Dropped[spin.DropTwoEnds] != 1 {
 		t.Errorf("%+v", s)
 	}
 }
@@ -361,7 +362,7 @@ func TestReceiverBadInput(t *testing.T) {
 	l.in(end, 1, 500, 20).in(end, 1, 400, 10).in(syn, 1, 505, 10).in(syn, 1, 510, 10).in(offr, 1, 1<<32-1, 2).want()
 	l.in(syn, 1, 50, 100).in(syn, 1, 450, 100).want()
 	s := l.r.Stats().Messages
-	if s.Dropped[mpq.TwoEnds] != 5 || s.Dropped[mpq.Beyond] != 1 || s.Dropped[mpq.Overlap] != 1 {
+	if s.Dropped[spin.DropTwoEnds] != 5 || s.Dropped[spin.DropBeyond] != 1 || s.Dropped[spin.DropOverlap] != 1 {
 		t.Errorf("%+v", s)
 	}
 	l.in(syn, 1, 100, 400).want("payload 1:100", "ack 1:100", "completion 1 complete 510-0", "event 1 complete", "ack 1:500")
@@ -379,7 +380,7 @@ func TestReceiverFlood(t *testing.T) {
 	l.said = nil
 	l.data = map[uint32][]byte{}
 	s := l.r.Stats().Messages
-	if s.Open != 4096 || s.HeldNow != 64 || s.Dropped[mpq.Messages] == 0 || s.Dropped[mpq.NoHeader] == 0 || s.Memory != 0 {
+	if s.Open != 4096 || s.HeldNow != 64 || s.Dropped[spin.DropMessages] == 0 || s.Dropped[spin.DropNoHeader] == 0 || s.Memory != 0 {
 		t.Errorf("%+v", s)
 	}
 	l.in(end, 1, 100, 100).want("payload 1:100", "completion 1 complete 200-0", "event 1 complete", "ack 1:100")

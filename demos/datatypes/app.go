@@ -21,8 +21,8 @@ import (
 
 	"github.com/xspin/xspin/client"
 	"github.com/xspin/xspin/hostq"
-	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/internal/gemm"
+	"github.com/xspin/xspin/spin"
 )
 
 // Hidden commands: the application and the sender. The binary hands them to Main.
@@ -352,8 +352,8 @@ func (w *window) judge(e *hostq.Event) (known bool, err error) {
 		return false, nil // of a later version
 	}
 	switch {
-	case hpu.Cause(e.Cause) != hpu.Complete:
-		return false, fmt.Errorf("message %d: %v: %d of %d bytes are missing", e.Number, hpu.Cause(e.Cause), e.Missing, e.Length)
+	case spin.Cause(e.Cause) != spin.Complete:
+		return false, fmt.Errorf("message %d: %v: %d of %d bytes are missing", e.Number, spin.Cause(e.Cause), e.Missing, e.Length)
 	case e.User >= uint64(w.Parallel):
 		return false, fmt.Errorf("event of a message in place %d: there are %d", e.User, w.Parallel)
 	case e.Length != uint64(w.size):

@@ -12,6 +12,7 @@ import (
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/nic"
+	"github.com/xspin/xspin/spin"
 )
 
 // Spec is an execution context that receives files into the store.
@@ -28,32 +29,32 @@ func (s *Store) Spec() nic.ContextSpec {
 // deposit puts a packet's payload where it belongs in the file. When it has
 // returned the segment is acknowledged. (A header handler that returns Proceed
 // would have the engine do the same; this one remembers what went wrong.)
-func deposit(h *hpu.HER) hpu.Code {
+func deposit(h *hpu.HER) spin.Code {
 	err := h.Deposit()
 	if err == nil {
-		return hpu.Success
+		return spin.Success
 	}
 	in := h.Message().Binding().User.(*incoming)
-	if errors.Is(err, hpu.ErrBounds) {
+	if errors.Is(err, spin.ErrBounds) {
 		in.fail(fmt.Errorf("longer than %d bytes, which is the limit: %w", in.Size(), err))
-		return hpu.Segv
+		return spin.Segv
 	}
 	in.fail(err)
-	return hpu.Fail
+	return spin.Fail
 }
 
 // publish makes a file of a message of which everything is there. When it has
 // returned the message is acknowledged.
-func publish(c *hpu.Completion) hpu.Code {
-	if c.Cause != hpu.Complete {
-		return hpu.Success // Unbind says what is missing
+func publish(c *hpu.Completion) spin.Code {
+	if c.Cause != spin.Complete {
+		return spin.Success // Unbind says what is missing
 	}
 	in := c.Message().Binding().User.(*incoming)
 	if err := in.publish(c.Length); err != nil {
 		in.fail(err)
-		return hpu.Fail
+		return spin.Fail
 	}
-	return hpu.Success
+	return spin.Success
 }
 
 // ServerConfig says how to receive.

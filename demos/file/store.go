@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/spin"
 )
 
 const (
@@ -276,18 +277,18 @@ func (s *Store) endAll() {
 }
 
 // Bind implements hpu.Binder.
-func (s *Store) Bind(m *hpu.Message) (hpu.Binding, error) {
+func (s *Store) Bind(m *hpu.Message) (spin.Binding, error) {
 	in, err := s.begin(m.Source(), m.Number())
 	if err != nil {
-		return hpu.Binding{}, err
+		return spin.Binding{}, err
 	}
-	return hpu.Binding{Window: in, User: in}, nil
+	return spin.Binding{Window: in, User: in}, nil
 }
 
 // Unbind implements hpu.Binder.
-func (s *Store) Unbind(m *hpu.Message, r *hpu.Result) {
+func (s *Store) Unbind(m *hpu.Message, r *spin.Result) {
 	in := m.Binding().User.(*incoming)
-	if r.Cause != hpu.Complete {
+	if r.Cause != spin.Complete {
 		missing := fmt.Sprintf("%d of %d bytes are missing", r.Missing, r.Length)
 		if _, known := m.Length(); !known {
 			missing = fmt.Sprintf("its end is missing, and %d of the %d bytes before", r.Missing, r.Length)
@@ -356,10 +357,10 @@ type incoming struct {
 
 var smalls = sync.Pool{New: func() any { return new([small]byte) }}
 
-// Size implements hpu.Window.
+// Size implements spin.Window.
 func (in *incoming) Size() int64 { return in.store.cfg.MaxSize }
 
-// ReadAt implements hpu.Window.
+// ReadAt implements spin.Window.
 func (in *incoming) ReadAt(p []byte, off int64) (int, error) {
 	if err := in.check("read", len(p), off); err != nil {
 		return 0, err
@@ -375,7 +376,7 @@ func (in *incoming) ReadAt(p []byte, off int64) (int, error) {
 	return 0, nil
 }
 
-// WriteAt implements hpu.Window.
+// WriteAt implements spin.Window.
 func (in *incoming) WriteAt(p []byte, off int64) (n int, err error) {
 	if err := in.check("write", len(p), off); err != nil {
 		return 0, err
@@ -413,7 +414,7 @@ func (in *incoming) WriteAt(p []byte, off int64) (n int, err error) {
 
 func (in *incoming) check(what string, n int, off int64) error {
 	if size := in.store.cfg.MaxSize; off < 0 || off > size || int64(n) > size-off {
-		return fmt.Errorf("%s %d bytes at %d of a file of at most %d: %w", what, n, off, size, hpu.ErrBounds)
+		return fmt.Errorf("%s %d bytes at %d of a file of at most %d: %w", what, n, off, size, spin.ErrBounds)
 	}
 	return nil
 }

@@ -19,8 +19,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/netns/netnstest"
+	"github.com/xspin/xspin/spin"
 )
 
 var peer = netip.MustParseAddrPort("10.0.0.2:40001")
@@ -189,7 +189,7 @@ func TestWritesOutsideOfAFileAreRefused(t *testing.T) {
 		{-1, 1, false}, {1 << 62, 1, false}, {1<<63 - 1, 1460, false}, {0, limit + 1, false}, {0, limit, true},
 	} {
 		_, err := in.WriteAt(make([]byte, tc.n), tc.off)
-		if (err == nil) != tc.ok || err != nil && !errors.Is(err, hpu.ErrBounds) {
+		if (err == nil) != tc.ok || err != nil && !errors.Is(err, spin.ErrBounds) {
 			t.Errorf("write %d at %d: %v", tc.n, tc.off, err)
 		}
 		if _, err := in.ReadAt(make([]byte, tc.n), tc.off); err != nil && tc.ok || err == nil && !tc.ok {

@@ -21,8 +21,8 @@ import (
 	"github.com/xspin/xspin/daemon"
 	"github.com/xspin/xspin/demos/attached"
 	"github.com/xspin/xspin/hostq"
-	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/netns"
+	"github.com/xspin/xspin/spin"
 )
 
 // The receiver that is an application. Handlers put messages into its window, each in
@@ -244,7 +244,7 @@ func (a *application) takeAll() error {
 		default:
 			continue
 		}
-		if e.User >= uint64(a.Places) || e.Length > uint64(a.Size) && hpu.Cause(e.Cause) == hpu.Complete {
+		if e.User >= uint64(a.Places) || e.Length > uint64(a.Size) && spin.Cause(e.Cause) == spin.Complete {
 			return fmt.Errorf("event of a message of %d bytes in place %d: there are %d, of %d bytes", e.Length, e.User, a.Places, a.Size)
 		}
 		if err := a.take(&e); err != nil {
@@ -267,8 +267,8 @@ func (a *application) take(e *hostq.Event) error {
 	switch {
 	case e.Kind == hostq.MessageFailed:
 		in.fail(errors.New(strings.TrimSpace(e.Text)))
-	case hpu.Cause(e.Cause) != hpu.Complete:
-		in.fail(fmt.Errorf("%v: %d of %d bytes are missing", hpu.Cause(e.Cause), e.Missing, e.Length))
+	case spin.Cause(e.Cause) != spin.Complete:
+		in.fail(fmt.Errorf("%v: %d of %d bytes are missing", spin.Cause(e.Cause), e.Missing, e.Length))
 	default:
 		_, err := in.WriteAt(a.memory[int64(e.User)*a.Size:][:e.Length], 0)
 		if err == nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/xspin/xspin/client"
 	"github.com/xspin/xspin/control"
 	"github.com/xspin/xspin/hostq"
-	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/spin"
 )
 
 // Config of an inbox.
@@ -198,8 +198,8 @@ func (in *inbox) event(ctx context.Context, e *hostq.Event) error {
 	case e.Kind == hostq.MessageFailed:
 		// What had not come when it failed says nothing of what its sender has.
 		m.Error = e.Text
-	case hpu.Cause(e.Cause) != hpu.Complete:
-		m.Error, m.Missing = hpu.Cause(e.Cause).String(), e.Missing
+	case spin.Cause(e.Cause) != spin.Complete:
+		m.Error, m.Missing = spin.Cause(e.Cause).String(), e.Missing
 	case mine:
 		if err := in.keep(&m, e.User); err != nil {
 			return err

@@ -13,29 +13,30 @@ import (
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/nic"
+	"github.com/xspin/xspin/spin"
 )
 
 // echoICMP answers a ping: addresses swapped, type 0, and the checksum computed
 // again over the whole payload, as FPsPIN's handler does.
-func echoICMP(h *hpu.HER) hpu.Code {
+func echoICMP(h *hpu.HER) spin.Code {
 	if !h.Headers().ReplyICMPEcho() || h.Send() != nil {
-		return hpu.Drop
+		return spin.Drop
 	}
-	return hpu.Success
+	return spin.Success
 }
 
 // echoUDP answers a datagram: addresses and ports swapped, which leaves the
 // checksum right as it is.
-func echoUDP(h *hpu.HER) hpu.Code {
+func echoUDP(h *hpu.HER) spin.Code {
 	if hdr := h.Headers(); !hdr.Hop() || !hdr.ReplyUDP() || h.Send() != nil {
-		return hpu.Drop
+		return spin.Drop
 	}
-	return hpu.Success
+	return spin.Success
 }
 
 // timed runs a handler and notes when its packets came, began and ended.
 func timed(handler hpu.Handler, s *samples) hpu.Handler {
-	return func(h *hpu.HER) hpu.Code {
+	return func(h *hpu.HER) spin.Code {
 		start := h.Now()
 		code := handler(h)
 		s.arrival.add(start - h.Arrival())

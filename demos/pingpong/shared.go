@@ -26,6 +26,7 @@ import (
 	"github.com/xspin/xspin/internal/testbed"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/netns"
+	"github.com/xspin/xspin/spin"
 )
 
 // Mode HostNIC. The work is shared: handlers swap the addresses, the application
@@ -61,11 +62,11 @@ func newSet(p handlers.Params) (*handlers.Set, error) {
 }
 
 // ask turns a packet round and asks for its checksum. The tag is the time.
-func ask(h *hpu.HER) hpu.Code {
+func ask(h *hpu.HER) spin.Code {
 	start := h.Now()
 	hdr := h.Headers()
 	if !hdr.Hop() || !hdr.Turn() {
-		return hpu.Drop
+		return spin.Drop
 	}
 	s := timing[rtt.ICMP]
 	if hdr.UDP != nil {
@@ -73,21 +74,21 @@ func ask(h *hpu.HER) hpu.Code {
 	}
 	asked := h.Now()
 	if h.AskThen(uint64(asked), h.Head(), finish) != nil {
-		return hpu.Drop
+		return spin.Drop
 	}
 	// What is left of the handler happens at the same time as the application's work.
 	s.handler.add(asked - start)
 	if at := h.Arrival(); at != 0 {
 		s.arrival.add(start - at)
 	}
-	return hpu.Success
+	return spin.Success
 }
 
 // finish has the application's answer.
-func finish(h *hpu.HER, r *hpu.Reply) hpu.Code {
+func finish(h *hpu.HER, r *hpu.Reply) spin.Code {
 	start := h.Now()
 	if r.Err != nil || r.Status != 0 || len(r.Payload) != 2 {
-		return hpu.Drop
+		return spin.Drop
 	}
 	hdr, sum := h.Headers(), binary.BigEndian.Uint16(r.Payload)
 	s := timing[rtt.ICMP]
@@ -98,11 +99,11 @@ func finish(h *hpu.HER, r *hpu.Reply) hpu.Code {
 		hdr.ICMP.SetChecksum(sum)
 	}
 	if h.Send() != nil {
-		return hpu.Drop
+		return spin.Drop
 	}
 	s.host.add(start - int64(r.Tag))
 	s.rest.add(h.Now() - start)
-	return hpu.Success
+	return spin.Success
 }
 
 // shared is a NIC and an application that answer together.

@@ -25,6 +25,7 @@ import (
 
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/internal/quantile"
+	"github.com/xspin/xspin/spin"
 )
 
 // Env is set for the other process: what it is to do.
@@ -562,7 +563,7 @@ func (r bareRing) take(n int) {
 // Copies copies n times so many bytes between a buffer and random places of a memory, by
 // a window, or by copy and the slice, and returns the bytes per second.
 func Copies(ctx context.Context, mem *hostq.Memory, cpu int, window bool, write bool, bytes, n int) (float64, error) {
-	w, err := mem.Window(0, mem.Size(), hostq.Read|hostq.Write)
+	w, err := mem.Window(0, mem.Size(), spin.Read|spin.Write)
 	if err != nil {
 		return 0, err
 	}

@@ -12,16 +12,17 @@ import (
 	"github.com/xspin/xspin/handlers"
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/hpu/hputest"
+	"github.com/xspin/xspin/spin"
 )
 
 // lengths counts datagrams by their length, in HPU memory that all HPUs share: 16 words,
 // one for each 128 bytes. `xspin mem` reads them.
-func lengths(h *hpu.HER) hpu.Code {
+func lengths(h *hpu.HER) spin.Code {
 	word := int64(min(h.Len()/128, 15))
 	if _, err := hpu.Memory(h.Memory()).FetchAdd64(8*word, 1); err != nil {
 		return h.Fail(err) // less memory than the set has asked for
 	}
-	return hpu.Success
+	return spin.Success
 }
 
 // Atomic operations on HPU memory are those of hpu.Memory, which it converts to.

@@ -9,7 +9,7 @@
 //			Rulesets: []matcher.Ruleset{matcher.UDPPort(7)},
 //		})
 //		out := n.Packet(hputest.UDP(hputest.Peer(4000), hputest.Here(7), []byte("hello")))
-//		if out.Code() != hpu.Success || len(out.Sent) != 1 { ... }
+//		if out.Code() != spin.Success || len(out.Sent) != 1 { ... }
 //	}
 //
 // What runs the handlers is package hpu itself, on rings whose other end the test has.
@@ -40,6 +40,7 @@ import (
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/mpq"
+	"github.com/xspin/xspin/spin"
 )
 
 // Config describes the context under test. Only Handlers is required.
@@ -61,13 +62,13 @@ type Config struct {
 	VHPUs      int               // with Sequence: virtual HPUs that sequences go around. Defaults to HPUs
 	Windows    []hpu.NamedWindow // such as {"in", make(hpu.Memory, 4096)}
 
-	Memory    []byte       // HPU memory of the context
-	HPUMemory int          // bytes of each HPU
-	Queue     bool         // there is an application, see NIC.Answer. It has no counting events
-	Host      hpu.Host     // Optional: another application than the test, such as a hostq.Pair of one lane
-	Requests  int          // how many fit into the ring to it. Defaults to hostq.DefaultRequests
-	Full      hpu.Full     // what happens when that is full
-	Resolver  hpu.Resolver // Defaults to one that knows all IPv4 addresses when they were asked for, see Hop
+	Memory    []byte        // HPU memory of the context
+	HPUMemory int           // bytes of each HPU
+	Queue     bool          // there is an application, see NIC.Answer. It has no counting events
+	Host      hpu.Host      // Optional: another application than the test, such as a hostq.Pair of one lane
+	Requests  int           // how many fit into the ring to it. Defaults to hostq.DefaultRequests
+	Full      hpu.Full      // what happens when that is full
+	Resolver  spin.Resolver // Defaults to one that knows all IPv4 addresses when they were asked for, see Hop
 
 	Buffer int           // bytes of a frame in each of its buffers. Defaults to all that fit
 	TxRing int           // frames that a batch can send. Defaults to 256
@@ -105,27 +106,27 @@ type NIC struct {
 
 // An Outcome is what packets and other things that a test did have led to.
 type Outcome struct {
-	Verdicts []matcher.Verdict  // of the packets; those that are not delivered went to the Linux stack
-	Calls    []Call             // of handlers, in order; continuations are not among them, see NIC.Stats
-	Sent     [][]byte           // frames, in order: those of handlers, and acknowledgements
-	Stack    [][]byte           // packets that handlers handed to the Linux stack
-	Messages []hpu.MessageEvent // ends and failures of messages
-	Faults   []hpu.Event        // what went wrong in handlers
-	Requests []Request          // that the application got, answered or not
-	Log      []string           // lines of Task.Logf
+	Verdicts []matcher.Verdict   // of the packets; those that are not delivered went to the Linux stack
+	Calls    []Call              // of handlers, in order; continuations are not among them, see NIC.Stats
+	Sent     [][]byte            // frames, in order: those of handlers, and acknowledgements
+	Stack    [][]byte            // packets that handlers handed to the Linux stack
+	Messages []spin.MessageEvent // ends and failures of messages
+	Faults   []spin.Fault        // what went wrong in handlers
+	Requests []Request           // that the application got, answered or not
+	Log      []string            // lines of Task.Logf
 }
 
 // A Call is a handler that ran.
 type Call struct {
 	Handler string // "header", "payload", "completion", "init", "timer"
 	HPU     int
-	Code    hpu.Code // hpu.Fail if it panicked
+	Code    spin.Code // spin.Fail if it panicked
 	Panic   any
 }
 
 // Code returns what the last handler returned; it is -1 if none ran. Of a handler that has
 // asked it is what that returned, not its continuation: see NIC.Stats.
-func (o *Outcome) Code() hpu.Code {
+func (o *Outcome) Code() spin.Code {
 	if len(o.Calls) == 0 {
 		return -1
 	}
@@ -190,9 +191,9 @@ func (n *NIC) open() (err error) {
 	}
 	return n.run(func(t *hpu.Task) error {
 		err := error(nil)
-		n.call("init", t, func() (code hpu.Code) {
+		n.call("init", t, func() (code spin.Code) {
 			if err = cfg.Init(t); err != nil {
-				code = hpu.Fail
+				code = spin.Fail
 			}
 			return code
 		})
@@ -235,7 +236,7 @@ func (n *NIC) install() (err error) {
 	} else {
 		mc := hpu.MessageConfig{
 			Config: mpq.Config{Incomplete: cfg.Incomplete, Messages: cfg.Messages},
-			Format: f, Protocol: cfg.Protocol, Binder: cfg.Binder, Default: hpu.Binding{Events: events{n}},
+			Format: f, Protocol: cfg.Protocol, Binder: cfg.Binder, Default: spin.Binding{Events: events{n}},
 			State: cfg.State, Initial: cfg.Initial, Checksums: cfg.Checksums, Shared: cfg.Sequence > 0,
 		}
 		if len(cfg.Windows) > 0 {
@@ -270,18 +271,18 @@ func (n *NIC) install() (err error) {
 // among them: it runs when the test says so.
 func (n *NIC) watched() (h hpu.Handlers) {
 	if f := n.cfg.Header; f != nil {
-		h.Header = func(h *hpu.HER) hpu.Code {
-			return n.call("header", &h.Task, func() hpu.Code { return f(h) })
+		h.Header = func(h *hpu.HER) spin.Code {
+			return n.call("header", &h.Task, func() spin.Code { return f(h) })
 		}
 	}
 	if f := n.cfg.Payload; f != nil {
-		h.Payload = func(h *hpu.HER) hpu.Code {
-			return n.call("payload", &h.Task, func() hpu.Code { return f(h) })
+		h.Payload = func(h *hpu.HER) spin.Code {
+			return n.call("payload", &h.Task, func() spin.Code { return f(h) })
 		}
 	}
 	if f := n.cfg.Completion; f != nil {
-		h.Completion = func(c *hpu.Completion) hpu.Code {
-			return n.call("completion", &c.Task, func() hpu.Code { return f(c) })
+		h.Completion = func(c *hpu.Completion) spin.Code {
+			return n.call("completion", &c.Task, func() spin.Code { return f(c) })
 		}
 	}
 	h.Init = func(t *hpu.Task) error { return n.task(t) }
@@ -289,8 +290,8 @@ func (n *NIC) watched() (h hpu.Handlers) {
 }
 
 // call calls a handler, and notes what it returns.
-func (n *NIC) call(name string, t *hpu.Task, f func() hpu.Code) (code hpu.Code) {
-	c := Call{Handler: name, HPU: t.HPU(), Code: hpu.Fail}
+func (n *NIC) call(name string, t *hpu.Task, f func() spin.Code) (code spin.Code) {
+	c := Call{Handler: name, HPU: t.HPU(), Code: spin.Fail}
 	returned := false
 	defer func() {
 		if !returned {
@@ -371,11 +372,11 @@ func (n *NIC) Tick() *Outcome {
 		n.t.Fatal("hputest: Tick: there is no timer handler")
 	}
 	_ = n.run(func(t *hpu.Task) error { // what it returns is in the outcome
-		n.call("timer", t, func() hpu.Code { return n.cfg.Timer(t) })
+		n.call("timer", t, func() spin.Code { return n.cfg.Timer(t) })
 		return nil
 	})
 	out := n.Settle()
-	if c := out.Code(); c == hpu.Fail || c == hpu.Segv {
+	if c := out.Code(); c == spin.Fail || c == spin.Segv {
 		out.Sent = nil // it runs in place of an init handler, whose sends stay
 	}
 	return out
@@ -490,7 +491,7 @@ func (n *NIC) serve() {
 
 // Stats returns the context's statistics, user counters included. Dropped and Failed
 // count what continuations have returned, too.
-func (n *NIC) Stats() hpu.ContextStats { return n.ctx.Stats() }
+func (n *NIC) Stats() spin.ContextStats { return n.ctx.Stats() }
 
 func (n *NIC) close() {
 	kept := n.pool.Kept()

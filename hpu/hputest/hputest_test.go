@@ -20,13 +20,14 @@ import (
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/packet"
 	"github.com/xspin/xspin/slmp"
+	"github.com/xspin/xspin/spin"
 )
 
-func echo(h *hpu.HER) hpu.Code {
+func echo(h *hpu.HER) spin.Code {
 	if !h.Headers().ReplyUDP() || h.Send() != nil {
-		return hpu.Drop
+		return spin.Drop
 	}
-	return hpu.Success
+	return spin.Success
 }
 
 func payload(h hpu.Handler) Config { return Config{Handlers: hpu.Handlers{Payload: h}} }
@@ -42,7 +43,7 @@ func TestPacket(t *testing.T) {
 	before := bytes.Clone(hello)
 	for range 1000 { // more than there are frames
 		out := n.Packet(hello)
-		if out.Code() != hpu.Success || len(out.Sent) != 1 || len(out.Calls) != 1 || out.Verdicts[0].Ruleset != 1 {
+		if out.Code() != spin.Success || len(out.Sent) != 1 || len(out.Calls) != 1 || out.Verdicts[0].Ruleset != 1 {
 			t.Fatalf("%+v", out)
 		}
 		h := packet.Parse(out.Sent[0], len(out.Sent[0]))
@@ -70,12 +71,12 @@ func TestPacket(t *testing.T) {
 
 // TestHPUs spreads packets, and keeps those of a message together.
 func TestHPUs(t *testing.T) {
-	h := func(h *hpu.HER) hpu.Code {
+	h := func(h *hpu.HER) spin.Code {
 		h.HPUMemory()[0]++
 		if h.HPUMemory()[0] > 250 || h.HPUs() != 4 {
-			return hpu.Fail
+			return spin.Fail
 		}
-		return hpu.Success
+		return spin.Success
 	}
 	c := payload(h)
 	c.HPUs, c.HPUMemory, c.Memory = 4, 1, []byte("shared")
@@ -111,24 +112,24 @@ func TestMessage(t *testing.T) {
 	var sum uint32
 	n := New(t, Config{
 		Handlers: hpu.Handlers{
-			Header: func(h *hpu.HER) hpu.Code {
+			Header: func(h *hpu.HER) spin.Code {
 				if string(h.Message().State()) != "ab\x00\x00" {
 					t.Errorf("state %q", h.Message().State())
 				}
 				clear(h.Message().State())
-				return hpu.ProcessData
+				return spin.ProcessData
 			},
-			Payload: func(h *hpu.HER) hpu.Code {
+			Payload: func(h *hpu.HER) spin.Code {
 				s := h.Message().State()
 				binary.BigEndian.PutUint32(s, binary.BigEndian.Uint32(s)+uint32(h.PayloadLen()))
 				if h.Deposit() != nil {
-					return hpu.Segv
+					return spin.Segv
 				}
-				return hpu.Success
+				return spin.Success
 			},
-			Completion: func(c *hpu.Completion) hpu.Code {
+			Completion: func(c *hpu.Completion) spin.Code {
 				sum = binary.BigEndian.Uint32(c.Message().State())
-				return hpu.Success
+				return spin.Success
 			},
 		},
 		Rulesets: []matcher.Ruleset{matcher.SLMP()},
@@ -149,7 +150,7 @@ func TestMessage(t *testing.T) {
 	if got := strings.Join(names, " "); got != "header payload payload payload completion" {
 		t.Errorf("calls: %s", got)
 	}
-	if len(out.Messages) != 1 || out.Messages[0].Cause != hpu.Complete || out.Messages[0].Number != 9 || int(sum) != len(content) {
+	if len(out.Messages) != 1 || out.Messages[0].Cause != spin.Complete || out.Messages[0].Number != 9 || int(sum) != len(content) {
 		t.Errorf("events %+v, %d bytes handled", out.Messages, sum)
 	}
 	if !bytes.Equal(window[:len(content)], content) {
@@ -177,34 +178,34 @@ func TestMessage(t *testing.T) {
 func TestRemove(t *testing.T) {
 	var missing uint64
 	n := New(t, Config{
-		Handlers: hpu.Handlers{Completion: func(c *hpu.Completion) hpu.Code {
+		Handlers: hpu.Handlers{Completion: func(c *hpu.Completion) spin.Code {
 			missing = c.Missing
-			return hpu.Success
+			return spin.Success
 		}},
 		Rulesets: []matcher.Ruleset{matcher.SLMP()},
 	})
 	frames := Message(Peer(4000), 9, make([]byte, 300), 100)
 	n.Packet(frames[0], frames[2])
 	out := n.Remove()
-	if out.Code() != hpu.Success || missing != 100 || len(out.Messages) != 1 || out.Messages[0].Cause != hpu.Removed {
+	if out.Code() != spin.Success || missing != 100 || len(out.Messages) != 1 || out.Messages[0].Cause != spin.Removed {
 		t.Errorf("missing %d: %+v", missing, out)
 	}
 }
 
 // TestBuffers has frames span several buffers.
 func TestBuffers(t *testing.T) {
-	c := payload(func(h *hpu.HER) hpu.Code {
+	c := payload(func(h *hpu.HER) spin.Code {
 		if h.Segments() != 4 {
 			t.Errorf("%d buffers", h.Segments())
 		}
 		if h.Headers().Contiguous() || !h.Headers().ReplyUDP(h.Segment(1), h.Segment(2), h.Segment(3)) || h.Send() != nil {
-			return hpu.Drop
+			return spin.Drop
 		}
-		return hpu.Success
+		return spin.Success
 	})
 	c.Buffer = 100
 	out := New(t, c).Packet(UDP(Peer(1), Here(2), bytes.Repeat([]byte("x"), 300)))
-	if out.Code() != hpu.Success || len(out.Sent) != 1 || len(out.Sent[0]) != 342 {
+	if out.Code() != spin.Success || len(out.Sent) != 1 || len(out.Sent[0]) != 342 {
 		t.Errorf("%+v", out)
 	}
 }
@@ -212,22 +213,22 @@ func TestBuffers(t *testing.T) {
 // TestFaults has handlers panic and fail: they send nothing, and it is told.
 func TestFaults(t *testing.T) {
 	fail := false
-	n := New(t, payload(func(h *hpu.HER) hpu.Code {
-		if echo(h) != hpu.Success {
+	n := New(t, payload(func(h *hpu.HER) spin.Code {
+		if echo(h) != spin.Success {
 			t.Error("no echo")
 		}
 		if fail {
-			return hpu.Fail
+			return spin.Fail
 		}
 		panic("ouch")
 	}))
 	out := n.Packet(hello)
-	if out.Code() != hpu.Fail || out.Calls[0].Panic != "ouch" || len(out.Sent) != 0 || len(out.Faults) != 1 || out.Faults[0].Kind != hpu.HandlerPanic {
+	if out.Code() != spin.Fail || out.Calls[0].Panic != "ouch" || len(out.Sent) != 0 || len(out.Faults) != 1 || out.Faults[0].Kind != spin.HandlerPanic {
 		t.Errorf("%+v", out)
 	}
 	fail = true
 	out = n.Packet(hello)
-	if out.Code() != hpu.Fail || out.Calls[0].Panic != nil || len(out.Sent) != 0 || len(out.Faults) != 1 || out.Faults[0].Kind != hpu.HandlerFailed {
+	if out.Code() != spin.Fail || out.Calls[0].Panic != nil || len(out.Sent) != 0 || len(out.Faults) != 1 || out.Faults[0].Kind != spin.HandlerFailed {
 		t.Errorf("%+v", out)
 	}
 }
@@ -235,14 +236,14 @@ func TestFaults(t *testing.T) {
 // TestOverrun has a handler run for too long: the context is stopped.
 func TestOverrun(t *testing.T) {
 	free := make(chan struct{})
-	c := payload(func(*hpu.HER) hpu.Code {
+	c := payload(func(*hpu.HER) spin.Code {
 		<-free
-		return hpu.Success
+		return spin.Success
 	})
 	c.Limit = 20 * time.Millisecond
 	n := New(t, c)
 	out := n.Packet(hello, hello)
-	if len(out.Calls) != 0 || len(out.Faults) != 1 || out.Faults[0].Kind != hpu.HandlerOverrun {
+	if len(out.Calls) != 0 || len(out.Faults) != 1 || out.Faults[0].Kind != spin.HandlerOverrun {
 		t.Errorf("%+v", out)
 	}
 	close(free)
@@ -250,14 +251,14 @@ func TestOverrun(t *testing.T) {
 
 // TestGoexit has a handler end its goroutine, as t.Fatal does: the test goes on.
 func TestGoexit(t *testing.T) {
-	c := payload(func(*hpu.HER) hpu.Code {
+	c := payload(func(*hpu.HER) spin.Code {
 		runtime.Goexit()
-		return hpu.Success
+		return spin.Success
 	})
 	c.Limit = 20 * time.Millisecond
 	n := New(t, c)
 	out := n.Packet(hello)
-	if out.Code() != hpu.Fail || out.Calls[0].Panic != nil || len(out.Faults) == 0 || out.Faults[len(out.Faults)-1].Kind != hpu.HandlerOverrun {
+	if out.Code() != spin.Fail || out.Calls[0].Panic != nil || len(out.Faults) == 0 || out.Faults[len(out.Faults)-1].Kind != spin.HandlerOverrun {
 		t.Errorf("%+v", out)
 	}
 }
@@ -265,12 +266,12 @@ func TestGoexit(t *testing.T) {
 // TestKeep keeps a packet over the end of its handler.
 func TestKeep(t *testing.T) {
 	var kept *hpu.Kept
-	n := New(t, payload(func(h *hpu.HER) (code hpu.Code) {
+	n := New(t, payload(func(h *hpu.HER) (code spin.Code) {
 		var err error
 		if kept, err = h.Keep(); err != nil {
-			return hpu.Fail
+			return spin.Fail
 		}
-		return hpu.Success
+		return spin.Success
 	}))
 	for range 1000 {
 		n.Packet(hello)
@@ -318,11 +319,11 @@ func fatal(f func(*fakeT)) (msg string) {
 
 // TestMistakes has tests make mistakes, which end them.
 func TestMistakes(t *testing.T) {
-	keep := payload(func(h *hpu.HER) hpu.Code {
+	keep := payload(func(h *hpu.HER) spin.Code {
 		if _, err := h.Keep(); err != nil {
-			return hpu.Fail
+			return spin.Fail
 		}
-		return hpu.Success
+		return spin.Success
 	})
 	ft := &fakeT{}
 	New(ft, keep).Packet(hello, hello)
@@ -367,21 +368,21 @@ func TestMistakes(t *testing.T) {
 // are being resolved at first.
 func TestUnknownPeers(t *testing.T) {
 	to := Peer(4000)
-	n := New(t, Config{Handlers: hpu.Handlers{Payload: func(h *hpu.HER) hpu.Code {
+	n := New(t, Config{Handlers: hpu.Handlers{Payload: func(h *hpu.HER) spin.Code {
 		b, err := h.SendUDP(7, to, 2)
 		if err != nil {
 			h.Logf("%v", err)
-			return hpu.Drop
+			return spin.Drop
 		}
 		copy(b, "hi")
-		return hpu.Success
+		return spin.Success
 	}}})
 	question := UDP(Peer(4000), Here(7), []byte("hello"))
 	if out := n.Packet(question); len(out.Sent) != 1 || !bytes.Equal(out.Sent[0][:12], append(PeerMAC[:], HereMAC[:]...)) {
 		t.Errorf("to the sender: %+v", out)
 	}
 	to = netip.MustParseAddrPort("10.9.9.9:1")
-	if out := n.Packet(question, question); len(out.Sent) != 0 || len(out.Log) != 2 || out.Log[1] != hpu.ErrUnresolved.Error() {
+	if out := n.Packet(question, question); len(out.Sent) != 0 || len(out.Log) != 2 || out.Log[1] != spin.ErrUnresolved.Error() {
 		t.Errorf("to somebody else: %+v", out)
 	}
 	if out := n.Packet(question); len(out.Sent) != 1 {
@@ -393,22 +394,22 @@ func TestUnknownPeers(t *testing.T) {
 func TestReply(t *testing.T) {
 	for _, buffer := range []int{0, 64} {
 		size := 0
-		n := New(t, Config{Buffer: buffer, Handlers: hpu.Handlers{Payload: func(h *hpu.HER) hpu.Code {
+		n := New(t, Config{Buffer: buffer, Handlers: hpu.Handlers{Payload: func(h *hpu.HER) spin.Code {
 			if size == 12 { // with enough room for all of them
 				if a := testing.AllocsPerRun(20, func() { _, _ = h.Reply(size) }); a != 0 {
 					t.Errorf("%v allocations", a)
 				}
-				return hpu.Fail
+				return spin.Fail
 			}
 			b, err := h.Reply(size)
 			if err != nil {
 				h.Logf("%v", err)
-				return hpu.Drop
+				return spin.Drop
 			}
 			for i := range b {
 				b[i] = byte(i)
 			}
-			return hpu.Success
+			return spin.Success
 		}}})
 		question := UDP(Peer(4000), Here(7), bytes.Repeat([]byte("question"), 20))
 		for _, size = range []int{0, 1, 300, 1472} {
@@ -455,20 +456,20 @@ func TestReply(t *testing.T) {
 
 // TestTimer runs init and timer handlers, which have no packet.
 func TestTimer(t *testing.T) {
-	begun, code := 0, hpu.Success
+	begun, code := 0, spin.Success
 	n := New(t, Config{Handlers: hpu.Handlers{
 		Init: func(t *hpu.Task) error {
 			begun++
 			t.Logf("begun on HPU %d of %d", t.HPU(), t.HPUs())
-			if _, err := t.Resolve(Peer(2).Addr()); !errors.Is(err, hpu.ErrUnresolved) {
+			if _, err := t.Resolve(Peer(2).Addr()); !errors.Is(err, spin.ErrUnresolved) {
 				return fmt.Errorf("asked for the first time: %v", err)
 			}
 			return nil
 		},
-		Timer: func(t *hpu.Task) hpu.Code {
+		Timer: func(t *hpu.Task) spin.Code {
 			b, err := t.SendUDP(1, Peer(2), 4)
 			if err != nil {
-				return hpu.Fail
+				return spin.Fail
 			}
 			copy(b, "tick")
 			return code
@@ -478,11 +479,11 @@ func TestTimer(t *testing.T) {
 	if begun != 1 || len(out.Log) != 1 || out.Log[0] != "begun on HPU 0 of 1" {
 		t.Errorf("begun %d times: %q", begun, out.Log)
 	}
-	if len(out.Sent) != 1 || !bytes.Contains(out.Sent[0], []byte("tick")) || out.Code() != hpu.Success {
+	if len(out.Sent) != 1 || !bytes.Contains(out.Sent[0], []byte("tick")) || out.Code() != spin.Success {
 		t.Errorf("%+v", out)
 	}
-	code = hpu.Fail
-	if out := n.Tick(); len(out.Sent) != 0 || out.Code() != hpu.Fail {
+	code = spin.Fail
+	if out := n.Tick(); len(out.Sent) != 0 || out.Code() != spin.Fail {
 		t.Errorf("%+v", out)
 	}
 }
@@ -491,12 +492,12 @@ func TestTimer(t *testing.T) {
 func TestTrigger(t *testing.T) {
 	var got []byte
 	n := New(t, Config{
-		Handlers: hpu.Handlers{Payload: func(h *hpu.HER) hpu.Code {
+		Handlers: hpu.Handlers{Payload: func(h *hpu.HER) spin.Code {
 			for b := range h.Payload() {
 				got = append(got, b...)
 			}
 			got = append(got, byte('0'+h.Message().Words()[3]))
-			return hpu.Success
+			return spin.Success
 		}},
 		Format: matcher.FormatByName("slmp"),
 	})
@@ -508,31 +509,31 @@ func TestTrigger(t *testing.T) {
 
 // TestAsk has handlers ask and wait, ask and go on, and tell.
 func TestAsk(t *testing.T) {
-	c := payload(func(h *hpu.HER) hpu.Code {
+	c := payload(func(h *hpu.HER) spin.Code {
 		if h.Notify(1, []byte("told")) != nil {
-			return hpu.Fail
+			return spin.Fail
 		}
 		var buf [8]byte
 		n, status, err := h.Ask(2, []byte("question"), buf[:])
 		if err != nil || status != 5 {
-			return hpu.Drop
+			return spin.Drop
 		}
 		b, err := h.SendNew(60)
 		if err != nil {
-			return hpu.Fail
+			return spin.Fail
 		}
 		clear(b)
 		copy(b, buf[:n])
-		if h.AskThen(3, buf[:n], func(h *hpu.HER, r *hpu.Reply) hpu.Code {
+		if h.AskThen(3, buf[:n], func(h *hpu.HER, r *hpu.Reply) spin.Code {
 			if r.Err != nil {
 				h.Logf("%v", r.Err)
-				return hpu.Drop
+				return spin.Drop
 			}
 			return echo(h)
 		}) != nil {
-			return hpu.Drop
+			return spin.Drop
 		}
-		return hpu.Success
+		return spin.Success
 	})
 	c.Queue = true
 	n := New(t, c)
@@ -554,7 +555,7 @@ func TestAsk(t *testing.T) {
 		t.Errorf("%+v", out)
 	}
 	n.Detach()
-	if out := n.Packet(hello); out.Code() != hpu.Fail {
+	if out := n.Packet(hello); out.Code() != spin.Fail {
 		t.Errorf("without application: %v", out.Code())
 	}
 }
@@ -563,17 +564,17 @@ func TestAsk(t *testing.T) {
 func TestOf(t *testing.T) {
 	var got string
 	set := &handlers.Set{
-		Handlers: hpu.Handlers{Payload: func(h *hpu.HER) hpu.Code {
+		Handlers: hpu.Handlers{Payload: func(h *hpu.HER) spin.Code {
 			got = fmt.Sprintf("%s, %d, %d", h.Message().State(), len(h.Memory()), len(h.HPUMemory()))
 			if err := h.Notify(1, nil); err != nil {
 				t.Error(err)
 			}
-			return hpu.Success
+			return spin.Success
 		}},
 		Rulesets: []matcher.Ruleset{matcher.SLMP()}, State: 5, Initial: []byte("state"), Memory: 100, HPUMemory: 30, Queue: true,
 	}
 	n := New(t, Of(set))
-	if out := n.Packet(Message(Peer(4000), 1, []byte("hello"), 100)...); out.Code() != hpu.Success || len(out.Requests) != 1 || got != "state, 100, 30" {
+	if out := n.Packet(Message(Peer(4000), 1, []byte("hello"), 100)...); out.Code() != spin.Success || len(out.Requests) != 1 || got != "state, 100, 30" {
 		t.Errorf("%v, %d requests, %s", out.Code(), len(out.Requests), got)
 	}
 }
@@ -582,18 +583,18 @@ func TestOf(t *testing.T) {
 func TestContinuationsAreCounted(t *testing.T) {
 	for _, format := range []string{"packet", "slmp"} {
 		for _, c := range []struct {
-			code            hpu.Code
+			code            spin.Code
 			dropped, failed uint64
-		}{{hpu.Success, 0, 0}, {hpu.Drop, 1, 0}, {hpu.Fail, 0, 1}} {
-			n := New(t, Config{Queue: true, Format: matcher.FormatByName(format), Handlers: hpu.Handlers{Payload: func(h *hpu.HER) hpu.Code {
-				if err := h.AskThen(1, nil, func(*hpu.HER, *hpu.Reply) hpu.Code { return c.code }); err != nil {
+		}{{spin.Success, 0, 0}, {spin.Drop, 1, 0}, {spin.Fail, 0, 1}} {
+			n := New(t, Config{Queue: true, Format: matcher.FormatByName(format), Handlers: hpu.Handlers{Payload: func(h *hpu.HER) spin.Code {
+				if err := h.AskThen(1, nil, func(*hpu.HER, *hpu.Reply) spin.Code { return c.code }); err != nil {
 					t.Error(err)
 				}
-				return hpu.Success
+				return spin.Success
 			}}})
 			n.Answer(func(Request) Answer { return Answer{} })
 			out := n.Packet(Message(Peer(4000), 1, []byte("hello"), 100)...)
-			if s := n.Stats(); out.Code() != hpu.Success || len(out.Calls) != 1 || s.Dropped != c.dropped || s.Failed != c.failed {
+			if s := n.Stats(); out.Code() != spin.Success || len(out.Calls) != 1 || s.Dropped != c.dropped || s.Failed != c.failed {
 				t.Errorf("%s, %v: outcome %v, %d calls; %d handled, %d dropped, %d failed", format, c.code, out.Code(), len(out.Calls), s.Handled, s.Dropped, s.Failed)
 			}
 		}
@@ -601,17 +602,17 @@ func TestContinuationsAreCounted(t *testing.T) {
 }
 
 func TestDetach(t *testing.T) {
-	c := payload(func(h *hpu.HER) hpu.Code {
-		if h.AskThen(3, nil, func(h *hpu.HER, r *hpu.Reply) hpu.Code {
+	c := payload(func(h *hpu.HER) spin.Code {
+		if h.AskThen(3, nil, func(h *hpu.HER, r *hpu.Reply) spin.Code {
 			if !errors.Is(r.Err, hostq.ErrDetached) {
 				t.Errorf("answer %+v", r)
 			}
 			h.Logf("gone")
-			return hpu.Drop
+			return spin.Drop
 		}) != nil {
-			return hpu.Drop
+			return spin.Drop
 		}
-		return hpu.Success
+		return spin.Success
 	})
 	c.Queue = true
 	n := New(t, c)
@@ -629,12 +630,12 @@ func TestDetach(t *testing.T) {
 // TestFullRings has handlers want more than there is room for.
 func TestFullRings(t *testing.T) {
 	var errs []error
-	c := payload(func(h *hpu.HER) hpu.Code {
+	c := payload(func(h *hpu.HER) spin.Code {
 		for range 3 {
 			_, err := h.SendNew(60)
 			errs = append(errs, err, h.Notify(0, nil))
 		}
-		return hpu.Success
+		return spin.Success
 	})
 	c.TxRing, c.Queue, c.Requests = 2, true, 2
 	out := New(t, c).Packet(hello)
@@ -645,11 +646,11 @@ func TestFullRings(t *testing.T) {
 
 // TestStack hands a packet on.
 func TestStack(t *testing.T) {
-	out := New(t, payload(func(h *hpu.HER) hpu.Code {
+	out := New(t, payload(func(h *hpu.HER) spin.Code {
 		if h.ToStack() != nil {
-			return hpu.Fail
+			return spin.Fail
 		}
-		return hpu.Success
+		return spin.Success
 	})).Packet(hello)
 	if len(out.Stack) != 1 || !bytes.Equal(out.Stack[0], hello) {
 		t.Errorf("%+v", out)
@@ -659,7 +660,7 @@ func TestStack(t *testing.T) {
 // TestSequences has packets of a message go to several HPUs, those of a sequence to one.
 func TestSequences(t *testing.T) {
 	set := &handlers.Set{
-		Handlers: hpu.Handlers{Payload: func(*hpu.HER) hpu.Code { return hpu.Success }},
+		Handlers: hpu.Handlers{Payload: func(*hpu.HER) spin.Code { return spin.Success }},
 		Rulesets: []matcher.Ruleset{matcher.SLMP()}, Sequence: 1000, VHPUs: 3,
 	}
 	c := Of(set)
@@ -682,7 +683,7 @@ func TestSequences(t *testing.T) {
 
 // TestMessages bounds the messages in flight.
 func TestMessages(t *testing.T) {
-	c := payload(func(*hpu.HER) hpu.Code { return hpu.Success })
+	c := payload(func(*hpu.HER) spin.Code { return spin.Success })
 	c.Rulesets, c.Messages = []matcher.Ruleset{matcher.SLMP()}, 2
 	n := New(t, c)
 	for id := range uint32(3) {

@@ -10,6 +10,7 @@ import (
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/mpq"
 	"github.com/xspin/xspin/slmp"
+	"github.com/xspin/xspin/spin"
 )
 
 // stack is the Linux stack.
@@ -26,8 +27,8 @@ func (s stack) Inject(size int, copyTo func([]byte, int) int) error {
 // events takes the events of messages.
 type events struct{ n *NIC }
 
-// Post implements hpu.EventSink.
-func (s events) Post(e *hpu.MessageEvent) bool {
+// Post implements spin.EventSink.
+func (s events) Post(e *spin.MessageEvent) bool {
 	s.n.note(func(o *Outcome) { o.Messages = append(o.Messages, *e) })
 	return true
 }
@@ -45,8 +46,8 @@ func (s logSink) Log(_ int64, _ int, text []byte) {
 // all are in reach at PeerMAC. As in a network, an address that nobody has asked for yet
 // is being resolved at first, and known when a method of the NIC returns. Who sent a
 // packet is known to its handler at once.
-func Hop() hpu.Hop {
-	return hpu.Hop{Source: HereAddr, SourceMAC: HereMAC, MAC: PeerMAC, MTU: 1500}
+func Hop() spin.Hop {
+	return spin.Hop{Source: HereAddr, SourceMAC: HereMAC, MAC: PeerMAC, MTU: 1500}
 }
 
 // neighbours knows all IPv4 addresses that were asked for before.
@@ -55,22 +56,22 @@ type neighbours struct {
 	known map[netip.Addr]bool // false: has been asked for
 }
 
-// Resolve implements hpu.Resolver.
-func (n *neighbours) Resolve(dst netip.Addr) (hpu.Hop, error) {
+// Resolve implements spin.Resolver.
+func (n *neighbours) Resolve(dst netip.Addr) (spin.Hop, error) {
 	if !dst.Is4() {
-		return hpu.Hop{}, fmt.Errorf("resolve %v: not an IPv4 address", dst)
+		return spin.Hop{}, fmt.Errorf("resolve %v: not an IPv4 address", dst)
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if !n.known[dst] {
 		n.known[dst] = false
-		return hpu.Hop{}, hpu.ErrUnresolved
+		return spin.Hop{}, spin.ErrUnresolved
 	}
 	return Hop(), nil
 }
 
-// From implements hpu.Resolver.
-func (n *neighbours) From(src netip.Addr) (hpu.Hop, bool) {
+// From implements spin.Resolver.
+func (n *neighbours) From(src netip.Addr) (spin.Hop, bool) {
 	hop := Hop()
 	hop.Source, hop.MAC = src, [6]byte{}
 	return hop, src == HereAddr
@@ -90,16 +91,16 @@ func (n *neighbours) answer() {
 type slmpProtocol struct{}
 
 // Inspect implements hpu.Protocol.
-func (slmpProtocol) Inspect(header []byte) (hpu.Ask, bool) {
+func (slmpProtocol) Inspect(header []byte) (spin.AckRequest, bool) {
 	h, err := slmp.ParseHeader(header[max(len(header)-slmp.HeaderLen, 0):])
 	if err != nil || h.Flags&slmp.ACK != 0 {
-		return hpu.Ask{}, false
+		return spin.AckRequest{}, false
 	}
-	return hpu.Ask{Flags: uint32(h.Flags), ID: h.ID, Offset: h.Offset}, true
+	return spin.AckRequest{Flags: uint32(h.Flags), ID: h.ID, Offset: h.Offset}, true
 }
 
 // Answer implements hpu.Protocol.
-func (slmpProtocol) Answer(dst []byte, a hpu.Ask, o hpu.Outcome, e *mpq.Entry) []byte {
+func (slmpProtocol) Answer(dst []byte, a spin.AckRequest, o hpu.Outcome, e *mpq.Entry) []byte {
 	b, _ := slmp.Answer(dst, slmp.Header{Flags: slmp.Flags(a.Flags), ID: a.ID, Offset: a.Offset}, o == hpu.Processed, e)
 	return b
 }

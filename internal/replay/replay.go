@@ -26,6 +26,7 @@ import (
 	"github.com/xspin/xspin/mpq"
 	"github.com/xspin/xspin/packet"
 	"github.com/xspin/xspin/slmp"
+	"github.com/xspin/xspin/spin"
 	"github.com/xspin/xspin/xsk"
 )
 
@@ -145,7 +146,7 @@ type feed struct {
 	cfg     Config
 	mem     *xsk.UMEM
 	share   *bpf.Share
-	window  hpu.Window
+	window  spin.Window
 	sources []*source
 	state   atomic.Int32
 	begun   atomic.Int32 // sources that have
@@ -233,7 +234,7 @@ func newFeed(cfg Config) (_ *feed, err error) {
 	}
 	each := packets * cfg.Flights
 	f := &feed{cfg: cfg, share: new(bpf.Share)}
-	if f.window, err = hostq.WindowOn(make([]byte, cfg.Place*int64(cfg.Flights*len(cfg.CPUs))), hostq.All); err != nil {
+	if f.window, err = hostq.WindowOn(make([]byte, cfg.Place*int64(cfg.Flights*len(cfg.CPUs))), spin.All); err != nil {
 		return nil, err
 	}
 	if f.mem, err = cfg.umem(each * len(cfg.CPUs)); err != nil {
@@ -382,17 +383,17 @@ func (s *source) Exchange(recycle, _ []uint64) (filled, completed int) {
 }
 
 // Bind implements hpu.Binder.
-func (f *feed) Bind(m *hpu.Message) (hpu.Binding, error) {
+func (f *feed) Bind(m *hpu.Message) (spin.Binding, error) {
 	at := int64(m.Number()) % int64(f.cfg.Flights*len(f.cfg.CPUs))
-	return hpu.Binding{Window: f.window, Place: at * f.cfg.Place, Size: f.cfg.Place, Events: f}, nil
+	return spin.Binding{Window: f.window, Place: at * f.cfg.Place, Size: f.cfg.Place, Events: f}, nil
 }
 
 // Unbind implements hpu.Binder.
-func (f *feed) Unbind(*hpu.Message, *hpu.Result) {}
+func (f *feed) Unbind(*hpu.Message, *spin.Result) {}
 
-// Post implements hpu.EventSink.
-func (f *feed) Post(e *hpu.MessageEvent) bool {
-	if e.Cause == hpu.Complete {
+// Post implements spin.EventSink.
+func (f *feed) Post(e *spin.MessageEvent) bool {
+	if e.Cause == spin.Complete {
 		f.sources[int(e.Number)/f.cfg.Flights%len(f.sources)].ended++ // whose worker this is
 	} else {
 		fault(e, &f.failed)
@@ -401,7 +402,7 @@ func (f *feed) Post(e *hpu.MessageEvent) bool {
 }
 
 // fault notes the first message that is not complete.
-func fault(e *hpu.MessageEvent, to *atomic.Pointer[error]) {
+func fault(e *spin.MessageEvent, to *atomic.Pointer[error]) {
 	err := fmt.Errorf("message %d: %v, %d of %d bytes missing", e.Number, e.Cause, e.Missing, e.Length)
 	if e.Err != nil {
 		err = fmt.Errorf("%w: %w", err, e.Err)

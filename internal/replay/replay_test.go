@@ -17,8 +17,8 @@ import (
 
 	"github.com/xspin/xspin/ddt"
 	"github.com/xspin/xspin/handlers"
-	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/spin"
 )
 
 // cpus returns n CPUs, which may be the same.
@@ -71,9 +71,9 @@ func placed(t *testing.T, o handlers.DatatypeOptions, wrong *atomic.Int64) (*han
 	// The completion handler sees the memory as messages leave it.
 	h := set.Handlers
 	completion := h.Completion
-	h.Completion = func(m *hpu.Completion) hpu.Code {
+	h.Completion = func(m *hpu.Completion) spin.Code {
 		b := m.Message().Binding()
-		place, err := b.Window.(hpu.SliceWindow).Slice(b.Place, hi, hostq.Read|hostq.Write)
+		place, err := b.Window.(spin.SliceWindow).Slice(b.Place, hi, spin.Read|spin.Write)
 		if err != nil || !bytes.Equal(place, want) {
 			wrong.Add(1)
 		}
@@ -135,7 +135,7 @@ func TestHPUsShareMessages(t *testing.T) {
 		var both, clash atomic.Int64
 		var by [2]atomic.Int64
 		payload := cfg.Payload
-		cfg.Payload = func(h *hpu.HER) hpu.Code {
+		cfg.Payload = func(h *hpu.HER) spin.Code {
 			by[h.HPU()].Add(1)
 			if set.Sequence > 0 {
 				s := &at[int(h.Offset()/set.Sequence)%set.VHPUs%most]
@@ -179,7 +179,7 @@ func TestASequenceStaysOnItsHPU(t *testing.T) {
 	var mu sync.Mutex
 	on, moved := map[uint32]int{}, 0
 	payload := cfg.Payload
-	cfg.Payload = func(h *hpu.HER) hpu.Code {
+	cfg.Payload = func(h *hpu.HER) spin.Code {
 		mu.Lock()
 		if was, ok := on[h.Message().Number()]; ok && was != h.HPU() {
 			moved++
@@ -198,14 +198,14 @@ func TestASequenceStaysOnItsHPU(t *testing.T) {
 
 func TestRunSaysWhatIsWrong(t *testing.T) {
 	good := Config{
-		Handlers: hpu.Handlers{Payload: func(*hpu.HER) hpu.Code { return hpu.Success }},
+		Handlers: hpu.Handlers{Payload: func(*hpu.HER) spin.Code { return spin.Success }},
 		Stream:   make([]byte, 3000), Packet: 1408, Flights: 1, Place: 4096, CPUs: cpus(t, 1),
 	}
 	for want, change := range map[string]func(*Config){
 		"0 CPUs: want 1 to":                        func(c *Config) { c.CPUs = nil },
 		"0 messages of 3000 bytes in flight":       func(c *Config) { c.Flights = 0 },
 		"packets of 2000 bytes: at most":           func(c *Config) { c.Packet = 2000 },
-		"message 0: failed":                        func(c *Config) { c.Payload = func(h *hpu.HER) hpu.Code { return h.Fail(errors.New("no")) } },
+		"message 0: failed":                        func(c *Config) { c.Payload = func(h *hpu.HER) spin.Code { return h.Fail(errors.New("no")) } },
 		"order of 3 of 3 packets: want each once":  func(c *Config) { c.Order = []int{0, 2, 2} },
 		"order of 2 of 3 packets":                  func(c *Config) { c.Order = []int{0, 1} },
 		"CPU -1 is not one that this process may ": func(c *Config) { c.CPUs = []int{-1} },

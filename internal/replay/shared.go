@@ -14,6 +14,7 @@ import (
 	"github.com/xspin/xspin/bpf"
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/spin"
 	"github.com/xspin/xspin/xsk"
 )
 
@@ -95,7 +96,7 @@ type wire struct {
 	share   *bpf.Share
 	queue   *bpf.Queue
 	buckets []uint64
-	window  hpu.Window
+	window  spin.Window
 	frames  []frame // of a message, in the order in which they come
 	rings   []*sharedRing
 	state   atomic.Int32
@@ -141,7 +142,7 @@ func newWire(cfg Shared) (_ *wire, err error) {
 	if cfg.Sequence > 0 {
 		w.buckets = make([]uint64, 1<<12)
 	}
-	if w.window, err = hostq.WindowOn(make([]byte, cfg.Place), hostq.All); err != nil {
+	if w.window, err = hostq.WindowOn(make([]byte, cfg.Place), spin.All); err != nil {
 		return nil, err
 	}
 	if w.mem, err = cfg.umem(packets); err != nil {
@@ -273,16 +274,16 @@ func (w *wire) leastOccupied(best int) int {
 func (w *wire) Exchange(recycle, _ []uint64) (filled, completed int) { return len(recycle), 0 }
 
 // Bind implements hpu.Binder.
-func (w *wire) Bind(*hpu.Message) (hpu.Binding, error) {
-	return hpu.Binding{Window: w.window, Size: w.cfg.Place, Events: w}, nil
+func (w *wire) Bind(*hpu.Message) (spin.Binding, error) {
+	return spin.Binding{Window: w.window, Size: w.cfg.Place, Events: w}, nil
 }
 
 // Unbind implements hpu.Binder.
-func (w *wire) Unbind(*hpu.Message, *hpu.Result) {}
+func (w *wire) Unbind(*hpu.Message, *spin.Result) {}
 
-// Post implements hpu.EventSink.
-func (w *wire) Post(e *hpu.MessageEvent) bool {
-	if e.Cause == hpu.Complete {
+// Post implements spin.EventSink.
+func (w *wire) Post(e *spin.MessageEvent) bool {
+	if e.Cause == spin.Complete {
 		w.ended.Add(1)
 	} else {
 		fault(e, &w.failed)

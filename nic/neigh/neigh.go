@@ -22,8 +22,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/matcher"
+	"github.com/xspin/xspin/spin"
 )
 
 // Errors that asking again does not help against, for a while.
@@ -59,7 +59,7 @@ const (
 
 // A way is what is known of a destination. It does not change.
 type way struct {
-	hop   hpu.Hop
+	hop   spin.Hop
 	err   error
 	stale bool // the MAC was right, and should be asked for again
 }
@@ -86,7 +86,7 @@ type failure struct {
 	err   error
 }
 
-// A Resolver is an hpu.Resolver for one interface. Safe for concurrent use.
+// A Resolver is an spin.Resolver for one interface. Safe for concurrent use.
 type Resolver struct {
 	index  int
 	name   string
@@ -199,17 +199,17 @@ func (r *Resolver) State() string { return *r.state.Load() }
 // Turned has something for its one reader when State may have changed.
 func (r *Resolver) Turned() <-chan struct{} { return r.turned }
 
-// Resolve implements hpu.Resolver: with a look into a map. What is not there is asked
+// Resolve implements spin.Resolver: with a look into a map. What is not there is asked
 // for, as far as there is room.
-func (r *Resolver) Resolve(dst netip.Addr) (hpu.Hop, error) {
+func (r *Resolver) Resolve(dst netip.Addr) (spin.Hop, error) {
 	dst = dst.Unmap()
 	e := (*r.cache.Load())[dst]
 	if e == nil {
 		if !dst.IsValid() || dst.Zone() != "" {
-			return hpu.Hop{}, errAddress
+			return spin.Hop{}, errAddress
 		}
 		r.ask(dst)
-		return hpu.Hop{}, hpu.ErrUnresolved
+		return spin.Hop{}, spin.ErrUnresolved
 	}
 	w := e.way.Load()
 	if w.stale && !e.asked.Load() && e.asked.CompareAndSwap(false, true) && !r.ask(dst) {
@@ -218,11 +218,11 @@ func (r *Resolver) Resolve(dst netip.Addr) (hpu.Hop, error) {
 	return w.hop, w.err
 }
 
-// From implements hpu.Resolver.
-func (r *Resolver) From(src netip.Addr) (hpu.Hop, bool) {
+// From implements spin.Resolver.
+func (r *Resolver) From(src netip.Addr) (spin.Hop, bool) {
 	local := r.local.Load()
 	src = src.Unmap()
-	return hpu.Hop{Source: src, SourceMAC: local.MAC, MTU: int(r.mtu.Load())}, slices.Contains(local.Addrs, src)
+	return spin.Hop{Source: src, SourceMAC: local.MAC, MTU: int(r.mtu.Load())}, slices.Contains(local.Addrs, src)
 }
 
 var errAddress = fmt.Errorf("%w: an IPv4 or IPv6 address without a zone is", ErrUnicast)
@@ -367,7 +367,7 @@ func (r *Resolver) settle(dst netip.Addr, e *entry) {
 	}
 }
 
-func (e *entry) unresolved() bool { return errors.Is(e.way.Load().err, hpu.ErrUnresolved) }
+func (e *entry) unresolved() bool { return errors.Is(e.way.Load().err, spin.ErrUnresolved) }
 
 // each calls f for all destinations behind a next hop.
 func (r *Resolver) each(via netip.Addr, f func(dst netip.Addr, e *entry)) {
@@ -435,7 +435,7 @@ func (r *Resolver) learn(e *entry) {
 	} else if f, failed := r.failed[e.via]; failed {
 		w = way{err: f.err}
 	} else {
-		w = way{err: hpu.ErrUnresolved}
+		w = way{err: spin.ErrUnresolved}
 	}
 	e.way.Store(&w)
 	e.asked.Store(false)
@@ -479,7 +479,7 @@ func (r *Resolver) routeTo(dst netip.Addr, e *entry) error {
 			e.via = a.Unmap()
 		}
 		src, _ := netip.AddrFromSlice(to.Src)
-		e.route.hop = hpu.Hop{Source: src.Unmap(), MTU: r.link.MTU}
+		e.route.hop = spin.Hop{Source: src.Unmap(), MTU: r.link.MTU}
 		copy(e.route.hop.SourceMAC[:], r.link.HardwareAddr)
 		return nil
 	}

@@ -19,9 +19,9 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/netnstest"
+	"github.com/xspin/xspin/spin"
 )
 
 // A bench is a resolver on the NIC's end of a lab.
@@ -98,23 +98,23 @@ func (b *bench) ipIn(ns *netns.Namespace, args string) {
 }
 
 // resolve asks until there is an answer, or an error that is final.
-func (b *bench) resolve(dst string) (hpu.Hop, error) {
+func (b *bench) resolve(dst string) (spin.Hop, error) {
 	b.Helper()
 	for range 5000 {
 		hop, err := b.r.Resolve(netip.MustParseAddr(dst))
-		if !errors.Is(err, hpu.ErrUnresolved) {
+		if !errors.Is(err, spin.ErrUnresolved) {
 			return hop, err
 		}
 		time.Sleep(time.Millisecond)
 	}
 	b.Fatalf("%s: unresolved for ever", dst)
-	return hpu.Hop{}, nil
+	return spin.Hop{}, nil
 }
 
 // becomes waits until a destination is resolved as it should.
-func (b *bench) becomes(what, dst string, ok func(hpu.Hop, error) bool) {
+func (b *bench) becomes(what, dst string, ok func(spin.Hop, error) bool) {
 	b.Helper()
-	var hop hpu.Hop
+	var hop spin.Hop
 	var err error
 	for range 5000 {
 		if hop, err = b.r.Resolve(netip.MustParseAddr(dst)); ok(hop, err) {
@@ -130,10 +130,10 @@ func mac(p netns.Port) (m [6]byte) { return [6]byte(p.MAC) }
 func TestFirstAskThenKnown(t *testing.T) {
 	b := setup(t, failFor)
 	dst := b.Host.Addr.Addr()
-	if hop, err := b.r.Resolve(dst); !errors.Is(err, hpu.ErrUnresolved) || hop != (hpu.Hop{}) {
+	if hop, err := b.r.Resolve(dst); !errors.Is(err, spin.ErrUnresolved) || hop != (spin.Hop{}) {
 		t.Errorf("asked for the first time: %+v, %v", hop, err)
 	}
-	mine := hpu.Hop{Source: b.NIC.Addr.Addr(), SourceMAC: mac(b.NIC), MTU: b.MTU}
+	mine := spin.Hop{Source: b.NIC.Addr.Addr(), SourceMAC: mac(b.NIC), MTU: b.MTU}
 	if hop, own := b.r.From(mine.Source); hop != mine || !own {
 		t.Errorf("from the interface: %+v, %v", hop, own)
 	}
@@ -141,7 +141,7 @@ func TestFirstAskThenKnown(t *testing.T) {
 		t.Error("the peer's address is the interface's own")
 	}
 	hop, err := b.resolve(dst.String())
-	want := hpu.Hop{Source: b.NIC.Addr.Addr(), SourceMAC: mac(b.NIC), MAC: mac(b.Host), MTU: b.MTU}
+	want := spin.Hop{Source: b.NIC.Addr.Addr(), SourceMAC: mac(b.NIC), MAC: mac(b.Host), MTU: b.MTU}
 	if err != nil || hop != want {
 		t.Errorf("%+v, %v, want %+v", hop, err, want)
 	}
@@ -164,11 +164,11 @@ func TestNeighbourThatWasKnownBefore(t *testing.T) {
 		t.Errorf("%+v, %v", hop, err)
 	}
 	b.ip("neigh change 10.0.0.9 lladdr 02:00:00:00:00:98 dev " + b.NIC.Device)
-	b.becomes("the MAC that the administrator changed", "10.0.0.9", func(h hpu.Hop, err error) bool {
+	b.becomes("the MAC that the administrator changed", "10.0.0.9", func(h spin.Hop, err error) bool {
 		return err == nil && h.MAC == [6]byte{2, 0, 0, 0, 0, 0x98}
 	})
 	b.ip("neigh del 10.0.0.9 dev " + b.NIC.Device)
-	b.becomes("asked for again, and not there", "10.0.0.9", func(_ hpu.Hop, err error) bool { return errors.Is(err, ErrNeighbour) })
+	b.becomes("asked for again, and not there", "10.0.0.9", func(_ spin.Hop, err error) bool { return errors.Is(err, ErrNeighbour) })
 }
 
 func TestNeighbourChangesItsMAC(t *testing.T) {
@@ -182,7 +182,7 @@ func TestNeighbourChangesItsMAC(t *testing.T) {
 	// answer under its old address.
 	b.ipIn(b.Host.NS, "neigh flush all")
 	b.Host.NS.Command(t.Context(), "ping", "-c", "1", "-W", "1", b.NIC.Addr.Addr().String()).Run()
-	b.becomes("the new MAC", dst, func(h hpu.Hop, err error) bool { return err == nil && h.MAC == [6]byte{2, 0, 0, 0, 0, 0x77} })
+	b.becomes("the new MAC", dst, func(h spin.Hop, err error) bool { return err == nil && h.MAC == [6]byte{2, 0, 0, 0, 0, 0x77} })
 }
 
 // The kernel does not see what handlers send: nothing confirms a neighbour but what
@@ -197,7 +197,7 @@ func TestStaleNeighbourIsAskedAgain(t *testing.T) {
 	}
 	b.ip(fmt.Sprintf("neigh change %v lladdr %v nud stale dev %s", dst, b.Host.MAC, b.NIC.Device))
 	b.ipIn(b.Host.NS, "link set "+b.Host.Device+" address 02:00:00:00:00:77")
-	b.becomes("the new MAC", dst.String(), func(h hpu.Hop, err error) bool { return err == nil && h.MAC == [6]byte{2, 0, 0, 0, 0, 0x77} })
+	b.becomes("the new MAC", dst.String(), func(h spin.Hop, err error) bool { return err == nil && h.MAC == [6]byte{2, 0, 0, 0, 0, 0x77} })
 }
 
 func TestNoSuchNeighbour(t *testing.T) {
@@ -208,7 +208,7 @@ func TestNoSuchNeighbour(t *testing.T) {
 	}
 	// It comes up, and is found when it is asked for again.
 	b.ipIn(b.Host.NS, "addr add 10.0.0.50/24 dev "+b.Host.Device)
-	b.becomes("found", "10.0.0.50", func(h hpu.Hop, err error) bool { return err == nil && h.MAC == mac(b.Host) })
+	b.becomes("found", "10.0.0.50", func(h spin.Hop, err error) bool { return err == nil && h.MAC == mac(b.Host) })
 }
 
 func TestRoutes(t *testing.T) {
@@ -238,18 +238,18 @@ func TestRoutes(t *testing.T) {
 	}
 
 	b.ip("route add 192.0.2.0/24 via 10.0.0.2")
-	b.becomes("by the gateway", "192.0.2.1", func(h hpu.Hop, err error) bool { return err == nil && h.MAC == mac(b.Host) })
+	b.becomes("by the gateway", "192.0.2.1", func(h spin.Hop, err error) bool { return err == nil && h.MAC == mac(b.Host) })
 	b.ip("neigh add 10.0.0.3 lladdr 02:00:00:00:00:03 dev " + b.NIC.Device)
 	b.ip("route replace 192.0.2.0/24 via 10.0.0.3 src 10.0.0.1")
-	b.becomes("by another gateway", "192.0.2.1", func(h hpu.Hop, err error) bool { return err == nil && h.MAC[5] == 3 })
+	b.becomes("by another gateway", "192.0.2.1", func(h spin.Hop, err error) bool { return err == nil && h.MAC[5] == 3 })
 	b.ip("route replace 192.0.2.0/24 dev other")
-	b.becomes("elsewhere", "192.0.2.1", func(h hpu.Hop, err error) bool { return errors.Is(err, ErrInterface) })
+	b.becomes("elsewhere", "192.0.2.1", func(h spin.Hop, err error) bool { return errors.Is(err, ErrInterface) })
 	b.ip("route replace 192.0.2.0/24 via 10.0.0.3")
-	b.becomes("back", "192.0.2.1", func(h hpu.Hop, err error) bool { return err == nil && h.MAC[5] == 3 })
+	b.becomes("back", "192.0.2.1", func(h spin.Hop, err error) bool { return err == nil && h.MAC[5] == 3 })
 	b.ip("link set " + b.NIC.Device + " mtu 1400")
-	b.becomes("the new MTU", "192.0.2.1", func(h hpu.Hop, err error) bool { return err == nil && h.MTU == 1400 })
+	b.becomes("the new MTU", "192.0.2.1", func(h spin.Hop, err error) bool { return err == nil && h.MTU == 1400 })
 	b.ip("route del 192.0.2.0/24")
-	b.becomes("no route", "192.0.2.1", func(h hpu.Hop, err error) bool { return errors.Is(err, ErrRoute) })
+	b.becomes("no route", "192.0.2.1", func(h spin.Hop, err error) bool { return errors.Is(err, ErrRoute) })
 }
 
 func TestIPv6(t *testing.T) {
@@ -305,7 +305,7 @@ func TestScanIsBounded(t *testing.T) {
 	for i := range uint32(1_000_000) {
 		var a [4]byte
 		binary.BigEndian.PutUint32(a[:], 10<<24|64<<16+2+i)
-		if hop, err := b.r.Resolve(netip.AddrFrom4(a)); !errors.Is(err, hpu.ErrUnresolved) {
+		if hop, err := b.r.Resolve(netip.AddrFrom4(a)); !errors.Is(err, spin.ErrUnresolved) {
 			t.Fatalf("%v: %+v, %v", a, hop, err)
 		}
 		if i%100_000 == 0 {
@@ -430,7 +430,7 @@ func TestGone(t *testing.T) {
 	b.ip("link del br0")
 	dst := b.Host.Addr.Addr().String()
 	b.ip("neigh replace " + dst + " lladdr 02:00:00:00:00:66 dev " + dev)
-	b.becomes("the news before are heard", dst, func(hop hpu.Hop, err error) bool { return err == nil && hop.MAC[5] == 0x66 })
+	b.becomes("the news before are heard", dst, func(hop spin.Hop, err error) bool { return err == nil && hop.MAC[5] == 0x66 })
 	select {
 	case <-b.r.Gone():
 		t.Error("who leaves a bridge is not gone")
@@ -458,7 +458,7 @@ func BenchmarkResolve(b *testing.B) {
 	cache := map[netip.Addr]*entry{}
 	for i := range 1000 {
 		e := new(entry)
-		e.way.Store(&way{hop: hpu.Hop{MTU: 1500}})
+		e.way.Store(&way{hop: spin.Hop{MTU: 1500}})
 		cache[netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})] = e
 	}
 	r.cache.Store(&cache)

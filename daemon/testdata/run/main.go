@@ -16,12 +16,13 @@ import (
 	"github.com/xspin/xspin/daemon"
 	"github.com/xspin/xspin/handlers"
 	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/spin"
 )
 
 func main() {
 	// Says in the log who it runs as, often if it is told to.
 	handlers.Register("say", "", func(handlers.Params) (*handlers.Set, error) {
-		return &handlers.Set{Handlers: hpu.Handlers{Payload: func(t *hpu.HER) hpu.Code {
+		return &handlers.Set{Handlers: hpu.Handlers{Payload: func(t *hpu.HER) spin.Code {
 			times := 1
 			if t.PayloadLen() == len("often") {
 				times = 200
@@ -30,7 +31,7 @@ func main() {
 			for range times {
 				t.Logf("%s%800s", self, ".")
 			}
-			return hpu.Drop
+			return spin.Drop
 		}}}, nil
 	})
 	cfg, err := daemon.Load(os.Args[1])

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package spin
+
+import "fmt"
+
+// A FaultKind says what happened.
+type FaultKind int
+
+// Kinds of faults.
+const (
+	HandlerFailed  FaultKind = iota // a handler returned Fail or Segv
+	HandlerPanic                    // contained: the packet is lost, the context goes on
+	HandlerOverrun                  // past its time limit: the context is stopped
+	MessageRefused                  // the binder refused a message
+	FaultKinds                      // how many there are
+)
+
+func (k FaultKind) String() string {
+	switch k {
+	case HandlerFailed:
+		return "handler failed"
+	case HandlerPanic:
+		return "handler panic"
+	case HandlerOverrun:
+		return "handler overrun"
+	case MessageRefused:
+		return "message refused"
+	}
+	return fmt.Sprintf("FaultKind(%d)", int(k))
+}
+
+// A Fault tells the application what went wrong in a handler. It may happen with every
+// packet, so a context tells one of a kind in a period that its NIC is opened with. Those
+// that were held back are in the next one, or in one of their own when the period, or the
+// context, is over.
+type Fault struct {
+	Kind    FaultKind
+	Context uint16
+	Name    string // of the context
+	HPU     int
+	Detail  string // panic value and stack, the error, or the time; "" if there is More only
+	More    uint64 // that were held back before it
+}
+
+func (f Fault) String() string {
+	return fmt.Sprintf("context %d (%s) on HPU %d: %s", f.Context, f.Name, f.HPU, f.Text())
+}
+
+// Text says what happened, and how often.
+func (f Fault) Text() string {
+	switch {
+	case f.More == 0:
+		return fmt.Sprintf("%s: %s", f.Kind, f.Detail)
+	case f.Detail == "":
+		return fmt.Sprintf("%s: %d more", f.Kind, f.More)
+	}
+	return fmt.Sprintf("%s (and %d before it): %s", f.Kind, f.More, f.Detail)
+}
