@@ -38,6 +38,7 @@ import (
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/netnstest"
 	"github.com/xspin/xspin/slmp"
+	"github.com/xspin/xspin/spin"
 )
 
 // Users that are not root.
@@ -51,14 +52,14 @@ func init() {
 		return &handlers.Set{
 			Rulesets: []matcher.Ruleset{matcher.UDPPort(wordsPort)},
 			Queue:    true,
-			Handlers: hpu.Handlers{Payload: func(h *hpu.HER) hpu.Code {
+			Handlers: hpu.Handlers{Payload: func(h *hpu.HER) spin.Code {
 				w := h.Window("in")
-				if err := changeWords(w.(hpu.AtomicWindow), w.(hpu.TransferWindow), bytes.Join(slices.Collect(h.Payload()), nil)); err != nil {
+				if err := changeWords(w.(spin.AtomicWindow), w.(spin.TransferWindow), bytes.Join(slices.Collect(h.Payload()), nil)); err != nil {
 					h.Logf("%v", err)
-					return hpu.Fail
+					return spin.Fail
 				}
 				h.Counter(0).Add(1)
-				return hpu.Success
+				return spin.Success
 			}},
 		}, nil
 	})
@@ -66,7 +67,7 @@ func init() {
 		return &handlers.Set{
 			Rulesets: []matcher.Ruleset{matcher.UDPPort(stuckPort)},
 			Queue:    true,
-			Handlers: hpu.Handlers{Payload: func(h *hpu.HER) hpu.Code {
+			Handlers: hpu.Handlers{Payload: func(h *hpu.HER) spin.Code {
 				h.Counter(0).Add(1)
 				select {}
 			}},
@@ -76,23 +77,23 @@ func init() {
 		return &handlers.Set{
 			Rulesets: []matcher.Ruleset{matcher.UDPPort(askPort)},
 			Queue:    true,
-			Handlers: hpu.Handlers{Payload: func(h *hpu.HER) hpu.Code {
+			Handlers: hpu.Handlers{Payload: func(h *hpu.HER) spin.Code {
 				w := h.Window("mine")
 				var b [64]byte
 				_, _ = w.WriteAt(b[:], int64(h.Len()%1000))
 				_, _ = w.ReadAt(b[:], 4096)
 				h.Counter(0).Add(1)
 				_ = h.Notify(1, b[:])
-				if h.AskThen(2, b[:], func(*hpu.HER, *hpu.Reply) hpu.Code { return hpu.Drop }) != nil {
-					return hpu.Drop
+				if h.AskThen(2, b[:], func(*hpu.HER, *hpu.Reply) spin.Code { return spin.Drop }) != nil {
+					return spin.Drop
 				}
-				return hpu.Success
+				return spin.Success
 			}},
 		}, nil
 	})
 }
 
-func changeWords(w hpu.AtomicWindow, tr hpu.TransferWindow, payload []byte) error {
+func changeWords(w spin.AtomicWindow, tr spin.TransferWindow, payload []byte) error {
 	_, err := w.FetchAdd32(4, 0x01020304)
 	if _, e := w.FetchAdd64(8, 1<<40); e != nil {
 		err = e
@@ -994,7 +995,7 @@ const scribbleTime = 3 * time.Second
 func TestAHostileClientHarmsItselfAlone(t *testing.T) {
 	d := testenv.SoakTime(scribbleTime)
 	if testing.Short() {
-		d /= 10
+		d /= 10 / min(10, testenv.Slowness())
 	}
 	f := newFixture(t, inbox+`- name: enemy
   handler: test-all

@@ -32,6 +32,7 @@ import (
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/netnstest"
 	"github.com/xspin/xspin/slmp"
+	"github.com/xspin/xspin/spin"
 )
 
 // stuckGate holds the handlers of test-stuck while it is there.
@@ -51,7 +52,7 @@ func init() {
 		return &handlers.Set{Handlers: h}, nil
 	}
 	handlers.Register("test-stuck", "", func(p handlers.Params) (*handlers.Set, error) {
-		return port(p, hpu.Handlers{Payload: func(h *hpu.HER) hpu.Code {
+		return port(p, hpu.Handlers{Payload: func(h *hpu.HER) spin.Code {
 			if ch := stuckGate.Load(); ch != nil {
 				stuckIn.Add(1)
 				<-*ch
@@ -59,7 +60,7 @@ func init() {
 			if w := h.Window("own"); w != nil {
 				_, _ = w.WriteAt([]byte("late"), 0)
 			}
-			return hpu.Drop
+			return spin.Drop
 		}})
 	})
 	handlers.Register("test-init", "", func(p handlers.Params) (*handlers.Set, error) {
@@ -73,25 +74,25 @@ func init() {
 				}
 				return nil
 			},
-			Payload: func(*hpu.HER) hpu.Code { return hpu.Success },
+			Payload: func(*hpu.HER) spin.Code { return spin.Success },
 		})
 	})
 	handlers.Register("test-fault", "", func(p handlers.Params) (*handlers.Set, error) {
-		return port(p, hpu.Handlers{Payload: func(*hpu.HER) hpu.Code {
+		return port(p, hpu.Handlers{Payload: func(*hpu.HER) spin.Code {
 			if p["panic"] == true {
 				panic("out of cheese")
 			}
-			return hpu.Fail
+			return spin.Fail
 		}})
 	})
 	handlers.Register("test-made", "", func(p handlers.Params) (*handlers.Set, error) {
 		if ch := makeGate.Load(); ch != nil {
 			<-*ch
 		}
-		return port(p, hpu.Handlers{Payload: func(*hpu.HER) hpu.Code { return hpu.Success }})
+		return port(p, hpu.Handlers{Payload: func(*hpu.HER) spin.Code { return spin.Success }})
 	})
 	handlers.Register("test-memory", "", func(p handlers.Params) (*handlers.Set, error) {
-		set, err := port(p, hpu.Handlers{Payload: func(*hpu.HER) hpu.Code { return hpu.Success }})
+		set, err := port(p, hpu.Handlers{Payload: func(*hpu.HER) spin.Code { return spin.Success }})
 		set.Memory, set.HPUMemory = 4096, 64
 		return set, err
 	})
@@ -632,9 +633,9 @@ contexts:
 	q := open(t, b)
 	release()
 	eventually(t, "memory is free again", func() bool { return f.inUse() == before })
-	if !strings.Contains(f.logs.String(), "the handlers have returned: their memory is free") {
-		t.Error("the log does not say that memory is free")
-	}
+	eventually(t, "the log says so", func() bool {
+		return strings.Contains(f.logs.String(), "the handlers have returned: their memory is free")
+	})
 	if string(q.windows["own"].Bytes()[:4]) != "\x00\x00\x00\x00" || string(p.windows["own"].Bytes()[:4]) != "late" {
 		t.Errorf("the late handler has written %q to the new window, %q to the old", q.windows["own"].Bytes()[:4], p.windows["own"].Bytes()[:4])
 	}

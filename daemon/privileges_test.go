@@ -310,7 +310,8 @@ func logsOfAUser(t *testing.T, bin string) {
 
 	// 200 lines of 1 KB each.
 	for deadline := time.Now().Add(60 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		if _, err := os.Stat(log + ".1"); err == nil {
+		_, err := os.Stat(log) // between the names there is none
+		if _, was := os.Stat(log + ".1"); err == nil && was == nil {
 			break
 		}
 		if time.Now().After(deadline) {

@@ -23,10 +23,11 @@ import (
 	"github.com/xspin/xspin/netns/netnstest"
 	"github.com/xspin/xspin/nic"
 	"github.com/xspin/xspin/packet"
+	"github.com/xspin/xspin/spin"
 )
 
 // echoAll is echo for packets of several buffers. Counter 0 gets the buffers.
-func echoAll(h *hpu.HER) hpu.Code {
+func echoAll(h *hpu.HER) spin.Code {
 	h.Count(0, uint64(h.Segments()))
 	var rest [][]byte
 	for i := 1; i < h.Segments(); i++ {
@@ -35,9 +36,9 @@ func echoAll(h *hpu.HER) hpu.Code {
 	hdr := h.Headers()
 	ok := hdr.ICMP != nil && hdr.ReplyICMPEcho(rest...) || hdr.UDP != nil && hdr.ReplyUDP(rest...)
 	if !ok || h.Send() != nil {
-		return hpu.Fail
+		return spin.Fail
 	}
-	return hpu.Success
+	return spin.Success
 }
 
 func handle(f hpu.Handler) hpu.Handlers { return hpu.Handlers{Payload: f} }
@@ -122,7 +123,7 @@ func idle(t testing.TB, c *nic.Context) {
 func TestKernelAcceptsChecksumsOfReplies(t *testing.T) {
 	lab := netnstest.Temp(t, netns.LabConfig{})
 	n := open(t, lab, nic.Config{})
-	swapOnly := func(h *hpu.HER) hpu.Code {
+	swapOnly := func(h *hpu.HER) spin.Code {
 		hdr := h.Headers()
 		if hdr.UDPChecksumPartial() {
 			h.Count(0, 1)
@@ -131,9 +132,9 @@ func TestKernelAcceptsChecksumsOfReplies(t *testing.T) {
 		hdr.IPv4.SwapAddrs()
 		hdr.UDP.SwapPorts()
 		if h.Send() != nil {
-			return hpu.Fail
+			return spin.Fail
 		}
-		return hpu.Success
+		return spin.Success
 	}
 	run(t, n, nic.ContextSpec{Name: "right", Rulesets: sets(matcher.UDPPort(7)), Handlers: handle(echo)})
 	wrong := run(t, n, nic.ContextSpec{Name: "wrong", Rulesets: sets(matcher.UDPPort(8)), Handlers: handle(swapOnly)})
@@ -151,9 +152,9 @@ func TestKernelAcceptsChecksumsOfReplies(t *testing.T) {
 	eventually(t, "a reply with the partial checksum copied is refused", func() bool {
 		return snmp(t, lab.Host.NS, "Udp", "InCsumErrors") == bad+1
 	})
-	if partial := wrong.Stats().User[0].Sum; partial != 1 {
-		t.Errorf("%d of 1 datagrams came with a partial checksum: the test shows nothing", partial)
-	}
+	eventually(t, "its datagram counts as one with a partial checksum, or the test shows nothing", func() bool {
+		return wrong.Stats().User[0].Sum == 1
+	})
 }
 
 func TestFragmentedPingIsAnsweredByLinux(t *testing.T) {
@@ -263,12 +264,12 @@ func TestHandlerHandsPacketsToTheStack(t *testing.T) {
 	lab := netnstest.Temp(t, netns.LabConfig{MTU: 9000})
 	n := open(t, lab, nic.Config{})
 	failures := make(chan error, 10)
-	c := run(t, n, nic.ContextSpec{Name: "pass", Rulesets: sets(matcher.UDPPort(7)), Handlers: handle(func(h *hpu.HER) hpu.Code {
+	c := run(t, n, nic.ContextSpec{Name: "pass", Rulesets: sets(matcher.UDPPort(7)), Handlers: handle(func(h *hpu.HER) spin.Code {
 		if err := h.ToStack(); err != nil {
 			failures <- err
-			return hpu.Drop
+			return spin.Drop
 		}
-		return hpu.Success
+		return spin.Success
 	})})
 	server := listenUDP(t, lab.NIC, 7)
 	conn := dialUDP(t, lab, 7)
@@ -305,11 +306,11 @@ func TestHandlerHandsPacketsToTheStack(t *testing.T) {
 func TestHandlerHandsTCPToTheStack(t *testing.T) {
 	lab := netnstest.Temp(t, netns.LabConfig{})
 	n := open(t, lab, nic.Config{})
-	c := run(t, n, nic.ContextSpec{Name: "pass", Rulesets: sets(matcher.TCPPort(7)), Handlers: handle(func(h *hpu.HER) hpu.Code {
+	c := run(t, n, nic.ContextSpec{Name: "pass", Rulesets: sets(matcher.TCPPort(7)), Handlers: handle(func(h *hpu.HER) spin.Code {
 		if h.ToStack() != nil {
-			return hpu.Fail
+			return spin.Fail
 		}
-		return hpu.Success
+		return spin.Success
 	})})
 	echoTCP(t, lab, 20_000)
 	eventually(t, "all packets of the connection were handed to the stack", func() bool {
@@ -323,7 +324,7 @@ func TestFloodedContextDoesNotHurtAnother(t *testing.T) {
 	gate := make(chan struct{})
 	slow := run(t, n, nic.ContextSpec{
 		Name: "slow", Rulesets: sets(matcher.UDPPort(9)), Credits: 16, CoreMask: 1,
-		Handlers: handle(func(*hpu.HER) hpu.Code { <-gate; return hpu.Success }),
+		Handlers: handle(func(*hpu.HER) spin.Code { <-gate; return spin.Success }),
 	})
 	fast := run(t, n, nic.ContextSpec{Name: "fast", Rulesets: sets(matcher.UDPPort(7)), CoreMask: 2, Handlers: handle(echo)})
 	opened := false
@@ -366,16 +367,16 @@ func TestKeptPacketsHoldTheirCredit(t *testing.T) {
 	n := open(t, lab, nic.Config{HPUs: 1})
 	kept := make(chan *hpu.Kept, 100)
 	var twice atomic.Int64
-	c := run(t, n, nic.ContextSpec{Name: "keep", Rulesets: sets(matcher.UDPPort(7)), Credits: 8, Handlers: handle(func(h *hpu.HER) hpu.Code {
+	c := run(t, n, nic.ContextSpec{Name: "keep", Rulesets: sets(matcher.UDPPort(7)), Credits: 8, Handlers: handle(func(h *hpu.HER) spin.Code {
 		k, err := h.Keep()
 		if err != nil {
-			return hpu.Fail
+			return spin.Fail
 		}
 		if _, err := h.Keep(); errors.Is(err, hpu.ErrTwice) {
 			twice.Add(1)
 		}
 		kept <- k
-		return hpu.Success
+		return spin.Success
 	})})
 	conn := dialUDP(t, lab, 7)
 	for round := range 3 {
@@ -425,14 +426,14 @@ func TestKeptPacketsHoldTheirCredit(t *testing.T) {
 func TestHandlerSendsFramesOfItsOwn(t *testing.T) {
 	lab := netnstest.Temp(t, netns.LabConfig{})
 	n := open(t, lab, nic.Config{HPUs: 2})
-	c := run(t, n, nic.ContextSpec{Name: "three", Rulesets: sets(matcher.UDPPort(7)), Handlers: handle(func(h *hpu.HER) hpu.Code {
+	c := run(t, n, nic.ContextSpec{Name: "three", Rulesets: sets(matcher.UDPPort(7)), Handlers: handle(func(h *hpu.HER) spin.Code {
 		if !h.Headers().ReplyUDP() {
-			return hpu.Fail
+			return spin.Fail
 		}
 		for i := range 2 {
 			b, err := h.SendNew(h.Len())
 			if err != nil {
-				return hpu.Fail
+				return spin.Fail
 			}
 			copy(b, h.Head())
 			extra := packet.Parse(b, len(b))
@@ -441,12 +442,12 @@ func TestHandlerSendsFramesOfItsOwn(t *testing.T) {
 			extra.UDP.SetChecksum(sum)
 		}
 		if _, err := h.SendNew(1 << 16); !errors.Is(err, hpu.ErrSize) {
-			return hpu.Fail
+			return spin.Fail
 		}
 		if h.Send() != nil {
-			return hpu.Fail
+			return spin.Fail
 		}
-		return hpu.Success
+		return spin.Success
 	})})
 	conn := dialUDP(t, lab, 7)
 	const rounds = 2 * nic.SpareFrames / 2 // more frames than there are
@@ -545,7 +546,7 @@ func TestJumboFramesSpanSeveralBuffers(t *testing.T) {
 	}
 	eventually(t, "all datagrams handled, in three buffers each", func() bool {
 		s := udp.Stats()
-		return s.Handled == rounds && s.User[0] == hpu.UserCounter{Sum: 3 * rounds, Count: rounds}
+		return s.Handled == rounds && s.User[0] == spin.UserCounter{Sum: 3 * rounds, Count: rounds}
 	})
 	eventually(t, "all pings handled, the long ones in three buffers", func() bool {
 		s := icmp.Stats()
@@ -558,9 +559,9 @@ func TestGenericModeAnswersPing(t *testing.T) {
 	n := open(t, lab, nic.Config{Mode: loader.Generic})
 	stack := make(chan error, 1)
 	icmp := run(t, n, nic.ContextSpec{Name: "icmp", Rulesets: sets(matcher.ICMPEcho()), Handlers: handle(echo)})
-	run(t, n, nic.ContextSpec{Name: "stack", Rulesets: sets(matcher.UDPPort(7)), Handlers: handle(func(h *hpu.HER) hpu.Code {
+	run(t, n, nic.ContextSpec{Name: "stack", Rulesets: sets(matcher.UDPPort(7)), Handlers: handle(func(h *hpu.HER) spin.Code {
 		stack <- h.ToStack()
-		return hpu.Success
+		return spin.Success
 	})})
 	before := snmp(t, lab.NIC.NS, "Icmp", "InEchos")
 	for _, size := range []string{"16", "1416"} {
