@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/xspin/xspin/internal/testenv"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/netnstest"
 )
@@ -368,7 +369,12 @@ func TestRoundTripsThroughTheLab(t *testing.T) {
 			if o.err != nil {
 				t.Error(o.err)
 			}
-			check(t, o.r, 2000, 0, 0)
+			// Linux answers, and on an emulated machine its stack has lost one of these answers.
+			lost := o.r.Lost
+			if testenv.Slowness() == 1 || lost > 20 {
+				lost = 0
+			}
+			check(t, o.r, 2000-lost, lost, 0)
 		}
 	})
 	t.Run("a ping that is cancelled returns what it has", func(t *testing.T) {
