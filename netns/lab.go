@@ -19,6 +19,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -310,7 +311,11 @@ func open(op string, cfg, full LabConfig) (*Lab, error) {
 		return nil, fmt.Errorf("%s: %w: %w: it was killed or crashed, and no frame passes without it: run `xspin lab up`", op, ErrNotUp, impair.ErrNoRelay)
 	}
 	if diff != "" {
-		return nil, fmt.Errorf("%s: %w: %s: run `xspin lab up`", op, ErrNotUp, diff)
+		out := "run `xspin lab up`"
+		if none, err := absent(full); err == nil && !none {
+			out = "set that right, or have `xspin lab up` make a new one in its place"
+		}
+		return nil, fmt.Errorf("%s: %w: %s: %s", op, ErrNotUp, diff, out)
 	}
 	return l, nil
 }
@@ -688,8 +693,8 @@ func compareEnd(l *Lab, e End, other *Namespace) (a *netlink.LinkAttrs, diff str
 		return nil, fmt.Sprintf("%s has %d receive and %d transmit queues, not %d", e.Device, a.NumRxQueues, a.NumTxQueues, l.Queues), nil
 	case !bytes.Equal(a.HardwareAddr, e.MAC):
 		return nil, fmt.Sprintf("%s has MAC %s, not %s", e.Device, a.HardwareAddr, e.MAC), nil
-	case len(addrs) != 1 || addrs[0].IPNet.String() != e.Addr.String():
-		return nil, fmt.Sprintf("%s has addresses %v, not %s", e.Device, addrs, e.Addr), nil
+	case !slices.ContainsFunc(addrs, func(a netlink.Addr) bool { return a.IPNet.String() == e.Addr.String() }):
+		return nil, fmt.Sprintf("%s does not have the address %s", e.Device, e.Addr), nil
 	}
 	return a, "", nil
 }

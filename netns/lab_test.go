@@ -697,6 +697,12 @@ func TestBorrowRemovesOnlyWhatItBuilt(t *testing.T) {
 	refused(2, mine.NIC.Device+" is down")
 	set(netlink.LinkSetUp)
 	borrow(2)
+	more, err := netlink.ParseAddr("10.9.9.9/24")
+	if err != nil {
+		t.Fatal(err)
+	}
+	set(func(l netlink.Link) error { return netlink.AddrAdd(l, more) })
+	borrow(2) // an address more is no other lab
 	if err := exec.Command("ip", "netns", "delete", cfg.NIC.Namespace).Run(); err != nil {
 		t.Fatal(err)
 	}
