@@ -148,7 +148,7 @@ func ruleNumbers(x *control.ContextInfo) string {
 	for _, r := range x.Rules {
 		name, _, _ := strings.Cut(r.Text, ":")
 		if r.Number >= 0 {
-			name = fmt.Sprintf("%d %s", r.Number, name)
+			name = fmt.Sprintf("%d:%s", r.Number, name)
 		}
 		all = append(all, name)
 	}

@@ -104,7 +104,7 @@ func TestCtxTellsAndAsks(t *testing.T) {
 	}{
 		{"ls", "ctx ls", "", []string{"GET /v1/contexts"}, []string{
 			"NAME ID STATE HANDLER INTERFACE ATTACHED HANDLED DROPPED FAILED RULESETS",
-			"inbox 3 active deposit eth1 pid 77, pid 78 (observer) 12 2 4 5 slmp, more",
+			"inbox 3 active deposit eth1 pid 77, pid 78 (observer) 12 2 4 5:slmp, more",
 		}},
 		{"show", "ctx show inbox", "", []string{"GET /v1/contexts/inbox"}, []string{
 			"context 3, inbox: active since",

@@ -106,8 +106,15 @@ func (l inboxLines) Message(m inbox.Message) {
 	}
 }
 
+// shownOfRequest is how many bytes of a request are shown.
+const shownOfRequest = 64
+
 func (l inboxLines) Request(r inbox.Request) {
-	fmt.Fprintf(l.w, "request %#x: %q, answered\n", r.Tag, r.Payload)
+	text, more := r.Payload, ""
+	if len(text) > shownOfRequest {
+		text, more = text[:shownOfRequest], fmt.Sprintf("… of %s", file.Bytes(uint64(len(r.Payload))))
+	}
+	fmt.Fprintf(l.w, "request %#x: %q%s, answered\n", r.Tag, text, more)
 }
 
 func (l inboxLines) Lost(events uint64) {

@@ -385,7 +385,16 @@ func (s *sending) report(mode string, took time.Duration) *sendReport {
 // String is the report for people.
 func (r *sendReport) String() string {
 	var b strings.Builder
-	if n := len(r.Messages); n > 1 {
+	done := 0
+	for i := range r.Messages {
+		if r.Messages[i].Error == "" {
+			done++
+		}
+	}
+	switch n := len(r.Messages); {
+	case done < n:
+		fmt.Fprintf(&b, "%d of %s, and parts of others: ", done, count(n, "message"))
+	case n > 1:
 		fmt.Fprintf(&b, "%d messages, ", n)
 	}
 	fmt.Fprintf(&b, "%s in %.3f s: %.3f Gbit/s. %s of up to %d bytes", file.Bytes(r.Bytes), r.Seconds, r.Gbps, count(int(r.Segments), "segment"), r.Payload)

@@ -460,3 +460,17 @@ func TestSendEndsThoughNothingCanBeSent(t *testing.T) {
 		})
 	}
 }
+
+// TestReportCountsWhatHasArrived: what was cut short is not told as done.
+func TestReportCountsWhatHasArrived(t *testing.T) {
+	for want, messages := range map[string][]sendMessage{
+		"1 of 3 messages, and parts of others: 0 B in": {{}, {Error: "x"}, {Error: "y"}},
+		"0 of 1 message, and parts of others: 0 B in":  {{Error: "x"}},
+		"2 messages, 0 B in":                           {{}, {}},
+		"0 B in":                                       {{}},
+	} {
+		if got := (&sendReport{Messages: messages}).String(); !strings.HasPrefix(got, want) {
+			t.Errorf("%q does not begin with %q", got, want)
+		}
+	}
+}

@@ -98,7 +98,7 @@ func (e *MessageError) Error() string {
 	case errors.Is(e.Err, ErrSilent) && !e.Answered:
 		return s + fmt.Sprintf(": no answer for %v: check address and port, that a receiver runs there and has room for another message, and that its segments are no longer than the path allows", e.Silent)
 	case errors.Is(e.Err, ErrSilent):
-		return s + fmt.Sprintf(": no answer for %v: the receiver has stopped or restarted, its handlers refuse the message (too long, perhaps: its own log tells), or the path is down. A message that is sent again needs another id", e.Silent)
+		return s + fmt.Sprintf(": no answer for %v: the receiver has stopped or restarted, its handlers refuse the message (too long, perhaps: its own log tells), or the path is down or loses so much that more retries are needed. A message that is sent again needs another id", e.Silent)
 	case errors.Is(e.Err, ErrRestarted):
 		return s + ": it answers, but knows less than it has acknowledged: the receiver has restarted or abandoned the message. Send it again under another id"
 	case errors.Is(e.Err, ErrIncomplete):

@@ -268,7 +268,9 @@ func (d *Document) WriteText(w io.Writer) error {
 			figure(r.CI95[0]), figure(r.CI95[1]), target, verdict, r.A.figure(), r.B.figure(), r.A.lost(), r.B.lost(), see)
 	}
 	t.Flush()
-	b.WriteString("\nNotes, in this order: conditions, a and what was on, b and what was on\n")
+	b.WriteString("\nA row compares a with b, as its unit says. met: the median keeps the target, and so does its whole\n" +
+		"interval. within noise: the target lies in the interval. MISSED: the whole interval is beyond it\n" +
+		"\nNotes, in this order: conditions, a and what was on, b and what was on\n")
 	for i, text := range n {
 		fmt.Fprintf(&b, "%4d  %s\n", i+1, text)
 	}
