@@ -220,7 +220,7 @@ func servingFiles(lab *netns.Lab, c file.ServerConfig, places int) string {
 // writeReceived tells of a message in a line.
 func writeReceived(w io.Writer, r file.Received) {
 	if r.Err != nil {
-		fmt.Fprintf(w, "refused: message %d from %s: %v\n", r.Number, r.Source, r.Err)
+		fmt.Fprintf(w, "not received: message %d from %s: %v\n", r.Number, r.Source, r.Err)
 		return
 	}
 	if r.Took == 0 { // an application does not know

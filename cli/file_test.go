@@ -160,7 +160,7 @@ func TestWhatIsReceivedIsTold(t *testing.T) {
 	}{
 		{r, "abc  dir/10.0.0.2-40001-7  1 MiB in 8ms, 1.049 Gbit/s\n"},
 		{file.Received{Path: "p", Bytes: 5, SHA256: "abc"}, "abc  p  5 B\n"},
-		{bad, "refused: message 8 from 10.0.0.2:40001: longer than 100 bytes, which is the limit\n"},
+		{bad, "not received: message 8 from 10.0.0.2:40001: longer than 100 bytes, which is the limit\n"},
 	} {
 		var b bytes.Buffer
 		if writeReceived(&b, tc.r); b.String() != tc.want {
