@@ -93,7 +93,7 @@ func (f *fileFlags) bind(fl *pflag.FlagSet) {
 	fl.StringVar(&f.dir, "dir", "", "where files are received (default a directory in memory; with --serve the current one)")
 	fl.StringVar(&f.maxSize, "max-size", "1GiB", "refuse what is longer; the default is --size without --serve, and 64MiB for a window")
 	fl.BoolVar(&f.keep, "keep", false, "leave the last file that was received in --dir")
-	fl.BoolVar(&f.sync, "sync", false, "files are on the disk (fsync) before their messages are acknowledged, which may take up to 30 s; with a window, before the application says that they are received")
+	fl.BoolVar(&f.sync, "sync", false, "files are on the disk (fsync) before their messages are acknowledged; a disk that takes more than 30 s stops the context. With a window, before the application says that they are received")
 	f.demoFlags.bind(fl, "sender")
 	fl.Lookup("sender-cpu").Usage += "; iperf3's client's too"
 	fl.Lookup("nic-cpu").Usage += "; iperf3's server runs on the first"

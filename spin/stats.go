@@ -73,7 +73,7 @@ type ContextStats struct {
 	User [UserCounters]UserCounter `json:"user"`
 }
 
-// Add adds what a counted since.
+// Add adds the counters of a.
 func (s *ContextStats) Add(a *ContextStats) {
 	s.Handled += a.Handled
 	s.Dropped += a.Dropped
@@ -164,8 +164,8 @@ func (d *Drops) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// MessageStats are what became of a context's messages. Sums of several counters may be off by what
-// happens meanwhile.
+// MessageStats are what became of a context's messages. Sums of several counters may be
+// off by what happens meanwhile.
 type MessageStats struct {
 	Started    uint64 `json:"started"`    // messages whose header packet came
 	Ended      uint64 `json:"ended"`      // of these, complete

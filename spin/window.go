@@ -20,7 +20,7 @@ type Window interface {
 
 // An AtomicWindow is a Window with atomic operations on words of 8 and of 4 bytes, whose
 // offsets are multiples of that (SC 2017, appendix B.6). Windows of applications and
-// Memory are; ErrRights says that the context may not use the window so. A handler asks
+// hpu.Memory are; ErrRights says that the context may not use the window so. A handler asks
 // for it once a packet:
 //
 //	w, ok := h.Window("in").(spin.AtomicWindow)
@@ -35,7 +35,7 @@ type AtomicWindow interface {
 // A TransferWindow is a Window whose reads and writes do not wait: they begin, the
 // Transfer's Test copies a part and tells whether that was the last, and Wait copies the
 // rest. It is the handler's CPU that copies, so nothing happens in between. Windows of
-// applications and Memory are.
+// applications and hpu.Memory are.
 type TransferWindow interface {
 	Window
 	StartRead(p []byte, off int64) (Transfer, error)
@@ -45,7 +45,7 @@ type TransferWindow interface {
 // A SliceWindow is a Window whose bytes a handler may have as they are, to place many
 // small pieces: bounds and rights are checked once for all of them. The slice is good
 // until the handler returns. Others may write there at any time, so nothing that was read
-// can be relied on to stay. Windows of applications and Memory are.
+// can be relied on to stay. Windows of applications and hpu.Memory are.
 type SliceWindow interface {
 	Window
 	Slice(off, n int64, need Rights) ([]byte, error)
