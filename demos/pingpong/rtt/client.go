@@ -14,6 +14,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"net/netip"
 	"sync/atomic"
@@ -182,9 +183,13 @@ func Dial(o Options) (_ *Client, err error) {
 		}
 	}()
 	if o.Proto == ICMP {
-		// A bit set keeps its type out: only echo replies wake the client.
-		if err := unix.SetsockoptInt(c.fd, unix.SOL_RAW, unix.ICMP_FILTER, ^(1 << icmpEchoReply)); err != nil {
-			return nil, fmt.Errorf("filter ICMP types: %w", err)
+		filter := ownReplies(uint16(c.id))
+		if err := unix.SetsockoptSockFprog(c.fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}); err != nil {
+			return nil, fmt.Errorf("filter ICMP packets: %w", err)
+		}
+		// What came before the filter is there still.
+		for errno := unix.Errno(0); errno == 0; {
+			_, errno = c.recv(unix.MSG_DONTWAIT)
 		}
 	}
 	if err := unix.SetsockoptInt(c.fd, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO); err != nil {
@@ -194,6 +199,22 @@ func Dial(o Options) (_ *Client, err error) {
 		return nil, fmt.Errorf("connect %s socket to %v: %w", o.Proto, o.Remote, err)
 	}
 	return c, nil
+}
+
+// ownReplies is the filter of a raw ICMP socket, which the kernel shows all ICMP
+// packets from the IPv4 header on: it takes the echo replies with this id. The
+// replies of others would wake the client and, while it is not running, fill its
+// socket until its own reply finds no room.
+func ownReplies(id uint16) []unix.SockFilter {
+	return []unix.SockFilter{
+		{Code: unix.BPF_LDX | unix.BPF_MSH | unix.BPF_B},                          // x = 4 * IHL
+		{Code: unix.BPF_LD | unix.BPF_IND | unix.BPF_B},                           // ICMP type
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: icmpEchoReply, Jf: 3}, //
+		{Code: unix.BPF_LD | unix.BPF_IND | unix.BPF_H, K: 4},                     // id
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: uint32(id), Jf: 1},    //
+		{Code: unix.BPF_RET | unix.BPF_K, K: math.MaxUint32},                      // all of it
+		{Code: unix.BPF_RET | unix.BPF_K},                                         // none
+	}
 }
 
 // Close closes the socket.
@@ -268,8 +289,12 @@ func (c *Client) ping(seq uint32) (rtt time.Duration, v verdict, err error) {
 			return 0, lost, nil
 		}
 	}
+	var flags uintptr
+	if c.o.Wait == Spin {
+		flags = unix.MSG_DONTWAIT
+	}
 	for {
-		n, errno := c.recv()
+		n, errno := c.recv(flags)
 		took := c.now() - sent
 		switch {
 		case errno == 0:
@@ -313,11 +338,7 @@ func (c *Client) send() unix.Errno {
 	return errno
 }
 
-func (c *Client) recv() (int, unix.Errno) {
-	var flags uintptr
-	if c.o.Wait == Spin {
-		flags = unix.MSG_DONTWAIT
-	}
+func (c *Client) recv(flags uintptr) (int, unix.Errno) {
 	n, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(c.fd), uintptr(unsafe.Pointer(&c.rx[0])), uintptr(len(c.rx)), flags, 0, 0)
 	if errno != 0 {
 		return 0, errno
