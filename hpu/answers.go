@@ -11,15 +11,15 @@ import (
 )
 
 // say makes an answer, in a buffer of the runner's.
-func (r *runner) say(ms *messages, a spin.AckRequest, o Outcome, e *mpq.Entry) []byte {
-	return ms.say(r.buf[:0], a, o, e)
+func (r *runner) say(ms *messages, a spin.AckRequest, processed bool, e *mpq.Entry) []byte {
+	return ms.say(r.buf[:0], a, processed, e)
 }
 
-func (ms *messages) say(buf []byte, a spin.AckRequest, o Outcome, e *mpq.Entry) []byte {
+func (ms *messages) say(buf []byte, a spin.AckRequest, processed bool, e *mpq.Entry) []byte {
 	if ms.cfg.Protocol == nil {
 		return nil
 	}
-	return ms.cfg.Protocol.Answer(buf, a, o, e)
+	return ms.cfg.Protocol.Answer(buf, a, processed, e)
 }
 
 // answer sends an answer, in the packet's own frame if nobody needs that any more.

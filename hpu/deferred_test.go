@@ -17,9 +17,9 @@ import (
 // that a segment has to wait.
 type telling struct{ echoing }
 
-func (p telling) Answer(dst []byte, a spin.AckRequest, o Outcome, e *mpq.Entry) []byte {
-	b := p.echoing.Answer(dst, a, Processed, e)
-	if o == Waiting && len(b) > 0 {
+func (p telling) Answer(dst []byte, a spin.AckRequest, processed bool, e *mpq.Entry) []byte {
+	b := p.echoing.Answer(dst, a, true, e)
+	if !processed && len(b) > 0 {
 		binary.BigEndian.PutUint16(b, 0x2800)
 	}
 	return b

@@ -293,7 +293,7 @@ func (r *runner) arrive(c *Context, k int) bool {
 		var buf []byte
 		r.verdict = "duplicate"
 		if d == mpq.Again {
-			buf = r.say(ms, req.ask, Processed, nil)
+			buf = r.say(ms, req.ask, true, nil)
 		} else {
 			r.verdict = why.String()
 			r.refused++
@@ -329,20 +329,16 @@ func (r *runner) arrive(c *Context, k int) bool {
 			*m.held = append(*m.held, req.hold())
 		}
 		ms.mu.Unlock()
-		buf := r.say(ms, req.ask, Waiting, e)
+		buf := r.say(ms, req.ask, false, e)
 		r.peer = m.peer
 		t.unlock()
 		r.answerNew(&r.peer, buf)
 		return true
 	case mpq.Again, mpq.Wait:
-		o := Processed
 		r.verdict = "duplicate"
-		if d == mpq.Wait {
-			o = Waiting
-		}
 		var buf []byte
 		if !m.failed {
-			buf = r.say(ms, req.ask, o, e)
+			buf = r.say(ms, req.ask, d == mpq.Again, e)
 		}
 		r.peer = m.peer
 		t.unlock()
@@ -494,11 +490,7 @@ func (r *runner) finished(t *table, m *Message, k int, drop, ok bool) bool {
 	}
 	var buf []byte
 	if ok && live {
-		o := Processed
-		if req.seg.EOM {
-			o = Waiting
-		}
-		buf = r.say(ms, req.ask, o, m.entry)
+		buf = r.say(ms, req.ask, !req.seg.EOM, m.entry)
 		r.peer = m.peer // the message may end, and its slot be another's, before the answer is made
 	}
 	t.unlock()
@@ -564,7 +556,7 @@ func (r *runner) notify(t *table, m *Message, k int) bool {
 			t.Defer(m.entry, r.base)
 			var buf []byte
 			if r.hers[k].job != notifyJob {
-				buf = r.say(ms, m.ask, Waiting, m.entry)
+				buf = r.say(ms, m.ask, false, m.entry)
 			}
 			r.peer = m.peer
 			t.unlock()
@@ -582,10 +574,10 @@ func (r *runner) notify(t *table, m *Message, k int) bool {
 	t.lock()
 	if r.result.Cause == spin.Complete {
 		if m.asked {
-			eom = r.say(ms, m.ask, Processed, m.entry)
+			eom = r.say(ms, m.ask, true, m.entry)
 		}
 		if len(req.all) > 0 && !req.seg.EOM && req.msg == m {
-			own = ms.say(r.buf2[:0], req.ask, Processed, m.entry)
+			own = ms.say(r.buf2[:0], req.ask, true, m.entry)
 		}
 	}
 	r.peer = m.peer

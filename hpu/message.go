@@ -197,23 +197,15 @@ type Completion struct {
 // have finished. With anything but Success the message has failed.
 type CompletionHandler func(*Completion) spin.Code
 
-// An Outcome is what an answer tells about a segment.
-type Outcome uint8
-
-// Outcomes.
-const (
-	Processed Outcome = iota // its HER has finished; of EOM: the message is complete
-	Waiting                  // not yet
-)
-
 // A Protocol reads what a frame says beside key, offset and EOM, and answers. It
-// is a pure function of its arguments, called by all workers.
+// is a pure function of its arguments, called by all workers. slmp.Protocol is one.
 type Protocol interface {
 	// Inspect reads the header that comes immediately before the payload.
 	// False: the frame is no segment, but an acknowledgement, say.
 	Inspect(header []byte) (spin.AckRequest, bool)
 	// Answer appends what is to be sent back, the payload of a datagram;
-	// nothing if there is nothing to say. The entry is nil if the message
-	// has ended.
-	Answer(dst []byte, a spin.AckRequest, o Outcome, e *mpq.Entry) []byte
+	// nothing if there is nothing to say. The segment is processed when its HER
+	// has finished; that with EOM, when the message is complete. The entry is
+	// nil if the message has ended.
+	Answer(dst []byte, a spin.AckRequest, processed bool, e *mpq.Entry) []byte
 }

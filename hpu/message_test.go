@@ -27,8 +27,8 @@ func (echoing) Inspect(header []byte) (spin.AckRequest, bool) {
 	return a, a.Flags&0x2000 == 0
 }
 
-func (echoing) Answer(dst []byte, a spin.AckRequest, o Outcome, _ *mpq.Entry) []byte {
-	if a.Flags&0x4000 == 0 || o != Processed {
+func (echoing) Answer(dst []byte, a spin.AckRequest, processed bool, _ *mpq.Entry) []byte {
+	if a.Flags&0x4000 == 0 || !processed {
 		return dst[:0]
 	}
 	dst = binary.BigEndian.AppendUint16(dst, 0x2000)

@@ -23,6 +23,7 @@ import (
 	"github.com/xspin/xspin/loader"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/mpq"
+	"github.com/xspin/xspin/slmp"
 	"github.com/xspin/xspin/spin"
 )
 
@@ -447,7 +448,7 @@ func (s *ContextSpec) context(id uint16, buckets bpf.Range) (*hpu.Context, error
 	}
 	for _, name := range []string{"slmp", "slmp6"} {
 		if s.Protocol == nil && reflect.DeepEqual(s.Format, matcher.FormatByName(name)) {
-			cfg.Protocol = slmpProtocol{}
+			cfg.Protocol = slmp.Protocol{}
 		}
 	}
 	return hpu.NewMessageContext(id, s.Name, s.Handlers, buckets, s.CoreMask, cfg)

@@ -40,6 +40,7 @@ import (
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/mpq"
+	"github.com/xspin/xspin/slmp"
 	"github.com/xspin/xspin/spin"
 )
 
@@ -243,7 +244,7 @@ func (n *NIC) install() (err error) {
 			mc.Default.Window = cfg.Windows[0].Window
 		}
 		if mc.Protocol == nil && (f.Name == "slmp" || f.Name == "slmp6") {
-			mc.Protocol = slmpProtocol{}
+			mc.Protocol = slmp.Protocol{}
 		}
 		if n.ctx, err = hpu.NewMessageContext(contextID, "test", h, bpf.Range{}, math.MaxUint64, mc); err != nil {
 			return err

@@ -7,9 +7,6 @@ import (
 	"net/netip"
 	"sync"
 
-	"github.com/xspin/xspin/hpu"
-	"github.com/xspin/xspin/mpq"
-	"github.com/xspin/xspin/slmp"
 	"github.com/xspin/xspin/spin"
 )
 
@@ -84,23 +81,4 @@ func (n *neighbours) answer() {
 	for a := range n.known {
 		n.known[a] = true
 	}
-}
-
-// slmpProtocol is SLMP as package nic has it, which cannot be imported here: its
-// handlers are tested with this package.
-type slmpProtocol struct{}
-
-// Inspect implements hpu.Protocol.
-func (slmpProtocol) Inspect(header []byte) (spin.AckRequest, bool) {
-	h, err := slmp.ParseHeader(header[max(len(header)-slmp.HeaderLen, 0):])
-	if err != nil || h.Flags&slmp.ACK != 0 {
-		return spin.AckRequest{}, false
-	}
-	return spin.AckRequest{Flags: uint32(h.Flags), ID: h.ID, Offset: h.Offset}, true
-}
-
-// Answer implements hpu.Protocol.
-func (slmpProtocol) Answer(dst []byte, a spin.AckRequest, o hpu.Outcome, e *mpq.Entry) []byte {
-	b, _ := slmp.Answer(dst, slmp.Header{Flags: slmp.Flags(a.Flags), ID: a.ID, Offset: a.Offset}, o == hpu.Processed, e)
-	return b
 }
