@@ -19,7 +19,7 @@ FRESH_TOOLS := debootstrap:debootstrap git:git
 # Packages with random searches, and how many times longer than in make test
 # these go on.
 SOAK          := 30
-SOAK_PACKAGES := slmp ddt loader internal/mpich client scripts
+SOAK_PACKAGES := slmp ddt loader eval/mpich client scripts
 
 # The Debian of make fresh.
 SUITE       := trixie
@@ -84,7 +84,7 @@ test: root go test-tools generate-check lint vmtest-quick ## every test, none sk
 	XSPIN_NO_SKIP=1 CGO_ENABLED=0 go test -vet=off -count=1 -run 'TestModel|TestAuto' ./slmp # thousands of bad networks: too many for the race detector
 	XSPIN_NO_SKIP=1 CGO_ENABLED=0 go test -vet=off -count=1 -run IsBounded ./ddt # millions of entries: nor these
 	XSPIN_NO_SKIP=1 CGO_ENABLED=0 go test -vet=off -count=1 -run TestLitmus ./hostq # that detector orders what this wants to see unordered
-	XSPIN_NO_SKIP=1 CGO_ENABLED=0 go test -vet=off -count=1 -run EveryRow ./cli # and is what benches would measure
+	XSPIN_NO_SKIP=1 CGO_ENABLED=0 go test -vet=off -count=1 -run EveryRow ./eval # and is what benches would measure
 	CGO_ENABLED=1 go build -race ./... # on all CPUs; what follows takes one package after the other
 	GORACE=atexit_sleep_ms=10 XSPIN_NO_SKIP=1 CGO_ENABLED=1 go test -race -vet=off -count=1 -p 1 -timeout 25m ./... # or each process sleeps for a second when it ends
 
@@ -131,7 +131,7 @@ generate-check: go clang ## fail unless the generated files are what bpf/src giv
 
 lint: go ## gofmt and golangci-lint, which runs go vet and holds the dependency arrows
 	@out=$$(gofmt -l .) && [ -z "$$out" ] || { echo "gofmt would change:" $$out >&2; exit 1; }
-	go vet ./internal/gemm # the one that uses cgo
+	go vet ./eval/gemm # the one that uses cgo
 	CGO_ENABLED=0 go run $(GOLANGCI) run ./...
 
 clean: ## remove what build made

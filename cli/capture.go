@@ -16,6 +16,7 @@ import (
 
 	"github.com/xspin/xspin/control"
 	"github.com/xspin/xspin/daemon"
+	"github.com/xspin/xspin/internal/flags"
 	"github.com/xspin/xspin/internal/pcapng"
 )
 
@@ -56,7 +57,7 @@ captures, nothing. Filter by rulesets and cut frames with --snap to lose less.`,
 	fl.StringVarP(&to, "write", "w", "-", "file to write, - for standard output, which must not be a terminal")
 	fl.StringVar(&filter, "filter", "", "only frames that a ruleset matches: a rules file, or a ruleset, see xspin rules")
 	fl.StringVar(&o.Verdict, "verdict", "", "only frames of this verdict, or of several, separated by commas")
-	listOf(fl, "verdict", daemon.Verdicts())
+	flags.ListOf(fl, "verdict", daemon.Verdicts())
 	fl.IntVar(&o.HPU, "hpu", -1, "only frames of this HPU (default all)")
 	fl.IntVar(&o.Snap, "snap", 0, "bytes of each frame (default all)")
 	fl.IntVarP(&o.Count, "count", "c", 0, "end after so many frames")
@@ -64,11 +65,11 @@ captures, nothing. Filter by rulesets and cut frames with --snap to lose less.`,
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		switch {
 		case o.HPU < -1:
-			return fmt.Errorf("capture: %w", flagError("hpu", o.HPU, "want 0 or more"))
+			return fmt.Errorf("capture: %w", flags.Error("hpu", o.HPU, "want 0 or more"))
 		case o.Snap < 0:
-			return fmt.Errorf("capture: %w", flagError("snap", o.Snap, "want 1 or more"))
+			return fmt.Errorf("capture: %w", flags.Error("snap", o.Snap, "want 1 or more"))
 		case o.Count < 0:
-			return fmt.Errorf("capture: %w", flagError("count", o.Count, "want 1 or more"))
+			return fmt.Errorf("capture: %w", flags.Error("count", o.Count, "want 1 or more"))
 		}
 		var err error
 		if o.Filter, err = filterText(filter); err != nil {

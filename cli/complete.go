@@ -5,7 +5,6 @@ package cli
 import (
 	"context"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -13,42 +12,8 @@ import (
 
 	"github.com/xspin/xspin/control"
 	"github.com/xspin/xspin/ddt"
+	"github.com/xspin/xspin/internal/flags"
 )
-
-// What a flag's value is, for completion: annotations of the flag.
-const (
-	oneValue    = "xspin_one"  // one of these
-	valueList   = "xspin_list" // one or more of these, separated by commas
-	valueOrFile = "xspin_file" // one of these, or a file
-)
-
-// oneOf says which values there are for a flag.
-func oneOf[S ~string](fl *pflag.FlagSet, flag string, values []S) {
-	annotate(fl, flag, oneValue, values)
-}
-
-// listOf says which values there are for a flag that takes several.
-func listOf[S ~string](fl *pflag.FlagSet, flag string, values []S) {
-	annotate(fl, flag, valueList, values)
-}
-
-// oneOfOrFile says which values there are for a flag that takes a file too.
-func oneOfOrFile[S ~string](fl *pflag.FlagSet, flag string, values []S) {
-	annotate(fl, flag, valueOrFile, values)
-}
-
-func annotate[S ~string](fl *pflag.FlagSet, flag, as string, values []S) {
-	var texts []string
-	for _, v := range values {
-		texts = append(texts, string(v))
-	}
-	if err := fl.SetAnnotation(flag, as, texts); err != nil {
-		panic(err) // there is no such flag
-	}
-}
-
-// filenameFlags are those whose value is, or can be, the name of a file.
-var filenameFlags = []string{"config", "filter", "image", "in", "out", "pcap", "socket", "write"}
 
 // completeValues has a shell complete the values of flags and arguments: with what there is,
 // with files where files are wanted, else with nothing.
@@ -89,7 +54,7 @@ func completeValues(root *cobra.Command) {
 			delete(arguments, commandName(cmd))
 		}
 		complete := func(f *pflag.Flag) {
-			if c := flagValues(f); c != nil {
+			if c := flags.Completion(f); c != nil {
 				_ = cmd.RegisterFlagCompletionFunc(f.Name, c) // fails for one that is registered already
 			}
 		}
@@ -103,33 +68,6 @@ func completeValues(root *cobra.Command) {
 	for name := range arguments {
 		panic("completion of a command that is not there: " + name)
 	}
-}
-
-// flagValues returns what completes the value of a flag, nil for nothing.
-func flagValues(f *pflag.Flag) cobra.CompletionFunc {
-	if values, ok := f.Annotations[oneValue]; ok {
-		return cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)
-	}
-	if values, ok := f.Annotations[valueOrFile]; ok {
-		return cobra.FixedCompletions(values, cobra.ShellCompDirectiveDefault)
-	}
-	if values, ok := f.Annotations[valueList]; ok {
-		return func(_ *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
-			before := typed[:strings.LastIndex(typed, ",")+1]
-			var words []string
-			for _, v := range without(values, strings.Split(before, ",")) {
-				words = append(words, before+v)
-			}
-			return words, cobra.ShellCompDirectiveNoFileComp
-		}
-	}
-	switch {
-	case f.Name == "dir":
-		return cobra.FixedCompletions(nil, cobra.ShellCompDirectiveFilterDirs)
-	case slices.Contains(filenameFlags, f.Name):
-		return cobra.FixedCompletions(nil, cobra.ShellCompDirectiveDefault)
-	}
-	return nil
 }
 
 // argument completes arguments that name things, each once: the first so many of them, 0

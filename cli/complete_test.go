@@ -12,13 +12,14 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/xspin/xspin/daemon"
+	"github.com/xspin/xspin/eval"
 )
 
 // complete returns the words that a shell is offered for the last one of a command line,
 // and what else it is told to do.
 func complete(t *testing.T, line ...string) (words []string, directive cobra.ShellCompDirective) {
 	t.Helper()
-	root := newRootCmd()
+	root := newRootCmd(eval.Commands()...)
 	var out, errs bytes.Buffer
 	root.SetOut(&out)
 	root.SetErr(&errs)

@@ -22,6 +22,7 @@ import (
 	"github.com/xspin/xspin/control"
 	"github.com/xspin/xspin/daemon"
 	"github.com/xspin/xspin/handlers"
+	"github.com/xspin/xspin/internal/flags"
 )
 
 // newCtxCmd returns `xspin ctx`.
@@ -404,12 +405,12 @@ handler. The words are for the handlers to read.`,
 	dial := socketFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if len(words) > len(t.Words) {
-			return flagError("words", strings.Join(words, ","), fmt.Sprintf("at most %d", len(t.Words)))
+			return flags.Error("words", strings.Join(words, ","), fmt.Sprintf("at most %d", len(t.Words)))
 		}
 		for i, s := range words {
 			v, err := strconv.ParseUint(strings.TrimSpace(s), 0, 64)
 			if err != nil {
-				return flagError("words", s, "want numbers of 64 bits, decimal or 0x hexadecimal")
+				return flags.Error("words", s, "want numbers of 64 bits, decimal or 0x hexadecimal")
 			}
 			t.Words[i] = v
 		}
@@ -419,7 +420,7 @@ handler. The words are for the handlers to read.`,
 		}{{"offset", offset, &t.Offset}, {"length", length, &t.Length}} {
 			var s control.Size
 			if err := s.UnmarshalText([]byte(f.text)); err != nil {
-				return flagError(f.name, f.text, "want a whole number of bytes, or one with KiB, MiB or GiB")
+				return flags.Error(f.name, f.text, "want a whole number of bytes, or one with KiB, MiB or GiB")
 			}
 			*f.into = int64(s)
 		}

@@ -20,6 +20,8 @@ import (
 	"github.com/xspin/xspin/demos/datatypes"
 	"github.com/xspin/xspin/demos/file"
 	"github.com/xspin/xspin/demos/pingpong/rtt"
+	"github.com/xspin/xspin/internal/flags"
+	"github.com/xspin/xspin/internal/testbed"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/slmp"
 )
@@ -101,12 +103,12 @@ var strategies = append(ddt.Strategies(), datatypes.Deposit)
 
 func (f *datatypesFlags) bind(fl *pflag.FlagSet) {
 	fl.StringArrayVar(&f.types, "type", []string{"Simple", "Complex"}, "TYPE as above; may be given several times")
-	oneOfOrFile(fl, "type", typeNames())
+	flags.OneOfOrFile(fl, "type", typeNames())
 	fl.Int64Var(&f.count, "count", 20, "elements of the type in a message, 0 for what TYPE says")
 	fl.IntVar(&f.parallel, "parallel", 16, fmt.Sprintf("messages at a time, 1 to %d, each in a place of its own", datatypes.MaxParallel))
 	fl.IntVar(&f.runs, "runs", 7, "rounds measured of each type, and with --overlap, up to 20, of each way")
 	fl.StringVar(&f.strategy, "strategy", ddt.Direct, "how handlers find places: "+strings.Join(ddt.Strategies(), ", ")+"; or deposit, which has no type")
-	oneOf(fl, "strategy", strategies)
+	flags.OneOf(fl, "strategy", strategies)
 	fl.Int64Var(&f.interval, "interval", 0, "bytes between the checkpoints of ro-cp and rw-cp, 0 for what the model says")
 	fl.BoolVar(&f.verify, "verify", false, "compare every byte of the window, before and after the runs; with --serve, which needs --sender then, of each message")
 	fl.BoolVar(&f.overlap, "overlap", false, "also with matrices multiplied meanwhile, next to MPICH")
@@ -131,36 +133,36 @@ func (f datatypesFlags) config(changed func(string) bool) (c datatypes.Config, e
 		types = types[:1]
 	}
 	switch {
-	case f.appCPU < -1 || f.appCPU > maxCPU:
-		return c, flagError("app-cpu", f.appCPU, fmt.Sprintf("want a CPU number from 0 to %d, or -1 for any", maxCPU))
+	case f.appCPU < -1 || f.appCPU > testbed.MaxCPU:
+		return c, flags.Error("app-cpu", f.appCPU, fmt.Sprintf("want a CPU number from 0 to %d, or -1 for any", testbed.MaxCPU))
 	case f.appCPU >= 0 && !cpuAllowed(f.appCPU):
 		return c, cpuError("app-cpu", f.appCPU)
 	case f.pin && f.appCPU >= 0:
-		return c, flagError("pin", f.pin, "not with --app-cpu: it chooses that too")
+		return c, flags.Error("pin", f.pin, "not with --app-cpu: it chooses that too")
 	case len(types) == 0 || slices.Contains(types, ""):
-		return c, flagError("type", "", "want a name, a type as text, or a file")
+		return c, flags.Error("type", "", "want a name, a type as text, or a file")
 	case one && len(types) > 1:
-		return c, flagError("type", strings.Join(types, " --type "), "one only with --serve and --send")
+		return c, flags.Error("type", strings.Join(types, " --type "), "one only with --serve and --send")
 	case f.count < 0 || f.count > math.MaxUint32:
-		return c, flagError("count", f.count, fmt.Sprintf("want 1 to %d, or 0 for what --type says", uint32(math.MaxUint32)))
+		return c, flags.Error("count", f.count, fmt.Sprintf("want 1 to %d, or 0 for what --type says", uint32(math.MaxUint32)))
 	case f.parallel < 1 || f.parallel > datatypes.MaxParallel:
-		return c, flagError("parallel", f.parallel, fmt.Sprintf("want 1 to %d", datatypes.MaxParallel))
+		return c, flags.Error("parallel", f.parallel, fmt.Sprintf("want 1 to %d", datatypes.MaxParallel))
 	case f.runs < 1 || f.runs > datatypes.MaxRuns:
-		return c, flagError("runs", f.runs, fmt.Sprintf("want 1 to %d", datatypes.MaxRuns))
+		return c, flags.Error("runs", f.runs, fmt.Sprintf("want 1 to %d", datatypes.MaxRuns))
 	case !slices.Contains(strategies, f.strategy):
-		return c, flagError("strategy", f.strategy, "want one of "+strings.Join(strategies, ", "))
+		return c, flags.Error("strategy", f.strategy, "want one of "+strings.Join(strategies, ", "))
 	case f.interval < 0 || f.interval > slmp.MaxMessage:
-		return c, flagError("interval", f.interval, fmt.Sprintf("want 1 to %d bytes, or 0 for what the model says", int64(slmp.MaxMessage)))
+		return c, flags.Error("interval", f.interval, fmt.Sprintf("want 1 to %d bytes, or 0 for what the model says", int64(slmp.MaxMessage)))
 	case f.interval > 0 && f.strategy != ddt.ROCP && f.strategy != ddt.RWCP:
-		return c, flagError("interval", f.interval, "is about --strategy ro-cp and rw-cp")
+		return c, flags.Error("interval", f.interval, "is about --strategy ro-cp and rw-cp")
 	case f.serve && f.sender:
-		return c, flagError("send", f.sender, "not with --serve: one receives, the other sends")
+		return c, flags.Error("send", f.sender, "not with --serve: one receives, the other sends")
 	case f.overlap && one:
-		return c, flagError("overlap", f.overlap, "not with --serve and --send, which measure nothing")
+		return c, flags.Error("overlap", f.overlap, "not with --serve and --send, which measure nothing")
 	case f.json && f.sender:
-		return c, flagError("json", f.json, "not with --send, which measures nothing")
+		return c, flags.Error("json", f.json, "not with --send, which measures nothing")
 	case f.verify && f.serve && f.asked == "":
-		return c, flagError("verify", f.verify, "with --serve only with --sender: what FPsPIN's sender and --send send is known, and nobody else's bytes are")
+		return c, flags.Error("verify", f.verify, "with --serve only with --sender: what FPsPIN's sender and --send send is known, and nobody else's bytes are")
 	case (f.asked != "" || f.dir != "") && !f.serve:
 		return c, errors.New("--sender and --dir are about --serve")
 	}
@@ -201,7 +203,7 @@ func requestAddress(s string) (netip.AddrPort, error) {
 	if a, err := netip.ParseAddrPort(s); err == nil && a.Addr().Is4() && a.Port() > 0 {
 		return a, nil
 	}
-	return netip.AddrPort{}, flagError("sender", s, "want an IPv4 address such as 10.0.0.2, or with a port 10.0.0.2:9331")
+	return netip.AddrPort{}, flags.Error("sender", s, "want an IPv4 address such as 10.0.0.2, or with a port 10.0.0.2:9331")
 }
 
 func runDatatypes(cmd *cobra.Command, f datatypesFlags, cfg datatypes.Config) (err error) {

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/xspin/xspin/demos/datatypes"
+	"github.com/xspin/xspin/internal/testbed"
 )
 
 func TestDatatypesFlags(t *testing.T) {
@@ -62,7 +63,7 @@ func TestDatatypesFlags(t *testing.T) {
 		}
 	})
 	t.Run("--pin leaves a CPU to the application", func(t *testing.T) {
-		first, second := pinTo(usableCPUs())
+		first, second := pinTo(testbed.CPUs())
 		app, nic := -1, []int(nil)
 		if first >= 0 {
 			app, nic = second[0], []int{first}

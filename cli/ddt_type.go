@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/ddt"
+	"github.com/xspin/xspin/internal/flags"
 )
 
 // datatypeHelp says in the help of a command what datatypeArg takes.
@@ -27,7 +28,7 @@ as FILE or, if its name could be something else, @FILE.`
 // or for 0 as many as its name says, which is 1 for a type as text.
 func datatypeArg(text string, count int64) (*ddt.Type, int64, error) {
 	if count < 0 {
-		return nil, 0, flagError("count", count, "want 1 or more, or 0 for what TYPE says")
+		return nil, 0, flags.Error("count", count, "want 1 or more, or 0 for what TYPE says")
 	}
 	t, n, err := datatype(text)
 	if err != nil {

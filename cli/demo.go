@@ -14,6 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/internal/flags"
+	"github.com/xspin/xspin/internal/testbed"
 	"github.com/xspin/xspin/nic"
 )
 
@@ -34,7 +36,7 @@ func (f *demoFlags) bind(fl *pflag.FlagSet, peer string) {
 	fl.IntVar(&f.peerCPU, peer+"-cpu", -1, "the CPU for the "+peer+", -1 for any")
 	fl.IntVar(&f.hpus, "hpus", 16, fmt.Sprintf("handler processing units, 1 to %d", nic.MaxHPUs))
 	fl.StringVar(&f.wait, "wait", "adaptive", "how HPUs wait for packets: adaptive (spin, then sleep), sleep or spin")
-	oneOf(fl, "wait", waits)
+	flags.OneOf(fl, "wait", waits)
 	fl.StringSliceVar(&f.nicCPUs, "nic-cpu", nil, "CPUs for the threads that serve the HPUs (default any)")
 	fl.BoolVar(&f.pin, "pin", false, peer+" on the first CPU that this process may use, what it talks to on the second")
 	fl.BoolVar(&f.json, "json", false, "print one JSON document")
@@ -44,23 +46,23 @@ func (f *demoFlags) bind(fl *pflag.FlagSet, peer string) {
 // cpus judges the flags and returns which CPU is the peer's, -1 for any, and which
 // are the NIC's.
 func (f *demoFlags) cpus() (peer int, server []int, err error) {
-	if server, err = numbers("nic-cpu", f.nicCPUs, 0, maxCPU, "a CPU number"); err != nil {
+	if server, err = numbers("nic-cpu", f.nicCPUs, 0, testbed.MaxCPU, "a CPU number"); err != nil {
 		return 0, nil, err
 	}
 	peerFlag := f.peer + "-cpu"
 	switch {
-	case f.peerCPU < -1 || f.peerCPU > maxCPU:
-		return 0, nil, flagError(peerFlag, f.peerCPU, fmt.Sprintf("want a CPU number from 0 to %d, or -1 for any", maxCPU))
+	case f.peerCPU < -1 || f.peerCPU > testbed.MaxCPU:
+		return 0, nil, flags.Error(peerFlag, f.peerCPU, fmt.Sprintf("want a CPU number from 0 to %d, or -1 for any", testbed.MaxCPU))
 	case f.hpus < 1 || f.hpus > nic.MaxHPUs:
-		return 0, nil, flagError("hpus", f.hpus, fmt.Sprintf("want 1 to %d", nic.MaxHPUs))
+		return 0, nil, flags.Error("hpus", f.hpus, fmt.Sprintf("want 1 to %d", nic.MaxHPUs))
 	case !slices.Contains(waits, f.wait):
-		return 0, nil, flagError("wait", f.wait, "want adaptive, sleep or spin")
+		return 0, nil, flags.Error("wait", f.wait, "want adaptive, sleep or spin")
 	case f.pin && (f.peerCPU != -1 || len(server) > 0):
-		return 0, nil, flagError("pin", f.pin, "not with --"+peerFlag+" or --nic-cpu: it chooses both")
+		return 0, nil, flags.Error("pin", f.pin, "not with --"+peerFlag+" or --nic-cpu: it chooses both")
 	case f.json && f.serve:
-		return 0, nil, flagError("json", f.json, "not with --serve, which measures nothing: `xspin stats --json` tells what is going on")
+		return 0, nil, flags.Error("json", f.json, "not with --serve, which measures nothing: `xspin stats --json` tells what is going on")
 	case f.pin:
-		peer, server = pinTo(usableCPUs())
+		peer, server = pinTo(testbed.CPUs())
 		return peer, server, nil
 	}
 	// Which of the CPUs may be used only the kernel knows.
@@ -76,11 +78,7 @@ func (f *demoFlags) cpus() (peer int, server []int, err error) {
 }
 
 func cpuError(flag string, cpu int) error {
-	return flagError(flag, cpu, fmt.Sprintf("not one of the %d CPUs that this process may use", runtime.NumCPU()))
-}
-
-func flagError(flag string, value any, want string) error {
-	return fmt.Errorf("--%s %v: %s", flag, value, want)
+	return flags.Error(flag, cpu, fmt.Sprintf("not one of the %d CPUs that this process may use", runtime.NumCPU()))
 }
 
 // numbers reads a list of different numbers.
@@ -89,38 +87,20 @@ func numbers(flag string, list []string, lo, hi int, what string) ([]int, error)
 	for _, s := range list {
 		n, err := strconv.Atoi(strings.TrimSpace(s))
 		if err != nil || n < lo || n > hi {
-			return nil, flagError(flag, s, fmt.Sprintf("want %s, %d to %d", what, lo, hi))
+			return nil, flags.Error(flag, s, fmt.Sprintf("want %s, %d to %d", what, lo, hi))
 		}
 		if slices.Contains(out, n) {
-			return nil, flagError(flag, strings.Join(list, ","), fmt.Sprintf("%d is there twice", n))
+			return nil, flags.Error(flag, strings.Join(list, ","), fmt.Sprintf("%d is there twice", n))
 		}
 		out = append(out, n)
 	}
 	return out, nil
 }
 
-// maxCPU is the last CPU that unix.CPUSet has room for.
-const maxCPU = 1023
-
 func cpuAllowed(cpu int) bool {
 	var s unix.CPUSet
 	// If the kernel does not tell, pinning will.
 	return unix.SchedGetaffinity(0, &s) != nil || s.IsSet(cpu)
-}
-
-// usableCPUs are the CPUs that this process may use, none if the kernel does
-// not tell.
-func usableCPUs() (cpus []int) {
-	var s unix.CPUSet
-	if unix.SchedGetaffinity(0, &s) != nil {
-		return nil
-	}
-	for cpu := range maxCPU + 1 {
-		if s.IsSet(cpu) {
-			cpus = append(cpus, cpu)
-		}
-	}
-	return cpus
 }
 
 // pinTo gives client and server a CPU each, or none where there is one only: a
@@ -132,7 +112,7 @@ func pinTo(cpus []int) (client int, server []int) {
 	return cpus[0], cpus[1:2]
 }
 
-// A reporter is what a demo or a benchmark has found.
+// A reporter is what a demo has found.
 type reporter interface {
 	WriteText(io.Writer) error
 	WriteJSON(io.Writer) error

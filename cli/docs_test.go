@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/spf13/cobra"
+	"github.com/xspin/xspin/eval"
 	"mvdan.cc/sh/v3/syntax"
 )
 
@@ -122,7 +123,7 @@ func wordText(w *syntax.Word) string {
 
 // parses returns an error if xspin does not take these arguments.
 func parses(args []string) error {
-	cmd, rest, err := newRootCmd().Find(args)
+	cmd, rest, err := newRootCmd(eval.Commands()...).Find(args)
 	if err != nil {
 		return err
 	}
@@ -217,7 +218,7 @@ func TestExamplesOfTheHelp(t *testing.T) {
 			visit(sub)
 		}
 	}
-	visit(newRootCmd())
+	visit(newRootCmd(eval.Commands()...))
 	if found < 40 {
 		t.Errorf("found %d examples", found)
 	}

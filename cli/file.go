@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"os"
 	"os/signal"
 	"slices"
@@ -19,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/demos/file"
+	"github.com/xspin/xspin/internal/flags"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/slmp"
 )
@@ -88,7 +88,7 @@ func (f *fileFlags) bind(fl *pflag.FlagSet) {
 	fl.IntVar(&f.runs, "runs", 3, "transfers measured in each way")
 	fl.IntVar(&f.parallel, "parallel", 1, "how often the file is sent at once, each time as a message of its own")
 	fl.StringSliceVar(&f.into, "into", []string{"file", "window"}, "where handlers put messages: file, or window, of an application that writes the files; one after the other (with --serve file)")
-	listOf(fl, "into", file.Intos)
+	flags.ListOf(fl, "into", file.Intos)
 	fl.StringVar(&f.window, "window", "auto", "segments in flight per message, or auto to find out")
 	fl.StringVar(&f.dir, "dir", "", "where files are received (default a directory in memory; with --serve the current one)")
 	fl.StringVar(&f.maxSize, "max-size", "1GiB", "refuse what is longer; the default is --size without --serve, and 64MiB for a window")
@@ -101,10 +101,10 @@ func (f *fileFlags) bind(fl *pflag.FlagSet) {
 
 // config judges the flags. changed tells which of them the user chose.
 func (f fileFlags) config(changed func(string) bool) (c file.Config, err error) {
-	if c.Size, err = bytesFlag("size", f.size, 0, slmp.MaxMessage); err != nil {
+	if c.Size, err = flags.Bytes("size", f.size, 0, slmp.MaxMessage); err != nil {
 		return c, err
 	}
-	if c.Server.Store.MaxSize, err = bytesFlag("max-size", f.maxSize, 1, slmp.MaxMessage); err != nil {
+	if c.Server.Store.MaxSize, err = flags.Bytes("max-size", f.maxSize, 1, slmp.MaxMessage); err != nil {
 		return c, err
 	}
 	if !f.serve && !changed("max-size") {
@@ -119,26 +119,26 @@ func (f fileFlags) config(changed func(string) bool) (c file.Config, err error) 
 	}
 	for _, s := range into {
 		if i := file.Into(s); !slices.Contains(file.Intos, i) || slices.Contains(c.Into, i) {
-			return c, flagError("into", strings.Join(into, ","), "want file, window, or both as file,window")
+			return c, flags.Error("into", strings.Join(into, ","), "want file, window, or both as file,window")
 		}
 		c.Into = append(c.Into, file.Into(s))
 	}
 	if f.window != "auto" {
 		if n, err := strconv.Atoi(f.window); err != nil || n < 1 || n > slmp.MaxWindow {
-			return c, flagError("window", f.window, fmt.Sprintf("want auto, or segments, 1 to %d", slmp.MaxWindow))
+			return c, flags.Error("window", f.window, fmt.Sprintf("want auto, or segments, 1 to %d", slmp.MaxWindow))
 		}
 	}
 	switch {
 	case f.runs < 1 || f.runs > 1000:
-		return c, flagError("runs", f.runs, "want 1 to 1000")
+		return c, flags.Error("runs", f.runs, "want 1 to 1000")
 	case f.parallel < 1 || f.parallel > maxFilesAtOnce:
-		return c, flagError("parallel", f.parallel, fmt.Sprintf("want 1 to %d", maxFilesAtOnce))
+		return c, flags.Error("parallel", f.parallel, fmt.Sprintf("want 1 to %d", maxFilesAtOnce))
 	case len(c.Into) == 0:
-		return c, flagError("into", "", "want file, window, or both as file,window")
+		return c, flags.Error("into", "", "want file, window, or both as file,window")
 	case f.serve && len(c.Into) > 1:
-		return c, flagError("into", strings.Join(into, ","), "with --serve file or window, not both")
+		return c, flags.Error("into", strings.Join(into, ","), "with --serve file or window, not both")
 	case f.keep && (f.serve || f.dir == ""):
-		return c, flagError("keep", f.keep, "want --dir too; and not with --serve, which keeps all files")
+		return c, flags.Error("keep", f.keep, "want --dir too; and not with --serve, which keeps all files")
 	}
 	c.Runs, c.Parallel, c.Window, c.Keep = f.runs, f.parallel, f.window, f.keep
 	c.Server.HPUs, c.Server.Wait, c.Server.Store.Dir = f.hpus, f.wait, f.dir
@@ -160,21 +160,6 @@ const servePlaces = 4
 
 // maxFilesAtOnce is FPsPIN's largest sweep, and some.
 const maxFilesAtOnce = 1024
-
-// bytesFlag reads a number of bytes such as 1000, 64KiB or 1GiB.
-func bytesFlag(flag, s string, lo, hi int64) (int64, error) {
-	digits, shift := s, 0
-	for i, unit := range []string{"KiB", "MiB", "GiB"} {
-		if d, ok := strings.CutSuffix(s, unit); ok {
-			digits, shift = strings.TrimSpace(d), 10*(i+1)
-		}
-	}
-	n, err := strconv.ParseInt(digits, 10, 64)
-	if err != nil || n > math.MaxInt64>>shift || n<<shift < lo || n<<shift > hi {
-		return 0, flagError(flag, s, fmt.Sprintf("want %d to %d bytes, such as 1000, 64KiB, 20MiB or 1GiB", lo, hi))
-	}
-	return n << shift, nil
-}
 
 func runFile(cmd *cobra.Command, f fileFlags, cfg file.Config) (err error) {
 	ctx, stop := signal.NotifyContext(cmd.Context(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)

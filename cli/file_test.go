@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/xspin/xspin/demos/file"
+	"github.com/xspin/xspin/internal/testbed"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/netnstest"
 )
@@ -114,7 +115,7 @@ func TestFileFlags(t *testing.T) {
 		}
 	}
 	t.Run("--pin gives sender and receiver the CPUs of this process", func(t *testing.T) {
-		sender, receiver := pinTo(usableCPUs())
+		sender, receiver := pinTo(testbed.CPUs())
 		got, err := parse("--pin")
 		if err != nil || got.SenderCPU != sender || !slices.Equal(got.Server.CPUs, receiver) {
 			t.Errorf("sender %d, receiver %v, error %v, want %d, %v", got.SenderCPU, got.Server.CPUs, err, sender, receiver)

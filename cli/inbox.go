@@ -13,6 +13,7 @@ import (
 	"github.com/xspin/xspin/control"
 	"github.com/xspin/xspin/demos/file"
 	"github.com/xspin/xspin/demos/inbox"
+	"github.com/xspin/xspin/internal/flags"
 )
 
 // newInboxCmd returns `xspin demo inbox`.
@@ -50,9 +51,9 @@ The daemon's configuration has, for example:
 			}
 			switch {
 			case cfg.Slots < 1 || cfg.Slots > 1024:
-				return flagError("slots", cfg.Slots, "want 1 to 1024")
+				return flags.Error("slots", cfg.Slots, "want 1 to 1024")
 			case cfg.Count < 0:
-				return flagError("count", cfg.Count, "want 0, for no end, or more")
+				return flags.Error("count", cfg.Count, "want 0, for no end, or more")
 			}
 			ctx, stop := signal.NotifyContext(cmd.Context(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
 			defer stop()

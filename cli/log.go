@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/control"
+	"github.com/xspin/xspin/internal/flags"
 )
 
 // newLogCmd returns `xspin log`.
@@ -45,7 +46,7 @@ hpu, text and lost (lines that are missing before this one).`,
 	dial := socketFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if hpu < -1 {
-			return fmt.Errorf("log: %w", flagError("hpu", hpu, "want 0 or more"))
+			return fmt.Errorf("log: %w", flags.Error("hpu", hpu, "want 0 or more"))
 		}
 		c, err := dial()
 		if err != nil {

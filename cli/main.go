@@ -29,16 +29,16 @@ import (
 )
 
 // Main runs the command that the arguments of the process name, and exits with
-// status 1 if it fails.
-func Main() {
-	if err := newRootCmd().Execute(); err != nil {
+// status 1 if it fails. There are those of this package, and more.
+func Main(more ...*cobra.Command) {
+	if err := newRootCmd(more...).Execute(); err != nil {
 		fmt.Fprintf(os.Stderr, "xspin: %s\n", calledBy().rewrite(err.Error()))
 		os.Exit(1)
 	}
 }
 
 // newRootCmd returns the whole command line.
-func newRootCmd() *cobra.Command {
+func newRootCmd(more ...*cobra.Command) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "xspin",
 		Short: "A sPIN SmartNIC in software",
@@ -64,9 +64,9 @@ that is there.`,
 	demo.AddCommand(newPingpongCmd(), newFileCmd(), newDatatypesCmd(), newInboxCmd())
 	rules := newRulesCmd()
 	rules.AddCommand(newRulesLsCmd())
-	root.AddCommand(newRunCmd(), newCtxCmd(), demo, newLabCmd(), rules, newSendCmd(), newStatsCmd(), newTopCmd(), newLogCmd(), newCaptureCmd(), newMemCmd(), newDDTCmd(), newBenchCmd(), newVersionCmd())
+	root.AddCommand(newRunCmd(), newCtxCmd(), demo, newLabCmd(), rules, newSendCmd(), newStatsCmd(), newTopCmd(), newLogCmd(), newCaptureCmd(), newMemCmd(), newDDTCmd(), newVersionCmd())
+	root.AddCommand(more...)
 	root.AddCommand(newHelperCmds()...)
-	root.AddCommand(newBenchHelperCmds()...)
 	root.AddCommand(newDatatypesHelperCmds()...)
 	root.AddCommand(newLabHelperCmds()...)
 	for _, group := range root.Commands() {

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/xspin/xspin/control"
+	"github.com/xspin/xspin/internal/flags"
 )
 
 // newMemCmd returns `xspin mem`.
@@ -59,7 +60,7 @@ func (f *memFlags) add(cmd *cobra.Command) {
 
 func (f *memFlags) check() (offset int64, err error) {
 	if f.hpu < -1 {
-		return 0, flagError("hpu", f.hpu, "want 0 or more")
+		return 0, flags.Error("hpu", f.hpu, "want 0 or more")
 	}
 	return sizeFlag("offset", f.offset)
 }
@@ -67,7 +68,7 @@ func (f *memFlags) check() (offset int64, err error) {
 func sizeFlag(name, text string) (int64, error) {
 	var s control.Size
 	if err := s.UnmarshalText([]byte(text)); err != nil {
-		return 0, flagError(name, text, err.Error())
+		return 0, flags.Error(name, text, err.Error())
 	}
 	return int64(s), nil
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/xspin/xspin/demos/file"
 	"github.com/xspin/xspin/demos/pingpong"
 	"github.com/xspin/xspin/demos/pingpong/rtt"
+	"github.com/xspin/xspin/internal/flags"
 	"github.com/xspin/xspin/netns"
 )
 
@@ -61,7 +62,7 @@ your own programs can ping them.`,
 }
 
 // newHelperCmds returns the hidden commands for processes that the demos and
-// benches start.
+// the evaluation start.
 func newHelperCmds() []*cobra.Command {
 	var cmds []*cobra.Command
 	add := func(name string, main func([]string) (bool, error)) {
@@ -103,26 +104,20 @@ var (
 
 func (f *pingpongFlags) bind(fl *pflag.FlagSet) {
 	fl.StringVar(&f.proto, "proto", "both", "icmp, udp or both")
-	oneOf(fl, "proto", pingProtos)
+	flags.OneOf(fl, "proto", pingProtos)
 	fl.StringSliceVar(&f.modes, "mode", []string{"host", "nic", "host+nic"}, "who answers: host, nic, host+nic or several, in this order")
-	listOf(fl, "mode", pingpong.Modes)
+	flags.ListOf(fl, "mode", pingpong.Modes)
 	fl.StringSliceVar(&f.sizes, "size", []string{"16", "516", "1016", "1416"}, fmt.Sprintf("payload bytes, %d to %d", rtt.MinSize, maxPing))
 	fl.IntVar(&f.count, "count", 10000, "pings measured per protocol, mode and size")
 	fl.IntVar(&f.warmup, "warmup", 1000, "pings before those")
 	fl.DurationVar(&f.interval, "interval", 0, "least time from ping to ping, such as 5ms; 0 for back to back")
 	fl.DurationVar(&f.timeout, "timeout", time.Second, "how long to wait for a reply before it is lost")
 	fl.StringVar(&f.clientWait, "client-wait", "block", "how the client waits for a reply: block or spin")
-	oneOf(fl, "client-wait", clientWaits)
+	flags.OneOf(fl, "client-wait", clientWaits)
 	fl.DurationVar(&f.appSpin, "app-spin", 100*time.Microsecond, "how long the application of mode host+nic spins before it sleeps")
 	f.demoFlags.bind(fl, "client")
 	fl.Lookup("nic-cpu").Usage += "; mode host's UDP echo runs on the first, and so does host+nic's application"
 	fl.Lookup("pin").Usage += " (HPUs, application, mode host's UDP echo)"
-}
-
-// pingpongDefaults are the flags that nobody has typed.
-func pingpongDefaults() (f pingpongFlags) {
-	f.bind(pflag.NewFlagSet("", pflag.ContinueOnError))
-	return f
 }
 
 // config judges the flags. modeSet tells whether the user chose the modes:
@@ -130,7 +125,7 @@ func pingpongDefaults() (f pingpongFlags) {
 func (f pingpongFlags) config(modeSet bool) (c pingpong.Config, err error) {
 	switch p := rtt.Proto(f.proto); {
 	case !slices.Contains(pingProtos, p):
-		return c, flagError("proto", f.proto, "want icmp, udp or both")
+		return c, flags.Error("proto", f.proto, "want icmp, udp or both")
 	case p == bothProtos:
 		c.Protos = []rtt.Proto{rtt.ICMP, rtt.UDP}
 	default:
@@ -144,11 +139,11 @@ func (f pingpongFlags) config(modeSet bool) (c pingpong.Config, err error) {
 	for _, m := range modes {
 		switch {
 		case !slices.Contains(pingpong.Modes, pingpong.Mode(m)):
-			return c, flagError("mode", m, wantModes)
+			return c, flags.Error("mode", m, wantModes)
 		case m == "host" && f.serve:
-			return c, flagError("mode", m, "with --serve nic or host+nic: Linux answers without help")
+			return c, flags.Error("mode", m, "with --serve nic or host+nic: Linux answers without help")
 		case slices.Contains(c.Modes, pingpong.Mode(m)):
-			return c, flagError("mode", strings.Join(modes, ","), "want each mode once")
+			return c, flags.Error("mode", strings.Join(modes, ","), "want each mode once")
 		}
 		c.Modes = append(c.Modes, pingpong.Mode(m))
 	}
@@ -160,23 +155,23 @@ func (f pingpongFlags) config(modeSet bool) (c pingpong.Config, err error) {
 	}
 	switch {
 	case len(c.Modes) == 0:
-		return c, flagError("mode", "", wantModes)
+		return c, flags.Error("mode", "", wantModes)
 	case f.serve && len(c.Modes) > 1:
-		return c, flagError("mode", strings.Join(modes, ","), "with --serve nic or host+nic, not both")
+		return c, flags.Error("mode", strings.Join(modes, ","), "with --serve nic or host+nic, not both")
 	case len(c.Sizes) == 0:
-		return c, flagError("size", "", fmt.Sprintf("want numbers from %d to %d", rtt.MinSize, maxPing))
+		return c, flags.Error("size", "", fmt.Sprintf("want numbers from %d to %d", rtt.MinSize, maxPing))
 	case f.count < 1 || f.count > rtt.MaxCount:
-		return c, flagError("count", f.count, fmt.Sprintf("want 1 to %d", rtt.MaxCount))
+		return c, flags.Error("count", f.count, fmt.Sprintf("want 1 to %d", rtt.MaxCount))
 	case f.warmup < 0 || f.warmup > rtt.MaxCount:
-		return c, flagError("warmup", f.warmup, fmt.Sprintf("want 0 to %d", rtt.MaxCount))
+		return c, flags.Error("warmup", f.warmup, fmt.Sprintf("want 0 to %d", rtt.MaxCount))
 	case f.interval < 0:
-		return c, flagError("interval", f.interval, "want 0 or more")
+		return c, flags.Error("interval", f.interval, "want 0 or more")
 	case f.timeout <= 0:
-		return c, flagError("timeout", f.timeout, "want more than 0")
+		return c, flags.Error("timeout", f.timeout, "want more than 0")
 	case f.appSpin < 0:
-		return c, flagError("app-spin", f.appSpin, "want 0 or more")
+		return c, flags.Error("app-spin", f.appSpin, "want 0 or more")
 	case !slices.Contains(clientWaits, rtt.Wait(f.clientWait)):
-		return c, flagError("client-wait", f.clientWait, "want block or spin")
+		return c, flags.Error("client-wait", f.clientWait, "want block or spin")
 	}
 	if f.pin && c.ClientCPU < 0 {
 		f.clientWait = "block"

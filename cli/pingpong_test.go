@@ -11,6 +11,7 @@ import (
 
 	"github.com/xspin/xspin/demos/pingpong"
 	"github.com/xspin/xspin/demos/pingpong/rtt"
+	"github.com/xspin/xspin/internal/testbed"
 )
 
 func TestPingpongFlags(t *testing.T) {
@@ -44,7 +45,7 @@ func TestPingpongFlags(t *testing.T) {
 	})
 
 	t.Run("--pin gives client and server the CPUs of this process", func(t *testing.T) {
-		client, server := pinTo(usableCPUs())
+		client, server := pinTo(testbed.CPUs())
 		got, err := parse("--pin")
 		if err != nil || got.ClientCPU != client || !slices.Equal(got.Server.CPUs, server) {
 			t.Errorf("client %d, server %v, error %v, want %d, %v", got.ClientCPU, got.Server.CPUs, err, client, server)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/xspin/xspin/internal/flags"
 	"github.com/xspin/xspin/internal/pcapng"
 	"github.com/xspin/xspin/loader"
 	"github.com/xspin/xspin/matcher"
@@ -293,7 +294,7 @@ whose a frame of a capture is: "dst local" holds for all.`,
 	}
 	cmd.Flags().StringVar(&path, "pcap", "", "capture to read, pcap or pcapng (required)")
 	cmd.Flags().StringVar(&engine, "engine", "auto", "reference, kernel, or auto: kernel for root")
-	oneOf(cmd.Flags(), "engine", engines)
+	flags.OneOf(cmd.Flags(), "engine", engines)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON document")
 	_ = cmd.MarkFlagRequired("pcap") // fails only for a flag that does not exist
 	return cmd

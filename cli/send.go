@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/demos/file"
+	"github.com/xspin/xspin/internal/flags"
 	"github.com/xspin/xspin/slmp"
 )
 
@@ -87,7 +88,7 @@ var sendModes = map[string]slmp.Mode{"every": slmp.EverySegment, "first-last": s
 func (f *sendFlags) bind(fl *pflag.FlagSet) {
 	fl.StringVar(&f.to, "to", "", fmt.Sprintf("the receiver, address or address:port (default port %d)", slmp.Port))
 	fl.StringVar(&f.mode, "mode", "every", "what is acknowledged: every segment, first-last, or none")
-	oneOf(fl, "mode", slices.Sorted(maps.Keys(sendModes)))
+	flags.OneOf(fl, "mode", slices.Sorted(maps.Keys(sendModes)))
 	fl.StringVar(&f.window, "window", "auto", "segments in flight per message, or auto to find out")
 	fl.DurationVar(&f.gap, "gap", 0, "least time between two segments, such as 20us")
 	fl.BoolVar(&f.plain, "plain", false, "one acknowledgement per segment, as FPsPIN does it, also from XsPIN")
@@ -109,34 +110,34 @@ func (f sendFlags) config() (c slmp.Config, err error) {
 	if f.window != "auto" {
 		window, err = strconv.Atoi(f.window)
 		if err != nil || window < 1 || window > slmp.MaxWindow {
-			return c, flagError("window", f.window, fmt.Sprintf("want auto, or segments, 1 to %d", slmp.MaxWindow))
+			return c, flags.Error("window", f.window, fmt.Sprintf("want auto, or segments, 1 to %d", slmp.MaxWindow))
 		}
 	}
 	switch {
 	case f.to == "":
 		return c, errors.New("--to is missing: the receiver's address, such as --to 10.0.0.1")
 	case !known:
-		return c, flagError("mode", f.mode, "want every, first-last or none")
+		return c, flags.Error("mode", f.mode, "want every, first-last or none")
 	case f.gap < 0:
-		return c, flagError("gap", f.gap, "want 0 or more")
+		return c, flags.Error("gap", f.gap, "want 0 or more")
 	case f.timeout < 0:
-		return c, flagError("timeout", f.timeout, "want 0 or more")
+		return c, flags.Error("timeout", f.timeout, "want 0 or more")
 	case f.parallel < 1 || f.parallel > maxParallel:
-		return c, flagError("parallel", f.parallel, fmt.Sprintf("want 1 to %d", maxParallel))
+		return c, flags.Error("parallel", f.parallel, fmt.Sprintf("want 1 to %d", maxParallel))
 	case f.repeat < 1:
-		return c, flagError("repeat", f.repeat, "want 1 or more")
+		return c, flags.Error("repeat", f.repeat, "want 1 or more")
 	case f.align < 1:
-		return c, flagError("align", f.align, "want 1 or more")
+		return c, flags.Error("align", f.align, "want 1 or more")
 	case f.payload < 0:
-		return c, flagError("payload", f.payload, "want 0 or more")
+		return c, flags.Error("payload", f.payload, "want 0 or more")
 	case f.payload > 0 && f.payload < f.align:
-		return c, flagError("payload", f.payload, fmt.Sprintf("is less than --align %d", f.align))
+		return c, flags.Error("payload", f.payload, fmt.Sprintf("is less than --align %d", f.align))
 	case f.attempts < 1:
-		return c, flagError("retries", f.attempts, "want 1 or more")
+		return c, flags.Error("retries", f.attempts, "want 1 or more")
 	case f.plain && mode != slmp.EverySegment:
-		return c, flagError("plain", f.plain, "is about mode every")
+		return c, flags.Error("plain", f.plain, "is about mode every")
 	case window > 0 && mode != slmp.EverySegment:
-		return c, flagError("window", f.window, "is about mode every: in the others --gap is what limits")
+		return c, flags.Error("window", f.window, "is about mode every: in the others --gap is what limits")
 	}
 	return slmp.Config{
 		Mode: mode, Window: window, Gap: f.gap, Plain: f.plain,

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/control"
+	"github.com/xspin/xspin/internal/flags"
 	"github.com/xspin/xspin/nic"
 )
 
@@ -61,9 +62,9 @@ each is a document, also on a terminal; numbers in it are per second, but counts
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		switch {
 		case interval < 100*time.Millisecond:
-			return fmt.Errorf("top: %w", flagError("interval", interval, "want 100ms or more"))
+			return fmt.Errorf("top: %w", flags.Error("interval", interval, "want 100ms or more"))
 		case n < 0:
-			return fmt.Errorf("top: %w", flagError("number", n, "want 1 or more"))
+			return fmt.Errorf("top: %w", flags.Error("number", n, "want 1 or more"))
 		}
 		c, err := dial()
 		if err != nil {

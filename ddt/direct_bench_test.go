@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/xspin/xspin/ddt"
-	"github.com/xspin/xspin/internal/ddtloops"
+	"github.com/xspin/xspin/eval/ddtloops"
 )
 
 // BenchmarkDirect unpacks the types of applications, and vectors, in ranges as packets have

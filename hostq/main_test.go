@@ -7,11 +7,9 @@ import (
 	"testing"
 
 	"github.com/xspin/xspin/hostq"
-	"github.com/xspin/xspin/hostq/hostqbench"
 )
 
 func TestMain(m *testing.M) {
-	hostqbench.Main()
 	hostq.PlayRole()
 	os.Exit(m.Run())
 }

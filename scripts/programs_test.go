@@ -38,20 +38,20 @@ var comesWith = map[string]string{
 // for programs that are built here. Of a function that starts what its callers say, it is
 // what they say.
 var named = map[string][]string{
-	"cli/bench_rx.go openC":                          nil,
-	"cli/bench_slmp.go send":                         nil,
-	"cli/bench_slmp_load.go runLoads":                nil,
-	"cli/bench_slmp_load.go smallEcho":               nil,
+	"eval/rx.go openC":                               nil,
+	"eval/slmp.go send":                              nil,
+	"eval/slmp_load.go runLoads":                     nil,
+	"eval/slmp_load.go smallEcho":                    nil,
 	"cli/own_test.go TestOwnXspin":                   {"go"},
 	"daemon/privileges_test.go unitCapabilities":     nil,
 	"daemon/privileges_test.go logsOfAUser":          nil,
 	"daemon/privileges_test.go withoutPrivileges":    nil,
 	"demos/file/run.go send":                         nil,
 	"demos/pingpong/rtt/rtt_test.go TestEchoProcess": nil,
-	"internal/gemm/gemm_test.go TestLibrary":         nil,
-	"internal/mpich/compare_test.go newPeer":         nil,
-	"internal/mpich/pair.go Start":                   nil,
-	"internal/mpich/unpacker.go StartUnpacker":       nil,
+	"eval/gemm/gemm_test.go TestLibrary":             nil,
+	"eval/mpich/compare_test.go newPeer":             nil,
+	"eval/mpich/pair.go Start":                       nil,
+	"eval/mpich/unpacker.go StartUnpacker":           nil,
 	"netns/namespace.go Command":                     nil, // its callers are looked at
 	"netns/namespace.go Exec":                        nil, // what a user says
 	"scripts/install_test.go verify":                 nil, // it does without

@@ -20,8 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/client"
+	"github.com/xspin/xspin/eval/gemm"
 	"github.com/xspin/xspin/hostq"
-	"github.com/xspin/xspin/internal/gemm"
 	"github.com/xspin/xspin/spin"
 )
 

@@ -8,8 +8,8 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/xspin/xspin/internal/gemm"
-	"github.com/xspin/xspin/internal/mpich"
+	"github.com/xspin/xspin/eval/gemm"
+	"github.com/xspin/xspin/eval/mpich"
 	"github.com/xspin/xspin/netns"
 )
 

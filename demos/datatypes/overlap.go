@@ -8,7 +8,7 @@ import (
 	"math"
 	"time"
 
-	"github.com/xspin/xspin/internal/gemm"
+	"github.com/xspin/xspin/eval/gemm"
 	"github.com/xspin/xspin/internal/quantile"
 )
 

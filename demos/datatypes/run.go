@@ -13,7 +13,7 @@ import (
 
 	"github.com/xspin/xspin/ddt"
 	"github.com/xspin/xspin/demos/pingpong/rtt"
-	"github.com/xspin/xspin/internal/gemm"
+	"github.com/xspin/xspin/eval/gemm"
 	"github.com/xspin/xspin/internal/quantile"
 	"github.com/xspin/xspin/internal/testbed"
 	"github.com/xspin/xspin/netns"

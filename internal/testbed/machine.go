@@ -48,3 +48,20 @@ func CPU() string {
 	}
 	return "unknown" // other architectures call it otherwise, or not at all
 }
+
+// MaxCPU is the last CPU that unix.CPUSet has room for.
+const MaxCPU = 1023
+
+// CPUs are those that this process may use, none if the kernel does not tell.
+func CPUs() (cpus []int) {
+	var set unix.CPUSet
+	if unix.SchedGetaffinity(0, &set) != nil {
+		return nil
+	}
+	for cpu := range MaxCPU + 1 {
+		if set.IsSet(cpu) {
+			cpus = append(cpus, cpu)
+		}
+	}
+	return cpus
+}

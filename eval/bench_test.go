@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package eval
 
 import (
 	"bytes"
@@ -18,11 +18,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
-	peers "github.com/xspin/xspin/bench"
-	"github.com/xspin/xspin/internal/bench"
+	"github.com/xspin/xspin/cli"
+	"github.com/xspin/xspin/eval/bench"
+	"github.com/xspin/xspin/eval/peers"
 	"github.com/xspin/xspin/internal/testenv"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/netns"
@@ -33,10 +35,17 @@ import (
 // The benches start their own executable for what must be another process.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && (os.Args[1] == "send" || strings.HasPrefix(os.Args[1], "_")) {
-		Main()
+		cli.Main(Commands()...)
 		os.Exit(0)
 	}
 	os.Exit(m.Run())
+}
+
+// benchCmd is the command as the root of the command line has it.
+func benchCmd() *cobra.Command {
+	cmd := newBenchCmd()
+	cmd.SilenceUsage, cmd.SilenceErrors = true, true
+	return cmd
 }
 
 func TestBenchRefusesFlagsBeforeAnythingIsSetUp(t *testing.T) {
@@ -49,8 +58,8 @@ func TestBenchRefusesFlagsBeforeAnythingIsSetUp(t *testing.T) {
 		{"arguments", "rx now", "unknown command"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			root := newRootCmd()
-			root.SetArgs(append([]string{"bench"}, strings.Fields(tc.args)...))
+			root := benchCmd()
+			root.SetArgs(strings.Fields(tc.args))
 			var out bytes.Buffer
 			root.SetOut(&out)
 			root.SetErr(&out)
@@ -171,8 +180,8 @@ func TestRowsMeasuredBeforeAnErrorArePrinted(t *testing.T) {
 				return broken
 			},
 		}}
-		root := newRootCmd()
-		root.SetArgs([]string{"bench", "half", "--json"})
+		root := benchCmd()
+		root.SetArgs([]string{"half", "--json"})
 		var out bytes.Buffer
 		root.SetOut(&out)
 		root.SetErr(&out)

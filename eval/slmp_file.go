@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package eval
 
 import (
 	"bytes"
@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/xspin/xspin/demos/file"
-	"github.com/xspin/xspin/internal/bench"
+	"github.com/xspin/xspin/eval/bench"
 	"github.com/xspin/xspin/netns/impair"
 	"github.com/xspin/xspin/nic"
 	"github.com/xspin/xspin/slmp"

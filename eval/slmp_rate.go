@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package eval
 
 import (
 	"context"
@@ -9,8 +9,8 @@ import (
 	"runtime"
 	"time"
 
+	"github.com/xspin/xspin/eval/bench"
 	"github.com/xspin/xspin/hpu"
-	"github.com/xspin/xspin/internal/bench"
 	"github.com/xspin/xspin/internal/testbed"
 	"github.com/xspin/xspin/loader"
 	"github.com/xspin/xspin/matcher"

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+// Package eval is the evaluation: XsPIN next to its peers, under `xspin bench`. The command
+// line of the xspin binary has it, and that of a program with handlers of its own has not.
+package eval
 
 import (
 	"context"
@@ -18,7 +20,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/demos/pingpong/rtt"
-	"github.com/xspin/xspin/internal/bench"
+	"github.com/xspin/xspin/eval/bench"
+	"github.com/xspin/xspin/eval/hostqbench"
+	"github.com/xspin/xspin/internal/flags"
 	"github.com/xspin/xspin/internal/testbed"
 	"github.com/xspin/xspin/loader"
 	"github.com/xspin/xspin/netns"
@@ -104,7 +108,10 @@ both; and what it takes to commit a type. Takes ten minutes: --only names parts.
 	},
 }
 
-// newBenchCmd returns `xspin bench`.
+// Commands returns `xspin bench`, and the hidden commands of processes that it starts of the
+// binary it belongs to.
+func Commands() []*cobra.Command { return append(hidden(), newBenchCmd()) }
+
 func newBenchCmd() *cobra.Command {
 	root := &cobra.Command{Use: "bench", Short: "The evaluation: XsPIN next to its peers, in one run"}
 	for _, b := range benches {
@@ -124,9 +131,9 @@ bootstrap over the turns. Leave the machine alone meanwhile.`,
 			RunE: func(cmd *cobra.Command, _ []string) error {
 				switch {
 				case cfg.runs < 1 || cfg.runs > 1000:
-					return fmt.Errorf("bench %s: %w", b.name, flagError("runs", cfg.runs, "want 1 to 1000"))
+					return fmt.Errorf("bench %s: %w", b.name, flags.Error("runs", cfg.runs, "want 1 to 1000"))
 				case cfg.duration < b.least || cfg.duration > time.Minute || cfg.duration%b.step != 0:
-					return fmt.Errorf("bench %s: %w", b.name, flagError("duration", cfg.duration, fmt.Sprintf("want %v to %v in steps of %v", b.least, time.Minute, b.step)))
+					return fmt.Errorf("bench %s: %w", b.name, flags.Error("duration", cfg.duration, fmt.Sprintf("want %v to %v in steps of %v", b.least, time.Minute, b.step)))
 				}
 				measure := b.measure
 				if judge != nil {
@@ -135,7 +142,7 @@ bootstrap over the turns. Leave the machine alone meanwhile.`,
 						return fmt.Errorf("bench %s: %w", b.name, err)
 					}
 				}
-				cfg.warn = warnTo(cmd.ErrOrStderr())
+				cfg.warn = func(msg string) { fmt.Fprintln(cmd.ErrOrStderr(), "warning:", msg) }
 				doc := bench.NewDocument(bench.Environment("xspin bench "+b.name, cfg.runs, cfg.duration))
 				err := runBench(cmd.Context(), cfg, doc, measure)
 				if err != nil {
@@ -145,7 +152,11 @@ bootstrap over the turns. Leave the machine alone meanwhile.`,
 					}
 				}
 				// What was measured before something went wrong is good.
-				return errors.Join(err, writeReport(cmd.OutOrStdout(), doc, asJSON))
+				write := doc.WriteText
+				if asJSON {
+					write = doc.WriteJSON
+				}
+				return errors.Join(err, write(cmd.OutOrStdout()))
 			},
 		}
 		cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON document")
@@ -183,21 +194,15 @@ const benchNamespace = "xspin-bench%d-"
 
 func newBenchLab(warn func(string)) (*benchLab, error) {
 	sweepBenchLabs(warn)
-	var set unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &set); err != nil {
-		return nil, fmt.Errorf("CPUs of this process: %w", err)
-	}
-	var cpus []int
-	for cpu := 0; cpu <= maxCPU && len(cpus) < 2; cpu++ {
-		if set.IsSet(cpu) {
-			cpus = append(cpus, cpu)
-		}
+	cpus := testbed.CPUs()
+	if len(cpus) == 0 {
+		return nil, errors.New("the kernel does not tell which CPUs this process may use")
 	}
 	lab, err := netns.Up(benchLabConfig(os.Getpid(), warn))
 	if err != nil {
 		return nil, err
 	}
-	l := &benchLab{lab, cpus[0], cpus[len(cpus)-1], warn}
+	l := &benchLab{lab, cpus[0], cpus[min(1, len(cpus)-1)], warn}
 	if len(cpus) == 1 {
 		warn(fmt.Sprintf("this process may use one CPU only, %d: all rows are of sender and receiver in turn", l.sender))
 	}
@@ -365,26 +370,26 @@ func (l *benchLab) udpFrame(size int) []byte {
 	return f
 }
 
-// newBenchHelperCmds returns the hidden commands for processes that benchmarks
-// start.
-func newBenchHelperCmds() []*cobra.Command {
-	return []*cobra.Command{{
-		Use:                idleCommand,
-		Hidden:             true,
-		DisableFlagParsing: true,
-		Args:               cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return idleNIC(args[0], cmd.OutOrStdout(), os.Stdin)
+// hidden returns the commands of processes that benchmarks start, each with an argument.
+func hidden() (cmds []*cobra.Command) {
+	for name, run := range map[string]func(cmd *cobra.Command, arg string) error{
+		idleCommand: func(cmd *cobra.Command, device string) error {
+			return idleNIC(device, cmd.OutOrStdout(), os.Stdin)
 		},
-	}, {
-		Use:                loadCommand,
-		Hidden:             true,
-		DisableFlagParsing: true,
-		Args:               cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return sendLoad(cmd.Context(), args[0], cmd.OutOrStdout(), os.Stdin)
+		loadCommand: func(cmd *cobra.Command, job string) error {
+			return sendLoad(cmd.Context(), job, cmd.OutOrStdout(), os.Stdin)
 		},
-	}}
+		hostqbench.Command: func(_ *cobra.Command, job string) error {
+			_, err := hostqbench.Main([]string{hostqbench.Command, job})
+			return err
+		},
+	} {
+		cmds = append(cmds, &cobra.Command{
+			Use: name, Hidden: true, DisableFlagParsing: true, Args: cobra.ExactArgs(1),
+			RunE: func(cmd *cobra.Command, args []string) error { return run(cmd, args[0]) },
+		})
+	}
+	return cmds
 }
 
 // idleNIC is a process with a NIC that has nothing to do. It ends with its input.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package eval
 
 import (
 	"context"
@@ -10,9 +10,9 @@ import (
 
 	"github.com/xspin/xspin/ddt"
 	"github.com/xspin/xspin/demos/datatypes"
-	"github.com/xspin/xspin/internal/bench"
-	"github.com/xspin/xspin/internal/gemm"
-	"github.com/xspin/xspin/internal/mpich"
+	"github.com/xspin/xspin/eval/bench"
+	"github.com/xspin/xspin/eval/gemm"
+	"github.com/xspin/xspin/eval/mpich"
 )
 
 // A moved is what a run of a transfer took.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package eval
 
 import (
 	"bufio"
@@ -17,9 +17,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	peers "github.com/xspin/xspin/bench"
+	"github.com/xspin/xspin/eval/bench"
+	"github.com/xspin/xspin/eval/peers"
 	"github.com/xspin/xspin/hpu"
-	"github.com/xspin/xspin/internal/bench"
 	"github.com/xspin/xspin/internal/testbed"
 	"github.com/xspin/xspin/slmp"
 	"github.com/xspin/xspin/spin"
@@ -40,7 +40,7 @@ type load struct {
 type loadReport struct {
 	Messages uint64  `json:"messages"` // acknowledged, after the warmup
 	Seconds  float64 `json:"seconds"`  // without the warmup
-	RTT      sendRTT `json:"rtt_us"`
+	RTT      rttUS   `json:"rtt_us"`
 	// Of all the time.
 	Completed     uint64 `json:"completed"`
 	Segments      uint64 `json:"segments"`
@@ -114,7 +114,7 @@ func sendLoad(ctx context.Context, arg string, out io.Writer, in io.Reader) erro
 		return err
 	}
 	return json.NewEncoder(out).Encode(loadReport{
-		Messages: counts[measured], Seconds: took.Seconds(), RTT: sendRTT{micros(st.RTT), micros(st.MinRTT)},
+		Messages: counts[measured], Seconds: took.Seconds(), RTT: rttUS{micros(st.RTT), micros(st.MinRTT)},
 		Completed: st.Completed, Segments: st.Segments, Retransmitted: st.Retransmitted, Offload: st.Offload.String(),
 	})
 }
@@ -380,3 +380,5 @@ func jainIndex(rates []float64) (index, sum, least float64) {
 	}
 	return sum * sum / (float64(len(rates)) * squares), sum, least
 }
+
+func micros(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package eval
 
 import (
 	"context"
@@ -15,15 +15,13 @@ import (
 
 	"github.com/xspin/xspin/demos/pingpong"
 	"github.com/xspin/xspin/demos/pingpong/rtt"
+	"github.com/xspin/xspin/eval/bench"
+	"github.com/xspin/xspin/eval/hostqbench"
 	"github.com/xspin/xspin/hostq"
-	"github.com/xspin/xspin/hostq/hostqbench"
-	"github.com/xspin/xspin/internal/bench"
+	"github.com/xspin/xspin/internal/flags"
 	"github.com/xspin/xspin/internal/testbed"
 	"github.com/xspin/xspin/spin"
 )
-
-// The other process of hostqbench is this executable, which it starts.
-func init() { hostqbench.Main() }
 
 // hostqParts are what --only chooses from, in the order in which they are measured.
 var hostqParts = []struct {
@@ -44,11 +42,11 @@ func hostqFlags(fl *pflag.FlagSet) func() (measureFunc, error) {
 		names = append(names, p.name)
 	}
 	fl.StringSliceVar(&only, "only", nil, "parts to measure: "+strings.Join(names, ", ")+" (default all)")
-	listOf(fl, "only", names)
+	flags.ListOf(fl, "only", names)
 	return func() (measureFunc, error) {
 		for _, name := range only {
 			if !slices.Contains(names, name) {
-				return nil, flagError("only", name, "want "+strings.Join(names, ", "))
+				return nil, flags.Error("only", name, "want "+strings.Join(names, ", "))
 			}
 		}
 		return func(ctx context.Context, lab *benchLab, cfg benchConfig, doc *bench.Document) error {
@@ -232,11 +230,11 @@ func (b *hostqBench) pingpongRows(ctx context.Context) error {
 }
 
 func (b *hostqBench) pingpong(ctx context.Context, name string, goal bench.Goal, client int, wait rtt.Wait) error {
-	defaults := pingpongDefaults()
+	server := pingpong.ServerConfig{HPUs: 16, Wait: "adaptive", CPUs: []int{b.receiver}, AppSpin: 100 * time.Microsecond} // as of the demo
 	const size = 16
 	cfg := pingpong.Config{
 		Protos: []rtt.Proto{rtt.UDP}, Sizes: []int{size}, Count: b.times(50 * time.Microsecond), Warmup: warmups, Timeout: time.Second,
-		ClientWait: wait, ClientCPU: client, Server: pingpong.ServerConfig{HPUs: defaults.hpus, Wait: defaults.wait, CPUs: []int{b.receiver}, AppSpin: defaults.appSpin},
+		ClientWait: wait, ClientCPU: client, Server: server,
 	}
 	var p99, host, lost [2][]float64
 	var on [2]string
@@ -265,7 +263,7 @@ func (b *hostqBench) pingpong(ctx context.Context, name string, goal bench.Goal,
 		func(x, y []float64) (bench.Side, bench.Side) {
 			sides := [2]bench.Side{
 				bench.NewSide(fmt.Sprintf("host+nic: daemon with %d HPUs, %s, swaps addresses; application in a process of its own, user %d, spins %v before it sleeps, computes the checksum; all on this CPU",
-					defaults.hpus, waiting(defaults.wait), rtt.Nobody, defaults.appSpin), "us", x),
+					server.HPUs, waiting(server.Wait), rtt.Nobody, server.AppSpin), "us", x),
 				bench.NewSide("host: UDP echo server in a process of its own, socket, blocking", "us", y),
 			}
 			for i := range sides {

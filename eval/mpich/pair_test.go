@@ -22,7 +22,7 @@ import (
 	"github.com/cilium/ebpf/link"
 
 	"github.com/xspin/xspin/ddt"
-	"github.com/xspin/xspin/internal/gemm"
+	"github.com/xspin/xspin/eval/gemm"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/netnstest"
 )

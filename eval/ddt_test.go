@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package eval
 
 import (
 	"bytes"
@@ -21,8 +21,9 @@ import (
 	"github.com/xspin/xspin/ddt"
 	"github.com/xspin/xspin/ddt/ddttest"
 	"github.com/xspin/xspin/demos/datatypes"
-	"github.com/xspin/xspin/internal/bench"
-	"github.com/xspin/xspin/internal/mpich"
+	"github.com/xspin/xspin/eval/bench"
+	"github.com/xspin/xspin/eval/mpich"
+	"github.com/xspin/xspin/internal/testbed"
 	"github.com/xspin/xspin/netns/netnstest"
 )
 
@@ -32,8 +33,8 @@ func TestBenchDDTFlags(t *testing.T) {
 		"--only place,scale":   "",
 		"--only cpu,strategie": "--only strategie: want place, loop, strategy, scale, cpu, overlap, commit",
 	})
-	root := newRootCmd()
-	root.SetArgs([]string{"bench", "ddt", "--only", "nothing"})
+	root := benchCmd()
+	root.SetArgs([]string{"ddt", "--only", "nothing"})
 	root.SetOut(io.Discard)
 	root.SetErr(io.Discard)
 	if err := root.Execute(); err == nil || !strings.Contains(err.Error(), "bench ddt: --only nothing: want place") {
@@ -229,7 +230,7 @@ func TestPlacingOnceOnBothSides(t *testing.T) {
 		t.Fatal(err)
 	}
 	cfg := benchConfig{1, 600 * time.Millisecond, time.Millisecond, func(s string) { t.Error(s) }}
-	b := &ddtBench{benchLab: &benchLab{receiver: usableCPUs()[0]}, cfg: cfg}
+	b := &ddtBench{benchLab: &benchLab{receiver: testbed.CPUs()[0]}, cfg: cfg}
 	a, err := b.newArena(types)
 	if err != nil {
 		t.Fatal(err)
@@ -385,7 +386,7 @@ func TestFiguresOfThreads(t *testing.T) {
 }
 
 func TestThreadsCopyTogether(t *testing.T) {
-	cpus := usableCPUs()
+	cpus := testbed.CPUs()
 	all, err := copies(t.Context(), []int{cpus[0], cpus[len(cpus)-1]}, 100, 300_000, 20*time.Millisecond)
 	if err != nil {
 		t.Fatal(err)
@@ -530,7 +531,7 @@ func TestBenchDDTMeasuresEveryRow(t *testing.T) {
 		return
 	}
 	scale, hpus := "", ""
-	if len(usableCPUs()) > 1 {
+	if len(testbed.CPUs()) > 1 {
 		scale = "ddt/scale/hpu0>0.85 ddt/scale/hpu1>0.85 ddt/scale_copies/hpu0 ddt/scale_copies/hpu1"
 		for _, order := range []string{"in_order", "within_32"} {
 			for _, c := range []string{"direct", "direct_by_message", "hpu-local", "ro-cp", "rw-cp", "rw-cp_one_sequence", "rw-cp_one_packet"} {
@@ -645,7 +646,7 @@ func TestInterruptedBenchDDTCleansUp(t *testing.T) {
 				time.AfterFunc(after*time.Millisecond, cancel)
 				return smallDDT(only).measure(ctx, lab, cfg, doc)
 			})
-			if !errors.Is(err, context.Canceled) && !(only == "scale" && len(usableCPUs()) < 2 && err == nil) {
+			if !errors.Is(err, context.Canceled) && !(only == "scale" && len(testbed.CPUs()) < 2 && err == nil) {
 				t.Errorf("error %v", err)
 			}
 			nothingIsLeft(t)

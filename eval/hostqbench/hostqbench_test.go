@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package hostq_test
+package hostqbench_test
 
 import (
 	"fmt"
@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/xspin/xspin/eval/hostqbench"
 	"github.com/xspin/xspin/hostq"
-	"github.com/xspin/xspin/hostq/hostqbench"
 	"github.com/xspin/xspin/netns/netnstest"
 )
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package eval
 
 import (
 	"bytes"
@@ -13,7 +13,8 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/xspin/xspin/internal/bench"
+	"github.com/xspin/xspin/eval/bench"
+	"github.com/xspin/xspin/internal/testbed"
 )
 
 func TestBenchHostqFlags(t *testing.T) {
@@ -22,8 +23,8 @@ func TestBenchHostqFlags(t *testing.T) {
 		"--only polling,window":  "",
 		"--only pingpong,events": "--only events: want polling, sleeping, notify, pingpong, window",
 	})
-	root := newRootCmd()
-	root.SetArgs([]string{"bench", "hostq", "--only", "nothing"})
+	root := benchCmd()
+	root.SetArgs([]string{"hostq", "--only", "nothing"})
 	root.SetOut(io.Discard)
 	root.SetErr(io.Discard)
 	if err := root.Execute(); err == nil || !strings.Contains(err.Error(), "bench hostq: --only nothing: want polling") {
@@ -36,7 +37,7 @@ func TestBenchHostqMeasuresEveryRow(t *testing.T) {
 		return
 	}
 	two := ""
-	if len(usableCPUs()) > 1 {
+	if len(testbed.CPUs()) > 1 {
 		two = "hostq/polling_over_atomic hostq/polling_over_two_atomics"
 	}
 	for part, rows := range map[string]string{

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package eval
 
 import (
 	"context"
@@ -11,8 +11,8 @@ import (
 	"slices"
 
 	"github.com/xspin/xspin/ddt"
-	"github.com/xspin/xspin/internal/bench"
-	"github.com/xspin/xspin/internal/mpich"
+	"github.com/xspin/xspin/eval/bench"
+	"github.com/xspin/xspin/eval/mpich"
 	"github.com/xspin/xspin/internal/quantile"
 	"github.com/xspin/xspin/internal/testbed"
 )
@@ -289,7 +289,7 @@ func (b *ddtBench) contenders(t *ddtType) (all []*contender) {
 			if root, _ := t.data.Root(); s == ddt.Specialized && root != nil && root.Depth > 2 {
 				continue // it is for flat types only
 			}
-			name := fmt.Sprintf("%s made for %s", s, count(hpus, "HPU"))
+			name := fmt.Sprintf("%s made for HPUs: %d", s, hpus)
 			p, err := ddt.NewPlacement(t.data, ddt.Config{Strategy: s, HPUs: hpus, Messages: ddtMessages, Packet: ddtPacket})
 			if err != nil {
 				b.cfg.warn(fmt.Sprintf("%s: direct is compared without %s: %v", t.name, name, err))

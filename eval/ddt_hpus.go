@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package eval
 
 import (
 	"context"
@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"github.com/xspin/xspin/ddt"
+	"github.com/xspin/xspin/eval/bench"
+	"github.com/xspin/xspin/eval/replay"
 	"github.com/xspin/xspin/handlers"
-	"github.com/xspin/xspin/internal/bench"
-	"github.com/xspin/xspin/internal/replay"
 )
 
 // sharedHPUs is how many HPUs process messages together.

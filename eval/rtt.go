@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package eval
 
 import (
 	"context"
@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"github.com/xspin/xspin/demos/pingpong/rtt"
+	"github.com/xspin/xspin/eval/bench"
 	"github.com/xspin/xspin/hpu"
-	"github.com/xspin/xspin/internal/bench"
 	"github.com/xspin/xspin/internal/quantile"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/nic"

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package hostqbench measures hostq between two processes, next to what it is
-// compared with. The other process is the program itself, started anew: its main
-// calls [Main] first.
+// compared with. The other process is the program itself with a hidden command, which its
+// main hands to [Main].
 package hostqbench
 
 import (
@@ -28,8 +28,9 @@ import (
 	"github.com/xspin/xspin/spin"
 )
 
-// Env is set for the other process: what it is to do.
-const Env = "XSPIN_HOSTQBENCH"
+// Command is the hidden command of the binary that the other process runs. Its argument
+// says what it is to do.
+const Command = "_hostqbench"
 
 // A job is what the other process is to do.
 type job struct {
@@ -45,17 +46,12 @@ type Place struct {
 	NIC, Host int // CPUs
 }
 
-// Main does what the other process is to do, and ends it, if this is that process.
-func Main() {
-	s := os.Getenv(Env)
-	if s == "" {
-		return
+// Main runs the hidden command, if args, as in os.Args[1:], are it.
+func Main(args []string) (ok bool, err error) {
+	if len(args) != 2 || args[0] != Command {
+		return false, nil
 	}
-	if err := serve(s); err != nil {
-		fmt.Fprintln(os.Stderr, "hostqbench:", err)
-		os.Exit(1)
-	}
-	os.Exit(0)
+	return true, serve(args[1])
 }
 
 func serve(s string) error {
@@ -201,8 +197,7 @@ func start(ctx context.Context, j job, fds ...int) (*peer, error) {
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.CommandContext(ctx, "/proc/self/exe")
-	cmd.Env = append(os.Environ(), Env+"="+string(text))
+	cmd := exec.CommandContext(ctx, "/proc/self/exe", Command, string(text))
 	cmd.Stderr = os.Stderr
 	for _, fd := range fds {
 		dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package eval
 
 import (
 	"bytes"
@@ -17,7 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/xspin/xspin/internal/bench"
+	"github.com/xspin/xspin/eval/bench"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/netns/netnstest"
 	"github.com/xspin/xspin/slmp"
@@ -41,8 +41,8 @@ func TestBenchSLMPFlags(t *testing.T) {
 
 // The flags of slmp are judged before anything is set up, with those of all.
 func TestBenchSLMPRefusesFlagsBeforeAnythingIsSetUp(t *testing.T) {
-	root := newRootCmd()
-	root.SetArgs([]string{"bench", "slmp", "--only", "nothing"})
+	root := benchCmd()
+	root.SetArgs([]string{"slmp", "--only", "nothing"})
 	root.SetOut(io.Discard)
 	root.SetErr(io.Discard)
 	if err := root.Execute(); err == nil || !strings.Contains(err.Error(), "bench slmp: --only nothing: want file") {

@@ -15,7 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/xspin/xspin/ddt"
-	"github.com/xspin/xspin/internal/gemm"
+	"github.com/xspin/xspin/eval/gemm"
 	"github.com/xspin/xspin/internal/testbed"
 	"github.com/xspin/xspin/netns"
 )

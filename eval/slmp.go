@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package eval
 
 import (
 	"bytes"
@@ -21,8 +21,9 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
+	"github.com/xspin/xspin/eval/bench"
 	"github.com/xspin/xspin/hpu"
-	"github.com/xspin/xspin/internal/bench"
+	"github.com/xspin/xspin/internal/flags"
 	"github.com/xspin/xspin/internal/testbed"
 	"github.com/xspin/xspin/loader"
 	"github.com/xspin/xspin/matcher"
@@ -81,7 +82,7 @@ func slmpFlags(fl *pflag.FlagSet) func() (measureFunc, error) {
 	}
 	size, rates, delays, losses := "1GiB", []string{"10mbit", "100mbit", "1gbit", "0"}, []string{"0ms", "2ms", "20ms"}, []string{"0%", "1%"}
 	fl.StringSliceVar(&o.only, "only", nil, "parts to measure: "+strings.Join(names, ", ")+" (default all)")
-	listOf(fl, "only", names)
+	flags.ListOf(fl, "only", names)
 	fl.StringVar(&size, "size", size, "of the file: bytes, or with KiB, MiB, GiB")
 	fl.StringSliceVar(&rates, "rates", rates, "of part auto: of the path, 0 for unlimited")
 	fl.StringSliceVar(&delays, "delays", delays, "of part auto: one way")
@@ -89,31 +90,31 @@ func slmpFlags(fl *pflag.FlagSet) func() (measureFunc, error) {
 	return func() (_ measureFunc, err error) {
 		for _, name := range o.only {
 			if !slices.Contains(names, name) {
-				return nil, flagError("only", name, "want "+strings.Join(names, ", "))
+				return nil, flags.Error("only", name, "want "+strings.Join(names, ", "))
 			}
 		}
-		if o.size, err = bytesFlag("size", size, 1<<20, slmp.MaxMessage); err != nil {
+		if o.size, err = flags.Bytes("size", size, 1<<20, slmp.MaxMessage); err != nil {
 			return nil, err
 		}
 		o.rates, o.delays, o.losses = nil, nil, nil
 		for _, s := range rates {
 			r, err := impair.ParseRate(s)
 			if err != nil {
-				return nil, flagError("rates", s, err.Error())
+				return nil, flags.Error("rates", s, err.Error())
 			}
 			o.rates = append(o.rates, r)
 		}
 		for _, s := range delays {
 			d, err := time.ParseDuration(s)
 			if err != nil || d < 0 || d > impair.MaxDelay {
-				return nil, flagError("delays", s, fmt.Sprintf("want times as in 2ms, 0s to %v", impair.MaxDelay))
+				return nil, flags.Error("delays", s, fmt.Sprintf("want times as in 2ms, 0s to %v", impair.MaxDelay))
 			}
 			o.delays = append(o.delays, d)
 		}
 		for _, s := range losses {
 			p, err := impair.ParseFraction(s)
 			if err != nil {
-				return nil, flagError("losses", s, err.Error())
+				return nil, flags.Error("losses", s, err.Error())
 			}
 			o.losses = append(o.losses, p)
 		}
@@ -190,6 +191,22 @@ func (b *slmpBench) file(n int64) (string, error) {
 // to is where messages go.
 func (b *slmpBench) to() string {
 	return netip.AddrPortFrom(b.NIC.Addr.Addr(), slmp.Port).String()
+}
+
+// A sendReport is what is wanted of what `xspin send --json` prints.
+type sendReport struct {
+	Offload       string  `json:"offload"`
+	Bytes         uint64  `json:"bytes"`
+	Seconds       float64 `json:"seconds"`
+	Gbps          float64 `json:"gbps"`
+	Segments      uint64  `json:"segments"`
+	Retransmitted uint64  `json:"retransmitted"`
+	RTT           rttUS   `json:"rtt_us"`
+}
+
+type rttUS struct {
+	Smoothed float64 `json:"smoothed"`
+	Min      float64 `json:"min"`
 }
 
 // send runs `xspin send` with a file, on the sender's CPU. With a limit the

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package eval
 
 import (
 	"context"
@@ -12,10 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/ddt"
+	"github.com/xspin/xspin/eval/bench"
+	"github.com/xspin/xspin/eval/replay"
 	"github.com/xspin/xspin/handlers"
-	"github.com/xspin/xspin/internal/bench"
 	"github.com/xspin/xspin/internal/clock"
-	"github.com/xspin/xspin/internal/replay"
 	"github.com/xspin/xspin/internal/testbed"
 )
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package eval
 
 import (
 	"context"
@@ -16,9 +16,10 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/xspin/xspin/ddt"
-	"github.com/xspin/xspin/internal/bench"
-	"github.com/xspin/xspin/internal/ddtloops"
-	"github.com/xspin/xspin/internal/mpich"
+	"github.com/xspin/xspin/eval/bench"
+	"github.com/xspin/xspin/eval/ddtloops"
+	"github.com/xspin/xspin/eval/mpich"
+	"github.com/xspin/xspin/internal/flags"
 	"github.com/xspin/xspin/internal/quantile"
 )
 
@@ -61,11 +62,11 @@ func ddtFlags(fl *pflag.FlagSet) func() (measureFunc, error) {
 		names = append(names, p.name)
 	}
 	fl.StringSliceVar(&o.only, "only", nil, "parts to measure: "+strings.Join(names, ", ")+" (default all)")
-	listOf(fl, "only", names)
+	flags.ListOf(fl, "only", names)
 	return func() (measureFunc, error) {
 		for _, name := range o.only {
 			if !slices.Contains(names, name) {
-				return nil, flagError("only", name, "want "+strings.Join(names, ", "))
+				return nil, flags.Error("only", name, "want "+strings.Join(names, ", "))
 			}
 		}
 		return o.measure, nil

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package eval
 
 import (
 	"bufio"
@@ -23,9 +23,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	peers "github.com/xspin/xspin/bench"
+	"github.com/xspin/xspin/eval/bench"
+	"github.com/xspin/xspin/eval/peers"
 	"github.com/xspin/xspin/hpu"
-	"github.com/xspin/xspin/internal/bench"
 	"github.com/xspin/xspin/internal/clock"
 	"github.com/xspin/xspin/internal/testbed"
 	"github.com/xspin/xspin/loader"
