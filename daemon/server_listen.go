@@ -248,10 +248,10 @@ func (l *listener) give(uid int) {
 }
 
 // refuse answers whatever the peer may ask. It does not wait: the buffer of a new
-// connection has room for it.
+// connection has room for it. The deadline is for a kernel where that is not so.
 func refuse(u *net.UnixConn, why error) {
 	text := fmt.Sprintf("{\"error\": %q}\n", why)
-	_ = u.SetDeadline(time.Now().Add(time.Millisecond))
+	_ = u.SetDeadline(time.Now().Add(time.Second))
 	_, _ = fmt.Fprintf(u, "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s", len(text), text)
 }
 

@@ -471,9 +471,9 @@ func TestDamagedRequestsAreNotAnswered(t *testing.T) {
 
 func TestTheApplicationIsAnotherUser(t *testing.T) {
 	lab := netnstest.Temp(t, netns.LabConfig{})
-	ping := func() (int, error) {
+	ping := func(timeout time.Duration) (int, error) {
 		r, err := rtt.Ping(t.Context(), lab.Host.NS, rtt.Options{
-			Proto: rtt.UDP, Remote: netip.AddrPortFrom(lab.NIC.Addr.Addr(), Port), Size: 16, Count: 5, Timeout: 50 * time.Millisecond, CPU: -1,
+			Proto: rtt.UDP, Remote: netip.AddrPortFrom(lab.NIC.Addr.Addr(), Port), Size: 16, Count: 5, Timeout: timeout, CPU: -1,
 		})
 		return len(r.Samples), err
 	}
@@ -497,7 +497,7 @@ func TestTheApplicationIsAnotherUser(t *testing.T) {
 			t.Errorf("status of the application does not have %s:\n%s", want, status)
 		}
 	}
-	if n, err := ping(); err != nil || n != 5 {
+	if n, err := ping(10 * time.Second); err != nil || n != 5 {
 		t.Errorf("%d of 5 pings answered, error %v", n, err)
 	}
 	if b := s.Breakdown(rtt.UDP); b.Host <= 0 || b.Handler <= 0 {
@@ -511,7 +511,7 @@ func TestTheApplicationIsAnotherUser(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Linux says that nobody listens, once the context is not active any more.
-	if n, err := ping(); err != nil || n != 0 {
+	if n, err := ping(50 * time.Millisecond); err != nil || n != 0 {
 		t.Errorf("%d of 5 pings answered without the application, error %v", n, err)
 	}
 	closed = true
