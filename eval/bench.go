@@ -22,9 +22,9 @@ import (
 	"github.com/xspin/xspin/demos/pingpong/rtt"
 	"github.com/xspin/xspin/eval/bench"
 	"github.com/xspin/xspin/eval/hostqbench"
+	"github.com/xspin/xspin/eval/yardstick"
 	"github.com/xspin/xspin/internal/flags"
 	"github.com/xspin/xspin/internal/testbed"
-	"github.com/xspin/xspin/loader"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/impair"
 	"github.com/xspin/xspin/nic"
@@ -260,7 +260,7 @@ func iface(p netns.Port) (i *net.Interface, err error) {
 }
 
 // attach loads a program and attaches it to the NIC's end.
-func (l *benchLab) attach(load func() (*loader.Yardstick, error)) (*loader.Yardstick, error) {
+func (l *benchLab) attach(load func() (*yardstick.Yardstick, error)) (*yardstick.Yardstick, error) {
 	i, err := iface(l.NIC)
 	if err != nil {
 		return nil, err
@@ -275,8 +275,8 @@ func (l *benchLab) attach(load func() (*loader.Yardstick, error)) (*loader.Yards
 	return y, nil
 }
 
-func plain(p loader.Plain) func() (*loader.Yardstick, error) {
-	return func() (*loader.Yardstick, error) { return loader.LoadPlain(p) }
+func plain(p yardstick.Plain) func() (*yardstick.Yardstick, error) {
+	return func() (*yardstick.Yardstick, error) { return yardstick.LoadPlain(p) }
 }
 
 // open opens a NIC on the NIC's end with one active context.
@@ -322,7 +322,7 @@ func linkStates(links []rtt.LinkState) string {
 
 // generate sends a frame for a time, from the sender's CPU into the NIC's end,
 // which must have an XDP program.
-func (l *benchLab) generate(g *loader.Generator, frame []byte, d time.Duration) (sent int, took time.Duration, err error) {
+func (l *benchLab) generate(g *yardstick.Generator, frame []byte, d time.Duration) (sent int, took time.Duration, err error) {
 	err = l.Host.NS.Do(func() error {
 		return testbed.OnCPU(l.sender, func() error {
 			sent, took, err = g.Send(frame, d)
@@ -332,13 +332,13 @@ func (l *benchLab) generate(g *loader.Generator, frame []byte, d time.Duration) 
 	return sent, took, err
 }
 
-func (l *benchLab) generator() (g *loader.Generator, err error) {
+func (l *benchLab) generator() (g *yardstick.Generator, err error) {
 	out, err := iface(l.Host)
 	if err != nil {
 		return nil, err
 	}
 	err = l.Host.NS.Do(func() error {
-		g, err = loader.NewGenerator(out)
+		g, err = yardstick.NewGenerator(out)
 		return err
 	})
 	return g, err

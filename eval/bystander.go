@@ -10,9 +10,9 @@ import (
 	"strconv"
 
 	"github.com/xspin/xspin/eval/bench"
+	"github.com/xspin/xspin/eval/yardstick"
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/internal/testbed"
-	"github.com/xspin/xspin/loader"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/nic"
 	"github.com/xspin/xspin/spin"
@@ -63,7 +63,7 @@ func benchBystander(ctx context.Context, lab *benchLab, cfg benchConfig, doc *be
 				return n.Close, nil
 			}),
 			side(&pass, func() (func() error, error) {
-				y, err := lab.attach(plain(loader.Pass))
+				y, err := lab.attach(plain(yardstick.Pass))
 				if err != nil {
 					return nil, err
 				}

@@ -13,8 +13,8 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/xspin/xspin/eval/bench"
+	"github.com/xspin/xspin/eval/yardstick"
 	"github.com/xspin/xspin/internal/testbed"
-	"github.com/xspin/xspin/loader"
 	"github.com/xspin/xspin/matcher"
 )
 
@@ -64,7 +64,7 @@ func (l *benchLab) matchAndDrop(ctx context.Context, cfg benchConfig, doc *bench
 		on         string
 	}
 	var a, b figures
-	side := func(f *figures, load func() (*loader.Yardstick, error)) func(context.Context) error {
+	side := func(f *figures, load func() (*yardstick.Yardstick, error)) func(context.Context) error {
 		return func(context.Context) (err error) {
 			y, err := l.attach(load)
 			if err != nil {
@@ -97,8 +97,8 @@ func (l *benchLab) matchAndDrop(ctx context.Context, cfg benchConfig, doc *bench
 			return nil
 		}
 	}
-	match := func() (*loader.Yardstick, error) { return loader.LoadMatch(l.local(table4x4())) }
-	if err := bench.Rounds(ctx, cfg.runs, side(&a, match), side(&b, plain(loader.Drop))); err != nil {
+	match := func() (*yardstick.Yardstick, error) { return yardstick.LoadMatch(l.local(table4x4())) }
+	if err := bench.Rounds(ctx, cfg.runs, side(&a, match), side(&b, plain(yardstick.Drop))); err != nil {
 		return err
 	}
 	describe := func(f *figures, what string) bench.Side {
@@ -170,7 +170,7 @@ func (l *benchLab) matchTimes(ctx context.Context, cfg benchConfig, doc *bench.D
 }
 
 func (l *benchLab) matchTime(ctx context.Context, cfg benchConfig, doc *bench.Document, c missCase) (err error) {
-	side := func(load func() (*loader.Yardstick, error), want uint32, runs *[]float64) (func(context.Context) error, func() error, error) {
+	side := func(load func() (*yardstick.Yardstick, error), want uint32, runs *[]float64) (func(context.Context) error, func() error, error) {
 		y, err := load()
 		if err != nil {
 			return nil, nil, err
@@ -200,12 +200,12 @@ func (l *benchLab) matchTime(ctx context.Context, cfg benchConfig, doc *bench.Do
 		}, y.Close, nil
 	}
 	var a, b []float64
-	match, closeMatch, err := side(func() (*loader.Yardstick, error) { return loader.LoadMatch(c.table) }, c.verdict, &a)
+	match, closeMatch, err := side(func() (*yardstick.Yardstick, error) { return yardstick.LoadMatch(c.table) }, c.verdict, &a)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, closeMatch()) }()
-	pass, closePass, err := side(plain(loader.Pass), xdpPass, &b)
+	pass, closePass, err := side(plain(yardstick.Pass), xdpPass, &b)
 	if err != nil {
 		return err
 	}

@@ -25,6 +25,7 @@ import (
 
 	"github.com/xspin/xspin/eval/bench"
 	"github.com/xspin/xspin/eval/peers"
+	"github.com/xspin/xspin/eval/yardstick"
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/internal/clock"
 	"github.com/xspin/xspin/internal/testbed"
@@ -172,7 +173,7 @@ func allocsRow(runs []float64) (bench.Row, error) {
 }
 
 // receive measures one run. Opening and closing are not part of it.
-func (l *benchLab) receive(g *loader.Generator, d time.Duration, runs *rxRuns, open func() (receiver, error)) (err error) {
+func (l *benchLab) receive(g *yardstick.Generator, d time.Duration, runs *rxRuns, open func() (receiver, error)) (err error) {
 	r, err := open()
 	if err != nil {
 		return err
@@ -282,7 +283,7 @@ func granted(zeroCopy bool) string {
 
 // bareLoop receives and recycles, one socket a queue.
 type bareLoop struct {
-	program *loader.Yardstick
+	program *yardstick.Yardstick
 	umem    *xsk.UMEM
 	queues  []*xsk.Queue
 	sockets []*xsk.Socket
@@ -300,7 +301,7 @@ func (l *benchLab) openBare() (_ receiver, err error) {
 			err = errors.Join(err, b.Close())
 		}
 	}()
-	if b.program, err = l.attach(plain(loader.Bare)); err != nil {
+	if b.program, err = l.attach(plain(yardstick.Bare)); err != nil {
 		return nil, err
 	}
 	dev, err := iface(l.NIC)
@@ -416,7 +417,7 @@ func (b *bareLoop) Close() error {
 
 // cLoop is the bare loop in a process of its own, written in C.
 type cLoop struct {
-	program *loader.Yardstick
+	program *yardstick.Yardstick
 	cmd     *netns.Cmd
 	stdin   io.Closer
 	memory  []byte // of its counters
@@ -430,7 +431,7 @@ func (l *benchLab) openC(path string) (_ receiver, err error) {
 			err = errors.Join(err, c.Close())
 		}
 	}()
-	if c.program, err = l.attach(plain(loader.Bare)); err != nil {
+	if c.program, err = l.attach(plain(yardstick.Bare)); err != nil {
 		return nil, err
 	}
 	sockets, err := c.program.Sockets()

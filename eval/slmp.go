@@ -22,10 +22,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/eval/bench"
+	"github.com/xspin/xspin/eval/yardstick"
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/internal/flags"
 	"github.com/xspin/xspin/internal/testbed"
-	"github.com/xspin/xspin/loader"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/netns/impair"
 	"github.com/xspin/xspin/nic"
@@ -314,7 +314,7 @@ const (
 
 // feed generates frames for a time, as fast as the receiver takes them, which done
 // counts: messages need every segment. It looks every nap, or spins.
-func (b *slmpBench) feed(g *loader.Generator, frame []byte, d, nap time.Duration, room, burst int, done func() (uint64, error)) (f fed, err error) {
+func (b *slmpBench) feed(g *yardstick.Generator, frame []byte, d, nap time.Duration, room, burst int, done func() (uint64, error)) (f fed, err error) {
 	base, err := done()
 	if err != nil {
 		return f, err
@@ -356,13 +356,13 @@ func (b *slmpBench) feed(g *loader.Generator, frame []byte, d, nap time.Duration
 }
 
 // segmentGenerator returns a generator of SLMP segments out of the host's end.
-func (b *slmpBench) segmentGenerator() (g *loader.Generator, err error) {
+func (b *slmpBench) segmentGenerator() (g *yardstick.Generator, err error) {
 	out, err := iface(b.Host)
 	if err != nil {
 		return nil, err
 	}
 	err = b.Host.NS.Do(func() error {
-		g, err = loader.NewSegmentGenerator(out)
+		g, err = yardstick.NewSegmentGenerator(out)
 		return err
 	})
 	return g, err

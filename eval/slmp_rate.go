@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"github.com/xspin/xspin/eval/bench"
+	"github.com/xspin/xspin/eval/yardstick"
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/internal/testbed"
-	"github.com/xspin/xspin/loader"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/nic"
 	"github.com/xspin/xspin/slmp"
@@ -71,8 +71,8 @@ func (b *slmpBench) noopRows(ctx context.Context) (err error) {
 	}
 	defer func() { err = errors.Join(err, g.Close()) }()
 
-	messages := func(size int, every int, ask slmp.Flags) loader.Segments {
-		return loader.Segments{
+	messages := func(size int, every int, ask slmp.Flags) yardstick.Segments {
+		return yardstick.Segments{
 			ID: 1, Count: noopSegments, Step: uint32(size - slmpHeaders), Every: uint32(every), Ask: uint16(ask), Last: uint16(slmp.EOM),
 		}
 	}
@@ -118,7 +118,7 @@ func (b *slmpBench) noopRows(ctx context.Context) (err error) {
 }
 
 // takeSegments measures a new NIC that takes generated segments.
-func (b *slmpBench) takeSegments(g *loader.Generator, runs *rateRuns, s loader.Segments, size int, cfg nic.Config, spec nic.ContextSpec, d, nap time.Duration) (err error) {
+func (b *slmpBench) takeSegments(g *yardstick.Generator, runs *rateRuns, s yardstick.Segments, size int, cfg nic.Config, spec nic.ContextSpec, d, nap time.Duration) (err error) {
 	n, c, err := b.openContext(cfg, spec)
 	if err != nil {
 		return err
@@ -189,12 +189,12 @@ func settled(n *nic.NIC, c *nic.Context, segments uint64) (received, spin.Contex
 }
 
 // attachHost attaches a program to the host's end that drops all.
-func (b *slmpBench) attachHost() (*loader.Yardstick, error) {
+func (b *slmpBench) attachHost() (*yardstick.Yardstick, error) {
 	i, err := iface(b.Host)
 	if err != nil {
 		return nil, err
 	}
-	y, err := loader.LoadPlain(loader.Drop)
+	y, err := yardstick.LoadPlain(yardstick.Drop)
 	if err != nil {
 		return nil, err
 	}
@@ -205,7 +205,7 @@ func (b *slmpBench) attachHost() (*loader.Yardstick, error) {
 }
 
 // takeBare measures the bare loop with the same frames.
-func (b *slmpBench) takeBare(g *loader.Generator, runs *rateRuns, s loader.Segments, size int) (err error) {
+func (b *slmpBench) takeBare(g *yardstick.Generator, runs *rateRuns, s yardstick.Segments, size int) (err error) {
 	r, err := b.openBare()
 	if err != nil {
 		return err
@@ -253,7 +253,7 @@ func (b *slmpBench) takeSpeed(memory []byte) (_ float64, err error) {
 	defer func() { err = errors.Join(err, g.Close()) }()
 	const payload = longFrame - slmpHeaders
 	var runs rateRuns
-	err = b.takeSegments(g, &runs, loader.Segments{
+	err = b.takeSegments(g, &runs, yardstick.Segments{
 		ID: 1, Count: uint32(max(len(memory)/payload, 1)), Step: payload, Last: uint16(slmp.EOM),
 	}, longFrame, b.oneHPU(), depositSpec(memory), b.short(), 0)
 	if err != nil {
@@ -265,8 +265,8 @@ func (b *slmpBench) takeSpeed(memory []byte) (_ float64, err error) {
 // sendSpeed returns how many full segments a second are sent if nobody minds, into
 // a program that drops them.
 func (b *slmpBench) sendSpeed(ctx context.Context) (_ float64, err error) {
-	y, err := b.attach(func() (*loader.Yardstick, error) {
-		return loader.LoadMatch(b.local(table([]matcher.Ruleset{matcher.SLMP()})))
+	y, err := b.attach(func() (*yardstick.Yardstick, error) {
+		return yardstick.LoadMatch(b.local(table([]matcher.Ruleset{matcher.SLMP()})))
 	})
 	if err != nil {
 		return 0, err
@@ -342,7 +342,7 @@ func (b *slmpBench) policyRows(ctx context.Context) (err error) {
 		return err
 	}
 	const payload = longFrame - slmpHeaders
-	segments := loader.Segments{ID: 1, Count: slmp.MaxMessage / payload, Step: payload, Last: uint16(slmp.EOM)}
+	segments := yardstick.Segments{ID: 1, Count: slmp.MaxMessage / payload, Step: payload, Last: uint16(slmp.EOM)}
 	side := func(r *rateRuns, p nic.Policy, cfg nic.Config) func(context.Context) error {
 		return func(context.Context) error {
 			spec := nic.ContextSpec{
@@ -408,7 +408,7 @@ func (b *slmpBench) stateRows(ctx context.Context) (err error) {
 
 // heapOfMessages returns by how much the heap grows for a message of which some
 // segments have come.
-func (b *slmpBench) heapOfMessages(g *loader.Generator, segments int) (bytes float64, on string, err error) {
+func (b *slmpBench) heapOfMessages(g *yardstick.Generator, segments int) (bytes float64, on string, err error) {
 	spec := nic.ContextSpec{
 		Name: "bench", Rulesets: []matcher.Ruleset{matcher.SLMP()}, Messages: stateMessages, Timeout: time.Minute,
 		Handlers: hpu.Handlers{Payload: func(*hpu.HER) spin.Code { return spin.Success }},
@@ -422,7 +422,7 @@ func (b *slmpBench) heapOfMessages(g *loader.Generator, segments int) (bytes flo
 		return 0, "", err
 	}
 	const payload = rxFrame - slmpHeaders
-	if err := g.SetSegments(loader.Segments{ID: 1, Count: uint32(segments), Step: (stateAhead - 1) * payload}); err != nil {
+	if err := g.SetSegments(yardstick.Segments{ID: 1, Count: uint32(segments), Step: (stateAhead - 1) * payload}); err != nil {
 		return 0, "", err
 	}
 	heap := func() float64 {

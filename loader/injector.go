@@ -53,7 +53,7 @@ type xdpMD struct{ Data, DataEnd, DataMeta, IngressIfindex, RxQueueIndex, Egress
 // NewInjector returns an injector for an interface with a native XDP program.
 // The calling thread must be in the interface's network namespace.
 func NewInjector(iface *net.Interface) (*Injector, error) {
-	coll, err := loadBench(bpf.BenchProgXspinPass, nil)
+	coll, err := LoadBench(bpf.BenchProgXspinPass, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -156,4 +156,31 @@ func (in *Injector) Close() error {
 	close(in.queue)
 	<-in.done
 	return errors.Join(in.prog.Close(), in.ns.Close())
+}
+
+// LoadBench loads one program of the bench object, with values for its variables, attached
+// to nothing.
+func LoadBench(program string, vars map[string]any) (*ebpf.Collection, error) {
+	if err := needToRun("load " + program); err != nil {
+		return nil, err
+	}
+	spec, err := bpf.LoadBench()
+	if err != nil {
+		return nil, fmt.Errorf("read bench object: %w", err)
+	}
+	for name := range spec.Programs {
+		if name != program {
+			delete(spec.Programs, name)
+		}
+	}
+	for name, value := range vars {
+		if err := spec.Variables[name].Set(value); err != nil {
+			return nil, fmt.Errorf("configure %s: %w", program, err)
+		}
+	}
+	coll, err := bpf.Load(spec)
+	if err != nil {
+		return nil, fmt.Errorf("load %s: %w", program, loadError(err))
+	}
+	return coll, nil
 }

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/bpf"
+	"github.com/xspin/xspin/internal/capability"
 )
 
 // checkKernel asks the kernel for what our programs need and what it would not
@@ -53,4 +54,12 @@ func haveMetadata(size int) error {
 		return fmt.Errorf("%w: %d bytes of XDP metadata: %w; Linux 6.9 and later have them", ErrKernel, size, errno)
 	}
 	return nil
+}
+
+// needToRun tells why programs cannot be loaded and run here.
+func needToRun(op string) error {
+	if err := capability.Need(op, capability.NetAdmin, capability.BPF, capability.Perfmon); err != nil {
+		return err
+	}
+	return checkKernel()
 }

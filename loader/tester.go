@@ -133,3 +133,36 @@ const (
 
 // Close frees the program.
 func (t *Tester) Close() error { return t.in.Close() }
+
+// LoadMatch loads the matching engine alone with a table, attached to nothing: a frame that
+// a ruleset matches is dropped, all others pass. Its program is for benchmarks.
+func LoadMatch(t *matcher.Table) (*Ingress, error) {
+	const program = bpf.IngressProgXspinMatch
+	if err := needToRun("load " + program); err != nil {
+		return nil, err
+	}
+	in := &Ingress{cfg: Config{HPUs: 1, Queues: 1, BufferSize: 1 << 16, MaxBuffers: 1}, mode: Native}
+	err := in.load(program)
+	if err == nil {
+		err = in.Publish(onePerContext(t))
+	}
+	if err != nil {
+		return nil, errors.Join(err, in.Close())
+	}
+	return in, nil
+}
+
+// Program is the program that was loaded. It lives until Close.
+func (in *Ingress) Program() *ebpf.Program { return in.objs.XspinIngress }
+
+// onePerContext gives each ruleset a context of its own, since contexts have one
+// message format and the entries of a table may differ.
+func onePerContext(t *matcher.Table) *Table {
+	table := &Table{Generation: t.Generation, Local: t.Local, Rulesets: map[int]Binding{}, Contexts: map[uint16]Context{}}
+	for slot, e := range t.Entries {
+		id := uint16(slot)
+		table.Rulesets[slot] = Binding{Ruleset: e.Ruleset, Context: id}
+		table.Contexts[id] = Context{ID: id, Format: e.Format, Policy: ByPacket, CoreMask: 1}
+	}
+	return table
+}

@@ -11,8 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/xspin/xspin/eval/yardstick"
 	"github.com/xspin/xspin/hpu"
-	"github.com/xspin/xspin/loader"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/netnstest"
@@ -54,7 +54,7 @@ func overload(t testing.TB, lab *netns.Lab, frames ...[]byte) (enough func()) {
 			if err != nil {
 				return err
 			}
-			g, err := loader.NewGenerator(out)
+			g, err := yardstick.NewGenerator(out)
 			if err != nil {
 				return err
 			}

@@ -1,171 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package loader
+package yardstick
 
 import (
-	"errors"
 	"fmt"
-	"io"
 	"net"
-	"os"
 	"runtime"
 	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
-	"golang.org/x/sys/unix"
-
 	"github.com/xspin/xspin/bpf"
-	"github.com/xspin/xspin/internal/capability"
-	"github.com/xspin/xspin/matcher"
+	"github.com/xspin/xspin/loader"
+	"golang.org/x/sys/unix"
 )
-
-// A Plain is one of the programs that XsPIN is compared with.
-type Plain string
-
-// Plain programs.
-const (
-	Pass Plain = bpf.BenchProgXspinPass // every frame to the stack
-	Drop Plain = bpf.BenchProgXspinDrop // every frame away
-	Bare Plain = bpf.BenchProgXspinBare // every frame to the AF_XDP socket of its queue
-)
-
-// A Yardstick is a program to measure with: a plain one, or the matching engine
-// alone. Not safe for concurrent use.
-type Yardstick struct {
-	prog    *ebpf.Program
-	sockets *ebpf.Map // of Bare
-	link    link.Link
-	owner   io.Closer
-}
-
-// needToRun tells why programs cannot be loaded and run here.
-func needToRun(op string) error {
-	if err := capability.Need(op, capability.NetAdmin, capability.BPF, capability.Perfmon); err != nil {
-		return err
-	}
-	return checkKernel()
-}
-
-// LoadPlain loads a plain program, attached to nothing.
-func LoadPlain(p Plain) (*Yardstick, error) {
-	coll, err := loadBench(string(p), nil)
-	if err != nil {
-		return nil, err
-	}
-	return &Yardstick{prog: coll.Programs[string(p)], sockets: coll.Maps[bpf.BenchMapBareSockets], owner: closer(coll.Close)}, nil
-}
-
-// LoadMatch loads the matching engine with a table: a frame that a ruleset
-// matches is dropped, all others pass.
-func LoadMatch(t *matcher.Table) (*Yardstick, error) {
-	const program = bpf.IngressProgXspinMatch
-	if err := needToRun("load " + program); err != nil {
-		return nil, err
-	}
-	in := &Ingress{cfg: Config{HPUs: 1, Queues: 1, BufferSize: 1 << 16, MaxBuffers: 1}, mode: Native}
-	err := in.load(program)
-	if err == nil {
-		err = in.Publish(onePerContext(t))
-	}
-	if err != nil {
-		return nil, errors.Join(err, in.Close())
-	}
-	return &Yardstick{prog: in.objs.XspinIngress, owner: in}, nil
-}
-
-// onePerContext gives each ruleset a context of its own, since contexts have one
-// message format and the entries of a table may differ.
-func onePerContext(t *matcher.Table) *Table {
-	table := &Table{Generation: t.Generation, Local: t.Local, Rulesets: map[int]Binding{}, Contexts: map[uint16]Context{}}
-	for slot, e := range t.Entries {
-		id := uint16(slot)
-		table.Rulesets[slot] = Binding{Ruleset: e.Ruleset, Context: id}
-		table.Contexts[id] = Context{ID: id, Format: e.Format, Policy: ByPacket, CoreMask: 1}
-	}
-	return table
-}
-
-// loadBench loads one program of the bench object.
-func loadBench(program string, vars map[string]any) (*ebpf.Collection, error) {
-	if err := needToRun("load " + program); err != nil {
-		return nil, err
-	}
-	spec, err := bpf.LoadBench()
-	if err != nil {
-		return nil, fmt.Errorf("read bench object: %w", err)
-	}
-	for name := range spec.Programs {
-		if name != program {
-			delete(spec.Programs, name)
-		}
-	}
-	for name, value := range vars {
-		if err := spec.Variables[name].Set(value); err != nil {
-			return nil, fmt.Errorf("configure %s: %w", program, err)
-		}
-	}
-	coll, err := bpf.Load(spec)
-	if err != nil {
-		return nil, fmt.Errorf("load %s: %w", program, loadError(err))
-	}
-	return coll, nil
-}
-
-type closer func()
-
-func (c closer) Close() error { c(); return nil }
-
-// Attach attaches the program to an interface in native mode. The link dies
-// with the process.
-func (y *Yardstick) Attach(iface *net.Interface) (err error) {
-	y.link, err = link.AttachXDP(link.XDPOptions{Program: y.prog, Interface: iface.Index, Flags: link.XDPDriverMode})
-	if err != nil {
-		return fmt.Errorf("attach %v to %s: %w", y.prog, iface.Name, err)
-	}
-	return nil
-}
-
-// SetSocket has frames that arrive on a queue go to an AF_XDP socket. For Bare.
-func (y *Yardstick) SetSocket(queue, fd int) error {
-	if err := y.sockets.Put(uint32(queue), uint32(fd)); err != nil {
-		return fmt.Errorf("socket %d for queue %d: %w", fd, queue, err)
-	}
-	return nil
-}
-
-// Sockets returns a descriptor of the map of sockets, by queue, for another
-// process. The caller closes it. For Bare.
-func (y *Yardstick) Sockets() (*os.File, error) {
-	fd, err := unix.FcntlInt(uintptr(y.sockets.FD()), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		return nil, fmt.Errorf("duplicate the map of sockets: %w", err)
-	}
-	return os.NewFile(uintptr(fd), "sockets"), nil
-}
-
-// Time runs the program over a frame again and again on the calling CPU, with
-// nothing around it, and returns its verdict and what a run took on average,
-// in whole nanoseconds as the kernel tells it.
-func (y *Yardstick) Time(frame []byte, repeat int) (verdict uint32, each time.Duration, err error) {
-	verdict, each, err = y.prog.Benchmark(frame, repeat, nil)
-	if err != nil {
-		return 0, 0, fmt.Errorf("run %v %d times: %w", y.prog, repeat, err)
-	}
-	return verdict, each, nil
-}
-
-// Close detaches the program and frees it.
-func (y *Yardstick) Close() error {
-	var err error
-	if y.link != nil {
-		err = y.link.Close()
-	}
-	return errors.Join(err, y.owner.Close())
-}
 
 // MaxGenerated is the longest frame that a Generator sends.
-const MaxGenerated = MaxInject
+const MaxGenerated = loader.MaxInject
 
 const (
 	// Up to 192 frames in a row lost nothing into a veth ring of 256.
@@ -217,7 +68,7 @@ func NewSegmentGenerator(out *net.Interface) (*Generator, error) {
 }
 
 func newGenerator(program string, out *net.Interface) (*Generator, error) {
-	coll, err := loadBench(program, map[string]any{bpf.BenchVarTarget: uint32(out.Index)})
+	coll, err := loader.LoadBench(program, map[string]any{bpf.BenchVarTarget: uint32(out.Index)})
 	if err != nil {
 		return nil, err
 	}
@@ -267,7 +118,7 @@ func (g *Generator) Send(frame []byte, d time.Duration) (sent int, took time.Dur
 // call costs as much as 60 frames.
 func (g *Generator) Feed(frame []byte, next func(sent int) int) (sent int, err error) {
 	if len(frame) < 14 || len(frame) > MaxGenerated {
-		return 0, fmt.Errorf("generate frames of %d bytes: possible are 14..%d", len(frame), MaxGenerated)
+		return 0, fmt.Errorf("generate frames of %d bytes: want 14 to %d", len(frame), MaxGenerated)
 	}
 	// Struct xdp_md of linux/bpf.h.
 	md := struct{ Data, DataEnd, DataMeta, IngressIfindex, RxQueueIndex, EgressIfindex uint32 }{
