@@ -183,48 +183,71 @@ static __always_inline __u32 blocked(const struct xspin_context *c, __u32 hash, 
 	return hash + offset / c->sequence % c->vhpus * 0x9e3779b1;
 }
 
-/* Everything up to the redirect; `deliver` is constant at each use. */
-static __always_inline int ingress(struct xdp_md *ctx, int deliver)
+/* A frame that a ruleset has matched, and that is what its context's format says. */
+struct classified {
+	const struct xspin_ruleset *ruleset;
+	const struct xspin_context *context;
+	__u32 queue; /* that it came on */
+	__u32 id;    /* of the context */
+	__u32 len;   /* of the frame */
+};
+
+/* Whose frame is it? False, and counted why, if it is the Linux stack's. */
+static __always_inline int classify(const struct frame *f, const struct xspin_table *t,
+				    struct xspin_stats *stats, struct classified *m)
 {
-	__u32 zero = 0, queue = ctx->rx_queue_index, len, buffers = 1, context, hash = 0, hpu, v;
-	const struct xspin_table *t = &tables[READ_ONCE(active) & 1];
 	const struct xspin_context *c;
 	const struct xspin_ruleset *r;
-	struct xspin_stats *stats;
-	struct xspin_queue *q;
-	struct xspin_meta *meta;
-	struct frame f = frame_of(ctx);
+	__u32 len, v;
 	int bit;
 
-	stats = bpf_map_lookup_elem(&counters, &zero);
-	if (!stats)
-		return XDP_PASS;
-	stats->seen++;
-	bit = match(&f, t);
+	bit = match(f, t);
 	if (bit < 0) {
 		stats->passed++;
-		return XDP_PASS;
+		return 0;
 	}
 	r = &t->rulesets[bit & (XSPIN_MAX_RULESETS - 1)];
 	stats->matched[r->slot]++;
-	context = r->context & (XSPIN_MAX_CONTEXTS - 1);
-	c = &t->contexts[context];
+	m->ruleset = r;
+	m->id = r->context & (XSPIN_MAX_CONTEXTS - 1);
+	m->context = c = &t->contexts[m->id];
 
 	/* Is it what the context's message format says? */
-	len = bpf_xdp_get_buff_len(ctx);
+	m->len = len = bpf_xdp_get_buff_len(f->ctx);
 	if (len < c->need)
 		goto malformed;
 	if (c->has_length) {
 		__u64 end;
 
-		if (!load_field(&f, &c->length, &v))
+		if (!load_field(f, &c->length, &v))
 			goto malformed;
 		end = (__u64)(v >> (c->length_shift & 31)) + c->length_from;
 		if (end > len || end < c->header)
 			goto malformed;
 	}
-	if (unlikely(len > config.buffer_size)) {
-		buffers = (len - 1) / config.buffer_size + 1;
+	return 1;
+
+malformed:
+	stats->malformed++;
+	return 0;
+}
+
+/*
+ * Takes credit, writes the metadata and sends the frame to an HPU; redirect is
+ * constant at each use.
+ */
+static __always_inline int deliver(struct xdp_md *ctx, const struct xspin_table *t,
+				   struct xspin_stats *stats, const struct classified *m,
+				   int redirect)
+{
+	__u32 queue = m->queue, context = m->id, buffers = 1, hash = 0, hpu, v;
+	const struct xspin_context *c = m->context;
+	struct xspin_queue *q;
+	struct xspin_meta *meta;
+	struct frame f;
+
+	if (unlikely(m->len > config.buffer_size)) {
+		buffers = (m->len - 1) / config.buffer_size + 1;
 		if (buffers > config.max_buffers) {
 			stats->oversize++;
 			return XDP_PASS;
@@ -276,10 +299,10 @@ static __always_inline int ingress(struct xdp_md *ctx, int deliver)
 	if (c->policy == XSPIN_POLICY_BLOCKED)
 		hash = blocked(c, hash, meta->offset);
 	meta->hash = hash;
-	meta->flags = rule_holds(&f, &r->eom) ? XSPIN_META_EOM : 0;
+	meta->flags = rule_holds(&f, &m->ruleset->eom) ? XSPIN_META_EOM : 0;
 	meta->generation = t->generation;
 	meta->context = context;
-	meta->ruleset = r->slot;
+	meta->ruleset = m->ruleset->slot;
 	meta->cpu = bpf_get_smp_processor_id();
 	meta->magic = XSPIN_META_MAGIC;
 	meta->arrival = c->flags & XSPIN_CONTEXT_TIMESTAMP ? bpf_ktime_get_ns() : 0;
@@ -300,8 +323,8 @@ static __always_inline int ingress(struct xdp_md *ctx, int deliver)
 	 * Counted before it is sent: whatever is lost from here on is missed by
 	 * its HPU, which finds the gap in seq and returns the credit.
 	 */
-	if (deliver && bpf_redirect_map(&sockets, queue * config.hpus + hpu, XDP_PASS) !=
-			       XDP_REDIRECT)
+	if (redirect && bpf_redirect_map(&sockets, queue * config.hpus + hpu, XDP_PASS) !=
+				XDP_REDIRECT)
 		goto undo; /* no socket: the NIC is going away, the stack takes over */
 	stats->redirected++;
 	return XDP_REDIRECT;
@@ -311,9 +334,23 @@ undo:
 failed:
 	stats->failed++;
 	return XDP_PASS;
-malformed:
-	stats->malformed++;
-	return XDP_PASS;
+}
+
+static __always_inline int ingress(struct xdp_md *ctx, int redirect)
+{
+	const struct xspin_table *t = &tables[READ_ONCE(active) & 1];
+	struct frame f = frame_of(ctx);
+	struct xspin_stats *stats;
+	struct classified m = { .queue = ctx->rx_queue_index };
+	__u32 zero = 0;
+
+	stats = bpf_map_lookup_elem(&counters, &zero);
+	if (!stats)
+		return XDP_PASS;
+	stats->seen++;
+	if (!classify(&f, t, stats, &m))
+		return XDP_PASS;
+	return deliver(ctx, t, stats, &m, redirect);
 }
 
 SEC("xdp.frags")
