@@ -19,14 +19,14 @@ func (n *NIC) Program() (loader.Stats, error) { return n.ingress.Stats() }
 func (c *Context) InFlight() (sum int) {
 	for q := range c.n.queues {
 		s := c.n.ingress.Queue(q)
-		sum += int(int32(atomic.LoadUint32(&s.Issued[c.hpu.ID()]) - atomic.LoadUint32(&s.Done[c.hpu.ID()])))
+		sum += int(int32(atomic.LoadUint32(&s.Issued[c.id]) - atomic.LoadUint32(&s.Done[c.id])))
 	}
 	return sum
 }
 
 // HeldBuckets returns how many of the context's buckets have users.
 func (c *Context) HeldBuckets() (held int) {
-	buckets := c.n.ingress.Buckets()[c.bucket.Base:][:c.bucket.Size]
+	buckets := c.n.ingress.Buckets()[c.buckets.Base:][:c.buckets.Size]
 	for i := range buckets {
 		if atomic.LoadUint64(&buckets[i])>>32 != 0 {
 			held++
@@ -37,7 +37,7 @@ func (c *Context) HeldBuckets() (held int) {
 
 // SetCredit overrules what deal gave to the context and returns that.
 func (c *Context) SetCredit(n uint32) uint32 {
-	return atomic.SwapUint32(&c.n.ingress.Share().Credit[c.hpu.ID()], n)
+	return atomic.SwapUint32(&c.n.ingress.Share().Credit[c.id], n)
 }
 
 // SocketStats returns the statistics of all sockets.

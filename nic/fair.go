@@ -124,7 +124,7 @@ func (n *NIC) look(f *fairness, now time.Time) time.Duration {
 	f.work(n, passed, now)
 	active, queued := 0, false
 	for id, c := range n.contexts {
-		if c.slots == nil {
+		if c.rules.slots == nil {
 			continue
 		}
 		active++
@@ -182,7 +182,7 @@ func (c *Context) measure(passed time.Duration, queued bool) {
 	l, w := &c.load, weight(passed)
 	handlers, done := c.hpu.Stats().HandlerSum, uint32(0)
 	for q := range c.n.queues {
-		done += atomic.LoadUint32(&c.n.ingress.Queue(q).Done[c.hpu.ID()])
+		done += atomic.LoadUint32(&c.n.ingress.Queue(q).Done[c.id])
 	}
 	l.use += w * (float64(handlers-l.handlers)/float64(passed) - l.use)
 	if n := done - l.done; n > 0 { // else what is known stays as good as it was
@@ -218,7 +218,7 @@ func (n *NIC) shareOut(f *fairness, now time.Time) {
 	var rivals []rival
 	for _, c := range n.contexts {
 		if !now.Before(c.load.until) || c.load.each() == 0 || c.hpu.Stopped() || n.unfair {
-			n.setCredit(c, c.credit)
+			n.setCredit(c, c.credit.granted)
 			c.load.bias = 0
 			continue
 		}
@@ -234,7 +234,7 @@ func (n *NIC) shareOut(f *fairness, now time.Time) {
 		// Some packets, of whatever size, for each worker, or those that have
 		// nothing else to do would wait for them.
 		least := max(minCredit, 2*bits.OnesCount64(r.workers), 2*n.frameBuffers())
-		r.floor = float64(min(uint32(least), c.credit))
+		r.floor = float64(min(uint32(least), c.credit.granted))
 		rivals = append(rivals, r)
 	}
 	step := !now.Before(f.step)
@@ -247,7 +247,7 @@ func (n *NIC) shareOut(f *fairness, now time.Time) {
 		share := math.Inf(1)
 		shared := uint64(0)
 		for _, r := range group {
-			share = min(share, r.cost*float64(r.c.credit))
+			share = min(share, r.cost*float64(r.c.credit.granted))
 			shared |= r.workers
 		}
 		if len(group) < 2 || shared&full == 0 {
@@ -259,7 +259,7 @@ func (n *NIC) shareOut(f *fairness, now time.Time) {
 			share = max(share, r.cost*r.floor)
 		}
 		for _, r := range group {
-			n.setCredit(r.c, uint32(min(max(share/r.cost, r.floor), float64(r.c.credit))))
+			n.setCredit(r.c, uint32(min(max(share/r.cost, r.floor), float64(r.c.credit.granted))))
 		}
 		// What was queued under other credits says nothing about these.
 		if step && !slices.ContainsFunc(group, func(r rival) bool { return now.Sub(r.c.load.over) < 3*fairMean }) {
@@ -314,9 +314,9 @@ func split(rivals []rival) (group, rest []rival) {
 
 // setCredit sets what a context has of what deal gave it.
 func (n *NIC) setCredit(c *Context, credit uint32) {
-	if lowered := credit < c.credit; lowered || c.load.lowered {
+	if lowered := credit < c.credit.granted; lowered || c.load.lowered {
 		c.load.lowered = lowered
-		atomic.StoreUint32(&n.ingress.Share().Credit[c.hpu.ID()], credit)
+		atomic.StoreUint32(&n.ingress.Share().Credit[c.id], credit)
 	}
 }
 

@@ -102,21 +102,26 @@ type NIC struct {
 	// the lock, while not closed.
 	ops sync.WaitGroup
 
-	closing  sync.Mutex // held by Close
-	mu       sync.Mutex
+	closing sync.Mutex // held by Close
+	mu      sync.Mutex // guards what follows, by the file that owns it
+
+	// life
 	closed   bool
-	gen      uint32
 	contexts map[uint16]*Context
-	slots    map[int]uint16      // ruleset number to context
 	retired  map[uint16]*Context // removed, with buffers still out
 	buckets  allocator
 	places   map[*Context]bool // cleared, with credit that is reserved
-	short    bool              // somebody has less credit than is due to it
-	patience time.Duration     // until there may be some
-	unfair   bool              // for tests: see fair
+	drain    time.Duration     // removeTime, but for tests
 
-	manyAddresses sync.Once     // told
-	drain         time.Duration // removeTime, but for tests
+	// table
+	gen           uint32    // of the one in force
+	manyAddresses sync.Once // told
+
+	// credit
+	short    bool          // somebody has less than is due to it
+	patience time.Duration // until there may be some
+
+	unfair bool // for tests: see fair
 }
 
 // Open makes a NIC of an interface. Until a context is activated all its traffic
@@ -137,7 +142,6 @@ func Open(cfg Config) (_ *NIC, err error) {
 		cfg:      cfg,
 		iface:    iface,
 		contexts: map[uint16]*Context{},
-		slots:    map[int]uint16{},
 		retired:  map[uint16]*Context{},
 		buckets:  newAllocator(),
 		places:   map[*Context]bool{},

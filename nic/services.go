@@ -5,7 +5,6 @@ package nic
 import (
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/matcher"
@@ -52,48 +51,6 @@ func (n *NIC) Trigger(c *Context, t hpu.Trigger) (err error) {
 		return err
 	}
 	return n.pool.Trigger(c.hpu, t)
-}
-
-// Deactivate disarms the context's rulesets, whose numbers are free from then on, and
-// waits, for a bounded time, until what was on its way has been handled; an error
-// says what has not. Messages stay open, and timers run. It can be activated again.
-func (n *NIC) Deactivate(c *Context) (err error) {
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("deactivate context %q on %s: %w", c.spec.Name, n.iface.Name, err)
-		}
-	}()
-	c.op.Lock()
-	defer c.op.Unlock()
-	n.mu.Lock()
-	err = n.has(c)
-	if err == nil {
-		err = n.disarm(c)
-	}
-	if err == nil {
-		n.ops.Add(1)
-		defer n.ops.Done()
-	}
-	n.mu.Unlock()
-	if err != nil {
-		return err
-	}
-	for deadline := time.Now().Add(n.drain); n.waiting(c) > 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			return fmt.Errorf("%d buffers are still out after %v: with a handler that is busy, with the application, or kept", n.waiting(c), n.drain)
-		}
-	}
-	return nil
-}
-
-// waiting returns how many buffers of a context are out, but for the packets that
-// are held until their message begins.
-func (n *NIC) waiting(c *Context) int {
-	held := 0
-	if m, ok := c.hpu.Messages(); ok {
-		held = m.HeldNow
-	}
-	return n.out(c.hpu.ID()) - held
 }
 
 // SetTap has a tap see the context's frames; nil ends that.

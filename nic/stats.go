@@ -125,7 +125,7 @@ func (n *NIC) Stats() (*Stats, error) {
 			Refused:      prog.Refused[id] - c.refused,
 			Spilled:      prog.Spilled[id] - c.spilled,
 			Share:        c.spec.Share,
-			Granted:      c.credit,
+			Granted:      c.credit.granted,
 			Credits:      atomic.LoadUint32(&n.ingress.Share().Credit[id]),
 			InFlight:     n.inFlight(c),
 			Stopped:      c.hpu.Stopped(),
@@ -134,8 +134,8 @@ func (n *NIC) Stats() (*Stats, error) {
 		if m, ok := c.hpu.Messages(); ok {
 			cs.Messages, cs.Checksums = &m, &c.spec.Checksums
 		}
-		for i, slot := range c.slots {
-			cs.Rulesets = append(cs.Rulesets, RulesetStats{Number: slot, Name: c.spec.Rulesets[i].Name, Matched: prog.Matched[slot] - c.matched[i]})
+		for i, slot := range c.rules.slots {
+			cs.Rulesets = append(cs.Rulesets, RulesetStats{Number: slot, Name: c.spec.Rulesets[i].Name, Matched: prog.Matched[slot] - c.rules.matched[i]})
 		}
 		s.Contexts = append(s.Contexts, cs)
 	}

@@ -1,0 +1,346 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nic
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"sync/atomic"
+	"time"
+
+	"github.com/xspin/xspin/bpf"
+	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/matcher"
+	"github.com/xspin/xspin/mpq"
+	"github.com/xspin/xspin/slmp"
+	"github.com/xspin/xspin/spin"
+)
+
+// removeTime is how long Remove waits for packets that are on their way.
+const removeTime = 2 * time.Second
+
+// Install makes a context: everything it needs but its rulesets, so that no
+// packet comes before Activate.
+func (n *NIC) Install(spec ContextSpec) (_ *Context, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("install context %q on %s: %w", spec.Name, n.iface.Name, err)
+		}
+	}()
+	if err := spec.complete(n.cfg.HPUs); err != nil {
+		return nil, err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.closed {
+		return nil, ErrClosed
+	}
+	n.reap()
+	id, err := n.freeID()
+	if err != nil {
+		return nil, err
+	}
+	c := &Context{n: n, spec: spec, id: id, rules: rules{numbers: spec.Numbers}}
+	if spec.Policy != ByPacket && !spec.HostActivated {
+		if c.buckets, err = n.buckets.take(min(pow2(spec.Messages), bpf.MaxBuckets)); err != nil {
+			return nil, err
+		}
+		defer func() {
+			if err != nil {
+				n.buckets.give(c.buckets)
+			}
+		}()
+	}
+	if spec.Held == 0 {
+		// Of its credit: packets that wait must leave some to those that come.
+		credit := spec.Credits
+		if credit == 0 {
+			credit = n.cfg.Ring / (len(n.contexts) + 1)
+		}
+		if spec.Held = min(64, credit/4); spec.Held == 0 {
+			spec.Held = -1
+		}
+	}
+	if c.hpu, err = spec.context(id, c.buckets); err != nil {
+		return nil, err
+	}
+	if c.spec.Resources.Resolver == nil {
+		c.spec.Resources.Resolver = n.neigh
+	}
+	if err := c.hpu.SetResources(c.spec.Resources); err != nil {
+		return nil, err
+	}
+	prog, err := n.ingress.Stats()
+	if err != nil {
+		return nil, err
+	}
+	c.refused, c.spilled = prog.Refused[id], prog.Spilled[id]
+	atomic.StoreUint32(&n.ingress.Share().Quantum[id], 1) // until its handlers' time is known
+	place := spec.Place
+	c.spec.Place = nil // or a context would keep all of its lives
+	if place != nil && !n.places[place] {
+		return nil, fmt.Errorf("place of context %q: %w, or not cleared", place.spec.Name, ErrRemoved)
+	}
+	delete(n.places, place)
+	n.contexts[id] = c
+	back := func() {
+		delete(n.contexts, id)
+		if place != nil {
+			n.places[place] = true
+		}
+	}
+	if err := n.shares(); err != nil {
+		back()
+		return nil, err
+	}
+	if err := n.pool.Install(c.hpu); err != nil {
+		back()
+		return nil, errors.Join(err, n.shares())
+	}
+	if place != nil {
+		c.credit.granted = place.credit.granted - min(place.credit.granted, uint32(n.inFlight(place)))
+		atomic.StoreUint32(&n.ingress.Share().Credit[id], c.credit.granted)
+	}
+	n.deal()
+	return c, nil
+}
+
+// context makes the HPUs' part of a context.
+func (s *ContextSpec) context(id uint16, buckets bpf.Range) (*hpu.Context, error) {
+	if !s.ending() {
+		return hpu.NewContext(id, s.Name, s.Handlers, buckets), nil
+	}
+	cfg := hpu.MessageConfig{
+		Config: mpq.Config{
+			Messages: s.Messages, Held: s.Held, Timeout: s.Timeout, Remember: s.Remember,
+			Memory: s.Memory, Incomplete: s.Incomplete, Linger: s.Linger,
+		},
+		Format:    s.Format,
+		Protocol:  s.Protocol,
+		Binder:    s.Binder,
+		Default:   spin.Binding{Window: s.Window},
+		State:     s.State,
+		Initial:   s.InitialState,
+		Checksums: s.Checksums,
+		Shared:    s.Policy != ByMessage,
+	}
+	if s.Events != nil {
+		cfg.Default.Events = spin.EventChan(s.Events)
+	} else if p := s.events(); p != nil {
+		cfg.Default.Events = pairSink{p}
+		if s.Binder != nil {
+			cfg.Binder = sinkBinder{s.Binder, pairSink{p}}
+		}
+	}
+	for _, name := range []string{"slmp", "slmp6"} {
+		if s.Protocol == nil && reflect.DeepEqual(s.Format, matcher.FormatByName(name)) {
+			cfg.Protocol = slmp.Protocol{}
+		}
+	}
+	return hpu.NewMessageContext(id, s.Name, s.Handlers, buckets, s.CoreMask, cfg)
+}
+
+// freeID returns a context id of which nothing is on its way any more.
+func (n *NIC) freeID() (uint16, error) {
+	for id := range uint16(bpf.MaxContexts) {
+		if n.contexts[id] == nil && n.retired[id] == nil {
+			return id, nil
+		}
+	}
+	return 0, fmt.Errorf("%w: there are %d", ErrNumbers, bpf.MaxContexts)
+}
+
+// reap frees numbers and buckets of removed contexts whose last packets have
+// come back.
+func (n *NIC) reap() {
+	for id, old := range n.retired {
+		if n.pool.Drain(old.hpu, 0) == nil {
+			delete(n.retired, id)
+			n.buckets.give(old.buckets)
+		}
+	}
+}
+
+// Activate arms the context's rulesets: from here on packets come. The first time,
+// the context's init handler runs before that; with an error of it the context is
+// not activated, and Activate may be tried again.
+func (n *NIC) Activate(c *Context) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("activate context %q on %s: %w", c.spec.Name, n.iface.Name, err)
+		}
+	}()
+	c.op.Lock()
+	defer c.op.Unlock()
+	if err := n.init(c); err != nil {
+		return err
+	}
+	n.mu.Lock()
+	err = n.has(c)
+	if err == nil && c.active {
+		n.mu.Unlock()
+		return nil
+	}
+	if err == nil {
+		err = n.arm(c)
+	}
+	if err == nil {
+		c.active = true
+		n.stir()
+		n.ops.Add(1)
+		defer n.ops.Done()
+	}
+	n.mu.Unlock()
+	if err == nil {
+		n.warnOfSockets(c)
+	}
+	return err
+}
+
+// init runs the context's init handler, if that has not been done. The handler may
+// take its time: not under the NIC's lock.
+func (n *NIC) init(c *Context) error {
+	if c.inited {
+		return nil
+	}
+	n.mu.Lock()
+	err := n.has(c)
+	if err == nil {
+		n.ops.Add(1)
+		defer n.ops.Done()
+	}
+	n.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	if err := n.pool.Init(c.hpu); err != nil {
+		return err
+	}
+	c.inited = true
+	return nil
+}
+
+func (n *NIC) has(c *Context) error {
+	if n.closed {
+		return ErrClosed
+	}
+	if n.contexts[c.id] != c {
+		return ErrRemoved
+	}
+	return nil
+}
+
+// deactivate takes the context's rulesets out of the table. The caller has the lock.
+func (n *NIC) deactivate(c *Context) error {
+	if err := n.has(c); err != nil {
+		return err
+	}
+	if err := n.disarm(c); err != nil {
+		return err
+	}
+	c.active = false
+	return nil
+}
+
+// Deactivate disarms the context's rulesets, whose numbers are free from then on, and
+// waits, for a bounded time, until what was on its way has been handled; an error
+// says what has not. Messages stay open, and timers run. It can be activated again.
+func (n *NIC) Deactivate(c *Context) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("deactivate context %q on %s: %w", c.spec.Name, n.iface.Name, err)
+		}
+	}()
+	c.op.Lock()
+	defer c.op.Unlock()
+	n.mu.Lock()
+	err = n.deactivate(c)
+	if err == nil {
+		n.ops.Add(1)
+		defer n.ops.Done()
+	}
+	n.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	for deadline := time.Now().Add(n.drain); n.waiting(c) > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%d buffers are still out after %v: with a handler that is busy, with the application, or kept", n.waiting(c), n.drain)
+		}
+	}
+	return nil
+}
+
+// waiting returns how many buffers of a context are out, but for the packets that
+// are held until their message begins.
+func (n *NIC) waiting(c *Context) int {
+	held := 0
+	if m, ok := c.hpu.Messages(); ok {
+		held = m.HeldNow
+	}
+	return n.out(c.id) - held
+}
+
+// Remove takes a context away: first its rulesets, then, when the packets on
+// their way have been handled, the rest. It returns after a bounded time, and
+// then no handler of the context runs. An error says that packets are still
+// held, by a handler that is stuck or by Keep; their memory and the context's
+// number stay reserved until they come back. Of a context that was cleared it takes
+// what Clear has left.
+func (n *NIC) Remove(c *Context) error { return n.remove(c, false) }
+
+// Clear is Remove, but that the context's credit stays reserved: for another one
+// that is installed in its Place, or until it is removed. So one that begins anew
+// finds what it had, whatever the others take meanwhile.
+func (n *NIC) Clear(c *Context) error { return n.remove(c, true) }
+
+func (n *NIC) remove(c *Context, keep bool) error {
+	c.op.Lock()
+	defer c.op.Unlock()
+	n.mu.Lock()
+	if n.places[c] && !keep && !n.closed {
+		delete(n.places, c)
+		err := n.rebalance()
+		n.mu.Unlock()
+		return err
+	}
+	err := n.deactivate(c)
+	if err != nil {
+		n.mu.Unlock()
+		return fmt.Errorf("remove context %q: %w", c.spec.Name, err)
+	}
+	// Others need not wait. The context is there until it has drained, so that its
+	// number and its credit are nobody else's.
+	n.ops.Add(1)
+	defer n.ops.Done()
+	n.mu.Unlock()
+	err = n.pool.Drain(c.hpu, n.drain)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	id := c.id
+	delete(n.contexts, id)
+	atomic.StoreUint32(&n.ingress.Share().Credit[id], 0)
+	if keep {
+		n.places[c] = true
+	}
+	if err != nil {
+		// The buckets go with the id: late packets still return their uses.
+		n.retired[id] = c
+		return errors.Join(fmt.Errorf("remove context %q: %w", c.spec.Name, err), n.rebalance())
+	}
+	n.buckets.give(c.buckets)
+	return n.rebalance()
+}
+
+// Drained tells whether all packets have come back of a context that was removed: if
+// Remove has returned an error, they may take their time. False once the NIC is closed.
+func (n *NIC) Drained(c *Context) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.closed {
+		return false
+	}
+	n.reap()
+	return n.contexts[c.id] != c && n.retired[c.id] != c
+}
