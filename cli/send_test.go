@@ -26,11 +26,15 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/demos/file"
+	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/hpu/hputest"
 	"github.com/xspin/xspin/internal/testenv"
-	"github.com/xspin/xspin/mpq"
+	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/netnstest"
+	"github.com/xspin/xspin/packet"
 	"github.com/xspin/xspin/slmp"
+	"github.com/xspin/xspin/spin"
 )
 
 func TestSendFlags(t *testing.T) {
@@ -80,10 +84,11 @@ func TestSendFlags(t *testing.T) {
 	}
 }
 
-// sendPeer takes messages on loopback until the test ends.
+// sendPeer takes messages on loopback until the test ends: a NIC at the end of a socket.
 type sendPeer struct {
 	addr string
 	mu   sync.Mutex
+	open map[int][]byte    // by slot
 	got  map[uint32][]byte // complete ones
 }
 
@@ -94,45 +99,54 @@ func newSendPeer(t *testing.T) *sendPeer {
 		t.Fatal(err)
 	}
 	_ = testenv.ReadBuffer(sock, 4<<20)
-	r := &sendPeer{addr: sock.LocalAddr().String(), got: map[uint32][]byte{}}
-	machine, err := slmp.NewReceiver(slmp.ReceiverConfig{
-		Config: mpq.Config{},
-		Handlers: slmp.Handlers{
-			Header: func(c *slmp.Call) slmp.Code {
-				c.Message.Data = new([]byte)
-				return slmp.Success
+	r := &sendPeer{addr: sock.LocalAddr().String(), open: map[int][]byte{}, got: map[uint32][]byte{}}
+	n := hputest.New(t, hputest.Config{
+		Handlers: hpu.Handlers{
+			Header: func(h *hpu.HER) spin.Code {
+				delete(r.open, h.Message().Slot())
+				return spin.Success
 			},
-			Payload: func(c *slmp.Call) slmp.Code {
-				data := c.Message.Data.(*[]byte)
-				if need := int(c.Segment.Offset) + len(c.Payload); need > len(*data) {
-					*data = append(*data, make([]byte, need-len(*data))...)
+			Payload: func(h *hpu.HER) spin.Code {
+				data, at := r.open[h.Message().Slot()], int(h.Offset())
+				if need := at + h.PayloadLen(); need > len(data) {
+					data = append(data, make([]byte, need-len(data))...)
 				}
-				copy((*data)[c.Segment.Offset:], c.Payload)
-				return slmp.Success
+				for b := range h.Payload() {
+					at += copy(data[at:], b)
+				}
+				r.open[h.Message().Slot()] = data
+				return spin.Success
 			},
-			Event: func(m *slmp.Incoming, res slmp.Ending) bool {
+			Completion: func(c *hpu.Completion) spin.Code {
 				r.mu.Lock()
 				defer r.mu.Unlock()
-				if res.Cause == slmp.Complete {
-					r.got[m.ID()] = *m.Data.(*[]byte)
+				if c.Cause == spin.Complete {
+					r.got[c.Message().Number()] = r.open[c.Message().Slot()]
 				}
-				return true
+				return spin.Success
 			},
 		},
+		Rulesets: []matcher.Ruleset{matcher.SLMP()},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_ = machine.Serve(ctx, sock)
+		b := make([]byte, 1<<16)
+		for {
+			size, from, err := sock.ReadFromUDPAddrPort(b)
+			if err != nil {
+				return // closed
+			}
+			out := n.Packet(hputest.UDP(from, hputest.Here(slmp.Port), b[:size]))
+			for _, frame := range out.Sent {
+				h := packet.Parse(frame, len(frame))
+				_, _ = sock.WriteToUDPAddrPort(frame[h.Payload:][:h.PayloadLen], from)
+			}
+		}
 	}()
 	t.Cleanup(func() {
-		stop()
-		<-done
 		sock.Close()
+		<-done
 	})
 	return r
 }

@@ -97,7 +97,7 @@ func placeMessages(t *testing.T, c *ddt.Committed, o handlers.DatatypeOptions, c
 	var receives hpu.Receives
 	events := make(chan spin.MessageEvent, 8)
 	cfg := hputest.Of(set)
-	cfg.HPUs, cfg.Messages, cfg.Binder = o.HPUs, o.Messages, &receives
+	cfg.HPUs, cfg.Limits.Messages, cfg.Binder = o.HPUs, o.Messages, &receives
 	if seed%2 == 1 {
 		cfg.Buffer = 64 // several for each packet
 	}
@@ -324,7 +324,7 @@ func TestDatatypeHasSlotsForSoManyMessages(t *testing.T) {
 		t.Fatal(err)
 	}
 	cfg := hputest.Of(set)
-	cfg.Messages = 2
+	cfg.Limits.Messages = 2
 	cfg.Windows = []hpu.NamedWindow{{Name: "in", Window: make(hpu.Memory, 100)}}
 	n := hputest.New(t, cfg)
 	for id, want := range []string{"", "message 2 in flight, and the handlers were made for 1"} {

@@ -9,7 +9,6 @@ import (
 	"sync/atomic"
 	"unsafe"
 
-	"github.com/xspin/xspin/internal/clock"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/mpq"
 	"github.com/xspin/xspin/spin"
@@ -551,7 +550,7 @@ func (r *runner) notify(t *table, m *Message, k int) bool {
 			t.lock()
 			if m.waits == nil {
 				m.waits = &deferred{t: t, m: m, result: r.result}
-				ms.waiting[r.w.id].add(m.waits, clock.Monotonic())
+				ms.waiting[r.w.id].add(m.waits, r.pool.now())
 			}
 			t.Defer(m.entry, r.base)
 			var buf []byte
@@ -565,7 +564,7 @@ func (r *runner) notify(t *table, m *Message, k int) bool {
 		}
 		req.acc.EventsLost++ // a sender that is gone does not come again
 	} else if q := &ms.waiting[r.w.id]; len(q.list) > 0 {
-		q.hope(clock.Monotonic())
+		q.hope(r.pool.now())
 	}
 	if !r.unbind(m, r.result, k) {
 		return false

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/xspin/xspin/internal/clock"
 	"github.com/xspin/xspin/mpq"
 	"github.com/xspin/xspin/spin"
 )
@@ -277,7 +276,7 @@ func (r *runner) tick1(c *Context) bool {
 	if c.res.Timer == 0 || !c.ready.Load() || r.pool.home(c) != r.w {
 		return true
 	}
-	now := clock.Monotonic()
+	now := r.pool.now()
 	switch {
 	case c.tick == 0:
 		c.tick = now + int64(c.res.Timer)

@@ -140,6 +140,10 @@ type Config struct {
 	// Faults is how far apart events of a context and kind are at least, see Event.
 	// Defaults to a second; negative: there is one for each.
 	Faults time.Duration
+	// Clock says what time it is for messages, timers and handlers, in ns. Workers
+	// ask it when they look for work, not when it moves: it is for tests that have a
+	// time of their own. Defaults to CLOCK_MONOTONIC.
+	Clock  func() int64
 	Logger *slog.Logger // Optional. Defaults to slog.Default
 }
 
@@ -247,6 +251,14 @@ func New(cfg Config) (*Pool, error) {
 	}
 	go p.watch()
 	return p, nil
+}
+
+// now returns the time in ns.
+func (p *Pool) now() int64 {
+	if p.cfg.Clock != nil {
+		return p.cfg.Clock()
+	}
+	return clock.Monotonic()
 }
 
 // Install makes a context known, so that its packets find their handlers.

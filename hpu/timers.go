@@ -8,7 +8,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/xspin/xspin/internal/clock"
 	"github.com/xspin/xspin/mpq"
 	"github.com/xspin/xspin/spin"
 )
@@ -45,7 +44,7 @@ func (r *runner) errandsAndTimers() (worked, ok bool) {
 // that found no room. It returns false if the runner was abandoned.
 func (r *runner) timers(list []*Context) bool {
 	now := r.pool.scale.Ticks()
-	if r.pool.scale.Nanoseconds(now-r.timed) < int64(timerEvery) && r.pool.ending.Load() == 0 {
+	if r.pool.scale.Nanoseconds(now-r.timed) < int64(timerEvery) && r.pool.ending.Load() == 0 && r.pool.cfg.Clock == nil {
 		return true
 	}
 	r.timed = now
@@ -87,7 +86,7 @@ func (r *runner) expired(c *Context) bool {
 					}
 				}
 			} else {
-				e = t.Expired(clock.Monotonic())
+				e = t.Expired(r.pool.now())
 			}
 			var came *port
 			if e != nil {
@@ -215,7 +214,7 @@ func (r *runner) retry(c *Context) bool {
 	q := &c.msgs.waiting[r.w.id]
 	for range batchSize {
 		d := q.first()
-		if d == nil || clock.Monotonic() < q.due {
+		if d == nil || r.pool.now() < q.due {
 			return true
 		}
 		var came *port
@@ -237,7 +236,7 @@ func (r *runner) retry(c *Context) bool {
 			}
 		}
 		if !d.isOver() {
-			q.wait(clock.Monotonic())
+			q.wait(r.pool.now())
 			return true
 		}
 	}
@@ -308,7 +307,7 @@ func (r *runner) nextTimer() int {
 	if next == 0 {
 		return -1
 	}
-	return int(max(next-clock.Monotonic(), 0)/int64(time.Millisecond)) + 1
+	return int(max(next-r.pool.now(), 0)/int64(time.Millisecond)) + 1
 }
 
 // Ending contexts: see Drain.

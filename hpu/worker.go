@@ -13,7 +13,6 @@ import (
 
 	"github.com/xspin/xspin/bpf"
 	"github.com/xspin/xspin/hostq"
-	"github.com/xspin/xspin/internal/clock"
 	"github.com/xspin/xspin/mpq"
 	"github.com/xspin/xspin/spin"
 	"github.com/xspin/xspin/xsk"
@@ -231,7 +230,7 @@ type runner struct {
 	acc      [bpf.MaxContexts]*spin.ContextStats // not yet merged
 	of       [bpf.MaxContexts]*Context           // whose acc it is
 	dirty    []uint16
-	base     int64 // CLOCK_MONOTONIC at baseT
+	base     int64 // the pool's time at baseT
 	baseT    int64
 	looked   int64 // for lost packets, CLOCK_MONOTONIC
 	ticks    int64 // when the last handler ended
@@ -370,7 +369,7 @@ func (r *runner) serve(p *port) bool {
 
 func (r *runner) begin(p *port, ticks int64) {
 	r.port = p
-	r.base, r.baseT = clock.Monotonic(), ticks
+	r.base, r.baseT = r.pool.now(), ticks
 	r.waited = 0
 	r.made = 0
 	// Now, and not when a handler asks: that one may have been given up, and

@@ -52,16 +52,15 @@ type Config struct {
 	HPUs     int               // Defaults to 1
 
 	// Of formats with messages.
-	State      int               // bytes of state of each
-	Initial    []byte            // what that begins with
-	Binder     hpu.Binder        // Defaults to the first window for all, at its begin
-	Protocol   hpu.Protocol      // Defaults to SLMP for the predefined formats of it
-	Checksums  hpu.Checksums     // Defaults to hpu.VerifyComplete
-	Incomplete mpq.Incomplete    // how messages end of which something is missing
-	Messages   int               // that can be in flight. Defaults to 4096
-	Sequence   uint32            // packets that begin in the same so many bytes stay on an HPU, others may go elsewhere. Defaults to all of a message
-	VHPUs      int               // with Sequence: virtual HPUs that sequences go around. Defaults to HPUs
-	Windows    []hpu.NamedWindow // such as {"in", make(hpu.Memory, 4096)}
+	State     int               // bytes of state of each
+	Initial   []byte            // what that begins with
+	Binder    hpu.Binder        // Defaults to the first window for all, at its begin
+	Protocol  hpu.Protocol      // Defaults to SLMP for the predefined formats of it
+	Checksums hpu.Checksums     // Defaults to hpu.VerifyComplete
+	Limits    mpq.Config        // of messages: how many, how long, and how they end of which something is missing
+	Sequence  uint32            // packets that begin in the same so many bytes stay on an HPU, others may go elsewhere. Defaults to all of a message
+	VHPUs     int               // with Sequence: virtual HPUs that sequences go around. Defaults to HPUs
+	Windows   []hpu.NamedWindow // such as {"in", make(hpu.Memory, 4096)}
 
 	Memory    []byte        // HPU memory of the context
 	HPUMemory int           // bytes of each HPU
@@ -74,6 +73,7 @@ type Config struct {
 	Buffer int           // bytes of a frame in each of its buffers. Defaults to all that fit
 	TxRing int           // frames that a batch can send. Defaults to 256
 	Limit  time.Duration // that a handler may run. Defaults to 10 s
+	Clock  func() int64  // what time it is for messages and handlers, in ns; called on any goroutine, and when a method of the NIC is. Defaults to CLOCK_MONOTONIC
 }
 
 // Of returns the configuration of a set, with all that it says it needs: its application,
@@ -176,7 +176,7 @@ func (n *NIC) open() (err error) {
 	}
 	n.pool, err = hpu.New(hpu.Config{
 		Memory: n.wire.mem, Queues: []hpu.Queue{queue}, Share: n.wire.share, Buckets: make([]uint64, 1), Spare: n.wire.spare(),
-		Stack: stack{n}, Workers: 1, Wait: hpu.Sleep, Limit: cfg.Limit, Faults: -1,
+		Stack: stack{n}, Workers: 1, Wait: hpu.Sleep, Limit: cfg.Limit, Clock: cfg.Clock, Faults: -1,
 		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), // Faults has it all
 	})
 	if err != nil {
@@ -236,7 +236,7 @@ func (n *NIC) install() (err error) {
 		n.ctx = hpu.NewContext(contextID, "test", h, bpf.Range{})
 	} else {
 		mc := hpu.MessageConfig{
-			Config: mpq.Config{Incomplete: cfg.Incomplete, Messages: cfg.Messages},
+			Config: cfg.Limits,
 			Format: f, Protocol: cfg.Protocol, Binder: cfg.Binder, Default: spin.Binding{Events: events{n}},
 			State: cfg.State, Initial: cfg.Initial, Checksums: cfg.Checksums, Shared: cfg.Sequence > 0,
 		}
@@ -493,6 +493,12 @@ func (n *NIC) serve() {
 // Stats returns the context's statistics, user counters included. Dropped and Failed
 // count what continuations have returned, too.
 func (n *NIC) Stats() spin.ContextStats { return n.ctx.Stats() }
+
+// MessageStats returns those of the context's messages; zero if it has none.
+func (n *NIC) MessageStats() spin.MessageStats {
+	s, _ := n.ctx.Messages()
+	return s
+}
 
 func (n *NIC) close() {
 	kept := n.pool.Kept()

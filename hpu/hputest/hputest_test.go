@@ -684,7 +684,7 @@ func TestSequences(t *testing.T) {
 // TestMessages bounds the messages in flight.
 func TestMessages(t *testing.T) {
 	c := payload(func(*hpu.HER) spin.Code { return spin.Success })
-	c.Rulesets, c.Messages = []matcher.Ruleset{matcher.SLMP()}, 2
+	c.Rulesets, c.Limits.Messages = []matcher.Ruleset{matcher.SLMP()}, 2
 	n := New(t, c)
 	for id := range uint32(3) {
 		out := n.Packet(Message(Peer(1), id, make([]byte, 200), 100)[0])

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/xspin/xspin/mpq"
+	"github.com/xspin/xspin/spin"
 )
 
 func TestAnswer(t *testing.T) {
@@ -42,18 +43,19 @@ func TestAnswer(t *testing.T) {
 	check := func(name string, f Flags, processed bool, e *mpq.Entry, want *Ack) {
 		t.Helper()
 		buf := make([]byte, 3, 3+MaxAckLen)
-		b, ok := Answer(buf, Header{f, 7, 20}, processed, e)
+		ask := spin.AckRequest{Flags: uint32(f), ID: 7, Offset: 20}
+		b := Protocol{}.Answer(buf, ask, processed, e)
 		switch {
-		case !ok && (want != nil || len(b) != 3):
-			t.Errorf("%s: silence, %d bytes", name, len(b))
-		case ok && want == nil:
+		case len(b) == 3 && want != nil:
+			t.Errorf("%s: silence, want %+v", name, *want)
+		case len(b) > 3 && want == nil:
 			t.Errorf("%s: %x, want silence", name, b[3:])
-		case ok:
+		case len(b) > 3:
 			if a, err := ParseAck(b[3:]); err != nil || !reflect.DeepEqual(a, *want) {
 				t.Errorf("%s: %+v, %v, want %+v", name, a, err, *want)
 			}
 		}
-		if n := testing.AllocsPerRun(10, func() { Answer(buf, Header{f, 7, 20}, processed, e) }); n != 0 {
+		if n := testing.AllocsPerRun(10, func() { Protocol{}.Answer(buf, ask, processed, e) }); n != 0 {
 			t.Errorf("%s: %v allocations", name, n)
 		}
 	}
@@ -90,7 +92,7 @@ func TestAnswerSaturates(t *testing.T) {
 		}
 		tab.Finish(e, s, 1)
 	}
-	b, _ := Answer(nil, Header{SYN | Cumulative | EOM, 0, 3 << 30}, true, e)
+	b := Protocol{}.Answer(nil, spin.AckRequest{Flags: uint32(SYN | Cumulative | EOM), Offset: 3 << 30}, true, e)
 	if a, err := ParseAck(b); err != nil || a.End != EndMax || e.State() != mpq.Ending {
 		t.Errorf("%+v, %v, %v", a, err, e.State())
 	}
