@@ -78,6 +78,7 @@ demo: root build ## ping-pong, a file transfer and datatypes, next to Linux and 
 	bin/xspin demo pingpong --proto both --mode host,nic,host+nic --size 16,516,1016,1416 --count $(COUNT) --pin --client-wait spin
 	bin/xspin demo file --size $(SIZE) --pin
 	bin/xspin demo datatypes --type simple --type complex --overlap --pin --verify
+	bin/xspin bench ddt --only overlap --runs 3
 
 # Without the vet of go test: lint has run it.
 test: root go test-tools generate-check lint vmtest-quick ## every test, none skipped; installs Debian packages they need (root)
@@ -131,7 +132,6 @@ generate-check: go clang ## fail unless the generated files are what bpf/src giv
 
 lint: go ## gofmt and golangci-lint, which runs go vet and holds the dependency arrows
 	@out=$$(gofmt -l .) && [ -z "$$out" ] || { echo "gofmt would change:" $$out >&2; exit 1; }
-	go vet ./eval/gemm # the one that uses cgo
 	CGO_ENABLED=0 go run $(GOLANGCI) run ./...
 
 clean: ## remove what build made

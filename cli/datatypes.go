@@ -46,14 +46,12 @@ datatype costs is the difference.
 
 With --verify every byte of the window is compared, holes included. The sender's
 buffers have patterns, another one for each message, so it is known what must be
-where, also where a type overlaps itself. With --overlap the application multiplies matrices (gonum, one thread)
-meanwhile, of a size at which the messages are just there in time, and looks for
-them between two products: how much of the communication that hides, and what it
-costs the one and the other. MPICH does the same (MPI_Irecv, a test between two
-products) over TCP without XDP, in turns with XsPIN and in a lab of its own, if it is
-installed; it needs a C compiler too, and Go for the same products. Where the NIC's threads run is a choice: on the sender's
-CPU, as with --pin, they take nothing from the products; on the application's
-(--nic-cpu), messages alone are faster, and together it takes longer.
+where, also where a type overlaps itself. With --overlap the application multiplies
+matrices (gonum, one thread) meanwhile, of a size at which the messages are just there
+in time, and looks for them between two products: how much of the communication that
+hides, and what it costs the one and the other. Where the NIC's threads run is a choice:
+on the sender's CPU, as with --pin, they take nothing from the products; on the
+application's (--nic-cpu), messages alone are faster, and together it takes longer.
 
 With --serve nothing is measured: messages that are as long as --count elements
 are received until interrupted, from whoever sends some, and each is told in a line.
@@ -111,13 +109,12 @@ func (f *datatypesFlags) bind(fl *pflag.FlagSet) {
 	flags.OneOf(fl, "strategy", strategies)
 	fl.Int64Var(&f.interval, "interval", 0, "bytes between the checkpoints of ro-cp and rw-cp, 0 for what the model says")
 	fl.BoolVar(&f.verify, "verify", false, "compare every byte of the window, before and after the runs; with --serve, which needs --sender then, of each message")
-	fl.BoolVar(&f.overlap, "overlap", false, "also with matrices multiplied meanwhile, next to MPICH")
-	fl.IntVar(&f.appCPU, "app-cpu", -1, "the CPU for the application, -1 for any; MPICH's receiver's too")
+	fl.BoolVar(&f.overlap, "overlap", false, "also with matrices multiplied meanwhile")
+	fl.IntVar(&f.appCPU, "app-cpu", -1, "the CPU for the application, -1 for any")
 	f.demoFlags.bind(fl, "sender")
 	fl.StringVar(&f.asked, "sender", "", fmt.Sprintf("with --serve: who is asked for messages at the beginning, address or address:port (default port %d)", datatypes.RequestPort))
 	fl.StringVar(&f.dir, "dir", "", fmt.Sprintf("with --serve: keep what each message has made of its place in a file here, where user %d (nobody) must be able to write", rtt.Nobody))
 	fl.BoolVar(&f.sender, "send", false, fmt.Sprintf("be a sender instead, of the one type, for whoever asks on UDP port %d", datatypes.RequestPort))
-	fl.Lookup("sender-cpu").Usage += "; MPICH's sender's too"
 	fl.Lookup("pin").Usage = "sender and NIC on the first CPU that this process may use, the application on the second"
 }
 

@@ -11,7 +11,6 @@ import (
 	"github.com/xspin/xspin/ddt"
 	"github.com/xspin/xspin/demos/datatypes"
 	"github.com/xspin/xspin/eval/bench"
-	"github.com/xspin/xspin/eval/gemm"
 	"github.com/xspin/xspin/eval/mpich"
 )
 
@@ -365,7 +364,7 @@ func (b *ddtBench) overlap(ctx context.Context, t datatypes.Transfer) (err error
 	defer p.close(&err)
 	if p != nil {
 		// The library with the GEMM is built now, or not at all.
-		if _, err := p.Compute(ctx, mpich.Compute{Dim: 64, GEMMs: 1}, 1); errors.Is(err, gemm.ErrNoGo) {
+		if _, err := p.Compute(ctx, mpich.Compute{Dim: 64, GEMMs: 1}, 1); errors.Is(err, mpich.ErrNoGo) {
 			b.cfg.warn(fmt.Sprintf("no rows ddt/*_mpich of part overlap: %v", err))
 			p.close(&err)
 			p = nil

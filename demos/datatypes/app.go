@@ -20,7 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/client"
-	"github.com/xspin/xspin/eval/gemm"
+	"github.com/xspin/xspin/demos/datatypes/gemm"
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/spin"
 )

@@ -40,8 +40,15 @@ func ourTrials() trials {
 	}
 }
 
-func TestSummary(t *testing.T) {
-	o := ourTrials().summary()
+func TestOverlapIsSummarized(t *testing.T) {
+	o := newOverlap(GEMMs{N: 100, Count: 20}, true, ourTrials())
+	if o.N != 100 || o.Count != 20 || !o.Converged || !o.Steady {
+		t.Errorf("%+v", o)
+	}
+	if newOverlap(GEMMs{N: 100, Count: 20}, false, ourTrials()).Converged {
+		t.Error("converged")
+	}
+	near(t, "gflops", o.GFLOPS, 0.8) // 2 x 100^3 x 20 in 50 ms
 	is(t, "gemms_s", o.GEMMs, 0.04, 0.05, 0.06)
 	is(t, "transfer_s", o.Transfer, 0.02, 0.025, 0.04)
 	is(t, "both_s", o.Both, 0.045, 0.06, 0.075)
@@ -49,33 +56,10 @@ func TestSummary(t *testing.T) {
 	is(t, "gemms_slower", o.GEMMsSlower, 1.05, 1.1, 1.2)     // 44/40, 60/50, 63/60
 	is(t, "transfer_slower", o.TransferSlower, 1.5, 1.75, 2) // 30/20, 50/25, 70/40
 	is(t, "fpspin_ratio", o.Ratio, 0.96, 0.97, 0.98)
-	if o.NIC == nil || o.NICSlower == nil || o.Misses == nil {
-		t.Fatalf("nothing of the NIC: %+v", o)
-	}
-	is(t, "nic_s", *o.NIC, 0.024, 0.03, 0.054)
-	is(t, "nic_slower", *o.NICSlower, 1.25, 1.5, 1.5) // 24/16, 30/24, 54/36
-	if *o.Misses != 1 {
-		t.Errorf("%d misses, want 1", *o.Misses)
-	}
-
-	mpich := ourTrials()
-	for i := range mpich {
-		mpich[i].nic, mpich[i].nicAlone = 0, 0
-	}
-	if o := mpich.summary(); o.NIC != nil || o.NICSlower != nil || o.Misses != nil {
-		t.Errorf("figures of a NIC that is not there: %+v", o)
-	}
-}
-
-func TestOverlapOfBothSides(t *testing.T) {
-	g := GEMMs{N: 100, Count: 20}
-	alone := newOverlap(g, true, ourTrials(), nil)
-	if alone.N != 100 || alone.GEMMs != 20 || !alone.Converged || alone.MPICH != nil || alone.XsPINOverMPICH != nil || !alone.Steady {
-		t.Errorf("%+v", alone)
-	}
-	near(t, "gflops", alone.GFLOPS, 0.8) // 2 x 100^3 x 20 in 50 ms
-	if newOverlap(g, false, ourTrials(), nil).Converged {
-		t.Error("converged")
+	is(t, "nic_s", o.NIC, 0.024, 0.03, 0.054)
+	is(t, "nic_slower", o.NICSlower, 1.25, 1.5, 1.5) // 24/16, 30/24, 54/36
+	if o.Misses != 1 {
+		t.Errorf("%d misses, want 1", o.Misses)
 	}
 
 	// Products that are faster with messages beside them.
@@ -83,52 +67,11 @@ func TestOverlapOfBothSides(t *testing.T) {
 	for i := range odd {
 		odd[i].computed = odd[i].compute * 8 / 10
 	}
-	if o := newOverlap(g, true, odd, nil); o.Steady {
-		t.Errorf("%+v is steady", o)
-	} else {
-		r := &Report{Env: Env{GEMM: &GEMM{}}}
-		r.doubt(&Result{Type: "x", Strategy: "direct", Overlap: o})
-		if want := []string{"x, direct: the machine was not steady: the same products took 50.0 ms alone, and 0.80 of that with messages beside them"}; !slices.Equal(r.Notes, want) {
-			t.Errorf("notes %q", r.Notes)
-		}
-	}
-
-	also := ourTrials()
-	for i := range also {
-		also[i].nic = 0
-	}
-	r := &Report{}
-	r.doubt(&Result{Type: "x", Strategy: "direct", Overlap: newOverlap(g, true, odd, also)})
-	if len(r.Notes) != 1 || !strings.HasSuffix(r.Notes[0], "with messages beside them") {
-		t.Errorf("notes %q", r.Notes)
-	}
-
-	// MPICH's take twice as long together, and its products alone what is said.
-	theirs := func(compute time.Duration) trials {
-		all := ourTrials()
-		for i := range all {
-			all[i].both *= 2
-			all[i].compute = compute
-			all[i].nic = 0
-		}
-		return all
-	}
-	for _, tc := range []struct {
-		compute time.Duration
-		steady  bool
-	}{{50 * millisecond, true}, {46 * millisecond, true}, {45 * millisecond, false}, {54 * millisecond, true}, {56 * millisecond, false}} {
-		o := newOverlap(g, true, ourTrials(), theirs(tc.compute))
-		if o.MPICH == nil || o.XsPINOverMPICH == nil || o.Steady != tc.steady {
-			t.Fatalf("%v: %+v", tc.compute, o)
-		}
-		is(t, "xspin_over_mpich", *o.XsPINOverMPICH, 0.5, 0.5, 0.5)
-		near(t, "MPICH's gemms_s", o.MPICH.GEMMs.Median, tc.compute.Seconds())
-		near(t, "gflops", o.GFLOPS, 0.8)
-		r := &Report{Env: Env{GEMM: &GEMM{}}}
-		r.doubt(&Result{Type: "x", Overlap: o})
-		if (len(r.Notes) == 0) != tc.steady {
-			t.Errorf("%v: notes %q", tc.compute, r.Notes)
-		}
+	o = newOverlap(GEMMs{N: 100, Count: 20}, true, odd)
+	r := &Report{Env: Env{GEMM: &GEMM{}}}
+	r.doubt(&Result{Type: "x", Strategy: "direct", Overlap: o})
+	if want := []string{"x, direct: the machine was not steady: the same products took 50.0 ms alone, and 0.80 of that with messages beside them"}; o.Steady || !slices.Equal(r.Notes, want) {
+		t.Errorf("steady %v, notes %q", o.Steady, r.Notes)
 	}
 }
 
@@ -325,11 +268,11 @@ func TestFigureIsAMedian(t *testing.T) {
 // A share that looks like a mistake is explained, and no other is.
 func TestAShareOutsideOfAllIsExplained(t *testing.T) {
 	for hidden, want := range map[float64]bool{-0.39: true, 0: false, 0.5: false, 1: false, 1.07: true} {
-		o := ourTrials().summary()
+		o := newOverlap(GEMMs{N: 100, Count: 20}, true, ourTrials())
 		o.Hidden.Median = hidden
 		r := &Report{Env: Env{GEMM: &GEMM{}}}
 		var b strings.Builder
-		r.writeOverlap(&b, "milc", &Result{Overlap: &Overlap{XsPIN: o}})
+		r.writeOverlap(&b, "milc", &Result{Overlap: o})
 		if strings.Contains(b.String(), "hidden below 0 %: ") != want {
 			t.Errorf("%g hidden:\n%s", hidden, &b)
 		}

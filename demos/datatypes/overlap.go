@@ -4,11 +4,10 @@ package datatypes
 
 import (
 	"context"
-	"errors"
 	"math"
 	"time"
 
-	"github.com/xspin/xspin/eval/gemm"
+	"github.com/xspin/xspin/demos/datatypes/gemm"
 	"github.com/xspin/xspin/internal/quantile"
 )
 
@@ -88,59 +87,29 @@ func (t *tuning) learn(o *Overlapped) (converged bool) {
 // trialsOf is how often what is compared takes turns, of a number of runs.
 func trialsOf(runs int) int { return min(runs, 20) } // FPsPIN's: 20
 
-// overlap does the experiment of the session's first transfer. All that is compared takes
-// turns. Without a peer there are no figures of it.
-func (x *experiment) overlap(ctx context.Context, s *Session, took time.Duration) (o *Overlap, err error) {
-	if x.peer != nil {
-		if err := x.try(ctx, func() error { return x.peer.prepare(ctx, s.transfers[0].layout) }); err != nil {
-			return nil, err
-		}
-	}
+// overlap does the experiment of the session's first transfer, of which a round takes so
+// long alone. What is compared takes turns.
+func (s *Session) overlap(ctx context.Context, runs int, took time.Duration) (o *Overlap, err error) {
 	for range attempts {
 		g, converged, err := s.Tune(ctx, 0, took)
 		if err != nil {
 			return nil, err
 		}
-		var ours, theirs trials
-		for range trialsOf(x.c.Runs) {
+		var all trials
+		for range trialsOf(runs) {
 			t, err := s.try(ctx, g)
 			if err != nil {
 				return nil, err
 			}
-			ours = append(ours, t)
-			if x.peer == nil {
-				continue
-			}
-			if err := x.try(ctx, func() (err error) {
-				t, err = x.peer.try(ctx, g)
-				return err
-			}); err != nil {
-				return nil, err
-			}
-			theirs = append(theirs, t)
+			all = append(all, t)
 		}
-		if x.peer == nil {
-			theirs = nil // not all
-		}
-		o = newOverlap(g, converged, ours, theirs)
-		if 2**o.XsPIN.Misses <= len(ours) {
+		o = newOverlap(g, converged, all)
+		if 2*o.Misses <= len(all) {
 			break
 		}
 		// The machine was busy with something else when it was tuned.
 	}
 	return o, nil
-}
-
-// try has the peer do something. If it cannot there is no peer any more, which is an error
-// only if that is ctx's.
-func (x *experiment) try(ctx context.Context, f func() error) error {
-	err := f()
-	if err == nil || ctx.Err() != nil {
-		return err
-	}
-	x.report.note(missing(errors.Join(err, x.peer.close())))
-	x.peer = nil
-	return nil
 }
 
 // try measures all that is compared, once.
@@ -171,77 +140,49 @@ type trial struct {
 	computed time.Duration // GEMMs, with the transfer beside them
 	detected time.Duration // until the look, between GEMMs, that found all messages
 	ratio    float64       // FPsPIN's
-	hit      bool          // XsPIN: there was such a look before the GEMMs were over
-	nic      time.Duration // until the last message was over, by the NIC's timestamp; 0: no NIC
+	hit      bool          // there was such a look before the GEMMs were over
+	nic      time.Duration // until the last message was over, by the NIC's timestamp
 	nicAlone time.Duration
 }
 
 type trials []trial
 
-// each returns a figure of each.
-func (t trials) each(f func(x trial) float64) (all []float64) {
+// of summarizes a figure of each.
+func (t trials) of(f func(x trial) float64) Figure {
+	var all []float64
 	for _, x := range t {
 		all = append(all, f(x))
 	}
-	return all
+	return newFigure(all)
 }
 
-// of summarizes a figure of each.
-func (t trials) of(f func(x trial) float64) Figure { return newFigure(t.each(f)) }
-
-func (t trials) summary() *Overlaps {
-	o := &Overlaps{
-		GEMMs:    t.of(func(x trial) float64 { return x.compute.Seconds() }),
-		Transfer: t.of(func(x trial) float64 { return x.transfer.Seconds() }),
-		Both:     t.of(func(x trial) float64 { return x.both.Seconds() }),
-		Hidden: t.of(func(x trial) float64 {
-			return (x.compute + x.transfer - x.both).Seconds() / x.transfer.Seconds()
-		}),
-		GEMMsSlower:    t.of(func(x trial) float64 { return x.computed.Seconds() / x.compute.Seconds() }),
-		TransferSlower: t.of(func(x trial) float64 { return x.detected.Seconds() / x.transfer.Seconds() }),
-		Ratio:          t.of(func(x trial) float64 { return x.ratio }),
-	}
-	if t[0].nic > 0 {
-		misses := 0
-		for _, x := range t {
-			if !x.hit {
-				misses++
-			}
-		}
-		o.Misses = &misses
-		nic := t.of(func(x trial) float64 { return x.nic.Seconds() })
-		slower := t.of(func(x trial) float64 { return x.nic.Seconds() / x.nicAlone.Seconds() })
-		o.NIC, o.NICSlower = &nic, &slower
-	}
-	return o
-}
-
-// unsteady is by how much the same GEMMs may differ that were computed next to each other,
-// on a machine that does nothing else.
+// unsteady is by how much the same GEMMs may be faster with messages beside them, on a
+// machine that does nothing else.
 const unsteady = 1.1
 
-// alike tells whether the same GEMMs alone took as long on both sides.
-func (o *Overlap) alike() bool {
-	a, b := o.XsPIN.GEMMs.Median, o.MPICH.GEMMs.Median
-	return max(a, b) <= unsteady*min(a, b)
-}
-
-// newOverlap puts both sides together, whose trials were next to each other. theirs may be
-// none.
-func newOverlap(g GEMMs, converged bool, ours, theirs trials) *Overlap {
-	o := &Overlap{N: g.N, GEMMs: g.Count, Converged: converged, XsPIN: ours.summary()}
+func newOverlap(g GEMMs, converged bool, all trials) *Overlap {
+	o := &Overlap{
+		N: g.N, Count: g.Count, Converged: converged,
+		GEMMs:    all.of(func(x trial) float64 { return x.compute.Seconds() }),
+		Transfer: all.of(func(x trial) float64 { return x.transfer.Seconds() }),
+		Both:     all.of(func(x trial) float64 { return x.both.Seconds() }),
+		NIC:      all.of(func(x trial) float64 { return x.nic.Seconds() }),
+		Hidden: all.of(func(x trial) float64 {
+			return (x.compute + x.transfer - x.both).Seconds() / x.transfer.Seconds()
+		}),
+		GEMMsSlower:    all.of(func(x trial) float64 { return x.computed.Seconds() / x.compute.Seconds() }),
+		TransferSlower: all.of(func(x trial) float64 { return x.detected.Seconds() / x.transfer.Seconds() }),
+		NICSlower:      all.of(func(x trial) float64 { return x.nic.Seconds() / x.nicAlone.Seconds() }),
+		Ratio:          all.of(func(x trial) float64 { return x.ratio }),
+	}
+	for _, x := range all {
+		if !x.hit {
+			o.Misses++
+		}
+	}
 	// Nothing makes GEMMs faster.
-	o.Steady = o.XsPIN.GEMMsSlower.Median*unsteady >= 1
-	o.GFLOPS = gemm.GFLOPS(g.N, g.Count, time.Duration(o.XsPIN.GEMMs.Median*float64(time.Second)))
-	if len(theirs) == 0 {
-		return o
-	}
-	o.MPICH = theirs.summary()
-	both := func(x trial) float64 { return x.both.Seconds() }
-	if ratio, ci, err := quantile.RatioCI(ours.each(both), theirs.each(both)); err == nil {
-		o.XsPINOverMPICH = &Figure{ratio, ci}
-	}
-	o.Steady = o.Steady && o.alike()
+	o.Steady = o.GEMMsSlower.Median*unsteady >= 1
+	o.GFLOPS = gemm.GFLOPS(g.N, g.Count, time.Duration(o.GEMMs.Median*float64(time.Second)))
 	return o
 }
 

@@ -35,11 +35,11 @@ type Env struct {
 	HPUs      int             `json:"hpus"`
 	NICWait   string          `json:"nic_wait"`
 	NICCPUs   []int           `json:"nic_cpus"`   // empty: any
-	AppCPU    int             `json:"app_cpu"`    // -1: any; also MPICH's receiver's
-	SenderCPU int             `json:"sender_cpu"` // -1: any; also MPICH's sender's
+	AppCPU    int             `json:"app_cpu"`    // -1: any
+	SenderCPU int             `json:"sender_cpu"` // -1: any
 	Runs      int             `json:"runs"`
 	Load      string          `json:"load"`           // average over the minute before: others at work spoil figures
-	GEMM      *GEMM           `json:"gemm,omitempty"` // with Overlap, of both sides
+	GEMM      *GEMM           `json:"gemm,omitempty"` // with Overlap
 	Links     []rtt.LinkState `json:"links"`          // the NIC's end and the host's
 }
 
@@ -108,35 +108,27 @@ type cpuPerGB struct {
 	Sender float64 `json:"sender"` // with the softirqs of both ends
 }
 
-// Overlap is computation and transfers at the same time.
+// Overlap is computation and transfers at the same time. Times are of all GEMMs and of all
+// messages of a round, in seconds.
 type Overlap struct {
-	N         int       `json:"n"`         // rows and columns of the matrices
-	GEMMs     int       `json:"gemms"`     // products, one after the other
-	Converged bool      `json:"converged"` // the matrices' size was found
-	Steady    bool      `json:"steady"`    // products alone took as long next to both, and not longer than with messages; 10 % are allowed
-	GFLOPS    float64   `json:"gflops"`    // of products alone, next to XsPIN
-	XsPIN     *Overlaps `json:"xspin"`
+	N         int     `json:"n"`         // rows and columns of the matrices
+	Count     int     `json:"gemms"`     // products, one after the other
+	Converged bool    `json:"converged"` // the matrices' size was found
+	Steady    bool    `json:"steady"`    // products alone took no longer than with messages; 10 % are allowed
+	GFLOPS    float64 `json:"gflops"`    // of products alone
 
-	// With MPICH.
-	MPICH          *Overlaps `json:"mpich,omitempty"`
-	XsPINOverMPICH *Figure   `json:"xspin_over_mpich,omitempty"` // of both together; drawn in pairs of trials
-}
+	GEMMs    Figure `json:"gemms_s"`    // alone
+	Transfer Figure `json:"transfer_s"` // alone
+	Both     Figure `json:"both_s"`     // together, until both were done
+	NIC      Figure `json:"nic_s"`      // until the last message was over, by the NIC's timestamp
 
-// Overlaps are figures of one receiver. Times are of all GEMMs and of all messages of a
-// round, in seconds.
-type Overlaps struct {
-	GEMMs    Figure  `json:"gemms_s"`    // alone
-	Transfer Figure  `json:"transfer_s"` // alone
-	Both     Figure  `json:"both_s"`     // together, until both were done
-	NIC      *Figure `json:"nic_s,omitempty"`
+	Hidden         Figure `json:"hidden"`          // (gemms + transfer - both) / transfer
+	GEMMsSlower    Figure `json:"gemms_slower"`    // by the transfer: a factor
+	TransferSlower Figure `json:"transfer_slower"` // by the GEMMs, until it is detected
+	NICSlower      Figure `json:"nic_slower"`
 
-	Hidden         Figure  `json:"hidden"`          // (gemms + transfer - both) / transfer
-	GEMMsSlower    Figure  `json:"gemms_slower"`    // by the transfer: a factor
-	TransferSlower Figure  `json:"transfer_slower"` // by the GEMMs, until it is detected
-	NICSlower      *Figure `json:"nic_slower,omitempty"`
-
-	Ratio  Figure `json:"fpspin_ratio"`     // time of GEMMs by time to detection
-	Misses *int   `json:"misses,omitempty"` // XsPIN: trials in which the GEMMs were over first
+	Ratio  Figure `json:"fpspin_ratio"` // time of GEMMs by time to detection
+	Misses int    `json:"misses"`       // trials in which the GEMMs were over first
 }
 
 func newResult(i Info) *Result {
@@ -182,11 +174,8 @@ func (r *Report) doubt(res *Result) {
 	if o.Steady {
 		return
 	}
-	what := fmt.Sprintf("the same products took %s ms alone, and %.2f of that with messages beside them", ms(o.XsPIN.GEMMs.Median), o.XsPIN.GEMMsSlower.Median)
-	if o.MPICH != nil && !o.alike() {
-		what = fmt.Sprintf("the same products alone took %s ms next to XsPIN and %s ms next to MPICH", ms(o.XsPIN.GEMMs.Median), ms(o.MPICH.GEMMs.Median))
-	}
-	r.note(who + ": the machine was not steady: " + what)
+	r.note(fmt.Sprintf("%s: the machine was not steady: the same products took %s ms alone, and %.2f of that with messages beside them",
+		who, ms(o.GEMMs.Median), o.GEMMsSlower.Median))
 }
 
 func (r *Report) note(s string) {
@@ -280,79 +269,41 @@ func (r *Report) writeOverlap(b *strings.Builder, name string, res *Result) {
 	o := res.Overlap
 	g := r.Env.GEMM
 	fmt.Fprintf(b, "\n%s: %d of %s, and %d products of %d x %d doubles (%s, threads: %d, %.1f GFLOP/s); times in ms\n\n",
-		name, res.Parallel, file.Bytes(res.Message), o.GEMMs, o.N, o.N, g.Library, g.Threads, o.GFLOPS)
-	sides := []*Overlaps{o.XsPIN}
-	head := "\tXsPIN\t[95 %]\t"
-	if o.MPICH != nil {
-		sides = append(sides, o.MPICH)
-		head += "MPICH\t[95 %]\t"
-	}
+		name, res.Parallel, file.Bytes(res.Message), o.Count, o.N, o.N, g.Library, g.Threads, o.GFLOPS)
 	w := tabwriter.NewWriter(b, 0, 8, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, head)
+	fmt.Fprintln(w, "\t\t[95 %]\t")
 	factor := func(v float64) string { return fmt.Sprintf("%.2f", v) }
 	for _, row := range []struct {
 		name   string
-		figure func(*Overlaps) *Figure
+		figure Figure
 		print  func(float64) string
 	}{
-		{"products alone", func(x *Overlaps) *Figure { return &x.GEMMs }, ms},
-		{"messages alone", func(x *Overlaps) *Figure { return &x.Transfer }, ms},
-		{"both together", func(x *Overlaps) *Figure { return &x.Both }, ms},
-		{"hidden", func(x *Overlaps) *Figure { return &x.Hidden }, func(v float64) string { return fmt.Sprintf("%.0f %%", 100*v) }},
-		{"products slower", func(x *Overlaps) *Figure { return &x.GEMMsSlower }, factor},
-		{"messages slower", func(x *Overlaps) *Figure { return &x.TransferSlower }, factor},
-		{"at the NIC", func(x *Overlaps) *Figure { return x.NIC }, ms},
-		{"FPsPIN's ratio", func(x *Overlaps) *Figure { return &x.Ratio }, func(v float64) string { return fmt.Sprintf("%.3f", v) }},
+		{"products alone", o.GEMMs, ms},
+		{"messages alone", o.Transfer, ms},
+		{"both together", o.Both, ms},
+		{"hidden", o.Hidden, func(v float64) string { return fmt.Sprintf("%.0f %%", 100*v) }},
+		{"products slower", o.GEMMsSlower, factor},
+		{"messages slower", o.TransferSlower, factor},
+		{"at the NIC", o.NIC, ms},
+		{"FPsPIN's ratio", o.Ratio, func(v float64) string { return fmt.Sprintf("%.3f", v) }},
 	} {
-		fmt.Fprintf(w, "%s\t", row.name)
-		for _, x := range sides {
-			f := row.figure(x)
-			if f == nil {
-				fmt.Fprint(w, "-\t\t")
-				continue
-			}
-			fmt.Fprintf(w, "%s\t[%s, %s]\t", row.print(f.Median), row.print(f.CI95[0]), row.print(f.CI95[1]))
-		}
-		fmt.Fprintln(w)
+		f := row.figure
+		fmt.Fprintf(w, "%s\t%s\t[%s, %s]\t\n", row.name, row.print(f.Median), row.print(f.CI95[0]), row.print(f.CI95[1]))
 	}
-	var odd bool
-	for _, x := range sides {
-		odd = odd || x.Hidden.Median < 0 || x.Hidden.Median > 1
-	}
-	fmt.Fprint(w, "missed\t")
-	for _, x := range sides {
-		missed := "-"
-		if x.Misses != nil {
-			missed = fmt.Sprint(*x.Misses)
-		}
-		fmt.Fprintf(w, "%s\t\t", missed)
-	}
-	fmt.Fprintln(w)
+	fmt.Fprintf(w, "missed\t%d\t\t\n", o.Misses)
 	_ = w.Flush()
-	if odd {
+	if h := o.Hidden.Median; h < 0 || h > 1 {
 		b.WriteString("\nhidden below 0 %: both together took longer than one after the other, as they share CPUs, caches and memory;\n" +
 			"above 100 %: both together took less than the products alone, which is noise: more runs make it smaller\n")
-	}
-	if x := o.XsPINOverMPICH; x != nil {
-		fmt.Fprintf(b, "\nboth together, XsPIN / MPICH: %.2f [%.2f, %.2f]\n", x.Median, x.CI95[0], x.CI95[1])
 	}
 }
 
 // writeNotes says what the tables mean.
 func (r *Report) writeNotes(b *strings.Builder) {
 	b.WriteString("\nmessages were packed before; times begin with the request to the sender\n")
-	has := func(f func(*Overlap) bool) bool {
-		return slices.ContainsFunc(r.Results, func(s *Result) bool { return s.Overlap != nil && f(s.Overlap) })
-	}
-	if has(func(*Overlap) bool { return true }) {
+	if slices.ContainsFunc(r.Results, func(s *Result) bool { return s.Overlap != nil }) {
 		b.WriteString("hidden: (products + messages - both) / messages. FPsPIN's ratio: products / time until a look between two\n" +
 			"products finds all messages; it tends to 1 by construction. missed: times that products were over before messages\n")
-	}
-	if has(func(o *Overlap) bool { return o.MPICH != nil }) {
-		b.WriteString("MPICH: Irecv, a test between products, TCP without XDP, in turns with XsPIN\n")
-		if r.Env.NICWait == "spin" {
-			b.WriteString("MPICH shared the machine with the NIC's threads, which spin when there is nothing to do\n")
-		}
 	}
 	if len(r.Env.Links) == 2 {
 		n, h := r.Env.Links[0], r.Env.Links[1]

@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"github.com/xspin/xspin/ddt"
+	"github.com/xspin/xspin/demos/datatypes/gemm"
 	"github.com/xspin/xspin/demos/pingpong/rtt"
-	"github.com/xspin/xspin/eval/gemm"
 	"github.com/xspin/xspin/internal/quantile"
 	"github.com/xspin/xspin/internal/testbed"
 	"github.com/xspin/xspin/netns"
@@ -25,7 +25,7 @@ type Config struct {
 	Transfers []Transfer // one after the other
 	Runs      int        // rounds measured of each
 	Verify    bool       // compare every byte of a round before those, and of one after
-	Overlap   bool       // also with computation, next to MPICH if that is installed
+	Overlap   bool       // also with computation
 }
 
 // MaxRuns bounds Config.Runs.
@@ -58,56 +58,32 @@ func Run(ctx context.Context, lab *netns.Lab, c Config, progress func(string)) (
 	if progress == nil {
 		progress = func(string) {}
 	}
-	x := &experiment{lab: lab, c: c, report: newReport(lab, c), progress: progress}
-	return x.report, x.run(ctx)
-}
-
-// An experiment is a Run.
-type experiment struct {
-	lab      *netns.Lab
-	c        Config
-	report   *Report
-	progress func(string)
-	peer     *peer // nil: there is none
-}
-
-func (x *experiment) run(ctx context.Context) (err error) {
-	if x.c.Overlap {
-		x.progress("MPICH: build and start")
-		if err := x.try(ctx, func() (err error) {
-			x.peer, err = startPeer(ctx, x.lab, x.c.Setup)
-			return err
-		}); err != nil {
-			return err
-		}
-		defer func() { err = errors.Join(err, x.peer.close()) }()
-	}
-	for _, t := range x.c.Transfers {
-		if err := x.measure(ctx, t); err != nil {
-			return fmt.Errorf("%s: %w", t.name(), err)
+	r := newReport(lab, c)
+	for _, t := range c.Transfers {
+		if err := r.measure(ctx, lab, c, t, progress); err != nil {
+			return r, fmt.Errorf("%s: %w", t.name(), err)
 		}
 	}
-	return nil
+	return r, nil
 }
 
 // measure adds a result.
-func (x *experiment) measure(ctx context.Context, t Transfer) (err error) {
-	r, c, progress := x.report, x.c, x.progress
+func (r *Report) measure(ctx context.Context, lab *netns.Lab, c Config, t Transfer, progress func(string)) (err error) {
 	var m *model
 	if t.modelled() {
 		progress(t.name() + ": time between packets")
-		if m, err = newModel(ctx, x.lab, c.Setup, t); err != nil {
+		if m, err = newModel(ctx, lab, c.Setup, t); err != nil {
 			return err
 		}
 		t.Interval = m.interval
 	}
 	progress(t.name() + ": transfers")
-	s, err := Open(ctx, x.lab, c.Setup, t)
+	s, err := Open(ctx, lab, c.Setup, t)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
-	if r.Env.Links, err = rtt.ReadLinks(x.lab); err != nil {
+	if r.Env.Links, err = rtt.ReadLinks(lab); err != nil {
 		return err
 	}
 	res := newResult(s.Info(0))
@@ -151,7 +127,7 @@ func (x *experiment) measure(ctx context.Context, t Transfer) (err error) {
 	}
 	if c.Overlap {
 		progress(t.name() + ": overlap with GEMMs")
-		if res.Overlap, err = x.overlap(ctx, s, time.Duration(res.Seconds.Median*float64(time.Second))); err != nil {
+		if res.Overlap, err = s.overlap(ctx, c.Runs, time.Duration(res.Seconds.Median*float64(time.Second))); err != nil {
 			return err
 		}
 		r.doubt(res)

@@ -14,7 +14,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -360,19 +359,13 @@ func TestRunMeasures(t *testing.T) {
 	for _, strategy := range []string{ddt.Direct, Deposit} {
 		c.Transfers = append(c.Transfers, Transfer{Name: "milc", Type: complx, Count: 4, Parallel: 4, Strategy: strategy})
 	}
-	if testing.Short() {
-		t.Setenv("PATH", t.TempDir()) // where there is no MPICH
-	}
 	var told []string
 	r, err := Run(t.Context(), lab, c, func(s string) { told = append(told, s) })
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(told) != 5 {
+	if len(told) != 4 {
 		t.Errorf("progress %q", told)
-	}
-	if left, err := filepath.Glob("/run/netns/" + lab.NIC.Namespace + "-*"); err != nil || left != nil {
-		t.Errorf("namespaces of MPICH's are left: %q, error %v", left, err)
 	}
 	var b bytes.Buffer
 	if err := r.WriteJSON(&b); err != nil {
@@ -424,36 +417,15 @@ func TestRunMeasures(t *testing.T) {
 		if o == nil || o["gemms"] != 20.0 || o["n"].(float64) < leastMatrix || o["gflops"].(float64) <= 0 {
 			t.Fatalf("result %d: overlap %v", i, o)
 		}
-		for _, who := range []string{"xspin", "mpich"} {
-			x, _ := o[who].(map[string]any)
-			if x == nil {
-				if who == "xspin" || about(doc.Notes, "no figures of MPICH") != 1 {
-					t.Errorf("result %d: no %s, notes %q", i, who, doc.Notes)
-				}
-				continue
-			}
-			for _, key := range []string{"gemms_s", "transfer_s", "both_s", "hidden", "gemms_slower", "transfer_slower", "fpspin_ratio"} {
-				figure(key, x[key])
-			}
-			if who == "xspin" {
-				figure("nic_s", x["nic_s"])
-				figure("nic_slower", x["nic_slower"])
-			}
-			if who == "mpich" {
-				figure("xspin_over_mpich", o["xspin_over_mpich"])
-			}
-			if ratio := x["fpspin_ratio"].(map[string]any)["median"].(float64); ratio > 1 {
-				t.Errorf("result %d: %s: ratio %g", i, who, ratio)
-			}
+		for _, key := range []string{"gemms_s", "transfer_s", "both_s", "nic_s", "hidden", "gemms_slower", "transfer_slower", "nic_slower", "fpspin_ratio"} {
+			figure(key, o[key])
+		}
+		if ratio := o["fpspin_ratio"].(map[string]any)["median"].(float64); ratio > 1 {
+			t.Errorf("result %d: ratio %g", i, ratio)
 		}
 	}
 	if g, want := doc.Env["gemm"], map[string]any{"library": "gonum", "threads": 1.0}; !reflect.DeepEqual(g, want) {
 		t.Errorf("env has gemm = %v, want %v", g, want)
-	}
-	if without := about(doc.Notes, "no figures of MPICH"); without > 0 && !testing.Short() {
-		if _, err := exec.LookPath("mpicc.mpich"); err == nil {
-			t.Errorf("notes %q", doc.Notes)
-		}
 	}
 
 	var text strings.Builder
@@ -501,51 +473,6 @@ func TestTheModelHasTimesOfThisMachine(t *testing.T) {
 	if want := fmt.Sprintf("x, ro-cp: a checkpoint every %d bytes, for a packet every %d ns", res.Interval, res.Model.PacketTime); !strings.Contains(text.String(), want) || strings.Count(text.String(), "checkpoint") != 1 {
 		t.Errorf("no %q in\n%s", want, text.String())
 	}
-}
-
-func TestWhatIsWrongWithThePeerIsANote(t *testing.T) {
-	x := &experiment{report: &Report{}, peer: &peer{}}
-	ctx, cancel := context.WithCancel(t.Context())
-	if err := x.try(ctx, func() error { return nil }); err != nil || x.peer == nil || x.report.Notes != nil {
-		t.Errorf("error %v, %+v", err, x)
-	}
-	if err := x.try(ctx, func() error { return errors.New("rank 1 has ended") }); err != nil || x.peer != nil || !slices.Equal(x.report.Notes, []string{"no figures of MPICH: rank 1 has ended"}) {
-		t.Errorf("error %v, notes %q", err, x.report.Notes)
-	}
-	cancel()
-	if err := x.try(ctx, ctx.Err); !errors.Is(err, context.Canceled) || len(x.report.Notes) != 1 {
-		t.Errorf("error %v, notes %q", err, x.report.Notes)
-	}
-}
-
-func TestWithoutMPICHThereAreNoFiguresOfIt(t *testing.T) {
-	lab := netnstest.Temp(t, netns.LabConfig{})
-	t.Setenv("PATH", t.TempDir())
-	r, err := Run(t.Context(), lab, Config{
-		Setup: setup(), Runs: 1, Overlap: true,
-		Transfers: []Transfer{{Type: strided, Count: 100, Parallel: 1, Strategy: ddt.Direct}},
-	}, nil)
-	const want = "no figures of MPICH, which is not installed: apt-get install mpich libmpich-dev gcc libc6-dev"
-	if err != nil || about(r.Notes, "MPICH") != 1 || !slices.Contains(r.Notes, want) || r.Results[0].Overlap.MPICH != nil {
-		t.Errorf("error %v, notes %q", err, r.Notes)
-	}
-	var text strings.Builder
-	if err := r.WriteText(&text); err != nil {
-		t.Fatal(err)
-	}
-	if n := strings.Count(text.String(), "MPICH"); n != 1 {
-		t.Errorf("MPICH %d times in\n%s", n, text.String())
-	}
-}
-
-// about counts notes.
-func about(notes []string, text string) (n int) {
-	for _, s := range notes {
-		if strings.Contains(s, text) {
-			n++
-		}
-	}
-	return n
 }
 
 func TestConfigsThatCannotBeMeant(t *testing.T) {

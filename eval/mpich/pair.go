@@ -15,7 +15,6 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/xspin/xspin/ddt"
-	"github.com/xspin/xspin/eval/gemm"
 	"github.com/xspin/xspin/internal/testbed"
 	"github.com/xspin/xspin/netns"
 )
@@ -233,7 +232,7 @@ func (p *Pair) computing(ctx context.Context, how string, c Compute, rounds int)
 	}
 	if !p.loaded && p.err == nil {
 		library := filepath.Join(p.dir, "libgemm.so")
-		if err := gemm.BuildLibrary(ctx, library); err != nil {
+		if err := buildGEMM(ctx, library); err != nil {
 			return "", err
 		}
 		if _, err := p.call(ctx, fmt.Sprintf("load %s\n", library), ""); err != nil {

@@ -22,7 +22,6 @@ import (
 	"github.com/cilium/ebpf/link"
 
 	"github.com/xspin/xspin/ddt"
-	"github.com/xspin/xspin/eval/gemm"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/netnstest"
 )
@@ -136,7 +135,7 @@ func testOverlaps(t *testing.T, p *Pair) {
 	}
 	ran := func(err error) {
 		t.Helper()
-		if errors.Is(err, gemm.ErrNoGo) && os.Getenv("XSPIN_NO_SKIP") != "1" {
+		if errors.Is(err, ErrNoGo) && os.Getenv("XSPIN_NO_SKIP") != "1" {
 			t.Skip(err)
 		} else if err != nil {
 			t.Fatal(err)

@@ -1,38 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package gemm
+package mpich
 
 import (
 	"bytes"
 	"context"
-	_ "embed"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"syscall"
+
+	"github.com/xspin/xspin/demos/datatypes/gemm"
 )
 
 // ErrNoGo is returned, wrapped, where the library cannot be built.
 var ErrNoGo = errors.New("the GEMM for C programs is built by the go command, with a C compiler: https://go.dev/dl/, apt-get install gcc")
 
-//go:embed gemm.go
-var source []byte
-
-// module has what gemm.go imports. Its version and sums are those of XsPIN's own.
-const module = `module gemm
+// gemmModule has what package gemm imports. Its version and sums are those of XsPIN's own.
+const gemmModule = `module gemm
 
 go 1.26.0
 
 require gonum.org/v1/gonum v0.17.0
 `
 
-const sums = `gonum.org/v1/gonum v0.17.0 h1:VbpOemQlsSMrYmn7T2OUvQ4dqxQXU+ouZFQsZOx50z4=
+const gemmSums = `gonum.org/v1/gonum v0.17.0 h1:VbpOemQlsSMrYmn7T2OUvQ4dqxQXU+ouZFQsZOx50z4=
 gonum.org/v1/gonum v0.17.0/go.mod h1:El3tOrEuMpv2UdMrbNlKEh9vd86bmQ6vqIcDwxEOc1E=
 `
 
-const library = `package main
+const gemmLibrary = `package main
 
 // There is one at a time: C holds no pointers of Go.
 
@@ -59,14 +57,14 @@ func gemm_run() { g.Run() }
 func main() {}
 `
 
-// BuildLibrary makes a shared library of this package at path, for C programs:
+// buildGEMM makes a shared library of package gemm at path, for C programs:
 //
 //	void gemm_new(long n);
 //	void gemm_run(void);
 //
 // They run the same instructions as Go programs do, in the thread that calls them. The go
 // command has to have gonum in its cache, where building XsPIN leaves it, or to fetch it.
-func BuildLibrary(ctx context.Context, path string) (err error) {
+func buildGEMM(ctx context.Context, path string) (err error) {
 	gocmd, err := exec.LookPath("go")
 	if err != nil {
 		return fmt.Errorf("%w (%w)", ErrNoGo, err)
@@ -80,7 +78,7 @@ func BuildLibrary(ctx context.Context, path string) (err error) {
 		return err
 	}
 	for name, text := range map[string][]byte{
-		"go.mod": []byte(module), "go.sum": []byte(sums), "main.go": []byte(library), "gemm/gemm.go": source,
+		"go.mod": []byte(gemmModule), "go.sum": []byte(gemmSums), "main.go": []byte(gemmLibrary), "gemm/gemm.go": gemm.Source,
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), text, 0o644); err != nil {
 			return err

@@ -5,6 +5,7 @@
 package gemm
 
 import (
+	_ "embed"
 	"time"
 
 	"gonum.org/v1/gonum/blas"
@@ -16,6 +17,12 @@ const (
 	Library = "gonum"
 	Threads = 1
 )
+
+// Source is this file, for programs in C: they compute the same when it is built as a
+// library.
+//
+//go:embed gemm.go
+var Source []byte
 
 // tile is the length of a tile's edge: gonum's own, of which it computes one at a time
 // without starting goroutines.
