@@ -115,15 +115,6 @@ func (c *Context) Stats() spin.ContextStats {
 	return c.stats
 }
 
-// ClearCounters zeroes the user counters and returns what they were.
-func (c *Context) ClearCounters() [spin.UserCounters]spin.UserCounter {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	old := c.stats.User
-	c.stats.User = [spin.UserCounters]spin.UserCounter{}
-	return old
-}
-
 // bucket returns the bucket of messages whose key hashes to hash.
 func (c *Context) bucket(hash uint32) int32 {
 	return int32(c.buckets.Base + int(hash&uint32(c.buckets.Size-1)))

@@ -26,7 +26,7 @@ var (
 type Context struct {
 	n    *NIC
 	spec ContextSpec // as completed, and nobody's to change after Install
-	hpu  *hpu.Context
+	tier tier
 
 	// What it has of the program's, from Install until its last packet is back.
 	id      uint16
@@ -35,7 +35,7 @@ type Context struct {
 	// Held by who activates, deactivates or removes it, which goes on without the
 	// NIC's lock; taken before that.
 	op     sync.Mutex
-	inited bool // the init handler has run; guarded by op
+	inited bool // the tier is armed; guarded by op
 
 	// Guarded by the NIC's lock. Each has one file that writes it: life, table,
 	// credit and fair.
@@ -44,7 +44,10 @@ type Context struct {
 	credit credit
 	load   load
 
-	refused, spilled uint64 // what the program's counters of the number were when it became the context's
+	// What is not the context's of counters that only grow.
+	refused, spilled uint64     // of the program's, from before the number was the context's
+	counting         sync.Mutex // guards what follows
+	cleared          [spin.UserCounters]spin.UserCounter
 }
 
 // ID returns the context's number.
@@ -60,15 +63,52 @@ func (c *Context) Rulesets() []int {
 	return slices.Clone(c.rules.slots)
 }
 
+// stats returns what the tier knows of the context, less what was cleared.
+func (c *Context) stats() tierStats {
+	c.counting.Lock()
+	defer c.counting.Unlock()
+	s := c.tier.stats()
+	for i, old := range c.cleared {
+		s.User[i].Sum -= old.Sum
+		s.User[i].Count -= old.Count
+	}
+	return s
+}
+
 // Stats returns what the context's handlers did.
-func (c *Context) Stats() spin.ContextStats { return c.hpu.Stats() }
+func (c *Context) Stats() spin.ContextStats { return c.stats().ContextStats }
 
 // Messages returns what became of the context's messages, and false if it has none.
-func (c *Context) Messages() (spin.MessageStats, bool) { return c.hpu.Messages() }
+func (c *Context) Messages() (spin.MessageStats, bool) {
+	m := c.tier.stats().messages
+	if m == nil {
+		return spin.MessageStats{}, false
+	}
+	return *m, true
+}
 
 // ClearCounters zeroes the context's user counters and returns what they were.
-func (c *Context) ClearCounters() [spin.UserCounters]spin.UserCounter { return c.hpu.ClearCounters() }
+func (c *Context) ClearCounters() [spin.UserCounters]spin.UserCounter {
+	c.counting.Lock()
+	defer c.counting.Unlock()
+	now := c.tier.stats().User
+	was := now
+	for i, old := range c.cleared {
+		was[i].Sum -= old.Sum
+		was[i].Count -= old.Count
+	}
+	c.cleared = now
+	return was
+}
 
 // Stuck returns how many handlers of the context are past their limit and have not
 // returned, also of one that was removed.
-func (c *Context) Stuck() int { return c.hpu.Stuck() }
+func (c *Context) Stuck() int { return c.tier.stats().stuck }
+
+// SetTap has a tap see the context's frames; nil ends that. It sees none in a tier that
+// does not take frames to user space.
+func (c *Context) SetTap(t hpu.Tap) {
+	if tier, ok := c.tier.(tappable); ok {
+		tier.SetTap(t)
+	}
+}

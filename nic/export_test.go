@@ -3,11 +3,13 @@
 package nic
 
 import (
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/xspin/xspin/bpf"
 	"github.com/xspin/xspin/loader"
+	"github.com/xspin/xspin/spin"
 	"github.com/xspin/xspin/xsk"
 )
 
@@ -66,4 +68,68 @@ func (n *NIC) SetUnfair(on bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.unfair = on
+}
+
+// A Recorder is a tier that runs nothing: it notes what it is asked for.
+type Recorder struct {
+	mu    sync.Mutex
+	calls []string
+	fails map[string]error // by call
+	runs  spin.ContextStats
+}
+
+// ServeBy has contexts that are installed from now on served by a recorder; nil for HPUs.
+func (n *NIC) ServeBy(r *Recorder) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.serve = n.onHPUs
+	if r != nil {
+		n.serve = func(*Context) (tier, error) { return r, nil }
+	}
+}
+
+// Calls returns what it was asked for since the last time.
+func (r *Recorder) Calls() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	calls := r.calls
+	r.calls = nil
+	return calls
+}
+
+// Fail has a call fail; nil ends that.
+func (r *Recorder) Fail(call string, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.fails == nil {
+		r.fails = map[string]error{}
+	}
+	r.fails[call] = err
+}
+
+// Count counts a handler that has returned, and 5 in user counter 3.
+func (r *Recorder) Count() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.runs.Handled++
+	r.runs.User[3].Sum += 5
+	r.runs.User[3].Count++
+}
+
+func (r *Recorder) note(call string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.calls = append(r.calls, call)
+	return r.fails[call]
+}
+
+func (r *Recorder) install() error            { return r.note("install") }
+func (r *Recorder) arm() error                { return r.note("arm") }
+func (r *Recorder) drain(time.Duration) error { return r.note("drain") }
+func (r *Recorder) stop(time.Duration) error  { return r.note("stop") }
+
+func (r *Recorder) stats() tierStats {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return tierStats{ContextStats: r.runs, messages: &spin.MessageStats{Started: 7}, stuck: 2}
 }

@@ -5,16 +5,10 @@ package nic
 import (
 	"errors"
 	"fmt"
-	"reflect"
 	"sync/atomic"
 	"time"
 
 	"github.com/xspin/xspin/bpf"
-	"github.com/xspin/xspin/hpu"
-	"github.com/xspin/xspin/matcher"
-	"github.com/xspin/xspin/mpq"
-	"github.com/xspin/xspin/slmp"
-	"github.com/xspin/xspin/spin"
 )
 
 // removeTime is how long Remove waits for packets that are on their way.
@@ -52,23 +46,7 @@ func (n *NIC) Install(spec ContextSpec) (_ *Context, err error) {
 			}
 		}()
 	}
-	if spec.Held == 0 {
-		// Of its credit: packets that wait must leave some to those that come.
-		credit := spec.Credits
-		if credit == 0 {
-			credit = n.cfg.Ring / (len(n.contexts) + 1)
-		}
-		if spec.Held = min(64, credit/4); spec.Held == 0 {
-			spec.Held = -1
-		}
-	}
-	if c.hpu, err = spec.context(id, c.buckets); err != nil {
-		return nil, err
-	}
-	if c.spec.Resources.Resolver == nil {
-		c.spec.Resources.Resolver = n.neigh
-	}
-	if err := c.hpu.SetResources(c.spec.Resources); err != nil {
+	if c.tier, err = n.serve(c); err != nil {
 		return nil, err
 	}
 	prog, err := n.ingress.Stats()
@@ -76,7 +54,6 @@ func (n *NIC) Install(spec ContextSpec) (_ *Context, err error) {
 		return nil, err
 	}
 	c.refused, c.spilled = prog.Refused[id], prog.Spilled[id]
-	atomic.StoreUint32(&n.ingress.Share().Quantum[id], 1) // until its handlers' time is known
 	place := spec.Place
 	c.spec.Place = nil // or a context would keep all of its lives
 	if place != nil && !n.places[place] {
@@ -94,7 +71,7 @@ func (n *NIC) Install(spec ContextSpec) (_ *Context, err error) {
 		back()
 		return nil, err
 	}
-	if err := n.pool.Install(c.hpu); err != nil {
+	if err := c.tier.install(); err != nil {
 		back()
 		return nil, errors.Join(err, n.shares())
 	}
@@ -104,41 +81,6 @@ func (n *NIC) Install(spec ContextSpec) (_ *Context, err error) {
 	}
 	n.deal()
 	return c, nil
-}
-
-// context makes the HPUs' part of a context.
-func (s *ContextSpec) context(id uint16, buckets bpf.Range) (*hpu.Context, error) {
-	if !s.ending() {
-		return hpu.NewContext(id, s.Name, s.Handlers, buckets), nil
-	}
-	cfg := hpu.MessageConfig{
-		Config: mpq.Config{
-			Messages: s.Messages, Held: s.Held, Timeout: s.Timeout, Remember: s.Remember,
-			Memory: s.Memory, Incomplete: s.Incomplete, Linger: s.Linger,
-		},
-		Format:    s.Format,
-		Protocol:  s.Protocol,
-		Binder:    s.Binder,
-		Default:   spin.Binding{Window: s.Window},
-		State:     s.State,
-		Initial:   s.InitialState,
-		Checksums: s.Checksums,
-		Shared:    s.Policy != ByMessage,
-	}
-	if s.Events != nil {
-		cfg.Default.Events = spin.EventChan(s.Events)
-	} else if p := s.events(); p != nil {
-		cfg.Default.Events = pairSink{p}
-		if s.Binder != nil {
-			cfg.Binder = sinkBinder{s.Binder, pairSink{p}}
-		}
-	}
-	for _, name := range []string{"slmp", "slmp6"} {
-		if s.Protocol == nil && reflect.DeepEqual(s.Format, matcher.FormatByName(name)) {
-			cfg.Protocol = slmp.Protocol{}
-		}
-	}
-	return hpu.NewMessageContext(id, s.Name, s.Handlers, buckets, s.CoreMask, cfg)
 }
 
 // freeID returns a context id of which nothing is on its way any more.
@@ -155,7 +97,7 @@ func (n *NIC) freeID() (uint16, error) {
 // come back.
 func (n *NIC) reap() {
 	for id, old := range n.retired {
-		if n.pool.Drain(old.hpu, 0) == nil {
+		if old.tier.stop(0) == nil {
 			delete(n.retired, id)
 			n.buckets.give(old.buckets)
 		}
@@ -214,7 +156,7 @@ func (n *NIC) init(c *Context) error {
 	if err != nil {
 		return err
 	}
-	if err := n.pool.Init(c.hpu); err != nil {
+	if err := c.tier.arm(); err != nil {
 		return err
 	}
 	c.inited = true
@@ -264,22 +206,7 @@ func (n *NIC) Deactivate(c *Context) (err error) {
 	if err != nil {
 		return err
 	}
-	for deadline := time.Now().Add(n.drain); n.waiting(c) > 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			return fmt.Errorf("%d buffers are still out after %v: with a handler that is busy, with the application, or kept", n.waiting(c), n.drain)
-		}
-	}
-	return nil
-}
-
-// waiting returns how many buffers of a context are out, but for the packets that
-// are held until their message begins.
-func (n *NIC) waiting(c *Context) int {
-	held := 0
-	if m, ok := c.hpu.Messages(); ok {
-		held = m.HeldNow
-	}
-	return n.out(c.id) - held
+	return c.tier.drain(n.drain)
 }
 
 // Remove takes a context away: first its rulesets, then, when the packets on
@@ -315,7 +242,7 @@ func (n *NIC) remove(c *Context, keep bool) error {
 	n.ops.Add(1)
 	defer n.ops.Done()
 	n.mu.Unlock()
-	err = n.pool.Drain(c.hpu, n.drain)
+	err = c.tier.stop(n.drain)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	id := c.id

@@ -91,9 +91,10 @@ type NIC struct {
 	injector *loader.Injector
 	control  *nicsock.Server
 	neigh    *neigh.Resolver
-	diag     *netlink.Handle // see warnOfSockets
-	stirred  chan struct{}   // see fair
-	done     chan struct{}   // closed when the NIC closes
+	diag     *netlink.Handle              // see warnOfSockets
+	stirred  chan struct{}                // see fair
+	serve    func(*Context) (tier, error) // makes the tier of a context; onHPUs, but for tests
+	done     chan struct{}                // closed when the NIC closes
 
 	events     chan spin.Fault
 	eventsLost atomic.Uint64
@@ -223,6 +224,7 @@ func Open(cfg Config) (_ *NIC, err error) {
 	if n.pool, err = hpu.New(pool); err != nil {
 		return nil, fmt.Errorf("open NIC: %w", err)
 	}
+	n.serve = n.onHPUs
 	go n.forward()
 	go n.follow()
 	go n.fair()
@@ -375,8 +377,8 @@ func (n *NIC) Close() error {
 	if n.pool != nil {
 		var drains sync.WaitGroup // all at once: one time limit for all
 		for _, c := range n.contexts {
-			if m, ok := c.hpu.Messages(); ok && m.Open > 0 {
-				drains.Go(func() { _ = n.pool.Drain(c.hpu, n.drain) }) // what is still out is told below
+			if m, ok := c.Messages(); ok && m.Open > 0 {
+				drains.Go(func() { _ = c.tier.stop(n.drain) }) // what is still out is told below
 			}
 		}
 		drains.Wait()

@@ -34,7 +34,8 @@ func (n *NIC) Trigger(c *Context, t hpu.Trigger) (err error) {
 			err = fmt.Errorf("trigger context %q on %s: %w", c.spec.Name, n.iface.Name, err)
 		}
 	}()
-	if !c.spec.HostActivated {
+	tier, ok := c.tier.(triggerable)
+	if !ok || !c.spec.HostActivated {
 		return errors.New("it is not host-activated: packets are what brings its messages")
 	}
 	n.mu.Lock()
@@ -50,8 +51,5 @@ func (n *NIC) Trigger(c *Context, t hpu.Trigger) (err error) {
 	if err != nil {
 		return err
 	}
-	return n.pool.Trigger(c.hpu, t)
+	return tier.trigger(t)
 }
-
-// SetTap has a tap see the context's frames; nil ends that.
-func (c *Context) SetTap(t hpu.Tap) { c.hpu.SetTap(t) }

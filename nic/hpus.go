@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nic
+
+import (
+	"fmt"
+	"reflect"
+	"sync/atomic"
+	"time"
+
+	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/matcher"
+	"github.com/xspin/xspin/mpq"
+	"github.com/xspin/xspin/slmp"
+	"github.com/xspin/xspin/spin"
+)
+
+// hpuTier is the tier whose handlers are Go functions, on the HPUs of the NIC.
+type hpuTier struct {
+	*hpu.Context
+	n *NIC
+}
+
+// onHPUs has a context served by it. The caller has the lock.
+func (n *NIC) onHPUs(c *Context) (tier, error) {
+	s := &c.spec
+	ctx := hpu.NewContext(c.id, s.Name, s.Handlers, c.buckets)
+	if s.ending() {
+		var err error
+		if ctx, err = hpu.NewMessageContext(c.id, s.Name, s.Handlers, c.buckets, s.CoreMask, n.messages(s)); err != nil {
+			return nil, err
+		}
+	}
+	res := s.Resources
+	if res.Resolver == nil {
+		res.Resolver = n.neigh
+	}
+	if err := ctx.SetResources(res); err != nil {
+		return nil, err
+	}
+	return hpuTier{ctx, n}, nil
+}
+
+// messages is what the HPUs are to know of a context's messages.
+func (n *NIC) messages(s *ContextSpec) hpu.MessageConfig {
+	held := s.Held
+	if held == 0 {
+		// Of its credit: packets that wait must leave some to those that come.
+		credit := s.Credits
+		if credit == 0 {
+			credit = n.cfg.Ring / (len(n.contexts) + 1)
+		}
+		if held = min(64, credit/4); held == 0 {
+			held = -1
+		}
+	}
+	cfg := hpu.MessageConfig{
+		Config: mpq.Config{
+			Messages: s.Messages, Held: held, Timeout: s.Timeout, Remember: s.Remember,
+			Memory: s.Memory, Incomplete: s.Incomplete, Linger: s.Linger,
+		},
+		Format:    s.Format,
+		Protocol:  s.Protocol,
+		Binder:    s.Binder,
+		Default:   spin.Binding{Window: s.Window},
+		State:     s.State,
+		Initial:   s.InitialState,
+		Checksums: s.Checksums,
+		Shared:    s.Policy != ByMessage,
+	}
+	if s.Events != nil {
+		cfg.Default.Events = spin.EventChan(s.Events)
+	} else if p := s.events(); p != nil {
+		cfg.Default.Events = pairSink{p}
+		if s.Binder != nil {
+			cfg.Binder = sinkBinder{s.Binder, pairSink{p}}
+		}
+	}
+	for _, name := range []string{"slmp", "slmp6"} {
+		if s.Protocol == nil && reflect.DeepEqual(s.Format, matcher.FormatByName(name)) {
+			cfg.Protocol = slmp.Protocol{}
+		}
+	}
+	return cfg
+}
+
+func (t hpuTier) install() error {
+	atomic.StoreUint32(&t.n.ingress.Share().Quantum[t.ID()], 1) // until its handlers' time is known
+	return t.n.pool.Install(t.Context)
+}
+
+func (t hpuTier) arm() error { return t.n.pool.Init(t.Context) }
+
+func (t hpuTier) drain(d time.Duration) error {
+	for deadline := time.Now().Add(d); t.waiting() > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%d buffers are still out after %v: with a handler that is busy, with the application, or kept", t.waiting(), d)
+		}
+	}
+	return nil
+}
+
+// waiting returns how many buffers of the context are out, but for the packets that
+// are held until their message begins.
+func (t hpuTier) waiting() int {
+	held := 0
+	if m, ok := t.Messages(); ok {
+		held = m.HeldNow
+	}
+	return t.n.out(t.ID()) - held
+}
+
+func (t hpuTier) stop(d time.Duration) error { return t.n.pool.Drain(t.Context, d) }
+
+func (t hpuTier) stats() tierStats {
+	s := tierStats{ContextStats: t.Stats(), stopped: t.Stopped(), stuck: t.Stuck()}
+	if m, ok := t.Messages(); ok {
+		s.messages = &m
+	}
+	return s
+}
+
+func (t hpuTier) trigger(g hpu.Trigger) error { return t.n.pool.Trigger(t.Context, g) }
