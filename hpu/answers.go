@@ -44,7 +44,7 @@ func (r *runner) answer(to *peer, b []byte) {
 	req.segs = req.all[:1]
 	req.action = send
 	req.acc.Acks++
-	r.acked++
+	req.acked++
 }
 
 // answerNew sends an answer in a frame of its own.
@@ -63,7 +63,7 @@ func (r *runner) answerNew(to *peer, b []byte) {
 	copy(frame[to.n:], b)
 	to.finish(frame, len(b))
 	req.acc.Acks++
-	r.acked++
+	req.acked++
 }
 
 // A peer is how to reach the sender of a message: the headers of a frame to it.

@@ -126,7 +126,7 @@ func (c *Completion) AskThen(tag uint64, payload []byte, then ThenComplete) erro
 	if r.what != completionCall && r.what != lastCall || c.msg == nil {
 		return errAskHere
 	}
-	if r.pending != nil {
+	if r.asked != nil {
 		return errAskAgain
 	}
 	k := r.newContinuation()
@@ -139,7 +139,7 @@ func (c *Completion) AskThen(tag uint64, payload []byte, then ThenComplete) erro
 	if err := r.askThen(&c.Task, k, tag, payload); err != nil {
 		return err
 	}
-	r.pending = k
+	r.asked = k
 	return nil
 }
 
@@ -350,10 +350,9 @@ func (r *runner) disarm() {
 	r.left()
 }
 
-// resumed runs HER k, a continuation.
-func (r *runner) resumed(c *Context, h *her, k int) bool {
-	req, cont := &r.her, h.kept.cont
-	r.cont = cont
+// resumed runs the HER, a continuation.
+func (r *runner) resumed(c *Context, h *her, cont *continuation) bool {
+	req := &r.her
 	if cont.reply.Err != nil {
 		req.acc.Unanswered++
 	}
@@ -363,10 +362,9 @@ func (r *runner) resumed(c *Context, h *her, k int) bool {
 	}
 	switch {
 	case cont.last != nil:
-		return r.completed(c, h.msg, k)
+		return r.completed(h.msg, cont)
 	case c.msgs == nil:
-		code, ok := r.invoke(c, contCall)
-		return r.afterPayload(c, k, code, ok)
+		return r.afterPayload(c, r.invoke(call{kind: contCall, cont: cont}))
 	}
 	req.msg, req.seg, req.ask = h.msg, cont.seg, cont.ask
 	req.payload = c.msgs.cfg.Format.Header
@@ -378,20 +376,17 @@ func (r *runner) resumed(c *Context, h *her, k int) bool {
 	failed := h.msg.failed
 	t.unlock()
 	if failed { // no handler runs for it any more
-		return r.back(c.id, k) && r.finished(t, h.msg, k, false, false)
+		return r.back() && r.finished(t, h.msg, false, false)
 	}
-	code, ok, mine := r.call(c, contCall, k)
-	return mine && r.paid(t, h.msg, k, contCall, code, ok)
+	return r.paid(t, h.msg, r.call(call{kind: contCall, cont: cont}))
 }
 
 // completed runs the continuation of a completion handler, and ends the message.
-func (r *runner) completed(c *Context, m *Message, k int) bool {
+func (r *runner) completed(m *Message, cont *continuation) bool {
 	r.her.msg = m
 	r.done.Task = r.her.Task
-	r.done.Result = r.cont.result
-	r.result = r.cont.result
-	code, ok, mine := r.call(c, lastCall, k)
-	return mine && r.concluded(m.table, m, k, lastCall, code, ok)
+	r.done.Result = cont.result
+	return r.concluded(m.table, m, cont.result, r.call(call{kind: lastCall, cont: cont}))
 }
 
 // forsake ends the requests of a context that no worker looks after any more.

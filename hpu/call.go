@@ -10,11 +10,17 @@ import (
 	"github.com/xspin/xspin/spin"
 )
 
-// call is a kind of call into the code of a context.
-type call uint8
+// A call is one into the code of a context, for the HER that runs.
+type call struct {
+	kind callKind
+	msg  *Message      // of bindCall and unbindCall
+	cont *continuation // of contCall and lastCall
+}
+
+type callKind uint8
 
 const (
-	payloadCall call = iota
+	payloadCall callKind = iota
 	headerCall
 	completionCall
 	depositCall
@@ -26,8 +32,36 @@ const (
 	timerCall
 )
 
-func (c call) String() string {
+func (c callKind) String() string {
 	return [...]string{"payload", "header", "completion", "deposit", "bind", "unbind", "continued payload", "continued completion", "init", "timer"}[c]
+}
+
+// An outcome is what a call has led to. The zero value is a success.
+type outcome struct {
+	kind  callKind
+	end   ending
+	asked bool      // a completion handler waits for an answer
+	code  spin.Code // that it returned
+	err   error     // what Bind and Init returned, a panic was about, or why a handler has failed, if it says so
+}
+
+type ending uint8
+
+const (
+	returned ending = iota
+	panicked
+	givenUp // it took too long: the runner was abandoned, and must touch nothing more
+)
+
+// fault makes the error of a call that failed.
+func (o outcome) fault() error {
+	switch {
+	case o.end == panicked:
+		return fmt.Errorf("%v handler: panic: %w", o.kind, o.err)
+	case o.err != nil:
+		return o.err
+	}
+	return fmt.Errorf("%v handler: %v", o.kind, o.code)
 }
 
 // enter says that the runner is about to run, or has run, code of a context for
@@ -38,52 +72,66 @@ func (r *runner) enter(id uint16, k int) bool {
 	return stateOf(r.state.Swap(herState(running, r.tick, id, k))) != abandoned
 }
 
-// back says that no code of the context runs, and that HER k is not over: what
+// back says that no code of the context runs, and that the HER is not over: what
 // follows writes what others read. It returns false if the runner was abandoned.
-func (r *runner) back(id uint16, k int) bool {
+func (r *runner) back() bool {
 	if r.calm {
 		return true
 	}
 	r.calm = true
 	r.tick++
-	return stateOf(r.state.Swap(herState(between, r.tick, id, k))) != abandoned
+	return stateOf(r.state.Swap(herState(between, r.tick, r.her.ctx.id, r.her.k))) != abandoned
 }
 
-// call is invoke for HER k of a context with messages, and back. mine is false if
-// the runner was abandoned.
-func (r *runner) call(c *Context, what call, k int) (code spin.Code, ok, mine bool) {
-	if r.calm && !r.enter(c.id, k) {
-		return 0, false, false
+// call is invoke for a context with messages, and back.
+func (r *runner) call(x call) outcome {
+	if r.calm && !r.enter(r.her.ctx.id, r.her.k) {
+		return outcome{end: givenUp}
 	}
-	code, ok = r.invoke(c, what)
-	return code, ok, r.back(c.id, k)
+	o := r.invoke(x)
+	if !r.back() {
+		o.end = givenUp
+	}
+	return o
+}
+
+// without is call where there is nothing to call, with the code that stands for it.
+func (r *runner) without(code spin.Code) outcome {
+	o := outcome{code: code}
+	if !r.back() {
+		o.end = givenUp
+	}
+	return o
 }
 
 // invoke makes a call into the code of a context, and accounts for it. A call that
-// fails has sent and kept nothing. It returns false if it panicked.
-func (r *runner) invoke(c *Context, what call) (code spin.Code, ok bool) {
+// fails has sent and kept nothing.
+func (r *runner) invoke(x call) outcome {
 	req := &r.her
+	c := req.ctx
 	acc := r.account(c)
 	mark, before := r.made, req.action
-	r.what = what
-	if code, ok = r.contain(c, what); ok {
+	r.what = x.kind
+	o := r.contain(c, x)
+	ok := o.end == returned
+	if ok {
 		r.sum(mark) // the handler's time
 	}
 	now := r.pool.scale.Ticks()
 	ns := r.pool.scale.Nanoseconds(now - r.ticks)
 	r.ticks = now
 	acc.HandlerSum += time.Duration(ns)
-	if ok && (what == payloadCall || what == depositCall) {
+	if ok && (x.kind == payloadCall || x.kind == depositCall) {
 		acc.Handled++
 		acc.HandlerTime.Add(ns)
 	}
-	plain := code &^ spin.Pending
-	if what == payloadCall || what == depositCall || what == headerCall || what == contCall {
-		r.verdict = verdictOf(plain, ok)
+	plain := o.code &^ spin.Pending
+	if x.kind == payloadCall || x.kind == depositCall || x.kind == headerCall || x.kind == contCall {
+		req.verdict = verdictOf(o)
 	}
 	// Whoever asked for init is told; a timer has nothing to drop.
-	if ok && plain != spin.Success && plain != spin.Proceed && what != initCall && (what != timerCall || plain != spin.Drop) {
-		r.complain(c, r.port, plain, acc)
+	if ok && plain != spin.Success && plain != spin.Proceed && x.kind != initCall && (x.kind != timerCall || plain != spin.Drop) {
+		r.complain(c, o, acc)
 	}
 	if !ok || plain == spin.Fail || plain == spin.Segv {
 		r.unsend(mark)
@@ -105,82 +153,79 @@ func (r *runner) invoke(c *Context, what call) (code spin.Code, ok bool) {
 			}
 		}
 	}
-	if p := r.pending; p != nil && (!ok || plain != spin.Success) {
-		p.job = releaseJob
-		r.unask(p)
-		r.pending = nil
+	if p := r.asked; p != nil {
+		r.asked = nil
+		if o.asked = ok && plain == spin.Success; !o.asked {
+			p.job = releaseJob
+			r.unask(p)
+		}
 	}
 	n := r.made - mark
 	if before == recycle && req.action == send {
 		n++
 	}
 	acc.Sent += uint64(n)
-	r.sent += n
-	return code, ok
+	req.sent += n
+	return o
 }
 
 // contain makes a call and contains its panics.
-func (r *runner) contain(c *Context, what call) (code spin.Code, ok bool) {
+func (r *runner) contain(c *Context, x call) (o outcome) {
+	o.kind, o.end = x.kind, panicked
 	defer func() {
-		if ok {
+		if o.end == returned {
 			return
 		}
-		r.panicked = recover()
+		v := recover()
+		o.err = fmt.Errorf("%v", v)
 		r.account(c).Panics++
-		r.pool.emit(spin.HandlerPanic, c, r.port.hpu, func() string { return fmt.Sprintf("%v\n%s", r.panicked, debug.Stack()) })
+		r.pool.emit(spin.HandlerPanic, c, r.port.hpu, func() string { return fmt.Sprintf("%v\n%s", v, debug.Stack()) })
 	}()
 	r.why = nil
-	switch what {
+	switch x.kind {
 	case payloadCall:
-		code = c.handlers.Payload(&r.her)
+		o.code = c.handlers.Payload(&r.her)
 	case headerCall:
-		code = c.handlers.Header(&r.her)
+		o.code = c.handlers.Header(&r.her)
 	case completionCall:
-		code = c.handlers.Completion(&r.done)
+		o.code = c.handlers.Completion(&r.done)
 	case depositCall:
 		if err := r.her.Deposit(); err != nil {
-			code = r.her.Fail(err)
+			o.code = r.her.Fail(err)
 		}
 	case bindCall:
-		m := r.her.msg
-		m.binding, r.bindErr = c.msgs.cfg.Binder.Bind(m)
+		x.msg.binding, o.err = c.msgs.cfg.Binder.Bind(x.msg)
 	case unbindCall:
-		c.msgs.cfg.Binder.Unbind(r.unbinding, &r.unbound)
+		c.msgs.cfg.Binder.Unbind(x.msg, &r.unbound)
 	case contCall:
-		code = r.cont.then(&r.her, &r.cont.reply)
+		o.code = x.cont.then(&r.her, &x.cont.reply)
 	case lastCall:
-		code = r.cont.last(&r.done, &r.cont.reply)
+		o.code = x.cont.last(&r.done, &x.cont.reply)
 	case initCall:
-		if r.initErr = c.handlers.Init(&r.her.Task); r.initErr != nil {
-			code = spin.Fail // what it has sent is not
+		if o.err = c.handlers.Init(&r.her.Task); o.err != nil {
+			o.code = spin.Fail // what it has sent is not
 		}
 	case timerCall:
-		code = c.handlers.Timer(&r.her.Task)
+		o.code = c.handlers.Timer(&r.her.Task)
 	}
-	return code, true
+	if x.kind != bindCall && x.kind != initCall {
+		o.err = r.why
+	}
+	o.end = returned
+	return o
 }
 
-func (r *runner) complain(c *Context, p *port, code spin.Code, acc *spin.ContextStats) {
+func (r *runner) complain(c *Context, o outcome, acc *spin.ContextStats) {
+	code := o.code &^ spin.Pending
 	if code == spin.Drop {
 		acc.Dropped++
 		return
 	}
 	acc.Failed++
-	r.pool.emit(spin.HandlerFailed, c, p.hpu, func() string {
-		if r.why != nil {
-			return fmt.Sprintf("the handler returned %v: %v", code, r.why)
+	r.pool.emit(spin.HandlerFailed, c, r.port.hpu, func() string {
+		if o.err != nil {
+			return fmt.Sprintf("the handler returned %v: %v", code, o.err)
 		}
 		return fmt.Sprintf("the handler returned %v", code)
 	})
-}
-
-// fault makes the error of a call that failed.
-func (r *runner) fault(call call, code spin.Code, ok bool) error {
-	if !ok {
-		return fmt.Errorf("%v handler: panic: %v", call, r.panicked)
-	}
-	if r.why != nil {
-		return r.why
-	}
-	return fmt.Errorf("%v handler: %v", call, code)
 }

@@ -243,10 +243,10 @@ func (m *Message) takeHeld(t *table) []*Kept {
 	return *held
 }
 
-// segment runs HER k, a packet of a context with messages. Like all from which the
+// segment runs the HER, a packet of a context with messages. Like all from which the
 // code of a context is called, it returns false if the runner was abandoned, and
 // must then touch nothing more.
-func (r *runner) segment(c *Context, k int) bool {
+func (r *runner) segment(c *Context) bool {
 	req, ms := &r.her, c.msgs
 	f := ms.cfg.Format
 	end := req.size
@@ -256,16 +256,16 @@ func (r *runner) segment(c *Context, k int) bool {
 	}
 	if len(req.head) < f.Header || end < f.Header || end > req.size {
 		req.acc.Malformed++ // the program lets none through
-		r.verdict = "malformed"
+		req.verdict = "malformed"
 		return true
 	}
 	req.payload = f.Header
 	req.seg = mpq.Segment{Offset: req.meta.Offset, Len: end - f.Header, EOM: req.EOM()}
-	if ms.cfg.Checksums != VerifyNone && r.hers[k].job == packetJob {
+	if ms.cfg.Checksums != VerifyNone && r.hers[req.k].job == packetJob {
 		switch s := req.verify(ms.cfg.Checksums == VerifyAll); {
 		case s == sumWrong || s != sumRight && ms.cfg.Checksums == VerifyAll:
 			req.acc.Corrupt++
-			r.verdict = "corrupt"
+			req.verdict = "corrupt"
 			return true
 		case s != sumRight:
 			req.acc.Unverified++
@@ -275,27 +275,27 @@ func (r *runner) segment(c *Context, k int) bool {
 		var ok bool
 		if req.ask, ok = ms.cfg.Protocol.Inspect(req.head[:f.Header]); !ok {
 			req.acc.Stray++
-			r.verdict = "stray"
+			req.verdict = "stray"
 			return true
 		}
 	}
-	return r.arrive(c, k)
+	return r.arrive(c)
 }
 
-// arrive gives the segment of HER k to its message.
-func (r *runner) arrive(c *Context, k int) bool {
+// arrive gives the segment of the HER to its message.
+func (r *runner) arrive(c *Context) bool {
 	req, ms := &r.her, c.msgs
 	t := ms.table(r.w, (*mpq.Key)(&req.meta.Key))
 	t.lock()
 	e, d, why := t.Arrive((*mpq.Key)(&req.meta.Key), req.seg, r.base)
 	if e == nil {
 		var buf []byte
-		r.verdict = "duplicate"
+		req.verdict = "duplicate"
 		if d == mpq.Again {
 			buf = r.say(ms, req.ask, true, nil)
 		} else {
-			r.verdict = why.String()
-			r.refused++
+			req.verdict = why.String()
+			req.refused = true
 		}
 		t.unlock()
 		if len(buf) > 0 {
@@ -315,11 +315,11 @@ func (r *runner) arrive(c *Context, k int) bool {
 	switch d {
 	case mpq.Drop:
 		m.starved = m.starved || why == spin.DropMemory || why == spin.DropNoHeader
-		r.verdict = why.String()
-		r.refused++
+		req.verdict = why.String()
+		req.refused = true
 	case mpq.Hold:
 		m.holds++
-		r.verdict = "held"
+		req.verdict = "held"
 		ms.mu.Lock()
 		if !ms.flushed { // else nobody would ever give it back
 			if m.held == nil {
@@ -334,7 +334,7 @@ func (r *runner) arrive(c *Context, k int) bool {
 		r.answerNew(&r.peer, buf)
 		return true
 	case mpq.Again, mpq.Wait:
-		r.verdict = "duplicate"
+		req.verdict = "duplicate"
 		var buf []byte
 		if !m.failed {
 			buf = r.say(ms, req.ask, d == mpq.Again, e)
@@ -345,39 +345,35 @@ func (r *runner) arrive(c *Context, k int) bool {
 		return true
 	case mpq.Start:
 		t.unlock()
-		return r.start(t, m, k)
+		return r.start(t, m)
 	case mpq.Run:
 		t.unlock()
-		return r.payload(t, m, k)
+		return r.payload(t, m)
 	case mpq.Notify:
 		m.ask, m.asked = req.ask, true
-		r.result = m.waits.result
+		res := m.waits.result
 		t.unlock()
-		if !r.back(c.id, k) {
-			return false
-		}
-		return r.notify(t, m, k)
+		return r.back() && r.notify(t, m, res)
 	}
 	t.unlock()
 	return true
 }
 
 // start opens a message with its header packet.
-func (r *runner) start(t *table, m *Message, k int) bool {
+func (r *runner) start(t *table, m *Message) bool {
 	c := m.ctx
 	ms, req := c.msgs, &r.her
 	if ms.cfg.Binder != nil {
-		r.bindErr = nil
-		_, ok, mine := r.call(c, bindCall, k)
-		if !mine {
+		o := r.call(call{kind: bindCall, msg: m})
+		if o.end == givenUp {
 			return false
 		}
-		if !ok || r.bindErr != nil {
+		if o.err != nil {
 			req.acc.Unbound++
-			r.refused++
-			r.verdict = "unbound"
-			if r.bindErr != nil {
-				r.pool.emit(spin.MessageRefused, c, r.port.hpu, r.bindErr.Error)
+			req.refused = true
+			req.verdict = "unbound"
+			if o.end == returned {
+				r.pool.emit(spin.MessageRefused, c, r.port.hpu, o.err.Error)
 			}
 			t.lock()
 			r.disown(t, m)
@@ -387,30 +383,29 @@ func (r *runner) start(t *table, m *Message, k int) bool {
 		}
 		m.bound = true
 	}
-	code, ok := spin.Success, true
+	var o outcome
 	if c.handlers.Header != nil {
-		var mine bool
-		if code, ok, mine = r.call(c, headerCall, k); !mine {
+		if o = r.call(call{kind: headerCall}); o.end == givenUp {
 			return false
 		}
-		m.pending = code&spin.Pending != 0
-		code &^= spin.Pending
+		m.pending = o.code&spin.Pending != 0
+		o.code &^= spin.Pending
 		req.acc.Headers++
-	} else if !r.back(c.id, k) {
+	} else if !r.back() {
 		return false
 	}
 	switch {
-	case !ok || code != spin.Success && code != spin.Drop && code != spin.Proceed:
-		if !r.fail(t, m, k, r.fault(headerCall, code, ok), false) {
+	case o.end == panicked || o.code != spin.Success && o.code != spin.Drop && o.code != spin.Proceed:
+		if !r.fail(t, m, o.fault(), false) {
 			return false
 		}
 		t.lock()
 		t.Finish(m.entry, req.seg, r.base)
 		t.unlock()
 		return true
-	case code == spin.Drop:
+	case o.code == spin.Drop:
 		m.discard = true
-	case code == spin.Proceed || c.handlers.Payload == nil:
+	case o.code == spin.Proceed || c.handlers.Payload == nil:
 		m.deposit = true
 	}
 	t.lock()
@@ -426,53 +421,51 @@ func (r *runner) start(t *table, m *Message, k int) bool {
 			r.pool.giveBack(k)
 		}
 	}
-	return r.payload(t, m, k)
+	return r.payload(t, m)
 }
 
 // payload runs the payload handler, or what takes its place, for a segment that
 // was claimed.
-func (r *runner) payload(t *table, m *Message, k int) bool {
-	c := m.ctx
-	code, ok := spin.Success, true
-	var mine bool
-	what := payloadCall
+func (r *runner) payload(t *table, m *Message) bool {
+	var o outcome
 	switch {
 	case m.discard:
-		code = spin.Drop
-		mine = r.back(c.id, k)
+		o = r.without(spin.Drop)
 	case !m.deposit:
-		code, ok, mine = r.call(c, what, k)
+		o = r.call(call{kind: payloadCall})
 	case m.binding.Window != nil:
-		what = depositCall
-		code, ok, mine = r.call(c, what, k)
+		o = r.call(call{kind: depositCall})
 	default:
-		mine = r.back(c.id, k)
+		o = r.without(spin.Success)
 	}
-	return mine && r.paid(t, m, k, what, code, ok)
+	return r.paid(t, m, o)
 }
 
 // paid is the rest of payload, when a handler has returned.
-func (r *runner) paid(t *table, m *Message, k int, what call, code spin.Code, ok bool) bool {
+func (r *runner) paid(t *table, m *Message, o outcome) bool {
 	req := &r.her
-	if !ok || code != spin.Success && code != spin.Drop {
+	if o.end == givenUp {
+		return false
+	}
+	ok := o.end == returned && (o.code == spin.Success || o.code == spin.Drop)
+	if !ok {
 		if req.action == keep && req.kept != nil {
 			req.kept.job = releaseJob // the header handler's: the segment finishes now
 		}
-		if !r.fail(t, m, k, r.fault(what, code, ok), false) {
+		if !r.fail(t, m, o.fault(), false) {
 			return false
 		}
-		ok = false
 	}
 	if req.action == keep && ok {
 		// Its HER finishes when it is released.
-		req.kept.drop = code == spin.Drop
+		req.kept.drop = o.code == spin.Drop
 		return true
 	}
-	return r.finished(t, m, k, code == spin.Drop, ok)
+	return r.finished(t, m, o.code == spin.Drop, ok)
 }
 
 // finished is the end of a HER of a message.
-func (r *runner) finished(t *table, m *Message, k int, drop, ok bool) bool {
+func (r *runner) finished(t *table, m *Message, drop, ok bool) bool {
 	ms, req := m.ctx.msgs, &r.her
 	t.lock()
 	if drop {
@@ -483,9 +476,9 @@ func (r *runner) finished(t *table, m *Message, k int, drop, ok bool) bool {
 	}
 	live := m.live // if not, Finish may give the slot away
 	if t.Finish(m.entry, req.seg, r.base) {
-		r.result = m.sum(spin.Complete)
+		res := m.sum(spin.Complete)
 		t.unlock()
-		return r.complete(t, m, k)
+		return r.complete(t, m, res)
 	}
 	var buf []byte
 	if ok && live {
@@ -508,53 +501,53 @@ func (m *Message) sum(cause spin.Cause) spin.Result {
 }
 
 // complete ends a message of which nothing is missing, or nothing will come any
-// more. r.result says which.
-func (r *runner) complete(t *table, m *Message, k int) bool {
-	c := m.ctx
-	if c.handlers.Completion == nil {
-		return r.notify(t, m, k)
+// more.
+func (r *runner) complete(t *table, m *Message, res spin.Result) bool {
+	if m.ctx.handlers.Completion == nil {
+		return r.notify(t, m, res)
 	}
 	r.done.Task = r.her.Task
-	r.done.Result = r.result
-	code, ok, mine := r.call(c, completionCall, k)
-	if !mine {
-		return false
+	r.done.Result = res
+	o := r.call(call{kind: completionCall})
+	if o.end != givenUp {
+		r.her.acc.Completions++
 	}
-	r.her.acc.Completions++
-	return r.concluded(t, m, k, completionCall, code, ok)
+	return r.concluded(t, m, res, o)
 }
 
 // concluded is the rest of complete, when a handler has returned.
-func (r *runner) concluded(t *table, m *Message, k int, what call, code spin.Code, ok bool) bool {
-	m.pending = m.pending || code&spin.Pending != 0
-	if code &^= spin.Pending; !ok || code != spin.Success {
-		return r.fail(t, m, k, r.fault(what, code, ok), true)
+func (r *runner) concluded(t *table, m *Message, res spin.Result, o outcome) bool {
+	if o.end == givenUp {
+		return false
 	}
-	if r.pending != nil { // it goes on when the application has answered
-		r.pending = nil
+	m.pending = m.pending || o.code&spin.Pending != 0
+	if o.code &^= spin.Pending; o.end == panicked || o.code != spin.Success {
+		return r.fail(t, m, o.fault(), true)
+	}
+	if o.asked { // it goes on when the application has answered
 		return true
 	}
-	return r.notify(t, m, k)
+	return r.notify(t, m, res)
 }
 
 // notify tells the application that a message has ended, and its sender. If the
 // application has no room for that, it is tried again now and then; the sender is told
-// so if it was a packet that brought the message here. r.result says how it has ended.
-func (r *runner) notify(t *table, m *Message, k int) bool {
+// so if it was a packet that brought the message here.
+func (r *runner) notify(t *table, m *Message, res spin.Result) bool {
 	req, ms := &r.her, m.ctx.msgs
-	if r.result.Time == 0 { // not when it has to be told again
-		r.result.Time = r.now()
+	if res.Time == 0 { // not when it has to be told again
+		res.Time = r.now()
 	}
-	if !r.event(m, spin.MessageEvent{Result: r.result}) {
-		if r.result.Cause == spin.Complete {
+	if !r.event(m, spin.MessageEvent{Result: res}) {
+		if res.Cause == spin.Complete {
 			t.lock()
 			if m.waits == nil {
-				m.waits = &deferred{t: t, m: m, result: r.result}
+				m.waits = &deferred{t: t, m: m, result: res}
 				ms.waiting[r.w.id].add(m.waits, r.pool.now())
 			}
 			t.Defer(m.entry, r.base)
 			var buf []byte
-			if r.hers[k].job != notifyJob {
+			if r.hers[req.k].job != notifyJob {
 				buf = r.say(ms, m.ask, false, m.entry)
 			}
 			r.peer = m.peer
@@ -566,12 +559,12 @@ func (r *runner) notify(t *table, m *Message, k int) bool {
 	} else if q := &ms.waiting[r.w.id]; len(q.list) > 0 {
 		q.hope(r.pool.now())
 	}
-	if !r.unbind(m, r.result, k) {
+	if !r.unbind(m, res) {
 		return false
 	}
 	var own, eom []byte
 	t.lock()
-	if r.result.Cause == spin.Complete {
+	if res.Cause == spin.Complete {
 		if m.asked {
 			eom = r.say(ms, m.ask, true, m.entry)
 		}
@@ -602,20 +595,19 @@ func (r *runner) event(m *Message, e spin.MessageEvent) bool {
 }
 
 // unbind ends the binding. Whatever Unbind does, the message has ended.
-func (r *runner) unbind(m *Message, res spin.Result, k int) bool {
+func (r *runner) unbind(m *Message, res spin.Result) bool {
 	if !m.bound || m.pending {
 		return true
 	}
 	m.bound = false
-	r.unbound, r.unbinding = res, m
-	_, _, mine := r.call(m.ctx, unbindCall, k)
-	return mine
+	r.unbound = res
+	return r.call(call{kind: unbindCall, msg: m}).end != givenUp
 }
 
 // fail ends a message because of an error: no handler runs for it any more and
 // nothing is acknowledged. Segments that run finish later. last says that none
 // does, that of this HER included: its entry is gone on return.
-func (r *runner) fail(t *table, m *Message, k int, err error, last bool) bool {
+func (r *runner) fail(t *table, m *Message, err error, last bool) bool {
 	t.lock()
 	if m.failed { // another HPU was first
 		t.unlock()
@@ -633,7 +625,7 @@ func (r *runner) fail(t *table, m *Message, k int, err error, last bool) bool {
 	if !r.event(m, spin.MessageEvent{Result: res, Err: err}) {
 		r.her.acc.EventsLost++
 	}
-	if !r.unbind(m, res, k) {
+	if !r.unbind(m, res) {
 		return false
 	}
 	if last {

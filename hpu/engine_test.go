@@ -1369,3 +1369,40 @@ func TestReceivingAllocatesNothing(t *testing.T) {
 		}
 	})
 }
+
+// BenchmarkMessages has messages of one packet, and of many, received into a window.
+func BenchmarkMessages(b *testing.B) {
+	for _, packets := range []int{1, 64} {
+		b.Run(fmt.Sprintf("packets=%d", packets), func(b *testing.B) {
+			r := newRig(b, rigConfig{rxSize: 256, Config: Config{Wait: Spin}})
+			r.kernel.quiet, r.kernel.free = true, true
+			r.receiveMessages(1, Handlers{
+				Header:     func(*HER) spin.Code { return spin.Success },
+				Payload:    func(h *HER) spin.Code { _ = h.Deposit(); return spin.Success },
+				Completion: func(*Completion) spin.Code { return spin.Success },
+			}, func(m *MessageConfig) { m.Default.Window = make(Memory, 1<<20) })
+			ps := make([]pkt, 64)
+			for i := range ps {
+				k := i % packets
+				ps[i] = segment(1, 0, peerA, uint32(k*100), 100, k == packets-1)
+				ps[i].bucket = &testBuckets
+			}
+			b.ReportAllocs()
+			b.ResetTimer()
+			next := uint32(0)
+			for n := 0; n < b.N; n += len(ps) {
+				for i := range ps {
+					if i%packets == 0 {
+						next++
+					}
+					ps[i].key[3] = next
+					binary.BigEndian.PutUint32(ps[i].data[44:], next)
+				}
+				traffic(r, len(ps), ps)
+			}
+			b.StopTimer()
+			hpus, _ := r.Stats()
+			b.ReportMetric(float64(hpus[0].Busy)/float64(hpus[0].Handled), "busy-ns/op")
+		})
+	}
+}

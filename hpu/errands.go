@@ -209,8 +209,8 @@ func (r *runner) errands() bool {
 	return true
 }
 
-// hostSlice runs HER k, a slice of a message of the host's.
-func (r *runner) hostSlice(c *Context, h *her, k int) bool {
+// hostSlice runs the HER, a slice of a message of the host's.
+func (r *runner) hostSlice(c *Context, h *her) bool {
 	req, t := &r.her, h.trig
 	first := t.next == 0
 	n := min(int64(t.Slice), t.Length-t.next)
@@ -234,11 +234,11 @@ func (r *runner) hostSlice(c *Context, h *her, k int) bool {
 		req.acc.Triggers++
 	}
 	req.trig = t
-	before := r.refused
-	if !r.arrive(c, k) {
+	req.refused = false
+	if !r.arrive(c) {
 		return false
 	}
-	if r.refused != before {
+	if req.refused {
 		t.next = t.Length
 		h.answer(fmt.Errorf("refused: no room for another message, or no receive is posted for it: %w", ErrFull))
 	} else {
@@ -254,23 +254,23 @@ func (h *her) answer(err error) {
 	}
 }
 
-// called runs HER k, the init or the timer handler.
-func (r *runner) called(c *Context, h *her) bool {
+// called runs the HER, the init or the timer handler.
+func (r *runner) called(h *her) bool {
 	if h.job == timerJob {
-		if _, ok := r.invoke(c, timerCall); ok {
+		if o := r.invoke(call{kind: timerCall}); o.end == returned {
 			r.her.acc.Timers++
 		}
 		return true
 	}
-	r.initErr = nil
-	if _, ok := r.invoke(c, initCall); !ok {
-		r.initErr = fmt.Errorf("panic: %v", r.panicked)
+	o := r.invoke(call{kind: initCall})
+	if o.end == panicked {
+		o.err = fmt.Errorf("panic: %w", o.err)
 	}
-	h.answer(r.initErr)
+	h.answer(o.err)
 	return true
 }
 
-// tick runs the context's timer handler if it is due. It returns false if the runner
+// tick1 runs the context's timer handler if it is due. It returns false if the runner
 // was abandoned.
 func (r *runner) tick1(c *Context) bool {
 	if c.res.Timer == 0 || !c.ready.Load() || r.pool.home(c) != r.w {

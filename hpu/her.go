@@ -62,6 +62,12 @@ type HER struct {
 	headers packet.Headers
 	action  action
 	kept    *Kept // with action keep, if the handler kept it
+
+	k       int    // its place in the batch
+	acked   int    // answers among its frames
+	sent    int    // frames of its handlers, counted as sent
+	refused bool   // there was no place for its segment
+	verdict string // on it, for a tap
 }
 
 // Ruleset returns the number of the ruleset that the packet matched.

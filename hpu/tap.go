@@ -17,22 +17,22 @@ func (c *Context) SetTap(t Tap) {
 // maxFrame is what a frame can have at most.
 const maxFrame = 64 << 10
 
-// tapped runs HER k, a packet from a ring, before a tap: which sees the frame as it
+// tapped runs the HER, a packet from a ring, before a tap: which sees the frame as it
 // came, and what became of it. It returns false if the runner was abandoned.
-func (r *runner) tapped(tap Tap, c *Context, h *her, k int) bool {
+func (r *runner) tapped(tap Tap, c *Context, h *her) bool {
 	req := &r.her
 	if r.frame == nil {
 		r.frame = make([]byte, maxFrame)
 	}
 	n := req.CopyTo(r.frame, 0)
 	size := req.size
-	r.verdict = ""
-	if !r.her1(c, h, k) {
+	req.verdict = ""
+	if !r.her1(c, h) {
 		return false
 	}
 	r.record = TapRecord{
 		Time: r.base, HPU: r.port.hpu, Queue: r.port.queue, Ruleset: int(h.meta.Ruleset),
-		Verdict: r.verdict, Size: size,
+		Verdict: req.verdict, Size: size,
 	}
 	if c.msgs != nil {
 		r.record.Message, r.record.Offset, r.record.EOM = true, req.seg.Offset, req.seg.EOM
@@ -43,7 +43,7 @@ func (r *runner) tapped(tap Tap, c *Context, h *her, k int) bool {
 		r.record.Verdict = "asked"
 	case req.action == keep && req.kept != nil:
 		r.record.Verdict = "kept"
-	case r.verdict == "":
+	case req.verdict == "":
 		r.record.Verdict = "deposit"
 	}
 	tap.Packet(&r.record, r.frame[:n])
@@ -59,9 +59,9 @@ func (r *runner) tapOut(tap Tap, p *port, h *her, frame []byte) {
 }
 
 // verdictOf names what a handler has returned.
-func verdictOf(code spin.Code, ok bool) string {
-	switch {
-	case !ok:
+func verdictOf(o outcome) string {
+	switch code := o.code &^ spin.Pending; {
+	case o.end == panicked:
 		return "panic"
 	case code == spin.Success:
 		return "success"

@@ -106,12 +106,13 @@ func (r *runner) expired(c *Context) bool {
 	return true
 }
 
-// expire ends a message whose time is up, or whose context ends: HER k has no
+// expire ends a message whose time is up, or whose context ends: the HER has no
 // packet. Its entry is ending already, so nobody else looks at the message.
-func (r *runner) expire(c *Context, h *her, k int) bool {
+func (r *runner) expire(c *Context, h *her) bool {
 	t, m := h.msg.table, h.msg
 	ms := c.msgs
 	r.her.msg = m
+	var res spin.Result
 	switch was := m.entry.State(); {
 	case was == mpq.Waiting: // no handler has seen it
 		t.lock()
@@ -120,21 +121,21 @@ func (r *runner) expire(c *Context, h *her, k int) bool {
 		t.unlock()
 		return true
 	case was == mpq.Deferred: // its result is there
-		r.result = m.waits.result
-		if !r.event(m, spin.MessageEvent{Result: r.result}) {
-			return r.fail(t, m, k, errNoEvent, true)
+		res = m.waits.result
+		if !r.event(m, spin.MessageEvent{Result: res}) {
+			return r.fail(t, m, errNoEvent, true)
 		}
 	case ms.cfg.Incomplete == mpq.Discard && h.cause == spin.TimedOut:
 		t.lock()
-		r.result = m.sum(h.cause)
+		res = m.sum(h.cause)
 		t.unlock()
 	default:
 		t.lock()
-		r.result = m.sum(h.cause)
+		res = m.sum(h.cause)
 		t.unlock()
-		return r.complete(t, m, k)
+		return r.complete(t, m, res)
 	}
-	if !r.unbind(m, r.result, k) {
+	if !r.unbind(m, res) {
 		return false
 	}
 	t.lock()

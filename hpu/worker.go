@@ -222,7 +222,6 @@ type runner struct {
 
 	// Private: never read by anybody else.
 	her      HER
-	k        int              // her's place in the batch
 	made     int              // of sends
 	unsummed [spareCache]bool // sends whose checksum is computed when the handler has returned
 	room     int              // left on the tx ring of the port
@@ -236,35 +235,28 @@ type runner struct {
 	ticks    int64 // when the last handler ended
 	waited   int64 // for room for requests, by handlers of this batch, ticks
 	timed    int64 // when it looked at the time of messages, ticks
-	acked    int   // answers among the frames of this HER
-	sent     int   // frames of its handlers, counted as sent
 
-	// For calls into the code of a context, and what they leave behind.
-	calm      bool // between handlers
-	result    spin.Result
-	done      Completion
-	bindErr   error
-	why       error // of a handler that returns Fail
-	panicked  any
-	unbinding *Message
-	unbound   spin.Result
-	note      spin.MessageEvent
-	what      call
-	initErr   error
-	refused   int    // segments for which there was no place
-	slice     []byte // of a message of the host's
-	frame     []byte // as it came, for a tap
-	verdict   string // on it
-	line      []byte // of the log
-	record    TapRecord
+	// Of the call into the code of a context that runs: what it may ask for, and what
+	// it says. It is over with the call, see outcome.
+	calm  bool // none runs
+	what  callKind
+	why   error         // that it returns Fail
+	asked *continuation // that a completion handler waits for
+
+	// What code of a context gets pointers to: so it is not on the heap each time.
+	done    Completion
+	unbound spin.Result
+	note    spin.MessageEvent
+	slice   []byte // of a message of the host's
+	frame   []byte // as it came, for a tap
+	line    []byte // of the log
+	record  TapRecord
 
 	// Requests to applications.
 	ask       hostq.Request
 	onReply   func(*hostq.Response)
 	polling   bool            // no handler runs: what is the worker's may be touched
 	conts     []*continuation // to use again
-	cont      *continuation   // that runs
-	pending   *continuation   // that the completion handler has asked for
 	peer      peer
 	buf, buf2 [256]byte
 }
@@ -476,13 +468,12 @@ func (r *runner) run(p *port, k int) bool {
 			c = nil // the number is another's by now
 		}
 		req := &r.her
-		r.k = k
-		req.r, req.ctx, req.port, req.msg = r, c, p, nil
+		req.r, req.ctx, req.port, req.msg, req.k = r, c, p, nil, k
 		req.meta, req.late, req.from = h.meta, h.late, h.from
 		req.all = r.descs[h.first:h.last:h.last]
 		req.segs, req.head, req.size = req.all, nil, 0
 		req.action, req.kept, req.data, req.trig = recycle, nil, nil, nil
-		r.sent, r.acked = 0, 0
+		req.sent, req.acked = 0, 0
 		fromRing := h.job == packetJob || h.job == replayJob
 		if c == nil || c.halt.Load() != 0 || h.job == releaseJob || fromRing && c.msgs == nil && c.handlers.Payload == nil {
 			r.results[k] = result{sends: r.made}
@@ -501,10 +492,10 @@ func (r *runner) run(p *port, k int) bool {
 		}
 		req.parsed = false
 		if tap := c.tap.Load(); tap != nil && h.job == packetJob {
-			if !r.tapped(*tap, c, h, k) {
+			if !r.tapped(*tap, c, h) {
 				return false
 			}
-		} else if !r.her1(c, h, k) {
+		} else if !r.her1(c, h) {
 			return false
 		}
 		r.results[k] = result{action: req.action, segs: len(req.segs), sends: r.made}
@@ -512,82 +503,79 @@ func (r *runner) run(p *port, k int) bool {
 	return stateOf(r.state.Swap(owned)) != abandoned
 }
 
-// her1 runs HER k. It returns false if the runner was abandoned.
-func (r *runner) her1(c *Context, h *her, k int) bool {
+// her1 runs the HER. It returns false if the runner was abandoned.
+func (r *runner) her1(c *Context, h *her) bool {
 	switch {
 	case h.job == contJob:
 		cont := h.kept.cont
-		if !r.resumed(c, h, k) {
+		if !r.resumed(c, h, cont) {
 			return false
 		}
-		r.cont = nil
 		r.over(cont)
 		return true
 	case h.job == triggerJob:
-		return r.hostSlice(c, h, k)
+		return r.hostSlice(c, h)
 	case h.job == initJob || h.job == timerJob:
-		return r.called(c, h)
+		return r.called(h)
 	case c.msgs == nil:
-		return r.packet(c, k)
+		return r.packet(c)
 	case h.job == packetJob || h.job == replayJob:
-		return r.segment(c, k)
-	case !r.back(c.id, k):
+		return r.segment(c)
+	case !r.back():
 		return false
 	case h.job == finishJob:
 		req := &r.her
 		req.msg, req.seg, req.ask = h.msg, h.kept.seg, h.kept.ask
-		return r.finished(c.msgs.table(r.w, (*mpq.Key)(&h.meta.Key)), h.msg, k, h.kept.drop, true)
+		return r.finished(c.msgs.table(r.w, (*mpq.Key)(&h.meta.Key)), h.msg, h.kept.drop, true)
 	case h.job == expireJob:
-		return r.expire(c, h, k)
+		return r.expire(c, h)
 	case h.job == notifyJob:
-		r.her.msg, r.result = h.msg, h.msg.waits.result
-		return r.notify(h.msg.table, h.msg, k)
+		r.her.msg = h.msg
+		return r.notify(h.msg.table, h.msg, h.msg.waits.result)
 	}
 	return true
 }
 
-// packet runs HER k of a context without messages: a packet that is a whole
+// packet runs the HER of a context without messages: a packet that is a whole
 // message, or one of an endless one.
-func (r *runner) packet(c *Context, k int) bool {
+func (r *runner) packet(c *Context) bool {
 	req := &r.her
-	code := spin.Success
+	var o outcome
 	if c.handlers.Header != nil {
-		var ok bool
-		if code, ok = r.invoke(c, headerCall); !ok {
+		if o = r.invoke(call{kind: headerCall}); o.end == panicked {
 			return true // the next swap of the state tells whether it was abandoned
 		}
-		if !r.enter(c.id, k) {
+		if !r.enter(c.id, req.k) {
 			return false
 		}
 		req.acc.Headers++
-		code &^= spin.Pending
+		o.code &^= spin.Pending
 	}
-	switch code {
+	switch o.code {
 	case spin.Success:
-		code, ok := r.invoke(c, payloadCall)
-		return r.afterPayload(c, k, code, ok)
+		return r.afterPayload(c, r.invoke(call{kind: payloadCall}))
 	case spin.Drop, spin.Proceed: // no payload handler, and there is no window
-		return r.afterPayload(c, k, code, true)
+		return r.afterPayload(c, o)
 	}
 	return true
 }
 
 // afterPayload is the rest of packet, when the payload handler has finished.
-func (r *runner) afterPayload(c *Context, k int, code spin.Code, ok bool) bool {
+func (r *runner) afterPayload(c *Context, o outcome) bool {
 	req := &r.her
 	asked := req.action == keep && req.kept.cont != nil
-	if c.handlers.Completion == nil || asked || !ok || code != spin.Success && code != spin.Drop && code != spin.Proceed {
+	if c.handlers.Completion == nil || asked || o.end == panicked || o.code != spin.Success && o.code != spin.Drop && o.code != spin.Proceed {
 		return true
 	}
-	if !r.enter(c.id, k) {
+	if !r.enter(c.id, req.k) {
 		return false
 	}
 	r.done.Task = req.Task
 	r.done.Result = spin.Result{Length: uint64(req.Headers().PayloadLen)}
-	if code == spin.Drop {
+	if o.code == spin.Drop {
 		r.done.Dropped = r.done.Length
 	}
-	r.invoke(c, completionCall)
+	r.invoke(call{kind: completionCall})
 	req.acc.Completions++
 	return true
 }
@@ -622,11 +610,11 @@ func (r *runner) resume(cut *takeover) bool {
 // its successor.
 func (r *runner) leave() {
 	h := &r.her
-	for _, d := range r.sends[r.marks[r.k]:r.made] {
+	for _, d := range r.sends[r.marks[h.k]:r.made] {
 		r.spare = append(r.spare, d.Addr)
 	}
-	h.acc.Sent -= uint64(r.sent)
-	h.acc.Acks -= uint64(r.acked)
+	h.acc.Sent -= uint64(h.sent)
+	h.acc.Acks -= uint64(h.acked)
 	if h.action != keep && len(h.all) > 0 {
 		k := h.keep()
 		k.job = releaseJob
