@@ -21,8 +21,8 @@ import (
 	"github.com/xspin/xspin/demos/file"
 	"github.com/xspin/xspin/demos/pingpong/rtt"
 	"github.com/xspin/xspin/internal/flags"
-	"github.com/xspin/xspin/internal/testbed"
 	"github.com/xspin/xspin/netns"
+	"github.com/xspin/xspin/netns/testbed"
 	"github.com/xspin/xspin/slmp"
 )
 

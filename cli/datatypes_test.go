@@ -13,7 +13,7 @@ import (
 	"testing"
 
 	"github.com/xspin/xspin/demos/datatypes"
-	"github.com/xspin/xspin/internal/testbed"
+	"github.com/xspin/xspin/netns/testbed"
 )
 
 func TestDatatypesFlags(t *testing.T) {

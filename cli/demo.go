@@ -15,7 +15,7 @@ import (
 
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/internal/flags"
-	"github.com/xspin/xspin/internal/testbed"
+	"github.com/xspin/xspin/netns/testbed"
 	"github.com/xspin/xspin/nic"
 )
 

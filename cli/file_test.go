@@ -14,9 +14,9 @@ import (
 	"time"
 
 	"github.com/xspin/xspin/demos/file"
-	"github.com/xspin/xspin/internal/testbed"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/netnstest"
+	"github.com/xspin/xspin/netns/testbed"
 )
 
 // The demo starts xspin send. Here it is this executable.

@@ -11,7 +11,7 @@ import (
 
 	"github.com/xspin/xspin/demos/pingpong"
 	"github.com/xspin/xspin/demos/pingpong/rtt"
-	"github.com/xspin/xspin/internal/testbed"
+	"github.com/xspin/xspin/netns/testbed"
 )
 
 func TestPingpongFlags(t *testing.T) {

@@ -24,9 +24,9 @@ import (
 	"github.com/xspin/xspin/eval/hostqbench"
 	"github.com/xspin/xspin/eval/yardstick"
 	"github.com/xspin/xspin/internal/flags"
-	"github.com/xspin/xspin/internal/testbed"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/impair"
+	"github.com/xspin/xspin/netns/testbed"
 	"github.com/xspin/xspin/nic"
 	"github.com/xspin/xspin/packet"
 )

@@ -12,8 +12,8 @@ import (
 	"github.com/xspin/xspin/eval/bench"
 	"github.com/xspin/xspin/eval/yardstick"
 	"github.com/xspin/xspin/hpu"
-	"github.com/xspin/xspin/internal/testbed"
 	"github.com/xspin/xspin/matcher"
+	"github.com/xspin/xspin/netns/testbed"
 	"github.com/xspin/xspin/nic"
 	"github.com/xspin/xspin/spin"
 )

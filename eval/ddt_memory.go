@@ -14,7 +14,7 @@ import (
 	"github.com/xspin/xspin/eval/bench"
 	"github.com/xspin/xspin/eval/mpich"
 	"github.com/xspin/xspin/internal/quantile"
-	"github.com/xspin/xspin/internal/testbed"
+	"github.com/xspin/xspin/netns/testbed"
 )
 
 // ddtPacket is how many bytes of a message the ranges have that are placed one by one.

@@ -16,7 +16,7 @@ import (
 	"github.com/xspin/xspin/eval/replay"
 	"github.com/xspin/xspin/handlers"
 	"github.com/xspin/xspin/internal/clock"
-	"github.com/xspin/xspin/internal/testbed"
+	"github.com/xspin/xspin/netns/testbed"
 )
 
 // scaleFlights is how many messages of an HPU are in flight.

@@ -23,8 +23,8 @@ import (
 	"github.com/xspin/xspin/demos/datatypes"
 	"github.com/xspin/xspin/eval/bench"
 	"github.com/xspin/xspin/eval/mpich"
-	"github.com/xspin/xspin/internal/testbed"
 	"github.com/xspin/xspin/netns/netnstest"
+	"github.com/xspin/xspin/netns/testbed"
 )
 
 func TestBenchDDTFlags(t *testing.T) {

@@ -19,7 +19,7 @@ import (
 	"github.com/xspin/xspin/eval/hostqbench"
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/internal/flags"
-	"github.com/xspin/xspin/internal/testbed"
+	"github.com/xspin/xspin/netns/testbed"
 	"github.com/xspin/xspin/spin"
 )
 

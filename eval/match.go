@@ -14,8 +14,8 @@ import (
 
 	"github.com/xspin/xspin/eval/bench"
 	"github.com/xspin/xspin/eval/yardstick"
-	"github.com/xspin/xspin/internal/testbed"
 	"github.com/xspin/xspin/matcher"
+	"github.com/xspin/xspin/netns/testbed"
 )
 
 // XDP verdicts, linux/bpf.h.

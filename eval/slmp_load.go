@@ -20,7 +20,7 @@ import (
 	"github.com/xspin/xspin/eval/bench"
 	"github.com/xspin/xspin/eval/peers"
 	"github.com/xspin/xspin/hpu"
-	"github.com/xspin/xspin/internal/testbed"
+	"github.com/xspin/xspin/netns/testbed"
 	"github.com/xspin/xspin/slmp"
 	"github.com/xspin/xspin/spin"
 )

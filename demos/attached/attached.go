@@ -19,8 +19,8 @@ import (
 	"github.com/xspin/xspin/control"
 	"github.com/xspin/xspin/daemon"
 	"github.com/xspin/xspin/demos/pingpong/rtt"
-	"github.com/xspin/xspin/internal/testbed"
 	"github.com/xspin/xspin/netns"
+	"github.com/xspin/xspin/netns/testbed"
 )
 
 // closeTime is how long the daemon may take to end.

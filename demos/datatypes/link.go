@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/xspin/xspin/demos/pingpong/rtt"
-	"github.com/xspin/xspin/internal/testbed"
+	"github.com/xspin/xspin/netns/testbed"
 )
 
 // The demo tells its processes what to do, and they answer, in JSON documents on a Unix

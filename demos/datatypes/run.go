@@ -15,8 +15,8 @@ import (
 	"github.com/xspin/xspin/demos/datatypes/gemm"
 	"github.com/xspin/xspin/demos/pingpong/rtt"
 	"github.com/xspin/xspin/internal/quantile"
-	"github.com/xspin/xspin/internal/testbed"
 	"github.com/xspin/xspin/netns"
+	"github.com/xspin/xspin/netns/testbed"
 )
 
 // Config says what to measure. There are no defaults: the command has them.

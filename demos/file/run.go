@@ -24,8 +24,8 @@ import (
 	"time"
 
 	"github.com/xspin/xspin/demos/pingpong/rtt"
-	"github.com/xspin/xspin/internal/testbed"
 	"github.com/xspin/xspin/netns"
+	"github.com/xspin/xspin/netns/testbed"
 	"github.com/xspin/xspin/slmp"
 )
 

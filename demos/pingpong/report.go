@@ -13,8 +13,8 @@ import (
 
 	"github.com/xspin/xspin/demos/pingpong/rtt"
 	"github.com/xspin/xspin/internal/quantile"
-	"github.com/xspin/xspin/internal/testbed"
 	"github.com/xspin/xspin/netns"
+	"github.com/xspin/xspin/netns/testbed"
 )
 
 // Report is what the demo prints: WriteJSON for programs, WriteText for people.

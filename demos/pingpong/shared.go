@@ -23,9 +23,9 @@ import (
 	"github.com/xspin/xspin/handlers"
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
-	"github.com/xspin/xspin/internal/testbed"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/netns"
+	"github.com/xspin/xspin/netns/testbed"
 	"github.com/xspin/xspin/spin"
 )
 

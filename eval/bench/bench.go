@@ -21,7 +21,7 @@ import (
 	"time"
 
 	"github.com/xspin/xspin/internal/quantile"
-	"github.com/xspin/xspin/internal/testbed"
+	"github.com/xspin/xspin/netns/testbed"
 )
 
 // A Goal says which way a figure is better, and perhaps how good it must be.

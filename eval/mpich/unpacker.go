@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/xspin/xspin/ddt"
-	"github.com/xspin/xspin/internal/testbed"
+	"github.com/xspin/xspin/netns/testbed"
 )
 
 // An Unpacker is an MPI program of one rank that packs and unpacks in memory. Between

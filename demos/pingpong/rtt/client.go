@@ -23,7 +23,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/xspin/xspin/internal/testbed"
+	"github.com/xspin/xspin/netns/testbed"
 )
 
 // Proto is how a ping travels.

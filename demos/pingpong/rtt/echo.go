@@ -16,8 +16,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/xspin/xspin/internal/testbed"
 	"github.com/xspin/xspin/netns"
+	"github.com/xspin/xspin/netns/testbed"
 )
 
 // EchoOptions says where a UDP echo server listens and how it waits.
