@@ -21,6 +21,7 @@ import (
 
 	"github.com/xspin/xspin/bpf"
 	"github.com/xspin/xspin/internal/capability"
+	"github.com/xspin/xspin/matcher"
 )
 
 // Errors that callers tell apart.
@@ -79,7 +80,7 @@ type Ingress struct {
 	buckets *[bpf.MaxBuckets]uint64
 
 	publish sync.Mutex
-	table   *Table // in force
+	table   *matcher.Table // in force
 }
 
 // Check tells, without changing anything, why an ingress program cannot be
@@ -291,11 +292,11 @@ func loadError(err error) error {
 // Mode returns how the program is attached: Native or Generic.
 func (in *Ingress) Mode() Mode { return in.mode }
 
-// Publish replaces the table. Every frame sees the old one or the new one, and
-// when Publish returns no frame is being matched or redirected by the old one
-// any more. It takes an RCU grace period, some 10 ms.
-func (in *Ingress) Publish(t *Table) error {
-	compiled, err := t.compile()
+// Publish replaces the table, and the contexts that it names. Every frame sees the
+// old ones or the new ones, and when Publish returns no frame is being matched or
+// redirected by the old ones any more. It takes an RCU grace period, some 10 ms.
+func (in *Ingress) Publish(t *matcher.Table, contexts map[uint16]Context) error {
+	compiled, err := compile(t, contexts)
 	if err != nil {
 		return fmt.Errorf("publish table: %w", err)
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/xspin/xspin/bpf"
 	"github.com/xspin/xspin/internal/capability"
+	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/netnstest"
 )
@@ -274,7 +275,7 @@ func TestMissingFeature(t *testing.T) {
 
 func TestSocketsAreChecked(t *testing.T) {
 	netnstest.NeedRoot(t)
-	tester, err := newTester(&Table{}, Config{Mode: Native, HPUs: 2, Queues: 2, BufferSize: 2000, MaxBuffers: 1})
+	tester, err := newTester(&matcher.Table{}, nil, Config{Mode: Native, HPUs: 2, Queues: 2, BufferSize: 2000, MaxBuffers: 1})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -41,7 +41,7 @@ type sched struct {
 func newSched(t *testing.T, mode Mode, queues, hpus int) *sched {
 	t.Helper()
 	cfg := Config{Mode: mode, Queues: queues, HPUs: hpus, BufferSize: 1000, MaxBuffers: 4}
-	tester, err := newTester(&Table{}, cfg)
+	tester, err := newTester(&matcher.Table{}, nil, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,25 +75,28 @@ func (s *sched) reset(contexts ...Context) {
 
 func (s *sched) publish(contexts ...Context) {
 	s.Helper()
-	t := &Table{Generation: 77, Rulesets: map[int]Binding{}, Contexts: map[uint16]Context{}}
+	s.publishFormat(&matcher.Format{
+		Name:   "word",
+		Key:    []matcher.Field{{Index: 0, Mask: 0xffffffff}},
+		Offset: &matcher.Field{Index: 2, Mask: 0xffffffff},
+		Header: 14,
+	}, contexts...)
+}
+
+func (s *sched) publishFormat(f *matcher.Format, contexts ...Context) {
+	s.Helper()
+	t := &matcher.Table{Generation: 77, Entries: map[int]matcher.Entry{}}
+	byID := map[uint16]Context{}
 	for i, c := range contexts {
 		v := uint32(i) << 24
-		t.Rulesets[i+100] = Binding{
+		t.Entries[i+100] = matcher.Entry{
 			Ruleset: matcher.Ruleset{Name: "context", Rules: []matcher.Rule{{Index: 1, Mask: 0xff000000, Start: v, End: v}}},
 			Context: uint16(i),
+			Format:  f,
 		}
-		c.ID = uint16(i)
-		if c.Format == nil {
-			c.Format = &matcher.Format{
-				Name:   "word",
-				Key:    []matcher.Field{{Index: 0, Mask: 0xffffffff}},
-				Offset: &matcher.Field{Index: 2, Mask: 0xffffffff},
-				Header: 14,
-			}
-		}
-		t.Contexts[c.ID] = c
+		byID[uint16(i)] = c
 	}
-	if err := s.in.Publish(t); err != nil {
+	if err := s.in.Publish(t, byID); err != nil {
 		s.Fatal(err)
 	}
 }
@@ -456,9 +459,7 @@ func TestBlockedScheduling(t *testing.T) {
 			goes(s, 5, []uint32{2000, 0}, 2, -1)
 		})
 		s.with("a frame too short for the offset passes and uses no bucket", blocked(0b1111, sequence, vhpus), func(s *sched) {
-			late := blocked(0b1111, sequence, vhpus)
-			late[0].Format = &matcher.Format{Name: "late", Offset: &matcher.Field{Index: 4, Mask: 0xffff0000}}
-			s.publish(late...)
+			s.publishFormat(&matcher.Format{Name: "late", Offset: &matcher.Field{Index: 4, Mask: 0xffff0000}}, blocked(0b1111, sequence, vhpus)...)
 			before := s.stats()
 			if r := s.sendFrame(keyed(0, 5, 17)); r.verdict != xdpPass || s.stats().Malformed != before.Malformed+1 || s.in.Buckets()[base] != 0 {
 				s.Errorf("17 bytes: %+v", r)

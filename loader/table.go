@@ -4,8 +4,10 @@ package loader
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math/bits"
+	"reflect"
 
 	"github.com/xspin/xspin/bpf"
 	"github.com/xspin/xspin/matcher"
@@ -30,10 +32,8 @@ const (
 // MaxVHPUs is how many virtual HPUs a context with BlockedRR can have.
 const MaxVHPUs = 1<<16 - 1
 
-// A Context is what the program knows of an execution context.
+// A Context says how frames of an execution context are spread over HPUs.
 type Context struct {
-	ID        uint16
-	Format    *matcher.Format
 	Policy    Policy
 	CoreMask  uint64    // HPUs it may use, bit h for HPU h
 	Buckets   bpf.Range // for ByMessage and BlockedRR
@@ -43,44 +43,10 @@ type Context struct {
 	Spill     bool      // frames for which there is no credit pass to the stack; else they are dropped
 }
 
-// A Table is all that decides where a frame goes. Publish makes it law for
-// every frame at once.
-type Table struct {
-	Generation uint32
-	Local      *matcher.Local  // who the interface is; nil: every frame counts as to this host
-	Rulesets   map[int]Binding // by number; the lowest that matches wins
-	Contexts   map[uint16]Context
-}
-
-// A Binding ties a ruleset to its context.
-type Binding struct {
-	matcher.Ruleset
-	Context uint16
-}
-
-// Reference returns the table as the Go reference matcher wants it.
-func (t *Table) Reference() (*matcher.Table, error) {
-	ref := &matcher.Table{Generation: t.Generation, Local: t.Local, Entries: make(map[int]matcher.Entry, len(t.Rulesets))}
-	for slot, b := range t.Rulesets {
-		c, ok := t.Contexts[b.Context]
-		if !ok {
-			return nil, fmt.Errorf("ruleset %d (%s): context %d is not in the table", slot, b.Name, b.Context)
-		}
-		ref.Entries[slot] = matcher.Entry{Ruleset: b.Ruleset, Context: b.Context, Format: c.Format}
-	}
-	if err := ref.Validate(); err != nil {
-		return nil, err
-	}
-	return ref, nil
-}
-
-// compile turns the table into the structure that the program reads.
-func (t *Table) compile() (*bpf.Table, error) {
-	ref, err := t.Reference()
-	if err != nil {
-		return nil, err
-	}
-	x, err := matcher.Compile(ref)
+// compile turns a table, and the contexts that it names, into the structure that the
+// program reads.
+func compile(t *matcher.Table, contexts map[uint16]Context) (*bpf.Table, error) {
+	x, err := matcher.Compile(t)
 	if err != nil {
 		return nil, err
 	}
@@ -139,31 +105,38 @@ func (t *Table) compile() (*bpf.Table, error) {
 	for i := range x.Bounds {
 		copy(out.Vec[i*stride:][:stride], x.Vec[i*x.Words:][:x.Words])
 	}
+	formats := map[uint16]*matcher.Format{}
 	for bit, slot := range x.Slots {
-		b := t.Rulesets[slot]
-		eom := b.EOM
+		e := t.Entries[slot]
+		eom := e.EOM
 		if eom == nil {
-			eom = t.Contexts[b.Context].Format.EOM
+			eom = e.Format.EOM
 		}
 		if eom == nil {
 			eom = &matcher.False
 		}
 		out.Rulesets[bit] = bpf.Ruleset{
 			Slot:    uint8(slot),
-			Context: b.Context,
+			Context: e.Context,
 			Eom: bpf.Rule{
 				Field: field(matcher.Field{Index: eom.Index, Mask: eom.Mask}),
 				Start: eom.Start,
 				End:   eom.End,
 			},
 		}
-	}
-	for id, c := range t.Contexts {
-		if int(id) >= bpf.MaxContexts {
-			return nil, fmt.Errorf("context %d: possible are 0..%d", id, bpf.MaxContexts-1)
+		if f := formats[e.Context]; f != nil {
+			if !reflect.DeepEqual(f, e.Format) {
+				return nil, fmt.Errorf("ruleset %d (%s): context %d has two message formats, %s and %s", slot, e.Name, e.Context, f.Name, e.Format.Name)
+			}
+			continue
 		}
-		if err := c.fill(&out.Contexts[id]); err != nil {
-			return nil, err
+		formats[e.Context] = e.Format
+		c, ok := contexts[e.Context]
+		if !ok {
+			return nil, fmt.Errorf("ruleset %d (%s): context %d is missing", slot, e.Name, e.Context)
+		}
+		if err := c.fill(&out.Contexts[e.Context], e.Format); err != nil {
+			return nil, fmt.Errorf("context %d: %w", e.Context, err)
 		}
 	}
 	return out, nil
@@ -173,38 +146,32 @@ func field(f matcher.Field) bpf.Field {
 	return bpf.Field{Off: uint16(4 * f.Index), Need: uint16(f.Need()), Mask: f.Mask}
 }
 
-func (c *Context) fill(out *bpf.Context) error {
-	if c.Format == nil {
-		return fmt.Errorf("context %d has no message format", c.ID)
-	}
-	if err := c.Format.Validate(); err != nil {
-		return fmt.Errorf("context %d: %w", c.ID, err)
-	}
+// fill says what the program is to know of a context and its message format.
+func (c *Context) fill(out *bpf.Context, f *matcher.Format) error {
 	switch c.Policy {
 	case ByPacket:
 	case BlockedRR:
-		if c.Format.Offset == nil {
-			return fmt.Errorf("context %d: blocked-rr goes by the offset of a packet in its message, and the message format %s has none", c.ID, c.Format.Name)
+		if f.Offset == nil {
+			return fmt.Errorf("blocked-rr goes by the offset of a packet in its message, and the message format %s has none", f.Name)
 		}
 		if c.Sequence == 0 {
-			return fmt.Errorf("context %d: blocked-rr with sequences of 0 bytes: at least 1 is needed", c.ID)
+			return errors.New("blocked-rr with sequences of 0 bytes: at least 1 is needed")
 		}
 		if c.VHPUs < 1 || c.VHPUs > MaxVHPUs {
-			return fmt.Errorf("context %d: blocked-rr with %d virtual HPUs: possible are 1..%d", c.ID, c.VHPUs, MaxVHPUs)
+			return fmt.Errorf("blocked-rr with %d virtual HPUs: possible are 1..%d", c.VHPUs, MaxVHPUs)
 		}
 		out.Sequence = c.Sequence
 		out.Vhpus = uint16(c.VHPUs)
 		fallthrough
 	case ByMessage:
 		if n := c.Buckets.Size; n <= 0 || n&(n-1) != 0 || c.Buckets.Base < 0 || c.Buckets.Base+n > bpf.MaxBuckets {
-			return fmt.Errorf("context %d: buckets %d+%d: need a power of two within 0..%d", c.ID, c.Buckets.Base, n, bpf.MaxBuckets)
+			return fmt.Errorf("buckets %d+%d: need a power of two within 0..%d", c.Buckets.Base, n, bpf.MaxBuckets)
 		}
 		out.BucketBase = uint32(c.Buckets.Base)
 		out.BucketMask = uint32(c.Buckets.Size - 1)
 	default:
-		return fmt.Errorf("context %d: no scheduling policy %d, there are ByMessage, ByPacket and BlockedRR", c.ID, c.Policy)
+		return fmt.Errorf("no scheduling policy %d, there are ByMessage, ByPacket and BlockedRR", c.Policy)
 	}
-	f := c.Format
 	out.CoreMask = c.CoreMask
 	out.Policy = uint8(c.Policy)
 	out.Header = uint16(f.Header)

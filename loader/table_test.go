@@ -24,20 +24,15 @@ import (
 // them different: what number a frame matches, the context and generation that
 // it gets, the key that it has. Frames that start with 1 are refused by their
 // context, those that start with 2 delivered.
-func rivals(generation uint32) *Table {
+func rivals(generation uint32) *matcher.Table {
 	refuse, deliver, context := 200, 201, uint16(1)
 	word := 5
 	if generation%2 == 1 {
 		refuse, deliver, context = 10, 11, 3
 		word = 6
 	}
-	t := &Table{Generation: generation, Rulesets: map[int]Binding{}, Contexts: map[uint16]Context{}}
-	for id := context; id < context+2; id++ {
-		t.Contexts[id] = Context{
-			ID: id, Policy: ByPacket, CoreMask: 1,
-			Format: &matcher.Format{Name: "key", Key: []matcher.Field{{Index: word, Mask: 0xffffffff}}, Header: 14},
-		}
-	}
+	t := &matcher.Table{Generation: generation, Entries: map[int]matcher.Entry{}}
+	format := &matcher.Format{Name: "key", Key: []matcher.Field{{Index: word, Mask: 0xffffffff}}, Header: 14}
 	equals := func(index int, v uint32) matcher.Rule {
 		return matcher.Rule{Index: index, Mask: 0xffffffff, Start: v, End: v}
 	}
@@ -51,11 +46,11 @@ func rivals(generation uint32) *Table {
 		case deliver:
 			rules = []matcher.Rule{equals(0, 2), equals(word, uint32(word))}
 		}
-		b := Binding{Ruleset: matcher.Ruleset{Name: fmt.Sprintf("r%d", slot), Rules: rules}, Context: context}
+		e := matcher.Entry{Ruleset: matcher.Ruleset{Name: fmt.Sprintf("r%d", slot), Rules: rules}, Context: context, Format: format}
 		if slot == deliver {
-			b.Context++
+			e.Context++
 		}
-		t.Rulesets[slot] = b
+		t.Entries[slot] = e
 	}
 	return t
 }
@@ -66,7 +61,7 @@ func rivals(generation uint32) *Table {
 func TestTableChangesAreAtomic(t *testing.T) {
 	netnstest.NeedRoot(t)
 	const changes, packets = 110, 100_000
-	tester, err := newTester(rivals(0), Config{Mode: Generic, HPUs: 1, Queues: 1, BufferSize: 2000, MaxBuffers: 1})
+	tester, err := newTester(rivals(0), onOneHPU(rivals(0)), Config{Mode: Generic, HPUs: 1, Queues: 1, BufferSize: 2000, MaxBuffers: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -124,7 +119,7 @@ func TestTableChangesAreAtomic(t *testing.T) {
 		if t.Failed() {
 			return
 		}
-		if err := in.Publish(rivals(g)); err != nil {
+		if err := in.Publish(rivals(g), onOneHPU(rivals(g))); err != nil {
 			t.Fatal(err)
 		}
 		// Runs and changes both wait for grace periods: now out of step with
@@ -164,7 +159,7 @@ func TestTableChangesAreAtomic(t *testing.T) {
 // changes within the time of one run of the program, is too rare to be met.
 func TestPublishWaitsForAGracePeriod(t *testing.T) {
 	netnstest.NeedRoot(t)
-	tester, err := newTester(rivals(0), Config{Mode: Native, HPUs: 1, Queues: 1, BufferSize: 2000, MaxBuffers: 1})
+	tester, err := newTester(rivals(0), onOneHPU(rivals(0)), Config{Mode: Native, HPUs: 1, Queues: 1, BufferSize: 2000, MaxBuffers: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -176,7 +171,7 @@ func TestPublishWaitsForAGracePeriod(t *testing.T) {
 	if err := barrier.Delete(uint32(0)); err != nil {
 		t.Fatal(err)
 	}
-	if err := tester.in.Publish(rivals(1)); err != nil {
+	if err := tester.in.Publish(rivals(1), onOneHPU(rivals(1))); err != nil {
 		t.Fatal(err)
 	}
 	var id ebpf.MapID
@@ -188,14 +183,15 @@ func TestPublishWaitsForAGracePeriod(t *testing.T) {
 // Publishing leaves nothing behind.
 func TestPublishingOpensNothing(t *testing.T) {
 	netnstest.NeedRoot(t)
-	tester, err := newTester(rivals(0), Config{Mode: Native, HPUs: 1, Queues: 1, BufferSize: 2000, MaxBuffers: 1})
+	tester, err := newTester(rivals(0), onOneHPU(rivals(0)), Config{Mode: Native, HPUs: 1, Queues: 1, BufferSize: 2000, MaxBuffers: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer tester.Close()
 	before := descriptors(t)
 	for i := range 200 {
-		if err := tester.in.Publish(rivals(uint32(i))); err != nil {
+		next := rivals(uint32(i))
+		if err := tester.in.Publish(next, onOneHPU(next)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -223,43 +219,44 @@ func TestPublishRefusesTables(t *testing.T) {
 	}
 	defer tester.Close()
 	flow := matcher.FormatByName("flow")
-	with := func(id uint16, c Context) *Table {
-		return &Table{Contexts: map[uint16]Context{id: c}}
-	}
-	message := func(base, size int) *Table {
-		return with(3, Context{ID: 3, Format: flow, Policy: ByMessage, CoreMask: 1, Buckets: bpf.Range{Base: base, Size: size}})
+	udp := func(slot int, id uint16, f *matcher.Format) *matcher.Table {
+		return &matcher.Table{Entries: map[int]matcher.Entry{slot: {Ruleset: matcher.UDP(), Context: id, Format: f}}}
 	}
 	slmp := matcher.FormatByName("slmp")
-	blocked := func(f *matcher.Format, size int, sequence uint32, vhpus int) *Table {
-		return with(3, Context{ID: 3, Format: f, Policy: BlockedRR, CoreMask: 1, Buckets: bpf.Range{Size: size}, Sequence: sequence, VHPUs: vhpus})
+	message := func(base, size int) Context {
+		return Context{Policy: ByMessage, CoreMask: 1, Buckets: bpf.Range{Base: base, Size: size}}
+	}
+	blocked := func(size int, sequence uint32, vhpus int) Context {
+		return Context{Policy: BlockedRR, CoreMask: 1, Buckets: bpf.Range{Size: size}, Sequence: sequence, VHPUs: vhpus}
 	}
 	for _, tt := range []struct {
-		name  string
-		table *Table
-		want  string // none: it is published
+		name    string
+		table   *matcher.Table
+		context Context // 3
+		want    string  // none: it is published
 	}{
-		{"a ruleset of a context that is not there", &Table{Rulesets: map[int]Binding{4: {matcher.UDP(), 8}}}, "ruleset 4 (udp): context 8 is not in the table"},
-		{"a ruleset number out of range", &Table{Rulesets: map[int]Binding{256: {matcher.UDP(), 8}}, Contexts: map[uint16]Context{8: {Format: flow}}}, "256"},
-		{"a context number out of range", with(256, Context{ID: 256, Format: flow, Policy: ByPacket}), "context 256: possible are 0..255"},
-		{"a context without format", with(3, Context{ID: 3, Policy: ByPacket}), "context 3 has no message format"},
-		{"a context with a bad format", with(3, Context{ID: 3, Policy: ByPacket, Format: &matcher.Format{Name: "bad", Key: make([]matcher.Field, 9)}}), "9 key words"},
-		{"no buckets", message(0, 0), "context 3: buckets 0+0"},
-		{"buckets that are no power of two", message(0, 3), "power of two"},
-		{"buckets before the first", message(-1, 2), "context 3: buckets -1+2"},
-		{"buckets beyond the last", message(bpf.MaxBuckets-1, 2), "context 3: buckets 262143+2"},
-		{"no such policy", with(3, Context{ID: 3, Format: flow, Policy: 3, CoreMask: 1}), "context 3: no scheduling policy 3"},
-		{"blocked-rr without an offset", blocked(flow, 64, 1, 1), "context 3: blocked-rr goes by the offset of a packet in its message, and the message format flow has none"},
-		{"blocked-rr without buckets", blocked(slmp, 0, 1, 1), "context 3: buckets 0+0"},
-		{"blocked-rr with empty sequences", blocked(slmp, 64, 0, 1), "context 3: blocked-rr with sequences of 0 bytes"},
-		{"blocked-rr without virtual HPUs", blocked(slmp, 64, 1, 0), "context 3: blocked-rr with 0 virtual HPUs: possible are 1..65535"},
-		{"blocked-rr with too many virtual HPUs", blocked(slmp, 64, 1, 65536), "context 3: blocked-rr with 65536 virtual HPUs"},
-		{"the last two buckets", message(bpf.MaxBuckets-2, 2), ""},
-		{"all buckets", message(0, bpf.MaxBuckets), ""},
-		{"blocked-rr with the shortest sequence and one virtual HPU", blocked(slmp, 64, 1, 1), ""},
-		{"blocked-rr with the longest sequence and the most virtual HPUs", blocked(slmp, 64, 1<<32-1, 65535), ""},
+		{"a ruleset of a context that is missing", udp(4, 8, flow), Context{}, "ruleset 4 (udp): context 8 is missing"},
+		{"a ruleset number out of range", udp(256, 3, flow), Context{Policy: ByPacket}, "256"},
+		{"a context number out of range", udp(4, 256, flow), Context{}, "context 256, possible are 0..255"},
+		{"a context without format", udp(4, 3, nil), Context{Policy: ByPacket}, "ruleset udp (number 4) has no message format"},
+		{"a context with a bad format", udp(4, 3, &matcher.Format{Name: "bad", Key: make([]matcher.Field, 9)}), Context{Policy: ByPacket}, "9 key words"},
+		{"no buckets", udp(4, 3, flow), message(0, 0), "context 3: buckets 0+0"},
+		{"buckets that are no power of two", udp(4, 3, flow), message(0, 3), "power of two"},
+		{"buckets before the first", udp(4, 3, flow), message(-1, 2), "context 3: buckets -1+2"},
+		{"buckets beyond the last", udp(4, 3, flow), message(bpf.MaxBuckets-1, 2), "context 3: buckets 262143+2"},
+		{"no such policy", udp(4, 3, flow), Context{Policy: 3, CoreMask: 1}, "context 3: no scheduling policy 3"},
+		{"blocked-rr without an offset", udp(4, 3, flow), blocked(64, 1, 1), "context 3: blocked-rr goes by the offset of a packet in its message, and the message format flow has none"},
+		{"blocked-rr without buckets", udp(4, 3, slmp), blocked(0, 1, 1), "context 3: buckets 0+0"},
+		{"blocked-rr with empty sequences", udp(4, 3, slmp), blocked(64, 0, 1), "context 3: blocked-rr with sequences of 0 bytes"},
+		{"blocked-rr without virtual HPUs", udp(4, 3, slmp), blocked(64, 1, 0), "context 3: blocked-rr with 0 virtual HPUs: possible are 1..65535"},
+		{"blocked-rr with too many virtual HPUs", udp(4, 3, slmp), blocked(64, 1, 65536), "context 3: blocked-rr with 65536 virtual HPUs"},
+		{"the last two buckets", udp(4, 3, flow), message(bpf.MaxBuckets-2, 2), ""},
+		{"all buckets", udp(4, 3, flow), message(0, bpf.MaxBuckets), ""},
+		{"blocked-rr with the shortest sequence and one virtual HPU", udp(4, 3, slmp), blocked(64, 1, 1), ""},
+		{"blocked-rr with the longest sequence and the most virtual HPUs", udp(4, 3, slmp), blocked(64, 1<<32-1, 65535), ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			err := tester.in.Publish(tt.table)
+			err := tester.in.Publish(tt.table, map[uint16]Context{3: tt.context})
 			if tt.want == "" {
 				if err != nil {
 					t.Error(err)

@@ -5,7 +5,6 @@ package loader
 import (
 	"errors"
 	"fmt"
-	"reflect"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -28,22 +27,11 @@ type Tester struct {
 // NewTester loads the program with a table of rulesets. Every context gets as
 // much credit as there is.
 func NewTester(t *matcher.Table) (*Tester, error) {
-	if err := t.Validate(); err != nil {
-		return nil, err
-	}
-	table := &Table{Generation: t.Generation, Local: t.Local, Rulesets: map[int]Binding{}, Contexts: map[uint16]Context{}}
-	for slot, e := range t.Entries {
-		if c, ok := table.Contexts[e.Context]; ok && !reflect.DeepEqual(c.Format, e.Format) {
-			return nil, fmt.Errorf("ruleset %d (%s): context %d has two message formats, %s and %s", slot, e.Name, e.Context, c.Format.Name, e.Format.Name)
-		}
-		table.Rulesets[slot] = Binding{Ruleset: e.Ruleset, Context: e.Context}
-		table.Contexts[e.Context] = Context{ID: e.Context, Format: e.Format, Policy: ByPacket, CoreMask: 1}
-	}
 	// One buffer takes whatever the kernel is able to run a program over.
-	return newTester(table, Config{Mode: Native, HPUs: 1, Queues: 1, BufferSize: 1 << 20, MaxBuffers: 1})
+	return newTester(t, onOneHPU(t), Config{Mode: Native, HPUs: 1, Queues: 1, BufferSize: 1 << 20, MaxBuffers: 1})
 }
 
-func newTester(t *Table, cfg Config) (_ *Tester, err error) {
+func newTester(t *matcher.Table, contexts map[uint16]Context, cfg Config) (_ *Tester, err error) {
 	if err := needToRun("run the in-kernel program"); err != nil {
 		return nil, err
 	}
@@ -56,7 +44,7 @@ func newTester(t *Table, cfg Config) (_ *Tester, err error) {
 	if err := in.load("xspin_verdict"); err != nil {
 		return nil, err
 	}
-	if err := in.Publish(t); err != nil {
+	if err := in.Publish(t, contexts); err != nil {
 		return nil, err
 	}
 	for i := range in.Share().Credit {
@@ -107,7 +95,7 @@ func (t *Tester) run(frame []byte, md any) (v matcher.Verdict, out []byte, err e
 			Key:     meta.Key,
 			Offset:  meta.Offset,
 		}
-		v.NKey = len(t.in.table.Contexts[meta.Context].Format.Key)
+		v.NKey = len(t.in.table.Entries[v.Ruleset].Format.Key)
 	case xdpPass:
 		if stats.Malformed == last.Malformed {
 			break
@@ -116,7 +104,7 @@ func (t *Tester) run(frame []byte, md any) (v matcher.Verdict, out []byte, err e
 		for slot, n := range stats.Matched {
 			if n != last.Matched[slot] {
 				v.Ruleset = slot
-				v.Context = t.in.table.Rulesets[slot].Context
+				v.Context = t.in.table.Entries[slot].Context
 			}
 		}
 	default:
@@ -144,7 +132,7 @@ func LoadMatch(t *matcher.Table) (*Ingress, error) {
 	in := &Ingress{cfg: Config{HPUs: 1, Queues: 1, BufferSize: 1 << 16, MaxBuffers: 1}, mode: Native}
 	err := in.load(program)
 	if err == nil {
-		err = in.Publish(onePerContext(t))
+		err = in.Publish(t, onOneHPU(t))
 	}
 	if err != nil {
 		return nil, errors.Join(err, in.Close())
@@ -155,14 +143,11 @@ func LoadMatch(t *matcher.Table) (*Ingress, error) {
 // Program is the program that was loaded. It lives until Close.
 func (in *Ingress) Program() *ebpf.Program { return in.objs.XspinIngress }
 
-// onePerContext gives each ruleset a context of its own, since contexts have one
-// message format and the entries of a table may differ.
-func onePerContext(t *matcher.Table) *Table {
-	table := &Table{Generation: t.Generation, Local: t.Local, Rulesets: map[int]Binding{}, Contexts: map[uint16]Context{}}
-	for slot, e := range t.Entries {
-		id := uint16(slot)
-		table.Rulesets[slot] = Binding{Ruleset: e.Ruleset, Context: id}
-		table.Contexts[id] = Context{ID: id, Format: e.Format, Policy: ByPacket, CoreMask: 1}
+// onOneHPU has all contexts of a table on HPU 0.
+func onOneHPU(t *matcher.Table) map[uint16]Context {
+	contexts := map[uint16]Context{}
+	for _, e := range t.Entries {
+		contexts[e.Context] = Context{Policy: ByPacket, CoreMask: 1}
 	}
-	return table
+	return contexts
 }

@@ -52,14 +52,11 @@ func newDiffer(t *testing.T) *differ {
 // use gives the tester another table, at a tenth of the price of a new one.
 func (d *differ) use(ref *matcher.Table) {
 	d.Helper()
-	table := &Table{Generation: ref.Generation, Local: ref.Local, Rulesets: map[int]Binding{}, Contexts: map[uint16]Context{}}
 	for slot, e := range ref.Entries {
 		e.Context = uint16(slot) // the generators' contexts have several formats
 		ref.Entries[slot] = e
-		table.Rulesets[slot] = Binding{Ruleset: e.Ruleset, Context: e.Context}
-		table.Contexts[e.Context] = Context{ID: e.Context, Format: e.Format, Policy: ByPacket, CoreMask: 1}
 	}
-	if err := d.tester.in.Publish(table); err != nil {
+	if err := d.tester.in.Publish(ref, onOneHPU(ref)); err != nil {
 		d.Fatal(err)
 	}
 	d.ref = ref

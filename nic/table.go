@@ -160,19 +160,13 @@ func freeSlots(taken map[int]*Context, first, count int) (slots []int, err error
 // publish puts the table of all active contexts in force.
 func (n *NIC) publish() error {
 	n.gen++
-	t := &loader.Table{
-		Generation: n.gen,
-		Local:      n.local(),
-		Rulesets:   map[int]loader.Binding{},
-		Contexts:   map[uint16]loader.Context{},
-	}
+	t := &matcher.Table{Generation: n.gen, Local: n.local(), Entries: map[int]matcher.Entry{}}
+	contexts := map[uint16]loader.Context{}
 	for id, c := range n.contexts {
 		if c.rules.slots == nil { // not active, or without any
 			continue
 		}
-		t.Contexts[id] = loader.Context{
-			ID:        id,
-			Format:    c.spec.Format,
+		contexts[id] = loader.Context{
 			Policy:    c.spec.Policy,
 			CoreMask:  c.spec.CoreMask,
 			Buckets:   c.buckets,
@@ -182,10 +176,10 @@ func (n *NIC) publish() error {
 			Spill:     c.spec.Overload == OverloadSpills,
 		}
 		for i, s := range c.rules.slots {
-			t.Rulesets[s] = loader.Binding{Ruleset: c.spec.Rulesets[i], Context: id}
+			t.Entries[s] = matcher.Entry{Ruleset: c.spec.Rulesets[i], Context: id, Format: c.spec.Format}
 		}
 	}
-	return n.ingress.Publish(t)
+	return n.ingress.Publish(t, contexts)
 }
 
 // local is who the interface is, as far as a table takes that.
