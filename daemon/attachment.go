@@ -117,10 +117,10 @@ func (has *holdings) equip(r *hpu.Resources) {
 		r.Windows = append(r.Windows, hpu.NamedWindow{Name: has.windows[i].name, Window: has.windows[i].win})
 	}
 	if has.memory != nil {
-		r.Memory = has.memory.Bytes()
+		r.Memory = has.memory.Whole()
 	}
 	if has.perHPU != nil {
-		r.PerHPU = has.perHPU.Bytes()
+		r.PerHPU = has.perHPU.Whole()
 	}
 	if has.pair != nil {
 		r.Host = has.pair

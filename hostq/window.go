@@ -13,6 +13,8 @@ import (
 // A Window is a range of a Memory with rights. It is safe for concurrent use; bytes
 // that two write at the same time are whatever they make of it.
 type Window struct {
+	mem    *Memory // nil: on memory of the process's own
+	off    int64   // in mem
 	b      []byte
 	rights spin.Rights
 }
@@ -26,8 +28,11 @@ func (m *Memory) Window(off, size int64, r spin.Rights) (*Window, error) {
 	if r&spin.Atomic != 0 && off%8 != 0 {
 		return nil, fmt.Errorf("window at %d: for atomic operations it must be at a multiple of 8: %w", off, spin.ErrBounds)
 	}
-	return &Window{b: m.b[off : off+size : off+size], rights: r}, nil
+	return &Window{mem: m, off: off, b: m.b[off : off+size : off+size], rights: r}, nil
 }
+
+// Whole returns a window on all of the memory, with all rights.
+func (m *Memory) Whole() *Window { return &Window{mem: m, b: m.b, rights: spin.All} }
 
 // WindowOn returns a window on memory of the process's own, for tests of handlers and for
 // handlers without an application. For atomic operations it must begin at a multiple of
@@ -38,6 +43,10 @@ func WindowOn(b []byte, r spin.Rights) (*Window, error) {
 	}
 	return &Window{b: b, rights: r}, nil
 }
+
+// Memory returns the memory that the window is on, whose Map eBPF programs can be given,
+// and where in it the window begins. nil: the window is on memory of the process's own.
+func (w *Window) Memory() (m *Memory, off int64) { return w.mem, w.off }
 
 // Size returns how many bytes it has.
 func (w *Window) Size() int64 { return int64(len(w.b)) }

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/xspin/xspin/netns/netnstest"
 	"github.com/xspin/xspin/spin"
 )
 
@@ -277,5 +278,48 @@ func TestRights(t *testing.T) {
 		if r, err := spin.ParseRights(s); err == nil {
 			t.Errorf("%q: %v", s, r)
 		}
+	}
+}
+
+// A window says where its bytes are for who reaches them by the map, as eBPF programs do.
+func TestWindowKnowsItsMap(t *testing.T) {
+	netnstest.NeedRoot(t)
+	m, err := NewMemory("map", 2*Element)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	const at = Element - 8 // over the end of an element
+	w, err := m.Window(at, 16, spin.Write)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.WriteAt([]byte("0123456789abcdef"), 0); err != nil {
+		t.Fatal(err)
+	}
+	mem, off := w.Memory()
+	if mem != m || off != at {
+		t.Errorf("the window is at %d of %p, want %d of %p", off, mem, at, m)
+	}
+	var got []byte
+	for i := range w.Size() {
+		element := make([]byte, Element)
+		if err := mem.Map().Lookup(uint32((off+i)/Element), element); err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, element[(off+i)%Element])
+	}
+	if string(got) != "0123456789abcdef" {
+		t.Errorf("the map has %q there", got)
+	}
+	if whole := m.Whole(); whole.Size() != m.Size() || whole.Rights() != spin.All {
+		t.Errorf("the window on all of it has %d bytes and rights %v", whole.Size(), whole.Rights())
+	}
+	own, err := WindowOn(make([]byte, 8), spin.All)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if mem, off := own.Memory(); mem != nil || off != 0 {
+		t.Errorf("a window on a slice is at %d of %v", off, mem)
 	}
 }

@@ -41,6 +41,8 @@ type Context struct {
 	msgs     *messages      // nil without messages
 	pins     []atomic.Int32 // by bucket: open messages that hold it
 	res      Resources
+	memory   []byte // of res
+	perHPU   []byte // of res
 	tap      atomic.Pointer[Tap]
 	ready    atomic.Bool // Pool.Init has returned: timers run
 	tick     int64       // when the timer is due, ns; its worker's

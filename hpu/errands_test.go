@@ -19,6 +19,15 @@ import (
 	"github.com/xspin/xspin/spin"
 )
 
+func windowOn(t *testing.T, b []byte, r spin.Rights) *hostq.Window {
+	t.Helper()
+	w, err := hostq.WindowOn(b, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
 func TestInitRunsOnAnHPU(t *testing.T) {
 	r := newRig(t, rigConfig{hpus: 4, Config: Config{Workers: 2, Limit: 50 * time.Millisecond}})
 	bad := errors.New("no table")
@@ -27,12 +36,12 @@ func TestInitRunsOnAnHPU(t *testing.T) {
 		copy(t.Memory(), "ready")
 		copy(t.HPUMemory(), fmt.Sprint(t.HPU(), len(t.HPUMemory())))
 		return bad
-	}}, Resources{Memory: memory, PerHPU: make([]byte, 40)})
+	}}, Resources{Memory: windowOn(t, memory, spin.All), PerHPU: windowOn(t, make([]byte, 40), spin.All)})
 	if err := r.Init(c); !errors.Is(err, bad) {
 		t.Errorf("the init handler's error is %v", err)
 	}
-	if !strings.HasPrefix(string(memory), "ready") || !strings.HasPrefix(string(c.res.PerHPU), "0 10") {
-		t.Errorf("memory is %q, %q", memory, c.res.PerHPU)
+	if !strings.HasPrefix(string(memory), "ready") || !strings.HasPrefix(string(c.perHPU), "0 10") {
+		t.Errorf("memory is %q, %q", memory, c.perHPU)
 	}
 	panics := r.withResources(2, Handlers{Init: func(*Task) error { panic("no") }}, Resources{})
 	if err := r.Init(panics); err == nil || !strings.Contains(err.Error(), "panic: no") {
@@ -104,6 +113,8 @@ func TestResourcesThatMakeNoSense(t *testing.T) {
 		{"timer without handler", Handlers{}, Resources{Timer: time.Second}},
 		{"handler without timer", Handlers{Timer: timer}, Resources{}},
 		{"full", Handlers{}, Resources{Full: 7}},
+		{"memory that cannot be written", Handlers{}, Resources{Memory: windowOn(t, make([]byte, 8), spin.Read|spin.Atomic)}},
+		{"memory of HPUs that cannot be read", Handlers{}, Resources{PerHPU: windowOn(t, make([]byte, 8), spin.Write)}},
 	} {
 		if err := NewContext(1, "x", tc.h, bpf.Range{}).SetResources(tc.r); err == nil {
 			t.Errorf("%s: no error", tc.name)

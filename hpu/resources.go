@@ -16,11 +16,11 @@ import (
 type Resources struct {
 	Windows []NamedWindow // see Task.Window
 
-	// HPU memory: Memory is the context's, which other contexts and the outside
-	// may use at the same time; PerHPU is cut in as many equal parts as there
-	// are HPUs.
-	Memory []byte
-	PerHPU []byte
+	// HPU memory, to be read and written; nil: none. Memory is the context's, which
+	// other contexts and the outside may use at the same time; PerHPU is cut in as
+	// many equal parts as there are HPUs.
+	Memory *hostq.Window
+	PerHPU *hostq.Window
 
 	Host     Host          // to the application. Its lanes are the workers
 	Full     Full          // what to do when its request ring is full
@@ -117,8 +117,23 @@ func (c *Context) SetResources(r Resources) error {
 	if err := r.check(&c.handlers); err != nil {
 		return err
 	}
+	var err error
+	if c.memory, err = hpuMemory(r.Memory); err != nil {
+		return fmt.Errorf("HPU memory: %w", err)
+	}
+	if c.perHPU, err = hpuMemory(r.PerHPU); err != nil {
+		return fmt.Errorf("memory of HPUs: %w", err)
+	}
 	c.res = r
 	return nil
+}
+
+// hpuMemory returns the bytes of HPU memory, which handlers have as they are.
+func hpuMemory(w *hostq.Window) ([]byte, error) {
+	if w == nil {
+		return nil, nil
+	}
+	return w.Slice(0, w.Size(), spin.Read|spin.Write)
 }
 
 // Window returns one of the context's windows, nil if there is none of that name.
@@ -134,11 +149,11 @@ func (t *Task) Window(name string) spin.Window {
 // Memory returns the context's HPU memory. Other HPUs use it at the same time, and
 // other contexts may: it is for atomic operations, such as those of [Memory](h.Memory()),
 // or for one writer.
-func (t *Task) Memory() []byte { return t.ctx.res.Memory }
+func (t *Task) Memory() []byte { return t.ctx.memory }
 
 // HPUMemory returns the HPU's own part of the context's memory.
 func (t *Task) HPUMemory() []byte {
-	all := t.ctx.res.PerHPU
+	all := t.ctx.perHPU
 	n := len(all) / t.HPUs()
 	return all[t.port.hpu*n:][:n:n]
 }

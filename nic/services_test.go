@@ -260,8 +260,12 @@ func TestInitRunsOnceBeforeTheFirstPacket(t *testing.T) {
 	n := open(t, lab, nic.Config{HPUs: 2})
 	broken := errors.New("no luck")
 	var inits atomic.Int64
+	memory, err := hostq.WindowOn(make([]byte, 8), spin.All)
+	if err != nil {
+		t.Fatal(err)
+	}
 	c, err := n.Install(nic.ContextSpec{
-		Name: "init", Rulesets: sets(matcher.UDPPort(7)), Resources: hpu.Resources{Memory: make([]byte, 8)},
+		Name: "init", Rulesets: sets(matcher.UDPPort(7)), Resources: hpu.Resources{Memory: memory},
 		Handlers: hpu.Handlers{Payload: func(h *hpu.HER) spin.Code {
 			if h.Memory()[0] != 42 {
 				return spin.Fail

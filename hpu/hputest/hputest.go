@@ -250,9 +250,12 @@ func (n *NIC) install() (err error) {
 			return err
 		}
 	}
-	res := hpu.Resources{
-		Windows: cfg.Windows, Memory: cfg.Memory, PerHPU: make([]byte, cfg.HPUs*cfg.HPUMemory),
-		Full: cfg.Full, Resolver: cfg.Resolver, Log: logSink{n},
+	res := hpu.Resources{Windows: cfg.Windows, Full: cfg.Full, Resolver: cfg.Resolver, Log: logSink{n}}
+	if res.Memory, err = hostq.WindowOn(cfg.Memory, spin.Read|spin.Write); err != nil {
+		return err
+	}
+	if res.PerHPU, err = hostq.WindowOn(make([]byte, cfg.HPUs*cfg.HPUMemory), spin.Read|spin.Write); err != nil {
+		return err
 	}
 	res.Host = cfg.Host
 	if cfg.Queue && cfg.Host == nil {
