@@ -601,7 +601,7 @@ func (b *blueprint) checkRulesets(c *checker, at func(string) string, set *handl
 		b.spec.Format = matcher.FormatByName(cmp.Or(name, "packet"))
 	}
 	if f := b.spec.Format; f != nil {
-		b.ending = len(f.Key) > 0 && f.EOM != nil && *f.EOM != matcher.False
+		b.ending = f.Ends()
 	} else if doc.Triggered {
 		b.ending = true // its messages come from the host, and are whole
 	}

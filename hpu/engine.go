@@ -85,7 +85,7 @@ func newMessages(cfg MessageConfig) (*messages, error) {
 	switch {
 	case f == nil:
 		return nil, errors.New("no message format")
-	case len(f.Key) == 0 || f.EOM == nil || *f.EOM == matcher.False:
+	case !f.Ends():
 		return nil, fmt.Errorf("message format %s has no key, or no end of a message", f.Name)
 	case cfg.State < 0 || cfg.State > 1<<20:
 		return nil, fmt.Errorf("%d bytes of state for each message: possible are 0..%d", cfg.State, 1<<20)

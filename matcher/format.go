@@ -102,6 +102,10 @@ func (f *Format) Validate() error {
 	return nil
 }
 
+// Ends tells whether messages have several packets and end: for that they need a key and
+// an EOM that can be.
+func (f *Format) Ends() bool { return len(f.Key) > 0 && f.EOM != nil && *f.EOM != False }
+
 // Need returns the length of the shortest frame that is not malformed: it holds
 // the header, and every byte that the key, offset and length masks select.
 func (f *Format) Need() int {

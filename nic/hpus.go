@@ -25,7 +25,7 @@ type hpuTier struct {
 func (n *NIC) onHPUs(c *Context) (tier, error) {
 	s := &c.spec
 	ctx := hpu.NewContext(c.id, s.Name, s.Handlers, c.buckets)
-	if s.ending() {
+	if s.Format.Ends() {
 		var err error
 		if ctx, err = hpu.NewMessageContext(c.id, s.Name, s.Handlers, c.buckets, s.CoreMask, n.messages(s)); err != nil {
 			return nil, err

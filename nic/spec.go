@@ -183,7 +183,7 @@ func (s *ContextSpec) complete(hpus int) error {
 	if s.Policy == BlockedRR && (s.Sequence < 1 || s.VHPUs < 1 || s.VHPUs > loader.MaxVHPUs || s.Format.Offset == nil) {
 		return fmt.Errorf("blocked-rr with sequences of %d bytes on %d virtual HPUs in format %s: at least 1 byte, 1..%d virtual HPUs and a format with an offset are needed", s.Sequence, s.VHPUs, s.Format.Name, loader.MaxVHPUs)
 	}
-	if !s.ending() {
+	if !s.Format.Ends() {
 		switch {
 		case s.Handlers.Payload == nil:
 			return errors.New("no payload handler")
@@ -254,9 +254,4 @@ func (s *ContextSpec) hostActivated() error {
 	s.Held = -1
 	s.Checksums = hpu.VerifyNone
 	return nil
-}
-
-// ending tells whether the context has messages of several packets that end.
-func (s *ContextSpec) ending() bool {
-	return len(s.Format.Key) > 0 && s.Format.EOM != nil && *s.Format.EOM != matcher.False
 }

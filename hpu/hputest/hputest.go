@@ -227,9 +227,8 @@ func (n *NIC) match() error {
 func (n *NIC) install() (err error) {
 	cfg := &n.cfg
 	f := cfg.Format
-	ending := len(f.Key) > 0 && f.EOM != nil && *f.EOM != matcher.False
 	h := n.watched()
-	if !ending {
+	if !f.Ends() {
 		if len(f.Key) > 0 && (h.Header != nil || h.Completion != nil) {
 			return fmt.Errorf("messages of format %s never end: there can be no header and no completion handler", f.Name)
 		}
