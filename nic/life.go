@@ -118,26 +118,26 @@ func (n *NIC) Activate(c *Context) (err error) {
 	if err := n.init(c); err != nil {
 		return err
 	}
-	n.mu.Lock()
-	err = n.has(c)
-	if err == nil && c.active {
-		n.mu.Unlock()
-		return nil
-	}
-	if err == nil {
-		err = n.arm(c)
-	}
-	if err == nil {
-		c.active = true
+	news := false
+	err = n.enter(c, func() error {
+		if c.active {
+			return nil
+		}
+		if err := n.arm(c); err != nil {
+			return err
+		}
+		c.active, news = true, true
 		n.stir()
-		n.ops.Add(1)
-		defer n.ops.Done()
+		return nil
+	})
+	if err != nil {
+		return err
 	}
-	n.mu.Unlock()
-	if err == nil {
+	defer n.ops.Done()
+	if news {
 		n.warnOfSockets(c)
 	}
-	return err
+	return nil
 }
 
 // init runs the context's init handler, if that has not been done. The handler may
@@ -146,16 +146,10 @@ func (n *NIC) init(c *Context) error {
 	if c.inited {
 		return nil
 	}
-	n.mu.Lock()
-	err := n.has(c)
-	if err == nil {
-		n.ops.Add(1)
-		defer n.ops.Done()
-	}
-	n.mu.Unlock()
-	if err != nil {
+	if err := n.enter(c, func() error { return nil }); err != nil {
 		return err
 	}
+	defer n.ops.Done()
 	if err := c.tier.arm(); err != nil {
 		return err
 	}
@@ -173,16 +167,30 @@ func (n *NIC) has(c *Context) error {
 	return nil
 }
 
-// deactivate takes the context's rulesets out of the table. The caller has the lock.
+// enter has f look at or change a context that is there. If it returns nil, Close waits
+// for ops.Done: what takes its time goes on until then, without the NIC's lock.
+func (n *NIC) enter(c *Context, f func() error) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	err := n.has(c)
+	if err == nil {
+		err = f()
+	}
+	if err == nil {
+		n.ops.Add(1)
+	}
+	return err
+}
+
+// deactivate takes the context's rulesets out of the table, and enters.
 func (n *NIC) deactivate(c *Context) error {
-	if err := n.has(c); err != nil {
-		return err
-	}
-	if err := n.disarm(c); err != nil {
-		return err
-	}
-	c.active = false
-	return nil
+	return n.enter(c, func() error {
+		if err := n.disarm(c); err != nil {
+			return err
+		}
+		c.active = false
+		return nil
+	})
 }
 
 // Deactivate disarms the context's rulesets, whose numbers are free from then on, and
@@ -196,16 +204,10 @@ func (n *NIC) Deactivate(c *Context) (err error) {
 	}()
 	c.op.Lock()
 	defer c.op.Unlock()
-	n.mu.Lock()
-	err = n.deactivate(c)
-	if err == nil {
-		n.ops.Add(1)
-		defer n.ops.Done()
-	}
-	n.mu.Unlock()
-	if err != nil {
+	if err := n.deactivate(c); err != nil {
 		return err
 	}
+	defer n.ops.Done()
 	return c.tier.drain(n.drain)
 }
 
@@ -232,17 +234,14 @@ func (n *NIC) remove(c *Context, keep bool) error {
 		n.mu.Unlock()
 		return err
 	}
-	err := n.deactivate(c)
-	if err != nil {
-		n.mu.Unlock()
+	n.mu.Unlock()
+	if err := n.deactivate(c); err != nil {
 		return fmt.Errorf("remove context %q: %w", c.spec.Name, err)
 	}
+	defer n.ops.Done()
 	// Others need not wait. The context is there until it has drained, so that its
 	// number and its credit are nobody else's.
-	n.ops.Add(1)
-	defer n.ops.Done()
-	n.mu.Unlock()
-	err = c.tier.stop(n.drain)
+	err := c.tier.stop(n.drain)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	id := c.id

@@ -38,18 +38,15 @@ func (n *NIC) Trigger(c *Context, t hpu.Trigger) (err error) {
 	if !ok || !c.spec.HostActivated {
 		return errors.New("it is not host-activated: packets are what brings its messages")
 	}
-	n.mu.Lock()
-	err = n.has(c)
-	if err == nil && !c.active {
-		err = ErrInactive
-	}
-	if err == nil {
-		n.ops.Add(1)
-		defer n.ops.Done()
-	}
-	n.mu.Unlock()
+	err = n.enter(c, func() error {
+		if !c.active {
+			return ErrInactive
+		}
+		return nil
+	})
 	if err != nil {
 		return err
 	}
+	defer n.ops.Done()
 	return tier.trigger(t)
 }

@@ -102,7 +102,7 @@ func (n *NIC) Renumber(numbers map[*Context][]int) (err error) {
 		if err != nil {
 			return fmt.Errorf("context %q: %w", c.spec.Name, err)
 		}
-		if c.rules.slots == nil {
+		if len(c.rules.slots) == 0 {
 			continue
 		}
 		for _, s := range to {
@@ -163,7 +163,7 @@ func (n *NIC) publish() error {
 	t := &matcher.Table{Generation: n.gen, Local: n.local(), Entries: map[int]matcher.Entry{}}
 	contexts := map[uint16]loader.Context{}
 	for id, c := range n.contexts {
-		if c.rules.slots == nil { // not active, or without any
+		if len(c.rules.slots) == 0 { // not active, or without any
 			continue
 		}
 		contexts[id] = loader.Context{

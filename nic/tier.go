@@ -11,7 +11,8 @@ import (
 
 // A tier serves one context: it runs the handlers. Number, place in the matching table,
 // credit, counters and life are the NIC's, which calls install, arm, drain and stop one
-// at a time, and stats at any time from install on.
+// at a time, and stats at any time, also after stop. When the NIC closes, it stops
+// contexts with open messages; all else that HPUs have ends with them.
 type tier interface {
 	// install has everything ready but the context's own init. With an error nothing
 	// is left of it. It does not wait: the NIC's lock is held.
@@ -21,13 +22,12 @@ type tier interface {
 	// it has returned nil once.
 	arm() error
 
-	// drain waits for so long until what was on its way has been handled, and may be
-	// followed by new packets. The rulesets are out of the table.
+	// drain waits until what was on its way has been handled, but no longer than that.
+	// The rulesets are out of the table; they may be put back.
 	drain(time.Duration) error
 
-	// stop drains, ends what is open and stays, and frees what it has: no handler runs
-	// from then on. With an error, packets are still out: it is called again, and does
-	// not wait for more than it is told to, until they have come back.
+	// stop drains, ends open messages and frees all: no handler runs from then on. An
+	// error says what is still out; it is called again until there is none.
 	stop(time.Duration) error
 
 	stats() tierStats
