@@ -22,7 +22,6 @@ import (
 	"github.com/xspin/xspin/handlers"
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
-	"github.com/xspin/xspin/loader"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/nic"
 	"github.com/xspin/xspin/spin"
@@ -51,9 +50,6 @@ const (
 	appNone   = "none"
 )
 
-// minTimer is the shortest time between calls of a timer handler.
-const minTimer = time.Millisecond
-
 // nameForm is what names of contexts and windows look like: they are parts of paths,
 // of URLs and of command lines.
 var nameForm = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._-]{0,62}$`)
@@ -63,6 +59,11 @@ type checker struct{ problems problems }
 
 func (c *checker) fail(path, format string, args ...any) {
 	c.problems = append(c.problems, problem{path: path, msg: fmt.Sprintf(format, args...)})
+}
+
+// told says whether something is wrong at a path already.
+func (c *checker) told(path string) bool {
+	return slices.ContainsFunc(c.problems, func(p problem) bool { return p.path == path })
 }
 
 func (c *checker) err() error {
@@ -235,8 +236,8 @@ func checkInterfaces(c *checker, all []Interface) {
 		}
 		c.between(path+".hpus", f.HPUs, 1, nic.MaxHPUs)
 		c.between(path+".workers", f.Workers, 1, cmp.Or(f.HPUs, nic.DefaultHPUs))
-		if r := f.Ring; r != 0 && (r < 64 || r > 1<<15 || bits.OnesCount(uint(r)) != 1) {
-			c.fail(path+".ring", "%d: want a power of two, 64..%d", r, 1<<15)
+		if r := f.Ring; r != 0 && (r < 64 || r > nic.MaxRing || bits.OnesCount(uint(r)) != 1) {
+			c.fail(path+".ring", "%d: want a power of two, 64..%d", r, nic.MaxRing)
 		}
 		for j, cpu := range f.CPUs {
 			if cpu < 0 || cpu > 1<<13 {
@@ -402,8 +403,8 @@ func checkContext(c *checker, path string, doc *control.Context, env *surroundin
 			c.fail(at("handler"), "no handler %q: %s", doc.Handler, suggest(doc.Handler, known))
 		}
 	}
-	b.checkRulesets(c, at, set)
-	b.checkScheduling(c, at, set)
+	b.readRulesets(c, at, set)
+	b.readScheduling(c, at, set)
 
 	b.timer = time.Duration(doc.Timer)
 	if set != nil {
@@ -412,17 +413,11 @@ func checkContext(c *checker, path string, doc *control.Context, env *surroundin
 		if set.Queue && b.queue == nil {
 			b.setQueue(&control.Queue{})
 		}
-		b.timer = cmp.Or(b.timer, set.Timer)
-		switch {
-		case set.Handlers.Timer == nil && doc.Timer != 0:
-			c.fail(at("timer"), "handler %s does nothing at times", doc.Handler)
-		case set.Handlers.Timer == nil:
-			b.timer = 0
+		if set.Handlers.Timer != nil {
+			b.timer = cmp.Or(b.timer, set.Timer)
 		}
 	}
-	if b.timer != 0 && b.timer < minTimer {
-		c.fail(at("timer"), "%v: at least %v", b.timer, minTimer)
-	}
+	b.judge(c, at, set)
 
 	if doc.Attach != nil {
 		b.attach = checkWho(c, at("attach"), doc.Attach)
@@ -548,10 +543,9 @@ func findInterface(c *checker, path, name string, all []Interface) *Interface {
 	return nil
 }
 
-// checkRulesets reads the rulesets and finds the message format.
-func (b *blueprint) checkRulesets(c *checker, at func(string) string, set *handlers.Set) {
+// readRulesets reads the rulesets and the message format.
+func (b *blueprint) readRulesets(c *checker, at func(string) string, set *handlers.Set) {
 	doc := &b.doc
-	bad := len(c.problems)
 	if set != nil && set.Triggered && !doc.Triggered {
 		doc.Triggered = true
 		if doc.Rulesets != "" {
@@ -570,47 +564,13 @@ func (b *blueprint) checkRulesets(c *checker, at func(string) string, set *handl
 			c.problems = append(c.problems, p)
 		}
 		b.spec.Rulesets = rules
-		if err == nil && len(rules) == 0 {
-			c.fail(at("rulesets"), "there is no ruleset in the text")
-		}
 	} else if set != nil && !doc.Triggered {
 		b.spec.Rulesets = slices.Clone(set.Rulesets)
-		if len(set.Rulesets) == 0 {
-			c.fail(at("rulesets"), "no packet would ever come: give rulesets, or triggered: true for a context that the host activates")
-		}
-	}
-	if doc.Triggered && doc.Rulesets != "" {
-		c.fail(at("rulesets"), "a triggered context has none: the host activates it")
 	}
 	b.spec.HostActivated = doc.Triggered
-	if n := len(b.spec.Rulesets); doc.First < 0 || doc.First > 0 && doc.First+n > matcher.MaxRulesets {
-		c.fail(at("first"), "ruleset numbers %d..%d: possible are 0..%d", doc.First, doc.First+n-1, matcher.MaxRulesets-1)
-	}
 	if doc.Format != "" {
 		if b.spec.Format = matcher.FormatByName(doc.Format); b.spec.Format == nil {
 			c.fail(at("format"), "no message format %q: there are %s", doc.Format, strings.Join(matcher.FormatNames(), ", "))
-		}
-	} else if len(b.spec.Rulesets) > 0 && len(c.problems) == bad {
-		name := b.spec.Rulesets[0].Format
-		for _, r := range b.spec.Rulesets {
-			if r.Format != name {
-				c.fail(at("format"), "rulesets %s and %s have different message formats, %q and %q: name one", b.spec.Rulesets[0].Name, r.Name, name, r.Format)
-				return
-			}
-		}
-		b.spec.Format = matcher.FormatByName(cmp.Or(name, "packet"))
-	}
-	if f := b.spec.Format; f != nil {
-		b.ending = f.Ends()
-	} else if doc.Triggered {
-		b.ending = true // its messages come from the host, and are whole
-	}
-	if f := b.spec.Format; set != nil && f != nil && !b.ending {
-		switch {
-		case set.State != 0:
-			c.fail(at("handler"), "handler %s keeps state for messages, and those of format %s never end", doc.Handler, f.Name)
-		case set.Window:
-			c.fail(at("handler"), "handler %s puts messages into windows, and format %s has none that begin and end, as those of slmp do", doc.Handler, f.Name)
 		}
 	}
 }
@@ -626,56 +586,56 @@ func flatten(err error) []error {
 	return []error{err}
 }
 
-func (b *blueprint) checkScheduling(c *checker, at func(string) string, set *handlers.Set) {
+// readScheduling reads what is about HPUs, credit, overload and time.
+func (b *blueprint) readScheduling(c *checker, at func(string) string, set *handlers.Set) {
 	doc, s := &b.doc, &b.spec
 	s.Policy = word(c, at("policy"), doc.Policy, policies)
 	s.Sequence, s.VHPUs = doc.Sequence, doc.VHPUs
 	if set != nil {
 		for _, wrong := range b.schedule(s, set) {
-			c.fail(at(wrong.key), "%v", wrong.error)
+			c.fail(at(wrong.Path), "%v", wrong.Err)
 		}
 	}
 	s.Overload = word(c, at("overload"), doc.Overload, overloads)
 	if doc.HPUs != "" {
-		mask, err := parseMask(doc.HPUs, b.hpus)
+		mask, err := nic.ParseHPUs(doc.HPUs, b.hpus)
 		if err != nil {
 			c.fail(at("hpus"), "%v", err)
 		}
 		s.CoreMask = mask
 	}
-	if s.Policy == nic.BlockedRR {
-		if s.Sequence < 1 {
-			c.fail(at("sequence"), "blocked-rr needs the bytes of a sequence")
-		}
-		if s.VHPUs < 1 || s.VHPUs > loader.MaxVHPUs {
-			c.fail(at("vhpus"), "blocked-rr with %d virtual HPUs: possible are 1..%d", s.VHPUs, loader.MaxVHPUs)
-		}
-		if s.Format != nil && s.Format.Offset == nil {
-			c.fail(at("policy"), "blocked-rr needs a message format with offsets, and %s has none", s.Format.Name)
-		}
-	} else if doc.Sequence != 0 || doc.VHPUs != 0 {
-		c.fail(at("policy"), "sequence and vhpus go with blocked-rr")
-	}
-	c.between(at("credits"), doc.Credits, 1, 1<<15)
-	c.between(at("share"), doc.Share, 1, 1000)
-	c.between(at("messages"), doc.Messages, 1, bpf.MaxBuckets)
 	s.Credits, s.Share, s.Messages = doc.Credits, doc.Share, doc.Messages
 	s.Timeout, s.Remember = time.Duration(doc.Timeout), time.Duration(doc.Remember)
 }
 
-// A keyError is about the value of a context's key.
-type keyError struct {
-	key string
-	error
+// judge has the NIC say what is wrong with what was read. What could not be read is told
+// already, and the rest is not judged by it.
+func (b *blueprint) judge(c *checker, at func(string) string, set *handlers.Set) {
+	s := b.spec
+	s.First = b.doc.First // as asked: the daemon deals out numbers for all contexts
+	s.Resources = hpu.Resources{Timer: b.timer, Full: b.full}
+	if set != nil {
+		s.Handlers, s.State = set.Handlers, set.State
+		if set.Window {
+			s.Binder = &receives{} // whose windows are not made yet
+		}
+	}
+	plan, err := s.Resolve(b.hpus)
+	b.ending = plan.Format != nil && plan.Format.Ends()
+	var wrong spin.Problems
+	errors.As(err, &wrong)
+	for _, p := range wrong {
+		unknown := set == nil && (p.Path == "handler" || p.Path == "timer" || p.Path == "rulesets" && b.doc.Rulesets == "")
+		if !unknown && !c.told(at(p.Path)) {
+			c.fail(at(p.Path), "%v", p.Err)
+		}
+	}
 }
 
 // schedule gives a context the scheduling that a set needs, as far as the configuration
 // leaves it open. Errors are about values that the set cannot do with.
-func (b *blueprint) schedule(s *nic.ContextSpec, set *handlers.Set) (wrong []keyError) {
+func (b *blueprint) schedule(s *nic.ContextSpec, set *handlers.Set) (wrong spin.Problems) {
 	doc := &b.doc
-	fail := func(key, format string, args ...any) {
-		wrong = append(wrong, keyError{key, fmt.Errorf(format, args...)})
-	}
 	switch {
 	case set.Sequence == 0 || doc.Triggered: // the host's messages have one HPU each
 		return nil
@@ -683,40 +643,17 @@ func (b *blueprint) schedule(s *nic.ContextSpec, set *handlers.Set) (wrong []key
 	case s.Policy == nic.ByMessage:
 		return nil
 	default:
-		fail("policy", "%s: handler %s needs blocked-rr with sequences of %d bytes and %d virtual HPUs, which it gets if policy is left out, or message", doc.Policy, doc.Handler, set.Sequence, set.VHPUs)
+		wrong.Add("policy", "%s: handler %s needs blocked-rr with sequences of %d bytes and %d virtual HPUs, which it gets if policy is left out, or message", doc.Policy, doc.Handler, set.Sequence, set.VHPUs)
 		return wrong
 	}
 	if doc.Sequence != 0 && doc.Sequence != set.Sequence {
-		fail("sequence", "%d bytes: handler %s needs %d, which it gets if sequence is left out", doc.Sequence, doc.Handler, set.Sequence)
+		wrong.Add("sequence", "%d bytes: handler %s needs %d, which it gets if sequence is left out", doc.Sequence, doc.Handler, set.Sequence)
 	}
 	if doc.VHPUs != 0 && doc.VHPUs != set.VHPUs {
-		fail("vhpus", "%d virtual HPUs: handler %s needs %d, which it gets if vhpus is left out", doc.VHPUs, doc.Handler, set.VHPUs)
+		wrong.Add("vhpus", "%d virtual HPUs: handler %s needs %d, which it gets if vhpus is left out", doc.VHPUs, doc.Handler, set.VHPUs)
 	}
 	s.Policy, s.Sequence, s.VHPUs = nic.BlockedRR, set.Sequence, set.VHPUs
 	return wrong
-}
-
-// parseMask reads a list such as "0-3,8". hpus 0: unknown.
-func parseMask(list string, hpus int) (mask uint64, err error) {
-	most := cmp.Or(hpus, nic.MaxHPUs) - 1
-	for part := range strings.SplitSeq(list, ",") {
-		first, last, isRange := strings.Cut(strings.TrimSpace(part), "-")
-		if !isRange {
-			last = first
-		}
-		lo, err1 := strconv.ParseUint(first, 10, 8)
-		hi, err2 := strconv.ParseUint(last, 10, 8)
-		if err1 != nil || err2 != nil || lo > hi {
-			return 0, fmt.Errorf(`%q: want a list such as "0-3,8"`, list)
-		}
-		if int(hi) > most {
-			return 0, fmt.Errorf("%q: there are HPUs 0..%d", list, most)
-		}
-		for h := lo; h <= hi; h++ {
-			mask |= 1 << h
-		}
-	}
-	return mask, nil
 }
 
 func (b *blueprint) checkWindows(c *checker, at func(string) string, env *surroundings) {
@@ -767,19 +704,12 @@ func (b *blueprint) checkQueue(c *checker, at func(string) string) {
 		return
 	}
 	b.full = word(c, at("queue.full"), q.Full, fulls)
-	c.between(at("queue.events"), q.Events, 1, hostq.MaxSlots)
-	c.between(at("queue.requests"), q.Requests, 1, hostq.MaxSlots)
-	if q.Payload > hostq.MaxPayload {
-		c.fail(at("queue.payload"), "%v: at most %v", q.Payload, control.Size(hostq.MaxPayload))
-	}
-	pow2 := func(path string, n int) {
-		if n > 0 && n <= hostq.MaxSlots && bits.OnesCount(uint(n)) != 1 {
-			c.fail(path, "%d: want a power of two", n)
+	b.setQueue(q)
+	for _, p := range b.queue.Check() {
+		if p.Path != "lanes" { // of workers, which are told elsewhere
+			c.fail(at("queue."+p.Path), "%v", p.Err)
 		}
 	}
-	pow2(at("queue.events"), q.Events)
-	pow2(at("queue.requests"), q.Requests)
-	b.setQueue(q)
 }
 
 func (b *blueprint) setQueue(q *control.Queue) {

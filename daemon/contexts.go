@@ -218,7 +218,7 @@ func (h *hosted) install() error {
 	}
 	spec := b.spec
 	if wrong := b.schedule(&spec, set); wrong != nil {
-		return failf(errInvalid, "%s: %w", wrong[0].key, wrong[0].error)
+		return kindError{errInvalid, wrong}
 	}
 	has, err := h.d.hold(b, set, h.card.nic.Workers())
 	if err != nil {

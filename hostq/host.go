@@ -76,7 +76,7 @@ func OpenHost(l Layout, memory, bell int, lanes []int) (*Host, error) {
 		}
 		return nil, fmt.Errorf("queues to the NIC: %w", err)
 	}
-	if err := l.check(); err != nil {
+	if err := l.Check().Err(); err != nil {
 		unix.Close(memory)
 		return fail(err)
 	}

@@ -3,9 +3,10 @@
 package hostq
 
 import (
-	"fmt"
 	"sync/atomic"
 	"unsafe"
+
+	"github.com/xspin/xspin/spin"
 )
 
 // The memory of a pair: a shared, then the slots of the events, of the requests, and
@@ -128,8 +129,8 @@ func (l *Layout) words() [4]uint32 {
 	return [4]uint32{uint32(l.Events), uint32(l.Requests), uint32(l.Payload), uint32(l.Lanes)}
 }
 
-// check says what is wrong with a layout.
-func (l *Layout) check() error {
+// Check says what is wrong with a layout.
+func (l *Layout) Check() (wrong spin.Problems) {
 	for _, f := range []struct {
 		what     string
 		n        int
@@ -146,10 +147,10 @@ func (l *Layout) check() error {
 			if f.power {
 				s = ", a power of two"
 			}
-			return fmt.Errorf("queue layout: %s %d: want %d to %d%s", f.what, f.n, f.min, f.max, s)
+			wrong.Add(f.what, "%d: want %d to %d%s", f.n, f.min, f.max, s)
 		}
 	}
-	return nil
+	return wrong
 }
 
 // parts are the pieces of a pair's memory.

@@ -132,8 +132,8 @@ func (c *PairConfig) fill() error {
 	c.Payload = cmp.Or(c.Payload, DefaultPayload)
 	// No more than response slots that are certain to be seen free.
 	c.Outstanding = cmp.Or(c.Outstanding, max(c.Requests+1-int(lag(uint64(c.Requests))), 1))
-	if err := c.check(); err != nil {
-		return err
+	if err := c.Check().Err(); err != nil {
+		return fmt.Errorf("queues: %w", err)
 	}
 	if c.Outstanding < 1 || c.Outstanding > MaxSlots {
 		return fmt.Errorf("queues: %d outstanding requests: want 1 to %d", c.Outstanding, MaxSlots)

@@ -4,7 +4,6 @@ package hpu
 
 import (
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/xspin/xspin/hostq"
@@ -99,31 +98,35 @@ type TapRecord struct {
 	Size    int    // of the frame, which may be cut
 }
 
-// check tells what is wrong with resources for a context with these handlers.
-func (r *Resources) check(h *Handlers) error {
+// Check tells what is wrong with resources for a context with these handlers.
+func (r *Resources) Check(h *Handlers) (wrong spin.Problems) {
 	switch {
+	case r.Timer != 0 && h.Timer == nil:
+		wrong.Add("timer", "%v: the handlers have no timer handler", r.Timer)
+	case r.Timer == 0 && h.Timer != nil:
+		wrong.Add("timer", "the handlers have a timer handler: say how often it runs")
 	case r.Timer != 0 && r.Timer < time.Millisecond:
-		return fmt.Errorf("timer of %v: at least 1ms", r.Timer)
-	case (r.Timer != 0) != (h.Timer != nil):
-		return errors.New("a timer without a timer handler, or the other way round")
-	case r.Full < FullFails || r.Full > FullWaits:
-		return fmt.Errorf("%d says nothing about a full request ring", r.Full)
+		wrong.Add("timer", "%v: at least 1ms", r.Timer)
 	}
-	return nil
+	if r.Full < FullFails || r.Full > FullWaits {
+		wrong.Add("queue.full", "%d: there are FullFails, FullDrops and FullWaits", r.Full)
+	}
+	if _, err := hpuMemory(r.Memory); err != nil {
+		wrong.Add("memory", "%w", err)
+	}
+	if _, err := hpuMemory(r.PerHPU); err != nil {
+		wrong.Add("hpu_memory", "%w", err)
+	}
+	return wrong
 }
 
 // SetResources gives the context what its handlers may use. Before Pool.Install.
 func (c *Context) SetResources(r Resources) error {
-	if err := r.check(&c.handlers); err != nil {
+	if err := r.Check(&c.handlers).Err(); err != nil {
 		return err
 	}
-	var err error
-	if c.memory, err = hpuMemory(r.Memory); err != nil {
-		return fmt.Errorf("HPU memory: %w", err)
-	}
-	if c.perHPU, err = hpuMemory(r.PerHPU); err != nil {
-		return fmt.Errorf("memory of HPUs: %w", err)
-	}
+	c.memory, _ = hpuMemory(r.Memory) // Check has seen to it
+	c.perHPU, _ = hpuMemory(r.PerHPU)
 	c.res = r
 	return nil
 }

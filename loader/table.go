@@ -4,13 +4,13 @@ package loader
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"math/bits"
 	"reflect"
 
 	"github.com/xspin/xspin/bpf"
 	"github.com/xspin/xspin/matcher"
+	"github.com/xspin/xspin/spin"
 )
 
 // A Policy tells how the program picks the HPU of a packet.
@@ -31,6 +31,28 @@ const (
 
 // MaxVHPUs is how many virtual HPUs a context with BlockedRR can have.
 const MaxVHPUs = 1<<16 - 1
+
+// CheckPolicy says what is wrong with a policy and what goes with it, for messages of a
+// format (nil: unknown).
+func CheckPolicy(p Policy, sequence uint32, vhpus int, f *matcher.Format) (wrong spin.Problems) {
+	switch {
+	case p == BlockedRR:
+		if sequence < 1 {
+			wrong.Add("sequence", "blocked-rr needs the bytes of a sequence")
+		}
+		if vhpus < 1 || vhpus > MaxVHPUs {
+			wrong.Add("vhpus", "blocked-rr with %d virtual HPUs: want 1 to %d", vhpus, MaxVHPUs)
+		}
+		if f != nil && f.Offset == nil {
+			wrong.Add("policy", "blocked-rr needs a message format with offsets, and %s has none", f.Name)
+		}
+	case p != ByMessage && p != ByPacket:
+		wrong.Add("policy", "%d: there are ByMessage, ByPacket and BlockedRR", p)
+	case sequence != 0 || vhpus != 0:
+		wrong.Add("policy", "sequence and vhpus go with blocked-rr")
+	}
+	return wrong
+}
 
 // A Context says how frames of an execution context are spread over HPUs.
 type Context struct {
@@ -148,29 +170,17 @@ func field(f matcher.Field) bpf.Field {
 
 // fill says what the program is to know of a context and its message format.
 func (c *Context) fill(out *bpf.Context, f *matcher.Format) error {
-	switch c.Policy {
-	case ByPacket:
-	case BlockedRR:
-		if f.Offset == nil {
-			return fmt.Errorf("blocked-rr goes by the offset of a packet in its message, and the message format %s has none", f.Name)
-		}
-		if c.Sequence == 0 {
-			return errors.New("blocked-rr with sequences of 0 bytes: at least 1 is needed")
-		}
-		if c.VHPUs < 1 || c.VHPUs > MaxVHPUs {
-			return fmt.Errorf("blocked-rr with %d virtual HPUs: possible are 1..%d", c.VHPUs, MaxVHPUs)
-		}
-		out.Sequence = c.Sequence
-		out.Vhpus = uint16(c.VHPUs)
-		fallthrough
-	case ByMessage:
+	if err := CheckPolicy(c.Policy, c.Sequence, c.VHPUs, f).Err(); err != nil {
+		return err
+	}
+	out.Sequence = c.Sequence
+	out.Vhpus = uint16(c.VHPUs)
+	if c.Policy != ByPacket {
 		if n := c.Buckets.Size; n <= 0 || n&(n-1) != 0 || c.Buckets.Base < 0 || c.Buckets.Base+n > bpf.MaxBuckets {
 			return fmt.Errorf("buckets %d+%d: need a power of two within 0..%d", c.Buckets.Base, n, bpf.MaxBuckets)
 		}
 		out.BucketBase = uint32(c.Buckets.Base)
 		out.BucketMask = uint32(c.Buckets.Size - 1)
-	default:
-		return fmt.Errorf("no scheduling policy %d, there are ByMessage, ByPacket and BlockedRR", c.Policy)
 	}
 	out.CoreMask = c.CoreMask
 	out.Policy = uint8(c.Policy)

@@ -22,7 +22,7 @@ func (n *NIC) Install(spec ContextSpec) (_ *Context, err error) {
 			err = fmt.Errorf("install context %q on %s: %w", spec.Name, n.iface.Name, err)
 		}
 	}()
-	if err := spec.complete(n.cfg.HPUs); err != nil {
+	if spec, err = spec.Resolve(n.cfg.HPUs); err != nil {
 		return nil, err
 	}
 	n.mu.Lock()

@@ -56,6 +56,9 @@ const (
 // MaxHPUs is how many HPUs a NIC can have.
 const MaxHPUs = bpf.MaxHPUs
 
+// MaxRing is how many buffers a receive queue can have.
+const MaxRing = 1 << 15
+
 const (
 	headroom   = 256  // that the kernel leaves in front of a received frame: XDP_PACKET_HEADROOM
 	maxBuffers = 40   // of one frame: 64 KiB in the smallest buffers
@@ -254,8 +257,8 @@ func (c *Config) complete() error {
 	if c.Ring == 0 {
 		c.Ring = DefaultRing
 	}
-	if c.Ring < 64 || c.Ring > 1<<15 || c.Ring&(c.Ring-1) != 0 {
-		return fmt.Errorf("ring of %d buffers: must be a power of two in 64..%d", c.Ring, 1<<15)
+	if c.Ring < 64 || c.Ring > MaxRing || c.Ring&(c.Ring-1) != 0 {
+		return fmt.Errorf("ring of %d buffers: must be a power of two in 64..%d", c.Ring, MaxRing)
 	}
 	if c.Limit < 0 {
 		return fmt.Errorf("handler time limit %v is negative", c.Limit)

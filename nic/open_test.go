@@ -286,8 +286,8 @@ func TestInstallRefusesBadContexts(t *testing.T) {
 		is   error
 		says []string
 	}{
-		{"no name", func(s *nic.ContextSpec) { s.Name = "" }, nil, []string{"no name"}},
-		{"no ruleset", func(s *nic.ContextSpec) { s.Rulesets = nil }, nil, []string{"no ruleset"}},
+		{"no name", func(s *nic.ContextSpec) { s.Name = "" }, nil, []string{"name: ", "needs a name"}},
+		{"no ruleset", func(s *nic.ContextSpec) { s.Rulesets = nil }, nil, []string{"rulesets: ", "no packet would ever come"}},
 		{"no handler", func(s *nic.ContextSpec) { s.Handlers.Payload = nil }, nil, []string{"no payload handler"}},
 		{"rule beyond the first 512 bytes", func(s *nic.ContextSpec) {
 			s.Rulesets[0].Rules[0].Index = matcher.MaxIndex + 1
@@ -297,10 +297,10 @@ func TestInstallRefusesBadContexts(t *testing.T) {
 		}, matcher.ErrRuleset, []string{"9"}},
 		{"two formats", func(s *nic.ContextSpec) { s.Rulesets = sets(slmp, flow) }, nil, []string{"slmp", "flow"}},
 		{"unknown format", func(s *nic.ContextSpec) { s.Rulesets = sets(unknown) }, nil, []string{"nothing", "slmp"}},
-		{"policy that does not exist", func(s *nic.ContextSpec) { s.Policy = 7 }, nil, []string{"policy 7", "ByPacket"}},
+		{"policy that does not exist", func(s *nic.ContextSpec) { s.Policy = 7 }, nil, []string{"policy: 7", "ByPacket"}},
 		{"name with a control character", func(s *nic.ContextSpec) { s.Name = "a\nb" }, nil, []string{"printed"}},
-		{"core mask naming only HPUs that are not there", func(s *nic.ContextSpec) { s.CoreMask = 0xf0 }, nil, []string{"0xf0", "0..3"}},
-		{"core mask naming some that are not there", func(s *nic.ContextSpec) { s.CoreMask = 0x18 }, nil, []string{"0x18", "0x10"}},
+		{"core mask naming only HPUs that are not there", func(s *nic.ContextSpec) { s.CoreMask = 0xf0 }, nil, []string{`hpus: "4-7"`, "0..3"}},
+		{"core mask naming some that are not there", func(s *nic.ContextSpec) { s.CoreMask = 0x18 }, nil, []string{`hpus: "3-4"`, "0..3"}},
 		{"negative credits", func(s *nic.ContextSpec) { s.Credits = -1 }, nil, []string{"-1"}},
 		{"more credits than the ring", func(s *nic.ContextSpec) { s.Credits = 257 }, nic.ErrCredit, []string{"256", "257", "Ring"}},
 		{"negative messages", func(s *nic.ContextSpec) { s.Messages = -1 }, nil, []string{"-1"}},

@@ -581,8 +581,8 @@ func TestSharesAndPoliciesAreChecked(t *testing.T) {
 		change func(*nic.ContextSpec)
 		names  []string
 	}{
-		{func(s *nic.ContextSpec) { s.Share = -1 }, []string{"-1", "1..1000"}},
-		{func(s *nic.ContextSpec) { s.Share = 1001 }, []string{"1001", "1..1000"}},
+		{func(s *nic.ContextSpec) { s.Share = -1 }, []string{"share: -1", "1 to 1000"}},
+		{func(s *nic.ContextSpec) { s.Share = 1001 }, []string{"share: 1001", "1 to 1000"}},
 		{func(s *nic.ContextSpec) { s.Overload = 2 }, []string{"2", "OverloadSpills"}},
 		{func(s *nic.ContextSpec) { s.Resources.Timer = time.Second }, []string{"timer"}},
 	} {
