@@ -10,9 +10,16 @@ import (
 	"github.com/xspin/xspin/spin"
 )
 
+// A reply is what the sender of a segment is answered: to whom, and what of the segment
+// with EOM, or of the HER's own.
+type reply struct {
+	to       peer
+	buf, own [256]byte
+}
+
 // say makes an answer, in a buffer of the runner's.
 func (r *runner) say(ms *messages, a spin.AckRequest, processed bool, e *mpq.Entry) []byte {
-	return ms.say(r.buf[:0], a, processed, e)
+	return ms.say(r.reply.buf[:0], a, processed, e)
 }
 
 func (ms *messages) say(buf []byte, a spin.AckRequest, processed bool, e *mpq.Entry) []byte {
@@ -34,7 +41,7 @@ func (r *runner) answer(to *peer, b []byte) {
 		return
 	}
 	frame := r.pool.cfg.Memory.Bytes(req.all[0].Addr, max(int(to.n)+len(b), minFrame))
-	if frame == nil || !r.reserve(1) {
+	if frame == nil || !r.batch.reserve(1) {
 		req.acc.AckFull++
 		return
 	}

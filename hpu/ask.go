@@ -85,7 +85,7 @@ func (t *Task) Ask(tag uint64, payload, dst []byte) (n int, status int32, err er
 	}
 	host := t.ctx.res.Host
 	for spins := 0; !a.done.Load(); spins++ {
-		if host.Poll(r.w.id, batchSize, r.onReply) == 0 && !r.patient(spins) && host.Cancel(id) {
+		if host.Poll(r.w.id, batchSize, r.asks.onReply) == 0 && !r.patient(spins) && host.Cancel(id) {
 			t.acc.Unanswered++
 			return 0, 0, errAskTime
 		}
@@ -143,11 +143,19 @@ func (c *Completion) AskThen(tag uint64, payload []byte, then ThenComplete) erro
 	return nil
 }
 
+// asks is a runner's end of requests to applications.
+type asks struct {
+	request hostq.Request
+	onReply func(*hostq.Response)
+	polling bool            // no handler runs: what is the worker's may be touched
+	spare   []*continuation // to use again
+}
+
 // newContinuation takes one that is over, or makes one.
 func (r *runner) newContinuation() *continuation {
-	if n := len(r.conts); n > 0 {
-		c := r.conts[n-1]
-		r.conts = r.conts[:n-1]
+	if n := len(r.asks.spare); n > 0 {
+		c := r.asks.spare[n-1]
+		r.asks.spare = r.asks.spare[:n-1]
 		return c
 	}
 	c := new(continuation)
@@ -157,12 +165,12 @@ func (r *runner) newContinuation() *continuation {
 
 // over puts a continuation by, of which nobody has a pointer any more.
 func (r *runner) over(c *continuation) {
-	if len(r.conts) == cap(r.conts) {
+	if len(r.asks.spare) == cap(r.asks.spare) {
 		return
 	}
 	*c = continuation{Kept: Kept{all: c.all[:0], data: c.data[:0]}, buf: c.buf[:0]}
 	c.cont = c
-	r.conts = append(r.conts, c)
+	r.asks.spare = append(r.asks.spare, c)
 }
 
 func (r *runner) askThen(t *Task, c *continuation, tag uint64, payload []byte) error {
@@ -201,8 +209,8 @@ func (t *Task) request(tag uint64, payload []byte, reply bool, user any) (id uin
 		}
 		return 0, errNoHost
 	}
-	r.ask = hostq.Request{Tag: tag, HPU: uint32(t.port.hpu), Reply: reply, Payload: payload}
-	id, err = host.Request(r.w.id, &r.ask, user)
+	r.asks.request = hostq.Request{Tag: tag, HPU: uint32(t.port.hpu), Reply: reply, Payload: payload}
+	id, err = host.Request(r.w.id, &r.asks.request, user)
 	if errors.Is(err, hostq.ErrFull) && t.ctx.res.Full == FullWaits {
 		id, err = t.awaitRoom(user)
 	}
@@ -221,20 +229,20 @@ func (t *Task) request(tag uint64, payload []byte, reply bool, user any) (id uin
 	return id, err
 }
 
-// awaitRoom sends r.ask when there is room. All who share the HPU's thread wait with it:
+// awaitRoom sends r.asks.request when there is room. All who share the HPU's thread wait with it:
 // so a batch of packets waits no longer than one handler may, and after the first time in
 // vain nobody does until there was room.
 func (t *Task) awaitRoom(user any) (id uint64, err error) {
 	r, host := t.r, t.ctx.res.Host
 	start := r.pool.scale.Ticks()
-	defer func() { r.waited += r.pool.scale.Ticks() - start }()
+	defer func() { r.batch.waited += r.pool.scale.Ticks() - start }()
 	for spins := 0; ; spins++ {
-		id, err = host.Request(r.w.id, &r.ask, user)
+		id, err = host.Request(r.w.id, &r.asks.request, user)
 		if !errors.Is(err, hostq.ErrFull) || t.ctx.crowded.Load() {
 			return id, err
 		}
 		// Answers that wait make room too.
-		if host.Poll(r.w.id, batchSize, r.onReply) == 0 && !r.patient(spins) {
+		if host.Poll(r.w.id, batchSize, r.asks.onReply) == 0 && !r.patient(spins) {
 			t.ctx.crowded.Store(true)
 			return 0, errAskTime
 		}
@@ -248,13 +256,13 @@ func (r *runner) patient(spins int) bool {
 		return true
 	}
 	unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
-	ns := r.pool.scale.Nanoseconds(r.waited + r.pool.scale.Ticks() - r.ticks)
+	ns := r.pool.scale.Nanoseconds(r.batch.waited + r.pool.scale.Ticks() - r.ticks)
 	return ns < int64(r.pool.cfg.Limit)/4*3 && stateOf(r.state.Load()) != abandoned
 }
 
-// reply takes an answer: to a handler that waits for it, maybe another runner's, or
+// answered takes an answer: to a handler that waits for it, maybe another runner's, or
 // for a continuation, which becomes a HER of the worker's.
-func (r *runner) reply(a *hostq.Response) {
+func (r *runner) answered(a *hostq.Response) {
 	switch u := a.User.(type) {
 	case *asking:
 		u.n, u.status, u.err = copy(u.dst, a.Payload), a.Status, a.Err
@@ -265,7 +273,7 @@ func (r *runner) reply(a *hostq.Response) {
 		if !u.finish() {
 			return
 		}
-		if r.polling {
+		if r.asks.polling {
 			r.w.jobs = append(r.w.jobs, &u.Kept)
 		} else { // a handler runs: what is the worker's may be somebody else's by now
 			r.pool.giveBack(&u.Kept)
@@ -305,16 +313,16 @@ func (r *runner) replies() (worked bool) {
 	if list == nil {
 		return false
 	}
-	r.polling = true
+	r.asks.polling = true
 	for _, c := range list {
-		for c.res.Host.Poll(r.w.id, batchSize, r.onReply) > 0 {
+		for c.res.Host.Poll(r.w.id, batchSize, r.asks.onReply) > 0 {
 			worked = true
 			if !r.pool.closed.Load() {
 				break
 			}
 		}
 	}
-	r.polling = false
+	r.asks.polling = false
 	r.left()
 	return worked
 }

@@ -109,8 +109,8 @@ func (r *runner) without(code spin.Code) outcome {
 func (r *runner) invoke(x call) outcome {
 	req := &r.her
 	c := req.ctx
-	acc := r.account(c)
-	mark, before := r.made, req.action
+	acc := r.books.of(r.pool, c)
+	mark, before := r.batch.made, req.action
 	r.what = x.kind
 	o := r.contain(c, x)
 	ok := o.end == returned
@@ -139,7 +139,7 @@ func (r *runner) invoke(x call) outcome {
 			switch {
 			case req.action == send:
 				req.action = recycle
-				r.room += len(req.segs)
+				r.batch.room += len(req.segs)
 			case req.action == keep && req.kept.cont != nil:
 				req.kept.job = releaseJob
 				if r.unask(req.kept.cont) {
@@ -160,7 +160,7 @@ func (r *runner) invoke(x call) outcome {
 			r.unask(p)
 		}
 	}
-	n := r.made - mark
+	n := r.batch.made - mark
 	if before == recycle && req.action == send {
 		n++
 	}
@@ -178,8 +178,8 @@ func (r *runner) contain(c *Context, x call) (o outcome) {
 		}
 		v := recover()
 		o.err = fmt.Errorf("%v", v)
-		r.account(c).Panics++
-		r.pool.emit(spin.HandlerPanic, c, r.port.hpu, func() string { return fmt.Sprintf("%v\n%s", v, debug.Stack()) })
+		r.books.of(r.pool, c).Panics++
+		r.pool.emit(spin.HandlerPanic, c, r.batch.port.hpu, func() string { return fmt.Sprintf("%v\n%s", v, debug.Stack()) })
 	}()
 	r.why = nil
 	switch x.kind {
@@ -222,7 +222,7 @@ func (r *runner) complain(c *Context, o outcome, acc *spin.ContextStats) {
 		return
 	}
 	acc.Failed++
-	r.pool.emit(spin.HandlerFailed, c, r.port.hpu, func() string {
+	r.pool.emit(spin.HandlerFailed, c, r.batch.port.hpu, func() string {
 		if o.err != nil {
 			return fmt.Sprintf("the handler returned %v: %v", code, o.err)
 		}

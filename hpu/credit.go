@@ -135,7 +135,7 @@ func (r *runner) lost(p *port, ctx uint16, n uint32) {
 	atomic.AddUint32(&p.shared.Done[ctx], n)
 	atomic.AddUint32(p.dequeued, n)
 	if c := r.pool.contexts[ctx].Load(); c != nil {
-		r.account(c).Lost += uint64(n)
+		r.books.of(r.pool, c).Lost += uint64(n)
 		if c.buckets.Size > 0 {
 			// Which messages they were of nobody knows.
 			c.leaky.Store(true)
@@ -194,7 +194,7 @@ func (r *runner) checkLoss(p *port) {
 		}
 	}
 	s.drops, s.since = s.seen, 0
-	r.publish()
+	r.books.publish(r.pool)
 }
 
 // sweep frees the buckets that lost packets of the context hold. The context

@@ -4,27 +4,14 @@ package hpu
 
 import (
 	"slices"
-	"sync/atomic"
-	"time"
 
 	"github.com/xspin/xspin/internal/clock"
-	"github.com/xspin/xspin/spin"
 	"github.com/xspin/xspin/xsk"
 )
 
-// reserve takes room for n descriptors on the tx ring of the batch's port.
-// Nobody else sends there during the batch, so what is reserved can be sent.
-func (r *runner) reserve(n int) bool {
-	if r.room < n {
-		return false
-	}
-	r.room -= n
-	return true
-}
-
 // takeSpare takes a frame for a send of a handler's own.
 func (r *runner) takeSpare() (uint64, bool) {
-	if r.made == len(r.sends) {
+	if r.batch.made == len(r.batch.sends) {
 		return 0, false
 	}
 	if len(r.spare) == 0 {
@@ -53,11 +40,11 @@ func (r *runner) unspend(rec, addr uint64) {
 
 // unsend takes back frames that a handler made before it failed.
 func (r *runner) unsend(mark int) {
-	for _, d := range r.sends[mark:r.made] {
+	for _, d := range r.batch.sends[mark:r.batch.made] {
 		r.spare = append(r.spare, d.Addr)
-		r.room++
+		r.batch.room++
 	}
-	r.made = mark
+	r.batch.made = mark
 }
 
 // transmit sends what is in txq.
@@ -175,50 +162,4 @@ func (r *runner) housework() (worked bool) {
 		r.exchange(p.queue)
 	}
 	return worked
-}
-
-// account returns where to count for a context until the next publish.
-func (r *runner) account(c *Context) *spin.ContextStats {
-	if r.of[c.id] == c {
-		return r.acc[c.id]
-	}
-	if r.of[c.id] != nil { // the id has a new owner
-		r.publish()
-	}
-	if r.acc[c.id] == nil {
-		r.acc[c.id] = new(spin.ContextStats)
-	}
-	r.of[c.id] = c
-	r.dirty = append(r.dirty, c.id)
-	return r.acc[c.id]
-}
-
-// publish merges what was counted into the contexts, and tells the program how
-// many packets to put on one HPU before it looks for another: as many as are
-// handled in about the time of a wakeup.
-func (r *runner) publish() {
-	for _, id := range r.dirty {
-		c, a := r.of[id], r.acc[id]
-		c.add(a)
-		if a.Handled > 0 {
-			n := quantum(a.HandlerSum / time.Duration(a.Handled))
-			if q := &r.pool.cfg.Share.Quantum[id]; atomic.LoadUint32(q) != n {
-				atomic.StoreUint32(q, n)
-			}
-		}
-		*a = spin.ContextStats{}
-		r.of[id] = nil
-	}
-	r.dirty = r.dirty[:0]
-}
-
-const (
-	quantumTime = 20 * time.Microsecond
-	maxQuantum  = 512
-)
-
-// quantum returns how many handlers that take mean each fill quantumTime, at
-// least one and at most maxQuantum.
-func quantum(mean time.Duration) uint32 {
-	return uint32(min(max(quantumTime/max(mean, 1), 1), maxQuantum))
 }

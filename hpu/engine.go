@@ -261,7 +261,7 @@ func (r *runner) segment(c *Context) bool {
 	}
 	req.payload = f.Header
 	req.seg = mpq.Segment{Offset: req.meta.Offset, Len: end - f.Header, EOM: req.EOM()}
-	if ms.cfg.Checksums != VerifyNone && r.hers[req.k].job == packetJob {
+	if ms.cfg.Checksums != VerifyNone && r.batch.hers[req.k].job == packetJob {
 		switch s := req.verify(ms.cfg.Checksums == VerifyAll); {
 		case s == sumWrong || s != sumRight && ms.cfg.Checksums == VerifyAll:
 			req.acc.Corrupt++
@@ -287,7 +287,7 @@ func (r *runner) arrive(c *Context) bool {
 	req, ms := &r.her, c.msgs
 	t := ms.table(r.w, (*mpq.Key)(&req.meta.Key))
 	t.lock()
-	e, d, why := t.Arrive((*mpq.Key)(&req.meta.Key), req.seg, r.base)
+	e, d, why := t.Arrive((*mpq.Key)(&req.meta.Key), req.seg, r.batch.base)
 	if e == nil {
 		var buf []byte
 		req.verdict = "duplicate"
@@ -299,8 +299,8 @@ func (r *runner) arrive(c *Context) bool {
 		}
 		t.unlock()
 		if len(buf) > 0 {
-			r.peer.learn(req.head)
-			r.answer(&r.peer, buf)
+			r.reply.to.learn(req.head)
+			r.answer(&r.reply.to, buf)
 		}
 		return true
 	}
@@ -329,9 +329,9 @@ func (r *runner) arrive(c *Context) bool {
 		}
 		ms.mu.Unlock()
 		buf := r.say(ms, req.ask, false, e)
-		r.peer = m.peer
+		r.reply.to = m.peer
 		t.unlock()
-		r.answerNew(&r.peer, buf)
+		r.answerNew(&r.reply.to, buf)
 		return true
 	case mpq.Again, mpq.Wait:
 		req.verdict = "duplicate"
@@ -339,9 +339,9 @@ func (r *runner) arrive(c *Context) bool {
 		if !m.failed {
 			buf = r.say(ms, req.ask, d == mpq.Again, e)
 		}
-		r.peer = m.peer
+		r.reply.to = m.peer
 		t.unlock()
-		r.answer(&r.peer, buf)
+		r.answer(&r.reply.to, buf)
 		return true
 	case mpq.Start:
 		t.unlock()
@@ -373,7 +373,7 @@ func (r *runner) start(t *table, m *Message) bool {
 			req.refused = true
 			req.verdict = "unbound"
 			if o.end == returned {
-				r.pool.emit(spin.MessageRefused, c, r.port.hpu, o.err.Error)
+				r.pool.emit(spin.MessageRefused, c, r.batch.port.hpu, o.err.Error)
 			}
 			t.lock()
 			r.disown(t, m)
@@ -400,7 +400,7 @@ func (r *runner) start(t *table, m *Message) bool {
 			return false
 		}
 		t.lock()
-		t.Finish(m.entry, req.seg, r.base)
+		t.Finish(m.entry, req.seg, r.batch.base)
 		t.unlock()
 		return true
 	case o.code == spin.Drop:
@@ -409,7 +409,7 @@ func (r *runner) start(t *table, m *Message) bool {
 		m.deposit = true
 	}
 	t.lock()
-	t.Opened(m.entry, r.base)
+	t.Opened(m.entry, r.batch.base)
 	held := m.takeHeld(t)
 	t.unlock()
 	for _, k := range held {
@@ -475,7 +475,7 @@ func (r *runner) finished(t *table, m *Message, drop, ok bool) bool {
 		m.ask, m.asked = req.ask, true
 	}
 	live := m.live // if not, Finish may give the slot away
-	if t.Finish(m.entry, req.seg, r.base) {
+	if t.Finish(m.entry, req.seg, r.batch.base) {
 		res := m.sum(spin.Complete)
 		t.unlock()
 		return r.complete(t, m, res)
@@ -483,10 +483,10 @@ func (r *runner) finished(t *table, m *Message, drop, ok bool) bool {
 	var buf []byte
 	if ok && live {
 		buf = r.say(ms, req.ask, !req.seg.EOM, m.entry)
-		r.peer = m.peer // the message may end, and its slot be another's, before the answer is made
+		r.reply.to = m.peer // the message may end, and its slot be another's, before the answer is made
 	}
 	t.unlock()
-	r.answer(&r.peer, buf)
+	r.answer(&r.reply.to, buf)
 	return true
 }
 
@@ -545,14 +545,14 @@ func (r *runner) notify(t *table, m *Message, res spin.Result) bool {
 				m.waits = &deferred{t: t, m: m, result: res}
 				ms.waiting[r.w.id].add(m.waits, r.pool.now())
 			}
-			t.Defer(m.entry, r.base)
+			t.Defer(m.entry, r.batch.base)
 			var buf []byte
-			if r.hers[req.k].job != notifyJob {
+			if r.batch.hers[req.k].job != notifyJob {
 				buf = r.say(ms, m.ask, false, m.entry)
 			}
-			r.peer = m.peer
+			r.reply.to = m.peer
 			t.unlock()
-			r.answer(&r.peer, buf)
+			r.answer(&r.reply.to, buf)
 			return true
 		}
 		req.acc.EventsLost++ // a sender that is gone does not come again
@@ -569,18 +569,18 @@ func (r *runner) notify(t *table, m *Message, res spin.Result) bool {
 			eom = r.say(ms, m.ask, true, m.entry)
 		}
 		if len(req.all) > 0 && !req.seg.EOM && req.msg == m {
-			own = ms.say(r.buf2[:0], req.ask, true, m.entry)
+			own = ms.say(r.reply.own[:0], req.ask, true, m.entry)
 		}
 	}
-	r.peer = m.peer
+	r.reply.to = m.peer
 	r.disown(t, m)
-	t.End(m.entry, r.base)
+	t.End(m.entry, r.batch.base)
 	t.unlock()
 	if len(eom) > 0 {
-		r.answerNew(&r.peer, own) // such frames leave before the packet's own
+		r.answerNew(&r.reply.to, own) // such frames leave before the packet's own
 		own = eom
 	}
-	r.answer(&r.peer, own)
+	r.answer(&r.reply.to, own)
 	return true
 }
 
@@ -618,7 +618,7 @@ func (r *runner) fail(t *table, m *Message, err error, last bool) bool {
 	if !last {
 		// While the segment of this HER runs, the entry stays.
 		r.disown(t, m)
-		t.Fail(m.entry, r.base)
+		t.Fail(m.entry, r.batch.base)
 	}
 	t.unlock()
 	res.Time = r.now()
@@ -631,7 +631,7 @@ func (r *runner) fail(t *table, m *Message, err error, last bool) bool {
 	if last {
 		t.lock()
 		r.disown(t, m)
-		t.Fail(m.entry, r.base)
+		t.Fail(m.entry, r.batch.base)
 		t.unlock()
 	}
 	return true

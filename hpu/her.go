@@ -240,7 +240,7 @@ func (h *HER) Send() error {
 	if len(h.segs) == 0 {
 		return errNoPacket
 	}
-	if !h.r.reserve(len(h.segs)) {
+	if !h.r.batch.reserve(len(h.segs)) {
 		h.acc.SendFull++
 		return fmt.Errorf("send: HPU %d, queue %d: %w", h.port.hpu, h.port.queue, ErrFull)
 	}

@@ -24,23 +24,21 @@ const (
 func (r *runner) serveJobs(jobs []*Kept) bool {
 	for len(jobs) > 0 {
 		p := r.portOf(jobs[0])
-		start := r.pool.scale.Ticks()
-		r.begin(p, start)
-		r.count = 0
+		r.begin(p)
 		n := 0
-		for len(jobs) > 0 && r.count < batchSize && r.portOf(jobs[0]) == p && n+len(jobs[0].all) <= len(r.descs) {
+		for len(jobs) > 0 && r.batch.count < batchSize && r.portOf(jobs[0]) == p && n+len(jobs[0].all) <= len(r.batch.descs) {
 			k := jobs[0]
 			jobs = jobs[1:]
-			h := &r.hers[r.count]
+			h := &r.batch.hers[r.batch.count]
 			*h = her{first: n, last: n + len(k.all), meta: k.meta, late: k.account.paid, from: k.port, job: k.job, kept: k, msg: k.msg}
 			if k.cont != nil {
 				h.owner = k.cont.ctx
 			}
-			n += copy(r.descs[n:], k.all)
-			r.count++
+			n += copy(r.batch.descs[n:], k.all)
+			r.batch.count++
 		}
 		r.w.rest = jobs // the next runner's, should a handler not return
-		if !r.run(p, 0) || !r.settle(p, start) {
+		if !r.run(0) || !r.settle() {
 			return false
 		}
 	}
@@ -61,11 +59,10 @@ func (r *runner) portOf(k *Kept) *port {
 
 // serveOne runs a HER without a packet.
 func (r *runner) serveOne(p *port, h her) bool {
-	start := r.pool.scale.Ticks()
-	r.begin(p, start)
-	r.hers[0] = h
-	r.count = 1
-	return r.run(p, 0) && r.settle(p, start)
+	r.begin(p)
+	r.batch.hers[0] = h
+	r.batch.count = 1
+	return r.run(0) && r.settle()
 }
 
 // portFor returns the worker's port for work of a context's (nil for any) that has

@@ -31,7 +31,7 @@ func (r *runner) tapped(tap Tap, c *Context, h *her) bool {
 		return false
 	}
 	r.record = TapRecord{
-		Time: r.base, HPU: r.port.hpu, Queue: r.port.queue, Ruleset: int(h.meta.Ruleset),
+		Time: r.batch.base, HPU: r.batch.port.hpu, Queue: r.batch.port.queue, Ruleset: int(h.meta.Ruleset),
 		Verdict: req.verdict, Size: size,
 	}
 	if c.msgs != nil {
@@ -53,7 +53,7 @@ func (r *runner) tapped(tap Tap, c *Context, h *her) bool {
 // tapOut shows a tap a frame that leaves.
 func (r *runner) tapOut(tap Tap, p *port, h *her, frame []byte) {
 	r.record = TapRecord{
-		Time: r.base, Out: true, HPU: p.hpu, Queue: p.queue, Ruleset: int(h.meta.Ruleset), Verdict: "sent", Size: len(frame),
+		Time: r.batch.base, Out: true, HPU: p.hpu, Queue: p.queue, Ruleset: int(h.meta.Ruleset), Verdict: "sent", Size: len(frame),
 	}
 	tap.Packet(&r.record, frame)
 }

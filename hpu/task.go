@@ -43,19 +43,17 @@ func (t *Task) SendNew(n int) ([]byte, error) {
 	if limit := t.r.pool.cfg.frameRoom(); n < 14 || n > limit {
 		return nil, fmt.Errorf("send new frame of %d bytes: %w: 14..%d", n, ErrSize, limit)
 	}
-	if !t.r.reserve(1) {
+	if !t.r.batch.reserve(1) {
 		t.acc.SendFull++
 		return nil, fmt.Errorf("send new frame: HPU %d, queue %d: %w", t.port.hpu, t.port.queue, ErrFull)
 	}
 	addr, ok := t.r.takeSpare()
 	if !ok {
-		t.r.room++
+		t.r.batch.room++
 		t.acc.SendFull++
 		return nil, fmt.Errorf("send new frame: %w", ErrFrames)
 	}
-	t.r.sends[t.r.made] = xsk.Desc{Addr: addr, Len: uint32(n)}
-	t.r.unsummed[t.r.made] = false
-	t.r.made++
+	t.r.batch.add(xsk.Desc{Addr: addr, Len: uint32(n)})
 	return t.r.pool.cfg.Memory.Bytes(addr, n), nil
 }
 

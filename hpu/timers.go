@@ -140,7 +140,7 @@ func (r *runner) expire(c *Context, h *her) bool {
 	}
 	t.lock()
 	r.disown(t, m)
-	t.End(m.entry, r.base)
+	t.End(m.entry, r.batch.base)
 	t.unlock()
 	return true
 }

@@ -116,16 +116,16 @@ func (h *HER) Reply(n int) ([]byte, error) {
 	hop.Source, hop.SourceMAC, hop.MAC = here, hdr.Ethernet.Dst(), hdr.Ethernet.Src()
 	b, err := h.datagram(&hop, hdr.UDP.DstPort(), netip.AddrPortFrom(netip.AddrFrom4(hdr.IPv4.Src()), hdr.UDP.SrcPort()), min(ttl, hdr.IPv4.TTL()-1), n)
 	if err == nil {
-		h.r.unsummed[h.r.made-1] = true
+		h.r.batch.unsummed[h.r.batch.made-1] = true
 	}
 	return b, err
 }
 
 // sum computes the checksums of the replies among the frames that were made since mark.
 func (r *runner) sum(mark int) {
-	for i := mark; i < r.made; i++ {
-		if r.unsummed[i] {
-			frame := r.pool.cfg.Memory.Bytes(r.sends[i].Addr, int(r.sends[i].Len))
+	for i := mark; i < r.batch.made; i++ {
+		if r.batch.unsummed[i] {
+			frame := r.pool.cfg.Memory.Bytes(r.batch.sends[i].Addr, int(r.batch.sends[i].Len))
 			hdr := packet.Parse(frame, len(frame))
 			if sum, ok := hdr.UDPChecksum(); ok {
 				hdr.UDP.SetChecksum(sum)

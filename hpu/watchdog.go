@@ -82,7 +82,7 @@ func (p *Pool) abandon(w *worker, r *runner, s uint64) {
 	if c != nil {
 		c.halt.Or(haltStopped)
 		c.add(&spin.ContextStats{Overruns: 1})
-		p.emit(spin.HandlerOverrun, c, r.port.hpu, func() string {
+		p.emit(spin.HandlerOverrun, c, r.batch.port.hpu, func() string {
 			return fmt.Sprintf("a handler has run for more than %v: the context is stopped, its thread replaced", p.cfg.Limit)
 		})
 	}

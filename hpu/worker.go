@@ -7,12 +7,10 @@ import (
 	"runtime"
 	"slices"
 	"sync/atomic"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/bpf"
-	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/mpq"
 	"github.com/xspin/xspin/spin"
 	"github.com/xspin/xspin/xsk"
@@ -49,23 +47,6 @@ type port struct {
 
 	handled, batches atomic.Uint64
 	busy             atomic.Int64 // ticks
-}
-
-// her is a packet of a batch.
-type her struct {
-	first, last int // runner.descs[first:last]; none if it is without a packet
-	meta        bpf.Meta
-	late        bool // credit was returned already: it had been taken for lost
-
-	job   job
-	from  *port // with a packet that is not from the batch's port
-	kept  *Kept // what it was, if it was held or kept
-	msg   *Message
-	cause spin.Cause
-
-	trig   *triggered // with triggerJob
-	errand *errand    // that somebody waits for; Optional
-	owner  *Context   // of what has no packet
 }
 
 func (p *port) occupancy() uint32 {
@@ -188,56 +169,30 @@ func stateOf(s uint64) int      { return int(s & (1<<stateBits - 1)) }
 func indexOf(s uint64) int      { return int(s >> stateBits & (1<<indexBits - 1)) }
 func contextOf(s uint64) uint16 { return uint16(s >> (stateBits + indexBits)) }
 
-// result is what a handler wants done with its packet.
-type result struct {
-	action action
-	segs   int // buffers to send, of those that came
-	sends  int // frames it made are runner.sends[mark:sends]
-}
-
 // A runner is a worker's goroutine, locked to a thread. When its handler gets
 // stuck, a new one takes its place.
+//
+// Others read state and stuckIn, and of one that was abandoned the batch: the watchdog
+// and the next runner.
 type runner struct {
-	pool *Pool
-	w    *worker
-	port *port // of the batch
+	pool  *Pool
+	w     *worker
+	batch batch
 
 	state atomic.Uint64
 	tick  uint64
 
 	stuckIn *Context // whose handler it was abandoned in: the watchdog's until then
 
-	// A batch: what was received, cut into packets. Nobody changes it while
-	// handlers run, but for the buffers of the handler's own packet, so that
-	// another runner can go on with a copy.
-	descs [batchSize + chainSize]xsk.Desc
-	hers  [batchSize + chainSize]her
-	count int // of hers
+	spare  []uint64 // frames for sends of handlers
+	books  books
+	looked int64 // for lost packets, CLOCK_MONOTONIC
+	timed  int64 // when it looked at the time of messages, ticks
+	ticks  int64 // when the last handler ended
 
-	// Of the batch. Written before and after handlers, each entry once, so
-	// that the next runner may read those of the handlers before this one.
-	results [batchSize + chainSize]result
-	marks   [batchSize + chainSize]int // frames made before handler k
-	sends   [spareCache]xsk.Desc       // frames made by handlers
-
-	// Private: never read by anybody else.
-	her      HER
-	made     int              // of sends
-	unsummed [spareCache]bool // sends whose checksum is computed when the handler has returned
-	room     int              // left on the tx ring of the port
-	spare    []uint64
-	acc      [bpf.MaxContexts]*spin.ContextStats // not yet merged
-	of       [bpf.MaxContexts]*Context           // whose acc it is
-	dirty    []uint16
-	base     int64 // the pool's time at baseT
-	baseT    int64
-	looked   int64 // for lost packets, CLOCK_MONOTONIC
-	ticks    int64 // when the last handler ended
-	waited   int64 // for room for requests, by handlers of this batch, ticks
-	timed    int64 // when it looked at the time of messages, ticks
-
-	// Of the call into the code of a context that runs: what it may ask for, and what
-	// it says. It is over with the call, see outcome.
+	// Of the HER that runs, and of the call into the code of its context: what that
+	// may ask for, and what it says. It is over with the call, see outcome.
+	her   HER
 	calm  bool // none runs
 	what  callKind
 	why   error         // that it returns Fail
@@ -252,13 +207,8 @@ type runner struct {
 	line    []byte // of the log
 	record  TapRecord
 
-	// Requests to applications.
-	ask       hostq.Request
-	onReply   func(*hostq.Response)
-	polling   bool            // no handler runs: what is the worker's may be touched
-	conts     []*continuation // to use again
-	peer      peer
-	buf, buf2 [256]byte
+	reply reply
+	asks  asks
 }
 
 // running returns the id of the context whose handler runs, or may run next.
@@ -268,7 +218,7 @@ func (r *runner) running() (ctx uint16, ok bool) {
 }
 
 func (r *runner) now() int64 {
-	return r.base + r.pool.scale.Nanoseconds(r.pool.scale.Ticks()-r.baseT)
+	return r.batch.base + r.pool.scale.Nanoseconds(r.pool.scale.Ticks()-r.batch.start)
 }
 
 // takeover is a batch that was cut short by a handler that did not return.
@@ -283,10 +233,10 @@ func (p *Pool) launch(w *worker, cut *takeover) {
 		pool:  p,
 		w:     w,
 		spare: make([]uint64, 0, 2*spareCache),
-		dirty: make([]uint16, 0, bpf.MaxContexts),
-		conts: make([]*continuation, 0, 2*batchSize),
+		books: books{dirty: make([]uint16, 0, bpf.MaxContexts)},
+		asks:  asks{spare: make([]*continuation, 0, 2*batchSize)},
 	}
-	r.onReply = r.reply
+	r.asks.onReply = r.answered
 	w.current.Store(r)
 	p.wg.Add(1)
 	go func() {
@@ -343,7 +293,7 @@ func (r *runner) main(cut *takeover) bool {
 			return true
 		case worked:
 			wait.worked()
-			r.look(r.base)
+			r.look(r.batch.base)
 		default:
 			wait.idle()
 		}
@@ -353,111 +303,20 @@ func (r *runner) main(cut *takeover) bool {
 // serve takes a batch from a ring and runs it. It returns false if the runner
 // was abandoned.
 func (r *runner) serve(p *port) bool {
-	start := r.pool.scale.Ticks()
-	r.begin(p, start)
-	r.take(p)
-	return r.run(p, 0) && r.settle(p, start)
-}
-
-func (r *runner) begin(p *port, ticks int64) {
-	r.port = p
-	r.base, r.baseT = r.pool.now(), ticks
-	r.waited = 0
-	r.made = 0
-	// Now, and not when a handler asks: that one may have been given up, and
-	// the ring be another runner's.
-	r.room = p.ring.TxFree()
-	if r.pool.cfg.Egress == RoundRobin && r.ownPort(p) && r.w.hasWork.Load() {
-		r.room /= 2
-	}
-	r.room = min(r.room, cap(r.w.txq))
-}
-
-// take receives descriptors and cuts them into packets.
-func (r *runner) take(p *port) {
-	copy(r.descs[:], p.tail[:p.carry])
-	n := p.ring.Receive(r.descs[p.carry : p.carry+batchSize])
-	if n < batchSize {
-		p.emptied = r.base
-	}
-	n += p.carry
-	r.count = 0
-	i := 0
-	for i < n {
-		j := i
-		for j < n && r.descs[j].Options&xsk.Continued != 0 {
-			j++
-		}
-		if j == n {
-			break // the rest of the frame is still to come
-		}
-		h := &r.hers[r.count]
-		h.first, h.last = i, j+1
-		i = j + 1
-		h.job, h.from, h.kept, h.msg, h.errand, h.owner = packetJob, nil, nil, nil, nil, nil
-		if r.inspect(p, h) {
-			r.count++
-		}
-	}
-	p.carry = n - i
-	if p.carry >= chainSize {
-		// The program passes on what is as long as this: not one of ours.
-		r.discard(p, r.descs[i:n])
-		p.carry = 0
-	}
-	copy(p.tail[:], r.descs[i:i+p.carry])
-}
-
-// discard gives buffers back that no credit was taken for.
-func (r *runner) discard(p *port, descs []xsk.Desc) {
-	due := &r.w.due[p.queue]
-	for _, d := range descs {
-		due.frames = append(due.frames, d.Addr)
-	}
-	r.exchange(p.queue)
-}
-
-// inspect reads the metadata of a packet. It returns false, and gives the
-// packet's buffers back, if it did not come through the ingress program.
-func (r *runner) inspect(p *port, h *her) bool {
-	mem := r.pool.cfg.Memory
-	front := mem.Front(r.descs[h.first].Addr, bpf.MetaSize)
-	for _, d := range r.descs[h.first:h.last] {
-		if mem.Bytes(d.Addr, int(d.Len)) == nil {
-			front = nil // not in any frame: what the kernel says is checked once, here
-		}
-	}
-	if front == nil {
-		r.discard(p, r.descs[h.first:h.last])
-		return false
-	}
-	h.meta = *(*bpf.Meta)(unsafe.Pointer(unsafe.SliceData(front)))
-	if h.meta.Magic != bpf.MetaMagic || int(h.meta.Context) >= bpf.MaxContexts {
-		r.discard(p, r.descs[h.first:h.last])
-		return false
-	}
-	n := uint32(h.last - h.first)
-	expect := &p.expect[h.meta.Context]
-	gap := int32(h.meta.Seq - *expect)
-	h.late = gap < 0
-	if gap > 0 {
-		r.lost(p, h.meta.Context, uint32(gap))
-	}
-	if gap >= 0 {
-		*expect = h.meta.Seq + n
-	}
-	return true
+	r.begin(p)
+	r.take()
+	return r.run(0) && r.settle()
 }
 
 // run runs the handlers of the batch from HER k on. It returns false if the
 // runner was abandoned: then nothing of the batch is its own any more.
-func (r *runner) run(p *port, k int) bool {
-	n := r.count
+func (r *runner) run(k int) bool {
+	p, n := r.batch.port, r.batch.count
 	r.ticks = r.pool.scale.Ticks()
 	for ; k < n; k++ {
-		h := &r.hers[k]
+		h := &r.batch.hers[k]
 		id := h.meta.Context
-		r.marks[k] = r.made
+		r.batch.marks[k] = r.batch.made
 		if !r.enter(id, k) {
 			return false // in the HER before this one, which r.her still is
 		}
@@ -470,19 +329,19 @@ func (r *runner) run(p *port, k int) bool {
 		req := &r.her
 		req.r, req.ctx, req.port, req.msg, req.k = r, c, p, nil, k
 		req.meta, req.late, req.from = h.meta, h.late, h.from
-		req.all = r.descs[h.first:h.last:h.last]
+		req.all = r.batch.descs[h.first:h.last:h.last]
 		req.segs, req.head, req.size = req.all, nil, 0
 		req.action, req.kept, req.data, req.trig = recycle, nil, nil, nil
 		req.sent, req.acked = 0, 0
 		fromRing := h.job == packetJob || h.job == replayJob
 		if c == nil || c.halt.Load() != 0 || h.job == releaseJob || fromRing && c.msgs == nil && c.handlers.Payload == nil {
-			r.results[k] = result{sends: r.made}
+			r.batch.results[k] = result{sends: r.batch.made}
 			if c != nil && fromRing {
-				r.account(c).Unrun++
+				r.books.of(r.pool, c).Unrun++
 			}
 			continue
 		}
-		req.acc = r.account(c)
+		req.acc = r.books.of(r.pool, c)
 		if len(req.all) > 0 {
 			req.size = int(req.all[0].Len)
 			for _, d := range req.all[1:] {
@@ -498,7 +357,7 @@ func (r *runner) run(p *port, k int) bool {
 		} else if !r.her1(c, h) {
 			return false
 		}
-		r.results[k] = result{action: req.action, segs: len(req.segs), sends: r.made}
+		r.batch.results[k] = result{action: req.action, segs: len(req.segs), sends: r.batch.made}
 	}
 	return stateOf(r.state.Swap(owned)) != abandoned
 }
@@ -582,27 +441,9 @@ func (r *runner) afterPayload(c *Context, o outcome) bool {
 
 // resume goes on with the batch of a runner that was abandoned in handler k.
 func (r *runner) resume(cut *takeover) bool {
-	start := r.pool.scale.Ticks()
-	p, k := cut.from.port, cut.k
-	r.begin(p, start)
-	r.count = cut.from.count
-	r.hers = cut.from.hers
-	given := &r.hers[k] // its buffers are no business of ours, and may change
-	copy(r.descs[:given.first], cut.from.descs[:given.first])
-	copy(r.descs[given.last:], cut.from.descs[given.last:])
-	copy(r.results[:k], cut.from.results[:k])
-	copy(r.marks[:k+1], cut.from.marks[:k+1])
-	r.made = r.marks[k]
-	copy(r.sends[:r.made], cut.from.sends[:r.made])
-	r.results[k] = result{action: giveUp, sends: r.made}
-	// What the handlers before have reserved comes off the room.
-	r.room -= r.made
-	for i := range k {
-		if r.results[i].action == send {
-			r.room -= r.results[i].segs
-		}
-	}
-	return r.run(p, k+1) && r.settle(p, start)
+	r.begin(cut.from.batch.port)
+	r.batch.from(&cut.from.batch, cut.k)
+	return r.run(cut.k+1) && r.settle()
 }
 
 // leave is the end of an abandoned runner whose handler has returned after all:
@@ -610,7 +451,7 @@ func (r *runner) resume(cut *takeover) bool {
 // its successor.
 func (r *runner) leave() {
 	h := &r.her
-	for _, d := range r.sends[r.marks[h.k]:r.made] {
+	for _, d := range r.batch.sends[r.batch.marks[h.k]:r.batch.made] {
 		r.spare = append(r.spare, d.Addr)
 	}
 	h.acc.Sent -= uint64(h.sent)
@@ -620,7 +461,7 @@ func (r *runner) leave() {
 		k.job = releaseJob
 		r.pool.giveBack(k)
 	}
-	r.publish()
+	r.books.publish(r.pool)
 	r.returnSpare()
 	addProcs(-1)
 	r.pool.stuck.Add(-1)
@@ -638,19 +479,19 @@ func (r *runner) returnSpare() {
 }
 
 // settle does what the handlers of the batch asked for.
-func (r *runner) settle(p *port, start int64) bool {
-	mem, w := r.pool.cfg.Memory, r.w
+func (r *runner) settle() bool {
+	p, mem, w := r.batch.port, r.pool.cfg.Memory, r.w
 	due := &w.due[p.queue]
 	made := 0
-	for k := range r.count {
-		h, res := &r.hers[k], &r.results[k]
+	for k := range r.batch.count {
+		h, res := &r.batch.hers[k], &r.batch.results[k]
 		c := r.pool.contexts[h.meta.Context].Load()
 		var tap *Tap
 		if c != nil {
 			tap = c.tap.Load()
 		}
 		for ; made < res.sends; made++ {
-			d := r.sends[made]
+			d := r.batch.sends[made]
 			if tap != nil {
 				r.tapOut(*tap, p, h, mem.Bytes(d.Addr, int(d.Len)))
 			}
@@ -662,7 +503,7 @@ func (r *runner) settle(p *port, start int64) bool {
 			from = h.from
 		}
 		acct := from.account(c, &h.meta, h.late)
-		all := r.descs[h.first:h.last]
+		all := r.batch.descs[h.first:h.last]
 		sent := 0
 		switch res.action {
 		case keep, giveUp:
@@ -694,10 +535,10 @@ func (r *runner) settle(p *port, start int64) bool {
 		r.interleave(p)
 	}
 	r.transmit(p)
-	r.publish() // before the credit: whoever sees that return may look
+	r.books.publish(r.pool) // before the credit: whoever sees that return may look
 	r.exchange(p.queue)
-	p.handled.Store(p.handled.Load() + uint64(r.count))
+	p.handled.Store(p.handled.Load() + uint64(r.batch.count))
 	p.batches.Store(p.batches.Load() + 1)
-	p.busy.Store(p.busy.Load() + r.pool.scale.Ticks() - start)
+	p.busy.Store(p.busy.Load() + r.pool.scale.Ticks() - r.batch.start)
 	return true
 }
