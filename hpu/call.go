@@ -112,7 +112,8 @@ func (r *runner) invoke(x call) outcome {
 	acc := r.books.of(r.pool, c)
 	mark, before := r.batch.made, req.action
 	r.what = x.kind
-	o := r.contain(c, x)
+	var o outcome
+	r.contain(c, x, &o)
 	ok := o.end == returned
 	if ok {
 		r.sum(mark) // the handler's time
@@ -127,7 +128,7 @@ func (r *runner) invoke(x call) outcome {
 	}
 	plain := o.code &^ spin.Pending
 	if x.kind == payloadCall || x.kind == depositCall || x.kind == headerCall || x.kind == contCall {
-		req.verdict = verdictOf(o)
+		req.verdict = verdictOf(plain, o.end)
 	}
 	// Whoever asked for init is told; a timer has nothing to drop.
 	if ok && plain != spin.Success && plain != spin.Proceed && x.kind != initCall && (x.kind != timerCall || plain != spin.Drop) {
@@ -170,7 +171,7 @@ func (r *runner) invoke(x call) outcome {
 }
 
 // contain makes a call and contains its panics.
-func (r *runner) contain(c *Context, x call) (o outcome) {
+func (r *runner) contain(c *Context, x call, o *outcome) {
 	o.kind, o.end = x.kind, panicked
 	defer func() {
 		if o.end == returned {
@@ -212,7 +213,6 @@ func (r *runner) contain(c *Context, x call) (o outcome) {
 		o.err = r.why
 	}
 	o.end = returned
-	return o
 }
 
 func (r *runner) complain(c *Context, o outcome, acc *spin.ContextStats) {

@@ -59,9 +59,9 @@ func (r *runner) tapOut(tap Tap, p *port, h *her, frame []byte) {
 }
 
 // verdictOf names what a handler has returned.
-func verdictOf(o outcome) string {
-	switch code := o.code &^ spin.Pending; {
-	case o.end == panicked:
+func verdictOf(code spin.Code, end ending) string {
+	switch {
+	case end == panicked:
 		return "panic"
 	case code == spin.Success:
 		return "success"

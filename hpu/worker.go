@@ -175,15 +175,15 @@ func contextOf(s uint64) uint16 { return uint16(s >> (stateBits + indexBits)) }
 // Others read state and stuckIn, and of one that was abandoned the batch: the watchdog
 // and the next runner.
 type runner struct {
-	pool  *Pool
-	w     *worker
-	batch batch
+	pool *Pool
+	w    *worker
 
 	state atomic.Uint64
 	tick  uint64
 
 	stuckIn *Context // whose handler it was abandoned in: the watchdog's until then
 
+	batch  batch
 	spare  []uint64 // frames for sends of handlers
 	books  books
 	looked int64 // for lost packets, CLOCK_MONOTONIC
