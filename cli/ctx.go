@@ -37,7 +37,7 @@ rest is for root and the daemon's admins.`,
 	}
 	ctx.AddCommand(newCtxLsCmd(), newCtxShowCmd(), newCtxInstallCmd(),
 		newCtxDoCmd("activate", "Arm the rulesets of contexts", `Arm the rulesets of contexts. One that is stopped, because a handler ran past its
-time limit, or failed begins anew first: with memory that is zero, and new windows.`, (*control.Client).Activate),
+time limit, or failed starts over first: with memory that is zero, and new windows.`, (*control.Client).Activate),
 		newCtxDoCmd("deactivate", "Disarm the rulesets of contexts, which stay installed", "", (*control.Client).Deactivate),
 		newCtxDoCmd("rm", "Take contexts away: their messages end, their applications are detached", "", (*control.Client).Remove),
 		newCtxTriggerCmd(), newCtxReloadCmd())
@@ -204,7 +204,7 @@ func writeContext(out io.Writer, x *control.ContextInfo) error {
 		fmt.Fprintf(w, "  %s\t%s\n", name, fmt.Sprintf(format, args...))
 	}
 	if x.State == "stopped" || x.State == "failed" {
-		row("way out", "%s: it begins anew, with fresh memory", hint("ctx activate "+x.Name))
+		row("way out", "%s: it starts over, with fresh memory", hint("ctx activate "+x.Name))
 	}
 	row("handler", "%s%s", x.Handler, params(x.Params))
 	row("interface", "%s", orDash(x.Interface))
@@ -389,7 +389,7 @@ func newCtxTriggerCmd() *cobra.Command {
 	var offset, length string
 	cmd := &cobra.Command{
 		Use:   "trigger NAME",
-		Short: "Have a host-activated context handle a message of the host's",
+		Short: "Have a host-activated context handle a host message",
 		Long: `Trigger a context that the host activates (triggered: true): its header handler
 runs, its payload handler for each slice of a range of a window, and its completion
 handler. The words are for the handlers to read.`,

@@ -169,7 +169,7 @@ func TestCtxShowTellsTheWayOut(t *testing.T) {
 		if err := writeContext(&out, &control.ContextInfo{Context: control.Context{Name: "a"}, State: state}); err != nil {
 			t.Fatal(err)
 		}
-		if strings.Contains(out.String(), hint("ctx activate a: it begins anew")) != want {
+		if strings.Contains(out.String(), hint("ctx activate a: it starts over")) != want {
 			t.Errorf("%s:\n%s", state, &out)
 		}
 	}

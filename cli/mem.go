@@ -25,7 +25,7 @@ Handlers use the memory at the same time. To initialise it before they run,
 install the context with activate: manual, write, and activate it then.
 
 The memory is that of a life of the context: when its application detaches, when
-it has failed and is activated, or when a reload changes it, it begins anew with
+it has failed and is activated, or when a reload changes it, it starts over with
 memory that is zero, and what was written is lost.`
 	cmd.Example = `  xspin mem inbox | xxd
   xspin mem read inbox --hpu 1 --offset 4KiB --length 64 > memory
@@ -118,7 +118,7 @@ func newMemWriteCmd() *cobra.Command {
 		Use:   "write CONTEXT",
 		Short: "Copy standard input to HPU memory",
 		Long: `Copy standard input to HPU memory: all of it, or if it does not fit nothing. It
-is lost when the context begins anew, as it does when its application detaches.`,
+is lost when the context starts over, as it does when its application detaches.`,
 		Example: `  xspin mem write inbox < table
   printf '\x07\x00\x00\x00' | xspin mem write inbox --hpu 1 --offset 64`,
 		Args: wantArgs("CONTEXT"),

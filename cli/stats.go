@@ -266,7 +266,7 @@ func writeStats(out io.Writer, s *nicStats) error {
 			row("timers", c.Timers, "timer handlers that returned")
 		}
 		if c.Triggers > 0 {
-			row("triggers", c.Triggers, "messages of the host's that were begun")
+			row("triggers", c.Triggers, "host messages that were begun")
 		}
 		if q := s.Apps[c.Name]; q != nil || c.Requests > 0 {
 			row("requests", c.Requests, "of handlers to the application")

@@ -114,7 +114,7 @@ func newTopReport(before, now *sample) *topReport {
 // A period is the seconds between two samples.
 type period float64
 
-// rate is per second. What has begun anew began at 0.
+// rate is per second. What has started over began at 0.
 func (p period) rate(was, is uint64) float64 {
 	if is < was {
 		was = 0

@@ -70,7 +70,7 @@ func TestWrongContextsAreToldAlike(t *testing.T) {
 			[]string{`format: rulesets a and b have different message formats, "slmp" and "": name one`}},
 		{"first", `"rulesets": "a: udp(7)\nb: udp(7)", "first": 255`,
 			nic.ContextSpec{Rulesets: []matcher.Ruleset{at7, at7}, First: 255},
-			[]string{"first: ruleset numbers 255..256: possible are 0..255"}},
+			[]string{"first: ruleset numbers 255..256: want 0 to 255"}},
 		{"numbers", `"rulesets": "a: udp(7)", "share": 1001, "credits": 32769, "messages": -5`,
 			nic.ContextSpec{Rulesets: []matcher.Ruleset{at7}, Share: 1001, Credits: 32769, Messages: -5},
 			[]string{"credits: 32769: want 1 to 32768", "messages: -5: want 1 to 262144", "share: 1001: want 1 to 1000"}},

@@ -54,7 +54,7 @@ func (e *EndedError) Error() string {
 const detachTime = 10 * time.Second
 
 // An App is an application attached to a context. When it is closed, or the process
-// ends in whatever way, the daemon drains the context and starts it anew.
+// ends in whatever way, the daemon drains the context and starts it over.
 //
 // Its methods are safe for concurrent use, also with Close, and do nothing after it.
 type App struct {
@@ -525,7 +525,7 @@ func (a *App) Info(ctx context.Context) (*control.ContextInfo, error) {
 }
 
 // Close detaches. It returns when the daemon has drained the context and nothing of the
-// application is left in it. Whoever attaches next waits until it has begun anew.
+// application is left in it. Whoever attaches next waits until it has started over.
 // Idempotent.
 func (a *App) Close() error {
 	a.once.Do(func() {

@@ -567,7 +567,7 @@ func TestKillingTheApplicationAtEveryStep(t *testing.T) {
 		if err := attachSoon(t, f, "inbox").Close(); err != nil {
 			t.Error(err)
 		}
-		// Whoever attaches waits until the context has begun anew, and observers change nothing.
+		// Whoever attaches waits until the context has started over, and observers change nothing.
 		watch, err := client.Attach(t.Context(), "inbox", client.Options{Socket: f.socket, Observer: true})
 		if err != nil {
 			t.Fatal(err)

@@ -252,7 +252,7 @@ func (d *Daemon) admit(name string, p control.Peer, observer bool) (attached, er
 	case h.starved:
 		err = failf(errBusy, "context %q waits for memory: %s", name, h.why)
 	case h.state == stopped || h.state == failed:
-		err = failf(errBusy, "context %q is %s (%s): it begins anew when it is activated, with `xspin ctx activate %[1]s`", name, h.state, h.why)
+		err = failf(errBusy, "context %q is %s (%s): it starts over when it is activated, with `xspin ctx activate %[1]s`", name, h.state, h.why)
 	case h.has == nil:
 		err = failf(errBusy, "context %q is %s", name, h.state)
 	}
@@ -408,7 +408,7 @@ func (a *attachment) do(ask *control.Ask) control.Answer {
 			err = a.arm(ask.Do == "activate")
 		}
 	default:
-		err = failf(errInvalid, "%q: possible are post, unpost, read, trigger, activate, deactivate, stats, counters", ask.Do)
+		err = failf(errInvalid, "%q: want post, unpost, read, trigger, activate, deactivate, stats, counters", ask.Do)
 	}
 	if err != nil {
 		ans.Error = err.Error()
@@ -521,12 +521,12 @@ func (a *attachment) post(do string, r *control.Receive) error {
 }
 
 // release says that the process is gone, in whatever way. When it returns nothing of the
-// process is left in the context, which begins anew: whoever attaches next waits for that,
+// process is left in the context, which starts over: whoever attaches next waits for that,
 // and finds nothing of this one. Its memory is new, so that who has kept the old one harms
 // nobody. Idempotent.
 func (a *attachment) release(reason string) { a.once.Do(func() { a.leave(reason) }) }
 
-const stoppedText = "detached, and the context is stopped: it begins anew when it is activated"
+const stoppedText = "detached, and the context is stopped: it starts over when it is activated"
 
 func (a *attachment) leave(reason string) {
 	h, d := a.h, a.h.d
@@ -573,7 +573,7 @@ func (a *attachment) leave(reason string) {
 	h.mu.Unlock()
 	l, had := h.empty()
 	log = log.With("messages_ended", l.messages, "requests_failed", l.requests)
-	if l.overran { // only who may activate has it begin anew
+	if l.overran { // only who may activate has it start over
 		h.set(stopped, overrunText)
 		log.Warn(stoppedText)
 		h.end()
@@ -598,11 +598,11 @@ func (h *hosted) again(l loss, had *holdings, log *slog.Logger) {
 	}
 	switch {
 	case errors.Is(err, errMemory):
-		log.Warn("detached, and the context waits for memory to begin anew", "error", err)
+		log.Warn("detached, and the context waits for memory to start over", "error", err)
 	case err != nil:
-		log.Error("detached, and the context could not begin anew", "error", err)
+		log.Error("detached, and the context could not start over", "error", err)
 	default:
-		log.Info("detached, and the context has begun anew", "state", h.currentState())
+		log.Info("detached, and the context has started over", "state", h.currentState())
 	}
 }
 

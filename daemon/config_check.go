@@ -121,7 +121,7 @@ func (c *checker) name(path, name, what string, taken map[string]string) {
 // between checks a number that may be left out, as 0.
 func (c *checker) between(path string, v, lo, hi int) {
 	if v != 0 && (v < lo || v > hi) {
-		c.fail(path, "%d: possible are %d..%d", v, lo, hi)
+		c.fail(path, "%d: want %d to %d", v, lo, hi)
 	}
 }
 

@@ -69,18 +69,18 @@ func TestErrorsOfConfigurationsAreToldWithTheirPlaces(t *testing.T) {
 		{"user", eth + "user: nobody-at-all\n", `F:2:7: user: "nobody-at-all": there is no such user`},
 		{"admins", eth + "admins: {users: [0, me-not], groups: [no-group]}\n",
 			"F:2:21: admins.users[1]: \"me-not\": there is no such user\nF:2:39: admins.groups[0]: \"no-group\": there is no such group"},
-		{"log", eth + "log: {lines: -1, dir: here}\n", "F:2:14: log.lines: -1: possible are 1..1048576\nF:2:23: log.dir: \"here\": want an absolute path"},
+		{"log", eth + "log: {lines: -1, dir: here}\n", "F:2:14: log.lines: -1: want 1 to 1048576\nF:2:23: log.dir: \"here\": want an absolute path"},
 
 		{"interface", "interfaces:\n- {name: a/b, mode: fast, wait: never, hpus: 65, ring: 100, cpus: [-1], netns: ..}\n", strings.Join([]string{
 			`F:2:10: interfaces[0].name: "a/b" is no name of an interface: these have 1 to 15 characters, without spaces and /`,
 			`F:2:21: interfaces[0].mode: "fast": there are auto, generic, native`,
 			`F:2:33: interfaces[0].wait: "never": there are adaptive, sleep, spin`,
-			`F:2:46: interfaces[0].hpus: 65: possible are 1..64`,
+			`F:2:46: interfaces[0].hpus: 65: want 1 to 64`,
 			`F:2:56: interfaces[0].ring: 100: want a power of two, 64..32768`,
 			`F:2:68: interfaces[0].cpus[0]: -1 is no number of a CPU`,
 			`F:2:80: interfaces[0].netns: ".." is no name of a network namespace, as ip netns has them`,
 		}, "\n")},
-		{"more workers than HPUs", "interfaces: [{name: eth1, hpus: 2, workers: 3}]\n", "F:1:45: interfaces[0].workers: 3: possible are 1..2"},
+		{"more workers than HPUs", "interfaces: [{name: eth1, hpus: 2, workers: 3}]\n", "F:1:45: interfaces[0].workers: 3: want 1 to 2"},
 		{"interface twice", "interfaces: [{name: eth1}, {name: eth1}]\n", "F:1:35: interfaces[1].name: interface eth1 is there already"},
 
 		{"window", eth + "windows:\n- {name: a, size: 5GiB}\n- {name: a}\n- {size: 1KiB, rights: r}\n", strings.Join([]string{
@@ -130,7 +130,7 @@ func TestErrorsOfConfigurationsAreToldWithTheirPlaces(t *testing.T) {
 		{"handlers that the host triggers, with rulesets", eth + "contexts: [{name: a, handler: push, params: {to: '10.0.0.2:1'}, rulesets: 'a: slmp'}]\n",
 			"F:2:75: contexts[0].rulesets: handler push is activated by the host: there can be none"},
 		{"ruleset numbers", eth + "contexts:\n- {name: a, handler: deposit, first: 300}\n- {name: b, handler: echo-udp, first: 3}\n- {name: c, handler: echo-udp, first: 3}\n", strings.Join([]string{
-			"F:3:38: contexts[0].first: ruleset numbers 300..300: possible are 0..255",
+			"F:3:38: contexts[0].first: ruleset numbers 300..300: want 0 to 255",
 			`F:5:39: contexts[2].first: ruleset number 3 is that of context "b" already`}, "\n")},
 
 		{"scheduling", eth + "contexts:\n- {name: a, handler: deposit, policy: any, overload: keep, hpus: '0-20', credits: -1, share: 2000, messages: -5}\n", strings.Join([]string{
@@ -149,7 +149,7 @@ func TestErrorsOfConfigurationsAreToldWithTheirPlaces(t *testing.T) {
 			`F:7:5: contexts[0].windows[0]: window "x" has no size, and is none of the shared ones (s)`,
 			`F:8:21: contexts[0].windows[1].size: window "s" is a shared one, of 1MiB: leave out the size, or take another name`,
 			`F:9:21: contexts[0].windows[2].size: a window of 8GiB is larger than the limit of 4GiB: raise limits.window`,
-			`F:9:35: contexts[0].windows[2].rights: rights "rx": possible are r, w and a (atomic), each once`,
+			`F:9:35: contexts[0].windows[2].rights: rights "rx": want r, w and a (atomic), each once`,
 			`F:9:44: contexts[0].windows[2].app: "w": there are rw (mapped), r (by copying), none`}, "\n")},
 		{"all memory", eth + "limits: {memory: 10MiB}\ncontexts:\n- {name: a, handler: echo-udp, windows: [{name: w, size: 6MiB}]}\n- {name: b, handler: echo-udp, memory: 5MiB}\n",
 			"F:2:18: limits.memory: windows, queues and HPU memory take 11MiB, and 10MiB are allowed: raise limits.memory, or make windows smaller"},
@@ -187,7 +187,7 @@ func TestErrorsOfConfigurationsAreToldWithTheirPlaces(t *testing.T) {
 		{"datatype: a window without size", eth + strings.Replace(datatype("type: int"), ", size: 64KiB", "", 1),
 			`F:7:13: contexts[0].windows[0]: window "in" has no size, and is none of the shared ones`},
 		{"datatype: a window with wrong rights", eth + strings.Replace(datatype("type: int"), "64KiB", "64KiB, rights: x", 1),
-			`F:7:45: contexts[0].windows[0].rights: rights "x": possible are r, w and a (atomic), each once`},
+			`F:7:45: contexts[0].windows[0].rights: rights "x": want r, w and a (atomic), each once`},
 		{"datatype: messages that do not end", eth + datatype("type: int\n  rulesets: 'a: udp(7)'"),
 			`F:4:12: contexts[0].handler: messages are put into windows, and format packet has none that begin and end, as those of slmp do`},
 		{"datatype: memory", "limits: {memory: 20MiB}\n" + eth + datatype("type: 'hvec(3 100 400)[int]'\n    strategy: hpu-local\n  messages: 50000"),

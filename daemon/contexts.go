@@ -63,11 +63,11 @@ type hosted struct {
 	op chan struct{}
 
 	mu        sync.Mutex
-	b         *blueprint // changed by a reload, for who may attach
+	b         *blueprint // changed by a reload, for those who may attach
 	numbers   []int      // of its rulesets, armed or not
 	state     string
 	why       string // of stopped and failed
-	starved   bool   // it has failed for want of memory, and begins anew when there is some
+	starved   bool   // it has failed for want of memory, and starts over when there is some
 	since     time.Time
 	gone      bool // removed: nobody finds it any more
 	off       bool // an administrator has deactivated it, and it stays so
@@ -375,7 +375,7 @@ func (h *hosted) finish(ctx *nic.Context, has *holdings, keep bool) (l loss) {
 	return l
 }
 
-// renew has the context begin anew, with memory in which there is nothing. The caller
+// renew has the context start over, with memory in which there is nothing. The caller
 // has op.
 func (h *hosted) renew() error {
 	l, had := h.empty()
@@ -414,7 +414,7 @@ func (h *hosted) fill(l loss, had *holdings) error {
 	return err
 }
 
-// revive has contexts begin anew that have failed for want of memory, whenever some has
+// revive has contexts start over that have failed for want of memory, whenever some has
 // become free.
 func (d *Daemon) revive() {
 	defer close(d.revived)
@@ -437,7 +437,7 @@ func (d *Daemon) revive() {
 	}
 }
 
-// comeBack has a context begin anew that has failed for want of memory, if it still has.
+// comeBack has a context start over that has failed for want of memory, if it still has.
 // The caller has op.
 func (h *hosted) comeBack() {
 	h.d.mu.RLock()
@@ -457,9 +457,9 @@ func (h *hosted) comeBack() {
 	}
 	switch {
 	case err == nil:
-		h.d.logger.Info("there is memory again, and the context has begun anew", "context", h.name, "state", h.currentState())
+		h.d.logger.Info("there is memory again, and the context has started over", "context", h.name, "state", h.currentState())
 	case !errors.Is(err, errMemory):
-		h.d.logger.Error("the context could not begin anew", "context", h.name, "error", err)
+		h.d.logger.Error("the context could not start over", "context", h.name, "error", err)
 	}
 }
 
@@ -486,7 +486,7 @@ func (h *hosted) overrun(detail string) {
 }
 
 // fault says that the context is stopped, if it is: an event may come late, when the
-// context has begun anew, or be lost. The caller has mu.
+// context has started over, or be lost. The caller has mu.
 func (h *hosted) fault(detail string) {
 	if h.ctx == nil || h.state != installed && h.state != active || h.ctx.Stats().Overruns == 0 {
 		return
@@ -611,7 +611,7 @@ func (d *Daemon) withContext(name string, f func(*hosted) error) error {
 	return f(h)
 }
 
-// activate arms a context. One that is stopped or has failed begins anew.
+// activate arms a context. One that is stopped or has failed starts over.
 func (d *Daemon) activate(name string) error {
 	return d.withContext(name, func(h *hosted) error {
 		h.mu.Lock()

@@ -167,7 +167,7 @@ func (f *fixture) admitted(t *testing.T, name string, p control.Peer, observer b
 	return a.(*attachment)
 }
 
-// left detaches somebody and waits until the context has begun anew, if it does.
+// left detaches somebody and waits until the context has started over, if it does.
 func left(a *attachment, why string) {
 	a.release(why)
 	a.h.op <- struct{}{}
@@ -429,7 +429,7 @@ func TestWhoMayDoWhat(t *testing.T) {
 		{o, control.Ask{Do: "read", Read: &control.Range{Window: "hidden", Length: 2}}, `window "hidden" is not for applications`},
 		{o, control.Ask{Do: "read", Read: &control.Range{Window: "x", Length: 2}}, `the context has no window "x"`},
 		{o, control.Ask{Do: "read"}, "read: want a range"},
-		{a, control.Ask{Do: "dance"}, `"dance": possible are post, unpost,`},
+		{a, control.Ask{Do: "dance"}, `"dance": want post, unpost,`},
 		{a, control.Ask{Do: "post"}, "post: which receive is missing"},
 		{a, control.Ask{Do: "post", Receive: &control.Receive{Window: "in", Place: 1<<20 - 4, Size: 5}}, `5 bytes at 1048572 of window "in" of 1048576: out of bounds`},
 		{a, control.Ask{Do: "post", Receive: &control.Receive{Window: "in", Place: 1<<20 + 1}}, `0 bytes at 1048577 of window "in" of 1048576: out of bounds`},
@@ -1206,8 +1206,8 @@ func TestDetachingDoesNotWaitForTheNextLife(t *testing.T) {
 	left(b, "done")
 }
 
-// The context of an application that holds what has come begins anew in vain for nobody:
-// neither does another one fail that begins anew, nor does it find less credit.
+// The context of an application that holds what has come starts over in vain for nobody:
+// neither does another one fail that starts over, nor does it find less credit.
 func TestContextsKeepTheirCreditWhileOthersBeginAnew(t *testing.T) {
 	echo := func(name string, port int) string {
 		return fmt.Sprintf("- {name: %s, handler: echo-udp, params: {port: %d}}\n", name, port)
@@ -1259,7 +1259,7 @@ func TestContextsKeepTheirCreditWhileOthersBeginAnew(t *testing.T) {
 		left(f.admitted(t, "b", root, false), "done")
 		left(f.admitted(t, "b", root, false), "again")
 		if d := time.Since(start); d > 5*time.Second {
-			t.Errorf("to begin anew twice took %v", d)
+			t.Errorf("to start over twice took %v", d)
 		}
 	}
 	b := f.admitted(t, "b", root, false)

@@ -404,7 +404,7 @@ const (
 	whyClosing  = "the daemon is ending"
 	whyRemoved  = "the context was removed"
 	whyReloaded = "the context was changed by a reload"
-	whyOver     = "the context begins anew, without what the session had"
+	whyOver     = "the context starts over, without what the session had"
 )
 
 // Close detaches applications, drains contexts and closes the NICs. Handlers that are

@@ -115,7 +115,7 @@ contexts:
 	left(a, "done")
 	again, err := f.info("halo")
 	if err != nil || fmt.Sprint(again.Reserved) != fmt.Sprint(before.Reserved) {
-		t.Errorf("begun anew, reserved %v, before %v: %v", again.Reserved, before.Reserved, err)
+		t.Errorf("started over, reserved %v, before %v: %v", again.Reserved, before.Reserved, err)
 	}
 	must(t, f.remove("halo"))
 	eventually(t, "all memory is free", func() bool { return f.inUse() == 0 })
@@ -148,7 +148,7 @@ func TestHandlersMayNeedSomethingElseTheNextTime(t *testing.T) {
 		if now == then || int64(i.Sequence) != now || i.VHPUs != 3 || i.Reserved["moods"] != now<<20 || f.inUse() != now<<20 || h.has.bytes != now<<20 {
 			t.Errorf("set %d, checked as %d: sequences of %d bytes, reserved %v, of which %d bytes count as %d", now, then, i.Sequence, i.Reserved, h.has.bytes, f.inUse())
 		}
-		left(f.admitted(t, "moody", root, false), "to have it begin anew")
+		left(f.admitted(t, "moody", root, false), "to have it start over")
 	}
 }
 

@@ -181,7 +181,7 @@ func TestHandlersMayReserveWhatIsNotInUse(t *testing.T) {
 	_, err = f.install(eater("y", 4<<20))
 	must(t, err)
 	feed("x", 3<<20)
-	left(f.admitted(t, "x", root, false), "to have it begin anew")
+	left(f.admitted(t, "x", root, false), "to have it start over")
 	want := fmt.Sprintf("handler test-hungry: not enough memory: %d bytes of food: at most %d; limits.memory leaves", 23<<20, 21<<20)
 	waits := func(name, want string) bool { // it tries again now and then
 		i, err := f.info(name)
@@ -192,7 +192,7 @@ func TestHandlersMayReserveWhatIsNotInUse(t *testing.T) {
 		t.Errorf("it may reserve %d", got)
 	}
 	must(t, f.remove("y"))
-	eventually(t, "it begins anew", func() bool { return f.state(t, "x") == installed })
+	eventually(t, "it starts over", func() bool { return f.state(t, "x") == installed })
 	if used := f.inUse(); used != 38<<20 {
 		t.Errorf("%d bytes are in use", used)
 	}
@@ -200,7 +200,7 @@ func TestHandlersMayReserveWhatIsNotInUse(t *testing.T) {
 	// What goes, and is there only because an observer still refers to it, does not count.
 	feed("x", 0)
 	o := f.admitted(t, "x", root, true)
-	left(f.admitted(t, "x", root, false), "to have it begin anew")
+	left(f.admitted(t, "x", root, false), "to have it start over")
 	if i, err := f.info("x"); err != nil || i.State != installed {
 		t.Errorf("with an observer, %+v: %v", i, err)
 	}
@@ -212,13 +212,13 @@ func TestHandlersMayReserveWhatIsNotInUse(t *testing.T) {
 	}
 	feed("z", 0)
 	f.memory.setLimit(20 << 20)
-	left(f.admitted(t, "z", root, false), "to have it begin anew")
+	left(f.admitted(t, "z", root, false), "to have it start over")
 	eventually(t, "it waits for memory", func() bool { return waits("z", "1MiB more memory is wanted") })
 	if got := told("z"); len(got) != 0 {
 		t.Errorf("it may reserve %d", got)
 	}
 	f.memory.setLimit(40 << 20)
-	eventually(t, "it begins anew", func() bool { return f.state(t, "z") == installed })
+	eventually(t, "it starts over", func() bool { return f.state(t, "z") == installed })
 }
 
 func TestStateOfMessagesCounts(t *testing.T) {

@@ -86,7 +86,7 @@ func (s *metricsServer) close(ctx context.Context) {
 	<-s.done
 }
 
-// metrics is a collector: it asks the daemon anew each time. Names and units are by
+// metrics is a collector: it asks the daemon each time. Names and units are by
 // Prometheus' conventions. Labels are interfaces, contexts, rulesets, HPUs, and words
 // that are named here.
 type metrics struct {

@@ -110,7 +110,7 @@ func TestTheFilesOrderSaysWhoGetsAPacket(t *testing.T) {
 	f.takes(t, 5000, "special")
 	left(a, "done")
 
-	// Others come last, in their order; and do not take the place of who begins anew.
+	// Others come last, in their order; and do not take the place of one that starts over.
 	install := func(name, rule string, first int) error {
 		_, err := f.install(&control.Context{Name: name, Handler: "test-init", Rulesets: rule, First: first})
 		return err
@@ -132,7 +132,7 @@ func TestTheFilesOrderSaysWhoGetsAPacket(t *testing.T) {
 	f.numbered(t, map[string]int{"rest": 1, "asks": 2, "late": 3, "later": 4})
 	must(t, f.remove("asks"))
 
-	// A reload numbers all anew, contexts that do not change as well, at once.
+	// A reload numbers all again, contexts that do not change as well, at once.
 	since := func() (all []string) {
 		for _, i := range f.infos() {
 			all = append(all, fmt.Sprint(i.Name, i.ID, i.Since))
@@ -162,7 +162,7 @@ func TestTheFilesOrderSaysWhoGetsAPacket(t *testing.T) {
 	left(a, "done")
 	f.reloaded(t, "contexts:\n"+special+rest, "context one removed", "context two removed", "other ruleset numbers: late, later, rest, special")
 	now := since()
-	// Attaching has begun special anew; the others are as they were.
+	// Attaching has started special over; the others are as they were.
 	for i := range was {
 		if !strings.HasPrefix(was[i], "special") && was[i] != now[i] {
 			t.Errorf("now %s, before %s", now[i], was[i])

@@ -313,7 +313,7 @@ func (d *Daemon) apply(p *plan) (err error) {
 		}
 	}
 
-	// All are disarmed before any is armed: ruleset numbers may be dealt anew.
+	// All are disarmed before any is armed: ruleset numbers may be dealt out again.
 	for _, h := range p.remove {
 		if h.currentState() == active {
 			undo = append(undo, h.rearm)

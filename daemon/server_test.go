@@ -237,7 +237,7 @@ func TestRequestsOfCurl(t *testing.T) {
 		{"counters are for everybody", nobody, []string{"http://x/v1/stats"}, 200, `"interface": "eth9"`, ""},
 		{"contexts are for everybody", nobody, []string{"http://x/v1/contexts"}, 200, `"name": "box"`, ""},
 		{"one context is for everybody", nobody, []string{"http://x/v1/contexts/box"}, 200, `"name": "box"`, ""},
-		{"parameters are for who may read", 1000, []string{"http://x/v1/contexts/box"}, 200, `"key": "secret"`, ""},
+		{"parameters are for those who may read", 1000, []string{"http://x/v1/contexts/box"}, 200, `"key": "secret"`, ""},
 		{"rules are sorted by number", nobody, []string{"http://x/v1/rules"}, 200, "slmp", ""},
 		{"a context that is not there", 0, []string{"http://x/v1/contexts/bx"}, 404, `context \"bx\": there is no such thing`, ""},
 		{"names are unescaped once", 0, []string{"http://x/v1/contexts/a%2Fb%2525"}, 404, `context \"a/b%25\"`, ""},

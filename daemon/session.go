@@ -84,7 +84,7 @@ func (s *server) attach(w http.ResponseWriter, r *http.Request) (any, error) {
 	e := &session{a: a, c: c, in: bufio.NewReaderSize(io.MultiReader(bytes.NewReader(early), c), maxAsk)}
 	reason = e.run(s.ctx)
 	leave()
-	e.bye(reason) // for who waits until nothing is left of it
+	e.bye(reason) // for whoever waits until nothing is left of it
 	return nil, nil
 }
 
@@ -197,7 +197,7 @@ func (e *session) answer() error {
 		}
 		answer := control.Answer{}
 		if r := ask.Read; r != nil && (r.Length < 0 || r.Length > control.MaxRead) {
-			answer.Error = fmt.Sprintf("read %d bytes: possible are %d at once", r.Length, control.MaxRead)
+			answer.Error = fmt.Sprintf("read %d bytes: want at most %d at once", r.Length, control.MaxRead)
 		} else {
 			answer = e.a.do(&ask)
 		}

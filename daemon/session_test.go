@@ -150,7 +150,7 @@ func TestASessionAnswersAndEnds(t *testing.T) {
 		seq   uint64
 		err   string
 		bytes int
-	}{{7, "no", 0}, {6, "read 1048577 bytes: possible are 1048576 at once", 0}, {8, "", control.MaxRead}} {
+	}{{7, "no", 0}, {6, "read 1048577 bytes: want at most 1048576 at once", 0}, {8, "", control.MaxRead}} {
 		var a control.Answer
 		if err := dec.Decode(&a); err != nil || a.Seq != want.seq || a.Error != want.err || len(a.Data) != want.bytes {
 			t.Errorf("answer %d: %d, %q, %d bytes, error %v; want %+v", i, a.Seq, a.Error, len(a.Data), err, want)

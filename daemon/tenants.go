@@ -19,7 +19,7 @@ import (
 // mappings, when it has detached, so the memory counts until the process has ended. What
 // it passes on to other processes, its children too, is not known here.
 type tenant struct {
-	pid     int // in messages only, for who cannot be seen 0
+	pid     int // in messages only, 0 for one that cannot be seen
 	fd      int // pidfd
 	charges []*charge
 }

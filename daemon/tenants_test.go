@@ -100,15 +100,15 @@ contexts:
 	}
 	two.ask(t, "attach other", "done: <nil>")
 
-	// It begins anew as soon as one has ended, and there is memory.
+	// It starts over as soon as one has ended, and there is memory.
 	one.stdin.Close()
-	eventually(t, "the context begins anew", func() bool { return f.state(t, "big") == active })
+	eventually(t, "the context starts over", func() bool { return f.state(t, "big") == active })
 	if got := f.inUse(); got != start+3<<20 {
 		t.Errorf("one has ended, and %d bytes are in use", got)
 	}
 	two.stdin.Close()
 	eventually(t, "memory is free again", func() bool { return f.inUse() == start })
-	if log := f.logs.String(); !strings.Contains(log, "waits for memory to begin anew") || !strings.Contains(log, "there is memory again") {
+	if log := f.logs.String(); !strings.Contains(log, "waits for memory to start over") || !strings.Contains(log, "there is memory again") {
 		t.Error("the log does not say what happened")
 	}
 
@@ -127,7 +127,7 @@ contexts:
 	writeFile(t, f.file, strings.Replace(string(text), "13MiB", "20MiB", 1))
 	_, err = f.Reload()
 	must(t, err)
-	eventually(t, "the context begins anew", func() bool { return f.state(t, "big") == active })
+	eventually(t, "the context starts over", func() bool { return f.state(t, "big") == active })
 }
 
 // Who only looks on has no descriptors: its session may end a little later than the life

@@ -114,11 +114,11 @@ func NewPlacement(c *Committed, cfg Config) (Placement, error) {
 	case !slices.Contains(Strategies(), cfg.Strategy):
 		return nil, fmt.Errorf("strategy %q: there are %s", cfg.Strategy, strings.Join(Strategies(), ", "))
 	case cfg.HPUs < 1 || cfg.HPUs > MaxHPUs:
-		return nil, fmt.Errorf("%s with %d HPUs: possible are 1..%d", cfg.Strategy, cfg.HPUs, MaxHPUs)
+		return nil, fmt.Errorf("%s with %d HPUs: want 1 to %d", cfg.Strategy, cfg.HPUs, MaxHPUs)
 	case cfg.Messages < 1:
 		return nil, fmt.Errorf("%s for %d messages in flight: want 1 or more", cfg.Strategy, cfg.Messages)
 	case cfg.Packet < 1 || int64(cfg.Packet) > math.MaxUint32:
-		return nil, fmt.Errorf("%s with packets of %d bytes: possible are 1..%d", cfg.Strategy, cfg.Packet, uint32(math.MaxUint32))
+		return nil, fmt.Errorf("%s with packets of %d bytes: want 1 to %d", cfg.Strategy, cfg.Packet, uint32(math.MaxUint32))
 	case cfg.Interval < 0:
 		return nil, fmt.Errorf("checkpoint interval of %d bytes: want 1 or more, or 0 to have it chosen", cfg.Interval)
 	}

@@ -276,7 +276,7 @@ func TestPlacementRefuses(t *testing.T) {
 		{"no type", nil, func(*ddt.Config) {}, "no type"},
 		{"a strategy that there is not", small, func(c *ddt.Config) { c.Strategy = "fast" }, `strategy "fast": there are direct, specialized, hpu-local, ro-cp, rw-cp`},
 		{"no HPUs", small, func(c *ddt.Config) { c.HPUs = 0 }, "0 HPUs"},
-		{"too many HPUs", small, func(c *ddt.Config) { c.HPUs = 1 << 16 }, "1..65535"},
+		{"too many HPUs", small, func(c *ddt.Config) { c.HPUs = 1 << 16 }, "1 to 65535"},
 		{"no messages", small, func(c *ddt.Config) { c.Messages = 0 }, "0 messages"},
 		{"no packets", small, func(c *ddt.Config) { c.Packet = 0 }, "packets of 0 bytes"},
 		{"packets beyond 32 bits", small, func(c *ddt.Config) { c.Packet = 1 << 32 }, "packets of 4294967296 bytes"},

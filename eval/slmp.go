@@ -264,7 +264,7 @@ func (b *slmpBench) oneHPU() nic.Config {
 	return nic.Config{HPUs: 1, Workers: 1, CPUs: []int{b.receiver}}
 }
 
-// depositSpec is a context that puts messages into memory, all at its begin.
+// depositSpec is a context that puts messages into memory, all at its start.
 func depositSpec(memory []byte) nic.ContextSpec {
 	return nic.ContextSpec{Name: "bench", Rulesets: []matcher.Ruleset{matcher.SLMP()}, Window: hpu.Memory(memory)}
 }

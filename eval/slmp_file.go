@@ -388,7 +388,7 @@ func difference(before, after *impair.State) *impair.State {
 const kneeAt = 0.90
 
 // windowRows sweeps windows and messages at a time, next to the window that
-// D4.7 predicts (equations 1 to 3).
+// FPsPIN's report predicts (equations 1 to 3).
 func (b *slmpBench) windowRows(ctx context.Context) (err error) {
 	memory, free, err := memory(b.o.size)
 	if err != nil {
@@ -461,7 +461,7 @@ func (b *slmpBench) windowRows(ctx context.Context) (err error) {
 	p.Add("s_recv_segments", []float64{nic.DefaultRing})
 	p.Add("measured_knee", knees)
 	row, err := bench.Absolute("slmp/predicted_window", bench.Higher, p)
-	if err := b.doc.Add(fmt.Sprintf("D4.7 equations 1 to 3: S_recv the credit of a queue, v_send by xspin send --mode none into a program that drops, v_recv segments of as many bytes from the in-kernel generator put into memory by 1 HPU; "+
+	if err := b.doc.Add(fmt.Sprintf("FPsPIN's report, equations 1 to 3: S_recv the credit of a queue, v_send by xspin send --mode none into a program that drops, v_recv segments of as many bytes from the in-kernel generator put into memory by 1 HPU; "+
 		"%d, the largest that can be asked for, where the receiver is the faster one and its buffer never fills", slmp.MaxWindow), row, err); err != nil {
 		return err
 	}
@@ -503,7 +503,7 @@ func scaled(x []float64, by float64) []float64 {
 	return y
 }
 
-// predictWindow returns what D4.7's equation 3 says, in segments, for speeds in
+// predictWindow returns what equation 3 of FPsPIN's report says, in segments, for speeds in
 // segments a second.
 func predictWindow(send, receive float64) float64 {
 	if send <= receive {

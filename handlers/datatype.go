@@ -247,7 +247,7 @@ func (d *datatype) payload(h *hpu.HER) spin.Code {
 	return spin.Success
 }
 
-// completion checks the length of what came in whole: a message of the host's has no last
+// completion checks the length of what came in whole: a host message has no last
 // packet that would say it before. The event of other messages says what is missing.
 func (d *datatype) completion(c *hpu.Completion) spin.Code {
 	if c.Cause != spin.Complete {

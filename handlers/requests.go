@@ -36,7 +36,7 @@ func newRequests(p Params) (*Set, error) {
 		return nil, err
 	}
 	if s.MTU < 68 || s.MTU > 65535 {
-		return nil, fmt.Errorf("param \"mtu\": %d: possible are 68 to 65535", s.MTU)
+		return nil, fmt.Errorf("param \"mtu\": %d: want 68 to 65535", s.MTU)
 	}
 	s.then = s.reply
 	return &Set{

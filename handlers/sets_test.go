@@ -573,7 +573,7 @@ func TestSets(t *testing.T) {
 		{"echo-host", handlers.Params{"proto": "tcp"}, `"tcp" is neither`},
 		{"count", handlers.Params{"to": "hell"}, `"hell" is neither`},
 		{"requests", nil, `"port" is missing`},
-		{"requests", handlers.Params{"port": 1, "mtu": 20}, "possible are 68 to 65535"},
+		{"requests", handlers.Params{"port": 1, "mtu": 20}, "want 68 to 65535"},
 		{"tick", handlers.Params{"to": "[::1]:1"}, "want an IPv4 address"},
 		{"tick", handlers.Params{"to": "10.0.0.1:0"}, "and a port"},
 		{"push", handlers.Params{"to": "[::1]:1"}, "want an IPv4 address"},

@@ -281,7 +281,7 @@ func TestRights(t *testing.T) {
 	}
 }
 
-// A window says where its bytes are for who reaches them by the map, as eBPF programs do.
+// A window says where its bytes are for those who reach them by the map, as eBPF programs do.
 func TestWindowKnowsItsMap(t *testing.T) {
 	netnstest.NeedRoot(t)
 	m, err := NewMemory("map", 2*Element)

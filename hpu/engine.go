@@ -56,7 +56,7 @@ type messages struct {
 
 	mu      sync.Mutex
 	hosted  atomic.Bool       // there are words
-	words   map[int][4]uint64 // by slot, of messages of the host's
+	words   map[int][4]uint64 // by slot, of host messages
 	slots   []*Message        // by slot, as far as used
 	flushed bool              // the context was stopped, its held packets are given back
 }
@@ -88,11 +88,11 @@ func newMessages(cfg MessageConfig) (*messages, error) {
 	case !f.Ends():
 		return nil, fmt.Errorf("message format %s has no key, or no end of a message", f.Name)
 	case cfg.State < 0 || cfg.State > 1<<20:
-		return nil, fmt.Errorf("%d bytes of state for each message: possible are 0..%d", cfg.State, 1<<20)
+		return nil, fmt.Errorf("%d bytes of state for each message: want 0 to %d", cfg.State, 1<<20)
 	case len(cfg.Initial) > cfg.State:
 		return nil, fmt.Errorf("the initial state has %d bytes, the state of a message %d", len(cfg.Initial), cfg.State)
 	case !cfg.Checksums.Valid():
-		return nil, fmt.Errorf("%v: possible are %v", cfg.Checksums, checksums)
+		return nil, fmt.Errorf("%v: want %v", cfg.Checksums, checksums)
 	}
 	cfg.Words = len(f.Key)
 	q, err := mpq.NewQueue(cfg.Config)
@@ -168,7 +168,7 @@ func (r *runner) adopt(t *table, m *Message) {
 	}
 }
 
-// setWords notes the words of a message of the host's, whose trigger is t.
+// setWords notes the words of a host message, whose trigger is t.
 func (ms *messages) setWords(m *Message, t *triggered) {
 	if t == nil && !ms.hosted.Load() {
 		return

@@ -14,7 +14,7 @@ import (
 	"github.com/xspin/xspin/spin"
 )
 
-// Handlers that no packet calls: init, timers, and messages of the host's. Each runs
+// Handlers that no packet calls: init, timers, and host messages. Each runs
 // as a HER without a packet, on the worker that has the lowest HPU of the context.
 
 // DefaultSlice is how many bytes a payload HER of a triggered message has.
@@ -23,7 +23,7 @@ const DefaultSlice = 1408
 // maxSlice bounds it.
 const maxSlice = 64 << 10
 
-// A Trigger activates a context from the host's side (D4.7 section 4.4.7): a message
+// A Trigger activates a context from the host's side (FPsPIN report, section 4.4.7): a message
 // without packets, for which all handlers run. Its payload is a range of a window, cut
 // in slices, each of which is a payload HER with a private copy of it.
 type Trigger struct {
@@ -34,7 +34,7 @@ type Trigger struct {
 	Slice  int   // bytes. Defaults to DefaultSlice
 }
 
-// triggered is a message of the host's on its way through the handlers.
+// triggered is a host message on its way through the handlers.
 type triggered struct {
 	Trigger
 	key  mpq.Key
@@ -63,7 +63,7 @@ func (p *Pool) Init(c *Context) error {
 	return nil
 }
 
-// Trigger runs a context's handlers for a message of the host's. It returns when the
+// Trigger runs a context's handlers for a host message. It returns when the
 // message has been accepted: its end is an event like that of others. The context must
 // have messages.
 func (p *Pool) Trigger(c *Context, t Trigger) error {
@@ -74,9 +74,9 @@ func (p *Pool) Trigger(c *Context, t Trigger) error {
 	case c.msgs == nil:
 		return errors.New("trigger: the context has no messages")
 	case t.Slice < 1 || t.Slice > maxSlice:
-		return fmt.Errorf("trigger: slices of %d bytes: possible are 1..%d", t.Slice, maxSlice)
+		return fmt.Errorf("trigger: slices of %d bytes: want 1 to %d", t.Slice, maxSlice)
 	case t.Length < 0 || t.Length > math.MaxUint32:
-		return fmt.Errorf("trigger: message of %d bytes: possible are 0..%d", t.Length, uint32(math.MaxUint32))
+		return fmt.Errorf("trigger: message of %d bytes: want 0 to %d", t.Length, uint32(math.MaxUint32))
 	case t.Window == nil && (t.Length != 0 || t.Offset != 0):
 		return fmt.Errorf("trigger: %d bytes at %d of no window", t.Length, t.Offset)
 	case t.Window != nil && (t.Offset < 0 || t.Length > t.Window.Size()-t.Offset):
@@ -175,7 +175,7 @@ type hostMessage struct {
 	t *triggered
 }
 
-// errands does what was asked for, and goes on with messages of the host's: some
+// errands does what was asked for, and goes on with host messages: some
 // slices of each, for packets wait meanwhile. It returns false if the runner was
 // abandoned.
 func (r *runner) errands() bool {
@@ -209,7 +209,7 @@ func (r *runner) errands() bool {
 	return true
 }
 
-// hostSlice runs the HER, a slice of a message of the host's.
+// hostSlice runs the HER, a slice of a host message.
 func (r *runner) hostSlice(c *Context, h *her) bool {
 	req, t := &r.her, h.trig
 	first := t.next == 0

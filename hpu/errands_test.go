@@ -226,7 +226,7 @@ func TestTriggersThatCannotBe(t *testing.T) {
 	}
 }
 
-// A long message of the host's does not keep packets waiting, and ends with its context.
+// A long host message does not keep packets waiting, and ends with its context.
 func TestLongTriggerEndsWithItsContext(t *testing.T) {
 	window := make(Memory, 1<<20)
 	var n atomic.Int64

@@ -194,7 +194,7 @@ func (h *HER) deposit() error {
 	return nil
 }
 
-var errNoPacket = fmt.Errorf("send, keep or hand on a message of the host's: %w: there is no packet", ErrHere)
+var errNoPacket = fmt.Errorf("send, keep or hand on a host message: %w: there is no packet", ErrHere)
 
 var errNoWindow = errors.New("the message has no window")
 

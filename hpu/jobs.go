@@ -17,7 +17,7 @@ const (
 	contJob               // a continuation whose answer has come
 	initJob               // the init handler
 	timerJob              // the timer handler
-	triggerJob            // a slice of a message of the host's
+	triggerJob            // a slice of a host message
 )
 
 // serveJobs runs HERs of packets that come from elsewhere than from a ring.

@@ -93,7 +93,7 @@ func ParseWait(s string) (Wait, error) {
 			return Wait(i), nil
 		}
 	}
-	return 0, fmt.Errorf("wait %q: possible are %v", s, waits)
+	return 0, fmt.Errorf("wait %q: want %v", s, waits)
 }
 
 // Egress tells who goes first on a tx ring.
@@ -197,7 +197,7 @@ func New(cfg Config) (*Pool, error) {
 		cfg.Workers = min(hpus, runtime.GOMAXPROCS(0))
 	}
 	if cfg.Workers < 1 || cfg.Workers > hpus {
-		return nil, fmt.Errorf("hpu: %d workers for %d HPUs: possible are 1..%d", cfg.Workers, hpus, hpus)
+		return nil, fmt.Errorf("hpu: %d workers for %d HPUs: want 1 to %d", cfg.Workers, hpus, hpus)
 	}
 	var set unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &set); err != nil {
@@ -209,10 +209,10 @@ func New(cfg Config) (*Pool, error) {
 		}
 	}
 	if !cfg.Wait.valid() {
-		return nil, fmt.Errorf("hpu: %v is not a way of waiting: possible are %v", cfg.Wait, waits)
+		return nil, fmt.Errorf("hpu: %v is not a way of waiting: want %v", cfg.Wait, waits)
 	}
 	if !cfg.Egress.valid() {
-		return nil, fmt.Errorf("hpu: %v is not an order of egress: possible are %q", cfg.Egress, egresses)
+		return nil, fmt.Errorf("hpu: %v is not an order of egress: want %q", cfg.Egress, egresses)
 	}
 	if cfg.Limit == 0 {
 		cfg.Limit = DefaultLimit
@@ -264,7 +264,7 @@ func (p *Pool) now() int64 {
 // Install makes a context known, so that its packets find their handlers.
 func (p *Pool) Install(c *Context) error {
 	if int(c.id) >= bpf.MaxContexts {
-		return fmt.Errorf("context id %d: possible are 0..%d", c.id, bpf.MaxContexts-1)
+		return fmt.Errorf("context id %d: want 0 to %d", c.id, bpf.MaxContexts-1)
 	}
 	if c.msgs != nil && c.msgs.tables == nil {
 		c.msgs.open(len(p.workers))

@@ -11,7 +11,7 @@ import (
 	"github.com/xspin/xspin/spin"
 )
 
-// A list that is looked through from its begin says what Receives must do.
+// A list that is looked through from its start says what Receives must do.
 func TestReceivesAreAListsFirstMatch(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	ignores := []uint32{0, 1, 6, 0xf0, ^uint32(0)}

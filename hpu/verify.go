@@ -46,7 +46,7 @@ func (c *Checksums) UnmarshalText(b []byte) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("checksums %q: possible are %v", b, checksums)
+	return fmt.Errorf("checksums %q: want %v", b, checksums)
 }
 
 // A state of a UDP checksum.

@@ -71,7 +71,7 @@ type worker struct {
 	spent    []*Kept // room for the next jobs
 	chores   []*errand
 	triggers []hostMessage
-	numbers  uint32 // of messages of the host's
+	numbers  uint32 // of host messages
 
 	returned []*Kept     // finished behind the worker's back; guarded by Pool.mu
 	errands  []*errand   // guarded by Pool.mu
@@ -202,7 +202,7 @@ type runner struct {
 	done    Completion
 	unbound spin.Result
 	note    spin.MessageEvent
-	slice   []byte // of a message of the host's
+	slice   []byte // of a host message
 	frame   []byte // as it came, for a tap
 	line    []byte // of the log
 	record  TapRecord

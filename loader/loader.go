@@ -132,10 +132,10 @@ const attachedSKB = 2 // XDP_ATTACHED_SKB of linux/if_link.h
 // with the process, whichever way that ends.
 func Attach(cfg Config) (*Ingress, error) {
 	if cfg.HPUs < 1 || cfg.HPUs > bpf.MaxHPUs {
-		return nil, fmt.Errorf("%d HPUs: possible are 1..%d", cfg.HPUs, bpf.MaxHPUs)
+		return nil, fmt.Errorf("%d HPUs: want 1 to %d", cfg.HPUs, bpf.MaxHPUs)
 	}
 	if cfg.Queues < 1 || cfg.Queues > bpf.MaxQueues {
-		return nil, fmt.Errorf("interface %s has %d receive queues: possible are 1..%d", cfg.Interface.Name, cfg.Queues, bpf.MaxQueues)
+		return nil, fmt.Errorf("interface %s has %d receive queues: want 1 to %d", cfg.Interface.Name, cfg.Queues, bpf.MaxQueues)
 	}
 	if cfg.BufferSize < 1 || cfg.MaxBuffers < 1 {
 		return nil, fmt.Errorf("buffers of %d bytes, %d for a frame: both must be at least 1", cfg.BufferSize, cfg.MaxBuffers)

@@ -208,10 +208,10 @@ func TestAttachRefuses(t *testing.T) {
 			change func(*Config)
 			want   []string
 		}{
-			{"no HPU", func(c *Config) { c.HPUs = 0 }, []string{"0 HPUs", "1..64"}},
-			{"too many HPUs", func(c *Config) { c.HPUs = 65 }, []string{"65 HPUs", "1..64"}},
-			{"no queue", func(c *Config) { c.Queues = 0 }, []string{nic.Name, "0 receive queues", "1..64"}},
-			{"too many queues", func(c *Config) { c.Queues = 65 }, []string{nic.Name, "65 receive queues", "1..64"}},
+			{"no HPU", func(c *Config) { c.HPUs = 0 }, []string{"0 HPUs", "1 to 64"}},
+			{"too many HPUs", func(c *Config) { c.HPUs = 65 }, []string{"65 HPUs", "1 to 64"}},
+			{"no queue", func(c *Config) { c.Queues = 0 }, []string{nic.Name, "0 receive queues", "1 to 64"}},
+			{"too many queues", func(c *Config) { c.Queues = 65 }, []string{nic.Name, "65 receive queues", "1 to 64"}},
 			{"no buffer size", func(c *Config) { c.BufferSize = 0 }, []string{"0 bytes"}},
 			{"no buffers", func(c *Config) { c.MaxBuffers = 0 }, []string{"0 for a frame"}},
 			{"an interface that is not there", func(c *Config) { c.Interface = &net.Interface{Index: 9999, Name: "gone"} }, []string{"attach to gone"}},

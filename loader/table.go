@@ -16,7 +16,7 @@ import (
 // A Policy tells how the program picks the HPU of a packet.
 type Policy uint8
 
-// Scheduling policies (D4.7 section 4.4.4; BlockedRR: sPIN, SC 2019, section 3.2.1).
+// Scheduling policies (FPsPIN report, section 4.4.4; BlockedRR: sPIN, SC 2019, section 3.2.1).
 const (
 	// ByMessage: packets of a message stay on one HPU.
 	ByMessage = Policy(bpf.PolicyMessage)

@@ -237,7 +237,7 @@ func TestPublishRefusesTables(t *testing.T) {
 	}{
 		{"a ruleset of a context that is missing", udp(4, 8, flow), Context{}, "ruleset 4 (udp): context 8 is missing"},
 		{"a ruleset number out of range", udp(256, 3, flow), Context{Policy: ByPacket}, "256"},
-		{"a context number out of range", udp(4, 256, flow), Context{}, "context 256, possible are 0..255"},
+		{"a context number out of range", udp(4, 256, flow), Context{}, "context 256, want 0 to 255"},
 		{"a context without format", udp(4, 3, nil), Context{Policy: ByPacket}, "ruleset udp (number 4) has no message format"},
 		{"a context with a bad format", udp(4, 3, &matcher.Format{Name: "bad", Key: make([]matcher.Field, 9)}), Context{Policy: ByPacket}, "9 key words"},
 		{"no buckets", udp(4, 3, flow), message(0, 0), "context 3: buckets 0+0"},

@@ -367,7 +367,7 @@ func TestTesterRefusesTables(t *testing.T) {
 		{"a context with two formats", two(matcher.FormatByName("packet"), matcher.FormatByName("flow")), []string{"context 3", "two message formats", "packet", "flow"}},
 		{"a context with two copies of a format", two(matcher.FormatByName("flow"), matcher.FormatByName("flow")), nil},
 		{"an entry without format beside one with", two(matcher.FormatByName("flow"), nil), []string{"icmp-echo", "no message format"}},
-		{"a context out of range", &matcher.Table{Entries: map[int]matcher.Entry{0: {Ruleset: matcher.UDP(), Context: 256, Format: matcher.FormatByName("flow")}}}, []string{"context 256", "0..255"}},
+		{"a context out of range", &matcher.Table{Entries: map[int]matcher.Entry{0: {Ruleset: matcher.UDP(), Context: 256, Format: matcher.FormatByName("flow")}}}, []string{"context 256", "0 to 255"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			tester, err := NewTester(tt.table)

@@ -85,7 +85,7 @@ func (f *Format) Validate() error {
 			return fmt.Errorf("%w %s: %w", ErrFormat, f.Name, err)
 		}
 		if f.Length.From < 0 || f.Length.From > maxHeader {
-			return fmt.Errorf("%w %s: length: counted from byte %d, possible are 0..%d", ErrFormat, f.Name, f.Length.From, maxHeader)
+			return fmt.Errorf("%w %s: length: counted from byte %d, want 0 to %d", ErrFormat, f.Name, f.Length.From, maxHeader)
 		}
 	}
 	if f.EOM != nil {
@@ -94,10 +94,10 @@ func (f *Format) Validate() error {
 		}
 	}
 	if f.Header < 0 || f.Header > maxHeader {
-		return fmt.Errorf("%w %s: header of %d bytes, possible are 0..%d", ErrFormat, f.Name, f.Header, maxHeader)
+		return fmt.Errorf("%w %s: header of %d bytes, want 0 to %d", ErrFormat, f.Name, f.Header, maxHeader)
 	}
 	if f.UserHeader < 0 || f.UserHeader > maxHeader {
-		return fmt.Errorf("%w %s: user header of %d bytes, possible are 0..%d", ErrFormat, f.Name, f.UserHeader, maxHeader)
+		return fmt.Errorf("%w %s: user header of %d bytes, want 0 to %d", ErrFormat, f.Name, f.UserHeader, maxHeader)
 	}
 	return nil
 }

@@ -41,13 +41,13 @@ func (t *Table) Validate() error {
 	for _, slot := range t.Slots() {
 		e := t.Entries[slot]
 		if slot < 0 || slot >= MaxRulesets {
-			return fmt.Errorf("%w: ruleset %s has number %d, possible are 0..%d", ErrTable, e.Name, slot, MaxRulesets-1)
+			return fmt.Errorf("%w: ruleset %s has number %d, want 0 to %d", ErrTable, e.Name, slot, MaxRulesets-1)
 		}
 		if err := e.Ruleset.Validate(); err != nil {
 			return fmt.Errorf("%w: ruleset number %d: %w", ErrTable, slot, err)
 		}
 		if e.Context >= MaxContexts {
-			return fmt.Errorf("%w: ruleset %s (number %d) has context %d, possible are 0..%d", ErrTable, e.Name, slot, e.Context, MaxContexts-1)
+			return fmt.Errorf("%w: ruleset %s (number %d) has context %d, want 0 to %d", ErrTable, e.Name, slot, e.Context, MaxContexts-1)
 		}
 		if e.Format == nil {
 			return fmt.Errorf("%w: ruleset %s (number %d) has no message format, predefined are %v", ErrTable, e.Name, slot, FormatNames())

@@ -300,7 +300,7 @@ func absent(cfg LabConfig) (bool, error) {
 	return true, nil
 }
 
-// open is Open for who keeps others out. full is cfg with its defaults.
+// open is Open for a caller that keeps others out. full is cfg with its defaults.
 func open(op string, cfg, full LabConfig) (*Lab, error) {
 	full.MTU, full.Queues = cfg.MTU, cfg.Queues
 	l, diff, err := find(full, true)
@@ -337,7 +337,7 @@ func Down(cfg LabConfig) error {
 }
 
 // Close gives up the handle; the lab stays up. If frames wait in this process
-// they do not any more, and the next Up builds the lab anew.
+// they do not any more, and the next Up builds the lab again.
 func (l *Lab) Close() error {
 	if l == nil {
 		return nil

@@ -22,7 +22,7 @@ type credit struct {
 	granted uint32 // of that, see deal
 }
 
-// rebalance deals out the credit of a queue anew, when contexts have come or gone.
+// rebalance deals out the credit of a queue again, when contexts have come or gone.
 func (n *NIC) rebalance() error {
 	err := n.shares()
 	n.deal()

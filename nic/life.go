@@ -220,7 +220,7 @@ func (n *NIC) Deactivate(c *Context) (err error) {
 func (n *NIC) Remove(c *Context) error { return n.remove(c, false) }
 
 // Clear is Remove, but that the context's credit stays reserved: for another one
-// that is installed in its Place, or until it is removed. So one that begins anew
+// that is installed in its Place, or until it is removed. So one that starts over
 // finds what it had, whatever the others take meanwhile.
 func (n *NIC) Clear(c *Context) error { return n.remove(c, true) }
 

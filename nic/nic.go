@@ -246,13 +246,13 @@ func (c *Config) complete() error {
 		c.HPUs = DefaultHPUs
 	}
 	if c.HPUs < 1 || c.HPUs > MaxHPUs {
-		return fmt.Errorf("%d HPUs: possible are 1..%d", c.HPUs, MaxHPUs)
+		return fmt.Errorf("%d HPUs: want 1 to %d", c.HPUs, MaxHPUs)
 	}
 	if c.Workers == 0 {
 		c.Workers = min(c.HPUs, runtime.GOMAXPROCS(0))
 	}
 	if c.Workers < 0 || c.Workers > c.HPUs {
-		return fmt.Errorf("%d workers for %d HPUs: possible are 1..%d, or 0 for the default", c.Workers, c.HPUs, c.HPUs)
+		return fmt.Errorf("%d workers for %d HPUs: want 1 to %d, or 0 for the default", c.Workers, c.HPUs, c.HPUs)
 	}
 	if c.Ring == 0 {
 		c.Ring = DefaultRing

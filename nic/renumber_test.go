@@ -80,7 +80,7 @@ func TestNumbersSayWhichOfTwoRulesetsMatches(t *testing.T) {
 	}{
 		{"too few", map[*nic.Context][]int{rest: {9}}, []string{`context "rest"`, "1 numbers for 2 rulesets"}},
 		{"twice", map[*nic.Context][]int{rest: {9, 9}}, []string{"ruleset number 9 is there twice"}},
-		{"too high", map[*nic.Context][]int{rest: {9, 256}}, []string{"ruleset number 256: possible are 0..255"}},
+		{"too high", map[*nic.Context][]int{rest: {9, 256}}, []string{"ruleset number 256: want 0 to 255"}},
 		{"somebody else's", map[*nic.Context][]int{rest: {9, 2}}, []string{`ruleset number 2 is wanted for context "rest", and taken by context "special"`}},
 		{"the same for two", map[*nic.Context][]int{rest: {9, 5}, special: {5}}, []string{"ruleset number 5 is wanted for context"}},
 	} {

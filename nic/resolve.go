@@ -63,7 +63,7 @@ func (s *ContextSpec) resolveRulesets(wrong *spin.Problems) {
 	case s.HostActivated && s.First != 0:
 		wrong.Add("first", "a triggered context has no rulesets to number")
 	case s.First < 0 || s.First > 0 && last >= matcher.MaxRulesets:
-		wrong.Add("first", "ruleset numbers %d..%d: possible are 0..%d", s.First, last, matcher.MaxRulesets-1)
+		wrong.Add("first", "ruleset numbers %d..%d: want 0 to %d", s.First, last, matcher.MaxRulesets-1)
 	}
 	if s.Numbers == nil {
 		return
@@ -83,7 +83,7 @@ func checkNumbers(numbers []int, rulesets int) error {
 	}
 	for i, s := range numbers {
 		if s < 0 || s >= matcher.MaxRulesets {
-			return fmt.Errorf("ruleset number %d: possible are 0..%d", s, matcher.MaxRulesets-1)
+			return fmt.Errorf("ruleset number %d: want 0 to %d", s, matcher.MaxRulesets-1)
 		}
 		if slices.Contains(numbers[:i], s) {
 			return fmt.Errorf("ruleset number %d is there twice", s)

@@ -415,7 +415,7 @@ func TestOthersGoOnWhileAContextDrains(t *testing.T) {
 		name  string
 		drain func(*nic.NIC, *nic.Context) error
 	}{{"remove", (*nic.NIC).Remove}, {"deactivate", (*nic.NIC).Deactivate}, {"close", func(n *nic.NIC, c *nic.Context) error {
-		// Which waits for who is at it.
+		// Which waits for whoever is at it.
 		err := make(chan error, 1)
 		go func() { err <- n.Deactivate(c) }()
 		for len(c.Rulesets()) > 0 {

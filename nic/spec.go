@@ -98,7 +98,7 @@ type ContextSpec struct {
 // A Policy tells how packets are spread over HPUs.
 type Policy = loader.Policy
 
-// Scheduling policies (D4.7 section 4.4.4).
+// Scheduling policies (FPsPIN report, section 4.4.4).
 const (
 	ByMessage = loader.ByMessage // packets of a message stay on one HPU
 	ByPacket  = loader.ByPacket  // packets go wherever there is room

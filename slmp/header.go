@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package slmp is the sPIN lightweight messaging protocol of FPsPIN (D4.7
+// Package slmp is the sPIN lightweight messaging protocol of FPsPIN (its report,
 // sections 4.4.1 and 4.4.2): messages of up to 4 GiB over UDP, cut into segments
 // that say where they belong. docs/slmp.md specifies the wire and both machines.
 package slmp

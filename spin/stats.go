@@ -65,7 +65,7 @@ type ContextStats struct {
 	Unasked    uint64 `json:"unasked"`    // of these, dropped because the ring was full
 	Unanswered uint64 `json:"unanswered"` // of these, given up: no answer in time, or nobody there
 	Timers     uint64 `json:"timers"`     // timer handlers that returned
-	Triggers   uint64 `json:"triggers"`   // messages of the host's that were begun
+	Triggers   uint64 `json:"triggers"`   // host messages that were begun
 
 	HandlerTime Histogram     `json:"handler_time_log2_ns"`
 	HandlerSum  time.Duration `json:"handler_time_ns"`

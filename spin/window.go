@@ -88,12 +88,12 @@ func ParseRights(s string) (r Rights, err error) {
 	for _, c := range s {
 		i := strings.IndexRune(rightLetters, c)
 		if i < 0 || r>>i&1 != 0 {
-			return 0, fmt.Errorf("rights %q: possible are r, w and a (atomic), each once", s)
+			return 0, fmt.Errorf("rights %q: want r, w and a (atomic), each once", s)
 		}
 		r |= 1 << i
 	}
 	if r == 0 {
-		return 0, errors.New("no rights: possible are r, w and a (atomic)")
+		return 0, errors.New("no rights: want r, w and a (atomic)")
 	}
 	return r, nil
 }

@@ -406,7 +406,7 @@ func TestTwoQueuesOfOneUMEM(t *testing.T) {
 			must(t, err)
 			transmit(t, q, s, []Desc{{Addr: from.Addr(q.cfg.Queue * 16), Len: 60}})
 		}
-		// Everything anew on the same UMEMs.
+		// Everything again on the same UMEMs.
 		for _, u := range []*UMEM{to, from} {
 			if err := u.Close(); !errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), "2 queues") {
 				t.Fatalf("round %d: close of a UMEM in use: %v", round, err)

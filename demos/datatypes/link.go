@@ -136,7 +136,7 @@ type link struct {
 	err     error         // why, before over is closed
 }
 
-// errGone says that a process is not there any more. Why is for who stops it.
+// errGone says that a process is not there any more. Why is for whoever stops it.
 var errGone = errors.New("has ended")
 
 func (l *link) read() {

@@ -124,7 +124,7 @@ func (s *series) add(ns int64) {
 	s.ns[(s.n.Add(1)-1)%uint64(len(s.ns))].Store(ns)
 }
 
-// take returns the median, 0 if there is none, and starts anew.
+// take returns the median, 0 if there is none, and starts over.
 func (s *series) take() time.Duration {
 	n := int(min(s.n.Swap(0), uint64(len(s.ns))))
 	if n == 0 {

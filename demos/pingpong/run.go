@@ -79,7 +79,7 @@ type ServerConfig struct {
 // goroutine at a time.
 type NICServer interface {
 	// Breakdown returns how long the replies of one protocol took since the
-	// last call for it, and starts anew. Zero without replies.
+	// last call for it, and starts over. Zero without replies.
 	Breakdown(rtt.Proto) Breakdown
 	// Close drains the handlers and leaves the interface as it was.
 	Close() error

@@ -54,7 +54,7 @@ type Config struct {
 	// Of formats with messages.
 	State     int               // bytes of state of each
 	Initial   []byte            // what that begins with
-	Binder    hpu.Binder        // Defaults to the first window for all, at its begin
+	Binder    hpu.Binder        // Defaults to the first window for all, at its start
 	Protocol  hpu.Protocol      // Defaults to SLMP for the predefined formats of it
 	Checksums hpu.Checksums     // Defaults to hpu.VerifyComplete
 	Limits    mpq.Config        // of messages: how many, how long, and how they end of which something is missing
@@ -157,7 +157,7 @@ func (n *NIC) open() (err error) {
 	cfg.Requests = cmp.Or(cfg.Requests, hostq.DefaultRequests)
 	cfg.VHPUs = cmp.Or(cfg.VHPUs, cfg.HPUs)
 	if cfg.HPUs < 1 || cfg.HPUs > bpf.MaxHPUs {
-		return fmt.Errorf("%d HPUs: possible are 1..%d", cfg.HPUs, bpf.MaxHPUs)
+		return fmt.Errorf("%d HPUs: want 1 to %d", cfg.HPUs, bpf.MaxHPUs)
 	}
 	if err := n.match(); err != nil {
 		return err
@@ -168,7 +168,7 @@ func (n *NIC) open() (err error) {
 	cfg.Buffer = cmp.Or(cfg.Buffer, n.wire.room())
 	if cfg.Buffer < 64 || cfg.Buffer > n.wire.room() {
 		n.wire.close()
-		return fmt.Errorf("buffers of %d bytes: possible are 64..%d", cfg.Buffer, n.wire.room())
+		return fmt.Errorf("buffers of %d bytes: want 64 to %d", cfg.Buffer, n.wire.room())
 	}
 	queue := hpu.Queue{Frames: n.wire, Shared: n.wire.queue}
 	for _, r := range n.wire.rings {
@@ -385,7 +385,7 @@ func (n *NIC) Tick() *Outcome {
 	return out
 }
 
-// Trigger runs the handlers for a message of the host's.
+// Trigger runs the handlers for a host message.
 func (n *NIC) Trigger(tr hpu.Trigger) *Outcome {
 	n.t.Helper()
 	if err := n.during(func() error { return n.pool.Trigger(n.ctx, tr) }); err != nil {

@@ -345,8 +345,8 @@ func TestMistakes(t *testing.T) {
 		{"no application", "see Config.Queue", func(ft *fakeT) { New(ft, payload(echo)).Answer(nil) }},
 		{"end of no application", "see Config.Queue", func(ft *fakeT) { New(ft, payload(echo)).Detach() }},
 		{"trigger without messages", "no messages", func(ft *fakeT) { New(ft, payload(echo)).Trigger(hpu.Trigger{}) }},
-		{"HPUs", "possible are", func(ft *fakeT) { New(ft, Config{HPUs: -1}) }},
-		{"buffer", "possible are", func(ft *fakeT) { New(ft, Config{Buffer: 10}) }},
+		{"HPUs", "want", func(ft *fakeT) { New(ft, Config{HPUs: -1}) }},
+		{"buffer", "want", func(ft *fakeT) { New(ft, Config{Buffer: 10}) }},
 		{"format", "message format", func(ft *fakeT) {
 			New(ft, Config{Rulesets: []matcher.Ruleset{{Name: "x", Format: "y"}}})
 		}},
@@ -488,7 +488,7 @@ func TestTimer(t *testing.T) {
 	}
 }
 
-// TestTrigger runs the handlers of a message of the host's.
+// TestTrigger runs the handlers of a host message.
 func TestTrigger(t *testing.T) {
 	var got []byte
 	n := New(t, Config{

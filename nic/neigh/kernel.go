@@ -63,7 +63,7 @@ func (r *Resolver) listen() {
 			continue
 		case errors.Is(errno, unix.ENOBUFS): // it had more to tell than fits the socket
 		case errno != nil: // what was to be told is lost, whatever it is
-			r.logger.Warn("news of routes and neighbours cannot be read: reading all of them anew", "interface", r.name, "err", errno)
+			r.logger.Warn("news of routes and neighbours cannot be read: reading all of them again", "interface", r.name, "err", errno)
 			select {
 			case <-time.After(again):
 			case <-r.done:
@@ -87,7 +87,7 @@ func (r *Resolver) hear(b []byte) {
 	if len(b) == 0 {
 		r.unsure = false
 		if err := r.load(); err != nil {
-			// Without what was lost, nothing is sure: ask for all of it anew.
+			// Without what was lost, nothing is sure: ask for all of it again.
 			clear(r.table)
 			r.fail(err)
 		}
@@ -130,7 +130,7 @@ func (r *Resolver) hear(b []byte) {
 }
 
 // fail takes note of what could not be read, if the interface is still there: all is read
-// anew after a while.
+// again after a while.
 func (r *Resolver) fail(err error) {
 	select {
 	case <-r.gone:

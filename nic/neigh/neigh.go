@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package neigh finds the way from an interface to other hosts for who sends frames
+// Package neigh finds the way from an interface to other hosts for those who send frames
 // past the kernel's stack: by the kernel's routes, and by its neighbour table, which
 // it has the kernel keep. It also knows by which addresses others find the interface.
 // It sends nothing itself.
@@ -168,7 +168,7 @@ func open(iface *net.Interface, logger *slog.Logger, fails time.Duration) (_ *Re
 	return r, nil
 }
 
-// Close ends the resolver. What is in the cache stays good for who has it.
+// Close ends the resolver. What is in the cache stays good for whoever has it.
 func (r *Resolver) Close() error {
 	close(r.done)
 	var err error

@@ -387,7 +387,7 @@ func TestLostNewsAreMadeUpFor(t *testing.T) {
 }
 
 // Another socket, in the place of the one that the kernel tells its news on, has an error
-// that is none of netlink's. It is told, and what the resolver knows is read anew.
+// that is none of netlink's. It is told, and what the resolver knows is read again.
 func TestNewsThatCannotBeRead(t *testing.T) {
 	b := setup(t, failFor)
 	if err := b.r.Close(); err != nil {
