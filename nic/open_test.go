@@ -85,10 +85,10 @@ func TestOpenRefusesBadConfigurations(t *testing.T) {
 		{"ring too small", nic.Config{Ring: 32}, []string{"32", "64"}},
 		{"ring too large", nic.Config{Ring: 1 << 16}, []string{"65536", "32768"}},
 		{"negative ring", nic.Config{Ring: -64}, []string{"-64"}},
-		{"negative HPUs", nic.Config{HPUs: -1}, []string{"-1 HPUs", "1..64"}},
-		{"too many HPUs", nic.Config{HPUs: 65}, []string{"65 HPUs", "1..64"}},
+		{"negative HPUs", nic.Config{HPUs: -1}, []string{"-1 HPUs", "1 to 64"}},
+		{"too many HPUs", nic.Config{HPUs: 65}, []string{"65 HPUs", "1 to 64"}},
 		{"XDP mode that does not exist", nic.Config{Mode: 9}, []string{"mode 9", "Generic"}},
-		{"more workers than HPUs", nic.Config{HPUs: 2, Workers: 3}, []string{"3 workers", "1..2"}},
+		{"more workers than HPUs", nic.Config{HPUs: 2, Workers: 3}, []string{"3 workers", "1 to 2"}},
 		{"negative workers", nic.Config{Workers: -1}, []string{"-1 workers"}},
 		{"negative time limit", nic.Config{Limit: -1}, []string{"negative"}},
 		{"time limit too short", nic.Config{Limit: 1000}, []string{"1µs", "1ms"}},
@@ -402,7 +402,7 @@ func TestTableHasRoomFor256Rulesets(t *testing.T) {
 	}
 	refused(t, n.Activate(clash), "5", `"at 5"`)
 	_, err = n.Install(nic.ContextSpec{Name: "high", Rulesets: ports(5000, 2), First: 255, Handlers: handle(echo)})
-	refused(t, err, "255..256", "0..255")
+	refused(t, err, "255..256", "0 to 255")
 }
 
 // Numbers of contexts and rulesets are used again; what the program counted for
