@@ -289,7 +289,10 @@ func (b *ddtBench) contenders(t *ddtType) (all []*contender) {
 			if root, _ := t.data.Root(); s == ddt.Specialized && root != nil && root.Depth > 2 {
 				continue // it is for flat types only
 			}
-			name := fmt.Sprintf("%s made for HPUs: %d", s, hpus)
+			name := fmt.Sprintf("%s made for %d HPUs", s, hpus)
+			if hpus == 1 {
+				name = s + " made for 1 HPU"
+			}
 			p, err := ddt.NewPlacement(t.data, ddt.Config{Strategy: s, HPUs: hpus, Messages: ddtMessages, Packet: ddtPacket})
 			if err != nil {
 				b.cfg.warn(fmt.Sprintf("%s: direct is compared without %s: %v", t.name, name, err))
