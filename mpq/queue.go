@@ -55,8 +55,9 @@ func NewQueue(c Config) (*Queue, error) {
 // packet included.
 func (q *Queue) Open() int { return int(q.open.Load()) }
 
-// Held returns how many packets are held.
-func (q *Queue) Held() int { return int(q.held.Load()) }
+// Held returns how many packets are held. The counter may be past the limit for a
+// moment: a table that finds no room has counted its packet first.
+func (q *Queue) Held() int { return int(min(q.held.Load(), int64(q.c.Held))) }
 
 // hash of a key, by multiplication with what nobody outside knows.
 func (q *Queue) hash(k *Key) uint64 {

@@ -907,7 +907,7 @@ func TestThreads(t *testing.T) {
 						}
 					}
 				}
-				if s := q.Stats(); s.Open > 50 || s.HeldNow > 8+4 || s.Memory > 4<<10 {
+				if s := q.Stats(); s.Open > 50 || s.HeldNow > 8 || s.Memory > 4<<10 {
 					t.Errorf("%+v", s)
 					return
 				}
