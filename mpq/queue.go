@@ -57,7 +57,7 @@ func (q *Queue) Open() int { return int(q.open.Load()) }
 
 // Held returns how many packets are held. The counter may be past the limit for a
 // moment: a table that finds no room has counted its packet first.
-func (q *Queue) Held() int { return int(min(q.held.Load(), int64(q.c.Held))) }
+func (q *Queue) Held() int { return int(min(q.held.Load(), int64(max(q.c.Held, 0)))) }
 
 // hash of a key, by multiplication with what nobody outside knows.
 func (q *Queue) hash(k *Key) uint64 {
