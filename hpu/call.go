@@ -36,13 +36,14 @@ func (c callKind) String() string {
 	return [...]string{"payload", "header", "completion", "deposit", "bind", "unbind", "continued payload", "continued completion", "init", "timer"}[c]
 }
 
-// An outcome is what a call has led to. The zero value is a success.
+// An outcome is what a call has led to; until the next call, runner.why has the error
+// that belongs to it. The zero value is a success. It is made for each packet and
+// stays in registers.
 type outcome struct {
+	code  spin.Code
 	kind  callKind
 	end   ending
-	asked bool      // a completion handler waits for an answer
-	code  spin.Code // that it returned
-	err   error     // what Bind and Init returned, a panic was about, or why a handler has failed, if it says so
+	asked bool // a completion handler waits for an answer
 }
 
 type ending uint8
@@ -53,13 +54,13 @@ const (
 	givenUp // it took too long: the runner was abandoned, and must touch nothing more
 )
 
-// fault makes the error of a call that failed.
-func (o outcome) fault() error {
+// fault makes the error of the last call, which failed.
+func (r *runner) fault(o outcome) error {
 	switch {
 	case o.end == panicked:
-		return fmt.Errorf("%v handler: panic: %w", o.kind, o.err)
-	case o.err != nil:
-		return o.err
+		return fmt.Errorf("%v handler: panic: %w", o.kind, r.why)
+	case r.why != nil:
+		return r.why
 	}
 	return fmt.Errorf("%v handler: %v", o.kind, o.code)
 }
@@ -112,10 +113,10 @@ func (r *runner) invoke(x call) outcome {
 	acc := r.books.of(r.pool, c)
 	mark, before := r.batch.made, req.action
 	r.what = x.kind
-	var o outcome
-	r.contain(c, x, &o)
-	ok := o.end == returned
+	code, ok := r.contain(c, x)
+	o := outcome{code: code, kind: x.kind, end: panicked}
 	if ok {
+		o.end = returned
 		r.sum(mark) // the handler's time
 	}
 	now := r.pool.scale.Ticks()
@@ -132,7 +133,7 @@ func (r *runner) invoke(x call) outcome {
 	}
 	// Whoever asked for init is told; a timer has nothing to drop.
 	if ok && plain != spin.Success && plain != spin.Proceed && x.kind != initCall && (x.kind != timerCall || plain != spin.Drop) {
-		r.complain(c, o, acc)
+		r.complain(c, plain, acc)
 	}
 	if !ok || plain == spin.Fail || plain == spin.Segv {
 		r.unsend(mark)
@@ -170,61 +171,56 @@ func (r *runner) invoke(x call) outcome {
 	return o
 }
 
-// contain makes a call and contains its panics.
-func (r *runner) contain(c *Context, x call, o *outcome) {
-	o.kind, o.end = x.kind, panicked
+// contain makes a call and contains its panics: ok is false if it did panic.
+func (r *runner) contain(c *Context, x call) (code spin.Code, ok bool) {
 	defer func() {
-		if o.end == returned {
+		if ok {
 			return
 		}
 		v := recover()
-		o.err = fmt.Errorf("%v", v)
+		r.why = fmt.Errorf("%v", v)
 		r.books.of(r.pool, c).Panics++
 		r.pool.emit(spin.HandlerPanic, c, r.batch.port.hpu, func() string { return fmt.Sprintf("%v\n%s", v, debug.Stack()) })
 	}()
 	r.why = nil
 	switch x.kind {
 	case payloadCall:
-		o.code = c.handlers.Payload(&r.her)
+		code = c.handlers.Payload(&r.her)
 	case headerCall:
-		o.code = c.handlers.Header(&r.her)
+		code = c.handlers.Header(&r.her)
 	case completionCall:
-		o.code = c.handlers.Completion(&r.done)
+		code = c.handlers.Completion(&r.done)
 	case depositCall:
 		if err := r.her.Deposit(); err != nil {
-			o.code = r.her.Fail(err)
+			code = r.her.Fail(err)
 		}
 	case bindCall:
-		x.msg.binding, o.err = c.msgs.cfg.Binder.Bind(x.msg)
+		x.msg.binding, r.why = c.msgs.cfg.Binder.Bind(x.msg)
 	case unbindCall:
 		c.msgs.cfg.Binder.Unbind(x.msg, &r.unbound)
 	case contCall:
-		o.code = x.cont.then(&r.her, &x.cont.reply)
+		code = x.cont.then(&r.her, &x.cont.reply)
 	case lastCall:
-		o.code = x.cont.last(&r.done, &x.cont.reply)
+		code = x.cont.last(&r.done, &x.cont.reply)
 	case initCall:
-		if o.err = c.handlers.Init(&r.her.Task); o.err != nil {
-			o.code = spin.Fail // what it has sent is not
+		if r.why = c.handlers.Init(&r.her.Task); r.why != nil {
+			code = spin.Fail // what it has sent is not
 		}
 	case timerCall:
-		o.code = c.handlers.Timer(&r.her.Task)
+		code = c.handlers.Timer(&r.her.Task)
 	}
-	if x.kind != bindCall && x.kind != initCall {
-		o.err = r.why
-	}
-	o.end = returned
+	return code, true
 }
 
-func (r *runner) complain(c *Context, o outcome, acc *spin.ContextStats) {
-	code := o.code &^ spin.Pending
+func (r *runner) complain(c *Context, code spin.Code, acc *spin.ContextStats) {
 	if code == spin.Drop {
 		acc.Dropped++
 		return
 	}
 	acc.Failed++
 	r.pool.emit(spin.HandlerFailed, c, r.batch.port.hpu, func() string {
-		if o.err != nil {
-			return fmt.Sprintf("the handler returned %v: %v", code, o.err)
+		if r.why != nil {
+			return fmt.Sprintf("the handler returned %v: %v", code, r.why)
 		}
 		return fmt.Sprintf("the handler returned %v", code)
 	})

@@ -368,12 +368,12 @@ func (r *runner) start(t *table, m *Message) bool {
 		if o.end == givenUp {
 			return false
 		}
-		if o.err != nil {
+		if r.why != nil {
 			req.acc.Unbound++
 			req.refused = true
 			req.verdict = "unbound"
 			if o.end == returned {
-				r.pool.emit(spin.MessageRefused, c, r.batch.port.hpu, o.err.Error)
+				r.pool.emit(spin.MessageRefused, c, r.batch.port.hpu, r.why.Error)
 			}
 			t.lock()
 			r.disown(t, m)
@@ -396,7 +396,7 @@ func (r *runner) start(t *table, m *Message) bool {
 	}
 	switch {
 	case o.end == panicked || o.code != spin.Success && o.code != spin.Drop && o.code != spin.Proceed:
-		if !r.fail(t, m, o.fault(), false) {
+		if !r.fail(t, m, r.fault(o), false) {
 			return false
 		}
 		t.lock()
@@ -452,7 +452,7 @@ func (r *runner) paid(t *table, m *Message, o outcome) bool {
 		if req.action == keep && req.kept != nil {
 			req.kept.job = releaseJob // the header handler's: the segment finishes now
 		}
-		if !r.fail(t, m, o.fault(), false) {
+		if !r.fail(t, m, r.fault(o), false) {
 			return false
 		}
 	}
@@ -522,7 +522,7 @@ func (r *runner) concluded(t *table, m *Message, res spin.Result, o outcome) boo
 	}
 	m.pending = m.pending || o.code&spin.Pending != 0
 	if o.code &^= spin.Pending; o.end == panicked || o.code != spin.Success {
-		return r.fail(t, m, o.fault(), true)
+		return r.fail(t, m, r.fault(o), true)
 	}
 	if o.asked { // it goes on when the application has answered
 		return true

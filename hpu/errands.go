@@ -263,10 +263,11 @@ func (r *runner) called(h *her) bool {
 		return true
 	}
 	o := r.invoke(call{kind: initCall})
+	err := r.why
 	if o.end == panicked {
-		o.err = fmt.Errorf("panic: %w", o.err)
+		err = fmt.Errorf("panic: %w", err)
 	}
-	h.answer(o.err)
+	h.answer(err)
 	return true
 }
 

@@ -195,7 +195,7 @@ type runner struct {
 	her   HER
 	calm  bool // none runs
 	what  callKind
-	why   error         // that it returns Fail
+	why   error         // what Bind or Init returned, a panic was about, or why it returns Fail
 	asked *continuation // that a completion handler waits for
 
 	// What code of a context gets pointers to: so it is not on the heap each time.
