@@ -50,8 +50,8 @@ func TestTheReferenceHasThisLayout(t *testing.T) {
 			{fmt.Sprintf("%d + %d i", unsafe.Offsetof(s.counters)+unsafe.Offsetof(s.counters[0].value), counter), unsafe.Sizeof(s.counters[0].value), fmt.Sprintf("counting event i, of %d", Counters)},
 			{fmt.Sprintf("%d + %d i", unsafe.Offsetof(s.counters)+unsafe.Offsetof(s.counters[0].want), counter), unsafe.Sizeof(s.counters[0].want), "ring at this value"},
 			{slots, fmt.Sprintf("events × %d", unsafe.Sizeof(event)), "event slots"},
-			{"behind them", fmt.Sprintf("requests × (%d + payload, rounded up to %d)", unsafe.Sizeof(ask), align(1)), "request slots"},
-			{"behind them", fmt.Sprintf("lanes × requests × (%d + payload, rounded up to %d)", unsafe.Sizeof(reply), align(1)), "response slots, lane by lane"},
+			{"after them", fmt.Sprintf("requests × (%d + payload, rounded up to %d)", unsafe.Sizeof(ask), align(1)), "request slots"},
+			{"after them", fmt.Sprintf("lanes × requests × (%d + payload, rounded up to %d)", unsafe.Sizeof(reply), align(1)), "response slots, lane by lane"},
 		}},
 		{"an event", []row{
 			{unsafe.Offsetof(event.lap), unsafe.Sizeof(event.lap), "lap"},
