@@ -28,24 +28,27 @@ func newCaptureCmd() *cobra.Command {
 		Use:   "capture CONTEXT [-w FILE]",
 		Short: "Write the frames of a context to a file, as pcapng",
 		Long: `Write the frames that a context takes, and those that it sends, to a file, or
-without -w to standard output, until Ctrl-C: tcpdump never sees them. The file is pcapng; each frame has
-its direction, and a comment for Wireshark to show and to filter by:
+without -w to standard output, until Ctrl-C. tcpdump never sees these frames. The
+file is pcapng; each frame has its direction, and a comment for Wireshark to show
+and to filter by:
 
   context=inbox hpu=1 queue=0 ruleset=3 message=7 offset=1408 verdict=success
 
-The verdict is what became of a frame: what its handler returned (success, drop,
-fail, segv or panic), deposit (into the window, without a handler), asked (the
-handler waits for the application), kept or sent. Of messages also held (until
-the header packet comes), duplicate, stray (no segment), malformed, corrupt,
-unbound (nobody wanted the message), or why it was dropped: messages, memory,
-no_header, overlap, two_ends, beyond, dead, see xspin stats.
+The verdict is what happened to a frame: the code its handler returned (success,
+drop, fail, segv or panic), deposit (into the window, without a handler), asked
+(the handler waits for the application), kept or sent. Frames of messages also
+have held (until the header packet comes), duplicate, stray (no segment),
+malformed, corrupt, unbound (no receive for the message), or the reason why they
+were dropped: messages, memory, no_header, overlap, two_ends, beyond, dead, see
+xspin stats.
 
-Nobody waits for a capture. It has room for 16384 frames or 4 MiB, twice; what
-does not fit is lost to the capture, not to its context. The file says how many
-were lost before a frame, and the summary at the end how many in all.
-A frame costs its HPU about 0.1 us, and 0.4 us if it has 1400 bytes, which is what
-some handlers take; one that a filter leaves out, half of that; while nobody
-captures, nothing. Filter by rulesets and cut frames with --snap to lose less.`,
+Handlers never wait for a capture. It has room for 16384 frames or 4 MiB, twice;
+frames that do not fit are lost to the capture, not to the context. The file says
+how many were lost before a frame, and the summary at the end how many in all.
+A frame costs its HPU about 0.1 us, and 0.4 us if it has 1400 bytes, which is as
+long as some handlers take; a frame that a filter leaves out costs half of that.
+Without a capture there is no cost. Filter by rulesets and cut frames with --snap
+to lose less.`,
 		Example: `  xspin capture inbox -w inbox.pcapng
   xspin capture inbox | wireshark -k -i -
   xspin capture inbox --verdict fail,panic -c 10 | tshark -r - -V
@@ -60,7 +63,7 @@ captures, nothing. Filter by rulesets and cut frames with --snap to lose less.`,
 	flags.ListOf(fl, "verdict", daemon.Verdicts())
 	fl.IntVar(&o.HPU, "hpu", -1, "only frames of this HPU (default all)")
 	fl.IntVar(&o.Snap, "snap", 0, "bytes of each frame (default all)")
-	fl.IntVarP(&o.Count, "count", "c", 0, "end after so many frames")
+	fl.IntVarP(&o.Count, "count", "c", 0, "end after this many frames")
 	dial := socketFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		switch {

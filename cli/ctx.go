@@ -30,23 +30,23 @@ func newCtxCmd() *cobra.Command {
 	ctx := &cobra.Command{
 		Use:   "ctx",
 		Short: "Execution contexts of a running daemon",
-		Long: `Look at the execution contexts of a daemon (xspin run), install more, arm and
-disarm them, and take them away. Who may attach to a context may look at it; the
+		Long: `Look at the execution contexts of the daemon (xspin run), install more, arm and
+disarm them, and remove them. Users who may attach to a context may look at it; the
 rest is for root and the daemon's admins.`,
 		Args: cobra.NoArgs,
 	}
 	ctx.AddCommand(newCtxLsCmd(), newCtxShowCmd(), newCtxInstallCmd(),
-		newCtxDoCmd("activate", "Arm the rulesets of contexts", `Arm the rulesets of contexts. One that is stopped, because a handler ran past its
-time limit, or failed starts over first: with memory that is zero, and new windows.`, (*control.Client).Activate),
+		newCtxDoCmd("activate", "Arm the rulesets of contexts", `Arm the rulesets of contexts. A context that was stopped, because a handler ran past
+its time limit, or has failed, starts over first: with zeroed memory and new windows.`, (*control.Client).Activate),
 		newCtxDoCmd("deactivate", "Disarm the rulesets of contexts, which stay installed", "", (*control.Client).Deactivate),
-		newCtxDoCmd("rm", "Take contexts away: their messages end, their applications are detached", "", (*control.Client).Remove),
+		newCtxDoCmd("rm", "Remove contexts: their messages end, their applications are detached", "", (*control.Client).Remove),
 		newCtxTriggerCmd(), newCtxReloadCmd())
 	return ctx
 }
 
 // socketFlag gives a command --socket, and returns what dials it.
 func socketFlag(cmd *cobra.Command) (dial func() (*control.Client, error)) {
-	socket := cmd.Flags().String("socket", "", "of the daemon (default XSPIN_SOCKET, or "+control.Socket+")")
+	socket := cmd.Flags().String("socket", "", "socket of the daemon (default XSPIN_SOCKET, or "+control.Socket+")")
 	return func() (*control.Client, error) {
 		c, err := control.Dial(*socket)
 		if err != nil {
@@ -302,10 +302,10 @@ func newCtxInstallCmd() *cobra.Command {
 		Short: "Install a context (- is standard input)",
 		Long: `Install a context. FILE has one entry of the list of contexts in the daemon's
 configuration, as YAML or JSON. It is armed as its key activate says: at once unless
-that is manual or attach. A context that was installed in this way is gone when the
-daemon ends.
+that is manual or attach. A context installed in this way is gone when the daemon
+ends.
 
-The handlers there are in this xspin (the daemon's may be another):
+The handlers in this xspin (the daemon may be a different one):
 
 ` + indent(handlerList()),
 		Example: `  xspin ctx install inbox.yaml
@@ -389,18 +389,18 @@ func newCtxTriggerCmd() *cobra.Command {
 	var offset, length string
 	cmd := &cobra.Command{
 		Use:   "trigger NAME",
-		Short: "Have a host-activated context handle a host message",
-		Long: `Trigger a context that the host activates (triggered: true): its header handler
-runs, its payload handler for each slice of a range of a window, and its completion
+		Short: "Trigger a host-activated context",
+		Long: `Trigger a host-activated context (triggered: true): its header handler runs, then
+its payload handler for each slice of a range of a window, then its completion
 handler. The words are for the handlers to read.`,
 		Example: `  xspin ctx trigger push --window out --length 1MiB
   xspin ctx trigger push --words 9500,0x10 --window out --offset 4096 --length 100`,
 		Args: wantArgs("NAME"),
 	}
 	cmd.Flags().StringSliceVar(&words, "words", nil, "up to four numbers")
-	cmd.Flags().StringVar(&t.Window, "window", "", "the window that has the message; without, it is empty")
-	cmd.Flags().StringVar(&offset, "offset", "0", "where the message begins in the window, bytes or as 4KiB")
-	cmd.Flags().StringVar(&length, "length", "0", "how long it is, bytes or as 4KiB")
+	cmd.Flags().StringVar(&t.Window, "window", "", "the window that holds the message; without it the message is empty")
+	cmd.Flags().StringVar(&offset, "offset", "0", "start of the message in the window, such as 64 or 4KiB")
+	cmd.Flags().StringVar(&length, "length", "0", "length of the message, such as 64 or 4KiB")
 	cmd.Flags().IntVar(&t.Slice, "slice", 0, "bytes for each payload handler (default: what fits into a datagram)")
 	dial := socketFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -442,9 +442,9 @@ handler. The words are for the handlers to read.`,
 func newCtxReloadCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "reload",
-		Short: "Have the daemon read its configuration file again",
-		Long: `Have the daemon read its configuration file again and do what has changed: all of
-it, or nothing. SIGHUP to the daemon does the same. Contexts that have not changed lose
+		Short: "Make the daemon read its configuration file again",
+		Long: `Make the daemon read its configuration file again and apply the changes: all of
+them, or none. SIGHUP to the daemon does the same. Contexts that have not changed lose
 no packet.`,
 		Args: cobra.NoArgs,
 	}

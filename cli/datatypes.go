@@ -32,35 +32,36 @@ func newDatatypesCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "datatypes",
 		Short: "Messages scattered to where MPI datatypes say, while the application computes",
-		Long: `Send messages of MPI datatypes through the lab, which is brought up for it unless
-it is there. The sender, a process at the host's end, has packed them. Handlers on
+		Long: `Send messages of MPI datatypes through the lab, which is brought up if necessary.
+The sender, a process at the host's end, has packed them. Handlers on
 the NIC put every block of every packet where it belongs in the window of an
-application, which is unprivileged and a process of its own: there is no receive
-buffer, and nobody unpacks. The application asks for the messages (ready-to-send,
-as in FPsPIN: two numbers to UDP port 9331) and is told when each is there.
+unprivileged application, a process of its own: there is no receive
+buffer, and nothing is unpacked. The application asks for the messages (ready-to-send,
+as in FPsPIN: two numbers to UDP port 9331) and gets an event for each.
 
 ` + datatypeHelp + `
---type may be given again; of each --parallel messages of --count elements are sent
-at once, --runs times. --strategy deposit puts the same bytes in a row: what the
-datatype costs is the difference.
+--type may be repeated; for each type, --parallel messages of --count elements are sent
+at once, --runs times. --strategy deposit stores the same bytes contiguously: the
+difference is what the datatype costs.
 
 With --verify every byte of the window is compared, holes included. The sender's
-buffers have patterns, another one for each message, so it is known what must be
-where, also where a type overlaps itself. With --overlap the application multiplies
-matrices (gonum, one thread) meanwhile, of a size at which the messages are just there
-in time, and looks for them between two products: how much of the communication that
-hides, and what it costs the one and the other. Where the NIC's threads run is a choice:
+buffers have a different pattern for each message, so the expected bytes are known,
+even where a type overlaps itself. With --overlap the application multiplies
+matrices (gonum, one thread) meanwhile, of a size at which the messages arrive just
+in time, and looks for them between two products. This shows how much of the
+communication is hidden, and what it costs both. Where the NIC's threads run is a choice:
 on the sender's CPU, as with --pin, they take nothing from the products; on the
 application's (--nic-cpu), messages alone are faster, and together it takes longer.
 
-With --serve nothing is measured: messages that are as long as --count elements
-are received until interrupted, from whoever sends some, and each is told in a line.
---dir keeps what became of the memory: the application writes there, which is user
-65534 (nobody). In another terminal, with the same type:
+With --serve nothing is measured: messages as long as --count elements are received
+from any sender until interrupted, and each is reported in a line. --dir keeps the
+resulting memory in files: the application writes them as user 65534 (nobody).
+In another terminal, with the same type:
   xspin ddt pack Simple --count 20 --in IMAGE --out STREAM
   sudo xspin lab exec host -- xspin send --to 10.0.0.1 STREAM
-Or with --sender it asks there for messages, of FPsPIN's sender or of this one,
-which needs no privileges: once, and again as long as none begins. --verify knows what these two send, and nothing else:
+With --sender it asks for messages there: FPsPIN's sender, or this one, which needs no
+privileges. It repeats the request until a message starts. --verify knows only what these
+two send:
   sudo xspin lab exec host -- xspin demo datatypes --send --type Simple`,
 		Example: `  sudo xspin demo datatypes
   sudo xspin demo datatypes --type Simple --type Complex --overlap --verify --pin
@@ -72,7 +73,7 @@ which needs no privileges: once, and again as long as none begins. --verify know
 			cfg, err := f.config(cmd.Flags().Changed)
 			if err == nil {
 				if f.pin && cfg.AppCPU < 0 {
-					fmt.Fprintln(cmd.ErrOrStderr(), "warning: --pin: this process may use one CPU only, so all share it")
+					fmt.Fprintln(cmd.ErrOrStderr(), "warning: --pin: this process may use only one CPU, so all share it")
 				}
 				err = runDatatypes(cmd, f, cfg)
 			}
@@ -104,17 +105,17 @@ func (f *datatypesFlags) bind(fl *pflag.FlagSet) {
 	flags.OneOfOrFile(fl, "type", typeNames())
 	fl.Int64Var(&f.count, "count", 20, "elements of the type in a message, 0 for what TYPE says")
 	fl.IntVar(&f.parallel, "parallel", 16, fmt.Sprintf("messages at a time, 1 to %d, each in a place of its own", datatypes.MaxParallel))
-	fl.IntVar(&f.runs, "runs", 7, "rounds measured of each type, and with --overlap, up to 20, of each way")
-	fl.StringVar(&f.strategy, "strategy", ddt.Direct, "how handlers find places: "+strings.Join(ddt.Strategies(), ", ")+"; or deposit, which has no type")
+	fl.IntVar(&f.runs, "runs", 7, "rounds measured for each type; with --overlap, up to 20, for each kind")
+	fl.StringVar(&f.strategy, "strategy", ddt.Direct, "how handlers find the bytes' places: "+strings.Join(ddt.Strategies(), ", ")+"; or deposit, which has no type")
 	flags.OneOf(fl, "strategy", strategies)
 	fl.Int64Var(&f.interval, "interval", 0, "bytes between the checkpoints of ro-cp and rw-cp, 0 for what the model says")
-	fl.BoolVar(&f.verify, "verify", false, "compare every byte of the window, before and after the runs; with --serve, which needs --sender then, of each message")
-	fl.BoolVar(&f.overlap, "overlap", false, "also with matrices multiplied meanwhile")
+	fl.BoolVar(&f.verify, "verify", false, "compare every byte of the window, before and after the runs; with --serve (needs --sender) for each message")
+	fl.BoolVar(&f.overlap, "overlap", false, "also measure with concurrent matrix multiplications")
 	fl.IntVar(&f.appCPU, "app-cpu", -1, "the CPU for the application, -1 for any")
 	f.demoFlags.bind(fl, "sender")
-	fl.StringVar(&f.asked, "sender", "", fmt.Sprintf("with --serve: who is asked for messages at the beginning, address or address:port (default port %d)", datatypes.RequestPort))
-	fl.StringVar(&f.dir, "dir", "", fmt.Sprintf("with --serve: keep what each message has made of its place in a file here, where user %d (nobody) must be able to write", rtt.Nobody))
-	fl.BoolVar(&f.sender, "send", false, fmt.Sprintf("be a sender instead, of the one type, for whoever asks on UDP port %d", datatypes.RequestPort))
+	fl.StringVar(&f.asked, "sender", "", fmt.Sprintf("with --serve: the sender to ask for messages at the start, address or address:port (default port %d)", datatypes.RequestPort))
+	fl.StringVar(&f.dir, "dir", "", fmt.Sprintf("with --serve: keep the memory of each message in a file here, where user %d (nobody) must be able to write", rtt.Nobody))
+	fl.BoolVar(&f.sender, "send", false, fmt.Sprintf("be a sender of the type instead, and answer requests on UDP port %d", datatypes.RequestPort))
 	fl.Lookup("pin").Usage = "sender and NIC on the first CPU that this process may use, the application on the second"
 }
 
@@ -213,7 +214,7 @@ func runDatatypes(cmd *cobra.Command, f datatypesFlags, cfg datatypes.Config) (e
 	out := cmd.OutOrStdout()
 	if f.sender {
 		return datatypes.Send(ctx, netip.AddrPortFrom(netip.IPv4Unspecified(), datatypes.RequestPort), cfg.Transfers[0], func() {
-			fmt.Fprintf(out, "sending messages of %s to whoever asks on UDP port %d, until interrupted\n", cfg.Transfers[0].Name, datatypes.RequestPort)
+			fmt.Fprintf(out, "sending messages of %s to those who ask on UDP port %d, until interrupted\n", cfg.Transfers[0].Name, datatypes.RequestPort)
 		}, func(r datatypes.Request) { writeRequest(out, r) })
 	}
 	lab, down, err := netns.Borrow(netns.LabConfig{Warn: warnTo(cmd.ErrOrStderr())})

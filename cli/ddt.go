@@ -13,7 +13,7 @@ func newDDTCmd() *cobra.Command {
 
 ` + datatypeHelp + `
 
-As text, with numbers of extents, of bytes in h..., struct and resized:
+As text; displacements and strides are in extents, in h..., struct and resized in bytes:
   byte, char, short, int, long, float, double ...   (all: xspin ddt ls)
   ctg(COUNT)[T]                      contiguous
   vec(COUNT BLOCKLEN STRIDE)[T]      vector; hvec(...)
@@ -26,7 +26,7 @@ As text, with numbers of extents, of bytes in h..., struct and resized:
   resized(LB,EXTENT)[T]
   dup[T]
 A // starts a comment. ctg, vec, hvec, hidx, idxb, struct, subarray and resized are
-FPsPIN's, whose texts are read too; idx, hidxb, subarrayf, darray, darrayf and dup
+FPsPIN's, and its texts can be read; idx, hidxb, subarrayf, darray, darrayf and dup
 are ours.`,
 		Args: cobra.NoArgs,
 	}

@@ -60,12 +60,11 @@ func newDDTDescribeCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "describe TYPE",
-		Short: "Say how large a datatype is, and show where its bytes are",
-		Long: `Say how large a datatype is, what it touches, in how many blocks, and what normal
-form it is brought to; and show where its bytes are, from the first line of
-memory that it touches on. A line of the picture is a stride of the innermost
-vector, so that rows of a matrix are below each other, and has the place of its
-first byte before it.
+		Short: "Show a datatype's size, normal form and layout",
+		Long: `Show how large a datatype is, which bytes it touches, in how many blocks, and its
+normal form; and draw where its bytes are, from the first line of memory that it
+touches. A line of the picture is a stride of the innermost vector, so that the
+rows of a matrix are below each other, and starts with the place of its first byte.
 
 ` + datatypeHelp,
 		Example: `  xspin ddt describe 'vec(4 2 5)[int]'
@@ -96,7 +95,7 @@ first byte before it.
 
 // countFlag adds --count to a command that has a TYPE.
 func countFlag(cmd *cobra.Command, n *int64) {
-	cmd.Flags().Int64Var(n, "count", 0, "elements of the type (default what its name says, or 1)")
+	cmd.Flags().Int64Var(n, "count", 0, "elements of the type (default from its name, or 1)")
 }
 
 // A piece is a block of memory: the number-th of the stream, from 0.

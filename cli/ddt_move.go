@@ -74,9 +74,8 @@ func newDDTPackCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pack TYPE --in IMAGE --out STREAM",
 		Short: "Gather the bytes of a type from an image of memory to a stream",
-		Long: `Gather the bytes of a type from an image of memory, in the order in which a
-message has them. The image must reach to the last byte that the type touches, and
-may be larger.
+		Long: `Gather the bytes of a type from an image of memory, in the order of a message.
+The image must reach to the last byte that the type touches, and may be larger.
 
 ` + datatypeHelp,
 		Example: `  xspin ddt pack 'vec(4 2 5)[int]' --in matrix --out columns
@@ -136,15 +135,15 @@ func newDDTUnpackCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "unpack TYPE --in STREAM --out IMAGE",
 		Short: "Scatter the bytes of a stream to an image of memory",
-		Long: `Scatter the bytes of a stream, which are those of a message, to where a type has
-them in memory. The stream must be as long as the type.
+		Long: `Scatter the bytes of a stream, those of a message, to their places in memory
+according to a type. The stream must be as long as the type.
 
-The image is a new one, in the place of a file that is there: holes are zero, and
-take no room on the disk. It ends where a next element would begin, or where the
-last byte is if that is further; what demo datatypes --serve --dir keeps ends at
-the last byte, and pack needs no more than that. With --image it begins as
-another, whose bytes stay as they are in holes and around; that may be the file
-which is written.
+The image is a new one and replaces an existing file: holes are zero, and take no
+room on the disk. It ends where the next element would begin, or at the last byte
+if that is further; files of demo datatypes --serve --dir end at the last byte,
+and pack needs no more than that. With --image it starts as a copy of another
+image, whose bytes stay as they are in holes and around; that may be the file
+that is written.
 
 ` + datatypeHelp,
 		Example: `  xspin ddt unpack 'vec(4 2 5)[int]' --in columns --out matrix
@@ -153,7 +152,7 @@ which is written.
 		Args: wantArgs("TYPE"),
 	}
 	m.add(cmd, "stream to read", "image of memory to write")
-	cmd.Flags().StringVar(&from, "image", "", "image of memory to begin with (default zeros)")
+	cmd.Flags().StringVar(&from, "image", "", "image of memory to start with (default zeros)")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		ctx, stop := signal.NotifyContext(cmd.Context(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
 		defer stop()

@@ -38,9 +38,9 @@ func (f *demoFlags) bind(fl *pflag.FlagSet, peer string) {
 	fl.StringVar(&f.wait, "wait", "adaptive", "how HPUs wait for packets: adaptive (spin, then sleep), sleep or spin")
 	flags.OneOf(fl, "wait", waits)
 	fl.StringSliceVar(&f.nicCPUs, "nic-cpu", nil, "CPUs for the threads that serve the HPUs (default any)")
-	fl.BoolVar(&f.pin, "pin", false, peer+" on the first CPU that this process may use, what it talks to on the second")
+	fl.BoolVar(&f.pin, "pin", false, peer+" on the first CPU that this process may use, the other side on the second")
 	fl.BoolVar(&f.json, "json", false, "print one JSON document")
-	fl.BoolVar(&f.serve, "serve", false, "do not measure: serve whoever comes until interrupted")
+	fl.BoolVar(&f.serve, "serve", false, "do not measure: serve any client until interrupted")
 }
 
 // cpus judges the flags and returns which CPU is the peer's, -1 for any, and which

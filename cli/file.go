@@ -29,33 +29,33 @@ func newFileCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "file",
 		Short: "Files sent to handlers on the NIC by SLMP, next to TCP",
-		Long: `Send a file of random bytes through the lab, which is brought up for it unless it
-is there, and compare what has arrived. The sender is xspin send, in a process of
-its own. The receiver is a NIC whose handlers put every packet's payload in its
-place in the file, and give the file its name when all of it is there; then the
-message is acknowledged. It is sent with aggregated acknowledgements and with one
-for each segment. Then the NIC puts the messages into the window of an
-application, unprivileged and in a process of its own, which is told of each and
-writes the files; what it takes for that is not in the figures. iperf3 moves as many bytes by TCP over the same lab, with the
-NIC attached, and then without any XDP program.
+		Long: `Send a file of random bytes through the lab, which is brought up if necessary,
+and compare what arrives. The sender is xspin send, in a process of its own. The
+receiver is a NIC whose handlers put every packet's payload in its place in the
+file, and give the file its name when it is complete; then the message is
+acknowledged. The file is sent with cumulative acknowledgements and with one for
+each segment. Then the NIC puts the messages into the window of an unprivileged
+application in a process of its own, which gets an event for each and writes the
+files; the time for writing is not in the figures. iperf3 moves as many bytes by
+TCP over the same lab, with the NIC attached, and then without any XDP program.
 
-With --serve nothing is measured: files are received into --dir until
-interrupted, from whoever sends some. A file is called after the address and port
-of its sender and the number of the message; another of that name is replaced.
-Nobody ever sees half of one. With --into window an application receives them, as
-user 65534, which must be allowed to write there. Its window has places for 4
-messages of --max-size, fewer if they took more than 2 GiB. The sender of another one
-hears nothing until a place is free, and gives up after 2 seconds, or later if its
---retries are more. Files come fastest into memory: a tmpfs, better one
-mounted with -o huge=within_size. A disk may stall for 30 seconds; after that no
-file is received any more, until the command is started again.
+With --serve nothing is measured: files from any sender are received into --dir
+until interrupted. A file is named after the address and port of its sender and
+the number of the message; an existing one of that name is replaced. Nobody ever
+sees half of a file. With --into window an application receives them, as user
+65534, which must be allowed to write there. Its window has places for 4 messages
+of --max-size, fewer if those would take more than 2 GiB. When all places are taken,
+the next sender gets no answer until one is free, and gives up after 2 seconds, or
+later with more --retries. Memory is fastest: use a tmpfs, preferably mounted with
+-o huge=within_size. A disk may stall for 30 seconds; after that no more files are
+received until the command is started again.
 
 A message is acknowledged when its file has its name: if the machine crashes soon
-after, the file may be lost, or empty. With --sync file and directory are on the disk
-before that. An HPU waits for the disk then, and the sender for the acknowledgement:
-for long files on slow disks raise xspin send --retries. With --into window a message
-is acknowledged when it is in the application's memory, with --sync too: there the
-application waits for the disk before it says that it has received a file.`,
+after, the file may be lost, or empty. With --sync, file and directory are on the
+disk before that. An HPU then waits for the disk, and the sender for the
+acknowledgement: for long files on slow disks raise xspin send --retries. With
+--into window a message is acknowledged when it is in the application's memory, even
+with --sync: there the application waits for the disk before it reports a file.`,
 		Example: `  sudo xspin demo file
   sudo xspin demo file --size 1GiB --pin --json
   sudo xspin demo file --serve --dir /dev/shm --max-size 4GiB
@@ -84,16 +84,16 @@ type fileFlags struct {
 }
 
 func (f *fileFlags) bind(fl *pflag.FlagSet) {
-	fl.StringVar(&f.size, "size", "256MiB", "of the file: bytes, or with KiB, MiB, GiB; up to 4GiB")
+	fl.StringVar(&f.size, "size", "256MiB", "size of the file: bytes, or with KiB, MiB, GiB; up to 4GiB")
 	fl.IntVar(&f.runs, "runs", 3, "transfers measured in each way")
-	fl.IntVar(&f.parallel, "parallel", 1, "how often the file is sent at once, each time as a message of its own")
-	fl.StringSliceVar(&f.into, "into", []string{"file", "window"}, "where handlers put messages: file, or window, of an application that writes the files; one after the other (with --serve file)")
+	fl.IntVar(&f.parallel, "parallel", 1, "how many copies of the file are sent at once, each as a message of its own")
+	fl.StringSliceVar(&f.into, "into", []string{"file", "window"}, "where handlers put messages: file, or the window of an application that writes the files; one after the other (with --serve: file)")
 	flags.ListOf(fl, "into", file.Intos)
 	fl.StringVar(&f.window, "window", "auto", "segments in flight per message, or auto to find out")
-	fl.StringVar(&f.dir, "dir", "", "where files are received (default a directory in memory; with --serve the current one)")
-	fl.StringVar(&f.maxSize, "max-size", "1GiB", "refuse what is longer; the default is --size without --serve, and 64MiB for a window")
-	fl.BoolVar(&f.keep, "keep", false, "leave the last file that was received in --dir")
-	fl.BoolVar(&f.sync, "sync", false, "files are on the disk (fsync) before their messages are acknowledged; a disk that takes more than 30 s stops the context. With a window, before the application says that they are received")
+	fl.StringVar(&f.dir, "dir", "", "directory for received files (default one in memory; with --serve the current one)")
+	fl.StringVar(&f.maxSize, "max-size", "1GiB", "refuse longer files; the default is --size without --serve, and 64MiB for a window")
+	fl.BoolVar(&f.keep, "keep", false, "keep the last received file in --dir")
+	fl.BoolVar(&f.sync, "sync", false, "files are on the disk (fsync) before their messages are acknowledged; a disk that takes more than 30 s stops the context. With a window, before the application reports them")
 	f.demoFlags.bind(fl, "sender")
 	fl.Lookup("sender-cpu").Usage += "; iperf3's client's too"
 	fl.Lookup("nic-cpu").Usage += "; iperf3's server runs on the first"

@@ -12,8 +12,8 @@ import (
 // What people have stumbled over.
 func TestHelpSays(t *testing.T) {
 	for args, want := range map[string][]string{
-		"run":          {"CONFIG is /etc/xspin/xspin.yaml if left out", "not the file of --config, /etc/xspin.yaml if left out", "values for flags", "A window may have 4GiB, and all memory of contexts together 8GiB, unless limits: "},
-		"ctx activate": {"stopped, because a handler ran past its time limit, or failed starts over"},
+		"run":          {"CONFIG is /etc/xspin/xspin.yaml if left out", "not the file of --config (default /etc/xspin.yaml)", "values for the flags", "A window may have 4GiB, and all memory of contexts together 8GiB, unless limits: "},
+		"ctx activate": {"stopped, because a handler ran past its time limit, or has failed, starts over"},
 		"mem":          {"when its application detaches", "what was written is lost"},
 		"mem write":    {"lost when the context starts over, as it does when its application detaches"},
 	} {

@@ -22,11 +22,11 @@ func newInboxCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "inbox [CONTEXT]",
-		Short: "An application of a daemon's: takes messages, answers requests",
-		Long: `Attach to a context of a daemon (xspin run), "inbox" if left out, and tell what comes:
-messages that its handlers put into the window, and requests, which are answered in
-upper case. The window's parts, --slots of them, take a message each: one that is longer
-than a part fails. It needs no privileges: the context's key attach says who may.
+		Short: "An application of the daemon: takes messages, answers requests",
+		Long: `Attach to a context of the daemon (xspin run), "inbox" if left out, and print what
+arrives: messages that its handlers put into the window, and requests, which are answered
+in upper case. The window has --slots parts for one message each; a message that is longer
+than a part fails. This needs no privileges: the context's key attach says who may attach.
 
 The daemon's configuration has, for example:
 
@@ -68,10 +68,10 @@ The daemon's configuration has, for example:
 		},
 	}
 	fl := cmd.Flags()
-	fl.StringVar(&cfg.Socket, "socket", "", "of the daemon (default XSPIN_SOCKET, or "+control.Socket+")")
+	fl.StringVar(&cfg.Socket, "socket", "", "socket of the daemon (default XSPIN_SOCKET, or "+control.Socket+")")
 	fl.StringVar(&cfg.Dir, "dir", "", "write messages to files in this directory")
-	fl.IntVar(&cfg.Slots, "slots", 8, "parts of the window, each for a message, which must fit")
-	fl.IntVar(&cfg.Count, "count", 0, "end after so many messages and requests (default: when interrupted)")
+	fl.IntVar(&cfg.Slots, "slots", 8, "parts of the window, each for one message")
+	fl.IntVar(&cfg.Count, "count", 0, "end after this many messages and requests (default: when interrupted)")
 	fl.BoolVar(&asJSON, "json", false, "print one JSON document, at the end")
 	return cmd
 }

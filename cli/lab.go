@@ -37,19 +37,18 @@ func newLabUpCmd() *cobra.Command {
 	var path func() *impair.Config
 	cmd := &cobra.Command{
 		Use:   "up",
-		Short: "Bring the lab up, or keep it if it is there as asked",
-		Long: `Bring the lab up. A lab that is there with this MTU, these queues and these
-impairments is kept; another one, and what a crash left, is removed and built
-anew.
+		Short: "Bring the lab up, or keep a matching one",
+		Long: `Bring the lab up. An existing lab with this MTU, these queues and these
+impairments is kept; any other, and the remains of a crash, is removed and
+rebuilt.
 
-Impairments hold for both directions, each with random numbers of its own, made
-of the seed and of the frame's number: the same frames in the same order meet
-the same fate in a lab that was just built. Frames are impaired as they are on
-the wire, so both ends lose their offloads, and checksums are real. A rate
-counts Ethernet headers, and lets bursts of 1 ms pass. Frames wait, in the order
-in which they came, in a process of their own, which ends with the lab. A
-reordered frame does not wait. An impairment of 0%, or a rate or delay of 0,
-builds the same stage and lets frames pass.`,
+Impairments apply to both directions, each with random numbers of its own, derived
+from the seed and the frame's number: the same frames in the same order meet the
+same fate in a new lab. Frames are impaired as they are on the wire, so both ends
+lose their offloads, and checksums are real. A rate counts Ethernet headers, and
+lets bursts of 1 ms pass. Delayed frames wait in order, in a process of their own,
+which ends with the lab. A reordered frame is not delayed. An impairment of 0%, or
+a rate or delay of 0, builds the same path and lets frames pass.`,
 		Example: `  sudo xspin lab up
   sudo xspin lab up --mtu 9000 --queues 4
   sudo xspin lab up --loss 5% --dup 1% --reorder 3% --corrupt 0.1% --delay 2ms --rate 1gbit --seed 7`,
@@ -90,8 +89,8 @@ builds the same stage and lets frames pass.`,
 func newLabDownCmd() *cobra.Command {
 	return &cobra.Command{
 		Use:   "down",
-		Short: "Remove the lab and whatever is left of one",
-		Long: `Remove the lab and whatever is left of one. Processes inside are named, not
+		Short: "Remove the lab, or the remains of one",
+		Long: `Remove the lab, or the remains of one. Processes inside are listed, not
 ended. Namespaces that xspin did not make are never removed.`,
 		Example: `  sudo xspin lab down`,
 		Args:    cobra.NoArgs,
@@ -106,8 +105,8 @@ func newLabExecCmd() *cobra.Command {
 		Use:   "exec [nic|host|path|NAMESPACE] [--] COMMAND [ARG...]",
 		Short: "Run a command inside the lab",
 		Long: `Run a command inside one of the lab's namespaces, or any other one under
-/run/netns. The command takes the place of xspin: terminal, signals and exit
-status are its own. With nothing in front of --, it runs in host.`,
+/run/netns. The command replaces xspin: terminal, signals and exit status are its
+own. With nothing in front of --, it runs in host.`,
 		Example: `  sudo xspin lab exec host ping -c 3 10.0.0.1
   sudo xspin lab exec -- ping -c 3 10.0.0.1
   sudo xspin lab exec nic tcpdump -ni xs-nic`,

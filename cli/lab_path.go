@@ -80,7 +80,7 @@ func addPathFlags(fs *pflag.FlagSet) (path func() *impair.Config) {
 		return err
 	})
 	names = append(names, "seed")
-	fs.Uint64Var(&c.Seed, "seed", 1, "of the random numbers, not 0: the same frames meet the same fate")
+	fs.Uint64Var(&c.Seed, "seed", 1, "seed of the random numbers, not 0: the same frames meet the same fate")
 	return func() *impair.Config {
 		for _, n := range names {
 			if fs.Changed(n) {

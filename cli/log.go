@@ -24,14 +24,14 @@ func newLogCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "log CONTEXT",
 		Short: "What the handlers of a context print",
-		Long: `Print the last lines that handlers of a context of the daemon's have logged, of
-all HPUs or of one. The daemon keeps the last 1024 of each HPU (log.lines of its
-configuration), in memory; with log.dir it also writes them to files.
+		Long: `Print the last lines that the handlers of one of the daemon's contexts have
+logged, of all HPUs or of one. The daemon keeps the last 1024 of each HPU
+(log.lines in its configuration) in memory; with log.dir it also writes them to files.
 
-A HPU may log 10000 lines a second (log.rate), all of them at once or one after
-the other. What is above that is not kept, but counted: the next line says how
-many are missing. With -f, lines come as they are logged; none is missing below
-the rate unless whoever reads them is more than a second late.
+An HPU may log 10000 lines a second (log.rate), in a burst or evenly. Lines beyond
+that are not kept, but counted: the next line says how many are missing. With -f,
+lines are printed as they are logged; below the rate none is missing unless the
+reader is more than a second late.
 
 With --json each line is a JSON document: seq (from 1, of the HPU's lines), time,
 hpu, text and lost (lines that are missing before this one).`,
@@ -40,8 +40,8 @@ hpu, text and lost (lines that are missing before this one).`,
   xspin log inbox -f --json | jq -r .text`,
 		Args: wantArgs("CONTEXT"),
 	}
-	cmd.Flags().IntVar(&hpu, "hpu", -1, "only of this HPU (default all)")
-	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on with what comes, until Ctrl-C")
+	cmd.Flags().IntVar(&hpu, "hpu", -1, "only lines of this HPU (default all)")
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "keep printing new lines, until Ctrl-C")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON document for each line")
 	dial := socketFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {

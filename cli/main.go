@@ -45,12 +45,12 @@ func newRootCmd(more ...*cobra.Command) *cobra.Command {
 		Long: `XsPIN turns a network interface into a SmartNIC that runs small handlers on
 every matching packet, and leaves all other traffic to Linux.
 
-Every flag can also come from the environment or from a file, in this order:
+Every flag can also be set in the environment or in a file. The order is:
   1. the command line                 --count 100
   2. XSPIN_ and the command and flag  XSPIN_DEMO_PINGPONG_COUNT=100
   3. the configuration file           demo: {pingpong: {count: 100}}
-The file is given with --config or XSPIN_CONFIG, else it is /etc/xspin.yaml if
-that is there.`,
+The file is named by --config or XSPIN_CONFIG; otherwise it is /etc/xspin.yaml if
+that exists.`,
 		Version:       version(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
@@ -60,7 +60,7 @@ that is there.`,
 	file := root.PersistentFlags().String("config", "", "configuration file (YAML, TOML or JSON)")
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error { return configure(cmd, *file) }
 
-	demo := &cobra.Command{Use: "demo", Short: "Demonstrations: what to look at first, and to imitate"}
+	demo := &cobra.Command{Use: "demo", Short: "Demonstrations: the place to start, and code to imitate"}
 	demo.AddCommand(newPingpongCmd(), newFileCmd(), newDatatypesCmd(), newInboxCmd())
 	rules := newRulesCmd()
 	rules.AddCommand(newRulesLsCmd())
@@ -131,7 +131,7 @@ func version() string {
 func newVersionCmd() *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
-		Short: "Say which commit this program was built from, and by which Go",
+		Short: "Print the commit that this program was built from, and the Go version",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			_, err := fmt.Fprintf(cmd.OutOrStdout(), "xspin version %s\n", version())

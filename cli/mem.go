@@ -55,7 +55,7 @@ type memFlags struct {
 
 func (f *memFlags) add(cmd *cobra.Command) {
 	cmd.Flags().IntVar(&f.hpu, "hpu", -1, "memory of this HPU (default the context's)")
-	cmd.Flags().StringVar(&f.offset, "offset", "0", "where to begin, such as 64 or 4KiB")
+	cmd.Flags().StringVar(&f.offset, "offset", "0", "where to start, such as 64 or 4KiB")
 }
 
 func (f *memFlags) check() (offset int64, err error) {
@@ -84,7 +84,7 @@ func newMemReadCmd() *cobra.Command {
 		Args: wantArgs("CONTEXT"),
 	}
 	f.add(cmd)
-	cmd.Flags().StringVar(&length, "length", "0", "bytes to read, 0 for all that follow")
+	cmd.Flags().StringVar(&length, "length", "0", "bytes to read, 0 for the rest")
 	dial := socketFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		offset, err1 := f.check()

@@ -31,12 +31,12 @@ func newPingpongCmd() *cobra.Command {
 		Use:   "pingpong",
 		Short: "Pings answered by handlers on the NIC, alone or with an application, and by Linux",
 		Long: `Measure round trips of ICMP echo and UDP echo in the lab, which is brought up
-for it unless it is there. In mode nic, handlers on XsPIN's HPUs answer. In mode
+if necessary. In mode nic, handlers on XsPIN's HPUs answer. In mode
 host, Linux does: its own ICMP responder, and for UDP a blocking socket in a
 process of its own, without any XDP program on either end. In mode host+nic,
-handlers swap the addresses, and an application that is attached to the NIC,
-unprivileged and in a process of its own, computes the checksums. One client, in
-a process of its own too, measures them all.
+handlers swap the addresses, and an unprivileged application, attached to the NIC
+in a process of its own, computes the checksums. The same client, also in a
+process of its own, measures all modes.
 
 With --serve nothing is measured: the handlers answer until interrupted, and
 your own programs can ping them.`,
@@ -52,7 +52,7 @@ your own programs can ping them.`,
 				return fmt.Errorf("demo pingpong: %w", err)
 			}
 			if f.pin && cfg.ClientCPU < 0 {
-				fmt.Fprintln(cmd.ErrOrStderr(), "warning: --pin: this process may use one CPU only, so client and server share it, unpinned, and the client blocks")
+				fmt.Fprintln(cmd.ErrOrStderr(), "warning: --pin: this process may use only one CPU, so client and server share it, unpinned, and the client blocks")
 			}
 			return runPingpong(cmd, f, cfg)
 		},
@@ -110,7 +110,7 @@ func (f *pingpongFlags) bind(fl *pflag.FlagSet) {
 	fl.StringSliceVar(&f.sizes, "size", []string{"16", "516", "1016", "1416"}, fmt.Sprintf("payload bytes, %d to %d", rtt.MinSize, maxPing))
 	fl.IntVar(&f.count, "count", 10000, "pings measured per protocol, mode and size")
 	fl.IntVar(&f.warmup, "warmup", 1000, "pings before those")
-	fl.DurationVar(&f.interval, "interval", 0, "least time from ping to ping, such as 5ms; 0 for back to back")
+	fl.DurationVar(&f.interval, "interval", 0, "minimum time from ping to ping, such as 5ms; 0 for back to back")
 	fl.DurationVar(&f.timeout, "timeout", time.Second, "how long to wait for a reply before it is lost")
 	fl.StringVar(&f.clientWait, "client-wait", "block", "how the client waits for a reply: block or spin")
 	flags.OneOf(fl, "client-wait", clientWaits)

@@ -34,8 +34,8 @@ func newRulesCmd() *cobra.Command {
 A rule is INDEX&MASK=VALUE or INDEX&MASK=START:END: the 32-bit word number INDEX
 of the frame, counted from the Ethernet header and read big-endian, under the
 mask, is VALUE or lies in the range. A # starts a comment.
-Predefined are bypass, match-all, udp, udp(PORT), tcp(PORT), icmp-echo, slmp and
-slmp6, formats are packet, flow, slmp and slmp6. The first ruleset that matches a
+PREDEFINED is bypass, match-all, udp, udp(PORT), tcp(PORT), icmp-echo, slmp or
+slmp6; FORMAT is packet, flow, slmp or slmp6. The first ruleset that matches a
 frame gets it.
 
 WHOSE is local, for frames to the interface's own MAC and, if they are IP packets, to
@@ -129,7 +129,7 @@ func newRulesExplainCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "explain FILE [NAME]",
-		Short: "Say in words what rulesets match",
+		Short: "Explain what rulesets match",
 		Example: `  xspin rules explain my.rules web
   xspin rules explain --json my.rules`,
 		Args: wantArgs("FILE", "[NAME]"),
@@ -241,15 +241,15 @@ func newRulesTestCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "test --pcap CAPTURE FILE",
-		Short: "Say what would become of each frame of a capture",
+		Short: "Show what would happen to each frame of a capture",
 		Long: `Run the rulesets of a file over an Ethernet capture (pcap or pcapng), and print
-one verdict per frame: pass (to the Linux stack), malformed (matched, but not as
-its message format wants it: counted, to the Linux stack) or deliver. A ruleset
+one verdict per frame: pass (to the Linux stack), malformed (matched, but lacks
+what its message format names: counted, to the Linux stack) or deliver. A ruleset
 without a format is tried with format packet, and its number is its context.
 
 The reference engine is the matcher in Go. The kernel engine is the XDP program
 itself, run frame by frame and attached to nothing; it needs root. Neither knows
-whose a frame of a capture is: "dst local" holds for all.`,
+the addresses of the captured host: "dst local" holds for all frames.`,
 		Example: `  xspin rules test --pcap trace.pcapng my.rules
   sudo xspin rules test --engine kernel --json --pcap trace.pcap my.rules`,
 		Args: wantArgs("FILE"),

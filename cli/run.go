@@ -51,25 +51,24 @@ func newRunCmd() *cobra.Command {
 	var socket string
 	cmd := &cobra.Command{
 		Use:   "run [CONFIG]",
-		Short: "Run NICs as a configuration file says, for applications to attach to",
+		Short: "Run the daemon: NICs and contexts from a file, for applications to attach to",
 		Long: `Run the daemon: it opens the interfaces that CONFIG names, installs its contexts, and
 lets applications attach to them. CONFIG is ` + daemonConfig + ` if left out.
 
-CONFIG is not the file of --config, ` + defaultConfig + ` if left out, which
-has values for flags of commands, --socket of this one among them. It is YAML,
-such as:
+CONFIG is not the file of --config (default ` + defaultConfig + `), which has values
+for the flags of commands, including --socket of this one. It is YAML, such as:
 
 ` + indent(exampleConfig) + `
-The handlers there are:
+The handlers:
 
 ` + indent(handlerList()) + `
-docs/handlers.md says how to add some of your own.
+docs/handlers.md says how to add your own.
 
 A window may have ` + daemon.DefaultWindowLimit.String() + `, and all memory of contexts together ` + daemon.DefaultMemoryLimit.String() + `,
 unless limits: {window: SIZE, memory: SIZE} says otherwise.
 
-SIGHUP reads the file again and does what has changed, all of it or nothing;
-SIGINT and SIGTERM end the daemon, after messages that are open.`,
+SIGHUP reads the file again and applies all changes or none; SIGINT and SIGTERM end
+the daemon, after open messages.`,
 		Example: `  sudo xspin run
   xspin run my.yaml --check
   sudo xspin run my.yaml --socket /tmp/xspin.sock`,
@@ -95,7 +94,7 @@ SIGINT and SIGTERM end the daemon, after messages that are open.`,
 			return runDaemon(cmd, file, cfg)
 		},
 	}
-	cmd.Flags().BoolVar(&check, "check", false, "only say what is wrong with CONFIG")
+	cmd.Flags().BoolVar(&check, "check", false, "only check CONFIG, and list its errors")
 	cmd.Flags().StringVar(&socket, "socket", "", "where to listen (default: as CONFIG says, else XSPIN_SOCKET, else "+control.Socket+")")
 	return cmd
 }

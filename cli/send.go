@@ -35,19 +35,19 @@ func newSendCmd() *cobra.Command {
 		Use:   "send --to ADDR[:PORT] FILE...|-",
 		Short: "Send files as SLMP messages, to XsPIN or FPsPIN; needs no privileges",
 		Long: `Send each FILE as one SLMP message, standard input for -, and wait until the
-receiver's NIC has processed it. Anybody may: it takes a plain UDP socket.
+receiver's NIC has processed it. It uses a plain UDP socket and needs no privileges.
 
-Several files share the socket, up to --parallel of them on their way at a time.
-A single file is not split. With the first that fails no further one is begun.
+Several files share the socket, up to --parallel of them at a time. A single file
+is not split. After the first failure no further file is started.
 
 Modes:
-  every       the receiver acknowledges, what is lost is sent again (default)
-  first-last  only the first and the last segment are acknowledged; what is lost
-              between them is lost. Give a --gap that the receiver can follow.
+  every       all segments are acknowledged, lost ones are retransmitted (default)
+  first-last  only the first and the last segment are acknowledged; segments lost
+              between them stay lost. Set a --gap that the receiver can follow.
   none        nothing is acknowledged, nothing waits
 
-A receiver that is XsPIN acknowledges many segments at a time; FPsPIN's answers
-each one, which is found out by itself. --plain asks for that of XsPIN too.`,
+XsPIN acknowledges many segments at a time, FPsPIN each one; the sender detects
+which. With --plain XsPIN also acknowledges each one.`,
 		Example: `  xspin send --to 10.0.0.1 image.iso
   tar c src | xspin send --to 10.0.0.1 -
   xspin send --to [fe80::1%eth0]:9330 --parallel 8 *.dat
@@ -90,14 +90,14 @@ func (f *sendFlags) bind(fl *pflag.FlagSet) {
 	fl.StringVar(&f.mode, "mode", "every", "what is acknowledged: every segment, first-last, or none")
 	flags.OneOf(fl, "mode", slices.Sorted(maps.Keys(sendModes)))
 	fl.StringVar(&f.window, "window", "auto", "segments in flight per message, or auto to find out")
-	fl.DurationVar(&f.gap, "gap", 0, "least time between two segments, such as 20us")
+	fl.DurationVar(&f.gap, "gap", 0, "minimum time between two segments, such as 20us")
 	fl.BoolVar(&f.plain, "plain", false, "one acknowledgement per segment, as FPsPIN does it, also from XsPIN")
-	fl.IntVar(&f.parallel, "parallel", 4, "files on their way at a time")
-	fl.IntVar(&f.repeat, "repeat", 1, "send each file as many times, each time as a message of its own")
+	fl.IntVar(&f.parallel, "parallel", 4, "files in flight at a time")
+	fl.IntVar(&f.repeat, "repeat", 1, "send each file this many times, each time as a message of its own")
 	fl.IntVar(&f.align, "align", 1, "round the bytes per segment down to a multiple of this; FPsPIN's file transfer wants 64")
-	fl.IntVar(&f.payload, "payload", 0, "bytes per segment before that, 0 for what the path's MTU allows")
-	fl.IntVar(&f.attempts, "retries", 8, "how often in a row a segment is sent again without any answer before giving up")
-	fl.DurationVar(&f.timeout, "timeout", 0, "how long all may take, 0 for as long as the receiver answers")
+	fl.IntVar(&f.payload, "payload", 0, "bytes per segment before rounding, 0 for what the path's MTU allows")
+	fl.IntVar(&f.attempts, "retries", 8, "consecutive retransmissions without any answer before giving up")
+	fl.DurationVar(&f.timeout, "timeout", 0, "limit for the whole command, 0 for as long as the receiver answers")
 	fl.BoolVar(&f.json, "json", false, "print one JSON document")
 }
 

@@ -30,12 +30,12 @@ func newStatsCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "stats [INTERFACE]",
 		Short: "All counters of a running NIC, explained",
-		Long: `Ask running NICs for their counters: those of the daemon (xspin run), or without
-one a process that has a NIC of its own, such as xspin demo pingpong --serve. A
-program of yours answers if it has called ServeStats of its nic.NIC.
+		Long: `Ask running NICs for their counters: those of the daemon (xspin run), or, without
+a daemon, those of a process with a NIC of its own, such as xspin demo pingpong --serve.
+Your own program answers if it has called ServeStats of its nic.NIC.
 
-Without an argument all interfaces of the daemon are shown, or else the NIC that
-runs. With --json, a NIC is one document; all those of a daemon are its "nics".`,
+Without an argument all interfaces of the daemon are shown, or else the one running
+NIC. With --json, a NIC is one document; those of a daemon are in its list "nics".`,
 		Example: `  sudo xspin stats
   sudo xspin stats xs-nic --json
   xspin stats --json | jq '.nics[].contexts[] | {name, handled, refused}'`,
@@ -83,7 +83,7 @@ runs. With --json, a NIC is one document; all those of a daemon are its "nics".`
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON document")
-	cmd.Flags().StringVar(&socket, "socket", "", "of the daemon (default XSPIN_SOCKET, or "+control.Socket+")")
+	cmd.Flags().StringVar(&socket, "socket", "", "socket of the daemon (default XSPIN_SOCKET, or "+control.Socket+")")
 	return cmd
 }
 

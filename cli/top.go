@@ -29,17 +29,17 @@ func newTopCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "top",
-		Short: "What contexts and HPUs of the daemon do right now",
+		Short: "What contexts and HPUs of the daemon are doing right now",
 		Long: `Show what happens on the interfaces, in the contexts and on the HPUs of the
-daemon, once in an interval, until q or Ctrl-C. All numbers are per second, but:
+daemon, once per interval, until q or Ctrl-C. All numbers are per second, except:
 
   OPEN       messages in flight
-  HPU%       handler time: 100 is what one HPU can do, all of the time
+  HPU%       handler time: 100 is one HPU, all of the time
   IN FLIGHT  buffers of the context on the receive queue with the most
   WAIT       events and requests that the application has not taken
-  BUSY%      time that a HPU has spent on batches
-  BATCH      packets in one
-  DEPTH      buffers on their way to a HPU, or held by it
+  BUSY%      time that an HPU has spent on batches
+  BATCH      packets in a batch
+  DEPTH      buffers on their way to an HPU, or held by it
 
 DROP are packets that handlers dropped, FAIL handlers that failed, panicked or ran
 too long, REFUSED and SPILL frames for which the context had no credit: dropped, or
@@ -48,15 +48,15 @@ messages. FULL are requests for which the ring to the application
 had no room.
 
 Without a terminal it prints one report as text, or as many as -n says. With --json
-each is a document, also on a terminal; numbers in it are per second, but counts
-(open, waiting, in_flight, stuck, depth), batch, and percentages.`,
+each report is a document, also on a terminal; its numbers are per second, except
+counts (open, waiting, in_flight, stuck, depth), batch, and percentages.`,
 		Example: `  xspin top
   xspin top --interval 5s -n 12 > minute.txt
   xspin top --json | jq '.contexts[] | {name, packets}'`,
 		Args: cobra.NoArgs,
 	}
 	cmd.Flags().DurationVar(&interval, "interval", time.Second, "from one report to the next, 100ms or more")
-	cmd.Flags().IntVarP(&n, "number", "n", 0, "end after so many reports (default: 1 without a terminal or with --json)")
+	cmd.Flags().IntVarP(&n, "number", "n", 0, "end after this many reports (default: 1 without a terminal or with --json)")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON document for each report")
 	dial := socketFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

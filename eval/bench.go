@@ -123,9 +123,9 @@ func newBenchCmd() *cobra.Command {
 			Short: b.short,
 			Long: b.long + `
 
-It happens in a lab of its own, which is removed afterwards. What is compared
-takes turns, and a row says how the medians compare, with the 95 % interval of a
-bootstrap over the turns. Leave the machine alone meanwhile.`,
+It runs in a lab of its own, which is removed afterwards. The contestants take
+turns, and a row compares their medians, with the 95 % interval of a bootstrap
+over the turns. Leave the machine alone meanwhile.`,
 			Example: fmt.Sprintf("  sudo xspin bench %s\n  sudo xspin bench %s --runs 21 --json", b.name, b.name),
 			Args:    cobra.NoArgs,
 			RunE: func(cmd *cobra.Command, _ []string) error {
