@@ -167,6 +167,7 @@ over the turns. Leave the machine alone meanwhile.`,
 		}
 		root.AddCommand(cmd)
 	}
+	root.AddCommand(newCompareCmd())
 	return root
 }
 

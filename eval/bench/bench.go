@@ -212,7 +212,7 @@ type Document struct {
 }
 
 // NewDocument returns a document without rows.
-func NewDocument(e Env) *Document { return &Document{Schema: 1, Env: e, Results: []Row{}} }
+func NewDocument(e Env) *Document { return &Document{Schema: schema, Env: e, Results: []Row{}} }
 
 // Add adds a row, or returns why there is none.
 func (d *Document) Add(conditions string, r Row, err error) error {
@@ -225,10 +225,12 @@ func (d *Document) Add(conditions string, r Row, err error) error {
 }
 
 // WriteJSON writes the document for programs.
-func (d *Document) WriteJSON(w io.Writer) error {
+func (d *Document) WriteJSON(w io.Writer) error { return writeJSON(w, d) }
+
+func writeJSON(w io.Writer, v any) error {
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
-	return e.Encode(d)
+	return e.Encode(v)
 }
 
 // WriteText writes the document for people: a table, other figures, and notes on

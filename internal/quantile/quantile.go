@@ -118,9 +118,8 @@ func RatioCI(a, b []float64) (float64, Interval, error) {
 		}
 	}
 
-	rnd := rand.New(newSource())
 	ra, rb := make([]float64, len(a)), make([]float64, len(b))
-	ci := percentile(func() float64 {
+	ci := Bootstrap(func(rnd *rand.Rand) float64 {
 		for i := range ra {
 			j := rnd.IntN(len(a))
 			ra[i], rb[i] = a[j], b[j]
@@ -130,6 +129,14 @@ func RatioCI(a, b []float64) (float64, Interval, error) {
 		return At(ra, 0.5) / At(rb, 0.5)
 	})
 	return Median(a) / Median(b), ci, nil
+}
+
+// Bootstrap returns the percentile bootstrap interval of a figure: replicate draws samples
+// with the generator, as many as there are and each perhaps more than once, and returns the
+// figure of those.
+func Bootstrap(replicate func(*rand.Rand) float64) Interval {
+	rnd := rand.New(newSource())
+	return percentile(func() float64 { return replicate(rnd) })
 }
 
 func newSource() rand.Source { return rand.NewPCG(0x5850494e, 95) }

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+// runs are 11 samples around a figure, by a relative spread.
+func runs(seed uint64, around, spread float64) []float64 {
+	rnd := rand.New(rand.NewPCG(seed, 1))
+	x := make([]float64, 11)
+	for i := range x {
+		x[i] = around * (1 + spread*(2*rnd.Float64()-1))
+	}
+	return x
+}
+
+func documentOf(rows ...Row) *Document {
+	d := NewDocument(Environment("xspin bench test", 11, 1))
+	d.Env.Load, d.Env.Busy = "0.00", false
+	d.Results = rows
+	return d
+}
+
+func must(r Row, err error) Row {
+	if err != nil {
+		panic(err)
+	}
+	return r
+}
+
+func TestCompareTellsChangesFromNoise(t *testing.T) {
+	side := func(seed uint64, x float64) Side { return NewSide("it", "ns", runs(seed, x, 0.05)) }
+	for _, tc := range []struct {
+		name          string
+		before, after Row
+		want          string
+		relative      float64
+	}{
+		{"faster", must(Absolute("r", Lower, side(1, 100))), must(Absolute("r", Lower, side(2, 80))), Better, -0.2},
+		{"slower", must(Absolute("r", Lower, side(1, 100))), must(Absolute("r", Lower, side(2, 120))), Worse, 0.2},
+		{"more", must(Absolute("r", Higher, side(1, 100))), must(Absolute("r", Higher, side(2, 120))), Better, 0.2},
+		{"less", must(Absolute("r", AtLeast(1), side(1, 100))), must(Absolute("r", AtLeast(1), side(2, 80))), Worse, -0.2},
+		{"the same", must(Absolute("r", Lower, side(1, 100))), must(Absolute("r", Lower, side(5, 100))), Noise, 0},
+		{"ratio", must(Ratio("r", Higher, side(1, 100), side(2, 50))), must(Ratio("r", Higher, side(3, 100), side(4, 100))), Worse, -0.5},
+		{"both sides slower", must(Ratio("r", Higher, side(1, 100), side(2, 50))), must(Ratio("r", Higher, side(3, 200), side(4, 100))), Noise, 0},
+		{"two runs", must(Absolute("r", Lower, NewSide("it", "ns", []float64{100, 101}))), must(Absolute("r", Lower, NewSide("it", "ns", []float64{200, 201}))), TooFew, 1},
+		{"difference", must(Difference("r", Lower, side(1, 1000), side(2, 500))), must(Difference("r", Lower, side(3, 1000), side(4, 100))), Worse, 0.8},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			c := Compare("a", documentOf(tc.before), "b", documentOf(tc.after))
+			if len(c.Changes) != 1 || len(c.Others) != 0 || len(c.Differs) != 0 {
+				t.Fatalf("%+v", c)
+			}
+			ch := c.Changes[0]
+			if ch.Verdict != tc.want || ch.Relative < tc.relative-0.15 || ch.Relative > tc.relative+0.15 || ch.CI95[0] > ch.Relative || ch.CI95[1] < ch.Relative {
+				t.Errorf("%+v, want %s and %g", ch, tc.want, tc.relative)
+			}
+		})
+	}
+}
+
+// Of rows that have not changed, one in twenty is called changed by chance, and not many
+// more, however few the runs.
+func TestCompareIsSeldomWrong(t *testing.T) {
+	const rows = 300
+	for _, n := range []int{5, 11} {
+		wrong := 0
+		for i := range uint64(rows) {
+			row := func(seed uint64) Row {
+				rnd := rand.New(rand.NewPCG(seed, 7))
+				x := make([]float64, n)
+				for i := range x {
+					x[i] = 100 + 5*rnd.NormFloat64()
+				}
+				return must(Absolute("r", Lower, NewSide("it", "ns", x)))
+			}
+			if c := Compare("a", documentOf(row(2*i)), "b", documentOf(row(2*i+1))); c.Changes[0].Verdict != Noise {
+				wrong++
+			}
+		}
+		t.Logf("%d runs: %d of %d", n, wrong, rows)
+		if wrong > rows/10 {
+			t.Errorf("%d runs: %d of %d rows that have not changed are called changed", n, wrong, rows)
+		}
+	}
+}
+
+func TestCompareSaysWhatItDoesNotCompare(t *testing.T) {
+	a := must(Absolute("gone", Lower, NewSide("it", "ns", []float64{1})))
+	b := must(Absolute("new", Lower, NewSide("it", "ns", []float64{1})))
+	us, ms := must(Absolute("unit", Lower, NewSide("it", "us", []float64{1}))), must(Absolute("unit", Lower, NewSide("it", "ms", []float64{1})))
+	alone, paired := must(Absolute("sides", Lower, NewSide("it", "ns", []float64{1}))), must(Difference("sides", Lower, NewSide("it", "ns", []float64{2}), NewSide("it", "ns", []float64{1})))
+	zero, more := must(Absolute("zero", Lower, NewSide("it", "%", []float64{0}))), must(Absolute("zero", Lower, NewSide("it", "%", []float64{1})))
+	forged := must(Absolute("forged", Lower, NewSide("it", "ns", []float64{1})))
+	forged.Median = 2
+	before, after := documentOf(a, us, alone, zero, forged), documentOf(b, ms, paired, more, forged)
+	before.Env.Kernel, before.Env.Busy = "Linux 0.1", true
+	c := Compare("a.json", before, "b.json", after)
+	var b1 bytes.Buffer
+	if err := c.WriteText(&b1); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"new: only in b.json", "gone: only in a.json", "unit: in us before, in ms after", "sides: compares in one of the documents only",
+		"zero: 0 before: there is nothing", "forged: a median of 2 is not that of its runs, 1",
+		"WARNING kernel: Linux 0.1 before, ", "WARNING a.json: the machine was busy", "Rows: 0 better, 0 worse",
+	} {
+		if !strings.Contains(b1.String(), want) {
+			t.Errorf("%q is not in\n%s", want, b1.String())
+		}
+	}
+}
+
+func TestDocumentsAreReadAsWritten(t *testing.T) {
+	d := documentOf(must(Ratio("r", AtLeast(2), NewSide("a", "ns", runs(1, 5, 0.1)), NewSide("b", "ns", runs(2, 5, 0.1)))))
+	var b bytes.Buffer
+	if err := d.WriteJSON(&b); err != nil {
+		t.Fatal(err)
+	}
+	got, err := ReadDocument(&b)
+	if err != nil || !reflect.DeepEqual(got, d) {
+		t.Errorf("read %+v, error %v; wrote %+v", got, err, d)
+	}
+	c := Compare("a", d, "b", got)
+	var j bytes.Buffer
+	if err := c.WriteJSON(&j); err != nil || !json.Valid(j.Bytes()) || c.Changes[0].Relative != 0 {
+		t.Errorf("%s, error %v", j.String(), err)
+	}
+}
+
+func TestBadDocumentsAreRefused(t *testing.T) {
+	const row = `{"name":"r","unit":"ns","median":1,"ci95":[1,1],"better":"lower","a":{"what":"","unit":"ns","median":1,"runs":[1]}}`
+	for _, tc := range []struct{ text, want string }{
+		{"", "not the output of xspin bench --json: unexpected end"},
+		{"rx 1 2 3", "not the output of xspin bench --json: invalid"},
+		{`{"schema":2}`, "schema 2: want 1"},
+		{`{}`, "schema 0: want 1"},
+		{fmt.Sprintf(`{"schema":1,"results":[%s,%s]}`, row, row), "results[1]: a second row r"},
+		{`{"schema":1,"results":[{}]}`, "results[0]: no name"},
+		{`{"schema":1,"results":[{"name":"r","better":"lower"}]}`, "row r: no runs"},
+		{`{"schema":1,"results":[{"name":"r","better":"lower","a":{"runs":[1,2]},"b":{"runs":[1]}}]}`, "row r: 2 runs of a and 1 of b"},
+		{`{"schema":1,"results":[{"name":"r","better":"nicer","a":{"runs":[1]}}]}`, `row r: better "nicer"`},
+	} {
+		if _, err := ReadDocument(strings.NewReader(tc.text)); err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s: error %v, want %q", tc.text, err, tc.want)
+		}
+	}
+	if _, err := ReadDocument(strings.NewReader(strings.Repeat(" ", maxDocument+1))); err == nil || !strings.Contains(err.Error(), "more than") {
+		t.Errorf("error %v", err)
+	}
+}
