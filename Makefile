@@ -86,8 +86,8 @@ test: root go test-tools generate-check lint vmtest-quick ## every test, none sk
 	XSPIN_NO_SKIP=1 CGO_ENABLED=0 go test -vet=off -count=1 -run IsBounded ./ddt # millions of entries: nor these
 	XSPIN_NO_SKIP=1 CGO_ENABLED=0 go test -vet=off -count=1 -run TestLitmus ./hostq # that detector orders what this wants to see unordered
 	XSPIN_NO_SKIP=1 CGO_ENABLED=0 go test -vet=off -count=1 -run EveryRow ./eval # and is what benches would measure
-	CGO_ENABLED=1 go build -race ./... # on all CPUs; what follows takes one package after the other
-	GORACE=atexit_sleep_ms=10 XSPIN_NO_SKIP=1 CGO_ENABLED=1 go test -race -vet=off -count=1 -p 1 -timeout 25m ./... # or each process sleeps for a second when it ends
+	CGO_ENABLED=1 go build -race ./... # on all CPUs. Below, one package's tests run while the next one's are linked, so the times include waiting
+	GORACE=atexit_sleep_ms=10 XSPIN_NO_SKIP=1 CGO_ENABLED=1 go test -race -vet=off -count=1 -p 2 -exec "flock -o '$(CURDIR)'" -timeout 25m ./... # GORACE: or each process sleeps for a second when it ends
 
 soak: root go test-tools ## random searches for hours rather than seconds (root; SOAK=times as long)
 	XSPIN_SOAK=$(SOAK) CGO_ENABLED=0 go test -count=1 -p 1 -timeout 0 $(addprefix ./,$(SOAK_PACKAGES))

@@ -628,7 +628,7 @@ func TestAttachingManyTimesLeavesNothing(t *testing.T) {
 `)
 	d := f.daemon()
 	const warm = 50 // cycles after which there is all that stays
-	cycles := 1000
+	cycles := 400 * testenv.Soak()
 	if testing.Short() {
 		cycles = 150
 	}
