@@ -425,7 +425,7 @@ handler. The words are for the handlers to read.`,
 			*f.into = int64(s)
 		}
 		if t.Window == "" && (t.Offset != 0 || t.Length != 0) {
-			return errors.New("--offset and --length are of a window: name it with --window")
+			return errors.New("--offset and --length need a window: name it with --window")
 		}
 		c, err := dial()
 		if err != nil {

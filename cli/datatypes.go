@@ -152,7 +152,7 @@ func (f datatypesFlags) config(changed func(string) bool) (c datatypes.Config, e
 	case f.interval < 0 || f.interval > slmp.MaxMessage:
 		return c, flags.Error("interval", f.interval, fmt.Sprintf("want 1 to %d bytes, or 0 for what the model says", int64(slmp.MaxMessage)))
 	case f.interval > 0 && f.strategy != ddt.ROCP && f.strategy != ddt.RWCP:
-		return c, flags.Error("interval", f.interval, "is about --strategy ro-cp and rw-cp")
+		return c, flags.Error("interval", f.interval, "applies only to --strategy ro-cp and rw-cp")
 	case f.serve && f.sender:
 		return c, flags.Error("send", f.sender, "not with --serve: one receives, the other sends")
 	case f.overlap && one:
@@ -160,9 +160,9 @@ func (f datatypesFlags) config(changed func(string) bool) (c datatypes.Config, e
 	case f.json && f.sender:
 		return c, flags.Error("json", f.json, "not with --send, which measures nothing")
 	case f.verify && f.serve && f.asked == "":
-		return c, flags.Error("verify", f.verify, "with --serve only with --sender: what FPsPIN's sender and --send send is known, and nobody else's bytes are")
+		return c, flags.Error("verify", f.verify, "with --serve only with --sender: only the bytes of FPsPIN's sender and of --send are known")
 	case (f.asked != "" || f.dir != "") && !f.serve:
-		return c, errors.New("--sender and --dir are about --serve")
+		return c, errors.New("--sender and --dir apply only to --serve")
 	}
 	if f.pin && len(c.NICCPUs) > 0 {
 		// The sender and the NIC wait for each other, and leave the other CPU to

@@ -110,7 +110,7 @@ func listTypes(name string) (*typeList, error) {
 	if len(l.Predefined) == 0 {
 		_, _, err := ddt.Resolve(name)
 		if err == nil {
-			err = fmt.Errorf("type %s has no name: `xspin ddt describe` tells of it", name)
+			err = fmt.Errorf("type %s has no name: `xspin ddt describe` shows it", name)
 		}
 		return nil, err
 	}

@@ -60,9 +60,9 @@ func (m *datatypeMove) commit(cmd *cobra.Command, text string) (*ddt.Committed, 
 	case lo < -m.at:
 		return nil, fmt.Errorf("the type begins %d bytes before its origin, and the image only --origin %d before it: want --origin %d or more", -lo, m.at, -lo)
 	case hi > math.MaxInt64-m.at:
-		return nil, fmt.Errorf("the type ends %d bytes behind its origin, which with --origin %d does not fit in 64 bits", hi, m.at)
+		return nil, fmt.Errorf("the type ends %d bytes after its origin, which with --origin %d does not fit in 64 bits", hi, m.at)
 	case m.out == "-" && isTerminal(cmd.OutOrStdout()):
-		return nil, errors.New("standard output is a terminal, and memory is no text: pipe it into xxd, or name a file")
+		return nil, errors.New("standard output is a terminal, and memory is not text: pipe it into xxd, or name a file")
 	case m.in == "-" && isTerminal(cmd.InOrStdin()):
 		return nil, errors.New("standard input is a terminal: redirect a file to it, or name one")
 	}
@@ -237,7 +237,7 @@ func (m *datatypeMove) begin(c *ddt.Committed, out *output, path string) (*image
 		return nil, err
 	}
 	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is no regular file", path)
+		return nil, fmt.Errorf("%s is not a regular file", path)
 	}
 	if err := checkImage(c, path, info.Size(), m.at); err != nil {
 		return nil, err
@@ -262,7 +262,7 @@ func streamSizeError(path string, size int64, c *ddt.Committed) error {
 
 func checkImage(c *ddt.Committed, path string, size, origin int64) error {
 	if _, hi := c.Bounds(); hi > size-origin {
-		return fmt.Errorf("%s has %s: want %d or more, for the type ends %d behind its origin, which is at %d", streamName(path), count64(size, "byte"), origin+hi, hi, origin)
+		return fmt.Errorf("%s has %s: want %d or more, for the type ends %d after its origin, which is at %d", streamName(path), count64(size, "byte"), origin+hi, hi, origin)
 	}
 	return nil
 }

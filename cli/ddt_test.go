@@ -510,8 +510,8 @@ func TestMoveErrors(t *testing.T) {
 		in         int
 		want       string
 	}{
-		{"pack --in f67 --out out", vec, 0, "ddt pack: f67 has 67 bytes: want 68 or more, for the type ends 68 behind its origin, which is at 0"},
-		{"pack --in f68 --origin 1 --out out", vec, 0, "ddt pack: f68 has 68 bytes: want 69 or more, for the type ends 68 behind its origin, which is at 1"},
+		{"pack --in f67 --out out", vec, 0, "ddt pack: f67 has 67 bytes: want 68 or more, for the type ends 68 after its origin, which is at 0"},
+		{"pack --in f68 --origin 1 --out out", vec, 0, "ddt pack: f68 has 68 bytes: want 69 or more, for the type ends 68 after its origin, which is at 1"},
 		{"pack --in - --out out", vec, 12, "ddt pack: standard input has 12 bytes: want 68 or more"},
 		{"pack --in none --out out", vec, 0, "ddt pack: open none: no such file"},
 		{"pack --in f68 --out dir", vec, 0, "ddt pack: dir is a directory"},
@@ -527,7 +527,7 @@ func TestMoveErrors(t *testing.T) {
 		{"unpack --in - --out out", vec, 31, "ddt unpack: standard input has 31 bytes: want 32"},
 		{"unpack --in - --out out", vec, 1000, "ddt unpack: standard input has 1000 bytes: want 32"},
 		{"unpack --in f32 --image f67 --out out", vec, 0, "ddt unpack: f67 has 67 bytes: want 68 or more"},
-		{"unpack --in f32 --image dir --out out", vec, 0, "ddt unpack: dir is no regular file"},
+		{"unpack --in f32 --image dir --out out", vec, 0, "ddt unpack: dir is not a regular file"},
 		{"unpack --in f32 --image none --out out", vec, 0, "ddt unpack: open none: no such file"},
 		{"unpack --in f32 --out out", "hvec(2 4 6000000000000000000)[int]", 0, "ddt unpack: out: room for 6000000000000000016 bytes: "},
 		{"unpack --in f32 --out -", "hvec(2 4 6000000000000000000)[int]", 0, "ddt unpack: memory for an image of 6000000000000000016 bytes: "},
@@ -608,7 +608,7 @@ such as NAS_LU(ny=408)
 	for name, want := range map[string]string{
 		"MILK":     `"MILK" is neither a type nor an application's datatype: did you mean MILC?`,
 		"dup[int":  `1:8: dup: found the end, want "]"`,
-		"dup[int]": "type dup[int] has no name: `xspin ddt describe` tells of it",
+		"dup[int]": "type dup[int] has no name: `xspin ddt describe` shows it",
 	} {
 		if _, err := ddtCommand(t, nil, "ls", name); err == nil || !strings.HasSuffix(err.Error(), want) {
 			t.Errorf("%s: error is %v, want %s", name, err, want)

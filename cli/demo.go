@@ -60,7 +60,7 @@ func (f *demoFlags) cpus() (peer int, server []int, err error) {
 	case f.pin && (f.peerCPU != -1 || len(server) > 0):
 		return 0, nil, flags.Error("pin", f.pin, "not with --"+peerFlag+" or --nic-cpu: it chooses both")
 	case f.json && f.serve:
-		return 0, nil, flags.Error("json", f.json, "not with --serve, which measures nothing: `xspin stats --json` tells what is going on")
+		return 0, nil, flags.Error("json", f.json, "not with --serve, which measures nothing: `xspin stats --json` shows the state")
 	case f.pin:
 		peer, server = pinTo(testbed.CPUs())
 		return peer, server, nil
@@ -90,7 +90,7 @@ func numbers(flag string, list []string, lo, hi int, what string) ([]int, error)
 			return nil, flags.Error(flag, s, fmt.Sprintf("want %s, %d to %d", what, lo, hi))
 		}
 		if slices.Contains(out, n) {
-			return nil, flags.Error(flag, strings.Join(list, ","), fmt.Sprintf("%d is there twice", n))
+			return nil, flags.Error(flag, strings.Join(list, ","), fmt.Sprintf("%d appears twice", n))
 		}
 		out = append(out, n)
 	}

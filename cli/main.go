@@ -167,7 +167,7 @@ func configure(cmd *cobra.Command, file string) error {
 		return fmt.Errorf("configuration file %s: %w", file, err)
 	}
 	if slices.Contains(v.AllKeys(), "interfaces") {
-		return fmt.Errorf("configuration file %s: it has values for flags, and this one is the daemon's, which is an argument: `xspin run %[1]s`", file)
+		return fmt.Errorf("configuration file %s: it has values for flags, and this is the daemon's configuration, which is an argument: `xspin run %[1]s`", file)
 	}
 	if err := unknownKeys(cmd.Root(), v.AllKeys()); err != nil {
 		return fmt.Errorf("configuration file %s: %w", file, err)
@@ -214,7 +214,7 @@ func unknownKeys(root *cobra.Command, keys []string) error {
 	var errs []error
 	for _, k := range keys {
 		if !known[k] {
-			errs = append(errs, fmt.Errorf("%q is no command and flag: write them as in demo: {pingpong: {count: 100}}", k))
+			errs = append(errs, fmt.Errorf("%q is not a command and flag: write them as in demo: {pingpong: {count: 100}}", k))
 		}
 	}
 	return errors.Join(errs...)

@@ -94,7 +94,7 @@ func newMemReadCmd() *cobra.Command {
 		}
 		out := cmd.OutOrStdout()
 		if isTerminal(out) {
-			return fmt.Errorf("%s: standard output is a terminal, and memory is no text: pipe it into xxd, or redirect it to a file", commandName(cmd))
+			return fmt.Errorf("%s: standard output is a terminal, and memory is not text: pipe it into xxd, or redirect it to a file", commandName(cmd))
 		}
 		c, err := dial()
 		if err != nil {

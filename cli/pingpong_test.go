@@ -72,7 +72,7 @@ func TestPingpongFlags(t *testing.T) {
 		{"--size 8", "--size 7", "--size 7: want bytes of payload, 8 to 1472"},
 		{"--size 8,1472", "--size 8,1473", "--size 1473: want bytes of payload, 8 to 1472"},
 		{"--size 100", "--size 1e2", "--size 1e2: want bytes of payload, 8 to 1472"},
-		{"--size 8,9", "--size 8,8", "--size 8,8: 8 is there twice"},
+		{"--size 8,9", "--size 8,8", "--size 8,8: 8 appears twice"},
 		{"--count 1", "--count 0", "--count 0: want 1 to 10000000"},
 		{"--count 10000000", "--count 10000001", "--count 10000001: want 1 to 10000000"},
 		{"--warmup 0", "--warmup -1", "--warmup -1: want 0 to 10000000"},

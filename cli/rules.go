@@ -216,7 +216,7 @@ func newEngine(name string, root bool, t *matcher.Table, warn io.Writer) (verdic
 		}
 		fmt.Fprintf(warn, "warning: using the reference matcher, because the in-kernel program cannot be used: %v\n", err)
 	default:
-		return nil, "", fmt.Errorf("no engine %q, there are %s", name, strings.Join(engines, ", "))
+		return nil, "", fmt.Errorf("no engine %q: want one of %s", name, strings.Join(engines, ", "))
 	}
 	return reference{t}, "reference", nil
 }
@@ -310,7 +310,7 @@ func testFrames(c *pcapng.Reader, eng verdictEngine, all []matcher.Ruleset, warn
 		if err := c.Next(&f); err == io.EOF {
 			break
 		} else if err != nil {
-			return fmt.Errorf("behind frame %d: %w", n, err)
+			return fmt.Errorf("after frame %d: %w", n, err)
 		}
 		n++
 		if len(f.Data) < f.Length {

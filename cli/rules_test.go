@@ -85,7 +85,7 @@ func TestRulesCheck(t *testing.T) {
 	want := bad + `:2:11: value 0x00000100 has bits 0x00000100 outside mask 0x000000ff, so it can never be equal
 b: 3&0xff=0x100
           ^
-` + bad + `:3:4: word 200 is out of range: rules reach words 0..127, the first 512 bytes of the frame
+` + bad + `:3:4: word 200 is out of range: rules reach words 0 to 127, the first 512 bytes of the frame
 c: 200=1
    ^
 ` + bad + ": 2 errors\n"
@@ -175,7 +175,7 @@ func TestRulesCheckJSON(t *testing.T) {
         {
           "line": 3,
           "column": 4,
-          "message": "word 200 is out of range: rules reach words 0..127, the first 512 bytes of the frame"
+          "message": "word 200 is out of range: rules reach words 0 to 127, the first 512 bytes of the frame"
         }
       ]
     },
@@ -381,7 +381,7 @@ func TestRulesTestErrors(t *testing.T) {
 		{"no such rules", "no such file", []string{"--pcap", good, file + "x"}},
 		{"bad rules", "1 error", []string{"--pcap", good, bad}},
 		{"an unknown engine", `no engine "x"`, []string{"--pcap", good, "--engine", "x", file}},
-		{"a cut capture", "behind frame 3: capture file: damaged", []string{"--pcap", writeFile(t, "cut.pcap", trace[:len(trace)-1]), "--engine", "reference", file}},
+		{"a cut capture", "after frame 3: capture file: damaged", []string{"--pcap", writeFile(t, "cut.pcap", trace[:len(trace)-1]), "--engine", "reference", file}},
 		{"a capture on any", "link type 113", []string{"--pcap", writeFile(t, "any.pcap", pcapFile(113, frameOf{make([]byte, 60), 60})), file}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

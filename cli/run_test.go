@@ -69,7 +69,7 @@ func TestRunChecks(t *testing.T) {
 	for args, want := range map[string]string{
 		"/nonexistent.yaml": "no such file",
 		good + " more":      `run: unexpected argument "more": xspin run [CONFIG]`,
-		"--config " + good:  "the daemon's, which is an argument: `xspin run " + good,
+		"--config " + good:  "the daemon's configuration, which is an argument: `xspin run " + good,
 	} {
 		if _, err := runCheck(t, strings.Fields(args)...); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", args, err, want)

@@ -135,9 +135,9 @@ func (f sendFlags) config() (c slmp.Config, err error) {
 	case f.attempts < 1:
 		return c, flags.Error("retries", f.attempts, "want 1 or more")
 	case f.plain && mode != slmp.EverySegment:
-		return c, flags.Error("plain", f.plain, "is about mode every")
+		return c, flags.Error("plain", f.plain, "applies only to mode every")
 	case window > 0 && mode != slmp.EverySegment:
-		return c, flags.Error("window", f.window, "is about mode every: in the others --gap is what limits")
+		return c, flags.Error("window", f.window, "applies only to mode every: in the others, limit the rate with --gap")
 	}
 	return slmp.Config{
 		Mode: mode, Window: window, Gap: f.gap, Plain: f.plain,
@@ -234,7 +234,7 @@ func checkFiles(files []string, repeat int) (total int64, err error) {
 	for i, name := range files {
 		if name == "-" {
 			if repeat > 1 || slices.Contains(files[i+1:], "-") {
-				return 0, errors.New("-: standard input can be read once only")
+				return 0, errors.New("-: standard input can be read only once")
 			}
 			known = false
 			continue

@@ -75,8 +75,8 @@ func TestSendFlags(t *testing.T) {
 		"--to a --payload -1":                  "--payload -1: want 0 or more",
 		"--to a --payload 63 --align 64":       "--payload 63: is less than --align 64",
 		"--to a --retries 0":                   "--retries 0: want 1 or more",
-		"--to a --mode none --plain":           "--plain true: is about mode every",
-		"--to a --mode first-last --window 16": "--window 16: is about mode every",
+		"--to a --mode none --plain":           "--plain true: applies only to mode every",
+		"--to a --mode first-last --window 16": "--window 16: applies only to mode every",
 	} {
 		if _, err := parse(line); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%q: error %v, want %q", line, err, says)
@@ -269,8 +269,8 @@ func TestSendRefusesBeforeItSends(t *testing.T) {
 		"send: stat " + none + ": no such file or directory":                 {small, none},
 		"send: " + dir + " is a directory: name the files in it, or pack it": {small, dir},
 		"4294967297 bytes, at most 4294967296: split it":                     {small, long},
-		"-: standard input can be read once only":                            {"-", small, "-"},
-		"standard input can be read once only":                               {"-", "--repeat", "2"},
+		"-: standard input can be read only once":                            {"-", small, "-"},
+		"standard input can be read only once":                               {"-", "--repeat", "2"},
 		"want 0 or more":                                                     {small, "--gap", "-1s"},
 		"payload 70000: a path MTU ":                                         {small, "--payload", "70000"},
 		"lookup":                                                             {small, "--to", "no-such-host.invalid"},

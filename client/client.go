@@ -140,7 +140,7 @@ func (a *App) open(reply *control.AttachReply, fds []int) error {
 		want += 2 + max(reply.Pair.Lanes, 0)
 	}
 	if len(fds) != want {
-		return fmt.Errorf("%d descriptors came, and %d were to come: the daemon speaks another version, or the limit on open files (ulimit -n) is too low", len(fds), want)
+		return fmt.Errorf("%d descriptors came, want %d: the daemon speaks another version, or the limit on open files (ulimit -n) is too low", len(fds), want)
 	}
 	for _, w := range reply.Windows {
 		win := &Window{app: a, info: w}

@@ -837,7 +837,7 @@ func TestKillingTheDaemonInHandshakes(t *testing.T) {
 	for range many {
 		select {
 		case err := <-told:
-			if err == nil || !strings.Contains(err.Error(), "the daemon went away before it had answered") {
+			if err == nil || !strings.Contains(err.Error(), "the daemon went away before it answered") {
 				t.Errorf("who attaches is told %v", err)
 			}
 		case <-time.After(time.Minute):

@@ -119,7 +119,7 @@ func (r *receiver) take(oob []byte) error {
 
 func gone(err error) error {
 	if err == nil || errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) {
-		return errors.New("the daemon went away before it had answered")
+		return errors.New("the daemon went away before it answered")
 	}
 	return err
 }

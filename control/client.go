@@ -59,7 +59,7 @@ func Connect(ctx context.Context, socket string) (*net.UnixConn, error) {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.ENOTDIR):
 		return nil, fmt.Errorf("%w at %s: start one with `sudo xspin run`, or name its socket with --socket or XSPIN_SOCKET (%w)", ErrNoDaemon, socket, errno(err))
 	case errors.Is(err, fs.ErrPermission):
-		return nil, fmt.Errorf("the daemon at %s may not be asked by this user: its socket is closed to others (%w)", socket, errno(err))
+		return nil, fmt.Errorf("this user may not connect to the daemon at %s: its socket is closed to others (%w)", socket, errno(err))
 	}
 	return nil, fmt.Errorf("ask the daemon at %s: %w", socket, errno(err))
 }
@@ -128,7 +128,7 @@ func (c *Client) failed(ctx context.Context, err error) error {
 		err = u.Err
 	}
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) {
-		return fmt.Errorf("the daemon at %s went away before it had answered (%w): is it still running?", c.socket, errno(err))
+		return fmt.Errorf("the daemon at %s went away before it answered (%w): is it still running?", c.socket, errno(err))
 	}
 	return err
 }

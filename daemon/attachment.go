@@ -493,7 +493,7 @@ func (a *attachment) counters() ([]byte, error) {
 
 func (a *attachment) post(do string, r *control.Receive) error {
 	if r == nil {
-		return failf(errInvalid, "%s: which receive is missing", do)
+		return failf(errInvalid, "%s: the receive is missing", do)
 	}
 	if !a.h.blueprint().ending {
 		return failf(errInvalid, "%s: the context's messages never end, and go nowhere", do)

@@ -134,7 +134,7 @@ func Verdicts() []string { return slices.Clone(verdicts) }
 func checkCapture(o *control.CaptureOptions, hpus int) ([]matcher.Ruleset, error) {
 	switch {
 	case o.HPU < -1 || o.HPU >= hpus:
-		return nil, failf(errInvalid, "capture of HPU %d: there are 0..%d, and -1 for all", o.HPU, hpus-1)
+		return nil, failf(errInvalid, "capture of HPU %d: want 0 to %d, or -1 for all", o.HPU, hpus-1)
 	case o.Snap < 0:
 		return nil, failf(errInvalid, "capture of %d bytes of each frame: want 1 or more, or 0 for all", o.Snap)
 	case o.Count < 0:

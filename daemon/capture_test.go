@@ -203,7 +203,7 @@ func TestImpossibleCaptures(t *testing.T) {
 		o    control.CaptureOptions
 		want string
 	}{
-		{control.CaptureOptions{HPU: 4}, "HPU 4: there are 0..3"},
+		{control.CaptureOptions{HPU: 4}, "HPU 4: want 0 to 3"},
 		{control.CaptureOptions{HPU: -2}, "HPU -2"},
 		{control.CaptureOptions{HPU: -1, Snap: -1}, "-1 bytes"},
 		{control.CaptureOptions{HPU: -1, Count: -1}, "-1 frames"},

@@ -224,7 +224,7 @@ func checkInterfaces(c *checker, all []Interface) {
 	for i := range all {
 		f, path := &all[i], fmt.Sprintf("interfaces[%d]", i)
 		if f.Name == "" || len(f.Name) > 15 || strings.ContainsAny(f.Name, "/ \t\n") {
-			c.fail(path+".name", "%q is no name of an interface: these have 1 to 15 characters, without spaces and /", f.Name)
+			c.fail(path+".name", "%q is not an interface name: want 1 to 15 characters, without spaces and /", f.Name)
 		} else if taken[f.key()] {
 			c.fail(path+".name", "interface %s is there already", f.key())
 		}
@@ -232,16 +232,16 @@ func checkInterfaces(c *checker, all []Interface) {
 		word(c, path+".mode", f.Mode, modes)
 		word(c, path+".wait", f.Wait, waits)
 		if strings.ContainsAny(f.Netns, "/ \t\n") || f.Netns == "." || f.Netns == ".." {
-			c.fail(path+".netns", "%q is no name of a network namespace, as ip netns has them", f.Netns)
+			c.fail(path+".netns", "%q is not the name of a network namespace: see ip netns list", f.Netns)
 		}
 		c.between(path+".hpus", f.HPUs, 1, nic.MaxHPUs)
 		c.between(path+".workers", f.Workers, 1, cmp.Or(f.HPUs, nic.DefaultHPUs))
 		if r := f.Ring; r != 0 && (r < 64 || r > nic.MaxRing || bits.OnesCount(uint(r)) != 1) {
-			c.fail(path+".ring", "%d: want a power of two, 64..%d", r, nic.MaxRing)
+			c.fail(path+".ring", "%d: want a power of two, 64 to %d", r, nic.MaxRing)
 		}
 		for j, cpu := range f.CPUs {
 			if cpu < 0 || cpu > 1<<13 {
-				c.fail(fmt.Sprintf("%s.cpus[%d]", path, j), "%d is no number of a CPU", cpu)
+				c.fail(fmt.Sprintf("%s.cpus[%d]", path, j), "%d is not a CPU number", cpu)
 			}
 		}
 	}
@@ -432,13 +432,13 @@ func checkContext(c *checker, path string, doc *control.Context, env *surroundin
 		}
 	case atStart, atAttach, manually:
 	default:
-		c.fail(at("activate"), "%q: there are start, attach, manual", doc.Activate)
+		c.fail(at("activate"), "%q: want start, attach or manual", doc.Activate)
 	}
 	if set != nil && set.Window && len(doc.Windows) == 0 && len(c.problems) == before {
 		c.fail(at("windows"), `handler %s: no window: messages would be acknowledged and thrown away; add one, such as "windows: [{name: in, size: 64MiB}]"`, doc.Handler)
 	}
 	if set != nil && set.Window && b.largest() < 0 && len(c.problems) == before {
-		c.fail(at("windows"), "handler %s: handlers may write none of the windows: messages would be acknowledged and thrown away; let them, with \"rights: rw\"", doc.Handler)
+		c.fail(at("windows"), "handler %s: handlers may not write any of the windows: messages would be acknowledged and thrown away; allow it with \"rights: rw\"", doc.Handler)
 	}
 	if len(c.problems) > before {
 		return nil
@@ -515,7 +515,7 @@ func (b *blueprint) makeSet(env handlers.Env) (set *handlers.Set, err error) {
 	case err != nil:
 		return nil, err
 	case set == nil:
-		return nil, errors.New("it made no set of handlers")
+		return nil, errors.New("it returned no set of handlers")
 	}
 	return set, nil
 }
@@ -534,7 +534,7 @@ func findInterface(c *checker, path, name string, all []Interface) *Interface {
 		return found[0]
 	case len(all) == 0: // told elsewhere
 	case name == "":
-		c.fail(path, "say which: there are %s", strings.Join(known, ", "))
+		c.fail(path, "name one of %s", strings.Join(known, ", "))
 	case found == nil:
 		c.fail(path, "no interface %q: there are %s", name, strings.Join(known, ", "))
 	default:
@@ -665,9 +665,9 @@ func (b *blueprint) checkWindows(c *checker, at func(string) string, env *surrou
 		size, shared := env.windows[w.Name]
 		switch {
 		case w.Size == 0 && !shared:
-			c.fail(path, "window %q has no size, and is none of the shared ones%s", w.Name, list(env.windows))
+			c.fail(path, "window %q has no size, and is not a shared window%s", w.Name, list(env.windows))
 		case w.Size != 0 && shared:
-			c.fail(path+".size", "window %q is a shared one, of %v: leave out the size, or take another name", w.Name, size)
+			c.fail(path+".size", "window %q is shared, with a size of %v: leave out the size, or choose another name", w.Name, size)
 		case shared:
 			use.size, use.shared = int64(size), true
 		}
@@ -680,7 +680,7 @@ func (b *blueprint) checkWindows(c *checker, at func(string) string, env *surrou
 			}
 		}
 		if w.App != "" && w.App != appMapped && w.App != appCopies && w.App != appNone {
-			c.fail(path+".app", "%q: there are rw (mapped), r (by copying), none", w.App)
+			c.fail(path+".app", "%q: want rw (mapped), r (by copying) or none", w.App)
 		}
 		b.windows = append(b.windows, use)
 	}

@@ -45,7 +45,7 @@ func TestErrorsOfConfigurationsAreToldWithTheirPlaces(t *testing.T) {
 		{"not YAML", "interfaces: [\nx", "F:2:1: did not find expected ',' or ']'"},
 		{"a tab further down", "interfaces:\n- name: x\n \thpus: 3\n", "F:3:2: found a tab character that violates indentation"},
 		{"a tab", "interfaces:\n\t- name: eth1\n", "F:2:1: found character that cannot start any token"},
-		{"two documents", eth + "---\n" + eth, "F: there is a second document, behind ---"},
+		{"two documents", eth + "---\n" + eth, "F: unexpected second document, after ---"},
 		{"a list", "- eth1\n", "F:1:1: want keys with values, found a list\n" +
 			`F:1:1: interfaces: there is none: name at least one, such as "- name: eth1"`},
 		{"no value", eth + "socket:\n", "F:2:8: socket: has no value"},
@@ -53,12 +53,12 @@ func TestErrorsOfConfigurationsAreToldWithTheirPlaces(t *testing.T) {
 		{"typo in letters", eth + "Contexts: []\n", `F:2:1: unknown key "Contexts": is it contexts?`},
 		{"nothing like it", eth + "frobnicate: 1\n", `F:2:1: unknown key "frobnicate": there are admins, contexts, interfaces, limits, log, metrics, socket, user, windows`},
 		{"typo below", "interfaces:\n- name: eth1\n  hpu: 3\n", `F:3:3: interfaces[0]: unknown key "hpu": is it hpus?`},
-		{"twice", eth + "socket: /a\nsocket: /b\n", "F:3:1: socket: is there twice, first on line 2"},
+		{"twice", eth + "socket: /a\nsocket: /b\n", "F:3:1: socket: appears twice, first on line 2"},
 		{"size", eth + "limits: {memory: 64MB}\n", `F:2:18: limits.memory: size "64MB": want a whole number of bytes, or one with KiB, MiB or GiB, such as "64MiB"`},
 		{"negative size", eth + "limits: {memory: -1}\n", `F:2:18: limits.memory: size "-1": want a whole number of bytes, or one with KiB, MiB or GiB, such as "64MiB"`},
 		{"duration", "interfaces:\n- name: eth1\n  limit: 3\n", `F:3:10: interfaces[0].limit: duration "3": want a number with a unit, such as "10s", "1.5s", "200ms" or "1m30s"`},
-		{"number", "interfaces: [{name: eth1, hpus: many}]\n", `F:1:33: interfaces[0].hpus: "many" is no whole number`},
-		{"bool for a name", "interfaces: [{name: true}]\n", "F:1:21: interfaces[0].name: true is no text: put it in quotes if it is meant as a name"},
+		{"number", "interfaces: [{name: eth1, hpus: many}]\n", `F:1:33: interfaces[0].hpus: "many" is not a whole number`},
+		{"bool for a name", "interfaces: [{name: true}]\n", "F:1:21: interfaces[0].name: true is not text: put it in quotes if it is meant as a name"},
 		{"a list for a name", "interfaces: [{name: [a]}]\n", "F:1:21: interfaces[0].name: want a single value, found a list"},
 		{"alias of itself", "interfaces: &a\n- *a\n", "F:1:13: interfaces[0]: want keys with values, found a list"},
 
@@ -72,13 +72,13 @@ func TestErrorsOfConfigurationsAreToldWithTheirPlaces(t *testing.T) {
 		{"log", eth + "log: {lines: -1, dir: here}\n", "F:2:14: log.lines: -1: want 1 to 1048576\nF:2:23: log.dir: \"here\": want an absolute path"},
 
 		{"interface", "interfaces:\n- {name: a/b, mode: fast, wait: never, hpus: 65, ring: 100, cpus: [-1], netns: ..}\n", strings.Join([]string{
-			`F:2:10: interfaces[0].name: "a/b" is no name of an interface: these have 1 to 15 characters, without spaces and /`,
+			`F:2:10: interfaces[0].name: "a/b" is not an interface name: want 1 to 15 characters, without spaces and /`,
 			`F:2:21: interfaces[0].mode: "fast": there are auto, generic, native`,
 			`F:2:33: interfaces[0].wait: "never": there are adaptive, sleep, spin`,
 			`F:2:46: interfaces[0].hpus: 65: want 1 to 64`,
-			`F:2:56: interfaces[0].ring: 100: want a power of two, 64..32768`,
-			`F:2:68: interfaces[0].cpus[0]: -1 is no number of a CPU`,
-			`F:2:80: interfaces[0].netns: ".." is no name of a network namespace, as ip netns has them`,
+			`F:2:56: interfaces[0].ring: 100: want a power of two, 64 to 32768`,
+			`F:2:68: interfaces[0].cpus[0]: -1 is not a CPU number`,
+			`F:2:80: interfaces[0].netns: ".." is not the name of a network namespace: see ip netns list`,
 		}, "\n")},
 		{"more workers than HPUs", "interfaces: [{name: eth1, hpus: 2, workers: 3}]\n", "F:1:45: interfaces[0].workers: 3: want 1 to 2"},
 		{"interface twice", "interfaces: [{name: eth1}, {name: eth1}]\n", "F:1:35: interfaces[1].name: interface eth1 is there already"},
@@ -100,14 +100,14 @@ func TestErrorsOfConfigurationsAreToldWithTheirPlaces(t *testing.T) {
 				"F:5:10: contexts[2].name: context \"x\" is there already: contexts[1].name"},
 		{"params", eth + "contexts:\n- name: a\n  handler: echo-udp\n  params: {prot: 8}\n", `F:5:11: contexts[0].params: handler echo-udp: `},
 		{"params twice", eth + "contexts:\n- name: a\n  handler: echo-udp\n  params: {port: 8, port: 9}\n",
-			`F:5:21: contexts[0].params.port: is there twice, first on line 5`},
+			`F:5:21: contexts[0].params.port: appears twice, first on line 5`},
 		{"interface of a context", eth + "contexts: [{name: a, handler: deposit, interface: eth2}]\n", `F:2:51: contexts[0].interface: no interface "eth2": there are eth1`},
-		{"which interface", "interfaces: [{name: eth1}, {name: eth2}]\ncontexts: [{name: a, handler: deposit}]\n", `F:2:12: contexts[0].interface: say which: there are eth1, eth2`},
+		{"which interface", "interfaces: [{name: eth1}, {name: eth2}]\ncontexts: [{name: a, handler: deposit}]\n", `F:2:12: contexts[0].interface: name one of eth1, eth2`},
 		{"interface in several namespaces", "interfaces: [{name: e, netns: x}, {name: e, netns: y}]\ncontexts: [{name: a, handler: deposit, interface: e}]\n",
 			`F:2:51: contexts[0].interface: "e" is in several network namespaces: there are x/e, y/e`},
 
 		{"rulesets", eth + "contexts:\n- name: a\n  handler: deposit\n  rulesets: |\n    # two\n    in: slmp\n    web: tcp(80000)\n\n      x: 3&0xff==1\n", strings.Join([]string{
-			`F:8:10: contexts[0].rulesets: port "80000" is not a decimal number 0..65535`,
+			`F:8:10: contexts[0].rulesets: port "80000": want a decimal number, 0 to 65535`,
 			`F:10:17: contexts[0].rulesets: expected a value, found '='`,
 		}, "\n")},
 		{"rulesets with indentation", eth + "contexts:\n- name: a\n  handler: deposit\n  rulesets: |2\n      in: slmpp\n",
@@ -121,7 +121,7 @@ func TestErrorsOfConfigurationsAreToldWithTheirPlaces(t *testing.T) {
 			`F:5:13: contexts[0].rulesets:1:5: no predefined ruleset "slmpp", there are `},
 		{"rulesets folded", eth + "contexts:\n- name: a\n  handler: deposit\n  rulesets: >\n    in: slmpp\n",
 			`F:5:13: contexts[0].rulesets:1:5: no predefined ruleset "slmpp", there are `},
-		{"no rulesets in the text", eth + "contexts: [{name: a, handler: deposit, rulesets: '# none'}]\n", "F:2:50: contexts[0].rulesets: no packet would ever come: give rulesets, or triggered: true for a context that the host activates"},
+		{"no rulesets in the text", eth + "contexts: [{name: a, handler: deposit, rulesets: '# none'}]\n", "F:2:50: contexts[0].rulesets: no packet would ever match: give rulesets, or triggered: true for a host-activated context"},
 		{"rulesets of two formats", eth + "contexts: [{name: a, handler: deposit, rulesets: \"a: slmp\\nb: udp\"}]\n",
 			`F:2:12: contexts[0].format: rulesets a and b have different message formats, "slmp" and "": name one`},
 		{"format", eth + "contexts: [{name: a, handler: deposit, format: slpm}]\n", `F:2:48: contexts[0].format: no message format "slpm": there are packet, flow, slmp, slmp6`},
@@ -130,13 +130,13 @@ func TestErrorsOfConfigurationsAreToldWithTheirPlaces(t *testing.T) {
 		{"handlers that the host triggers, with rulesets", eth + "contexts: [{name: a, handler: push, params: {to: '10.0.0.2:1'}, rulesets: 'a: slmp'}]\n",
 			"F:2:75: contexts[0].rulesets: handler push is activated by the host: there can be none"},
 		{"ruleset numbers", eth + "contexts:\n- {name: a, handler: deposit, first: 300}\n- {name: b, handler: echo-udp, first: 3}\n- {name: c, handler: echo-udp, first: 3}\n", strings.Join([]string{
-			"F:3:38: contexts[0].first: ruleset numbers 300..300: want 0 to 255",
+			"F:3:38: contexts[0].first: ruleset numbers 300 to 300: want 0 to 255",
 			`F:5:39: contexts[2].first: ruleset number 3 is that of context "b" already`}, "\n")},
 
 		{"scheduling", eth + "contexts:\n- {name: a, handler: deposit, policy: any, overload: keep, hpus: '0-20', credits: -1, share: 2000, messages: -5}\n", strings.Join([]string{
 			`F:3:39: contexts[0].policy: "any": there are blocked-rr, message, packet`,
 			`F:3:54: contexts[0].overload: "keep": there are drop, stack`,
-			`F:3:66: contexts[0].hpus: "0-20": there are HPUs 0..15`,
+			`F:3:66: contexts[0].hpus: "0-20": want HPUs 0 to 15`,
 			`F:3:83: contexts[0].credits: -1: want 1 to 32768`,
 			`F:3:94: contexts[0].share: 2000: want 1 to 1000`,
 			`F:3:110: contexts[0].messages: -5: want 1 to 262144`}, "\n")},
@@ -146,11 +146,11 @@ func TestErrorsOfConfigurationsAreToldWithTheirPlaces(t *testing.T) {
 		{"timer", eth + "contexts: [{name: a, handler: deposit, timer: 1s}]\n", "F:2:47: contexts[0].timer: 1s: the handlers have no timer handler"},
 
 		{"windows of a context", eth + "windows: [{name: s, size: 1MiB}]\ncontexts:\n- name: a\n  handler: deposit\n  windows:\n  - {name: x}\n  - {name: s, size: 2MiB}\n  - {name: y, size: 8GiB, rights: rx, app: w}\n", strings.Join([]string{
-			`F:7:5: contexts[0].windows[0]: window "x" has no size, and is none of the shared ones (s)`,
-			`F:8:21: contexts[0].windows[1].size: window "s" is a shared one, of 1MiB: leave out the size, or take another name`,
+			`F:7:5: contexts[0].windows[0]: window "x" has no size, and is not a shared window (s)`,
+			`F:8:21: contexts[0].windows[1].size: window "s" is shared, with a size of 1MiB: leave out the size, or choose another name`,
 			`F:9:21: contexts[0].windows[2].size: a window of 8GiB is larger than the limit of 4GiB: raise limits.window`,
 			`F:9:35: contexts[0].windows[2].rights: rights "rx": want r, w and a (atomic), each once`,
-			`F:9:44: contexts[0].windows[2].app: "w": there are rw (mapped), r (by copying), none`}, "\n")},
+			`F:9:44: contexts[0].windows[2].app: "w": want rw (mapped), r (by copying) or none`}, "\n")},
 		{"all memory", eth + "limits: {memory: 10MiB}\ncontexts:\n- {name: a, handler: echo-udp, windows: [{name: w, size: 6MiB}]}\n- {name: b, handler: echo-udp, memory: 5MiB}\n",
 			"F:2:18: limits.memory: windows, queues and HPU memory take 11MiB, and 10MiB are allowed: raise limits.memory, or make windows smaller"},
 		{"memory of a context", eth + "limits: {memory: 10MiB}\ncontexts:\n- {name: a, handler: echo-udp, windows: [{name: w, size: 11MiB}]}\n",
@@ -166,7 +166,7 @@ func TestErrorsOfConfigurationsAreToldWithTheirPlaces(t *testing.T) {
 		{"datatype: larger than the windows", eth + datatype("type: 'hvec(3 1 40000)[int]'"),
 			`F:6:5: contexts[0].params: handler datatype: the type touches bytes 0 to 80003, and the largest window has 65536: make it larger, or count smaller`},
 		{"datatype: windows to be read", eth + strings.Replace(datatype("type: int"), "64KiB", "64KiB, rights: r", 1),
-			`F:6:5: contexts[0].params: handler datatype: handlers may write none of the windows`},
+			`F:6:5: contexts[0].params: handler datatype: handlers may not write any of the windows`},
 		{"datatype: no windows", eth + "contexts: [{name: a, handler: datatype, params: {type: int}}]\n",
 			`F:2:12: contexts[0].windows: handler datatype: no window: messages would be acknowledged and thrown away; add one, such as "windows: [{name: in, size: 64MiB}]"`},
 		{"datatype: policy", eth + datatype("type: 'hvec(3 100 400)[int]'\n    strategy: rw-cp\n    interval: 300\n    packet: 100\n  policy: packet"),
@@ -178,14 +178,14 @@ func TestErrorsOfConfigurationsAreToldWithTheirPlaces(t *testing.T) {
 		{"datatype: all of the scheduling", eth + datatype("type: 'hvec(3 100 400)[int]'\n    strategy: hpu-local\n  policy: packet\n  sequence: 5\n  overload: keep\n  hpus: 0-99\n  credits: -1"), strings.Join([]string{
 			`F:8:11: contexts[0].policy: packet: handler datatype needs blocked-rr with sequences of `,
 			`F:10:13: contexts[0].overload: "keep": there are drop, stack`,
-			`F:11:9: contexts[0].hpus: "0-99": there are HPUs 0..15`,
+			`F:11:9: contexts[0].hpus: "0-99": want HPUs 0 to 15`,
 			`F:12:12: contexts[0].credits: -1: want 1 to 32768`}, "\n")},
 		{"datatype: both numbers of the scheduling", eth + datatype("type: 'hvec(3 100 400)[int]'\n    strategy: rw-cp\n    interval: 300\n    packet: 100\n  sequence: 600\n  vhpus: 9\n  share: -1"), strings.Join([]string{
 			`F:10:13: contexts[0].sequence: 600 bytes: handler datatype needs 300, which it gets if sequence is left out`,
 			`F:11:10: contexts[0].vhpus: 9 virtual HPUs: handler datatype needs 4, which it gets if vhpus is left out`,
 			`F:12:10: contexts[0].share: -1: want 1 to 1000`}, "\n")},
 		{"datatype: a window without size", eth + strings.Replace(datatype("type: int"), ", size: 64KiB", "", 1),
-			`F:7:13: contexts[0].windows[0]: window "in" has no size, and is none of the shared ones`},
+			`F:7:13: contexts[0].windows[0]: window "in" has no size, and is not a shared window`},
 		{"datatype: a window with wrong rights", eth + strings.Replace(datatype("type: int"), "64KiB", "64KiB, rights: x", 1),
 			`F:7:45: contexts[0].windows[0].rights: rights "x": want r, w and a (atomic), each once`},
 		{"datatype: messages that do not end", eth + datatype("type: int\n  rulesets: 'a: udp(7)'"),
@@ -201,10 +201,10 @@ func TestErrorsOfConfigurationsAreToldWithTheirPlaces(t *testing.T) {
 			`F:5:50: contexts[0].queue.payload: 1048576: want 0 to 65536`,
 			`F:5:62: contexts[0].queue.full: "block": there are drop, fail, wait`}, "\n")},
 		{"no window to write", eth + "contexts:\n- name: a\n  handler: deposit\n  windows: [{name: w, size: 1MiB, rights: r}, {name: v, size: 1MiB, rights: r}]\n",
-			`F:5:12: contexts[0].windows: handler deposit: handlers may write none of the windows: messages would be acknowledged and thrown away; let them, with "rights: rw"`},
+			`F:5:12: contexts[0].windows: handler deposit: handlers may not write any of the windows: messages would be acknowledged and thrown away; allow it with "rights: rw"`},
 		{"empty queue", eth + "contexts:\n- name: a\n  handler: echo-udp\n  queue:\n", "F:5:9: contexts[0].queue: want keys with values, found nothing: write {} for the defaults"},
 		{"attach", eth + "contexts:\n- {name: a, handler: deposit, attach: {users: [no-user]}, activate: sometimes}\n",
-			"F:3:48: contexts[0].attach.users[0]: \"no-user\": there is no such user\nF:3:69: contexts[0].activate: \"sometimes\": there are start, attach, manual"},
+			"F:3:48: contexts[0].attach.users[0]: \"no-user\": there is no such user\nF:3:69: contexts[0].activate: \"sometimes\": want start, attach or manual"},
 		{"all at once", "socket: x\ninterfaces: []\ncontexts:\n- nam: a\n", strings.Join([]string{
 			`F:1:9: socket: "x": want an absolute path`,
 			`F:2:13: interfaces: there is none: name at least one, such as "- name: eth1"`,
@@ -345,7 +345,7 @@ func keysOf(t reflect.Type, path string) (keys []string) {
 func TestContextsOfTheSocketAreCheckedTheSame(t *testing.T) {
 	d := &Daemon{cfg: &Config{Interfaces: []Interface{{Name: "eth1"}}}}
 	_, err := d.check(&control.Context{Name: "x", Handler: "deposit", Rulesets: "in: slmp\nweb: tcp(80000)", HPUs: "99"})
-	want := "rulesets:2:6: port \"80000\" is not a decimal number 0..65535\nhpus: \"99\": there are HPUs 0..15"
+	want := "rulesets:2:6: port \"80000\": want a decimal number, 0 to 65535\nhpus: \"99\": want HPUs 0 to 15"
 	if err == nil || err.Error() != want {
 		t.Errorf("got\n%v\nwant\n%s", err, want)
 	}

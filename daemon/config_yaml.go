@@ -48,7 +48,7 @@ func parseYAML(file string, text []byte, into any) *document {
 	if err == nil {
 		if more := dec.Decode(new(yaml.Node)); !errors.Is(more, io.EOF) {
 			if err = more; err == nil {
-				err = errors.New("there is a second document, behind ---")
+				err = errors.New("unexpected second document, after ---")
 			}
 		}
 	}
@@ -177,7 +177,7 @@ func (d *document) decode(n *yaml.Node, v reflect.Value, path string, depth int)
 		d.fail(n, path, "has no value")
 		return
 	} else if v.Kind() == reflect.String && tag == "!!bool" {
-		d.fail(n, path, "%s is no text: put it in quotes if it is meant as a name", n.Value)
+		d.fail(n, path, "%s is not text: put it in quotes if it is meant as a name", n.Value)
 		return
 	}
 	if err := setText(v, n.Value); err != nil {
@@ -192,7 +192,7 @@ func (d *document) unique(n *yaml.Node, path string) bool {
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		key := n.Content[i]
 		if line, twice := first[key.Value]; twice {
-			d.fail(key, join(path, key.Value), "is there twice, first on line %d", line)
+			d.fail(key, join(path, key.Value), "appears twice, first on line %d", line)
 			ok = false
 			continue
 		}
@@ -235,13 +235,13 @@ func setText(v reflect.Value, text string) error {
 	case reflect.Int:
 		i, err := strconv.ParseInt(text, 10, 0)
 		if err != nil {
-			return fmt.Errorf("%q is no whole number", text)
+			return fmt.Errorf("%q is not a whole number", text)
 		}
 		v.SetInt(i)
 	case reflect.Uint32:
 		u, err := strconv.ParseUint(text, 10, 32)
 		if err != nil {
-			return fmt.Errorf("%q is no whole number from 0 to 4294967295", text)
+			return fmt.Errorf("%q is not a whole number from 0 to 4294967295", text)
 		}
 		v.SetUint(u)
 	default:

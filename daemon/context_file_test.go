@@ -16,7 +16,7 @@ func TestProblemsOfDocumentsAreFoundInTheirFiles(t *testing.T) {
 	defer c.Close()
 	for _, tc := range []struct{ name, text, want string }{
 		{"rulesets in a block", "name: a\nhandler: deposit\nrulesets: |\n  # two\n  in: slmp\n  web: tcp(80000)\nhpus: '0-20'\n",
-			"F:6:8: rulesets: port \"80000\" is not a decimal number 0..65535\nF:7:7: hpus: \"0-20\": there are HPUs 0..1"},
+			"F:6:8: rulesets: port \"80000\": want a decimal number, 0 to 65535\nF:7:7: hpus: \"0-20\": want HPUs 0 to 1"},
 		{"JSON", `{"name": "a", "handler": "deposit", "windows": [{"name": "w", "size": "5MiB"}]}`,
 			"F:1:71: windows[0].size: a window of 5MiB is larger than the limit of 4MiB: raise limits.window"},
 		{"what is missing", "# a context\nname: a\n", "F:2:1: handler: is missing: "},

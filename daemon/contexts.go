@@ -682,7 +682,7 @@ func (h *hosted) trigger(t *control.Trigger) error {
 	h.mu.Unlock()
 	defer has.drop()
 	if !b.doc.Triggered {
-		return failf(errInvalid, "context %q is not host-activated: packets are what brings its messages", h.name)
+		return failf(errInvalid, "context %q is not host-activated: its messages come from packets", h.name)
 	}
 	call := hpu.Trigger{Words: t.Words, Offset: t.Offset, Length: t.Length, Slice: t.Slice}
 	if t.Window != "" {
@@ -716,7 +716,7 @@ func (d *Daemon) withMemory(name string, hpu int, f func([]byte) error) error {
 	defer has.drop()
 	switch {
 	case hpu >= b.hpus:
-		return failf(errInvalid, "HPU %d: there are 0..%d", hpu, b.hpus-1)
+		return failf(errInvalid, "HPU %d: want 0 to %d", hpu, b.hpus-1)
 	case hpu < 0 && has.memory == nil:
 		return failf(errInvalid, "context %q has no HPU memory: see memory in its configuration", name)
 	case hpu >= 0 && has.perHPU == nil:

@@ -430,7 +430,7 @@ func TestWhoMayDoWhat(t *testing.T) {
 		{o, control.Ask{Do: "read", Read: &control.Range{Window: "x", Length: 2}}, `the context has no window "x"`},
 		{o, control.Ask{Do: "read"}, "read: want a range"},
 		{a, control.Ask{Do: "dance"}, `"dance": want post, unpost,`},
-		{a, control.Ask{Do: "post"}, "post: which receive is missing"},
+		{a, control.Ask{Do: "post"}, "post: the receive is missing"},
 		{a, control.Ask{Do: "post", Receive: &control.Receive{Window: "in", Place: 1<<20 - 4, Size: 5}}, `5 bytes at 1048572 of window "in" of 1048576: out of bounds`},
 		{a, control.Ask{Do: "post", Receive: &control.Receive{Window: "in", Place: 1<<20 + 1}}, `0 bytes at 1048577 of window "in" of 1048576: out of bounds`},
 		{a, control.Ask{Do: "post", Receive: &control.Receive{Window: "in", Size: math.MaxInt64}}, `9223372036854775807 bytes at 0 of window "in" of 1048576: out of bounds`},
@@ -963,7 +963,7 @@ func TestHPUMemoryIsHeldWhileSomebodyUsesIt(t *testing.T) {
 	_, err := f.install(&control.Context{Name: "m", Handler: "test-init", Rulesets: "a: udp(9)", Memory: 100, Activate: manually})
 	must(t, err)
 	fails(t, "no memory of HPUs", f.withMemory("m", 0, nil), errInvalid, "the HPUs of context \"m\" have no memory")
-	fails(t, "no such HPU", f.withMemory("m", 2, nil), errInvalid, "HPU 2: there are 0..1")
+	fails(t, "no such HPU", f.withMemory("m", 2, nil), errInvalid, "HPU 2: want 0 to 1")
 	must(t, f.withMemory("m", -1, func(b []byte) error {
 		must(t, f.remove("m"))
 		if f.inUse() == 0 {

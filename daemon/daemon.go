@@ -377,7 +377,7 @@ func (d *Daemon) mayAdmin(p control.Peer) error {
 	if d.isAdmin(p) {
 		return nil
 	}
-	return failf(errDenied, "user %d may not do this: root may, and who is in admins of the configuration", p.UID)
+	return failf(errDenied, "user %d may not do this: only root and users in the configuration's admins may", p.UID)
 }
 
 func (d *Daemon) isAdmin(p control.Peer) bool {
@@ -396,7 +396,7 @@ func (d *Daemon) mayRead(p control.Peer, name string) error {
 	if d.isAdmin(p) || h.mayAttach(p) {
 		return nil
 	}
-	return failf(errDenied, "context %q is not for user %d: root may see it, and who is in its attach or in admins", name, p.UID)
+	return failf(errDenied, "context %q is not for user %d: only root and users in its attach or in admins may see it", name, p.UID)
 }
 
 const (

@@ -123,7 +123,7 @@ func (b *logBook) close() {
 // that come, until ctx ends, f fails, or the context is gone and all is read.
 func (b *logBook) follow(ctx context.Context, hpu int, follow bool, f func(control.LogLine) error) error {
 	if hpu >= len(b.hpus) {
-		return failf(errInvalid, "HPU %d: there are 0..%d", hpu, len(b.hpus)-1)
+		return failf(errInvalid, "HPU %d: want 0 to %d", hpu, len(b.hpus)-1)
 	}
 	r := b.reader(hpu)
 	for {

@@ -110,7 +110,7 @@ func (f *logFile) open() error {
 	}
 	info, err := file.Stat()
 	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("%s is no regular file", f.path)
+		err = fmt.Errorf("%s is not a regular file", f.path)
 	}
 	if err != nil {
 		file.Close()

@@ -97,7 +97,7 @@ func TestLogKeepsTheLastLines(t *testing.T) {
 	if one, again := history(t, b, -1), history(t, b, -1); !reflect.DeepEqual(one, again) {
 		t.Errorf("read again, %v is %v", one, again)
 	}
-	if err := b.follow(t.Context(), 3, false, nil); err == nil || !strings.Contains(err.Error(), "HPU 3: there are 0..2") {
+	if err := b.follow(t.Context(), 3, false, nil); err == nil || !strings.Contains(err.Error(), "HPU 3: want 0 to 2") {
 		t.Errorf("HPU 3: error %v", err)
 	}
 }

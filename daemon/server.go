@@ -192,7 +192,7 @@ func (s *server) routes() http.Handler {
 			return nil, statusError{http.StatusNotFound, fmt.Errorf("%s: there is no such path, see docs/control.md", r.URL.Path)}
 		}
 		w.Header().Set("Allow", strings.Join(allowed, ", "))
-		return nil, statusError{http.StatusMethodNotAllowed, fmt.Errorf("%s %s: possible is %s", r.Method, r.URL.Path, strings.Join(allowed, ", "))}
+		return nil, statusError{http.StatusMethodNotAllowed, fmt.Errorf("%s %s: want %s", r.Method, r.URL.Path, strings.Join(allowed, ", "))}
 	})
 	return mux
 }
@@ -389,7 +389,7 @@ func unique(dec *json.Decoder) error {
 			token, _ := dec.Token()
 			key, _ := token.(string)
 			if seen[strings.ToLower(key)] {
-				return invalid("JSON: byte %d: key %q is there twice", dec.InputOffset(), key)
+				return invalid("JSON: byte %d: key %q appears twice", dec.InputOffset(), key)
 			}
 			seen[strings.ToLower(key)] = true
 		}

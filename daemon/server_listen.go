@@ -151,7 +151,7 @@ func removeStale(path string) error {
 	case err != nil:
 		return err
 	case i.Mode().Type() != fs.ModeSocket:
-		return fmt.Errorf("there is something that is no socket (%v): it stays as it is, name another path or remove it", i.Mode())
+		return fmt.Errorf("the path exists and is not a socket (%v): remove it, or name another path", i.Mode())
 	}
 	c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
 	if err == nil {
@@ -163,7 +163,7 @@ func removeStale(path string) error {
 		return fmt.Errorf("%w: %s answers there already; stop it, or name another path", syscall.EADDRINUSE, who)
 	}
 	if !errors.Is(err, syscall.ECONNREFUSED) {
-		return fmt.Errorf("%w: whether somebody answers there cannot be told: %w", syscall.EADDRINUSE, err)
+		return fmt.Errorf("%w: cannot tell whether a daemon answers there: %w", syscall.EADDRINUSE, err)
 	}
 	return os.Remove(path)
 }
@@ -226,9 +226,9 @@ func (l *listener) take(uid int) error {
 	defer l.mu.Unlock()
 	switch {
 	case l.users[uid] >= maxPerUser:
-		return fmt.Errorf("user %d has %d connections to the daemon, which is the most: close some", uid, l.users[uid])
+		return fmt.Errorf("user %d has %d connections to the daemon, the maximum: close some", uid, l.users[uid])
 	case l.all >= maxUsers:
-		return fmt.Errorf("users have %d connections to the daemon, which is the most", l.all)
+		return fmt.Errorf("users have %d connections to the daemon, the maximum", l.all)
 	}
 	l.users[uid]++
 	l.all++

@@ -101,7 +101,7 @@ func (f *fake) withMemory(name string, hpu int, do func([]byte) error) error {
 		return err
 	}
 	if hpu >= 2 {
-		return fmt.Errorf("HPU %d: %w: there are 0..1", hpu, errInvalid)
+		return fmt.Errorf("HPU %d: %w: want 0 to 1", hpu, errInvalid)
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -242,8 +242,8 @@ func TestRequestsOfCurl(t *testing.T) {
 		{"a context that is not there", 0, []string{"http://x/v1/contexts/bx"}, 404, `context \"bx\": there is no such thing`, ""},
 		{"names are unescaped once", 0, []string{"http://x/v1/contexts/a%2Fb%2525"}, 404, `context \"a/b%25\"`, ""},
 		{"a path that is not there", 0, []string{"http://x/v1/contxts"}, 404, "no such path", ""},
-		{"a method that is not there", 0, post("/v1/status"), 405, "possible is GET", ""},
-		{"two methods are possible", 0, post("/v1/contexts/box/memory"), 405, "possible is GET, PUT", ""},
+		{"a method that is not there", 0, post("/v1/status"), 405, "want GET", ""},
+		{"two methods are possible", 0, post("/v1/contexts/box/memory"), 405, "want GET, PUT", ""},
 		{"a parameter that is not there", 0, []string{"http://x/v1/status?jsn=1"}, 400, `parameter \"jsn\": possible here: none`, ""},
 		{"a parameter that is misspelt", 0, []string{"http://x/v1/contexts/box/memory?ofset=1"}, 400, `parameter \"ofset\": possible here: hpu, offset, length`, ""},
 		{"a parameter twice", 0, []string{"http://x/v1/contexts/box/memory?hpu=1&hpu=2"}, 400, "given 2 times", ""},
@@ -259,8 +259,8 @@ func TestRequestsOfCurl(t *testing.T) {
 		{"install with a key that is unknown", 0, post("/v1/contexts", "-d", `{"name": "new", "handlr": "echo"}`), 400, `unknown field \"handlr\"`, ""},
 		{"install with a key of the wrong kind", 0, post("/v1/contexts", "-d", `{"name": "new", "vhpus": "two"}`), 400, "vhpus cannot be a string", ""},
 		{"install with an array where there is none", 0, post("/v1/contexts", "-d", `{"name": ["new"]}`), 400, "name cannot be an array", ""},
-		{"install with a key twice", 0, post("/v1/contexts", "-d", `{"name": "new", "params": {"port": 7}, "Name": "box"}`), 400, `JSON: byte 45: key \"Name\" is there twice`, ""},
-		{"install with a parameter twice", 0, post("/v1/contexts", "-d", `{"name": "new", "params": {"a": [{}, {"port": 7, "port": 8}]}}`), 400, `key \"port\" is there twice`, ""},
+		{"install with a key twice", 0, post("/v1/contexts", "-d", `{"name": "new", "params": {"port": 7}, "Name": "box"}`), 400, `JSON: byte 45: key \"Name\" appears twice`, ""},
+		{"install with a parameter twice", 0, post("/v1/contexts", "-d", `{"name": "new", "params": {"a": [{}, {"port": 7, "port": 8}]}}`), 400, `key \"port\" appears twice`, ""},
 		{"install with half a document", 0, post("/v1/contexts", "-d", `{"name": "new"`), 400, "ends in the middle", ""},
 		{"install with two documents", 0, post("/v1/contexts", "-d", `{"name": "new"} {}`), 400, "something behind", ""},
 		{"install with a document too long", 0, post("/v1/contexts", "--data-binary", "@"+long), 413, "too large", ""},
@@ -344,8 +344,8 @@ func TestMemoryIsWrittenInWholeOrNotAtAll(t *testing.T) {
 		{"nothing, at the end", -1, size, 0, ""},
 		{"one byte too many", -1, 1, size, "nothing was written"},
 		{"behind the end", -1, size + 1, 0, "has " + strconv.Itoa(size) + " bytes"},
-		{"an HPU that is not there", 2, 0, 1, "there are 0..1"},
-		{"an HPU that no NIC has", 1 << 40, 0, 1, "there are 0..1"},
+		{"an HPU that is not there", 2, 0, 1, "want 0 to 1"},
+		{"an HPU that no NIC has", 1 << 40, 0, 1, "want 0 to 1"},
 	} {
 		for _, known := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s, length known: %v", tc.name, known), func(t *testing.T) {
@@ -466,13 +466,13 @@ func TestASocketIsTakenOverOnlyFromTheDead(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { c.Close() })
-		}, "cannot be told"},
-		{"a file", func(t *testing.T, path string) { os.WriteFile(path, []byte("precious"), 0o644) }, "no socket"},
-		{"a directory", func(t *testing.T, path string) { os.Mkdir(path, 0o755) }, "no socket"},
+		}, "cannot tell whether a daemon answers there"},
+		{"a file", func(t *testing.T, path string) { os.WriteFile(path, []byte("precious"), 0o644) }, "is not a socket"},
+		{"a directory", func(t *testing.T, path string) { os.Mkdir(path, 0o755) }, "is not a socket"},
 		{"a link to a socket", func(t *testing.T, path string) {
 			unix(t, path+"2").Close()
 			os.Symlink(path+"2", path)
-		}, "no socket"},
+		}, "is not a socket"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "new", "s")

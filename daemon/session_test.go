@@ -393,16 +393,16 @@ func TestTheClientChecksWhatAnswers(t *testing.T) {
 		fds   int
 		error string
 	}{
-		{"nothing", "", 0, "went away before it had answered"},
-		{"half of a head", "HTTP/1.1 101", 0, "went away before it had answered"},
+		{"nothing", "", 0, "went away before it answered"},
+		{"half of a head", "HTTP/1.1 101", 0, "went away before it answered"},
 		{"another protocol", "SSH-2.0-OpenSSH\r\n\r\n", 0, "not the daemon"},
-		{"half of a document", head + `{"context"`, 0, "went away before it had answered"},
+		{"half of a document", head + `{"context"`, 0, "went away before it answered"},
 		{"no document", head + "hello\n", 0, "first document"},
-		{"fewer descriptors than windows", head + `{"context": "box", "windows": [{"name": "w", "app": "rw", "size": 4096}]}` + "\n", 0, "0 descriptors came, and 1 were to come"},
-		{"more descriptors than windows", head + `{"context": "box"}` + "\n", 3, "3 descriptors came, and 0 were to come"},
+		{"fewer descriptors than windows", head + `{"context": "box", "windows": [{"name": "w", "app": "rw", "size": 4096}]}` + "\n", 0, "0 descriptors came, want 1"},
+		{"more descriptors than windows", head + `{"context": "box"}` + "\n", 3, "3 descriptors came, want 0"},
 		{"descriptors of something else", head + `{"context": "box", "windows": [{"name": "w", "app": "rw", "size": 4096}]}` + "\n", 1, `window "w"`},
 		{"a queue of something else", head + `{"context": "box", "pair": {"events": 16, "requests": 16, "payload": 64, "lanes": 1}}` + "\n", 3, "queues"},
-		{"a queue with a negative number of lanes", head + `{"context": "box", "pair": {"events": 16, "requests": 16, "payload": 64, "lanes": -2}}` + "\n", 0, "0 descriptors came, and 2 were to come"},
+		{"a queue with a negative number of lanes", head + `{"context": "box", "pair": {"events": 16, "requests": 16, "payload": 64, "lanes": -2}}` + "\n", 0, "0 descriptors came, want 2"},
 		{"an endless head", strings.Repeat("x", 2<<20), 0, "more than"},
 		{"an error", "HTTP/1.1 409 Conflict\r\nContent-Length: 16\r\n\r\n{\"error\": \"no!\"}", 0, "no!"},
 	} {

@@ -391,7 +391,7 @@ func complexHalo(numbers) (*Type, error) {
 // are SplitMix64's, modulo how many there are to choose from.
 func pick(count, n, seed int64) ([]int64, error) {
 	if count > n {
-		return nil, fmt.Errorf("%d indices of %d: want as many or less", count, n)
+		return nil, fmt.Errorf("%d indices of %d: want at most as many", count, n)
 	}
 	picked := make([]int64, count)
 	swapped := make(map[int64]int64, count) // entries of the list that are not as they were

@@ -486,7 +486,7 @@ func TestResolveErrors(t *testing.T) {
 		{"MILC(nx=3 ny=5)", []string{"MILC: 3 x 5 sites in a slice: want an even number"}},
 		{"COMB(y=0)", []string{"COMB: x, y and z are 0"}},
 		{"FFT2D(procs=7)", []string{"FFT2D: 7 processes: want a divisor of n=1536"}},
-		{"LAMMPS(sent=5000)", []string{"LAMMPS: 5000 indices of 4084: want as many or less"}},
+		{"LAMMPS(sent=5000)", []string{"LAMMPS: 5000 indices of 4084: want at most as many"}},
 		{"SPECFEM3D_cm(ic=100)", []string{"SPECFEM3D_cm: ic: 3009 indices of 100"}},
 		{"WRF_x(x0=30)", []string{"WRF_x: 3 points of the halo from 30 on in x: want mx=32 or less together"}},
 		{"WRF_y(my=9)", []string{"WRF_y: 3 points of the halo from 7 on in y: want my=9 or less together"}},

@@ -92,7 +92,7 @@ func Commit(t *Type, count int64) (*Committed, error) {
 	p := n.repeat(n.typ(t), count, t.ub-t.lb)
 	if p.node.Depth > MaxNodes {
 		if p.node.Blocks > flattest {
-			return nil, fmt.Errorf("commit: %d types in each other remain in the normal form, and %d blocks: want at most %d, or at most %d blocks", p.node.Depth, p.node.Blocks, MaxNodes, flattest)
+			return nil, fmt.Errorf("commit: %d nested types remain in the normal form, and %d blocks: want at most %d, or at most %d blocks", p.node.Depth, p.node.Blocks, MaxNodes, flattest)
 		}
 		p.node = n.flat(p.node)
 	}

@@ -151,7 +151,7 @@ func TestCommitRefuses(t *testing.T) {
 		{"places beyond 64 bits", m(Resized(Byte, 0, 1<<40)), 1 << 24, "overflow"},
 		{"backwards beyond 64 bits", m(Resized(Byte, 0, -1<<40)), 1 << 24, "overflow"},
 		{"as far back as there is", m(HIndexed([]int64{1}, []int64{math.MinInt64}, Byte)), 1, "overflow"},
-		{"too deep", deep, 1, "in each other"},
+		{"too deep", deep, 1, "nested types"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			if _, err := Commit(tc.typ, tc.count); err == nil || !strings.Contains(err.Error(), tc.want) {

@@ -112,7 +112,7 @@ func NewPlacement(c *Committed, cfg Config) (Placement, error) {
 	case c == nil:
 		return nil, errors.New("placement: no type")
 	case !slices.Contains(Strategies(), cfg.Strategy):
-		return nil, fmt.Errorf("strategy %q: there are %s", cfg.Strategy, strings.Join(Strategies(), ", "))
+		return nil, fmt.Errorf("strategy %q: want one of %s", cfg.Strategy, strings.Join(Strategies(), ", "))
 	case cfg.HPUs < 1 || cfg.HPUs > MaxHPUs:
 		return nil, fmt.Errorf("%s with %d HPUs: want 1 to %d", cfg.Strategy, cfg.HPUs, MaxHPUs)
 	case cfg.Messages < 1:

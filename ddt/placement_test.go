@@ -274,7 +274,7 @@ func TestPlacementRefuses(t *testing.T) {
 	}{
 		{"nothing", small, func(*ddt.Config) {}, ""},
 		{"no type", nil, func(*ddt.Config) {}, "no type"},
-		{"a strategy that there is not", small, func(c *ddt.Config) { c.Strategy = "fast" }, `strategy "fast": there are direct, specialized, hpu-local, ro-cp, rw-cp`},
+		{"a strategy that there is not", small, func(c *ddt.Config) { c.Strategy = "fast" }, `strategy "fast": want one of direct, specialized, hpu-local, ro-cp, rw-cp`},
 		{"no HPUs", small, func(c *ddt.Config) { c.HPUs = 0 }, "0 HPUs"},
 		{"too many HPUs", small, func(c *ddt.Config) { c.HPUs = 1 << 16 }, "1 to 65535"},
 		{"no messages", small, func(c *ddt.Config) { c.Messages = 0 }, "0 messages"},

@@ -105,7 +105,7 @@ func Datatype(c *ddt.Committed, o DatatypeOptions) (*Set, error) {
 	d.lo, d.hi = c.Bounds()
 	switch {
 	case o.Window < 0:
-		return nil, errors.New("handlers may write none of the windows")
+		return nil, errors.New("handlers may not write any of the windows")
 	case o.Window > 0 && d.hi-d.lo > o.Window:
 		return nil, fmt.Errorf("the type touches %s, and the largest window has %d: make it larger, or count smaller", d.touched(), o.Window)
 	}
@@ -149,11 +149,11 @@ func (d *datatype) header(h *hpu.HER) spin.Code {
 func (d *datatype) admit(h *hpu.HER, m *hpu.Message) error {
 	switch {
 	case m == nil:
-		return errors.New("packets of this format are no messages that begin and end: use slmp")
+		return errors.New("packets of this format do not form messages that begin and end: use slmp")
 	case h.HPUs() > d.hpus:
-		return fmt.Errorf("the NIC has %d HPUs, and the handlers were made for %d", h.HPUs(), d.hpus)
+		return fmt.Errorf("the NIC has %d HPUs, but the handlers were made for %d", h.HPUs(), d.hpus)
 	case m.Slot() >= d.messages:
-		return fmt.Errorf("message %d in flight, and the handlers were made for %d", m.Slot()+1, d.messages)
+		return fmt.Errorf("message %d in flight, but the handlers were made for %d", m.Slot()+1, d.messages)
 	}
 	b := m.Binding()
 	if err := d.fits(&b); err != nil {

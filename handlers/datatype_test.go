@@ -215,7 +215,7 @@ func TestDatatypeRefuses(t *testing.T) {
 			err: "bytes 0 to 293 of a place of -5: out of bounds", why: spin.ErrBounds},
 		{name: "hit, may write only", text: column, window: writeOnly, sent: 120},
 		{name: "no window", text: column, sent: 120, err: "the message has no window: give the context one"},
-		{name: "may not write", text: column, window: readOnly, sent: 120, err: "no right to do so", why: spin.ErrRights},
+		{name: "may not write", text: column, window: readOnly, sent: 120, err: "access not permitted", why: spin.ErrRights},
 		{name: "no bytes to be had", text: column, window: func(b []byte) spin.Window { return plainWindow{hpu.Memory(b)} }, sent: 120,
 			err: "the message's window is none whose bytes handlers may have"},
 		{name: "beyond the window", text: column, window: inMemory, place: size - 293, sent: 120,
@@ -246,7 +246,7 @@ func TestDatatypeRefuses(t *testing.T) {
 		{name: "partial, too long", text: column, window: inMemory, options: handlers.DatatypeOptions{Partial: true}, sent: 121,
 			err: "a message of 121 bytes, and the type has 120", begun: true},
 		{name: "more HPUs", text: column, window: inMemory, options: handlers.DatatypeOptions{HPUs: 1}, sent: 120,
-			err: "the NIC has 2 HPUs, and the handlers were made for 1"},
+			err: "the NIC has 2 HPUs, but the handlers were made for 1"},
 	} {
 		for _, strategy := range []string{ddt.Direct, ddt.Specialized, ddt.HPULocal, ddt.ROCP, ddt.RWCP} {
 			if c.name == "huge" && strategy != ddt.Direct || strings.HasPrefix(c.text, "hidx") && strategy == ddt.Specialized {
@@ -327,7 +327,7 @@ func TestDatatypeHasSlotsForSoManyMessages(t *testing.T) {
 	cfg.Limits.Messages = 2
 	cfg.Windows = []hpu.NamedWindow{{Name: "in", Window: make(hpu.Memory, 100)}}
 	n := hputest.New(t, cfg)
-	for id, want := range []string{"", "message 2 in flight, and the handlers were made for 1"} {
+	for id, want := range []string{"", "message 2 in flight, but the handlers were made for 1"} {
 		out := n.Packet(hputest.Message(hputest.Peer(1), uint32(id), make([]byte, 100), 50)[0])
 		if want == "" && len(out.Messages) == 0 {
 			continue
@@ -346,7 +346,7 @@ func TestDatatypeNeedsMessages(t *testing.T) {
 	cfg := hputest.Of(set)
 	cfg.Rulesets = []matcher.Ruleset{matcher.UDPPort(7)}
 	out := hputest.New(t, cfg).Packet(hputest.UDP(hputest.Peer(1), hputest.Here(7), []byte("1234")))
-	if len(out.Faults) != 1 || !strings.Contains(out.Faults[0].Detail, "packets of this format are no messages") {
+	if len(out.Faults) != 1 || !strings.Contains(out.Faults[0].Detail, "packets of this format do not form messages") {
 		t.Errorf("%+v", out.Faults)
 	}
 }
@@ -516,7 +516,7 @@ func TestDatatypeParams(t *testing.T) {
 		{handlers.Params{"type": "int", "strategy": "hpu-local"}, handlers.Env{HPUs: 2, Messages: 300, Memory: 10 << 10}, 0, "at most 10240; direct needs no more"},
 		{handlers.Params{"type": "int"}, handlers.Env{Memory: 10}, 0, "at most 10"},
 		{handlers.Params{"type": "int"}, handlers.Env{Memory: -1}, 0, "at most 0"},
-		{handlers.Params{"type": "int"}, handlers.Env{Window: -1}, 0, "handlers may write none of the windows"},
+		{handlers.Params{"type": "int"}, handlers.Env{Window: -1}, 0, "handlers may not write any of the windows"},
 	} {
 		set, err := r.New(c.params, c.env)
 		if c.err != "" {

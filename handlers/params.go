@@ -47,7 +47,7 @@ func (p Params) Decode(into any) error {
 				continue
 			}
 			if found++; found > 1 {
-				errs = append(errs, fmt.Errorf("param %q: it is there twice", key))
+				errs = append(errs, fmt.Errorf("param %q appears twice", key))
 			} else if err := set(field, left[key]); err != nil {
 				errs = append(errs, fmt.Errorf("param %q: %w", key, err))
 			}

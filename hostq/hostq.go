@@ -49,7 +49,7 @@ import (
 var (
 	ErrFull     = errors.New("ring full")
 	ErrDetached = errors.New("no application is attached")
-	ErrBroken   = errors.New("the other side has broken the rules of the ring")
+	ErrBroken   = errors.New("the other side has violated the ring's protocol")
 	ErrTooLong  = errors.New("payload too long")
 
 	errUnaligned = fmt.Errorf("not aligned: %w", spin.ErrBounds)

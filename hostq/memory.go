@@ -86,7 +86,7 @@ func mapMemory(m *ebpf.Map, size int64) (*Memory, error) {
 
 func elements(size int64) (uint32, error) {
 	if size <= 0 || size > math.MaxUint32*Element || size != int64(int(size)) {
-		return 0, fmt.Errorf("memory of %d bytes: cannot be", size)
+		return 0, fmt.Errorf("invalid memory size: %d bytes", size)
 	}
 	return uint32((size + Element - 1) / Element), nil
 }

@@ -78,7 +78,7 @@ func (p *Pool) Trigger(c *Context, t Trigger) error {
 	case t.Length < 0 || t.Length > math.MaxUint32:
 		return fmt.Errorf("trigger: message of %d bytes: want 0 to %d", t.Length, uint32(math.MaxUint32))
 	case t.Window == nil && (t.Length != 0 || t.Offset != 0):
-		return fmt.Errorf("trigger: %d bytes at %d of no window", t.Length, t.Offset)
+		return fmt.Errorf("trigger: %d bytes at %d, but no window is given", t.Length, t.Offset)
 	case t.Window != nil && (t.Offset < 0 || t.Length > t.Window.Size()-t.Offset):
 		return fmt.Errorf("trigger: %d bytes at %d of a window of %d: %w", t.Length, t.Offset, t.Window.Size(), spin.ErrBounds)
 	}

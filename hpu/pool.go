@@ -368,7 +368,7 @@ func (p *Pool) Drain(c *Context, d time.Duration) error {
 		}
 		return nil
 	}
-	return fmt.Errorf("context %d (%s): %d buffers still out after %v", c.id, c.name, p.inFlight(c), d)
+	return fmt.Errorf("context %d (%s): %d buffers still in flight after %v", c.id, c.name, p.inFlight(c), d)
 }
 
 // Transmit sends a frame of the NIC's own, at least 14 bytes; the bytes are
@@ -377,7 +377,7 @@ func (p *Pool) Drain(c *Context, d time.Duration) error {
 // their way already: the others are for handlers.
 func (p *Pool) Transmit(frame []byte) error {
 	if limit := p.cfg.frameRoom(); len(frame) < 14 || len(frame) > limit {
-		return fmt.Errorf("transmit %d bytes: %w: 14..%d", len(frame), ErrSize, limit)
+		return fmt.Errorf("transmit %d bytes: %w: want 14 to %d", len(frame), ErrSize, limit)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -816,7 +816,7 @@ func TestDrain(t *testing.T) {
 		})
 		r.receive(pkt{ctx: 1, data: numbered(1, 64)})
 		k := <-kept
-		if err := r.Drain(c, 5*time.Millisecond); err == nil || !strings.Contains(err.Error(), "1 buffers still out") {
+		if err := r.Drain(c, 5*time.Millisecond); err == nil || !strings.Contains(err.Error(), "1 buffers still in flight") {
 			t.Errorf("drained with a packet kept: %v", err)
 		}
 		k.Release()

@@ -54,7 +54,7 @@ func (l *Receives) Post(r spin.Receive) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.n == MaxReceives {
-		return fmt.Errorf("%w: %d are posted, and there can be no more", ErrReceives, l.n)
+		return fmt.Errorf("%w: %d are posted, the maximum", ErrReceives, l.n)
 	}
 	i := l.group(r.Ignore)
 	if i < 0 {

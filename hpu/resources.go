@@ -109,7 +109,7 @@ func (r *Resources) Check(h *Handlers) (wrong spin.Problems) {
 		wrong.Add("timer", "%v: at least 1ms", r.Timer)
 	}
 	if r.Full < FullFails || r.Full > FullWaits {
-		wrong.Add("queue.full", "%d: there are FullFails, FullDrops and FullWaits", r.Full)
+		wrong.Add("queue.full", "%d: want FullFails, FullDrops or FullWaits", r.Full)
 	}
 	if _, err := hpuMemory(r.Memory); err != nil {
 		wrong.Add("memory", "%w", err)

@@ -41,7 +41,7 @@ func (t *Task) Now() int64 { return t.r.now() }
 // sends none of them.
 func (t *Task) SendNew(n int) ([]byte, error) {
 	if limit := t.r.pool.cfg.frameRoom(); n < 14 || n > limit {
-		return nil, fmt.Errorf("send new frame of %d bytes: %w: 14..%d", n, ErrSize, limit)
+		return nil, fmt.Errorf("send new frame of %d bytes: %w: want 14 to %d", n, ErrSize, limit)
 	}
 	if !t.r.batch.reserve(1) {
 		t.acc.SendFull++

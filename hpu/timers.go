@@ -145,7 +145,7 @@ func (r *runner) expire(c *Context, h *her) bool {
 	return true
 }
 
-var errNoEvent = errors.New("complete, but nobody took its event in time")
+var errNoEvent = errors.New("complete, but the application did not take its event in time")
 
 // A deferred message is complete, and waits for room in its event queue. It has
 // one of these for so long, in the queue of the worker that completed it.

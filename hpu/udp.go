@@ -137,7 +137,7 @@ func (r *runner) sum(mark int) {
 // datagram makes a frame for a datagram, without a checksum, and returns its payload.
 func (t *Task) datagram(hop *spin.Hop, from uint16, to netip.AddrPort, ttl uint8, n int) ([]byte, error) {
 	if most := hop.MTU - packet.IPv4Len - packet.UDPLen; n < 0 || n > most {
-		return nil, fmt.Errorf("send datagram of %d bytes to %v: %w: 0..%d", n, to, ErrSize, most)
+		return nil, fmt.Errorf("send datagram of %d bytes to %v: %w: want 0 to %d", n, to, ErrSize, most)
 	}
 	frame, err := t.SendNew(max(udpHeaders+n, minFrame))
 	if err != nil {

@@ -47,7 +47,7 @@ func CheckPolicy(p Policy, sequence uint32, vhpus int, f *matcher.Format) (wrong
 			wrong.Add("policy", "blocked-rr needs a message format with offsets, and %s has none", f.Name)
 		}
 	case p != ByMessage && p != ByPacket:
-		wrong.Add("policy", "%d: there are ByMessage, ByPacket and BlockedRR", p)
+		wrong.Add("policy", "%d: want ByMessage, ByPacket or BlockedRR", p)
 	case sequence != 0 || vhpus != 0:
 		wrong.Add("policy", "sequence and vhpus go with blocked-rr")
 	}
@@ -177,7 +177,7 @@ func (c *Context) fill(out *bpf.Context, f *matcher.Format) error {
 	out.Vhpus = uint16(c.VHPUs)
 	if c.Policy != ByPacket {
 		if n := c.Buckets.Size; n <= 0 || n&(n-1) != 0 || c.Buckets.Base < 0 || c.Buckets.Base+n > bpf.MaxBuckets {
-			return fmt.Errorf("buckets %d+%d: need a power of two within 0..%d", c.Buckets.Base, n, bpf.MaxBuckets)
+			return fmt.Errorf("buckets %d+%d: want a power of two within 0 to %d", c.Buckets.Base, n, bpf.MaxBuckets)
 		}
 		out.BucketBase = uint32(c.Buckets.Base)
 		out.BucketMask = uint32(c.Buckets.Size - 1)

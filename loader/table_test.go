@@ -244,7 +244,7 @@ func TestPublishRefusesTables(t *testing.T) {
 		{"buckets that are no power of two", udp(4, 3, flow), message(0, 3), "power of two"},
 		{"buckets before the first", udp(4, 3, flow), message(-1, 2), "context 3: buckets -1+2"},
 		{"buckets beyond the last", udp(4, 3, flow), message(bpf.MaxBuckets-1, 2), "context 3: buckets 262143+2"},
-		{"no such policy", udp(4, 3, flow), Context{Policy: 3, CoreMask: 1}, "context 3: policy: 3: there are"},
+		{"no such policy", udp(4, 3, flow), Context{Policy: 3, CoreMask: 1}, "context 3: policy: 3: want ByMessage"},
 		{"blocked-rr without an offset", udp(4, 3, flow), blocked(64, 1, 1), "context 3: policy: blocked-rr needs a message format with offsets, and flow has none"},
 		{"blocked-rr without buckets", udp(4, 3, slmp), blocked(0, 1, 1), "context 3: buckets 0+0"},
 		{"blocked-rr with empty sequences", udp(4, 3, slmp), blocked(64, 0, 1), "context 3: sequence: blocked-rr needs the bytes of a sequence"},

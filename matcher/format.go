@@ -31,7 +31,7 @@ func (f Field) Number(frame []byte) (uint32, bool) {
 
 func (f Field) validate(name string) error {
 	if f.Index < 0 || f.Index > MaxIndex {
-		return fmt.Errorf("%s: word %d is out of range 0..%d", name, f.Index, MaxIndex)
+		return fmt.Errorf("%s: word %d is out of range: want 0 to %d", name, f.Index, MaxIndex)
 	}
 	if f.Mask == 0 {
 		return fmt.Errorf("%s: mask 0 on word %d selects nothing", name, f.Index)
@@ -68,7 +68,7 @@ func (f *Format) Validate() error {
 		return fmt.Errorf("%w: %s", ErrFormat, msg)
 	}
 	if n := len(f.Key); n > MaxKey {
-		return fmt.Errorf("%w %s: %d key words, at most %d are possible", ErrFormat, f.Name, n, MaxKey)
+		return fmt.Errorf("%w %s: %d key words: want at most %d", ErrFormat, f.Name, n, MaxKey)
 	}
 	for i, k := range f.Key {
 		if err := k.validate(fmt.Sprintf("key word %d", i)); err != nil {

@@ -194,7 +194,7 @@ func lookupPredefined(name, arg string, hasArg bool) (rs Ruleset, msg string) {
 		}
 		port, err := strconv.ParseUint(arg, 10, 16)
 		if err != nil || arg != strconv.FormatUint(port, 10) {
-			return rs, fmt.Sprintf("port %q is not a decimal number 0..65535", arg)
+			return rs, fmt.Sprintf("port %q: want a decimal number, 0 to 65535", arg)
 		}
 		return p.port(uint16(port)), ""
 	}

@@ -99,7 +99,7 @@ func (r Rule) fault() (part, string) {
 	case r == False:
 		return 0, ""
 	case r.Index < 0 || r.Index > MaxIndex:
-		return partIndex, fmt.Sprintf("word %d is out of range: rules reach words 0..%d, the first %d bytes of the frame",
+		return partIndex, fmt.Sprintf("word %d is out of range: rules reach words 0 to %d, the first %d bytes of the frame",
 			r.Index, MaxIndex, 4*(MaxIndex+1))
 	case r.Start > r.End:
 		return partStart, fmt.Sprintf("start 0x%08x is greater than end 0x%08x", r.Start, r.End)
@@ -203,7 +203,7 @@ func (rs *Ruleset) Validate() error {
 		return fmt.Errorf("%w %s: %s is neither And nor Or", ErrRuleset, rs.Name, rs.Mode)
 	}
 	if n := len(rs.Rules); n > MaxRules {
-		return fmt.Errorf("%w %s: %d rules, at most %d are possible", ErrRuleset, rs.Name, n, MaxRules)
+		return fmt.Errorf("%w %s: %d rules: want at most %d", ErrRuleset, rs.Name, n, MaxRules)
 	}
 	for i, r := range rs.Rules {
 		if err := r.Validate(); err != nil {

@@ -116,7 +116,7 @@ func TestRulesetValidate(t *testing.T) {
 		want string
 	}{
 		{"eight rules", matcher.Ruleset{Name: "x", Rules: make([]matcher.Rule, 8)}, ""},
-		{"nine rules", matcher.Ruleset{Name: "x", Rules: make([]matcher.Rule, 9)}, "9 rules, at most 8"},
+		{"nine rules", matcher.Ruleset{Name: "x", Rules: make([]matcher.Rule, 9)}, "9 rules: want at most 8"},
 		{"no name", matcher.Ruleset{}, "name is missing"},
 		{"a name with a space", matcher.Ruleset{Name: "a b"}, "only letters"},
 		{"a name of 63 bytes", matcher.Ruleset{Name: strings.Repeat("a", 63)}, ""},

@@ -33,10 +33,10 @@ func (t *Table) Validate() error {
 	// Numbers are distinct, so this comes before the check of each: it is what
 	// somebody who filled the table needs to hear.
 	if n := len(t.Entries); n > MaxRulesets {
-		return fmt.Errorf("%w: %d rulesets, at most %d are possible", ErrTable, n, MaxRulesets)
+		return fmt.Errorf("%w: %d rulesets: want at most %d", ErrTable, n, MaxRulesets)
 	}
 	if t.Local != nil && len(t.Local.Addrs) > MaxLocal {
-		return fmt.Errorf("%w: the interface has %d addresses, at most %d are possible", ErrTable, len(t.Local.Addrs), MaxLocal)
+		return fmt.Errorf("%w: the interface has %d addresses: want at most %d", ErrTable, len(t.Local.Addrs), MaxLocal)
 	}
 	for _, slot := range t.Slots() {
 		e := t.Entries[slot]

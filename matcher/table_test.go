@@ -322,7 +322,7 @@ func TestTableValidate(t *testing.T) {
 	}{
 		{"no entries", nil, ""},
 		{"256 entries", full, ""},
-		{"257 entries", over, "257 rulesets, at most 256"},
+		{"257 entries", over, "257 rulesets: want at most 256"},
 		{"number 255", map[int]matcher.Entry{255: ok}, ""},
 		{"number 256", map[int]matcher.Entry{256: ok}, "number 256, want 0 to 255"},
 		{"number -1", map[int]matcher.Entry{-1: ok}, "number -1, want 0 to 255"},
@@ -360,7 +360,7 @@ func TestFormatValidate(t *testing.T) {
 		want   string
 	}{
 		{"eight key words", f(func(f *matcher.Format) { f.Key = append(f.Key, f.Key...) }), ""},
-		{"nine key words", f(func(f *matcher.Format) { f.Key = append(append(f.Key, f.Key...), f.Key[0]) }), "9 key words, at most 8"},
+		{"nine key words", f(func(f *matcher.Format) { f.Key = append(append(f.Key, f.Key...), f.Key[0]) }), "9 key words: want at most 8"},
 		{"a key word that selects nothing", f(func(f *matcher.Format) { f.Key[1].Mask = 0 }), "key word 1: mask 0"},
 		{"an offset too far", f(func(f *matcher.Format) { f.Offset.Index = 128 }), "offset: word 128"},
 		{"a length that selects nothing", f(func(f *matcher.Format) { f.Length.Mask = 0 }), "length: mask 0"},

@@ -138,7 +138,7 @@ func ParseFile(name string, r io.Reader) ([]Ruleset, error) {
 	for len(errs) < maxErrors && s.Scan() {
 		line++
 		if column := notText(s.Text()); column > 0 {
-			errs = append(errs, &ParseError{File: name, Line: line, Column: column, Msg: "this is no text in UTF-8; what follows is not read", Text: s.Text()})
+			errs = append(errs, &ParseError{File: name, Line: line, Column: column, Msg: "this is not UTF-8 text; what follows is not read", Text: s.Text()})
 			break
 		}
 		text, _, _ := strings.Cut(s.Text(), "#")

@@ -159,7 +159,7 @@ x: 1=1; format slpm
 no message format "slpm", there are packet, flow, slmp, slmp6`, `
 x: udp(65536)
    ^
-port "65536" is not a decimal number 0..65535`, `
+port "65536": want a decimal number, 0 to 65535`, `
 x: udp(
        ^
 expected ")", found the end`, `
@@ -296,9 +296,9 @@ func TestParseFileOfSomethingElse(t *testing.T) {
 		}
 	}
 	for text, want := range map[string]string{
-		"a: udp\nb: \x00\nc\n":              "f:2:4: this is no text in UTF-8; what follows is not read",
-		"a: udp\nx\nb: udp # \xff\nc\n":     "f:2:2: expected \":\" behind the name, found the end\nf:3:10: this is no text in UTF-8; what follows is not read",
-		"a: udp\nb: 1=\x1b[2J\u202e # \xe4": "f:2:16: this is no text in UTF-8; what follows is not read",
+		"a: udp\nb: \x00\nc\n":              "f:2:4: this is not UTF-8 text; what follows is not read",
+		"a: udp\nx\nb: udp # \xff\nc\n":     "f:2:2: expected \":\" behind the name, found the end\nf:3:10: this is not UTF-8 text; what follows is not read",
+		"a: udp\nb: 1=\x1b[2J\u202e # \xe4": "f:2:16: this is not UTF-8 text; what follows is not read",
 	} {
 		_, err := matcher.ParseFile("f", strings.NewReader(text))
 		if err == nil {

@@ -152,7 +152,7 @@ func (c *Config) complete() error {
 		c.Held = 64
 	}
 	if c.Incomplete > Discard {
-		return fmt.Errorf("message queue: no way %d to treat incomplete messages", c.Incomplete)
+		return fmt.Errorf("message queue: invalid treatment %d of incomplete messages", c.Incomplete)
 	}
 	for _, d := range []struct {
 		v    *time.Duration

@@ -157,14 +157,14 @@ func (c LabConfig) check() error {
 		}
 		// dev_valid_name, and '%', which the kernel takes for a pattern.
 		if d := e.Device; len(d) >= unix.IFNAMSIZ || d == "." || d == ".." || d == "lo" || strings.ContainsAny(d, "/:% \t\n\v\f\r") {
-			return fmt.Errorf("%w: %q is no name for a device: 1 to %d bytes without '/', ':', '%%' and spaces", ErrConfig, d, unix.IFNAMSIZ-1)
+			return fmt.Errorf("%w: %q is not a valid device name: want 1 to %d bytes without '/', ':', '%%' and spaces", ErrConfig, d, unix.IFNAMSIZ-1)
 		}
 		if len(e.MAC) != 6 || e.MAC[0]&1 != 0 || bytes.Equal(e.MAC, make([]byte, 6)) {
-			return fmt.Errorf("%w: %q is no unicast Ethernet address for %s", ErrConfig, e.MAC, e.Device)
+			return fmt.Errorf("%w: %q is not a unicast Ethernet address for %s", ErrConfig, e.MAC, e.Device)
 		}
 		if a := e.Addr.Addr(); !a.Is4() || e.Addr.Bits() > 31 || e.Addr.Bits() < 1 || a.IsMulticast() || a.IsLoopback() || a.IsUnspecified() ||
 			e.Addr.Bits() < 31 && (a == e.Addr.Masked().Addr() || a == broadcast(e.Addr)) {
-			return fmt.Errorf("%w: %s is no IPv4 host address with prefix length 1 to 31 for %s", ErrConfig, e.Addr, e.Device)
+			return fmt.Errorf("%w: %s is not an IPv4 host address with prefix length 1 to 31 for %s", ErrConfig, e.Addr, e.Device)
 		}
 	}
 	if err := checkName(c.PathNamespace); err != nil {
@@ -206,7 +206,7 @@ func broadcast(p netip.Prefix) netip.Addr {
 
 func checkName(name string) error {
 	if name == "" || name == "." || name == ".." || len(name) > unix.NAME_MAX || strings.ContainsAny(name, "/\x00") {
-		return fmt.Errorf("%q is no name for a namespace: 1 to %d bytes without '/'", name, unix.NAME_MAX)
+		return fmt.Errorf("%q is not a valid namespace name: want 1 to %d bytes without '/'", name, unix.NAME_MAX)
 	}
 	return nil
 }

@@ -158,7 +158,7 @@ func (a allocator) take(size int) (bpf.Range, error) {
 			return bpf.Range{Base: base, Size: size}, nil
 		}
 	}
-	return bpf.Range{}, fmt.Errorf("no %d message buckets in a row are free, there are %d in all: lower Messages", size, bpf.MaxBuckets)
+	return bpf.Range{}, fmt.Errorf("no %d contiguous message buckets are free, of %d in all: lower Messages", size, bpf.MaxBuckets)
 }
 
 // give takes a range back. An empty one, of contexts without, is nobody's.

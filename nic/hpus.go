@@ -94,7 +94,7 @@ func (t hpuTier) arm() error { return t.n.pool.Init(t.Context) }
 func (t hpuTier) drain(d time.Duration) error {
 	for deadline := time.Now().Add(d); t.waiting() > 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			return fmt.Errorf("%d buffers are still out after %v: with a handler that is busy, with the application, or kept", t.waiting(), d)
+			return fmt.Errorf("%d buffers are still in flight after %v: a handler is busy, the application has them, or they are kept", t.waiting(), d)
 		}
 	}
 	return nil

@@ -240,7 +240,7 @@ func (c *Config) complete() error {
 		return errors.New("no interface named")
 	}
 	if c.Mode != Auto && c.Mode != Native && c.Mode != Generic {
-		return fmt.Errorf("XDP mode %d: there are Auto, Native and Generic", int(c.Mode))
+		return fmt.Errorf("XDP mode %d: want Auto, Native or Generic", int(c.Mode))
 	}
 	if c.HPUs == 0 {
 		c.HPUs = DefaultHPUs
@@ -258,7 +258,7 @@ func (c *Config) complete() error {
 		c.Ring = DefaultRing
 	}
 	if c.Ring < 64 || c.Ring > MaxRing || c.Ring&(c.Ring-1) != 0 {
-		return fmt.Errorf("ring of %d buffers: must be a power of two in 64..%d", c.Ring, MaxRing)
+		return fmt.Errorf("ring of %d buffers: want a power of two, 64 to %d", c.Ring, MaxRing)
 	}
 	if c.Limit < 0 {
 		return fmt.Errorf("handler time limit %v is negative", c.Limit)

@@ -287,7 +287,7 @@ func TestInstallRefusesBadContexts(t *testing.T) {
 		says []string
 	}{
 		{"no name", func(s *nic.ContextSpec) { s.Name = "" }, nil, []string{"name: ", "needs a name"}},
-		{"no ruleset", func(s *nic.ContextSpec) { s.Rulesets = nil }, nil, []string{"rulesets: ", "no packet would ever come"}},
+		{"no ruleset", func(s *nic.ContextSpec) { s.Rulesets = nil }, nil, []string{"rulesets: ", "no packet would ever match"}},
 		{"no handler", func(s *nic.ContextSpec) { s.Handlers.Payload = nil }, nil, []string{"no payload handler"}},
 		{"rule beyond the first 512 bytes", func(s *nic.ContextSpec) {
 			s.Rulesets[0].Rules[0].Index = matcher.MaxIndex + 1
@@ -299,8 +299,8 @@ func TestInstallRefusesBadContexts(t *testing.T) {
 		{"unknown format", func(s *nic.ContextSpec) { s.Rulesets = sets(unknown) }, nil, []string{"nothing", "slmp"}},
 		{"policy that does not exist", func(s *nic.ContextSpec) { s.Policy = 7 }, nil, []string{"policy: 7", "ByPacket"}},
 		{"name with a control character", func(s *nic.ContextSpec) { s.Name = "a\nb" }, nil, []string{"printed"}},
-		{"core mask naming only HPUs that are not there", func(s *nic.ContextSpec) { s.CoreMask = 0xf0 }, nil, []string{`hpus: "4-7"`, "0..3"}},
-		{"core mask naming some that are not there", func(s *nic.ContextSpec) { s.CoreMask = 0x18 }, nil, []string{`hpus: "3-4"`, "0..3"}},
+		{"core mask naming only HPUs that are not there", func(s *nic.ContextSpec) { s.CoreMask = 0xf0 }, nil, []string{`hpus: "4-7"`, "0 to 3"}},
+		{"core mask naming some that are not there", func(s *nic.ContextSpec) { s.CoreMask = 0x18 }, nil, []string{`hpus: "3-4"`, "0 to 3"}},
 		{"negative credits", func(s *nic.ContextSpec) { s.Credits = -1 }, nil, []string{"-1"}},
 		{"more credits than the ring", func(s *nic.ContextSpec) { s.Credits = 257 }, nic.ErrCredit, []string{"256", "257", "Ring"}},
 		{"negative messages", func(s *nic.ContextSpec) { s.Messages = -1 }, nil, []string{"-1"}},
@@ -402,7 +402,7 @@ func TestTableHasRoomFor256Rulesets(t *testing.T) {
 	}
 	refused(t, n.Activate(clash), "5", `"at 5"`)
 	_, err = n.Install(nic.ContextSpec{Name: "high", Rulesets: ports(5000, 2), First: 255, Handlers: handle(echo)})
-	refused(t, err, "255..256", "0 to 255")
+	refused(t, err, "255 to 256", "0 to 255")
 }
 
 // Numbers of contexts and rulesets are used again; what the program counted for

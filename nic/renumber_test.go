@@ -79,7 +79,7 @@ func TestNumbersSayWhichOfTwoRulesetsMatches(t *testing.T) {
 		want    []string
 	}{
 		{"too few", map[*nic.Context][]int{rest: {9}}, []string{`context "rest"`, "1 numbers for 2 rulesets"}},
-		{"twice", map[*nic.Context][]int{rest: {9, 9}}, []string{"ruleset number 9 is there twice"}},
+		{"twice", map[*nic.Context][]int{rest: {9, 9}}, []string{"ruleset number 9 appears twice"}},
 		{"too high", map[*nic.Context][]int{rest: {9, 256}}, []string{"ruleset number 256: want 0 to 255"}},
 		{"somebody else's", map[*nic.Context][]int{rest: {9, 2}}, []string{`ruleset number 2 is wanted for context "rest", and taken by context "special"`}},
 		{"the same for two", map[*nic.Context][]int{rest: {9, 5}, special: {5}}, []string{"ruleset number 5 is wanted for context"}},
@@ -92,7 +92,7 @@ func TestNumbersSayWhichOfTwoRulesetsMatches(t *testing.T) {
 	takes(special, 7)
 	takes(rest, 8)
 	_, err = n.Install(nic.ContextSpec{Name: "both", Rulesets: sets(matcher.UDP()), First: 3, Numbers: []int{5}, Handlers: handle(echo)})
-	refused(t, err, "only one of them may be")
+	refused(t, err, "want only one")
 	clash := install("clash", []int{9}, matcher.UDPPort(9))
 	refused(t, n.Activate(clash), "ruleset number 9 is taken", `"rest"`)
 	if !slices.Equal(rest.Rulesets(), []int{9, 3}) {

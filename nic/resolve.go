@@ -50,7 +50,7 @@ func (s *ContextSpec) resolveRulesets(wrong *spin.Problems) {
 	case s.HostActivated && n > 0:
 		wrong.Add("rulesets", "a triggered context has none: the host activates it")
 	case !s.HostActivated && n == 0:
-		wrong.Add("rulesets", "no packet would ever come: give rulesets, or triggered: true for a context that the host activates")
+		wrong.Add("rulesets", "no packet would ever match: give rulesets, or triggered: true for a host-activated context")
 	case n > matcher.MaxRulesets:
 		wrong.Add("rulesets", "%w: %d rulesets: want 1 to %d", ErrTable, n, matcher.MaxRulesets)
 	}
@@ -63,13 +63,13 @@ func (s *ContextSpec) resolveRulesets(wrong *spin.Problems) {
 	case s.HostActivated && s.First != 0:
 		wrong.Add("first", "a triggered context has no rulesets to number")
 	case s.First < 0 || s.First > 0 && last >= matcher.MaxRulesets:
-		wrong.Add("first", "ruleset numbers %d..%d: want 0 to %d", s.First, last, matcher.MaxRulesets-1)
+		wrong.Add("first", "ruleset numbers %d to %d: want 0 to %d", s.First, last, matcher.MaxRulesets-1)
 	}
 	if s.Numbers == nil {
 		return
 	}
 	if s.First != 0 {
-		wrong.Add("first", "ruleset number %d, and there are Numbers: only one of them may be", s.First)
+		wrong.Add("first", "ruleset number %d and Numbers are both given: want only one", s.First)
 	} else if err := checkNumbers(s.Numbers, n); err != nil {
 		wrong.Add("first", "%w", err)
 	}
@@ -86,7 +86,7 @@ func checkNumbers(numbers []int, rulesets int) error {
 			return fmt.Errorf("ruleset number %d: want 0 to %d", s, matcher.MaxRulesets-1)
 		}
 		if slices.Contains(numbers[:i], s) {
-			return fmt.Errorf("ruleset number %d is there twice", s)
+			return fmt.Errorf("ruleset number %d appears twice", s)
 		}
 	}
 	return nil
@@ -96,7 +96,7 @@ func checkNumbers(numbers []int, rulesets int) error {
 func (s *ContextSpec) resolveFormat(wrong *spin.Problems) {
 	if s.HostActivated {
 		if s.Format != nil || s.Protocol != nil {
-			wrong.Add("format", "a triggered context has none, nor a protocol: its messages are no packets")
+			wrong.Add("format", "a triggered context has none, nor a protocol: its messages are not packets")
 		}
 		s.Format = hostFormat()
 		s.Held = -1
@@ -128,7 +128,7 @@ func (s *ContextSpec) resolveScheduling(wrong *spin.Problems, hpus int) {
 		*wrong = append(*wrong, loader.CheckPolicy(s.Policy, s.Sequence, s.VHPUs, s.Format)...)
 	}
 	if s.Overload != OverloadDrops && s.Overload != OverloadSpills {
-		wrong.Add("overload", "%d: there are OverloadDrops and OverloadSpills", int(s.Overload))
+		wrong.Add("overload", "%d: want OverloadDrops or OverloadSpills", int(s.Overload))
 	}
 	all := uint64(math.MaxUint64) >> (64 - hpus)
 	if s.CoreMask = cmp.Or(s.CoreMask, all); s.CoreMask&^all != 0 {
@@ -149,7 +149,7 @@ func (s *ContextSpec) resolveScheduling(wrong *spin.Problems, hpus int) {
 			wrong.Add("overload", none)
 		}
 		if s.Policy == BlockedRR {
-			wrong.Add("policy", "blocked-rr is about packets, of which a triggered context has none")
+			wrong.Add("policy", "blocked-rr schedules packets, and a triggered context has none")
 		}
 	case s.Format != nil && len(s.Format.Key) == 0:
 		s.Policy = ByPacket // every packet is a message
@@ -169,7 +169,7 @@ func (s *ContextSpec) checkHandlers(wrong *spin.Problems) {
 		wrong.Add("handler", "messages of format %s never end: there can be no header and no completion handler", f.Name)
 	}
 	if s.State != 0 {
-		wrong.Add("handler", "state is kept of messages, and those of format %s never end", f.Name)
+		wrong.Add("handler", "state is kept for each message, and messages of format %s never end", f.Name)
 	}
 	if s.Binder != nil || s.Window != nil || s.Events != nil {
 		wrong.Add("handler", "messages are put into windows, and format %s has none that begin and end, as those of slmp do", f.Name)
@@ -201,7 +201,7 @@ func ParseHPUs(list string, hpus int) (mask uint64, err error) {
 }
 
 func noSuchHPU(list string, hpus int) error {
-	return fmt.Errorf("%q: there are HPUs 0..%d", list, hpus-1)
+	return fmt.Errorf("%q: want HPUs 0 to %d", list, hpus-1)
 }
 
 // formatHPUs writes what ParseHPUs reads.

@@ -36,7 +36,7 @@ func (n *NIC) Trigger(c *Context, t hpu.Trigger) (err error) {
 	}()
 	tier, ok := c.tier.(triggerable)
 	if !ok || !c.spec.HostActivated {
-		return errors.New("it is not host-activated: packets are what brings its messages")
+		return errors.New("it is not host-activated: its messages come from packets")
 	}
 	err = n.enter(c, func() error {
 		if !c.active {

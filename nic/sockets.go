@@ -67,7 +67,7 @@ func (n *NIC) warnOfSockets(c *Context) {
 		if owner == "" {
 			owner = "unknown"
 		}
-		n.cfg.Logger.Warn("a socket of Linux is on the UDP port that a ruleset matches: it gets none of these packets while the context is active",
+		n.cfg.Logger.Warn("a Linux socket uses the UDP port of a ruleset: it gets none of these packets while the context is active",
 			"interface", n.iface.Name, "context", c.spec.Name, "ruleset", by[i].Name, "port", s.ID.SourcePort,
 			"socket", netip.AddrPortFrom(a.Unmap(), s.ID.SourcePort), "uid", s.UID, "inode", s.INode, "program", owner)
 	}

@@ -58,7 +58,7 @@ func TestASocketOnTheSamePortIsTold(t *testing.T) {
 		log.Reset()
 		ctx := run(t, n, nic.ContextSpec{Name: "taker", Rulesets: sets(c.rules), Handlers: handle(func(*hpu.HER) spin.Code { return spin.Success })})
 		said := log.String()
-		if strings.Contains(said, "a socket of Linux") != (c.port != 0) {
+		if strings.Contains(said, "a Linux socket") != (c.port != 0) {
 			t.Errorf("%s: the log says %q", c.name, said)
 		}
 		for _, want := range []string{"context=taker", "ruleset=" + c.rules.Name, fmt.Sprintf("port=%d", c.port), fmt.Sprintf("(pid %d)", os.Getpid())} {

@@ -205,7 +205,7 @@ func (n *NIC) follow() {
 		n.mu.Lock()
 		if !n.closed && len(n.taken()) > 0 {
 			if err := n.publish(); err != nil {
-				n.cfg.Logger.Error("the interface's addresses have changed, and the matching table goes by those that it had", "interface", n.iface.Name, "err", err)
+				n.cfg.Logger.Error("the interface's addresses have changed, but the matching table still has the old ones", "interface", n.iface.Name, "err", err)
 			}
 		}
 		n.mu.Unlock()

@@ -346,7 +346,7 @@ func (c *Conn) finish(m *message, err error) {
 	}
 	if err != nil {
 		if errors.Is(err, ErrSilent) && c.passing != 0 {
-			err = fmt.Errorf("%w. The network's last word: %w%s", err, c.passing, hint(c.passing))
+			err = fmt.Errorf("%w. Last error from the network: %w%s", err, c.passing, hint(c.passing))
 		}
 		err = c.explain(err)
 	} else {

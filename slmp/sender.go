@@ -77,7 +77,7 @@ var ErrInUse = errors.New("being sent already")
 // can send many.
 var (
 	ErrStray     = errors.New("acknowledgement of no message that is being sent")
-	ErrNeverSent = errors.New("acknowledgement of what was never sent")
+	ErrNeverSent = errors.New("acknowledgement of a segment that was never sent")
 	ErrUnasked   = errors.New("cumulative acknowledgement, but none was offered")
 )
 

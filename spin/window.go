@@ -57,7 +57,7 @@ var (
 	// a message's place in it.
 	ErrBounds = errors.New("out of bounds")
 	// ErrRights is returned, wrapped, for an access that the context has no right to.
-	ErrRights = errors.New("no right to do so")
+	ErrRights = errors.New("access not permitted")
 )
 
 // Rights say what a window may be used for.

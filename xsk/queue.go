@@ -194,7 +194,7 @@ func (u *UMEM) check(cfg QueueConfig) error {
 	case cfg.Queue < 0:
 		return fmt.Errorf("xsk: queue is %d, negative: %w", cfg.Queue, ErrConfig)
 	case cfg.Mode < Auto || cfg.Mode > ZeroCopy:
-		return fmt.Errorf("xsk: %v is none of 0 to %d: %w", cfg.Mode, ZeroCopy, ErrConfig)
+		return fmt.Errorf("xsk: %v: want 0 to %d: %w", cfg.Mode, ZeroCopy, ErrConfig)
 	case cfg.Generic && cfg.Mode == ZeroCopy:
 		return fmt.Errorf("xsk: generic XDP has no zero-copy, ask for %v or %v: %w", Auto, Copy, ErrConfig)
 	}

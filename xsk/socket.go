@@ -205,7 +205,7 @@ func (s *Socket) bind(founder bool) error {
 		got = ZeroCopy
 	}
 	if want := q.cfg.Mode; want != Auto && want != got {
-		return fmt.Errorf("xsk: ifindex %d queue %d: %v asked for, %v given, as the first queue of the UMEM has it: %w",
+		return fmt.Errorf("xsk: ifindex %d queue %d: %v requested, %v granted, as for the first queue of the UMEM: %w",
 			q.cfg.Ifindex, q.cfg.Queue, want, got, ErrMode)
 	}
 	return nil

@@ -31,7 +31,7 @@ func getsockopt[T any](fd, opt int, val *T) error {
 		return errno
 	}
 	if want := uint32(unsafe.Sizeof(*val)); n != want {
-		return fmt.Errorf("kernel answered %d bytes, %d expected, Linux 5.10 or newer is needed: %w", n, want, unix.ENOPROTOOPT)
+		return fmt.Errorf("kernel answered %d bytes, want %d: Linux 5.10 or newer is needed: %w", n, want, unix.ENOPROTOOPT)
 	}
 	return nil
 }

@@ -126,7 +126,7 @@ func TestSocketConfigsAreRefusedWithNumbers(t *testing.T) {
 	}{
 		{"no interface", func(q *QueueConfig) { q.Ifindex = 0 }, sock, "index is 0"},
 		{"negative queue", func(q *QueueConfig) { q.Queue = -2 }, sock, "-2"},
-		{"unknown mode", func(q *QueueConfig) { q.Mode = 7 }, sock, "Mode(7) is none of 0 to 2"},
+		{"unknown mode", func(q *QueueConfig) { q.Mode = 7 }, sock, "Mode(7): want 0 to 2"},
 		{"generic zero-copy", func(q *QueueConfig) { q.Generic, q.Mode = true, ZeroCopy }, sock, "generic"},
 		{"fill ring of no power of two", func(q *QueueConfig) { q.FillSize = 48 }, sock, "fill ring is 48"},
 		{"no fill ring", func(q *QueueConfig) { q.FillSize = 0 }, sock, "fill ring is 0"},

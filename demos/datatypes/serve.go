@@ -200,7 +200,7 @@ func (a *application) offer(ctx context.Context, w *window, q *serveAsk, place i
 func writable(dir string) error {
 	f, err := os.CreateTemp(dir, ".xspin-*")
 	if errors.Is(err, fs.ErrPermission) {
-		return fmt.Errorf("%s: %w: the application is user %d: choose a directory where that one may write, and which it can reach", dir, err, os.Getuid())
+		return fmt.Errorf("%s: %w: the application is user %d: choose a directory that it may write to, and which it can reach", dir, err, os.Getuid())
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", dir, err)

@@ -47,8 +47,8 @@ var modes = []Mode{SLMP, Plain, Window, TCPFrames, TCP}
 var (
 	// ErrConfig is returned, wrapped, for a Config that cannot be meant.
 	ErrConfig = errors.New("invalid file transfer")
-	// ErrContents is returned, wrapped, if a file is not what was sent.
-	ErrContents = errors.New("a file is not what was sent")
+	// ErrContents is returned, wrapped, if a received file differs from what was sent.
+	ErrContents = errors.New("a received file differs from what was sent")
 	// ErrBaseline is returned, wrapped, when an XDP program on one end of the
 	// lab would spoil the comparison.
 	ErrBaseline = errors.New("an XDP program is in the way of the comparison")
@@ -78,7 +78,7 @@ func (c Config) check() error {
 	case c.Runs < 1 || c.Parallel < 1:
 		return fmt.Errorf("%w: %d runs, %d at once: want at least one", ErrConfig, c.Runs, c.Parallel)
 	case c.Keep && c.Server.Store.Dir == "":
-		return fmt.Errorf("%w: files in a directory that is there for the time cannot be kept", ErrConfig)
+		return fmt.Errorf("%w: files in a temporary directory cannot be kept", ErrConfig)
 	case len(c.Into) == 0:
 		return fmt.Errorf("%w: nothing that receives", ErrConfig)
 	case len(c.Sender) == 0:

@@ -199,7 +199,7 @@ func (o appOptions) run(ctx context.Context, out io.Writer) (err error) {
 		}
 	}}); err != nil {
 		if errors.Is(err, fs.ErrPermission) {
-			err = fmt.Errorf("%w: the application is user %d: choose a directory where that one may write", err, os.Getuid())
+			err = fmt.Errorf("%w: the application is user %d: choose a directory that it may write to", err, os.Getuid())
 		}
 		return err
 	}

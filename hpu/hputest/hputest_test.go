@@ -435,7 +435,7 @@ func TestReply(t *testing.T) {
 			}
 		}
 		size = 1473
-		if out := n.Packet(bytes.Clone(question)); len(out.Sent) != 0 || !strings.Contains(out.Log[0], "0..1472") {
+		if out := n.Packet(bytes.Clone(question)); len(out.Sent) != 0 || !strings.Contains(out.Log[0], "0 to 1472") {
 			t.Errorf("%d bytes: %+v", size, out)
 		}
 		size = 1

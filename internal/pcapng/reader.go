@@ -97,7 +97,7 @@ func (r *Reader) Next(f *Frame) error {
 	case err != nil:
 		return fmt.Errorf("%w: damaged: %w", ErrFile, err)
 	case link != int(layers.LinkTypeEthernet):
-		return fmt.Errorf("%w: link type %d: rules count from the Ethernet header, so only link type 1 is possible; capture on an Ethernet interface, not on any", ErrFile, link)
+		return fmt.Errorf("%w: link type %d: rules count from the Ethernet header, so only link type 1 will do; capture on an Ethernet interface, not on any", ErrFile, link)
 	}
 	f.Length = max(f.Length, len(f.Data))
 	return nil
@@ -239,7 +239,7 @@ func (n *blocks) frame(f *Frame) (link int, err error) {
 			return 0, fmt.Errorf("frame of interface %d, the section has %d", id, len(n.ifaces))
 		}
 		if uint64(captured) > uint64(len(b)-fixed) || captured > MaxFrame {
-			return 0, fmt.Errorf("frame of %d bytes in a block of %d, with at most %d possible", captured, len(b)-fixed, MaxFrame)
+			return 0, fmt.Errorf("frame of %d bytes in a block of %d: want at most %d", captured, len(b)-fixed, MaxFrame)
 		}
 		f.Data, f.Length, f.Interface = b[fixed:fixed+int(captured)], int(wire), int(id)
 		if kind == blockEnhanced {

@@ -67,7 +67,7 @@ func (n *Writer) Frame(f *Frame, at int64) error {
 		return fmt.Errorf("frame of interface %d, the section has %d", f.Interface, n.ifaces)
 	}
 	if len(f.Data) > MaxFrame {
-		return fmt.Errorf("frame of %d bytes, at most %d are possible", len(f.Data), MaxFrame)
+		return fmt.Errorf("frame of %d bytes: want at most %d", len(f.Data), MaxFrame)
 	}
 	n.block(blockEnhanced, func() {
 		n.u32(uint32(f.Interface))

@@ -63,7 +63,7 @@ func (r *Resolver) listen() {
 			continue
 		case errors.Is(errno, unix.ENOBUFS): // it had more to tell than fits the socket
 		case errno != nil: // what was to be told is lost, whatever it is
-			r.logger.Warn("news of routes and neighbours cannot be read: reading all of them again", "interface", r.name, "err", errno)
+			r.logger.Warn("changes of routes and neighbours cannot be read: reading all of them again", "interface", r.name, "err", errno)
 			select {
 			case <-time.After(again):
 			case <-r.done:
