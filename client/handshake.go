@@ -25,7 +25,7 @@ const (
 // handshake asks for a session and returns the first document of it. The descriptors
 // are the caller's, also if it fails.
 //
-// Descriptors are lost to who reads without asking for them, and one read may return
+// A plain read loses the descriptors, and one read may return
 // the end of the HTTP response together with what follows: so there is no HTTP client
 // that could do this.
 func handshake(conn *net.UnixConn, name string, observer bool) (_ *control.AttachReply, fds []int, err error) {

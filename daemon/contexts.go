@@ -40,7 +40,7 @@ const (
 	draining   = "draining"
 	stopped    = "stopped"
 	failed     = "failed"
-	// Whatever else it is, without its interface it is this to who asks.
+	// Reported instead of the real state once the interface is gone.
 	ifaceGone = "gone"
 )
 

@@ -167,8 +167,8 @@ func Start(cfg *Config, o Options) (_ *Daemon, err error) {
 	if err := d.dropPrivileges(); err != nil {
 		return nil, err
 	}
-	// Packets, and whoever asks something, meet a daemon that may do what it must, and
-	// files that it makes are its own.
+	// Start serving only now, with the final user and capabilities, so that files
+	// belong to that user.
 	for _, h := range contexts {
 		if err := h.start(); err != nil {
 			return nil, err

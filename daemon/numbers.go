@@ -87,7 +87,7 @@ func (d *Daemon) others() []*hosted {
 	return all
 }
 
-// makeRoom finds numbers for a context that is none of the file's: behind all others that
+// makeRoom finds numbers for a context that is not in the file: after all others that
 // have not asked for theirs. If there are none left, those of contexts that are gone are
 // closed up. The caller has reload.
 func (d *Daemon) makeRoom(b *blueprint) ([]int, error) {

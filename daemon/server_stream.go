@@ -67,7 +67,7 @@ func (s *server) capture(w http.ResponseWriter, r *http.Request) (any, error) {
 // first moment is answered as one, a later one cuts the answer short.
 func (s *server) stream(w http.ResponseWriter, r *http.Request, kind string, f func(context.Context, io.Writer) error) (any, error) {
 	ctl := http.NewResponseController(w)
-	_ = ctl.SetReadDeadline(time.Time{}) // a peer that says nothing is no reason to end
+	_ = ctl.SetReadDeadline(time.Time{}) // a silent peer is no reason to end
 	_ = ctl.SetWriteDeadline(time.Time{})
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()

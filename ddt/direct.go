@@ -110,7 +110,7 @@ func (n *Node) copy(mem unsafe.Pointer, at, first int64, stream unsafe.Pointer, 
 }
 
 // copyBlocks is copy for vectors and indexes of blocks: what is left of the first, whole
-// ones, and the begin of the last.
+// ones, and the start of the last.
 func (n *Node) copyBlocks(mem unsafe.Pointer, at, first int64, stream unsafe.Pointer, pos, left int64, pack bool) (copies int64) {
 	size := n.Child.Size
 	i, whole := int64(0), n.Count

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A bell is a pipe, and a word in shared memory. Who is about to sleep sets the word,
-// looks whether there is something to do, and sleeps; who has published something looks
+// A bell is a pipe, and a word in shared memory. A side about to sleep sets the word,
+// looks whether there is something to do, and sleeps; a side that has published looks
 // at the word, and only if it is set writes a byte into the pipe. A full pipe is fine:
 // then there is a byte that nobody has read.
 //
@@ -44,7 +44,7 @@ func arm(word *atomic.Uint32) { word.Swap(1) }
 // armFor is arm of who sleeps until a counter is at v, which is not 0.
 func armFor(word *atomic.Uint64, v uint64) { word.Swap(v) }
 
-// needed tells whether somebody sleeps, and is to be woken by the caller, who has just
+// needed tells whether the other side sleeps and must be woken by the caller, who has just
 // published something. Of several callers one is told so.
 func needed(word *atomic.Uint32) bool {
 	return word.Load() != 0 && word.Swap(0) != 0

@@ -20,7 +20,7 @@ type shared struct {
 	layout [4]uint32
 	_      [232]byte
 
-	// Who sleeps sets waiting, who rings the bell for that swaps it to 0.
+	// The side that sleeps sets waiting; the side that rings the bell swaps it to 0.
 	waiting atomic.Uint32 // the application writes 1, the NIC 0
 	_       [252]byte
 	ended   atomic.Uint32 // the NIC writes it, and rings: an end* constant
@@ -44,7 +44,7 @@ type sharedLane struct {
 
 type sharedCounter struct {
 	value atomic.Uint64
-	want  atomic.Uint64 // the application writes it: ring at this value. Who rings swaps it to 0
+	want  atomic.Uint64 // the application writes it: ring at this value. The side that rings swaps it to 0
 	_     [48]byte
 }
 

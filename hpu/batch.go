@@ -11,7 +11,7 @@ import (
 )
 
 // A batch is what a runner works at: packets from a ring, or other HERs. Should it be
-// abandoned in one of them, the next runner goes on with a copy.
+// abandoned in one of them, the next runner continues with a copy.
 type batch struct {
 	port  *port
 	base  int64 // when it began, the pool's time

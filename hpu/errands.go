@@ -41,7 +41,7 @@ type triggered struct {
 	next int64 // how much of it has become HERs
 }
 
-// errand is what a worker is to do for somebody who waits for the answer.
+// errand is a task for a worker, whose caller waits for the answer.
 type errand struct {
 	c    *Context
 	trig *triggered // nil: run the init handler

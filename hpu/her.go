@@ -404,8 +404,8 @@ func (k *Kept) Release() {
 	}
 }
 
-// finish ends the use of the packet. It returns true for the first who asks,
-// who is to recycle it.
+// finish ends the use of the packet. It returns true to the first caller, which
+// must recycle the packet.
 func (k *Kept) finish() bool {
 	if k.done.Swap(true) {
 		return false

@@ -335,7 +335,7 @@ func (p *Pool) Drain(c *Context, d time.Duration) error {
 			p.setEnding(c, true)
 		}
 		if c.res.Host != nil && time.Now().After(half) {
-			c.res.Host.Detach() // who has not answered will not be waited for
+			c.res.Host.Detach() // do not wait for outstanding answers
 		}
 		p.wake()
 		time.Sleep(time.Millisecond)

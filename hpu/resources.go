@@ -139,7 +139,7 @@ func hpuMemory(w *hostq.Window) ([]byte, error) {
 	return w.Slice(0, w.Size(), spin.Read|spin.Write)
 }
 
-// Window returns one of the context's windows, nil if there is none of that name.
+// Window returns one of the context's windows, or nil if none has that name.
 func (t *Task) Window(name string) spin.Window {
 	for i := range t.ctx.res.Windows {
 		if w := &t.ctx.res.Windows[i]; w.Name == name {

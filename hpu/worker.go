@@ -227,7 +227,7 @@ type takeover struct {
 	k    int // the HER that was given up
 }
 
-// launch starts a thread for the worker, which goes on with a batch first.
+// launch starts a thread for the worker, which first continues with a batch.
 func (p *Pool) launch(w *worker, cut *takeover) {
 	r := &runner{
 		pool:  p,
@@ -439,7 +439,7 @@ func (r *runner) afterPayload(c *Context, o outcome) bool {
 	return true
 }
 
-// resume goes on with the batch of a runner that was abandoned in handler k.
+// resume continues the batch of a runner that was abandoned in handler k.
 func (r *runner) resume(cut *takeover) bool {
 	r.begin(cut.from.batch.port)
 	r.batch.from(&cut.from.batch, cut.k)

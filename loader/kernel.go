@@ -30,7 +30,7 @@ func checkKernel() error {
 
 var kernelChecked atomic.Bool
 
-// haveMetadata tells whether a program may put so many bytes of metadata in front
+// haveMetadata tells whether a program may put this many bytes of metadata in front
 // of a frame: up to Linux 6.8 it was 32.
 func haveMetadata(size int) error {
 	const op = "ask the kernel for XDP metadata"

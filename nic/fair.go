@@ -33,7 +33,7 @@ import (
 const (
 	fairTick = 10 * time.Millisecond  // between two looks, while somebody has a queue
 	fairIdle = 100 * time.Millisecond // and while nobody has
-	fairHold = time.Second            // who has competed does so for this long
+	fairHold = time.Second            // a context that has competed does so for this long
 	fairMean = 100 * time.Millisecond // over which loads are averaged
 
 	saturated = 0.85 // of the time of a worker
@@ -253,7 +253,7 @@ func (n *NIC) shareOut(f *fairness, now time.Time) {
 		if len(group) < 2 || shared&full == 0 {
 			share = math.Inf(1)
 		}
-		// Who has very little credit does not bring everybody else down to
+		// A context with very little credit does not bring all others down to
 		// where floors decide.
 		for _, r := range group {
 			share = max(share, r.cost*r.floor)
@@ -261,7 +261,7 @@ func (n *NIC) shareOut(f *fairness, now time.Time) {
 		for _, r := range group {
 			n.setCredit(r.c, uint32(min(max(share/r.cost, r.floor), float64(r.c.credit.granted))))
 		}
-		// What was queued under other credits says nothing about these.
+		// Packets queued under other credits would distort the adjustment.
 		if step && !slices.ContainsFunc(group, func(r rival) bool { return now.Sub(r.c.load.over) < 3*fairMean }) {
 			adjust(group)
 		}

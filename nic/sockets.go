@@ -18,7 +18,7 @@ import (
 
 // warnOfSockets tells of UDP sockets of Linux to which a ruleset of the context leaves
 // nothing, where its rules say plainly which port it takes. Whoever cannot look, for want
-// of the kernel's udp_diag, says nothing.
+// of the kernel's udp_diag, is silent.
 func (n *NIC) warnOfSockets(c *Context) {
 	type service struct {
 		six  bool // on IPv6

@@ -55,10 +55,10 @@ type ContextSpec struct {
 	// for formats whose messages end, such as `slmp`.
 	Messages int
 
-	Protocol hpu.Protocol // acknowledges. Defaults to SLMP for the predefined formats of it, else nobody does
+	Protocol hpu.Protocol // acknowledges. Defaults to SLMP for its predefined formats, else nothing is acknowledged
 
 	Binder hpu.Binder               // says where messages go. Defaults to:
-	Window spin.Window              // all of them to the begin of this window
+	Window spin.Window              // all of them to the start of this window
 	Events chan<- spin.MessageEvent // and their ends to this channel
 
 	State        int    // bytes of state memory of each message
@@ -69,7 +69,7 @@ type ContextSpec struct {
 	Linger     time.Duration  // with mpq.Linger: how long to wait after EOM. Defaults to 10 ms
 	Remember   time.Duration  // for how long late duplicates of a message are known. Defaults to 4 s
 	Held       int            // packets that may wait for their message's header packet. Defaults to a quarter of the credits, 64 at most; negative: none
-	Memory     int            // bytes for what of messages came behind a hole, all together. Defaults to 16 MiB
+	Memory     int            // for tracking out-of-order data of all messages, in bytes. Defaults to 16 MiB
 	Checksums  hpu.Checksums  // what is done about UDP checksums. Defaults to hpu.VerifyComplete
 
 	// Resources are what handlers use beside packets. Its Host, if there is one,
@@ -89,7 +89,7 @@ type ContextSpec struct {
 	// see NIC.Trigger.
 	HostActivated bool
 
-	// With BlockedRR: a message is cut in sequences of so many bytes, which
+	// With BlockedRR: a message is cut into sequences of this many bytes, which
 	// are dealt out to so many virtual HPUs, each on one HPU at a time.
 	Sequence uint32
 	VHPUs    int

@@ -64,7 +64,7 @@ const (
 	// maxSpin is how long the loop looks for acknowledgements before it sleeps:
 	// about what a sleep and a wakeup cost.
 	maxSpin = 50 * time.Microsecond
-	// minSpin is where it begins again when it had been given up.
+	// minSpin is where spinning restarts after it was given up.
 	minSpin = int64(2 * time.Microsecond)
 	// timerSlack is how late the kernel wakes a thread that waits for a time
 	// (prctl PR_SET_TIMERSLACK). The rest is spun.

@@ -95,7 +95,7 @@ func (c *Conn) begin(m *message) {
 		c.watched = append(c.watched, m)
 	}
 	if m.spool != nil {
-		c.spools = append(c.spools, m) // intake goes on with supply
+		c.spools = append(c.spools, m) // intake continues with supply
 		return
 	}
 	m.out.Supply(m.size, true)

@@ -192,12 +192,11 @@ const (
 // A segment is lost when one sent later (counting the last time of each) has been
 // acknowledged, and so much time has passed as reordering may take: RACK (RFC 8985),
 // a quarter of the smallest round trip, more after it was wrong. An acknowledgement
-// with a bitmap says nothing about what is behind it: segments there are gone, but
-// whether they are lost shows later.
+// with a bitmap does not cover segments beyond it: they have left, but whether they
+// are lost shows later.
 //
-// A timeout sends the oldest segment again, nothing else; what is to be done with
-// the others the answer tells. Until it comes they do not count as in flight for
-// other messages.
+// A timeout retransmits only the oldest segment; the answer tells what to do with
+// the others. Until it comes they do not count as in flight for other messages.
 type Sender struct {
 	c    SenderConfig
 	auto bool
@@ -571,7 +570,7 @@ func (s *Sender) timeout(o *Outgoing, now int64) {
 	if o.unanswered > retries && now-o.answerAt >= int64(s.c.Patience) {
 		err := ErrSilent
 		if s.c.Mode == FirstLast && s.peer == plain && o.everAnswered && o.end > 2 {
-			err = ErrIncomplete // most probably: a plain peer says nothing then
+			err = ErrIncomplete // most probably: a plain peer is silent then
 		}
 		s.fail(o, err, now)
 		return
