@@ -167,20 +167,25 @@ over the turns. Leave the machine alone meanwhile.`,
 		}
 		root.AddCommand(cmd)
 	}
-	root.AddCommand(newCompareCmd())
+	root.AddCommand(newAllCmd(), newCompareCmd())
 	return root
 }
 
 // runBench measures in a lab of its own.
-func runBench(ctx context.Context, cfg benchConfig, doc *bench.Document, measure measureFunc) (err error) {
+func runBench(ctx context.Context, cfg benchConfig, doc *bench.Document, measure measureFunc) error {
 	ctx, stop := signal.NotifyContext(ctx, unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
 	defer stop()
-	lab, err := newBenchLab(cfg.warn)
+	return inLab(cfg.warn, func(lab *benchLab) error { return measure(ctx, lab, cfg, doc) })
+}
+
+// inLab measures in a lab that is made for it and removed afterwards.
+func inLab(warn func(string), measure func(*benchLab) error) (err error) {
+	lab, err := newBenchLab(warn)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, lab.Down()) }()
-	return measure(ctx, lab, cfg, doc)
+	return measure(lab)
 }
 
 // benchLab is a lab that no other process uses, and the CPUs for what is

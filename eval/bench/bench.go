@@ -254,7 +254,7 @@ func (d *Document) WriteText(w io.Writer) error {
 			if r.Better == "higher" {
 				sign = ">="
 			}
-			target = sign + " " + figure(*r.Target)
+			target = sign + " " + Figure(*r.Target)
 			verdict = strings.Replace(r.Verdict, "missed", "MISSED", 1)
 		}
 		see := n.number(r.Conditions)
@@ -266,8 +266,8 @@ func (d *Document) WriteText(w io.Writer) error {
 				}
 			}
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t[%s, %s]\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t\n", r.Name, figure(r.Median), r.Unit,
-			figure(r.CI95[0]), figure(r.CI95[1]), target, verdict, r.A.figure(), r.B.figure(), r.A.lost(), r.B.lost(), see)
+		fmt.Fprintf(t, "%s\t%s\t%s\t[%s, %s]\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t\n", r.Name, Figure(r.Median), r.Unit,
+			Figure(r.CI95[0]), Figure(r.CI95[1]), target, verdict, r.A.figure(), r.B.figure(), r.A.lost(), r.B.lost(), see)
 	}
 	t.Flush()
 	b.WriteString("\nA row compares a with b, as its unit says. met: the median keeps the target, and so does its whole\n" +
@@ -305,14 +305,14 @@ func (s *Side) figure() string {
 	if s == nil {
 		return "-"
 	}
-	return figure(s.Median) + " " + s.Unit
+	return Figure(s.Median) + " " + s.Unit
 }
 
 func (s *Side) lost() string {
 	if s == nil || s.Lost == nil {
 		return "-"
 	}
-	return figure(100**s.Lost) + " %"
+	return Figure(100**s.Lost) + " %"
 }
 
 // more writes the other figures of a side, if it has any.
@@ -322,13 +322,13 @@ func (s *Side) more(w io.Writer, name string) {
 	}
 	var list []string
 	for _, k := range slices.Sorted(maps.Keys(s.More)) {
-		list = append(list, k+" "+figure(s.More[k]))
+		list = append(list, k+" "+Figure(s.More[k]))
 	}
 	fmt.Fprintf(w, "  %s: %s\n", name, strings.Join(list, ", "))
 }
 
-// figure prints three digits that mean something, and no exponent.
-func figure(x float64) string {
+// Figure prints three digits that mean something, and no exponent.
+func Figure(x float64) string {
 	switch a := math.Abs(x); {
 	case a == 0:
 		return "0"

@@ -235,7 +235,7 @@ func TestTextHasEveryRowAndEachNoteOnce(t *testing.T) {
 func TestFiguresHaveThreeDigits(t *testing.T) {
 	var got []string
 	for _, x := range []float64{0, 0.00012, 0.0999, 0.1, -2.345, 12.34, 123.4, 13841, -99.96} {
-		got = append(got, figure(x))
+		got = append(got, Figure(x))
 	}
 	want := []string{"0", "0.0001", "0.0999", "0.10", "-2.35", "12.3", "123", "13841", "-100.0"}
 	if !slices.Equal(got, want) {

@@ -259,7 +259,7 @@ func (c *Comparison) WriteText(w io.Writer) error {
 		if verdict == Worse {
 			verdict = "WORSE"
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t[%s, %s]\t%s\t\n", ch.Name, ch.Unit, figure(ch.Before), figure(ch.After),
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t[%s, %s]\t%s\t\n", ch.Name, ch.Unit, Figure(ch.Before), Figure(ch.After),
 			percent(ch.Relative), percent(ch.CI95[0]), percent(ch.CI95[1]), verdict)
 	}
 	t.Flush()

@@ -73,6 +73,7 @@ func newPlot() *plot.Plot {
 	p := plot.New()
 	sans := func(s *font.Font, size vg.Length) { s.Variant, s.Size = "Sans", size }
 	sans(&p.Title.TextStyle.Font, 13)
+	sans(&p.Legend.TextStyle.Font, 10)
 	for _, a := range []*plot.Axis{&p.X, &p.Y} {
 		sans(&a.Label.TextStyle.Font, 11)
 		sans(&a.Tick.Label.Font, 10)

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package eval
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/xspin/xspin/eval/bench"
+	"github.com/xspin/xspin/eval/report"
+	"github.com/xspin/xspin/netns/netnstest"
+)
+
+// fake is an experiment that finds one row, or fails after it, and notes that it ran.
+func fake(name string, ran *[]string, err error) experiment {
+	return experiment{
+		report.Experiment{Name: name, Title: "Title of " + name}, pace{runs: 1, takes: time.Second}, pace{runs: 1, takes: time.Second},
+		func(_ context.Context, lab *benchLab, p pace, cfg benchConfig, e *report.Experiment) error {
+			*ran = append(*ran, name)
+			row, err2 := bench.Absolute(name+"/row", bench.AtLeast(1), bench.NewSide("it", "ns", []float64{1, 2, 3}))
+			if err2 != nil {
+				return err2
+			}
+			e.Rows = append(e.Rows, row)
+			return err
+		},
+	}
+}
+
+func TestBenchAllGoesOnWhereItStopped(t *testing.T) {
+	netnstest.NeedRoot(t)
+	dir := filepath.Join(t.TempDir(), "new", "report")
+	var ran []string
+	broken := errors.New("broken on purpose")
+	a, b, c := fake("a", &ran, nil), fake("b", &ran, broken), fake("c", &ran, nil)
+	// Someone stops it in the middle of c.
+	interrupted := c
+	interrupted.measure = func(ctx context.Context, _ *benchLab, _ pace, _ benchConfig, _ *report.Experiment) error {
+		if err := unix.Kill(os.Getpid(), unix.SIGTERM); err != nil {
+			return err
+		}
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	run := func(want string, only []string, all ...experiment) *report.Report {
+		t.Helper()
+		ran = nil
+		var told bytes.Buffer
+		err := runAll(t.Context(), &told, all, dir, true, only)
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("error %v, want %q; told %s", err, want, told.String())
+		}
+		r, err := report.Load(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+
+	r := run("interrupted at c: the same command goes on there", nil, a, b, interrupted)
+	if r.Complete || r.Experiment("a").Status != report.Done || r.Experiment("c") != nil {
+		t.Errorf("%+v", r)
+	}
+	if e := r.Experiment("b"); e.Status != report.Failed || e.Why != broken.Error() || len(e.Rows) != 1 {
+		t.Errorf("the broken one: %+v", e)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "index.html")); err != nil {
+		t.Error(err)
+	}
+
+	r = run("b: broken on purpose", nil, a, b, c)
+	if !slices.Equal(ran, []string{"b", "c"}) || !r.Complete || len(r.Experiments) != 3 {
+		t.Errorf("ran %q; %+v", ran, r)
+	}
+	if v := r.Verdicts(); len(v) != 3 || v[0].Verdict != "met" {
+		t.Errorf("%+v", v)
+	}
+	b = fake("b", &ran, nil)
+	if r = run("", []string{"b"}, a, b, c); !slices.Equal(ran, []string{"b"}) || r.Experiment("b").Status != report.Done || len(r.Experiments) != 3 {
+		t.Errorf("ran %q; %+v", ran, r)
+	}
+	if run("", nil, a, b, c); !slices.Equal(ran, []string{"a", "b", "c"}) {
+		t.Errorf("ran %q: want all again, since the report was complete", ran)
+	}
+
+	// What is not ours, or of another machine, stays.
+	r.Env.Kernel = "Linux 0.1"
+	if err := r.Save(dir); err != nil {
+		t.Fatal(err)
+	}
+	run("results.json is of another run, kernel Linux 0.1 and not Linux", nil, a)
+	name := filepath.Join(dir, report.File)
+	if err := os.WriteFile(name, []byte("mine"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := runAll(t.Context(), new(bytes.Buffer), []experiment{a}, dir, true, nil); err == nil || !strings.Contains(err.Error(), "move it away, or take another --out") {
+		t.Errorf("error %v", err)
+	}
+	if b, err := os.ReadFile(name); err != nil || string(b) != "mine" {
+		t.Errorf("%q, error %v", b, err)
+	}
+	if err := runAll(t.Context(), new(bytes.Buffer), []experiment{a}, name, true, nil); !errors.Is(err, unix.ENOTDIR) {
+		t.Errorf("a file for a directory: %v", err)
+	}
+	noBenchLab(t, os.Getpid())
+}
+
+func TestBenchAllRefusesUnknownExperiments(t *testing.T) {
+	root := benchCmd()
+	root.SetArgs([]string{"all", "--only", "rx,nothing", "--out", filepath.Join(t.TempDir(), "x")})
+	root.SetOut(new(bytes.Buffer))
+	root.SetErr(new(bytes.Buffer))
+	if err := root.Execute(); err == nil || !strings.Contains(err.Error(), "bench all: --only nothing: want pingpong, ") {
+		t.Errorf("error %v", err)
+	}
+}
+
+// Figures 24 and 25 come out of real pings, in as little time as may be.
+func TestPingpongMeasuresEveryRow(t *testing.T) {
+	if !measures(t) {
+		return
+	}
+	var e report.Experiment
+	err := inLab(func(msg string) { t.Log(msg) }, func(lab *benchLab) error {
+		return pingpongPlots(t.Context(), lab, pace{runs: 1, sizes: []int{16}}, benchConfig{}, &e)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, p := range e.Plots {
+		names = append(names, p.Name)
+		for _, s := range p.Series {
+			if len(s.Points) != 1 || !strings.Contains(s.On, "XDP") || (s.Tier == "") != (s.Name == "Linux") {
+				t.Errorf("%s: %+v", p.Name, s)
+			}
+		}
+		if marks := map[bool]int{false: 3}[p.Stack]; len(p.Marks) != marks {
+			t.Errorf("%s: marks %+v", p.Name, p.Marks)
+		}
+	}
+	if want := "pingpong-icmp pingpong-icmp-parts-nic pingpong-icmp-parts-host-nic pingpong-udp pingpong-udp-parts-nic pingpong-udp-parts-host-nic"; strings.Join(names, " ") != want {
+		t.Errorf("plots %q, want %s", names, want)
+	}
+}

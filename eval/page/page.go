@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package page makes of a report what people look at: a page that needs nothing but
+// itself, each plot as SVG and PNG, and each table as CSV.
+package page
+
+import (
+	"bytes"
+	"cmp"
+	_ "embed"
+	"encoding/csv"
+	"fmt"
+	"html/template"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/xspin/xspin/eval/bench"
+	"github.com/xspin/xspin/eval/chart"
+	"github.com/xspin/xspin/eval/report"
+)
+
+// Index is the name of the page in the directory of a report.
+const Index = "index.html"
+
+//go:embed page.html
+var source string
+
+var page = template.Must(template.New("page").Funcs(template.FuncMap{
+	"figure": bench.Figure, "percent": percent, "svg": svg, "table": table, "join": strings.Join, "class": class,
+	"seconds": func(s float64) string { return time.Duration(s * float64(time.Second)).Round(time.Second).String() },
+}).Parse(source))
+
+// Write writes the page and what belongs to it into the directory of the report.
+func Write(dir string, r *report.Report) error {
+	var b bytes.Buffer
+	if err := page.Execute(&b, view{r, ahead(r, true), ahead(r, false), r.Verdicts()}); err != nil {
+		return fmt.Errorf("page: %w", err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, Index), b.Bytes(), 0o644); err != nil {
+		return err
+	}
+	for _, e := range r.Experiments {
+		if len(e.Rows) > 0 {
+			if err := writeCSV(filepath.Join(dir, e.Name+"-rows.csv"), rows(e.Rows)); err != nil {
+				return err
+			}
+		}
+		for _, p := range e.Plots {
+			if err := writePlot(dir, p); err != nil {
+				return fmt.Errorf("experiment %s: %w", e.Name, err)
+			}
+		}
+	}
+	return nil
+}
+
+// view is what the page shows.
+type view struct {
+	*report.Report
+	Ahead, Behind []bench.Row
+	Targets       []bench.Row
+}
+
+// Count returns how many targets have a verdict.
+func (v view) Count(verdict string) (n int) {
+	for _, r := range v.Targets {
+		if r.Verdict == verdict {
+			n++
+		}
+	}
+	return n
+}
+
+// ahead returns the ratios to something else that are better than 1 with their whole
+// interval, or worse, the farthest first.
+func ahead(r *report.Report, better bool) (list []bench.Row) {
+	for _, e := range r.Experiments {
+		for _, row := range e.Rows {
+			if row.Unit != "ratio" || row.B == nil || row.CI95[0] <= 0 {
+				continue
+			}
+			above, below := row.CI95[0] > 1, row.CI95[1] < 1
+			if row.Better == "lower" {
+				above, below = below, above
+			}
+			if better && above || !better && below {
+				list = append(list, row)
+			}
+		}
+	}
+	slices.SortStableFunc(list, func(a, b bench.Row) int {
+		return cmp.Compare(math.Abs(math.Log(b.Median)), math.Abs(math.Log(a.Median)))
+	})
+	return list
+}
+
+// svg draws a plot for the page itself.
+func svg(p *report.Plot) (template.HTML, error) {
+	c, err := chart.Of(p)
+	if err != nil {
+		return "", err
+	}
+	var b bytes.Buffer
+	if err := c.Write(&b, ".svg"); err != nil {
+		return "", err
+	}
+	_, s, ok := strings.Cut(b.String(), "<svg ") // what stands before is for files
+	if !ok {
+		return "", fmt.Errorf("plot %s: no SVG", p.Name)
+	}
+	return template.HTML(`<svg role="img" aria-label="` + template.HTMLEscapeString(p.Title) + `" ` + s), nil //nolint:gosec // chart escapes texts, as the tests see
+}
+
+// table is a plot's figures: a line for each x, a column for each series.
+func table(p *report.Plot) (t struct{ Head, Rows [][]string }) {
+	head := []string{p.X.Title()}
+	var xs []float64
+	for _, s := range p.Series {
+		head = append(head, s.Name)
+		for _, pt := range s.Points {
+			xs = append(xs, pt.X)
+		}
+	}
+	slices.Sort(xs)
+	xs = slices.Compact(xs)
+	t.Head = [][]string{head}
+	for _, x := range xs {
+		row := []string{strconv.FormatFloat(x, 'f', -1, 64)}
+		for _, s := range p.Series {
+			cell := ""
+			for _, pt := range s.Points {
+				if pt.X == x {
+					cell = fmt.Sprintf("%s [%s, %s]", bench.Figure(pt.Y), bench.Figure(pt.CI95[0]), bench.Figure(pt.CI95[1]))
+					if pt.Lost != nil && *pt.Lost > 0 {
+						cell += fmt.Sprintf(", %s lost", percent(*pt.Lost))
+					}
+				}
+			}
+			row = append(row, cell)
+		}
+		t.Rows = append(t.Rows, row)
+	}
+	return t
+}
+
+func percent(x float64) string { return bench.Figure(100*x) + " %" }
+
+// class is the style of a verdict.
+func class(verdict string) string { return strings.ReplaceAll(verdict, " ", "-") }
+
+func writePlot(dir string, p *report.Plot) error {
+	c, err := chart.Of(p)
+	if err != nil {
+		return err
+	}
+	for _, format := range chart.Formats {
+		var b bytes.Buffer
+		if err := c.Write(&b, format); err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(dir, p.Name+format), b.Bytes(), 0o644); err != nil {
+			return err
+		}
+	}
+	lines := [][]string{{"series", "tier", p.X.Title(), p.Y.Title(), "low", "high", "lost", "runs", "on"}}
+	for _, s := range p.Series {
+		for _, pt := range s.Points {
+			lost := ""
+			if pt.Lost != nil {
+				lost = number(*pt.Lost)
+			}
+			lines = append(lines, []string{s.Name, s.Tier, number(pt.X), number(pt.Y), number(pt.CI95[0]), number(pt.CI95[1]), lost, numbers(pt.Runs), s.On})
+		}
+	}
+	for _, m := range p.Marks {
+		lines = append(lines, []string{m.Name, "", number(m.X), number(m.Y), "", "", "", "", m.Source})
+	}
+	return writeCSV(filepath.Join(dir, p.Name+".csv"), lines)
+}
+
+func rows(list []bench.Row) [][]string {
+	lines := [][]string{{"row", "unit", "median", "low", "high", "better", "target", "verdict", "a", "a runs", "b", "b runs", "conditions"}}
+	for _, r := range list {
+		target, b, bRuns := "", "", ""
+		if r.Target != nil {
+			target = number(*r.Target)
+		}
+		if r.B != nil {
+			b, bRuns = r.B.What, numbers(r.B.Runs)
+		}
+		lines = append(lines, []string{
+			r.Name, r.Unit, number(r.Median), number(r.CI95[0]), number(r.CI95[1]), r.Better, target, r.Verdict,
+			r.A.What, numbers(r.A.Runs), b, bRuns, r.Conditions,
+		})
+	}
+	return lines
+}
+
+func number(x float64) string { return strconv.FormatFloat(x, 'g', -1, 64) }
+
+func numbers(x []float64) string {
+	var s []string
+	for _, v := range x {
+		s = append(s, number(v))
+	}
+	return strings.Join(s, " ")
+}
+
+func writeCSV(name string, lines [][]string) error {
+	var b bytes.Buffer
+	if err := csv.NewWriter(&b).WriteAll(lines); err != nil {
+		return err
+	}
+	return os.WriteFile(name, b.Bytes(), 0o644)
+}

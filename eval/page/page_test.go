@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package page
+
+import (
+	"encoding/csv"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/net/html"
+
+	"github.com/xspin/xspin/eval/bench"
+	"github.com/xspin/xspin/eval/report"
+)
+
+const hostile = `<script>alert("1")</script> & 'more'`
+
+func fixture(t *testing.T) *report.Report {
+	t.Helper()
+	row := func(name string, g bench.Goal, a, b []float64) bench.Row {
+		r, err := bench.Ratio(name, g, bench.NewSide("ours "+hostile, "ns", a), bench.NewSide("theirs", "ns", b))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Conditions = hostile
+		return r
+	}
+	lost := 0.5
+	pt := report.NewPoint(64, []float64{1, 2, 3})
+	pt.Lost = &lost
+	series := []report.Series{{Name: hostile, Tier: "user", On: hostile, Points: []report.Point{pt, report.NewPoint(65536, []float64{4, 5, 6})}}, {Name: "empty"}}
+	return &report.Report{
+		Schema: report.Schema, Release: "XsPIN test", Quick: true, Env: bench.Environment("xspin bench all", 0, 0),
+		Experiments: []*report.Experiment{
+			{
+				Name: "first", Title: "Title " + hostile, Shows: hostile, Method: hostile, Status: report.Done, Warnings: []string{hostile},
+				Rows: []bench.Row{
+					row("first/ahead", bench.AtLeast(2), []float64{4, 4, 4}, []float64{1, 1, 1}),
+					row("first/behind", bench.AtMost(0.5), []float64{4, 4, 4}, []float64{2, 2, 2}),
+					row("first/even", bench.Higher, []float64{1, 2, 3}, []float64{1, 2, 3}),
+				},
+				Plots: []*report.Plot{
+					{Name: "lines", Title: hostile, X: report.Axis{Label: "size", Unit: "bytes", Log: true}, Y: report.Axis{Label: hostile, Log: true}, Series: series,
+						Marks: []report.Mark{{Name: "paper", X: 64, Y: 2, Source: hostile}}},
+					{Name: "bars", Title: "bars", Stack: true, Series: series},
+				},
+			},
+			{Name: "second", Title: "Second", Status: report.Skipped, Why: "iperf3 is needed"},
+			{Name: "third", Title: "Third", Status: report.Failed, Why: "it broke"},
+		},
+	}
+}
+
+func TestThePageHasAllOfTheReport(t *testing.T) {
+	dir := t.TempDir()
+	if err := Write(dir, fixture(t)); err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile(filepath.Join(dir, Index))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := textOf(t, string(b))
+	for _, want := range []string{
+		"A quick run", "Of 2 targets, 1 are met, 1 are missed, and 0 are within noise.", "Not measured: iperf3 is needed", "it had found by then is below: it broke",
+		"first/ahead", "first/behind", "first/even", "Title " + hostile, "2.00 [1.00, 3.00], 50.0 % lost", "64Ki", "ours " + hostile,
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the page lacks %q", want)
+		}
+	}
+	better, worse, _ := strings.Cut(text[strings.Index(text, "Better than"):], "Worse than")
+	worse, _, _ = strings.Cut(worse, "Title ")
+	if !strings.Contains(better, "first/ahead") || strings.Contains(better, "first/behind") || !strings.Contains(worse, "first/behind") || strings.Contains(worse, "first/even") {
+		t.Errorf("better: %s\nworse: %s", better, worse)
+	}
+	// It needs no network, and each file that it names is there.
+	refs := regexp.MustCompile(`(?:src|href|url\()\s*=?\s*["']?([^"'\s>)]+)`).FindAllStringSubmatch(string(b), -1)
+	for _, r := range refs {
+		switch ref := r[1]; {
+		case strings.HasPrefix(ref, "#"), ref == "data:,":
+		default:
+			if _, err := os.Stat(filepath.Join(dir, ref)); err != nil {
+				t.Errorf("reference to %q: %v", ref, err)
+			}
+		}
+	}
+	if len(refs) < 10 {
+		t.Errorf("references: %q", refs)
+	}
+}
+
+// textOf returns what a reader sees, and fails if a text has become markup.
+func textOf(t *testing.T, page string) string {
+	t.Helper()
+	var text strings.Builder
+	var open []string
+	z := html.NewTokenizer(strings.NewReader(page))
+	for {
+		switch z.Next() {
+		case html.ErrorToken:
+			if !errors.Is(z.Err(), io.EOF) {
+				t.Fatal(z.Err())
+			}
+			return text.String()
+		case html.StartTagToken:
+			name, _ := z.TagName()
+			if string(name) == "script" {
+				t.Error("the page has a script")
+			}
+			open = append(open, string(name))
+		case html.EndTagToken:
+			name, _ := z.TagName()
+			if i := slices.Index(open, string(name)); i >= 0 {
+				open = slices.Delete(open, i, i+1)
+			}
+		case html.TextToken:
+			if !slices.Contains(open, "style") {
+				text.Write(z.Text())
+			}
+		}
+	}
+}
+
+func TestTablesHaveEveryFigure(t *testing.T) {
+	dir := t.TempDir()
+	if err := Write(dir, fixture(t)); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string][]string{
+		"lines.csv":      {"series", hostile, hostile, "paper"},
+		"bars.csv":       {"series", hostile, hostile},
+		"first-rows.csv": {"row", "first/ahead", "first/behind", "first/even"},
+	} {
+		f, err := os.Open(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines, err := csv.NewReader(f).ReadAll()
+		if err := errors.Join(err, f.Close()); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		var first []string
+		for _, l := range lines {
+			first = append(first, l[0])
+		}
+		if !slices.Equal(first, want) {
+			t.Errorf("%s: %q, want %q", name, first, want)
+		}
+		if name == "lines.csv" && (lines[1][7] != "1 2 3" || lines[1][6] != "0.5") {
+			t.Errorf("%s: %q", name, lines[1])
+		}
+	}
+}

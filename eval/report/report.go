@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package report is what `xspin bench all` finds: experiments with plots, tables and
+// verdicts, kept in one file, and the page and the other files that are made of it.
+package report
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/xspin/xspin/eval/bench"
+	"github.com/xspin/xspin/internal/quantile"
+)
+
+// Schema is the version of the documents that this package writes and reads. It grows
+// when a reader of the one before would misunderstand.
+const Schema = 1
+
+// maxReport bounds a report that is read, in bytes.
+const maxReport = 256 << 20
+
+// File is the name of a report in its directory.
+const File = "results.json"
+
+// A Report is all that a run of the evaluation has found, results.json.
+type Report struct {
+	Schema      int           `json:"schema"`
+	Release     string        `json:"release"` // of XsPIN
+	Quick       bool          `json:"quick"`   // fewer and shorter runs than for good figures
+	Env         bench.Env     `json:"env"`     // when it began
+	Machine     []Fact        `json:"machine"` // what else may matter
+	LoadAfter   string        `json:"load_after,omitempty"`
+	Complete    bool          `json:"complete"` // all that was asked for has been tried
+	Experiments []*Experiment `json:"experiments"`
+}
+
+// A Fact is a property of the machine or of a peer.
+type Fact struct {
+	Name  string `json:"name"`
+	Value string `json:"value"`
+}
+
+// Status is how far an experiment got.
+type Status string
+
+const (
+	Done    Status = "done"
+	Skipped Status = "skipped" // something that it needs is not there
+	Failed  Status = "failed"  // what it has found before that is there
+)
+
+// An Experiment answers one question.
+type Experiment struct {
+	Name     string      `json:"name"`   // as --only takes it
+	Title    string      `json:"title"`  // for people
+	Shows    string      `json:"shows"`  // one sentence
+	Method   string      `json:"method"` // how it is measured
+	Status   Status      `json:"status"`
+	Why      string      `json:"why,omitempty"` // it was skipped or has failed
+	Warnings []string    `json:"warnings,omitempty"`
+	Took     float64     `json:"took_s"`
+	Load     string      `json:"load"` // average over the minute before it, other experiments included
+	Plots    []*Plot     `json:"plots,omitempty"`
+	Rows     []bench.Row `json:"rows,omitempty"`
+}
+
+// A Plot is a picture with one axis of each kind, and the figures in it.
+type Plot struct {
+	Name   string   `json:"name"` // of its files
+	Title  string   `json:"title"`
+	X      Axis     `json:"x"`
+	Y      Axis     `json:"y"`
+	Stack  bool     `json:"stack,omitempty"` // series are parts of a whole: bars on top of each other
+	Series []Series `json:"series"`
+	Marks  []Mark   `json:"marks,omitempty"` // of the paper
+}
+
+// An Axis of a plot.
+type Axis struct {
+	Label string `json:"label"`
+	Unit  string `json:"unit"`
+	Log   bool   `json:"log,omitempty"`
+}
+
+// Title is an axis's label with its unit.
+func (a Axis) Title() string {
+	if a.Unit == "" {
+		return a.Label
+	}
+	return a.Label + " (" + a.Unit + ")"
+}
+
+// A Series is a line or the bars of one thing measured.
+type Series struct {
+	Name   string  `json:"name"`
+	Tier   string  `json:"tier,omitempty"` // of the handlers, if some were at work: user, kernel
+	On     string  `json:"on,omitempty"`   // XDP, offloads and checksums on either end, waiting
+	Points []Point `json:"points"`
+}
+
+// A Point is a figure at a place of the x axis.
+type Point struct {
+	X    float64           `json:"x"`
+	Y    float64           `json:"y"` // median of Runs
+	CI95 quantile.Interval `json:"ci95"`
+	Runs []float64         `json:"runs"`
+	Lost *float64          `json:"lost,omitempty"` // fraction of what was sent, median
+}
+
+// NewPoint makes a point of runs.
+func NewPoint(x float64, runs []float64) Point {
+	s := quantile.Summarize(runs)
+	return Point{X: x, Y: s.P50, CI95: s.CI95, Runs: runs}
+}
+
+// A Mark is a figure of a paper.
+type Mark struct {
+	Name   string  `json:"name"`
+	X      float64 `json:"x"`
+	Y      float64 `json:"y"`
+	Source string  `json:"source"`
+}
+
+// Differs says why the figures of another run cannot stand beside these, "" if they can.
+func (r *Report) Differs(o *Report) string {
+	for _, d := range []struct {
+		what     string
+		old, new any
+	}{
+		{"release", r.Release, o.Release}, {"--quick", r.Quick, o.Quick}, {"kernel", r.Env.Kernel, o.Env.Kernel},
+		{"CPU", r.Env.CPU, o.Env.CPU}, {"CPUs", r.Env.CPUs, o.Env.CPUs},
+	} {
+		if d.old != d.new {
+			return fmt.Sprintf("%s %v and not %v", d.what, d.old, d.new)
+		}
+	}
+	return ""
+}
+
+// Experiment returns that of a name, nil if there is none.
+func (r *Report) Experiment(name string) *Experiment {
+	for _, e := range r.Experiments {
+		if e.Name == name {
+			return e
+		}
+	}
+	return nil
+}
+
+// Put adds an experiment, in the place of the one of its name if there is one.
+func (r *Report) Put(e *Experiment) {
+	for i, old := range r.Experiments {
+		if old.Name == e.Name {
+			r.Experiments[i] = e
+			return
+		}
+	}
+	r.Experiments = append(r.Experiments, e)
+}
+
+// Verdicts returns the rows with a target, of all experiments.
+func (r *Report) Verdicts() (rows []bench.Row) {
+	for _, e := range r.Experiments {
+		for _, row := range e.Rows {
+			if row.Target != nil {
+				rows = append(rows, row)
+			}
+		}
+	}
+	return rows
+}
+
+// Duration is how long the experiments took together.
+func (r *Report) Duration() time.Duration {
+	s := 0.0
+	for _, e := range r.Experiments {
+		s += e.Took
+	}
+	return time.Duration(s * float64(time.Second)).Round(time.Second)
+}
+
+// Load reads the report of a directory. Without one, the error is fs.ErrNotExist.
+func Load(dir string) (r *Report, err error) {
+	name := filepath.Join(dir, File)
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	if r, err = Read(f); err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return r, nil
+}
+
+// Read reads a report, and checks what the page relies on.
+func Read(from io.Reader) (*Report, error) {
+	b, err := io.ReadAll(io.LimitReader(from, maxReport+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(b) > maxReport {
+		return nil, fmt.Errorf("more than %d bytes: not a report of xspin bench all", maxReport)
+	}
+	var r Report
+	if err := json.Unmarshal(b, &r); err != nil {
+		return nil, fmt.Errorf("not a report of xspin bench all: %w", err)
+	}
+	if r.Schema != Schema {
+		return nil, fmt.Errorf("schema %d: want %d, of this release", r.Schema, Schema)
+	}
+	for i, e := range r.Experiments {
+		if e == nil || e.Name == "" {
+			return nil, fmt.Errorf("experiments[%d]: no name", i)
+		}
+		for j, p := range e.Plots {
+			if err := p.check(); err != nil {
+				return nil, fmt.Errorf("experiment %s: plots[%d]: %w", e.Name, j, err)
+			}
+		}
+		for j, row := range e.Rows {
+			if row.A == nil {
+				return nil, fmt.Errorf("experiment %s: rows[%d]: %s has no side a", e.Name, j, row.Name)
+			}
+		}
+	}
+	return &r, nil
+}
+
+// check says whether the plot can be drawn and be kept in files of its name.
+func (p *Plot) check() error {
+	if p == nil || p.Name == "" || p.Name != filepath.Base(p.Name) || p.Name[0] == '.' {
+		return errors.New("no name that a file can have")
+	}
+	for _, s := range p.Series {
+		for _, pt := range s.Points {
+			for _, x := range []float64{pt.X, pt.Y, pt.CI95[0], pt.CI95[1]} {
+				if math.IsNaN(x) || math.IsInf(x, 0) {
+					return fmt.Errorf("series %s: %g at %g: want numbers", s.Name, pt.Y, pt.X)
+				}
+			}
+			if p.X.Log && pt.X <= 0 || p.Y.Log && min(pt.Y, pt.CI95[0]) <= 0 {
+				return fmt.Errorf("series %s: %g at %g: want more than 0 on an axis of logarithms", s.Name, pt.Y, pt.X)
+			}
+		}
+	}
+	return nil
+}
+
+// Save writes the report into a directory, which is there. A reader finds the old one or
+// the new one, whole, whenever the machine stops.
+func (r *Report) Save(dir string) error {
+	b, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	return replace(filepath.Join(dir, File), append(b, '\n'))
+}
+
+// replace writes a file beside, and then puts it in the place of the old one.
+func replace(name string, b []byte) (err error) {
+	f, err := os.CreateTemp(filepath.Dir(name), filepath.Base(name)+".*")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("write %s: %w", name, err), os.Remove(f.Name()))
+		}
+	}()
+	_, err = f.Write(b)
+	if err == nil {
+		err = f.Chmod(0o644)
+	}
+	if err == nil {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), name)
+}
+
+// Prepare makes the directory of a report and tries whether files can be written there:
+// before minutes of measuring rather than after.
+func Prepare(dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	var fs unix.Statfs_t
+	if err := unix.Statfs(dir, &fs); err != nil {
+		return fmt.Errorf("%s: %w", dir, err)
+	}
+	const least = 16 << 20
+	if free := fs.Bavail * uint64(fs.Bsize); free < least {
+		return fmt.Errorf("%s: %d bytes are free: want %d", dir, free, least)
+	}
+	f, err := os.CreateTemp(dir, ".try*")
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Close(), os.Remove(f.Name()))
+}
+
+// Absent tells whether an error of Load says that there is no report.
+func Absent(err error) bool { return errors.Is(err, fs.ErrNotExist) }

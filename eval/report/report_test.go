@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"math"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/xspin/xspin/eval/bench"
+)
+
+func sample(t *testing.T) *Report {
+	t.Helper()
+	row, err := bench.Ratio("rx/ratio", bench.AtLeast(1), bench.NewSide("a", "ns", []float64{3, 4, 5}), bench.NewSide("b", "ns", []float64{1, 2, 3}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	lost := 0.25
+	pt := NewPoint(16, []float64{3, 1, 2})
+	pt.Lost = &lost
+	return &Report{
+		Schema: Schema, Release: "XsPIN test", Env: bench.Environment("xspin bench all", 0, 0), Machine: []Fact{{"iperf3", "3.12"}},
+		Experiments: []*Experiment{{
+			Name: "rx", Title: "Rate", Status: Done, Took: 1.5, Rows: []bench.Row{row},
+			Plots: []*Plot{{Name: "rx-plot", X: Axis{Label: "size", Unit: "bytes", Log: true}, Series: []Series{{Name: "s", Points: []Point{pt}}}}},
+		}},
+	}
+}
+
+func TestReportsAreReadAsWritten(t *testing.T) {
+	dir, r := t.TempDir(), sample(t)
+	if _, err := Load(dir); !Absent(err) {
+		t.Errorf("no report: %v", err)
+	}
+	for range 2 { // the second takes the place of the first
+		if err := r.Save(dir); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := Load(dir)
+	if err != nil || !reflect.DeepEqual(got, r) {
+		t.Errorf("read %+v, error %v; wrote %+v", got, err, r)
+	}
+	if files, err := os.ReadDir(dir); len(files) != 1 || err != nil {
+		t.Errorf("files %v, error %v", files, err)
+	}
+	if p := got.Experiments[0].Plots[0].Series[0].Points[0]; p.Y != 2 || p.CI95[0] != 1 || p.CI95[1] != 3 {
+		t.Errorf("%+v: want the median and interval of 1, 2 and 3", p)
+	}
+	if v := got.Verdicts(); len(v) != 1 || v[0].Name != "rx/ratio" {
+		t.Errorf("%+v", v)
+	}
+	if d := got.Duration().String(); d != "2s" {
+		t.Errorf("took %s", d)
+	}
+}
+
+func TestBadReportsAreRefused(t *testing.T) {
+	plot := func(p string) string { return `{"schema":1,"experiments":[{"name":"e","plots":[` + p + `]}]}` }
+	for _, tc := range []struct{ text, want string }{
+		{"", "not a report of xspin bench all: unexpected end"},
+		{"{}", "schema 0: want 1"},
+		{`{"schema":2}`, "schema 2: want 1"},
+		{`{"schema":1,"experiments":[null]}`, "experiments[0]: no name"},
+		{`{"schema":1,"experiments":[{}]}`, "experiments[0]: no name"},
+		{`{"schema":1,"experiments":[{"name":"e","rows":[{"name":"r"}]}]}`, "experiment e: rows[0]: r has no side a"},
+		{plot("null"), "experiment e: plots[0]: no name that a file can have"},
+		{plot(`{"name":"../x"}`), "experiment e: plots[0]: no name that a file can have"},
+		{plot(`{"name":".."}`), "no name that a file can have"},
+		{plot(`{"name":"p","x":{"log":true},"series":[{"name":"s","points":[{"x":0,"y":1,"ci95":[1,1]}]}]}`), "series s: 1 at 0: want more than 0"},
+		{plot(`{"name":"p","y":{"log":true},"series":[{"name":"s","points":[{"x":1,"y":1,"ci95":[0,1]}]}]}`), "series s: 1 at 1: want more than 0"},
+	} {
+		if _, err := Read(strings.NewReader(tc.text)); err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s: error %v, want %q", tc.text, err, tc.want)
+		}
+	}
+	p := Plot{Name: "p", Series: []Series{{Name: "s", Points: []Point{{Y: math.NaN()}}}}}
+	if err := p.check(); err == nil || !strings.Contains(err.Error(), "NaN at 0: want numbers") {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestReportsOfOtherRunsAreTold(t *testing.T) {
+	for want, change := range map[string]func(*Report){
+		"":                                     func(*Report) {},
+		"release XsPIN old and not XsPIN test": func(r *Report) { r.Release = "XsPIN old" },
+		"--quick true and not false":           func(r *Report) { r.Quick = true },
+	} {
+		r := sample(t)
+		change(r)
+		if got := r.Differs(sample(t)); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
+func TestTheDirectoryIsTriedBefore(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "a", "b")
+	if err := Prepare(dir); err != nil {
+		t.Fatal(err)
+	}
+	if files, err := os.ReadDir(dir); len(files) != 0 || err != nil {
+		t.Errorf("left %v, error %v", files, err)
+	}
+	if err := Prepare("/proc/self"); err == nil {
+		t.Error("a directory in which there can be no files is taken")
+	}
+}
+
+func TestExperimentsAreReplaced(t *testing.T) {
+	r := sample(t)
+	r.Put(&Experiment{Name: "slmp"})
+	r.Put(&Experiment{Name: "rx", Status: Failed})
+	if len(r.Experiments) != 2 || r.Experiment("rx").Status != Failed || r.Experiment("none") != nil {
+		t.Errorf("%+v", r.Experiments)
+	}
+}
