@@ -26,8 +26,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/demos/file"
+	"github.com/xspin/xspin/handlers/handlerstest"
 	"github.com/xspin/xspin/hpu"
-	"github.com/xspin/xspin/hpu/hputest"
 	"github.com/xspin/xspin/internal/testenv"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/netns"
@@ -100,7 +100,7 @@ func newSendPeer(t *testing.T) *sendPeer {
 	}
 	_ = testenv.ReadBuffer(sock, 4<<20)
 	r := &sendPeer{addr: sock.LocalAddr().String(), open: map[int][]byte{}, got: map[uint32][]byte{}}
-	n := hputest.New(t, hputest.Config{
+	n := handlerstest.New(t, handlerstest.Config{
 		Handlers: hpu.Handlers{
 			Header: func(h *hpu.HER) spin.Code {
 				delete(r.open, h.Message().Slot())
@@ -137,7 +137,7 @@ func newSendPeer(t *testing.T) *sendPeer {
 			if err != nil {
 				return // closed
 			}
-			out := n.Packet(hputest.UDP(from, hputest.Here(slmp.Port), b[:size]))
+			out := n.Packet(handlerstest.UDP(from, handlerstest.Here(slmp.Port), b[:size]))
 			for _, frame := range out.Sent {
 				h := packet.Parse(frame, len(frame))
 				_, _ = sock.WriteToUDPAddrPort(frame[h.Payload:][:h.PayloadLen], from)

@@ -17,9 +17,9 @@ import (
 	"github.com/xspin/xspin/ddt"
 	"github.com/xspin/xspin/ddt/ddttest"
 	"github.com/xspin/xspin/handlers"
+	"github.com/xspin/xspin/handlers/handlerstest"
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
-	"github.com/xspin/xspin/hpu/hputest"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/slmp"
 	"github.com/xspin/xspin/spin"
@@ -96,12 +96,12 @@ func placeMessages(t *testing.T, c *ddt.Committed, o handlers.DatatypeOptions, c
 	places := ddttest.Places(c.Type(), c.Count())
 	var receives hpu.Receives
 	events := make(chan spin.MessageEvent, 8)
-	cfg := hputest.Of(set)
+	cfg := handlerstest.Of(set)
 	cfg.HPUs, cfg.Limits.Messages, cfg.Binder = o.HPUs, o.Messages, &receives
 	if seed%2 == 1 {
 		cfg.Buffer = 64 // several for each packet
 	}
-	n := hputest.New(t, cfg)
+	n := handlerstest.New(t, cfg)
 	rnd := rand.New(rand.NewPCG(uint64(seed), uint64(cut)))
 	var first, rest [][]byte
 	for id := range uint32(messages) {
@@ -113,7 +113,7 @@ func placeMessages(t *testing.T, c *ddt.Committed, o handlers.DatatypeOptions, c
 		for i, p := range places {
 			want[at+p] = data[i]
 		}
-		frames := hputest.Message(hputest.Peer(1), id, data, cut)
+		frames := handlerstest.Message(handlerstest.Peer(1), id, data, cut)
 		first, rest = append(first, frames[0]), append(rest, frames[1:]...)
 	}
 	rnd.Shuffle(len(rest), func(i, j int) { rest[i], rest[j] = rest[j], rest[i] })
@@ -259,7 +259,7 @@ func TestDatatypeRefuses(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				cfg := hputest.Of(set)
+				cfg := handlerstest.Of(set)
 				cfg.HPUs = 2
 				events := make(chan spin.MessageEvent, 4)
 				memory := untouched(size)
@@ -274,8 +274,8 @@ func TestDatatypeRefuses(t *testing.T) {
 					t.Fatal(err)
 				}
 				cfg.Binder = &receives
-				n := hputest.New(t, cfg)
-				frames := hputest.Message(hputest.Peer(1), 7, data, 50)
+				n := handlerstest.New(t, cfg)
+				frames := handlerstest.Message(handlerstest.Peer(1), 7, data, 50)
 				if c.last {
 					frames = slices.Insert(frames, 1, frames[len(frames)-1])
 				}
@@ -323,12 +323,12 @@ func TestDatatypeHasSlotsForSoManyMessages(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg := hputest.Of(set)
+	cfg := handlerstest.Of(set)
 	cfg.Limits.Messages = 2
 	cfg.Windows = []hpu.NamedWindow{{Name: "in", Window: make(hpu.Memory, 100)}}
-	n := hputest.New(t, cfg)
+	n := handlerstest.New(t, cfg)
 	for id, want := range []string{"", "message 2 in flight, but the handlers were made for 1"} {
-		out := n.Packet(hputest.Message(hputest.Peer(1), uint32(id), make([]byte, 100), 50)[0])
+		out := n.Packet(handlerstest.Message(handlerstest.Peer(1), uint32(id), make([]byte, 100), 50)[0])
 		if want == "" && len(out.Messages) == 0 {
 			continue
 		}
@@ -343,9 +343,9 @@ func TestDatatypeNeedsMessages(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg := hputest.Of(set)
+	cfg := handlerstest.Of(set)
 	cfg.Rulesets = []matcher.Ruleset{matcher.UDPPort(7)}
-	out := hputest.New(t, cfg).Packet(hputest.UDP(hputest.Peer(1), hputest.Here(7), []byte("1234")))
+	out := handlerstest.New(t, cfg).Packet(handlerstest.UDP(handlerstest.Peer(1), handlerstest.Here(7), []byte("1234")))
 	if len(out.Faults) != 1 || !strings.Contains(out.Faults[0].Detail, "packets of this format do not form messages") {
 		t.Errorf("%+v", out.Faults)
 	}
@@ -359,9 +359,9 @@ func TestDatatypeOfTheHosts(t *testing.T) {
 		t.Fatal(err)
 	}
 	memory := make(hpu.Memory, 700)
-	cfg := hputest.Of(set)
+	cfg := handlerstest.Of(set)
 	cfg.Windows = []hpu.NamedWindow{{Name: "in", Window: memory}}
-	n := hputest.New(t, cfg)
+	n := handlerstest.New(t, cfg)
 	data := stream(300, 1)
 	out := n.Trigger(hpu.Trigger{Window: hpu.Memory(data), Length: 300})
 	if len(out.Messages) != 1 || out.Messages[0].Cause != spin.Complete {
@@ -415,7 +415,7 @@ func TestDatatypeAllocatesNothing(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			cfg := hputest.Of(set)
+			cfg := handlerstest.Of(set)
 			cfg.Buffer = buffer
 			var w spin.Window = make(hpu.Memory, 7000)
 			if i < len(ddt.Strategies()) {
@@ -432,7 +432,7 @@ func TestDatatypeAllocatesNothing(t *testing.T) {
 				}
 				return set.Payload(h)
 			}
-			hputest.New(t, cfg).Packet(hputest.Message(hputest.Peer(1), 1, stream(3000, 1), 1000)...)
+			handlerstest.New(t, cfg).Packet(handlerstest.Message(handlerstest.Peer(1), 1, stream(3000, 1), 1000)...)
 			if ran != 3 {
 				t.Errorf("%d of 3 packets", ran)
 			}
@@ -529,9 +529,9 @@ func TestDatatypeParams(t *testing.T) {
 			t.Errorf("%v: %v", c.params, err)
 			continue
 		}
-		cfg := hputest.Of(set)
+		cfg := handlerstest.Of(set)
 		cfg.Windows = []hpu.NamedWindow{{Name: "in", Window: make(hpu.Memory, 8<<20)}}
-		n := hputest.New(t, cfg)
+		n := handlerstest.New(t, cfg)
 		id := uint32(0)
 		for _, size := range []int64{c.bytes, c.bytes + 1} {
 			// Whole segments count, not bytes: the last says how long the message is.
@@ -540,12 +540,12 @@ func TestDatatypeParams(t *testing.T) {
 			if size > c.bytes {
 				cause = spin.Failed
 			}
-			var out *hputest.Outcome
+			var out *handlerstest.Outcome
 			if size <= 1000 {
-				out = n.Packet(hputest.Message(hputest.Peer(1), id, make([]byte, size), 1000)...)
+				out = n.Packet(handlerstest.Message(handlerstest.Peer(1), id, make([]byte, size), 1000)...)
 			} else if size > c.bytes {
-				out = n.Packet(hputest.Segment(hputest.Peer(1), slmp.Header{Flags: slmp.SYN, ID: id}, make([]byte, 1000)),
-					hputest.Segment(hputest.Peer(1), slmp.Header{Flags: slmp.SYN | slmp.EOM, ID: id, Offset: uint32(size - 1)}, make([]byte, 1)))
+				out = n.Packet(handlerstest.Segment(handlerstest.Peer(1), slmp.Header{Flags: slmp.SYN, ID: id}, make([]byte, 1000)),
+					handlerstest.Segment(handlerstest.Peer(1), slmp.Header{Flags: slmp.SYN | slmp.EOM, ID: id, Offset: uint32(size - 1)}, make([]byte, 1)))
 			} else {
 				continue
 			}

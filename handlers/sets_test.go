@@ -12,9 +12,9 @@ import (
 	"testing"
 
 	"github.com/xspin/xspin/handlers"
+	"github.com/xspin/xspin/handlers/handlerstest"
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
-	"github.com/xspin/xspin/hpu/hputest"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/netns/netnstest"
 	"github.com/xspin/xspin/packet"
@@ -22,7 +22,7 @@ import (
 )
 
 // start runs a set on a NIC for tests.
-func start(t *testing.T, name string, p handlers.Params, change func(*hputest.Config)) *hputest.NIC {
+func start(t *testing.T, name string, p handlers.Params, change func(*handlerstest.Config)) *handlerstest.NIC {
 	t.Helper()
 	r, ok := handlers.Lookup(name)
 	if !ok {
@@ -32,14 +32,14 @@ func start(t *testing.T, name string, p handlers.Params, change func(*hputest.Co
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := hputest.Config{
+	c := handlerstest.Config{
 		Handlers: set.Handlers, Rulesets: set.Rulesets, State: set.State, Initial: set.Initial,
 		Memory: make([]byte, set.Memory), HPUMemory: set.HPUMemory, Queue: set.Queue,
 	}
 	if change != nil {
 		change(&c)
 	}
-	return hputest.New(t, c)
+	return handlerstest.New(t, c)
 }
 
 // checked returns the headers of a frame whose checksums are right.
@@ -66,8 +66,8 @@ func checked(t *testing.T, frame []byte) packet.Headers {
 // answersPeer checks that a frame goes back to where the test's packets come from.
 func answersPeer(t *testing.T, h packet.Headers) {
 	t.Helper()
-	if h.Ethernet.Dst() != hputest.PeerMAC || h.Ethernet.Src() != hputest.HereMAC ||
-		h.IPv4.Dst() != hputest.PeerAddr.As4() || h.IPv4.Src() != hputest.HereAddr.As4() {
+	if h.Ethernet.Dst() != handlerstest.PeerMAC || h.Ethernet.Src() != handlerstest.HereMAC ||
+		h.IPv4.Dst() != handlerstest.PeerAddr.As4() || h.IPv4.Src() != handlerstest.HereAddr.As4() {
 		t.Errorf("the answer goes from %x %v to %x %v", h.Ethernet.Src(), h.IPv4.Src(), h.Ethernet.Dst(), h.IPv4.Dst())
 	}
 }
@@ -85,9 +85,11 @@ func payloads() (all [][]byte) {
 }
 
 func TestEchoes(t *testing.T) {
-	udp := func(payload []byte) []byte { return hputest.UDP(hputest.Peer(4000), hputest.Here(5000), payload) }
+	udp := func(payload []byte) []byte {
+		return handlerstest.UDP(handlerstest.Peer(4000), handlerstest.Here(5000), payload)
+	}
 	icmp := func(payload []byte) []byte {
-		return hputest.ICMPEcho(hputest.PeerAddr, hputest.HereAddr, 3, 4, payload)
+		return handlerstest.ICMPEcho(handlerstest.PeerAddr, handlerstest.HereAddr, 3, 4, payload)
 	}
 	for _, c := range []struct {
 		name, set string
@@ -103,13 +105,13 @@ func TestEchoes(t *testing.T) {
 			n := start(t, c.set, c.params, nil)
 			asked := 0
 			if c.set == "echo-host" {
-				n.Answer(func(r hputest.Request) hputest.Answer {
+				n.Answer(func(r handlerstest.Request) handlerstest.Answer {
 					asked++
 					sum, ok := handlers.EchoSum(nil, r.Payload)
 					if !ok {
 						t.Error("asked for a checksum of what has none")
 					}
-					return hputest.Answer{Payload: sum}
+					return handlerstest.Answer{Payload: sum}
 				})
 			}
 			for i, payload := range payloads() {
@@ -139,12 +141,12 @@ func TestEchoPartial(t *testing.T) {
 	for _, set := range []string{"echo-udp", "echo-host"} {
 		n := start(t, set, nil, nil)
 		if set == "echo-host" {
-			n.Answer(func(r hputest.Request) hputest.Answer {
+			n.Answer(func(r handlerstest.Request) handlerstest.Answer {
 				sum, _ := handlers.EchoSum(nil, r.Payload)
-				return hputest.Answer{Payload: sum}
+				return handlerstest.Answer{Payload: sum}
 			})
 		}
-		frame := hputest.UDP(hputest.Peer(4000), hputest.Here(7), []byte("partial"))
+		frame := handlerstest.UDP(handlerstest.Peer(4000), handlerstest.Here(7), []byte("partial"))
 		h := packet.Parse(frame, len(frame))
 		var pseudo packet.Checksum
 		pseudo.AddPseudo(h.IPv4.Src(), h.IPv4.Dst(), packet.ProtocolUDP, h.UDP.Length())
@@ -166,8 +168,8 @@ func TestEchoPartial(t *testing.T) {
 // send an answer that a receiver would take, unless it is the one to the whole request; a
 // wrong answer that the receiver refuses is as good as none.
 func TestDamagedRequests(t *testing.T) {
-	udp := hputest.UDP(hputest.Peer(4000), hputest.Here(5000), []byte("a datagram of odd size"))
-	icmp := hputest.ICMPEcho(hputest.PeerAddr, hputest.HereAddr, 3, 4, []byte("a message of odd size"))
+	udp := handlerstest.UDP(handlerstest.Peer(4000), handlerstest.Here(5000), []byte("a datagram of odd size"))
+	icmp := handlerstest.ICMPEcho(handlerstest.PeerAddr, handlerstest.HereAddr, 3, 4, []byte("a message of odd size"))
 	// All of its sum is that of the pseudo-header: what has come by a wire has not.
 	partial := bytes.Clone(udp)
 	h := packet.Parse(partial, len(partial))
@@ -191,17 +193,17 @@ func TestDamagedRequests(t *testing.T) {
 		{"requests, partial", "requests", handlers.Params{"port": 5000}, partial, packet.EthernetLen + packet.IPv4Len},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			n := start(t, tt.set, tt.params, func(c *hputest.Config) { c.Rulesets = nil }) // which would let few pass
+			n := start(t, tt.set, tt.params, func(c *handlerstest.Config) { c.Rulesets = nil }) // which would let few pass
 			if tt.set != "echo-icmp" && tt.set != "echo-udp" {
-				n.Answer(func(r hputest.Request) hputest.Answer {
+				n.Answer(func(r handlerstest.Request) handlerstest.Answer {
 					if tt.set == "requests" {
-						return hputest.Answer{Payload: r.Payload}
+						return handlerstest.Answer{Payload: r.Payload}
 					}
 					sum, ok := handlers.EchoSum(nil, r.Payload)
 					if !ok {
-						return hputest.Answer{Status: 1}
+						return handlerstest.Answer{Status: 1}
 					}
-					return hputest.Answer{Payload: sum}
+					return handlerstest.Answer{Payload: sum}
 				})
 			}
 			whole := n.Packet(bytes.Clone(tt.frame))
@@ -226,18 +228,18 @@ func TestEchoHostWaits(t *testing.T) {
 	n := start(t, "echo-host", nil, nil)
 	var frames [][]byte
 	for i := range 50 {
-		frames = append(frames, hputest.UDP(hputest.Peer(uint16(4000+i)), hputest.Here(7), []byte{byte(i)}))
+		frames = append(frames, handlerstest.UDP(handlerstest.Peer(uint16(4000+i)), handlerstest.Here(7), []byte{byte(i)}))
 	}
 	out := n.Packet(frames...)
 	if len(out.Requests) != 50 || len(out.Sent) != 0 {
 		t.Fatalf("%d requests, %d frames sent before an answer", len(out.Requests), len(out.Sent))
 	}
-	n.Answer(func(r hputest.Request) hputest.Answer {
+	n.Answer(func(r handlerstest.Request) handlerstest.Answer {
 		if r.Tag != uint64(packet.ProtocolUDP) || !r.Reply {
 			t.Errorf("request %+v", r)
 		}
 		sum, _ := handlers.EchoSum(nil, r.Payload)
-		return hputest.Answer{Payload: sum}
+		return handlerstest.Answer{Payload: sum}
 	})
 	out = n.Settle()
 	if len(out.Sent) != 50 {
@@ -255,8 +257,8 @@ func TestEchoHostWaits(t *testing.T) {
 
 // TestEchoHostSegments has a packet that is not in one piece.
 func TestEchoHostSegments(t *testing.T) {
-	n := start(t, "echo-host", nil, func(c *hputest.Config) { c.Buffer = 100 })
-	if out := n.Packet(hputest.UDP(hputest.Peer(1), hputest.Here(7), make([]byte, 100))); out.Code() != spin.Drop || len(out.Requests) != 0 {
+	n := start(t, "echo-host", nil, func(c *handlerstest.Config) { c.Buffer = 100 })
+	if out := n.Packet(handlerstest.UDP(handlerstest.Peer(1), handlerstest.Here(7), make([]byte, 100))); out.Code() != spin.Drop || len(out.Requests) != 0 {
 		t.Errorf("%+v", out)
 	}
 }
@@ -264,24 +266,24 @@ func TestEchoHostSegments(t *testing.T) {
 // TestEchoHostRefuses sends what is not to be answered, and has the host refuse, answer
 // nonsense and end.
 func TestEchoHostRefuses(t *testing.T) {
-	n := start(t, "echo-host", handlers.Params{"proto": "icmp"}, func(c *hputest.Config) { c.Rulesets = nil })
-	reply := n.Packet(hputest.ICMPEcho(hputest.PeerAddr, hputest.HereAddr, 1, 1, nil)).Requests[0].Payload
-	broadcast := hputest.ICMPEcho(hputest.PeerAddr, netip.MustParseAddr("255.255.255.255"), 1, 1, nil)
-	multicast := hputest.ICMPEcho(netip.MustParseAddr("224.0.0.1"), hputest.HereAddr, 1, 1, nil)
-	group := hputest.ICMPEcho(hputest.PeerAddr, hputest.HereAddr, 1, 1, nil)
+	n := start(t, "echo-host", handlers.Params{"proto": "icmp"}, func(c *handlerstest.Config) { c.Rulesets = nil })
+	reply := n.Packet(handlerstest.ICMPEcho(handlerstest.PeerAddr, handlerstest.HereAddr, 1, 1, nil)).Requests[0].Payload
+	broadcast := handlerstest.ICMPEcho(handlerstest.PeerAddr, netip.MustParseAddr("255.255.255.255"), 1, 1, nil)
+	multicast := handlerstest.ICMPEcho(netip.MustParseAddr("224.0.0.1"), handlerstest.HereAddr, 1, 1, nil)
+	group := handlerstest.ICMPEcho(handlerstest.PeerAddr, handlerstest.HereAddr, 1, 1, nil)
 	group[0] = 0xff
 	for name, frame := range map[string][]byte{"a reply": reply, "to all": broadcast, "from a group": multicast, "to a group": group, "nothing": make([]byte, 60)} {
 		if out := n.Packet(frame); out.Code() != spin.Drop || len(out.Requests) != 0 {
 			t.Errorf("%s: %v, %d requests", name, out.Code(), len(out.Requests))
 		}
 	}
-	answer := hputest.Answer{Status: 1, Payload: []byte{1, 2}}
-	n.Answer(func(hputest.Request) hputest.Answer { return answer })
+	answer := handlerstest.Answer{Status: 1, Payload: []byte{1, 2}}
+	n.Answer(func(handlerstest.Request) handlerstest.Answer { return answer })
 	if out := n.Settle(); len(out.Sent) != 0 { // that of the first packet
 		t.Error("sent although the application has refused")
 	}
-	ping := hputest.ICMPEcho(hputest.PeerAddr, hputest.HereAddr, 1, 1, nil)
-	answer = hputest.Answer{Payload: []byte{1}}
+	ping := handlerstest.ICMPEcho(handlerstest.PeerAddr, handlerstest.HereAddr, 1, 1, nil)
+	answer = handlerstest.Answer{Payload: []byte{1}}
 	if out := n.Packet(ping); len(out.Requests) != 1 || len(out.Sent) != 0 {
 		t.Error("sent with half a checksum")
 	}
@@ -298,7 +300,7 @@ func TestEchoHostRefuses(t *testing.T) {
 }
 
 func TestEchoSumOfNothing(t *testing.T) {
-	for _, frame := range [][]byte{nil, make([]byte, 14), make([]byte, 60), hputest.UDP(hputest.Peer(1), hputest.Here(2), nil)[:41]} {
+	for _, frame := range [][]byte{nil, make([]byte, 14), make([]byte, 60), handlerstest.UDP(handlerstest.Peer(1), handlerstest.Here(2), nil)[:41]} {
 		if sum, ok := handlers.EchoSum(nil, frame); ok {
 			t.Errorf("checksum %x of % x", sum, frame)
 		}
@@ -307,16 +309,16 @@ func TestEchoSumOfNothing(t *testing.T) {
 
 func TestDeposit(t *testing.T) {
 	window := make(hpu.Memory, 10000)
-	n := start(t, "deposit", nil, func(c *hputest.Config) { c.Windows = []hpu.NamedWindow{{Name: "in", Window: window}} })
+	n := start(t, "deposit", nil, func(c *handlerstest.Config) { c.Windows = []hpu.NamedWindow{{Name: "in", Window: window}} })
 	content := bytes.Repeat([]byte("0123456789abcdef"), 300)
-	frames := hputest.Message(hputest.Peer(4000), 5, content, 1000)
+	frames := handlerstest.Message(handlerstest.Peer(4000), 5, content, 1000)
 	slices.Reverse(frames[1:])
 	out := n.Packet(frames...)
 	if len(out.Messages) != 1 || len(out.Sent) != len(frames) {
 		t.Fatalf("%d events, %d frames sent", len(out.Messages), len(out.Sent))
 	}
 	e := out.Messages[0]
-	if e.Cause != spin.Complete || e.Length != uint64(len(content)) || e.Missing != 0 || e.Number != 5 || e.Source != hputest.Peer(4000) {
+	if e.Cause != spin.Complete || e.Length != uint64(len(content)) || e.Missing != 0 || e.Number != 5 || e.Source != handlerstest.Peer(4000) {
 		t.Errorf("event %+v", e)
 	}
 	if !bytes.Equal(window[:len(content)], content) {
@@ -326,7 +328,7 @@ func TestDeposit(t *testing.T) {
 		t.Errorf("calls %+v", out.Calls)
 	}
 	// A message that does not fit.
-	out = n.Packet(hputest.Message(hputest.Peer(4000), 6, make([]byte, 10001), 1400)...)
+	out = n.Packet(handlerstest.Message(handlerstest.Peer(4000), 6, make([]byte, 10001), 1400)...)
 	if len(out.Messages) != 1 || out.Messages[0].Cause != spin.Failed || !errors.Is(out.Messages[0].Err, spin.ErrBounds) {
 		t.Errorf("too long: %+v", out.Messages)
 	}
@@ -334,17 +336,17 @@ func TestDeposit(t *testing.T) {
 
 func TestRequests(t *testing.T) {
 	n := start(t, "requests", handlers.Params{"port": 53}, nil)
-	n.Answer(func(r hputest.Request) hputest.Answer {
+	n.Answer(func(r handlerstest.Request) handlerstest.Answer {
 		switch string(r.Payload) {
 		case "silence":
-			return hputest.Answer{Status: 1}
+			return handlerstest.Answer{Status: 1}
 		case "long":
-			return hputest.Answer{Payload: make([]byte, 1473)}
+			return handlerstest.Answer{Payload: make([]byte, 1473)}
 		}
-		return hputest.Answer{Payload: bytes.Repeat(r.Payload, 3)}
+		return handlerstest.Answer{Payload: bytes.Repeat(r.Payload, 3)}
 	})
 	for _, question := range []string{"", "x", "what is it?", strings.Repeat("long ", 80), "y"} {
-		frame := hputest.UDP(hputest.Peer(4001), hputest.Here(53), []byte(question))
+		frame := handlerstest.UDP(handlerstest.Peer(4001), handlerstest.Here(53), []byte(question))
 		ip := packet.IPv4(frame[packet.EthernetLen:])
 		ip.SetTTL(3)
 		ip.SetChecksum(ip.HeaderChecksum())
@@ -370,14 +372,14 @@ func TestRequests(t *testing.T) {
 		}
 	}
 	for _, question := range []string{"silence", "long"} {
-		if out := n.Packet(hputest.UDP(hputest.Peer(4001), hputest.Here(53), []byte(question))); len(out.Requests) != 1 || len(out.Sent) != 0 {
+		if out := n.Packet(handlerstest.UDP(handlerstest.Peer(4001), handlerstest.Here(53), []byte(question))); len(out.Requests) != 1 || len(out.Sent) != 0 {
 			t.Errorf("%s: %d requests, %d answers", question, len(out.Requests), len(out.Sent))
 		} else if logged := strings.Join(out.Log, "\n"); strings.Contains(logged, "an answer of 1473 bytes") != (question == "long") {
 			t.Errorf("%s: the log says %q", question, logged)
 		}
 	}
 	// One that cannot be answered does not get as far as the application.
-	out := n.Packet(hputest.UDP(netip.MustParseAddrPort("224.0.0.1:5"), hputest.Here(53), []byte("x")))
+	out := n.Packet(handlerstest.UDP(netip.MustParseAddrPort("224.0.0.1:5"), handlerstest.Here(53), []byte("x")))
 	if out.Code() != spin.Drop || len(out.Requests) != 0 {
 		t.Errorf("from a group: %v, %d requests", out.Code(), len(out.Requests))
 	}
@@ -386,8 +388,8 @@ func TestRequests(t *testing.T) {
 // TestRequestsOptions has a datagram with IP options, which rulesets of one's own may let
 // through: its headers are longer than those of an answer.
 func TestRequestsOptions(t *testing.T) {
-	n := start(t, "requests", handlers.Params{"port": 53}, func(c *hputest.Config) { c.Rulesets = nil })
-	frame := slices.Insert(hputest.UDP(hputest.Peer(1), hputest.Here(53), make([]byte, 40)), 34, 1, 1, 1, 0)
+	n := start(t, "requests", handlers.Params{"port": 53}, func(c *handlerstest.Config) { c.Rulesets = nil })
+	frame := slices.Insert(handlerstest.UDP(handlerstest.Peer(1), handlerstest.Here(53), make([]byte, 40)), 34, 1, 1, 1, 0)
 	ip := packet.IPv4(frame[packet.EthernetLen:])
 	ip[0]++
 	ip.SetTotalLen(uint16(ip.TotalLen() + 4))
@@ -401,20 +403,20 @@ func TestRequestsOptions(t *testing.T) {
 
 // TestRequestsFull has more questions than fit into the ring.
 func TestRequestsFull(t *testing.T) {
-	n := start(t, "requests", handlers.Params{"port": 53}, func(c *hputest.Config) { c.Requests = 2 })
-	q := hputest.UDP(hputest.Peer(4001), hputest.Here(53), []byte("x"))
+	n := start(t, "requests", handlers.Params{"port": 53}, func(c *handlerstest.Config) { c.Requests = 2 })
+	q := handlerstest.UDP(handlerstest.Peer(4001), handlerstest.Here(53), []byte("x"))
 	out := n.Packet(q, q, q)
 	if len(out.Requests) != 2 || out.Calls[2].Code != spin.Drop {
 		t.Fatalf("%d requests, calls %+v", len(out.Requests), out.Calls)
 	}
-	n.Answer(func(hputest.Request) hputest.Answer { return hputest.Answer{} })
+	n.Answer(func(handlerstest.Request) handlerstest.Answer { return handlerstest.Answer{} })
 	if out := n.Packet(q); len(out.Sent) != 3 {
 		t.Errorf("%d answers, want 3", len(out.Sent))
 	}
 }
 
 func TestCount(t *testing.T) {
-	frame := hputest.UDP(hputest.Peer(1), hputest.Here(2), make([]byte, 100))
+	frame := handlerstest.UDP(handlerstest.Peer(1), handlerstest.Here(2), make([]byte, 100))
 	for _, to := range []string{"stack", "drop"} {
 		n := start(t, "count", handlers.Params{"to": to}, nil)
 		before := bytes.Clone(frame)
@@ -439,8 +441,8 @@ func TestCountEvents(t *testing.T) {
 	}
 	defer pair.Close()
 	t.Run("", func(t *testing.T) {
-		n := start(t, "count", nil, func(c *hputest.Config) { c.Host = pair })
-		frame := hputest.UDP(hputest.Peer(1), hputest.Here(2), make([]byte, 100))
+		n := start(t, "count", nil, func(c *handlerstest.Config) { c.Host = pair })
+		frame := handlerstest.UDP(handlerstest.Peer(1), handlerstest.Here(2), make([]byte, 100))
 		n.Packet(frame, frame)
 		if p, b := pair.Counter(handlers.CountPackets).Get(), pair.Counter(handlers.CountBytes).Get(); p != 2 || b != 2*142 {
 			t.Errorf("counted %d packets, %d bytes", p, b)
@@ -450,7 +452,7 @@ func TestCountEvents(t *testing.T) {
 
 func TestTick(t *testing.T) {
 	n := start(t, "tick", handlers.Params{"to": "10.0.0.9:9400", "port": 77}, nil)
-	ping := hputest.ICMPEcho(hputest.PeerAddr, hputest.HereAddr, 1, 1, make([]byte, 92))
+	ping := handlerstest.ICMPEcho(handlerstest.PeerAddr, handlerstest.HereAddr, 1, 1, make([]byte, 92))
 	if out := n.Packet(ping, ping); len(out.Stack) != 2 {
 		t.Errorf("%d packets to the stack", len(out.Stack))
 	}
@@ -493,7 +495,7 @@ func (a *asked) From(netip.Addr) (spin.Hop, bool) { return spin.Hop{MTU: 1500}, 
 // datagram has to wait for ARP.
 func TestTickUnreachable(t *testing.T) {
 	for err, lines := range map[error]int{spin.ErrUnresolved: 0, errors.New("no route"): 1} {
-		n := start(t, "tick", handlers.Params{"to": "10.0.0.9:9400"}, func(c *hputest.Config) { c.Resolver = unresolved{err} })
+		n := start(t, "tick", handlers.Params{"to": "10.0.0.9:9400"}, func(c *handlerstest.Config) { c.Resolver = unresolved{err} })
 		if out := n.Tick(); out.Code() != spin.Drop || len(out.Sent) != 0 || len(out.Log) != lines {
 			t.Errorf("%v: %+v", err, out)
 		}
@@ -501,7 +503,7 @@ func TestTickUnreachable(t *testing.T) {
 }
 
 func TestPush(t *testing.T) {
-	slmpFormat := func(c *hputest.Config) { c.Format = matcher.FormatByName("slmp") }
+	slmpFormat := func(c *handlerstest.Config) { c.Format = matcher.FormatByName("slmp") }
 	n := start(t, "push", handlers.Params{"to": "10.0.0.9:9400"}, slmpFormat)
 	window := make(hpu.Memory, 4096)
 	for i := range window {
@@ -530,7 +532,7 @@ func TestPush(t *testing.T) {
 		t.Errorf("to port %d", h.UDP.DstPort())
 	}
 
-	n = start(t, "push", handlers.Params{"to": "10.0.0.9:9400"}, func(c *hputest.Config) {
+	n = start(t, "push", handlers.Params{"to": "10.0.0.9:9400"}, func(c *handlerstest.Config) {
 		slmpFormat(c)
 		c.Resolver = &asked{}
 	})
@@ -538,7 +540,7 @@ func TestPush(t *testing.T) {
 		t.Errorf("the first message, with a neighbour that answers: %+v", out)
 	}
 
-	n = start(t, "push", handlers.Params{"to": "10.0.0.9:9400"}, func(c *hputest.Config) {
+	n = start(t, "push", handlers.Params{"to": "10.0.0.9:9400"}, func(c *handlerstest.Config) {
 		slmpFormat(c)
 		c.Resolver = unresolved{spin.ErrUnresolved}
 	})
@@ -601,18 +603,18 @@ func TestRegisterTwice(t *testing.T) {
 // once, others when the answers have no hops left.
 func TestEchoesThatAnswerEachOther(t *testing.T) {
 	for _, set := range []string{"echo-udp", "echo-host"} {
-		nics := map[uint16]*hputest.NIC{}
+		nics := map[uint16]*handlerstest.NIC{}
 		for _, port := range []uint16{7, 8} {
 			nics[port] = start(t, set, handlers.Params{"port": int(port)}, nil)
 			if set == "echo-udp" {
 				continue
 			}
-			nics[port].Answer(func(r hputest.Request) hputest.Answer {
+			nics[port].Answer(func(r handlerstest.Request) handlerstest.Answer {
 				sum, _ := handlers.EchoSum(nil, r.Payload)
-				return hputest.Answer{Payload: sum}
+				return handlerstest.Answer{Payload: sum}
 			})
 		}
-		frame := hputest.UDP(hputest.Peer(8), hputest.Here(7), []byte("hello"))
+		frame := handlerstest.UDP(handlerstest.Peer(8), handlerstest.Here(7), []byte("hello"))
 		const turns = 64 - 1 // the hops that the first datagram has left
 		for i := range uint16(turns + 1) {
 			out := nics[7+i%2].Packet(frame)
@@ -632,7 +634,7 @@ func TestEchoesThatAnswerEachOther(t *testing.T) {
 			h.Ethernet.Swap()
 			h.IPv4.SwapAddrs()
 		}
-		if out := nics[7].Packet(hputest.UDP(hputest.Peer(7), hputest.Here(7), nil)); len(out.Sent) != 0 {
+		if out := nics[7].Packet(handlerstest.UDP(handlerstest.Peer(7), handlerstest.Here(7), nil)); len(out.Sent) != 0 {
 			t.Errorf("%s: answers its like", set)
 		}
 	}

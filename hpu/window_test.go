@@ -7,9 +7,9 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/xspin/xspin/handlers/handlerstest"
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
-	"github.com/xspin/xspin/hpu/hputest"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/spin"
 )
@@ -39,7 +39,7 @@ func TestHandlersUseWindowsAtomicallyAndWithoutWaiting(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			memory := make([]byte, size)
 			ran := false
-			n := hputest.New(t, hputest.Config{
+			n := handlerstest.New(t, handlerstest.Config{
 				Rulesets: []matcher.Ruleset{matcher.UDPPort(7)},
 				Windows:  []hpu.NamedWindow{{Name: "in", Window: c.window(memory)}},
 				Handlers: hpu.Handlers{Payload: func(h *hpu.HER) spin.Code {
@@ -48,7 +48,7 @@ func TestHandlersUseWindowsAtomicallyAndWithoutWaiting(t *testing.T) {
 					return spin.Success
 				}},
 			})
-			n.Packet(hputest.UDP(hputest.Peer(4000), hputest.Here(7), []byte("x")))
+			n.Packet(handlerstest.UDP(handlerstest.Peer(4000), handlerstest.Here(7), []byte("x")))
 			if !ran {
 				t.Fatal("the handler has not run")
 			}

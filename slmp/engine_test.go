@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/xspin/xspin/handlers/handlerstest"
 	"github.com/xspin/xspin/hpu"
-	"github.com/xspin/xspin/hpu/hputest"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/mpq"
 	"github.com/xspin/xspin/packet"
@@ -25,20 +25,20 @@ import (
 // for, then what is sent.
 type log struct {
 	testing.TB
-	n    *hputest.NIC
+	n    *handlerstest.NIC
 	now  atomic.Int64
 	said []string
 	data map[uint32][]byte // of messages, by id
 	full bool              // there is no room for events
 }
 
-var alice, bob = hputest.Peer(1000), hputest.Peer(1001)
+var alice, bob = handlerstest.Peer(1000), handlerstest.Peer(1001)
 
 func newLog(t testing.TB, c mpq.Config) *log {
 	t.Helper()
 	l := &log{TB: t, data: map[uint32][]byte{}}
 	l.now.Store(sec)
-	l.n = hputest.New(t, hputest.Config{
+	l.n = handlerstest.New(t, handlerstest.Config{
 		Handlers: hpu.Handlers{
 			Header: func(h *hpu.HER) spin.Code { return l.say("header %d", h.Message().Number()) },
 			Payload: func(h *hpu.HER) spin.Code {
@@ -91,7 +91,7 @@ const (
 // from has a segment come whose payload is the id, n times.
 func (l *log) from(who netip.AddrPort, f slmp.Flags, id, offset uint32, n int) *log {
 	l.Helper()
-	return l.sent(l.n.Packet(hputest.Segment(who, slmp.Header{Flags: f, ID: id, Offset: offset}, bytes.Repeat([]byte{byte(id)}, n))))
+	return l.sent(l.n.Packet(handlerstest.Segment(who, slmp.Header{Flags: f, ID: id, Offset: offset}, bytes.Repeat([]byte{byte(id)}, n))))
 }
 
 func (l *log) in(f slmp.Flags, id, offset uint32, n int) *log {
@@ -106,7 +106,7 @@ func (l *log) after(d time.Duration) *log {
 	return l.sent(l.n.Settle())
 }
 
-func (l *log) sent(out *hputest.Outcome) *log {
+func (l *log) sent(out *handlerstest.Outcome) *log {
 	l.Helper()
 	for _, frame := range out.Sent {
 		hdr := packet.Parse(frame, len(frame))
@@ -225,7 +225,7 @@ func TestSameNumberFromTwoSenders(t *testing.T) {
 func TestSegmentsOfNoUse(t *testing.T) {
 	l := newLog(t, mpq.Config{})
 	for n := range slmp.HeaderLen {
-		l.sent(l.n.Packet(hputest.UDP(alice, hputest.Here(slmp.Port), make([]byte, n)))).want()
+		l.sent(l.n.Packet(handlerstest.UDP(alice, handlerstest.Here(slmp.Port), make([]byte, n)))).want()
 	}
 	l.in(slmp.ACK, 1, 0, 0).in(slmp.ACK|end, 1, 0, 100).want()
 	if s := l.n.Stats(); s.Stray != 2 {

@@ -14,8 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/xspin/xspin/handlers/handlerstest"
 	"github.com/xspin/xspin/hpu"
-	"github.com/xspin/xspin/hpu/hputest"
 	"github.com/xspin/xspin/internal/testenv"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/mpq"
@@ -356,7 +356,7 @@ func (m marks) count() (n uint64) {
 // a method of the NIC does, on another goroutine: there is no other time that passes.
 type receiver struct {
 	w       *world
-	n       *hputest.NIC
+	n       *handlerstest.NIC
 	now     atomic.Int64 // as the NIC sees it
 	records map[name]*record
 	all     []*record
@@ -370,14 +370,14 @@ type receiver struct {
 
 const (
 	lookEvery = 100 * msec
-	mostKept  = 128 // half of the frames of an hputest.NIC
+	mostKept  = 128 // half of the frames of an handlerstest.NIC
 )
 
 func (w *world) newReceiver() *receiver {
 	w.Helper()
 	x := &receiver{w: w, records: map[name]*record{}, slots: map[int]*record{}, kept: map[*hpu.Kept]bool{}}
 	x.now.Store(w.now)
-	x.n = hputest.New(w.T, hputest.Config{
+	x.n = handlerstest.New(w.T, handlerstest.Config{
 		Handlers: hpu.Handlers{Header: whileAlive(x, x.header), Payload: whileAlive(x, x.payload), Completion: whileAlive(x, x.completion)},
 		Rulesets: []matcher.Ruleset{matcher.SLMP()}, Binder: x, Limits: w.c, Queue: true, Clock: x.now.Load,
 	})
@@ -412,12 +412,12 @@ func (x *receiver) receive(from netip.AddrPort, b []byte) {
 			r.seen = x.w.now
 		}
 	}
-	frame := hputest.UDP(from, hputest.Here(slmp.Port), b)
-	x.do(func() *hputest.Outcome { return x.n.Packet(frame) })
+	frame := handlerstest.UDP(from, handlerstest.Here(slmp.Port), b)
+	x.do(func() *handlerstest.Outcome { return x.n.Packet(frame) })
 }
 
 // do has the NIC do something now, and look at the time.
-func (x *receiver) do(f func() *hputest.Outcome) {
+func (x *receiver) do(f func() *handlerstest.Outcome) {
 	w := x.w
 	w.Helper()
 	if x.stopped {
@@ -602,7 +602,7 @@ func (x *receiver) completion(c *hpu.Completion) spin.Code {
 		return finish()
 	}
 	x.later(func() {
-		x.n.Answer(func(hputest.Request) hputest.Answer { return hputest.Answer{} })
+		x.n.Answer(func(handlerstest.Request) handlerstest.Answer { return handlerstest.Answer{} })
 		x.do(x.n.Settle)
 		x.n.Answer(nil)
 	})
@@ -1100,7 +1100,7 @@ func FuzzReceiver(f *testing.F) {
 			}
 			b := make([]byte, slmp.HeaderLen+max(n, 0))
 			h.Put(b)
-			x.receive(hputest.Peer(uint16(1000+next()%2)), b[:slmp.HeaderLen+n])
+			x.receive(handlerstest.Peer(uint16(1000+next()%2)), b[:slmp.HeaderLen+n])
 			until := w.now + int64(next())*int64(next()%16)*10*usec
 			w.at(until, func() {})
 			w.run(w.now+1000*sec, func() bool { return w.now >= until })

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package hputest
+package handlerstest
 
 import (
 	"fmt"
@@ -74,7 +74,7 @@ func serialize(ip *layers.IPv4, l gopacket.SerializableLayer, payload []byte) []
 	buf := gopacket.NewSerializeBuffer()
 	o := gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}
 	if err := gopacket.SerializeLayers(buf, o, eth, ip, l, gopacket.Payload(payload)); err != nil {
-		panic(fmt.Sprintf("hputest: frame from %v to %v: %v", ip.SrcIP, ip.DstIP, err)) // not IPv4, or too long
+		panic(fmt.Sprintf("handlerstest: frame from %v to %v: %v", ip.SrcIP, ip.DstIP, err)) // not IPv4, or too long
 	}
 	frame := buf.Bytes()
 	for len(frame) < 60 {

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package hputest runs the handlers of an execution context in a test: without a NIC,
+// Package handlerstest runs the handlers of an execution context in a test: without a NIC,
 // without privileges, and without waiting for anything but the handlers.
 //
 //	func TestEcho(t *testing.T) {
-//		n := hputest.New(t, hputest.Config{
+//		n := handlerstest.New(t, handlerstest.Config{
 //			Handlers: hpu.Handlers{Payload: echo},
 //			Rulesets: []matcher.Ruleset{matcher.UDPPort(7)},
 //		})
-//		out := n.Packet(hputest.UDP(hputest.Peer(4000), hputest.Here(7), []byte("hello")))
+//		out := n.Packet(handlerstest.UDP(handlerstest.Peer(4000), handlerstest.Here(7), []byte("hello")))
 //		if out.Code() != spin.Success || len(out.Sent) != 1 { ... }
 //	}
 //
@@ -21,7 +21,7 @@
 // everything has been done that they have begun. They are for the test's goroutine.
 // Handlers run on another: in these t.Error is good, and t.Fatal ends a thread of the
 // engine, which notices when Config.Limit is over.
-package hputest
+package handlerstest
 
 import (
 	"cmp"
@@ -141,7 +141,7 @@ func New(t testing.TB, cfg Config) *NIC {
 	t.Helper()
 	n := &NIC{t: t, cfg: cfg, peers: neighbours{known: map[netip.Addr]bool{}}}
 	if err := n.open(); err != nil {
-		t.Fatalf("hputest: %v", err)
+		t.Fatalf("handlerstest: %v", err)
 	}
 	n.peers.answer() // what Init has asked for
 	return n
@@ -346,7 +346,7 @@ func (n *NIC) Packet(frames ...[]byte) *Outcome {
 		}
 		if !n.wire.receive(at, hash, f, &v, contextID, n.cfg.Buffer) {
 			n.wire.mu.Unlock()
-			n.t.Fatalf("hputest: no frame is left for packet %d of %d: handlers have kept %d packets", i+1, len(frames), n.pool.Kept())
+			n.t.Fatalf("handlerstest: no frame is left for packet %d of %d: handlers have kept %d packets", i+1, len(frames), n.pool.Kept())
 		}
 	}
 	n.wire.deliver()
@@ -372,7 +372,7 @@ func (n *NIC) hash(v *matcher.Verdict) uint32 {
 func (n *NIC) Tick() *Outcome {
 	n.t.Helper()
 	if n.cfg.Timer == nil {
-		n.t.Fatal("hputest: Tick: there is no timer handler")
+		n.t.Fatal("handlerstest: Tick: there is no timer handler")
 	}
 	_ = n.run(func(t *hpu.Task) error { // what it returns is in the outcome
 		n.call("timer", t, func() spin.Code { return n.cfg.Timer(t) })
@@ -389,7 +389,7 @@ func (n *NIC) Tick() *Outcome {
 func (n *NIC) Trigger(tr hpu.Trigger) *Outcome {
 	n.t.Helper()
 	if err := n.during(func() error { return n.pool.Trigger(n.ctx, tr) }); err != nil {
-		n.t.Fatalf("hputest: trigger: %v", err)
+		n.t.Fatalf("handlerstest: trigger: %v", err)
 	}
 	return n.Settle()
 }
@@ -400,7 +400,7 @@ func (n *NIC) Trigger(tr hpu.Trigger) *Outcome {
 func (n *NIC) Answer(f func(Request) Answer) {
 	n.t.Helper()
 	if n.app == nil {
-		n.t.Fatal("hputest: Answer: the test is no application, see Config.Queue")
+		n.t.Fatal("handlerstest: Answer: the test is no application, see Config.Queue")
 	}
 	n.answer = f
 }
@@ -409,7 +409,7 @@ func (n *NIC) Answer(f func(Request) Answer) {
 func (n *NIC) Detach() *Outcome {
 	n.t.Helper()
 	if n.app == nil {
-		n.t.Fatal("hputest: Detach: the test is no application, see Config.Queue")
+		n.t.Fatal("handlerstest: Detach: the test is no application, see Config.Queue")
 	}
 	n.app.Detach()
 	return n.Settle()
@@ -419,7 +419,7 @@ func (n *NIC) Detach() *Outcome {
 func (n *NIC) Remove() *Outcome {
 	n.t.Helper()
 	if err := n.during(func() error { return n.pool.Drain(n.ctx, n.cfg.Limit) }); err != nil {
-		n.t.Errorf("hputest: %v", err)
+		n.t.Errorf("handlerstest: %v", err)
 	}
 	return n.Settle()
 }
@@ -510,6 +510,6 @@ func (n *NIC) close() {
 	n.mu.Unlock()
 	n.wire.close()
 	if kept > 0 {
-		n.t.Errorf("hputest: handlers have kept packets and not released %d", kept)
+		n.t.Errorf("handlerstest: handlers have kept packets and not released %d", kept)
 	}
 }

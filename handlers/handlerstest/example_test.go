@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package hputest_test
+package handlerstest_test
 
 import (
 	"encoding/binary"
@@ -10,8 +10,8 @@ import (
 	"testing"
 
 	"github.com/xspin/xspin/handlers"
+	"github.com/xspin/xspin/handlers/handlerstest"
 	"github.com/xspin/xspin/hpu"
-	"github.com/xspin/xspin/hpu/hputest"
 	"github.com/xspin/xspin/spin"
 )
 
@@ -35,10 +35,10 @@ func Example_atomics() {
 
 func TestExampleAtomics(t *testing.T) {
 	set := &handlers.Set{Handlers: hpu.Handlers{Payload: lengths}, Memory: 16 * 8}
-	cfg := hputest.Of(set)
-	n := hputest.New(t, cfg)
+	cfg := handlerstest.Of(set)
+	n := handlerstest.New(t, cfg)
 	for range 3 {
-		n.Packet(hputest.UDP(hputest.Peer(4000), hputest.Here(9), make([]byte, 300)))
+		n.Packet(handlerstest.UDP(handlerstest.Peer(4000), handlerstest.Here(9), make([]byte, 300)))
 	}
 	if got := binary.NativeEndian.Uint64(cfg.Memory[8*2:]); got != 3 {
 		t.Errorf("word 2 is %d, want 3", got)
