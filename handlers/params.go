@@ -122,7 +122,7 @@ func want(field reflect.Value) string {
 
 // set puts a value of the configuration's into a field.
 func set(field reflect.Value, value any) error {
-	wrong := fmt.Errorf("%s is no %s", show(value), want(field))
+	wrong := fmt.Errorf("%s: want %s", show(value), want(field))
 	if u := unmarshaler(field); u != nil {
 		s, ok := value.(string)
 		if !ok {
