@@ -181,13 +181,13 @@ func release() string {
 
 // machine returns the peers that are there.
 func machine() (facts []report.Fact) {
-	for _, p := range [][]string{{"iperf3", "--version"}, {"mpichversion"}, {"cc", "--version"}} {
-		out, err := exec.Command(p[0], p[1:]...).Output() //nolint:gosec // constants
+	for _, c := range []*exec.Cmd{exec.Command("iperf3", "--version"), exec.Command("mpichversion"), exec.Command("cc", "--version")} {
+		out, err := c.Output()
 		line, _, _ := strings.Cut(string(out), "\n")
 		if err != nil {
 			line = "not there"
 		}
-		facts = append(facts, report.Fact{Name: p[0], Value: strings.Join(strings.Fields(line), " ")})
+		facts = append(facts, report.Fact{Name: c.Args[0], Value: strings.Join(strings.Fields(line), " ")})
 	}
 	return facts
 }

@@ -28,10 +28,11 @@ var everywhere = strings.Fields(`apt-cache apt-get awk bash cat chmod chroot cp 
 
 // Packages bring more than the program that the Makefile looks for.
 var comesWith = map[string]string{
-	"capinfos":    "tshark",
-	"cc":          "gcc",
-	"mpicc.mpich": "mpicc",
-	"tc":          "ip",
+	"capinfos":     "tshark",
+	"cc":           "gcc",
+	"mpicc.mpich":  "mpicc",
+	"mpichversion": "mpicc",
+	"tc":           "ip",
 }
 
 // Where the name of a program is not written at the call, it is one of these; nil stands
