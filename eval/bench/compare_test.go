@@ -70,7 +70,7 @@ func TestCompareTellsChangesFromNoise(t *testing.T) {
 // Of rows that have not changed, one in twenty is called changed by chance, and not many
 // more, however few the runs.
 func TestCompareIsSeldomWrong(t *testing.T) {
-	const rows = 300
+	const rows = 100
 	for _, n := range []int{5, 11} {
 		wrong := 0
 		for i := range uint64(rows) {
