@@ -13,6 +13,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"regexp"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -27,6 +28,10 @@ const Schema = 1
 
 // maxReport bounds a report that is read, in bytes.
 const maxReport = 256 << 20
+
+// name is what experiments and plots can be called: files in the report's directory are,
+// and who makes them is root.
+var name = regexp.MustCompile(`^[a-z0-9][a-z0-9-]*$`)
 
 // File is the name of a report in its directory.
 const File = "results.json"
@@ -190,14 +195,14 @@ func (r *Report) Duration() time.Duration {
 
 // Load reads the report of a directory. Without one, the error is fs.ErrNotExist.
 func Load(dir string) (r *Report, err error) {
-	name := filepath.Join(dir, File)
-	f, err := os.Open(name)
+	path := filepath.Join(dir, File)
+	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
 	if r, err = Read(f); err != nil {
-		return nil, fmt.Errorf("%s: %w", name, err)
+		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	return r, nil
 }
@@ -219,8 +224,8 @@ func Read(from io.Reader) (*Report, error) {
 		return nil, fmt.Errorf("schema %d: want %d, of this release", r.Schema, Schema)
 	}
 	for i, e := range r.Experiments {
-		if e == nil || e.Name == "" {
-			return nil, fmt.Errorf("experiments[%d]: no name", i)
+		if e == nil || !name.MatchString(e.Name) {
+			return nil, fmt.Errorf("experiments[%d]: no name that a file can have", i)
 		}
 		for j, p := range e.Plots {
 			if err := p.check(); err != nil {
@@ -238,7 +243,7 @@ func Read(from io.Reader) (*Report, error) {
 
 // check says whether the plot can be drawn and be kept in files of its name.
 func (p *Plot) check() error {
-	if p == nil || p.Name == "" || p.Name != filepath.Base(p.Name) || p.Name[0] == '.' {
+	if p == nil || !name.MatchString(p.Name) {
 		return errors.New("no name that a file can have")
 	}
 	for _, s := range p.Series {

@@ -66,6 +66,7 @@ func TestBadReportsAreRefused(t *testing.T) {
 		{"{}", "schema 0: want 1"},
 		{`{"schema":2}`, "schema 2: want 1"},
 		{`{"schema":1,"experiments":[null]}`, "experiments[0]: no name"},
+		{`{"schema":1,"experiments":[{"name":"../x"}]}`, "experiments[0]: no name that a file can have"},
 		{`{"schema":1,"experiments":[{}]}`, "experiments[0]: no name"},
 		{`{"schema":1,"experiments":[{"name":"e","rows":[{"name":"r"}]}]}`, "experiment e: rows[0]: r has no side a"},
 		{plot("null"), "experiment e: plots[0]: no name that a file can have"},
