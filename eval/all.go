@@ -27,6 +27,7 @@ import (
 func newAllCmd() *cobra.Command {
 	var (
 		quick bool
+		again bool
 		dir   string
 		only  []string
 	)
@@ -43,8 +44,9 @@ figures; each plot as SVG and PNG; and each table as CSV. The page is written ag
 after each experiment.
 
 If it is interrupted, the same command goes on with the experiments that were not
-finished. With --only, a report that is complete gets these experiments anew and
-keeps the others. Leave the machine alone meanwhile.`,
+finished. In a directory that has a report already, experiments that have failed are
+measured again; --only names others, and --again measures all. What is measured takes
+the place of what was found before. Leave the machine alone meanwhile.`,
 		Example: `  sudo xspin bench all --quick
   sudo xspin bench all --out /srv/www/xspin
   sudo xspin bench all --only pingpong,rx`,
@@ -55,32 +57,40 @@ keeps the others. Leave the machine alone meanwhile.`,
 					return fmt.Errorf("bench all: %w", flags.Error("only", n, "want "+strings.Join(names, ", ")))
 				}
 			}
-			if err := runAll(cmd.Context(), cmd.ErrOrStderr(), experiments, dir, quick, only); err != nil {
+			written, err := runAll(cmd.Context(), cmd.ErrOrStderr(), experiments, dir, quick, again, only)
+			if written {
+				_, err2 := fmt.Fprintln(cmd.OutOrStdout(), filepath.Join(dir, page.Index))
+				err = errors.Join(err, err2)
+			}
+			if err != nil {
 				return fmt.Errorf("bench all: %w", err)
 			}
-			_, err := fmt.Fprintln(cmd.OutOrStdout(), filepath.Join(dir, page.Index))
-			return err
+			return nil
 		},
 	}
 	cmd.Flags().BoolVar(&quick, "quick", false, "fewer and shorter runs: minutes rather than most of an hour")
+	cmd.Flags().BoolVar(&again, "again", false, "measure what the report has already, too")
 	cmd.Flags().StringVar(&dir, "out", "xspin-bench", "the directory of the report")
 	cmd.Flags().StringSliceVar(&only, "only", nil, "experiments to measure: "+strings.Join(names, ", ")+" (default all)")
 	flags.ListOf(cmd.Flags(), "only", names)
 	return cmd
 }
 
-// runAll measures what is missing in the report of a directory, tells how far it is, and
-// keeps what it has found after each experiment.
-func runAll(ctx context.Context, tell io.Writer, all []experiment, dir string, quick bool, only []string) error {
+// runAll measures what the report of a directory lacks, tells how far it is, and keeps what
+// it has found after each experiment. It tells whether there is a page now.
+func runAll(ctx context.Context, tell io.Writer, all []experiment, dir string, quick, again bool, only []string) (written bool, err error) {
 	if err := report.Prepare(dir); err != nil {
-		return err
+		return false, err
 	}
-	r, todo, err := begin(all, dir, quick, only)
+	r, todo, err := begin(all, dir, quick, again, only)
 	if err != nil {
-		return err
+		return false, err
 	}
-	if r.Env.Busy {
-		fmt.Fprintf(tell, "warning: the machine is busy: a load of %s on %d CPUs. Others at work spoil the figures\n", r.Env.Load, r.Env.CPUs)
+	if env := bench.Environment("", 0, 0); env.Busy {
+		fmt.Fprintf(tell, "warning: the machine is busy: a load of %s on %d CPUs. Other programs make the figures less reliable\n", env.Load, env.CPUs)
+	}
+	if err := r.Save(dir); err != nil { // with what is to be done
+		return false, err
 	}
 	ctx, stop := signal.NotifyContext(ctx, unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
 	defer stop()
@@ -92,8 +102,8 @@ func runAll(ctx context.Context, tell io.Writer, all []experiment, dir string, q
 		}
 		fmt.Fprintf(tell, "%d of %d  %s: about %v left\n", i+1, len(todo), x.Title, left.Round(time.Second))
 		e, err := x.run(ctx, tell, quick)
-		if ctx.Err() != nil {
-			return fmt.Errorf("interrupted at %s: the same command goes on there, and keeps what was found", x.Name)
+		if err != nil && ctx.Err() != nil {
+			return written, fmt.Errorf("interrupted at %s, whose figures are lost; those before it are kept. The same command goes on with %s", x.Name, x.Name)
 		}
 		if err != nil {
 			failed = errors.Join(failed, fmt.Errorf("%s: %w", x.Name, err))
@@ -101,43 +111,58 @@ func runAll(ctx context.Context, tell io.Writer, all []experiment, dir string, q
 		}
 		r.Put(e)
 		r.LoadAfter = bench.Environment("", 0, 0).Load
-		r.Complete = i == len(todo)-1
+		r.Todo = slices.DeleteFunc(r.Todo, func(n string) bool { return n == x.Name })
 		if err := errors.Join(r.Save(dir), page.Write(dir, r)); err != nil {
-			return err
+			return written, errors.Join(failed, err)
+		}
+		written = true
+		if ctx.Err() != nil {
+			return written, errors.Join(failed, fmt.Errorf("interrupted after %s: the same command goes on behind it", x.Name))
 		}
 	}
-	return failed
+	return written, failed
 }
 
-// begin returns the report to go on with, and the experiments that it lacks.
-func begin(all []experiment, dir string, quick bool, only []string) (*report.Report, []experiment, error) {
-	chosen := slices.DeleteFunc(slices.Clone(all), func(x experiment) bool {
-		return len(only) > 0 && !slices.Contains(only, x.Name)
-	})
+// begin returns the report to go on with, and the experiments to measure.
+func begin(all []experiment, dir string, quick, again bool, only []string) (r *report.Report, todo []experiment, err error) {
 	fresh := &report.Report{
 		Schema: report.Schema, Release: release(), Quick: quick, Env: bench.Environment("xspin bench all", 0, 0), Machine: machine(),
 	}
-	r, err := report.Load(dir)
+	r, err = report.Load(dir)
 	switch {
 	case report.Absent(err):
-		return fresh, chosen, nil
+		r = fresh
 	case err != nil:
 		return nil, nil, fmt.Errorf("%w: move it away, or take another --out", err)
+	default:
+		if why := r.Differs(fresh); why != "" {
+			return nil, nil, fmt.Errorf("%s is of another run, %s: move it away, or take another --out", filepath.Join(dir, report.File), why)
+		}
 	}
-	if why := r.Differs(fresh); why != "" {
-		return nil, nil, fmt.Errorf("%s is of another run, %s: move it away, or take another --out", filepath.Join(dir, report.File), why)
+	interrupted := len(r.Todo) > 0
+	for _, x := range all {
+		e := r.Experiment(x.Name)
+		wanted := again || e == nil || e.Status == report.Failed
+		switch {
+		case interrupted && !again:
+			wanted = slices.Contains(r.Todo, x.Name)
+		case len(only) > 0:
+			wanted = true
+		}
+		if wanted && (len(only) == 0 || slices.Contains(only, x.Name)) {
+			todo = append(todo, x)
+			if !slices.Contains(r.Todo, x.Name) {
+				r.Todo = append(r.Todo, x.Name)
+			}
+		}
 	}
 	switch {
-	case r.Complete && len(only) == 0:
-		return fresh, chosen, nil
-	case r.Complete:
-		r.Complete = false
-		return r, chosen, nil
+	case len(todo) > 0:
+		return r, todo, nil
+	case interrupted:
+		return nil, nil, fmt.Errorf("%s is of a run that was interrupted before %s: finish that first, without --only", filepath.Join(dir, report.File), strings.Join(r.Todo, ", "))
 	}
-	return r, slices.DeleteFunc(chosen, func(x experiment) bool {
-		e := r.Experiment(x.Name)
-		return e != nil && e.Status == report.Done
-	}), nil
+	return nil, nil, fmt.Errorf("%s has all experiments: --only measures some of them again, --again all", filepath.Join(dir, report.File))
 }
 
 func (x *experiment) pace(quick bool) pace {

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -41,7 +40,7 @@ func TestBenchAllGoesOnWhereItStopped(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "new", "report")
 	var ran []string
 	broken := errors.New("broken on purpose")
-	a, b, c := fake("a", &ran, nil), fake("b", &ran, broken), fake("c", &ran, nil)
+	a, b, c, d := fake("a", &ran, nil), fake("b", &ran, broken), fake("c", &ran, nil), fake("d", &ran, nil)
 	// Someone stops it in the middle of c.
 	interrupted := c
 	interrupted.measure = func(ctx context.Context, _ *benchLab, _ pace, _ benchConfig, _ *report.Experiment) error {
@@ -51,11 +50,11 @@ func TestBenchAllGoesOnWhereItStopped(t *testing.T) {
 		<-ctx.Done()
 		return ctx.Err()
 	}
-	run := func(want string, only []string, all ...experiment) *report.Report {
+	run := func(want string, again bool, only []string, all ...experiment) *report.Report {
 		t.Helper()
 		ran = nil
 		var told bytes.Buffer
-		err := runAll(t.Context(), &told, all, dir, true, only)
+		_, err := runAll(t.Context(), &told, all, dir, true, again, only)
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("error %v, want %q; told %s", err, want, told.String())
 		}
@@ -65,50 +64,67 @@ func TestBenchAllGoesOnWhereItStopped(t *testing.T) {
 		}
 		return r
 	}
-
-	r := run("interrupted at c: the same command goes on there", nil, a, b, interrupted)
-	if r.Complete || r.Experiment("a").Status != report.Done || r.Experiment("c") != nil {
-		t.Errorf("%+v", r)
+	did := func(r *report.Report, want, todo string) {
+		t.Helper()
+		if got := strings.Join(ran, " "); got != want || strings.Join(r.Todo, " ") != todo {
+			t.Errorf("ran %q, left %q; want %q and %q", got, r.Todo, want, todo)
+		}
 	}
+
+	r := run("interrupted at c, whose figures are lost", false, nil, a, b, interrupted, d)
+	did(r, "a b", "c d")
 	if e := r.Experiment("b"); e.Status != report.Failed || e.Why != broken.Error() || len(e.Rows) != 1 {
 		t.Errorf("the broken one: %+v", e)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "index.html")); err != nil {
 		t.Error(err)
 	}
-
-	r = run("b: broken on purpose", nil, a, b, c)
-	if !slices.Equal(ran, []string{"b", "c"}) || !r.Complete || len(r.Experiments) != 3 {
-		t.Errorf("ran %q; %+v", ran, r)
-	}
-	if v := r.Verdicts(); len(v) != 3 || v[0].Verdict != "met" {
+	did(run("", false, []string{"d"}, a, b, c, d), "d", "c")
+	did(run("interrupted before c: finish that first", false, []string{"a"}, a, b, c, d), "", "c")
+	r = run("", false, nil, a, b, c, d)
+	did(r, "c", "")
+	if v := r.Verdicts(); len(v) != 4 || v[0].Verdict != "met" {
 		t.Errorf("%+v", v)
 	}
+	did(run("b: broken on purpose", false, nil, a, b, c, d), "b", "") // failed: again
 	b = fake("b", &ran, nil)
-	if r = run("", []string{"b"}, a, b, c); !slices.Equal(ran, []string{"b"}) || r.Experiment("b").Status != report.Done || len(r.Experiments) != 3 {
-		t.Errorf("ran %q; %+v", ran, r)
+	did(run("", false, nil, a, b, c, d), "b", "")
+	did(run("has all experiments: --only measures some of them again", false, nil, a, b, c, d), "", "")
+	did(run("", false, []string{"b"}, a, b, c, d), "b", "")
+	did(run("interrupted at c", false, []string{"a", "c"}, a, b, interrupted, d), "a", "c")
+	did(run("", false, nil, a, b, c, d), "c", "")
+	r = run("", true, nil, a, b, c, d)
+	did(r, "a b c d", "")
+	if len(r.Experiments) != 4 {
+		t.Errorf("%+v", r.Experiments)
 	}
-	if run("", nil, a, b, c); !slices.Equal(ran, []string{"a", "b", "c"}) {
-		t.Errorf("ran %q: want all again, since the report was complete", ran)
+	// The signal comes when all has been found.
+	late := fake("a", &ran, nil)
+	find := late.measure
+	late.measure = func(ctx context.Context, lab *benchLab, p pace, cfg benchConfig, e *report.Experiment) error {
+		err := unix.Kill(os.Getpid(), unix.SIGTERM)
+		<-ctx.Done()
+		return errors.Join(err, find(ctx, lab, p, cfg, e))
 	}
+	did(run("interrupted after a: the same command goes on behind it", true, nil, late, b, c, d), "a", "b c d")
 
 	// What is not ours, or of another machine, stays.
 	r.Env.Kernel = "Linux 0.1"
 	if err := r.Save(dir); err != nil {
 		t.Fatal(err)
 	}
-	run("results.json is of another run, kernel Linux 0.1 and not Linux", nil, a)
+	run("results.json is of another run, kernel Linux 0.1 and not Linux", false, nil, a)
 	name := filepath.Join(dir, report.File)
 	if err := os.WriteFile(name, []byte("mine"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := runAll(t.Context(), new(bytes.Buffer), []experiment{a}, dir, true, nil); err == nil || !strings.Contains(err.Error(), "move it away, or take another --out") {
+	if _, err := runAll(t.Context(), new(bytes.Buffer), []experiment{a}, dir, true, false, nil); err == nil || !strings.Contains(err.Error(), "move it away, or take another --out") {
 		t.Errorf("error %v", err)
 	}
 	if b, err := os.ReadFile(name); err != nil || string(b) != "mine" {
 		t.Errorf("%q, error %v", b, err)
 	}
-	if err := runAll(t.Context(), new(bytes.Buffer), []experiment{a}, name, true, nil); !errors.Is(err, unix.ENOTDIR) {
+	if _, err := runAll(t.Context(), new(bytes.Buffer), []experiment{a}, name, true, false, nil); !errors.Is(err, unix.ENOTDIR) {
 		t.Errorf("a file for a directory: %v", err)
 	}
 	noBenchLab(t, os.Getpid())

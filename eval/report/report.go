@@ -44,7 +44,7 @@ type Report struct {
 	Env         bench.Env     `json:"env"`     // when it began
 	Machine     []Fact        `json:"machine"` // what else may matter
 	LoadAfter   string        `json:"load_after,omitempty"`
-	Complete    bool          `json:"complete"` // all that was asked for has been tried
+	Todo        []string      `json:"todo,omitempty"` // experiments that were asked for and have not been tried
 	Experiments []*Experiment `json:"experiments"`
 }
 
