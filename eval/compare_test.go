@@ -31,7 +31,7 @@ func TestBenchCompare(t *testing.T) {
 		}
 		return path
 	}
-	before, after := write("before.json", 10, 11, 12), write("after.json", 20, 21, 22)
+	before, after := write("before.json", 10, 11, 12, 13, 14), write("after.json", 20, 21, 22, 23, 24)
 	text := filepath.Join(dir, "text")
 	if err := os.WriteFile(text, []byte("rx 1"), 0o600); err != nil {
 		t.Fatal(err)
@@ -42,9 +42,9 @@ func TestBenchCompare(t *testing.T) {
 		want string // in the output, or in the error
 		bad  bool
 	}{
-		{[]string{before, after}, "WORSE", false},
-		{[]string{after, before}, "better", false},
-		{[]string{before, before}, "within noise", false},
+		{[]string{before, after}, "Rows: 0 better, 1 worse, 0 within noise", false},
+		{[]string{after, before}, "Rows: 1 better, 0 worse, 0 within noise", false},
+		{[]string{before, before}, "Rows: 0 better, 0 worse, 1 within noise", false},
 		{[]string{before, after, "--plot", svg}, "Rows: 0 better, 1 worse, 0 within noise, 0 too few runs.", false},
 		{[]string{before, after, "--plot", png, "--json"}, `"verdict": "worse"`, false},
 		{[]string{before}, "accepts 2 arg(s), received 1", true},

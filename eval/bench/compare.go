@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"text/tabwriter"
+	"unicode"
 
 	"github.com/xspin/xspin/internal/quantile"
 )
@@ -40,11 +41,14 @@ func ReadDocument(r io.Reader) (*Document, error) {
 	if d.Schema != schema {
 		return nil, fmt.Errorf("schema %d: want %d, of this release", d.Schema, schema)
 	}
+	if len(d.Results) == 0 {
+		return nil, errors.New("no rows: not the output of xspin bench X --json")
+	}
 	seen := map[string]bool{}
 	for i, r := range d.Results {
 		switch {
-		case r.Name == "":
-			return nil, fmt.Errorf("results[%d]: no name", i)
+		case r.Name == "" || strings.ContainsFunc(r.Name+r.Unit, unicode.IsControl):
+			return nil, fmt.Errorf("results[%d]: no name and unit that can be printed", i)
 		case seen[r.Name]:
 			return nil, fmt.Errorf("results[%d]: a second row %s", i, r.Name)
 		case r.A == nil || len(r.A.Runs) == 0:
@@ -86,22 +90,24 @@ const (
 	Better = "better"
 	Worse  = "worse"
 	Noise  = "within noise"
-	TooFew = "too few runs" // to tell: an interval of two says nothing
+	TooFew = "too few runs" // to tell
 )
 
-// leastRuns is how many runs of both documents a verdict takes.
-const leastRuns = 3
+// leastRuns is how many runs of both documents a verdict takes. The interval of a median of
+// fewer is that of the least and the most, which is no 95 %.
+const leastRuns = 5
 
 // A Change is that of one row.
 type Change struct {
-	Name     string            `json:"name"`
-	Unit     string            `json:"unit"`
-	Better   string            `json:"better"` // higher or lower
-	Before   float64           `json:"before"`
-	After    float64           `json:"after"`
-	Relative float64           `json:"relative"` // 0.1 is 10 % more than before
-	CI95     quantile.Interval `json:"ci95"`     // of Relative
-	Verdict  string            `json:"verdict"`
+	Name       string             `json:"name"`
+	Unit       string             `json:"unit"`
+	Better     string             `json:"better"` // higher or lower
+	Before     float64            `json:"before"`
+	After      float64            `json:"after"`
+	CI95       quantile.Interval  `json:"ci95"`                    // of After less Before, in Unit
+	Relative   *float64           `json:"relative,omitempty"`      // 0.1 is 10 % more than before; not if that was 0 or less
+	RelativeCI *quantile.Interval `json:"relative_ci95,omitempty"` // of Relative
+	Verdict    string             `json:"verdict"`
 }
 
 // figure is what a row states of runs, which are drawn from its own: all of them in their
@@ -136,6 +142,8 @@ func change(before, after *Row) (Change, error) {
 	switch {
 	case before.Unit != after.Unit:
 		return c, fmt.Errorf("in %s before, in %s after", before.Unit, after.Unit)
+	case before.Better != after.Better:
+		return c, fmt.Errorf("better if %s before, better if %s after", before.Better, after.Better)
 	case (before.B == nil) != (after.B == nil):
 		return c, errors.New("compares in one of the documents only")
 	}
@@ -144,17 +152,21 @@ func change(before, after *Row) (Change, error) {
 			return c, fmt.Errorf("a median of %g is not that of its runs, %g", r.Median, x)
 		}
 	}
-	if before.Median <= 0 {
-		return c, fmt.Errorf("%g before: there is nothing to be more or less than", before.Median)
-	}
-	c.Relative = c.After/c.Before - 1
+	relative := before.Median > 0
+	var rel []float64
 	c.CI95 = quantile.Bootstrap(func(rnd *rand.Rand) float64 {
-		b := before.figure(rnd.IntN)
-		return after.figure(rnd.IntN)/b - 1
+		b, a := before.figure(rnd.IntN), after.figure(rnd.IntN)
+		relative = relative && b > 0
+		rel = append(rel, a/b-1)
+		return a - b
 	})
-	for _, x := range []float64{c.Relative, c.CI95[0], c.CI95[1]} {
+	if relative {
+		x, ci := c.After/c.Before-1, quantile.Percentile(rel)
+		c.Relative, c.RelativeCI = &x, &ci
+	}
+	for _, x := range []float64{c.CI95[0], c.CI95[1]} {
 		if math.IsNaN(x) || math.IsInf(x, 0) {
-			return c, fmt.Errorf("too near to zero for its runs: %g in [%g, %g]", c.Relative, c.CI95[0], c.CI95[1])
+			return c, fmt.Errorf("not a number for some of its runs: from %g to %g", c.Before, c.After)
 		}
 	}
 	switch {
@@ -162,7 +174,7 @@ func change(before, after *Row) (Change, error) {
 		c.Verdict = TooFew
 	case c.CI95[0] <= 0 && c.CI95[1] >= 0:
 		c.Verdict = Noise
-	case (c.Relative > 0) == (c.Better == Higher.better):
+	case (c.After > c.Before) == (c.Better == Higher.better):
 		c.Verdict = Better
 	default:
 		c.Verdict = Worse
@@ -190,6 +202,9 @@ func Compare(beforeName string, before *Document, afterName string, after *Docum
 			continue
 		}
 		c.Changes = append(c.Changes, ch)
+		if what := conditions(&before.Results[j], a); what != "" {
+			c.Differs = append(c.Differs, fmt.Sprintf("%s: other %s", a.Name, what))
+		}
 	}
 	for _, b := range before.Results {
 		if !slices.ContainsFunc(after.Results, func(r Row) bool { return r.Name == b.Name }) {
@@ -199,7 +214,18 @@ func Compare(beforeName string, before *Document, afterName string, after *Docum
 	return c
 }
 
-// differ notes what is another about the runs, and may be why figures have changed.
+// conditions says what is different about how a row was measured.
+func conditions(before, after *Row) string {
+	switch {
+	case before.Conditions != after.Conditions:
+		return "conditions"
+	case before.A.On != after.A.On || before.B != nil && before.B.On != after.B.On:
+		return "settings of XDP, offloads or checksums"
+	}
+	return ""
+}
+
+// differ notes what is different about the runs, and may be why figures have changed.
 func (c *Comparison) differ() {
 	b, a := c.Before.Env, c.After.Env
 	for _, d := range []struct {
@@ -259,8 +285,12 @@ func (c *Comparison) WriteText(w io.Writer) error {
 		if verdict == Worse {
 			verdict = "WORSE"
 		}
+		change, ci, print := ch.After-ch.Before, ch.CI95, difference
+		if ch.Relative != nil {
+			change, ci, print = *ch.Relative, *ch.RelativeCI, percent
+		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t[%s, %s]\t%s\t\n", ch.Name, ch.Unit, Figure(ch.Before), Figure(ch.After),
-			percent(ch.Relative), percent(ch.CI95[0]), percent(ch.CI95[1]), verdict)
+			print(change), print(ci[0]), print(ci[1]), verdict)
 	}
 	t.Flush()
 	fmt.Fprintf(&b, "\nRows: %d %s, %d %s, %d %s, %d %s.\n"+
@@ -274,6 +304,14 @@ func (c *Comparison) WriteText(w io.Writer) error {
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// difference prints a change in the unit of its row.
+func difference(x float64) string {
+	if x > 0 {
+		return "+" + Figure(x)
+	}
+	return Figure(x)
 }
 
 // percent prints a relative change.

@@ -51,7 +51,7 @@ func TestCompareTellsChangesFromNoise(t *testing.T) {
 		{"the same", must(Absolute("r", Lower, side(1, 100))), must(Absolute("r", Lower, side(5, 100))), Noise, 0},
 		{"ratio", must(Ratio("r", Higher, side(1, 100), side(2, 50))), must(Ratio("r", Higher, side(3, 100), side(4, 100))), Worse, -0.5},
 		{"both sides slower", must(Ratio("r", Higher, side(1, 100), side(2, 50))), must(Ratio("r", Higher, side(3, 200), side(4, 100))), Noise, 0},
-		{"two runs", must(Absolute("r", Lower, NewSide("it", "ns", []float64{100, 101}))), must(Absolute("r", Lower, NewSide("it", "ns", []float64{200, 201}))), TooFew, 1},
+		{"four runs", must(Absolute("r", Lower, NewSide("it", "ns", []float64{100, 101, 102, 103}))), must(Absolute("r", Lower, NewSide("it", "ns", []float64{200, 201, 202, 203}))), TooFew, 1},
 		{"difference", must(Difference("r", Lower, side(1, 1000), side(2, 500))), must(Difference("r", Lower, side(3, 1000), side(4, 100))), Worse, 0.8},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -60,10 +60,27 @@ func TestCompareTellsChangesFromNoise(t *testing.T) {
 				t.Fatalf("%+v", c)
 			}
 			ch := c.Changes[0]
-			if ch.Verdict != tc.want || ch.Relative < tc.relative-0.15 || ch.Relative > tc.relative+0.15 || ch.CI95[0] > ch.Relative || ch.CI95[1] < ch.Relative {
+			if ch.Verdict != tc.want || *ch.Relative < tc.relative-0.15 || *ch.Relative > tc.relative+0.15 || ch.RelativeCI[0] > *ch.Relative || ch.RelativeCI[1] < *ch.Relative {
 				t.Errorf("%+v, want %s and %g", ch, tc.want, tc.relative)
 			}
 		})
+	}
+}
+
+// A figure that was 0 has no change in percent, and what has become of it is told.
+func TestCompareFromZero(t *testing.T) {
+	of := func(x float64, conditions string) *Document {
+		r := must(Absolute("r", Lower, NewSide("it", "1/packet", []float64{x, x, x, x, x})))
+		r.Conditions = conditions
+		return documentOf(r)
+	}
+	c := Compare("a", of(0, "one"), "b", of(5, "two"))
+	if ch := c.Changes[0]; ch.Verdict != Worse || ch.Relative != nil || ch.CI95 != [2]float64{5, 5} {
+		t.Errorf("%+v", ch)
+	}
+	var b bytes.Buffer
+	if err := c.WriteText(&b); err != nil || !strings.Contains(b.String(), "+5.00  [+5.00, +5.00]  WORSE") || !strings.Contains(b.String(), "WARNING r: other conditions") {
+		t.Errorf("%s, error %v", b.String(), err)
 	}
 }
 
@@ -98,10 +115,12 @@ func TestCompareSaysWhatItDoesNotCompare(t *testing.T) {
 	b := must(Absolute("new", Lower, NewSide("it", "ns", []float64{1})))
 	us, ms := must(Absolute("unit", Lower, NewSide("it", "us", []float64{1}))), must(Absolute("unit", Lower, NewSide("it", "ms", []float64{1})))
 	alone, paired := must(Absolute("sides", Lower, NewSide("it", "ns", []float64{1}))), must(Difference("sides", Lower, NewSide("it", "ns", []float64{2}), NewSide("it", "ns", []float64{1})))
-	zero, more := must(Absolute("zero", Lower, NewSide("it", "%", []float64{0}))), must(Absolute("zero", Lower, NewSide("it", "%", []float64{1})))
+	other := must(Absolute("other", Lower, NewSide("it", "ns", []float64{1})))
+	opposite := other
+	opposite.Better = "higher"
 	forged := must(Absolute("forged", Lower, NewSide("it", "ns", []float64{1})))
 	forged.Median = 2
-	before, after := documentOf(a, us, alone, zero, forged), documentOf(b, ms, paired, more, forged)
+	before, after := documentOf(a, us, alone, other, forged), documentOf(b, ms, paired, opposite, forged)
 	before.Env.Kernel, before.Env.Busy = "Linux 0.1", true
 	c := Compare("a.json", before, "b.json", after)
 	var b1 bytes.Buffer
@@ -110,7 +129,7 @@ func TestCompareSaysWhatItDoesNotCompare(t *testing.T) {
 	}
 	for _, want := range []string{
 		"new: only in b.json", "gone: only in a.json", "unit: in us before, in ms after", "sides: compares in one of the documents only",
-		"zero: 0 before: there is nothing", "forged: a median of 2 is not that of its runs, 1",
+		"other: better if lower before, better if higher after", "forged: a median of 2 is not that of its runs, 1",
 		"WARNING kernel: Linux 0.1 before, ", "WARNING a.json: the machine was busy", "Rows: 0 better, 0 worse",
 	} {
 		if !strings.Contains(b1.String(), want) {
@@ -131,7 +150,7 @@ func TestDocumentsAreReadAsWritten(t *testing.T) {
 	}
 	c := Compare("a", d, "b", got)
 	var j bytes.Buffer
-	if err := c.WriteJSON(&j); err != nil || !json.Valid(j.Bytes()) || c.Changes[0].Relative != 0 {
+	if err := c.WriteJSON(&j); err != nil || !json.Valid(j.Bytes()) || *c.Changes[0].Relative != 0 {
 		t.Errorf("%s, error %v", j.String(), err)
 	}
 }
@@ -143,8 +162,10 @@ func TestBadDocumentsAreRefused(t *testing.T) {
 		{"rx 1 2 3", "not the output of xspin bench --json: invalid"},
 		{`{"schema":2}`, "schema 2: want 1"},
 		{`{}`, "schema 0: want 1"},
+		{`{"schema":1,"experiments":[]}`, "no rows: not the output of xspin bench X --json"},
+		{`{"schema":1,"results":[{"name":"a\u001b[2J"}]}`, "results[0]: no name and unit that can be printed"},
 		{fmt.Sprintf(`{"schema":1,"results":[%s,%s]}`, row, row), "results[1]: a second row r"},
-		{`{"schema":1,"results":[{}]}`, "results[0]: no name"},
+		{`{"schema":1,"results":[{}]}`, "results[0]: no name and unit"},
 		{`{"schema":1,"results":[{"name":"r","better":"lower"}]}`, "row r: no runs"},
 		{`{"schema":1,"results":[{"name":"r","better":"lower","a":{"runs":[1,2]},"b":{"runs":[1]}}]}`, "row r: 2 runs of a and 1 of b"},
 		{`{"schema":1,"results":[{"name":"r","better":"nicer","a":{"runs":[1]}}]}`, `row r: better "nicer"`},

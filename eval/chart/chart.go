@@ -81,19 +81,27 @@ func newPlot() *plot.Plot {
 	return p
 }
 
+// maxChanges bounds the height of a chart. All benches together have some 200 rows.
+const maxChanges = 1000
+
 // Changes draws each change of a comparison as a dot with its interval, in percent: what
-// has got better in blue, worse in orange, neither in grey. There must be one.
+// has got better in blue, worse in orange, neither in grey. Those
+// from 0, which have no percent, are left out; there must be another one.
 func Changes(c *bench.Comparison) (*Chart, error) {
-	n := len(c.Changes)
-	if n == 0 {
-		return nil, fmt.Errorf("%s and %s have no rows in common: there is nothing to draw", c.Before.Name, c.After.Name)
+	changes := slices.DeleteFunc(slices.Clone(c.Changes), func(ch bench.Change) bool { return ch.Relative == nil })
+	n := len(changes)
+	switch {
+	case n == 0:
+		return nil, fmt.Errorf("%s and %s have no changes in percent: there is nothing to draw", c.Before.Name, c.After.Name)
+	case n > maxChanges:
+		return nil, fmt.Errorf("%d changes: a chart has at most %d", n, maxChanges)
 	}
 	p := newPlot()
 	p.Title.Text = fmt.Sprintf("%s, compared with %s", filepath.Base(c.After.Name), filepath.Base(c.Before.Name))
 	p.X.Label.Text = "change in %, with its 95 % interval: blue is better, orange worse, grey within noise"
 	p.Add(plotter.NewGrid())
 	names := make([]string, n)
-	for i, ch := range c.Changes {
+	for i, ch := range changes {
 		y := float64(n - 1 - i) // the first on top
 		names[n-1-i] = ch.Name
 		dot := color.RGBA(grey)
@@ -103,12 +111,12 @@ func Changes(c *bench.Comparison) (*Chart, error) {
 		case bench.Worse:
 			dot = orange
 		}
-		line, err := plotter.NewLine(plotter.XYs{{X: 100 * ch.CI95[0], Y: y}, {X: 100 * ch.CI95[1], Y: y}})
+		line, err := plotter.NewLine(plotter.XYs{{X: 100 * ch.RelativeCI[0], Y: y}, {X: 100 * ch.RelativeCI[1], Y: y}})
 		if err != nil {
 			return nil, fmt.Errorf("row %s: %w", ch.Name, err)
 		}
 		line.Color, line.Width = dot, 2
-		at, err := plotter.NewScatter(plotter.XYs{{X: 100 * ch.Relative, Y: y}})
+		at, err := plotter.NewScatter(plotter.XYs{{X: 100 * *ch.Relative, Y: y}})
 		if err != nil {
 			return nil, fmt.Errorf("row %s: %w", ch.Name, err)
 		}

@@ -15,13 +15,18 @@ import (
 	"github.com/xspin/xspin/internal/quantile"
 )
 
+func change(name, verdict string, relative, low, high float64) bench.Change {
+	return bench.Change{Name: name, Verdict: verdict, Relative: &relative, RelativeCI: &quantile.Interval{low, high}}
+}
+
 func comparison() *bench.Comparison {
 	return &bench.Comparison{
 		Before: bench.Measured{Name: "old.json"}, After: bench.Measured{Name: "dir/new.json"},
 		Changes: []bench.Change{
-			{Name: "rx/first", Relative: 0.2, CI95: quantile.Interval{0.1, 0.3}, Verdict: bench.Better},
-			{Name: "rx/second", Relative: -0.2, CI95: quantile.Interval{-0.3, -0.1}, Verdict: bench.Worse},
-			{Name: "rx/third", Relative: 0, CI95: quantile.Interval{0, 0}, Verdict: bench.Noise},
+			change("rx/first", bench.Better, 0.2, 0.1, 0.3),
+			change("rx/second", bench.Worse, -0.2, -0.3, -0.1),
+			change("rx/third", bench.Noise, 0, 0, 0),
+			{Name: "rx/from_zero", After: 1, Verdict: bench.Worse},
 		},
 	}
 }

@@ -147,6 +147,11 @@ func percentile(replicate func() float64) Interval {
 	for i := range r {
 		r[i] = replicate()
 	}
+	return Percentile(r)
+}
+
+// Percentile returns the interval of replicates that were drawn, which it sorts.
+func Percentile(r []float64) Interval {
 	slices.Sort(r)
 	return Interval{At(r, 0.025), At(r, 0.975)}
 }
