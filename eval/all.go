@@ -185,6 +185,7 @@ func (x *experiment) run(ctx context.Context, tell io.Writer, quick bool) (*repo
 	}}
 	start := time.Now()
 	err := inLab(cfg.warn, func(lab *benchLab) error { return x.measure(ctx, lab, p, cfg, &e) })
+	err = errors.Join(err, e.Prune())
 	e.Took = time.Since(start).Seconds()
 	e.Status = report.Done
 	switch {

@@ -132,7 +132,8 @@ func axes(pic *plot.Plot, p *report.Plot, xs []float64, marks int) {
 	}
 	if p.Y.Log {
 		pic.Y.Scale, pic.Y.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
-		pic.Y.Min, pic.Y.Max = math.Pow(10, math.Floor(math.Log10(pic.Y.Min))), math.Pow(10, math.Ceil(math.Log10(pic.Y.Max)))
+		low, high := math.Floor(math.Log10(pic.Y.Min)), math.Ceil(math.Log10(pic.Y.Max))
+		pic.Y.Min, pic.Y.Max = math.Pow(10, low), math.Pow(10, max(high, low+1))
 		return
 	}
 	pic.Y.Min = math.Min(0, pic.Y.Min)

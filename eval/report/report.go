@@ -10,10 +10,12 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -223,42 +225,122 @@ func Read(from io.Reader) (*Report, error) {
 	if r.Schema != Schema {
 		return nil, fmt.Errorf("schema %d: want %d, of this release", r.Schema, Schema)
 	}
+	names := map[string]bool{}
 	for i, e := range r.Experiments {
 		if e == nil || !name.MatchString(e.Name) {
 			return nil, fmt.Errorf("experiments[%d]: no name that a file can have", i)
 		}
-		for j, p := range e.Plots {
-			if err := p.check(); err != nil {
-				return nil, fmt.Errorf("experiment %s: plots[%d]: %w", e.Name, j, err)
-			}
+		if !slices.Contains([]Status{Done, Skipped, Failed}, e.Status) {
+			return nil, fmt.Errorf("experiment %s: status %q: want %s, %s or %s", e.Name, e.Status, Done, Skipped, Failed)
 		}
-		for j, row := range e.Rows {
-			if row.A == nil {
-				return nil, fmt.Errorf("experiment %s: rows[%d]: %s has no side a", e.Name, j, row.Name)
+		if err := e.Prune(); err != nil {
+			return nil, fmt.Errorf("experiment %s: %w", e.Name, err)
+		}
+		files := []string{e.Name + "-rows"}
+		for _, p := range e.Plots {
+			files = append(files, p.Name)
+		}
+		for _, f := range files {
+			if names[f] {
+				return nil, fmt.Errorf("experiment %s: a second file of the name %s", e.Name, f)
 			}
+			names[f] = true
 		}
 	}
 	return &r, nil
 }
 
-// check says whether the plot can be drawn and be kept in files of its name.
-func (p *Plot) check() error {
-	if p == nil || !name.MatchString(p.Name) {
-		return errors.New("no name that a file can have")
-	}
-	for _, s := range p.Series {
-		for _, pt := range s.Points {
-			for _, x := range []float64{pt.X, pt.Y, pt.CI95[0], pt.CI95[1]} {
-				if math.IsNaN(x) || math.IsInf(x, 0) {
-					return fmt.Errorf("series %s: %g at %g: want numbers", s.Name, pt.Y, pt.X)
-				}
-			}
-			if p.X.Log && pt.X <= 0 || p.Y.Log && min(pt.Y, pt.CI95[0]) <= 0 {
-				return fmt.Errorf("series %s: %g at %g: want more than 0 on an axis of logarithms", s.Name, pt.Y, pt.X)
-			}
+// Prune takes away the plots and rows that can be neither kept nor drawn, and says why.
+func (e *Experiment) Prune() (err error) {
+	e.Plots = slices.DeleteFunc(e.Plots, func(p *Plot) bool {
+		why := p.check()
+		err = errors.Join(err, why)
+		return why != nil
+	})
+	e.Rows = slices.DeleteFunc(e.Rows, func(r bench.Row) bool {
+		why := checkRow(&r)
+		err = errors.Join(err, why)
+		return why != nil
+	})
+	return err
+}
+
+// The numbers that a report may have. Those of a logarithmic axis are least or more.
+const (
+	most  = 1e15
+	least = 1e-9
+)
+
+func checkNumbers(x ...float64) error {
+	for _, v := range x {
+		if !(math.Abs(v) <= most) { // NaN is not, either
+			return fmt.Errorf("%g: want a number of %g at most", v, most)
 		}
 	}
 	return nil
+}
+
+func checkRow(r *bench.Row) error {
+	err := checkNumbers(r.Median, r.CI95[0], r.CI95[1])
+	if r.Target != nil {
+		err = errors.Join(err, checkNumbers(*r.Target))
+	}
+	if r.A == nil {
+		err = errors.Join(err, errors.New("no side a"))
+	}
+	for _, s := range []*bench.Side{r.A, r.B} {
+		if s == nil {
+			continue
+		}
+		err = errors.Join(err, checkNumbers(s.Median), checkNumbers(s.Runs...), checkNumbers(slices.Collect(maps.Values(s.More))...))
+		if s.Lost != nil {
+			err = errors.Join(err, checkNumbers(*s.Lost))
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("row %s: %w", r.Name, err)
+	}
+	return nil
+}
+
+// check says whether the plot can be drawn, and be kept in files of its name.
+func (p *Plot) check() error {
+	if p == nil || !name.MatchString(p.Name) {
+		return errors.New("a plot without a name that a file can have")
+	}
+	n := 0
+	for _, s := range p.Series {
+		for _, pt := range s.Points {
+			n++
+			err := errors.Join(p.checkPlace(pt.X, min(pt.Y, pt.CI95[0])), checkNumbers(pt.Y, pt.CI95[1]), checkNumbers(pt.Runs...))
+			if pt.Lost != nil {
+				err = errors.Join(err, checkNumbers(*pt.Lost))
+			}
+			if !(pt.CI95[0] <= pt.Y && pt.Y <= pt.CI95[1]) {
+				err = errors.Join(err, fmt.Errorf("%g is not in its interval [%g, %g]", pt.Y, pt.CI95[0], pt.CI95[1]))
+			}
+			if err != nil {
+				return fmt.Errorf("plot %s: series %s: %w", p.Name, s.Name, err)
+			}
+		}
+	}
+	for _, m := range p.Marks {
+		if err := p.checkPlace(m.X, m.Y); err != nil {
+			return fmt.Errorf("plot %s: mark %s: %w", p.Name, m.Name, err)
+		}
+	}
+	if n == 0 {
+		return fmt.Errorf("plot %s: no points", p.Name)
+	}
+	return nil
+}
+
+// checkPlace says whether the axes have a place.
+func (p *Plot) checkPlace(x, y float64) error {
+	if p.X.Log && x < least || p.Y.Log && y < least {
+		return fmt.Errorf("%g at %g: a logarithmic axis needs %g or more", y, x, least)
+	}
+	return checkNumbers(x, y)
 }
 
 // Save writes the report into a directory, which is there. A reader finds the old one or
@@ -305,9 +387,9 @@ func Prepare(dir string) error {
 	if err := unix.Statfs(dir, &fs); err != nil {
 		return fmt.Errorf("%s: %w", dir, err)
 	}
-	const least = 16 << 20
-	if free := fs.Bavail * uint64(fs.Bsize); free < least {
-		return fmt.Errorf("%s: %d bytes are free: want %d", dir, free, least)
+	const room = 16 << 20 // bytes
+	if free := fs.Bavail * uint64(fs.Bsize); free < room {
+		return fmt.Errorf("%s: %d bytes are free: want %d", dir, free, room)
 	}
 	f, err := os.CreateTemp(dir, ".try*")
 	if err != nil {

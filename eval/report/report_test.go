@@ -60,7 +60,9 @@ func TestReportsAreReadAsWritten(t *testing.T) {
 }
 
 func TestBadReportsAreRefused(t *testing.T) {
-	plot := func(p string) string { return `{"schema":1,"experiments":[{"name":"e","plots":[` + p + `]}]}` }
+	plot := func(p string) string {
+		return `{"schema":1,"experiments":[{"name":"e","status":"done","plots":[` + p + `]}]}`
+	}
 	for _, tc := range []struct{ text, want string }{
 		{"", "not a report of xspin bench all: unexpected end"},
 		{"{}", "schema 0: want 1"},
@@ -68,20 +70,36 @@ func TestBadReportsAreRefused(t *testing.T) {
 		{`{"schema":1,"experiments":[null]}`, "experiments[0]: no name"},
 		{`{"schema":1,"experiments":[{"name":"../x"}]}`, "experiments[0]: no name that a file can have"},
 		{`{"schema":1,"experiments":[{}]}`, "experiments[0]: no name"},
-		{`{"schema":1,"experiments":[{"name":"e","rows":[{"name":"r"}]}]}`, "experiment e: rows[0]: r has no side a"},
-		{plot("null"), "experiment e: plots[0]: no name that a file can have"},
-		{plot(`{"name":"../x"}`), "experiment e: plots[0]: no name that a file can have"},
-		{plot(`{"name":".."}`), "no name that a file can have"},
-		{plot(`{"name":"p","x":{"log":true},"series":[{"name":"s","points":[{"x":0,"y":1,"ci95":[1,1]}]}]}`), "series s: 1 at 0: want more than 0"},
-		{plot(`{"name":"p","y":{"log":true},"series":[{"name":"s","points":[{"x":1,"y":1,"ci95":[0,1]}]}]}`), "series s: 1 at 1: want more than 0"},
+		{`{"schema":1,"experiments":[{"name":"e","status":"done","rows":[{"name":"r"}]}]}`, "experiment e: row r: no side a"},
+		{plot("null"), "experiment e: a plot without a name that a file can have"},
+		{plot(`{"name":"../x"}`), "experiment e: a plot without a name that a file can have"},
+		{plot(`{"name":".."}`), "without a name that a file can have"},
+		{plot(`{"name":"p"}`), "experiment e: plot p: no points"},
+		{plot(`{"name":"p","series":[{"name":"s","points":[{"x":1,"y":1,"ci95":[3,3]}]}]}`), "plot p: series s: 1 is not in its interval [3, 3]"},
+		{plot(`{"name":"p","x":{"log":true},"series":[{"name":"s","points":[{"x":1,"y":1,"ci95":[1,1]}]}],"marks":[{"name":"m"}]}`), "plot p: mark m: 0 at 0: a logarithmic axis needs"},
+		{plot(`{"name":"p","series":[{"name":"s","points":[{"x":1e300,"y":1,"ci95":[1,1]}]}]}`), "1e+300: want a number of 1e+15 at most"},
+		{`{"schema":1,"experiments":[{"name":"e"}]}`, `experiment e: status "": want done, skipped or failed`},
+		{`{"schema":1,"experiments":[{"name":"e","status":"done"},{"name":"e","status":"done"}]}`, "experiment e: a second file of the name e-rows"},
+		{plot(`{"name":"p","x":{"log":true},"series":[{"name":"s","points":[{"x":0,"y":1,"ci95":[1,1]}]}]}`), "series s: 1 at 0: a logarithmic axis needs 1e-09 or more"},
+		{plot(`{"name":"p","y":{"log":true},"series":[{"name":"s","points":[{"x":1,"y":1,"ci95":[0,1]}]}]}`), "series s: 0 at 1: a logarithmic axis needs 1e-09 or more"},
 	} {
 		if _, err := Read(strings.NewReader(tc.text)); err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: error %v, want %q", tc.text, err, tc.want)
 		}
 	}
-	p := Plot{Name: "p", Series: []Series{{Name: "s", Points: []Point{{Y: math.NaN()}}}}}
-	if err := p.check(); err == nil || !strings.Contains(err.Error(), "NaN at 0: want numbers") {
+	// What cannot be kept does not take the rest with it.
+	e := sample(t).Experiments[0]
+	e.Plots = append(e.Plots, &Plot{Name: "p", Series: []Series{{Name: "s", Points: []Point{{Y: math.NaN()}}}}})
+	nan := math.NaN()
+	bad := e.Rows[0]
+	bad.Name, bad.A = "bad", &bench.Side{Runs: []float64{1}, Lost: &nan}
+	e.Rows = append(e.Rows, bad)
+	err := e.Prune()
+	if err == nil || !strings.Contains(err.Error(), "plot p: series s: NaN: want a number") || !strings.Contains(err.Error(), "row bad: NaN") {
 		t.Errorf("error %v", err)
+	}
+	if len(e.Plots) != 1 || len(e.Rows) != 1 || e.Prune() != nil {
+		t.Errorf("left %+v", e)
 	}
 }
 
