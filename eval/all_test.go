@@ -8,12 +8,14 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/spf13/pflag"
 	"github.com/xspin/xspin/eval/bench"
 	"github.com/xspin/xspin/eval/report"
 	"github.com/xspin/xspin/netns/netnstest"
@@ -166,5 +168,27 @@ func TestPingpongMeasuresEveryRow(t *testing.T) {
 	}
 	if want := "pingpong-icmp pingpong-icmp-parts-nic pingpong-icmp-parts-host-nic pingpong-udp pingpong-udp-parts-nic pingpong-udp-parts-host-nic"; strings.Join(names, " ") != want {
 		t.Errorf("plots %q, want %s", names, want)
+	}
+}
+
+func TestPartsOfQuickRunsAreThere(t *testing.T) {
+	for _, x := range experiments {
+		for _, p := range []pace{x.full, x.quick} {
+			if p.runs < 1 || p.takes <= 0 {
+				t.Errorf("%s: %+v", x.Name, p)
+			}
+			if p.parts == "" {
+				continue
+			}
+			b := benches[slices.IndexFunc(benches, func(b benchCommand) bool { return b.name == x.Name })]
+			fl := pflag.NewFlagSet(x.Name, pflag.ContinueOnError)
+			judge := b.flags(fl)
+			if err := fl.Parse([]string{"--only", p.parts}); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := judge(); err != nil {
+				t.Errorf("%s: %v", x.Name, err)
+			}
+		}
 	}
 }

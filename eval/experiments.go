@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -14,6 +15,7 @@ import (
 	"github.com/xspin/xspin/demos/pingpong/rtt"
 	"github.com/xspin/xspin/eval/bench"
 	"github.com/xspin/xspin/eval/report"
+	"github.com/xspin/xspin/internal/quantile"
 )
 
 // An experiment of `xspin bench all`.
@@ -40,20 +42,20 @@ var experiments = []experiment{
 			Shows: "How long a ping takes that is answered by Linux, by handlers on the NIC, or by handlers that ask an application, for each size of payload.",
 			Method: "ICMP and UDP echo between two namespaces. The client, in a process of its own, spins; it is on one CPU, and who answers is on another. " +
 				"A point is the median of the medians of all runs, of 100 pings each after 20 that do not count. Runs of the three take turns. " +
-				"Linux answers UDP by a socket in a process of its own that blocks, and ICMP in the kernel, on the client's CPU. HPUs spin, then sleep. " +
+				"Linux answers UDP by a socket in a process of its own that blocks, and ICMP in the kernel, on the client's CPU. HPUs spin, then sleep. The application shares the CPU of the HPUs, so they wait for each other. " +
 				"Of the parts of a round trip, dispatch is from the frame's arrival in the XDP program to the start of the handler.",
 		},
 		pace{runs: 20, sizes: sweep(16, 1416, 100), takes: 4 * time.Minute},
-		pace{runs: 3, sizes: []int{16, 516, 1016, 1416}, takes: 12 * time.Second},
+		pace{runs: 5, sizes: []int{16, 516, 1016, 1416}, takes: 12 * time.Second},
 		pingpongPlots,
 	},
-	rowsOf("rtt", "Round trips next to Linux", pace{runs: 11, duration: 200 * time.Millisecond, takes: 2 * time.Minute}, pace{runs: 3, duration: 50 * time.Millisecond, takes: 30 * time.Second}),
-	rowsOf("rx", "Packets a second", pace{runs: 11, duration: 300 * time.Millisecond, takes: 40 * time.Second}, pace{runs: 3, duration: 100 * time.Millisecond, takes: 15 * time.Second}),
-	rowsOf("match", "Matching", pace{runs: 11, duration: 200 * time.Millisecond, takes: 40 * time.Second}, pace{runs: 3, duration: 50 * time.Millisecond, takes: 10 * time.Second}),
-	rowsOf("slmp", "Files and messages", pace{runs: 5, duration: 2 * time.Second, takes: 15 * time.Minute}, pace{runs: 3, duration: 100 * time.Millisecond, parts: "file,noop,small,policy,fairness", takes: 60 * time.Second}),
-	rowsOf("hostq", "Handlers and applications", pace{runs: 11, duration: 200 * time.Millisecond, takes: 2 * time.Minute}, pace{runs: 3, duration: 50 * time.Millisecond, takes: 30 * time.Second}),
-	rowsOf("ddt", "MPI datatypes", pace{runs: 5, duration: time.Second, takes: 10 * time.Minute}, pace{runs: 3, duration: 50 * time.Millisecond, parts: "place,loop,commit", takes: 60 * time.Second}),
-	rowsOf("bystander", "What others lose", pace{runs: 11, duration: time.Second, takes: 2 * time.Minute}, pace{runs: 3, duration: time.Second, takes: 30 * time.Second}),
+	rowsOf("rtt", "Round trips next to Linux", pace{runs: 11, duration: 200 * time.Millisecond, takes: 2 * time.Minute}, pace{runs: 5, duration: 50 * time.Millisecond, takes: 30 * time.Second}),
+	rowsOf("rx", "Packets a second", pace{runs: 11, duration: 300 * time.Millisecond, takes: 40 * time.Second}, pace{runs: 5, duration: 100 * time.Millisecond, takes: 15 * time.Second}),
+	rowsOf("match", "Matching", pace{runs: 11, duration: 200 * time.Millisecond, takes: 40 * time.Second}, pace{runs: 5, duration: 50 * time.Millisecond, takes: 10 * time.Second}),
+	rowsOf("slmp", "Files and messages", pace{runs: 5, duration: 2 * time.Second, takes: 15 * time.Minute}, pace{runs: 5, duration: 100 * time.Millisecond, parts: "file,noop,small,policy,fairness", takes: 60 * time.Second}),
+	rowsOf("hostq", "Handlers and applications", pace{runs: 11, duration: 200 * time.Millisecond, takes: 2 * time.Minute}, pace{runs: 5, duration: 50 * time.Millisecond, takes: 30 * time.Second}),
+	rowsOf("ddt", "MPI datatypes", pace{runs: 5, duration: time.Second, takes: 10 * time.Minute}, pace{runs: 5, duration: 50 * time.Millisecond, parts: "place,loop,commit", takes: 60 * time.Second}),
+	rowsOf("bystander", "What others lose", pace{runs: 11, duration: time.Second, takes: 2 * time.Minute}, pace{runs: 5, duration: time.Second, takes: 30 * time.Second}),
 }
 
 func sweep(from, to, step int) (all []int) {
@@ -153,7 +155,7 @@ func pingpongPlots(ctx context.Context, lab *benchLab, p pace, cfg benchConfig, 
 	}
 	for _, proto := range protos {
 		plot := &report.Plot{
-			Name: "pingpong-" + string(proto), Title: fmt.Sprintf("%s echo: round trip by payload size", name(proto)),
+			Name: "pingpong-" + string(proto), Title: fmt.Sprintf("%s echo: round trip by payload size", strings.ToUpper(string(proto))),
 			X: report.Axis{Label: "payload", Unit: "bytes"}, Y: report.Axis{Label: "round trip, median", Unit: "us"},
 		}
 		for _, mode := range pingpong.Modes {
@@ -164,12 +166,12 @@ func pingpongPlots(ctx context.Context, lab *benchLab, p pace, cfg benchConfig, 
 			for _, size := range p.sizes {
 				k := key{proto, mode, size}
 				pt := report.NewPoint(float64(size), medians[k])
-				l := bench.NewSide("", "", lost[k]).Median
+				l := quantile.Median(lost[k])
 				pt.Lost = &l
 				s.Points = append(s.Points, pt)
 				if us, ok := fpspinRTT[proto][mode][size]; ok {
 					plot.Marks = append(plot.Marks, report.Mark{
-						Name: "FPsPIN: " + pingpongNames[mode], X: float64(size), Y: us, Source: "D4.7, figure 24: FPGA at 40 MHz, Ryzen 7 2700",
+						Name: "FPsPIN: " + pingpongNames[mode], X: float64(size), Y: us, Source: "FPsPIN (D4.7, figure 24), an FPGA at 40 MHz and a Ryzen 7 2700: another machine",
 					})
 				}
 			}
@@ -178,8 +180,8 @@ func pingpongPlots(ctx context.Context, lab *benchLab, p pace, cfg benchConfig, 
 		e.Plots = append(e.Plots, plot)
 		for _, mode := range []pingpong.Mode{pingpong.NIC, pingpong.HostNIC} {
 			plot := &report.Plot{
-				Name:  fmt.Sprintf("pingpong-%s-parts-%s", proto, map[pingpong.Mode]string{pingpong.NIC: "nic", pingpong.HostNIC: "host-nic"}[mode]),
-				Title: fmt.Sprintf("%s echo by %s: parts of a round trip", name(proto), pingpongNames[mode]), Stack: true,
+				Name:  fmt.Sprintf("pingpong-%s-parts-%s", proto, strings.ReplaceAll(string(mode), "+", "-")),
+				Title: fmt.Sprintf("%s echo by %s: parts of a round trip", strings.ToUpper(string(proto)), pingpongNames[mode]), Stack: true,
 				X: report.Axis{Label: "payload", Unit: "bytes"}, Y: report.Axis{Label: "part of the median round trip", Unit: "us"},
 			}
 			for _, part := range []struct {
@@ -211,5 +213,3 @@ func pingpongPlots(ctx context.Context, lab *benchLab, p pace, cfg benchConfig, 
 	}
 	return nil
 }
-
-func name(p rtt.Proto) string { return map[rtt.Proto]string{rtt.ICMP: "ICMP", rtt.UDP: "UDP"}[p] }

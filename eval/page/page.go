@@ -31,7 +31,7 @@ const Index = "index.html"
 var source string
 
 var page = template.Must(template.New("page").Funcs(template.FuncMap{
-	"figure": bench.Figure, "percent": percent, "svg": svg, "table": table, "join": strings.Join, "class": class,
+	"figure": bench.Figure, "sources": sources, "percent": percent, "svg": svg, "table": table, "join": strings.Join, "class": class,
 	"seconds": func(s float64) string { return time.Duration(s * float64(time.Second)).Round(time.Second).String() },
 }).Parse(source))
 
@@ -146,6 +146,16 @@ func table(p *report.Plot) (t struct{ Head, Rows [][]string }) {
 		t.Rows = append(t.Rows, row)
 	}
 	return t
+}
+
+// sources are where the marks of a plot come from.
+func sources(p *report.Plot) (all []string) {
+	for _, m := range p.Marks {
+		if !slices.Contains(all, m.Source) {
+			all = append(all, m.Source)
+		}
+	}
+	return all
 }
 
 func percent(x float64) string { return bench.Figure(100*x) + " %" }

@@ -68,7 +68,7 @@ func TestThePageHasAllOfTheReport(t *testing.T) {
 	}
 	text := textOf(t, string(b))
 	for _, want := range []string{
-		"A quick run", "Of 2 targets, 1 are met, 1 are missed, and 0 are within noise.", "Not measured: iperf3 is needed", "it had found by then is below: it broke",
+		"A quick run", "Targets: 1 met, 1 missed, 0 within noise.", "Crosses: " + hostile, "Not measured: iperf3 is needed", "This failed: it broke",
 		"first/ahead", "first/behind", "first/even", "Title " + hostile, "2.00 [1.00, 3.00], 50.0 % lost", "64Ki", "ours " + hostile,
 	} {
 		if !strings.Contains(text, want) {
