@@ -27,16 +27,9 @@ const maxDocument = 16 << 20
 // ReadDocument reads what WriteJSON has written. The rows are checked as far as Compare
 // relies on them.
 func ReadDocument(r io.Reader) (*Document, error) {
-	b, err := io.ReadAll(io.LimitReader(r, maxDocument+1))
-	if err != nil {
-		return nil, err
-	}
-	if len(b) > maxDocument {
-		return nil, fmt.Errorf("more than %d bytes: not the output of xspin bench --json", maxDocument)
-	}
 	var d Document
-	if err := json.Unmarshal(b, &d); err != nil {
-		return nil, fmt.Errorf("not the output of xspin bench --json: %w", err)
+	if err := ReadJSON(r, maxDocument, "the output of xspin bench --json", &d); err != nil {
+		return nil, err
 	}
 	if d.Schema != schema {
 		return nil, fmt.Errorf("schema %d: want %d, of this release", d.Schema, schema)
@@ -61,6 +54,21 @@ func ReadDocument(r io.Reader) (*Document, error) {
 		seen[r.Name] = true
 	}
 	return &d, nil
+}
+
+// ReadJSON reads a document of so many bytes at most. What says in an error what it should be.
+func ReadJSON(r io.Reader, limit int64, what string, into any) error {
+	b, err := io.ReadAll(io.LimitReader(r, limit+1))
+	switch {
+	case err != nil:
+		return err
+	case int64(len(b)) > limit:
+		return fmt.Errorf("more than %d bytes: not %s", limit, what)
+	}
+	if err := json.Unmarshal(b, into); err != nil {
+		return fmt.Errorf("not %s: %w", what, err)
+	}
+	return nil
 }
 
 // Named is a row that is not compared.

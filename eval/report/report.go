@@ -211,16 +211,9 @@ func Load(dir string) (r *Report, err error) {
 
 // Read reads a report, and checks what the page relies on.
 func Read(from io.Reader) (*Report, error) {
-	b, err := io.ReadAll(io.LimitReader(from, maxReport+1))
-	if err != nil {
-		return nil, err
-	}
-	if len(b) > maxReport {
-		return nil, fmt.Errorf("more than %d bytes: not a report of xspin bench all", maxReport)
-	}
 	var r Report
-	if err := json.Unmarshal(b, &r); err != nil {
-		return nil, fmt.Errorf("not a report of xspin bench all: %w", err)
+	if err := bench.ReadJSON(from, maxReport, "a report of xspin bench all", &r); err != nil {
+		return nil, err
 	}
 	if r.Schema != Schema {
 		return nil, fmt.Errorf("schema %d: want %d, of this release", r.Schema, Schema)
