@@ -92,7 +92,10 @@ func TestInbox(t *testing.T) {
 	if !lines.Scan() || lines.Text() != "attached to inbox: waiting for messages, in 3 slots of 682.7 KiB" {
 		t.Fatalf("inbox: %s", lines.Text())
 	}
-	d.send(files...)
+	// The inbox ends with its last message. From then on nobody repeats an acknowledgement
+	// that was lost, as happens on a busy machine. So the last message comes alone.
+	d.send(files[1:]...)
+	d.send(files[0])
 	if err := cmd.Wait(); err != nil {
 		t.Fatalf("inbox: %v", err)
 	}
