@@ -4,7 +4,6 @@ package pingpong
 
 import (
 	"context"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -99,41 +98,60 @@ func start(ctx context.Context, lab *netns.Lab, c ServerConfig) (_ NICServer, er
 }
 
 // Breakdown implements NICServer.
-func (s *server) Breakdown(p rtt.Proto) Breakdown { return s.samples[p].take() }
+func (s *server) Breakdown(p rtt.Proto, replies int) Breakdown { return s.samples[p].take(replies) }
 
 // samples are how long the handlers of one protocol took, and what they waited for.
 type samples struct {
+	asks    bool   // an application is asked, and the reply leaves from the continuation
 	arrival series // frame in the XDP program to handler start
 	handler series // start to return, or to the request to the application
 	host    series // request to answer
 	rest    series // from there to the return of the continuation
 }
 
-func (s *samples) take() Breakdown {
-	return Breakdown{ArrivalToHandler: s.arrival.take(), Handler: s.handler.take() + s.rest.take(), Host: s.host.take()}
+// takeWait bounds how long replies that are on their way are waited for: a handler notes
+// when it ended after the reply has left.
+const takeWait = 50 * time.Millisecond
+
+func (s *samples) take(replies int) Breakdown {
+	for end := time.Now().Add(takeWait); s.ended() < uint64(replies) && time.Now().Before(end); {
+		time.Sleep(100 * time.Microsecond)
+	}
+	b := Breakdown{ArrivalToHandler: s.arrival.take(), Handler: s.handler.take(), Host: s.host.take()}
+	for i, ns := range s.rest.take() {
+		if i < len(b.Handler) {
+			b.Handler[i] += ns
+		}
+	}
+	return b
 }
 
-// A series is the latest of some durations. Workers add while another goroutine
-// takes: what is added meanwhile may go missing.
+// ended is how many replies all is known of.
+func (s *samples) ended() uint64 {
+	if s.asks {
+		return s.rest.n.Load()
+	}
+	return s.handler.n.Load()
+}
+
+// A series is durations in ns, of the first so many replies. Workers add while another
+// goroutine takes: what is added meanwhile may go missing.
 type series struct {
 	n  atomic.Uint64
 	ns [1 << 14]atomic.Int64
 }
 
 func (s *series) add(ns int64) {
-	s.ns[(s.n.Add(1)-1)%uint64(len(s.ns))].Store(ns)
+	if i := s.n.Add(1) - 1; i < uint64(len(s.ns)) {
+		s.ns[i].Store(ns)
+	}
 }
 
-// take returns the median, 0 if there is none, and starts over.
-func (s *series) take() time.Duration {
-	n := int(min(s.n.Swap(0), uint64(len(s.ns))))
-	if n == 0 {
-		return 0
-	}
-	v := make([]int64, n)
+// take returns the durations, and starts over.
+func (s *series) take() []int64 {
+	v := make([]int64, min(s.n.Swap(0), uint64(len(s.ns))))
 	for i := range v {
 		v[i] = s.ns[i].Load()
 	}
-	slices.Sort(v)
-	return time.Duration(v[n/2])
+	return v
 }

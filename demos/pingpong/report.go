@@ -3,6 +3,7 @@
 package pingpong
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -57,7 +58,9 @@ type Result struct {
 	Lost  int       `json:"lost"`
 	Bad   int       `json:"bad,omitempty"` // replies with wrong contents
 
-	RTT       *RTT    `json:"rtt_us"` // null if nothing came back
+	RTT *RTT `json:"rtt_us"` // null if nothing came back
+	// Breakdown is null when pings were lost or answered twice: then nobody knows
+	// which reply was to which.
 	Breakdown *Micros `json:"breakdown_us,omitempty"`
 }
 
@@ -70,8 +73,9 @@ type RTT struct {
 	CI95 quantile.Interval `json:"ci95"` // bootstrap interval of P50
 }
 
-// Micros says where a round trip through the NIC goes, in microseconds. The
-// parts inside the NIC are medians, the rest is the median round trip less those.
+// Micros says where a round trip through the NIC goes, in microseconds: means over the
+// middle half of the pings, those from the first quartile to the third. The parts add up
+// to the mean round trip of these.
 type Micros struct {
 	WireAndClient    float64 `json:"wire_and_client"`
 	ArrivalToHandler float64 `json:"arrival_to_handler,omitempty"` // not there: in the rest
@@ -92,9 +96,34 @@ func newResult(p rtt.Proto, m Mode, size int, pings rtt.Result) Result {
 	return r
 }
 
-func newMicros(b Breakdown, p50 float64) *Micros {
-	m := &Micros{ArrivalToHandler: float64(b.ArrivalToHandler) / 1e3, Handler: float64(b.Handler) / 1e3, Host: float64(b.Host) / 1e3}
-	m.WireAndClient = max(0, p50-m.ArrivalToHandler-m.Handler-m.Host)
+// newMicros makes means of round trips, in sending order, and of what was noted in the
+// NIC, of the pings of the warm-up as well. Of more than a series takes, it is the first.
+func newMicros(b Breakdown, rtts []int64, warmup int) *Micros {
+	all := min(warmup+len(rtts), len(series{}.ns))
+	for _, part := range [][]int64{b.ArrivalToHandler, b.Handler, b.Host} {
+		if n := len(part); n != all && n != 0 || all <= warmup {
+			return nil
+		}
+	}
+	rtts = rtts[:all-warmup]
+	middle := make([]int, len(rtts))
+	for i := range middle {
+		middle[i] = i
+	}
+	slices.SortFunc(middle, func(x, y int) int { return cmp.Compare(rtts[x], rtts[y]) })
+	middle = middle[len(middle)/4 : len(middle)-len(middle)/4]
+	mean := func(ns []int64) float64 {
+		if len(ns) == 0 {
+			return 0
+		}
+		sum := int64(0)
+		for _, i := range middle {
+			sum += ns[len(ns)-len(rtts)+i] // behind the warm-up
+		}
+		return float64(sum) / float64(len(middle)) / 1e3
+	}
+	m := &Micros{ArrivalToHandler: mean(b.ArrivalToHandler), Handler: mean(b.Handler), Host: mean(b.Host)}
+	m.WireAndClient = max(0, mean(rtts)-m.ArrivalToHandler-m.Handler-m.Host)
 	return m
 }
 
@@ -222,8 +251,8 @@ func (r *Report) compare(w io.Writer) {
 
 // list is one row per result with everything but the interval.
 func (r *Report) list(w io.Writer) {
-	fmt.Fprint(w, "\nAll round trips, us; where handlers run also medians of the parts: wire and client, frame\n"+
-		"arrival to handler start (wait), handlers (hpu), the application's answer (host)\n\n")
+	fmt.Fprint(w, "\nAll round trips, us; where handlers run also the parts of those in the middle half: wire and\n"+
+		"client, frame arrival to handler start (wait), handlers (hpu), the application's answer (host)\n\n")
 	t := newTable(w)
 	fmt.Fprint(t, "proto\tmode\tsize\tcount\tlost\tbad\tmin\tp50\tp95\tp99\twire\twait\thpu\thost\t\n")
 	for _, res := range r.Results {

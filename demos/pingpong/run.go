@@ -78,19 +78,19 @@ type ServerConfig struct {
 // NICServer answers pings with handlers. Its methods are called by one
 // goroutine at a time.
 type NICServer interface {
-	// Breakdown returns how long the replies of one protocol took since the
-	// last call for it, and starts over. Zero without replies.
-	Breakdown(rtt.Proto) Breakdown
+	// Breakdown returns where the time of the replies of one protocol went since the
+	// last call for it, and starts over. It waits a moment for so many of them.
+	Breakdown(p rtt.Proto, replies int) Breakdown
 	// Close drains the handlers and leaves the interface as it was.
 	Close() error
 }
 
-// Breakdown is the part of a round trip inside the NIC, medians. What is not known
-// is 0.
+// Breakdown is the part of round trips inside the NIC, in ns, reply by reply. Without
+// replies there is none.
 type Breakdown struct {
-	ArrivalToHandler time.Duration // frame in the XDP program to handler start
-	Handler          time.Duration // start to return of the handler, or to its request, and the continuation
-	Host             time.Duration // from the handler's request to the application to the answer
+	ArrivalToHandler []int64 // frame in the XDP program to handler start
+	Handler          []int64 // start to return of the handler, or to its request, and the continuation
+	Host             []int64 // from the handler's request to the application to the answer; nil without one
 }
 
 // startNIC attaches a NIC to the NIC end of the lab and arms the echo handlers.
@@ -168,7 +168,7 @@ func (r *Report) measure(ctx context.Context, lab *netns.Lab, c Config, m Mode, 
 				progress(fmt.Sprintf("%s echo answered by %s, %d pings of %d bytes", p, m, c.Count, size))
 			}
 			if nic != nil {
-				nic.Breakdown(p)
+				nic.Breakdown(p, 0)
 			}
 			pings, err := rtt.Ping(ctx, lab.Host.NS, rtt.Options{
 				Proto: p, Remote: remote, Size: size, Count: c.Count, Warmup: c.Warmup,
@@ -179,7 +179,7 @@ func (r *Report) measure(ctx context.Context, lab *netns.Lab, c Config, m Mode, 
 			}
 			res := newResult(p, m, size, pings)
 			if nic != nil && res.RTT != nil {
-				res.Breakdown = newMicros(nic.Breakdown(p), res.RTT.P50)
+				res.Breakdown = newMicros(nic.Breakdown(p, c.Warmup+len(pings.Samples)), pings.Samples, c.Warmup)
 			}
 			r.Results = append(r.Results, res)
 		}

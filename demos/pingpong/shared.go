@@ -41,7 +41,7 @@ var (
 	register = sync.OnceFunc(func() {
 		handlers.Register(handlerSet, "the demo's: answers pings with checksums that the application computes; param protos", newSet)
 	})
-	timing = map[rtt.Proto]*samples{rtt.ICMP: new(samples), rtt.UDP: new(samples)}
+	timing = map[rtt.Proto]*samples{rtt.ICMP: {asks: true}, rtt.UDP: {asks: true}}
 )
 
 func newSet(p handlers.Params) (*handlers.Set, error) {
@@ -140,7 +140,7 @@ func startShared(ctx context.Context, lab *netns.Lab, c ServerConfig) (NICServer
 }
 
 // Breakdown implements NICServer.
-func (shared) Breakdown(p rtt.Proto) Breakdown { return timing[p].take() }
+func (shared) Breakdown(p rtt.Proto, replies int) Breakdown { return timing[p].take(replies) }
 
 // AppCommand is the hidden command that is the application. The binary hands it to
 // Main.
