@@ -100,8 +100,9 @@ func runAll(ctx context.Context, tell io.Writer, all []experiment, dir string, q
 		for _, y := range todo[i:] {
 			left += y.pace(quick).takes
 		}
-		fmt.Fprintf(tell, "%d of %d  %s: about %v left\n", i+1, len(todo), x.Title, left.Round(time.Second))
-		e, err := x.run(ctx, tell, quick)
+		told := startCountdown(tell, fmt.Sprintf("%d of %d  %s", i+1, len(todo), x.Title), left)
+		e, err := x.run(ctx, told.warn, quick)
+		told.end()
 		if err != nil && ctx.Err() != nil {
 			return written, fmt.Errorf("interrupted at %s, whose figures are lost; those before it are kept. The same command goes on with %s", x.Name, x.Name)
 		}
@@ -110,7 +111,6 @@ func runAll(ctx context.Context, tell io.Writer, all []experiment, dir string, q
 			fmt.Fprintf(tell, "warning: %s failed: %v\n", x.Name, err)
 		}
 		r.Put(e)
-		r.LoadAfter = bench.Environment("", 0, 0).Load
 		r.Todo = slices.DeleteFunc(r.Todo, func(n string) bool { return n == x.Name })
 		if err := errors.Join(r.Save(dir), page.Write(dir, r)); err != nil {
 			return written, errors.Join(failed, err)
@@ -173,20 +173,32 @@ func (x *experiment) pace(quick bool) pace {
 }
 
 // run measures the experiment. An error is in what it returns, too.
-func (x *experiment) run(ctx context.Context, tell io.Writer, quick bool) (*report.Experiment, error) {
+func (x *experiment) run(ctx context.Context, warn func(string), quick bool) (*report.Experiment, error) {
 	p, e := x.pace(quick), x.Experiment
 	// Peers that hang end with the context.
 	ctx, cancel := context.WithTimeout(ctx, time.Minute+5*p.takes)
 	defer cancel()
-	e.Load = bench.Environment("", 0, 0).Load
-	cfg := benchConfig{runs: p.runs, duration: p.duration, idle: 2 * time.Second, warn: func(msg string) {
+	e.Started, e.Runs = time.Now().Format(time.RFC3339), p.runs
+	cfg := benchConfig{runs: p.runs, idle: pick(&trial{quick: quick}, 5*time.Second, 2*time.Second), warn: func(msg string) {
 		e.Warnings = append(e.Warnings, msg)
-		fmt.Fprintln(tell, "warning:", msg)
+		warn(msg)
 	}}
+	w := watch()
 	start := time.Now()
-	err := inLab(cfg.warn, func(lab *benchLab) error { return x.measure(ctx, lab, p, cfg, &e) })
+	err := inLab(cfg.warn, func(lab *benchLab) error {
+		t := &trial{lab, cfg, quick, &e}
+		var errs []error
+		for _, rows := range x.rows {
+			errs = append(errs, rows.measure(ctx, t))
+		}
+		for _, measure := range x.steps {
+			errs = append(errs, measure(ctx, t))
+		}
+		return errors.Join(errs...)
+	})
 	err = errors.Join(err, e.Prune())
 	e.Took = time.Since(start).Seconds()
+	e.Weather = w.stop()
 	e.Status = report.Done
 	switch {
 	case err != nil:
@@ -197,12 +209,25 @@ func (x *experiment) run(ctx context.Context, tell io.Writer, quick bool) (*repo
 	return &e, err
 }
 
-// release is of this binary.
+// release is of this binary: its version or, of a build that has none, its commit.
 func release() string {
-	if info, ok := debug.ReadBuildInfo(); ok {
-		return "XsPIN " + info.Main.Version
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "XsPIN, unknown"
 	}
-	return "XsPIN, unknown"
+	version, commit, modified := info.Main.Version, "", ""
+	for _, s := range info.Settings {
+		switch {
+		case s.Key == "vcs.revision":
+			commit = s.Value[:min(len(s.Value), 12)]
+		case s.Key == "vcs.modified" && s.Value == "true":
+			modified = ", modified"
+		}
+	}
+	if commit != "" && !strings.Contains(version, commit) {
+		version += ", commit " + commit + modified
+	}
+	return "XsPIN " + version
 }
 
 // machine returns the peers that are there.

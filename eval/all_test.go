@@ -8,14 +8,12 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/spf13/pflag"
 	"github.com/xspin/xspin/eval/bench"
 	"github.com/xspin/xspin/eval/report"
 	"github.com/xspin/xspin/netns/netnstest"
@@ -24,16 +22,16 @@ import (
 // fake is an experiment that finds one row, or fails after it, and notes that it ran.
 func fake(name string, ran *[]string, err error) experiment {
 	return experiment{
-		report.Experiment{Name: name, Title: "Title of " + name}, pace{runs: 1, takes: time.Second}, pace{runs: 1, takes: time.Second},
-		func(_ context.Context, lab *benchLab, p pace, cfg benchConfig, e *report.Experiment) error {
+		report.Experiment{Name: name, Title: "Title of " + name}, pace{runs: 1, takes: time.Second}, pace{runs: 1, takes: time.Second}, nil,
+		[]step{func(_ context.Context, t *trial) error {
 			*ran = append(*ran, name)
 			row, err2 := bench.Absolute(name+"/row", bench.AtLeast(1), bench.NewSide("it", "ns", []float64{1, 2, 3}))
 			if err2 != nil {
 				return err2
 			}
-			e.Rows = append(e.Rows, row)
+			t.e.Rows = append(t.e.Rows, row)
 			return err
-		},
+		}},
 	}
 }
 
@@ -45,13 +43,13 @@ func TestBenchAllGoesOnWhereItStopped(t *testing.T) {
 	a, b, c, d := fake("a", &ran, nil), fake("b", &ran, broken), fake("c", &ran, nil), fake("d", &ran, nil)
 	// Someone stops it in the middle of c.
 	interrupted := c
-	interrupted.measure = func(ctx context.Context, _ *benchLab, _ pace, _ benchConfig, _ *report.Experiment) error {
+	interrupted.steps = []step{func(ctx context.Context, _ *trial) error {
 		if err := unix.Kill(os.Getpid(), unix.SIGTERM); err != nil {
 			return err
 		}
 		<-ctx.Done()
 		return ctx.Err()
-	}
+	}}
 	run := func(want string, again bool, only []string, all ...experiment) *report.Report {
 		t.Helper()
 		ran = nil
@@ -102,12 +100,11 @@ func TestBenchAllGoesOnWhereItStopped(t *testing.T) {
 	}
 	// The signal comes when all has been found.
 	late := fake("a", &ran, nil)
-	find := late.measure
-	late.measure = func(ctx context.Context, lab *benchLab, p pace, cfg benchConfig, e *report.Experiment) error {
+	late.steps = append([]step{func(ctx context.Context, _ *trial) error {
 		err := unix.Kill(os.Getpid(), unix.SIGTERM)
 		<-ctx.Done()
-		return errors.Join(err, find(ctx, lab, p, cfg, e))
-	}
+		return err
+	}}, late.steps...)
 	did(run("interrupted after a: the same command goes on behind it", true, nil, late, b, c, d), "a", "b c d")
 
 	// What is not ours, or of another machine, stays.
@@ -134,7 +131,7 @@ func TestBenchAllGoesOnWhereItStopped(t *testing.T) {
 
 func TestBenchAllRefusesUnknownExperiments(t *testing.T) {
 	root := benchCmd()
-	root.SetArgs([]string{"all", "--only", "rx,nothing", "--out", filepath.Join(t.TempDir(), "x")})
+	root.SetArgs([]string{"all", "--only", "packets,nothing", "--out", filepath.Join(t.TempDir(), "x")})
 	root.SetOut(new(bytes.Buffer))
 	root.SetErr(new(bytes.Buffer))
 	if err := root.Execute(); err == nil || !strings.Contains(err.Error(), "bench all: --only nothing: want pingpong, ") {
@@ -149,7 +146,7 @@ func TestPingpongMeasuresEveryRow(t *testing.T) {
 	}
 	var e report.Experiment
 	err := inLab(func(msg string) { t.Log(msg) }, func(lab *benchLab) error {
-		return pingpongPlots(t.Context(), lab, pace{runs: 1, sizes: []int{16}}, benchConfig{}, &e)
+		return pingpongPlots(t.Context(), &trial{lab, benchConfig{runs: 1, warn: func(msg string) { t.Error(msg) }}, true, &e})
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -158,36 +155,31 @@ func TestPingpongMeasuresEveryRow(t *testing.T) {
 	for _, p := range e.Plots {
 		names = append(names, p.Name)
 		for _, s := range p.Series {
-			if len(s.Points) != 1 || !strings.Contains(s.On, "XDP") || (s.Tier == "") != (s.Name == "Linux") {
+			if len(s.Points) != 4 || (s.Tier == "") != (s.Name == "Linux") {
 				t.Errorf("%s: %+v", p.Name, s)
 			}
 		}
-		if marks := map[bool]int{false: 3}[p.Stack]; len(p.Marks) != marks {
+		if marks := map[bool]int{true: 12}[p.Name == "pingpong-icmp" || p.Name == "pingpong-udp"]; len(p.Marks) != marks {
 			t.Errorf("%s: marks %+v", p.Name, p.Marks)
 		}
 	}
-	if want := "pingpong-icmp pingpong-icmp-parts-nic pingpong-icmp-parts-host-nic pingpong-udp pingpong-udp-parts-nic pingpong-udp-parts-host-nic"; strings.Join(names, " ") != want {
+	if want := "pingpong-icmp pingpong-icmp-spread pingpong-icmp-parts-nic pingpong-icmp-parts-host-nic pingpong-udp pingpong-udp-spread pingpong-udp-parts-nic pingpong-udp-parts-host-nic"; strings.Join(names, " ") != want {
 		t.Errorf("plots %q, want %s", names, want)
 	}
 }
 
-func TestPartsOfQuickRunsAreThere(t *testing.T) {
+func TestRowsOfExperimentsAreThere(t *testing.T) {
 	for _, x := range experiments {
+		for _, rows := range x.rows {
+			for _, quick := range []bool{false, true} {
+				if _, _, _, err := rows.plan(quick); err != nil {
+					t.Errorf("%s: %v", x.Name, err)
+				}
+			}
+		}
 		for _, p := range []pace{x.full, x.quick} {
 			if p.runs < 1 || p.takes <= 0 {
 				t.Errorf("%s: %+v", x.Name, p)
-			}
-			if p.parts == "" {
-				continue
-			}
-			b := benches[slices.IndexFunc(benches, func(b benchCommand) bool { return b.name == x.Name })]
-			fl := pflag.NewFlagSet(x.Name, pflag.ContinueOnError)
-			judge := b.flags(fl)
-			if err := fl.Parse([]string{"--only", p.parts}); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := judge(); err != nil {
-				t.Errorf("%s: %v", x.Name, err)
 			}
 		}
 	}

@@ -42,7 +42,7 @@ type benchConfig struct {
 // A benchCommand is a subcommand of `xspin bench`.
 type benchCommand struct {
 	name, short, long string
-	duration          time.Duration // of a run, by default
+	duration, quick   time.Duration // of a run, by default and in a quick run of all
 	least, step       time.Duration // what it may be
 	measure           measureFunc
 	// flags, if there, adds flags of its own. What it returns judges them and
@@ -60,28 +60,28 @@ var benches = []benchCommand{
 handler that does nothing, then to a bare receive-and-recycle loop on the same
 package of sockets, then to the same loop in C (built when a compiler is there).
 Also what an idle NIC costs.`,
-		300 * time.Millisecond, 10 * time.Millisecond, time.Millisecond, benchRx, nil,
+		300 * time.Millisecond, 100 * time.Millisecond, 10 * time.Millisecond, time.Millisecond, benchRx, nil,
 	},
 	{
 		"match", "What matching costs, with tables of 4 to 256 rulesets",
 		`Frames from an in-kernel generator are matched and dropped, next to dropped at
 once. Frames that no ruleset wants are timed by running the program over one
 frame many times, next to a program that passes everything.`,
-		200 * time.Millisecond, 10 * time.Millisecond, time.Millisecond, benchMatch, nil,
+		200 * time.Millisecond, 50 * time.Millisecond, 10 * time.Millisecond, time.Millisecond, benchMatch, nil,
 	},
 	{
 		"rtt", "Round trips of UDP and ICMP echo, next to a socket and to Linux",
 		`A client in a process of its own pings a handler, then Linux: a UDP echo server
 in a process of its own, or the kernel's ICMP responder, without any XDP program
 on either end. Pinning and ways of waiting stand with each row.`,
-		200 * time.Millisecond, 50 * time.Millisecond, time.Millisecond, benchRTT, nil,
+		200 * time.Millisecond, 50 * time.Millisecond, 50 * time.Millisecond, time.Millisecond, benchRTT, nil,
 	},
 	{
 		"bystander", "What TCP through the interface loses when a NIC is on it",
 		`iperf3 runs into the interface with the NIC attached and a context active that
 matches none of it, with a bare XDP program that passes everything, and without
 any. Takes whole seconds a run.`,
-		time.Second, time.Second, time.Second, benchBystander, nil,
+		time.Second, time.Second, time.Second, time.Second, benchBystander, nil,
 	},
 	{
 		"slmp", "Reliable messages: goodput next to TCP, segments and messages a second, windows",
@@ -89,14 +89,14 @@ any. Takes whole seconds a run.`,
 network; segments from an in-kernel generator next to a bare receive loop; small
 messages next to UDP echo; scheduling policies, fairness, memory; and which window
 is best. All of it takes half an hour: --only names parts.`,
-		2 * time.Second, 20 * time.Millisecond, time.Millisecond, nil, slmpFlags,
+		2 * time.Second, 100 * time.Millisecond, 20 * time.Millisecond, time.Millisecond, nil, slmpFlags,
 	},
 	{
 		"hostq", "Handlers and applications: windows, events and requests in shared memory",
 		`Requests and responses between two processes, next to one atomic word and to
 eventfds; notifications, next to a bare ring; copies into a window, next to plain
 memory; and UDP echo by handlers that ask an application, next to a socket.`,
-		200 * time.Millisecond, 10 * time.Millisecond, time.Millisecond, nil, hostqFlags,
+		200 * time.Millisecond, 50 * time.Millisecond, 10 * time.Millisecond, time.Millisecond, nil, hostqFlags,
 	},
 	{
 		"ddt", "MPI datatypes: placement next to MPICH and to loops by hand, CPU time, overlap",
@@ -104,7 +104,7 @@ memory; and UDP echo by handlers that ask an application, next to a socket.`,
 strategies of SC 2019; two HPUs next to one; what receiving costs the machine, next
 to contiguous messages and to MPICH over TCP; computation while messages arrive, on
 both; and what it takes to commit a type. Takes ten minutes: --only names parts.`,
-		time.Second, 20 * time.Millisecond, time.Millisecond, nil, ddtFlags,
+		time.Second, 50 * time.Millisecond, 20 * time.Millisecond, time.Millisecond, nil, ddtFlags,
 	},
 }
 

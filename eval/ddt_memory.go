@@ -138,7 +138,7 @@ func (b *ddtBench) placeRows(ctx context.Context) (err error) {
 	}
 	x, y := geomean(all)
 	if err := b.ratio("ddt/place_over_unpack", bench.AtLeast(1), fmt.Sprintf("geometric mean over %d types, both orders, warm and cold, run by run; %s", len(types), conditions),
-		bench.NewSide(direct+four, "GB/s", x), bench.NewSide(whole+four, "GB/s", y)); err != nil {
+		bench.NewSide(direct+four, "GB/s", x), bench.NewSide(whole+four, "GB/s", y).Of("MPICH")); err != nil {
 		return err
 	}
 	if err := b.leastRow("ddt/place_over_unpack_byte_least", bench.AtLeast(0.7), "of types with leaves of MPI_BYTE, each order, warm and cold; "+conditions, direct, whole, ofBytes); err != nil {
@@ -149,7 +149,7 @@ func (b *ddtBench) placeRows(ctx context.Context) (err error) {
 	}
 	for i, t := range types {
 		x, y := geomean(all[4*i : 4*i+4])
-		one, two := bench.NewSide(direct+four, "GB/s", x), bench.NewSide(whole+four, "GB/s", y)
+		one, two := bench.NewSide(direct+four, "GB/s", x), bench.NewSide(whole+four, "GB/s", y).Of("MPICH")
 		for cold, temperature := range temperatures {
 			for o, order := range ddtOrders {
 				one.Add(order.name+"_"+temperature+"_GBps", runs[i].direct[o][cold])

@@ -264,10 +264,10 @@ func (b *ddtBench) cpuRows(ctx context.Context) (err error) {
 	for i, t := range transfers {
 		one := &ours[2+i]
 		if pairs != nil {
-			if err := b.ratio("ddt/cpu_"+t.Name+"_over_mpich", bench.Lower, conditions, one.cpu(datatype(t)), theirs[i].cpu(tcpPeer)); err != nil {
+			if err := b.ratio("ddt/cpu_"+t.Name+"_over_mpich", bench.Lower, conditions, one.cpu(datatype(t)), theirs[i].cpu(tcpPeer).Of("MPICH")); err != nil {
 				return err
 			}
-			if err := b.ratio("ddt/goodput_"+t.Name+"_over_mpich", bench.Higher, conditions, one.goodput(datatype(t)), theirs[i].goodput(tcpPeer)); err != nil {
+			if err := b.ratio("ddt/goodput_"+t.Name+"_over_mpich", bench.Higher, conditions, one.goodput(datatype(t)), theirs[i].goodput(tcpPeer).Of("MPICH")); err != nil {
 				return err
 			}
 		}
@@ -410,7 +410,7 @@ func (b *ddtBench) overlap(ctx context.Context, t datatypes.Transfer) (err error
 	ours.rows, theirs.rows = rows, rows
 	ours.tuned = []float64{tuned}
 	if p != nil {
-		if err := b.ratio("ddt/overlap_"+t.Name+"_over_mpich", bench.AtMost(0.9), conditions, ours.side(one, "ms", ours.both), theirs.side(two, "ms", theirs.both)); err != nil {
+		if err := b.ratio("ddt/overlap_"+t.Name+"_over_mpich", bench.AtMost(0.9), conditions, ours.side(one, "ms", ours.both), theirs.side(two, "ms", theirs.both).Of("MPICH")); err != nil {
 			return err
 		}
 	}

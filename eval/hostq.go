@@ -264,7 +264,7 @@ func (b *hostqBench) pingpong(ctx context.Context, name string, goal bench.Goal,
 			sides := [2]bench.Side{
 				bench.NewSide(fmt.Sprintf("host+nic: daemon with %d HPUs, %s, swaps addresses; application in a process of its own, user %d, spins %v before it sleeps, computes the checksum; all on this CPU",
 					server.HPUs, waiting(server.Wait), rtt.Nobody, server.AppSpin), "us", x),
-				bench.NewSide("host: UDP echo server in a process of its own, socket, blocking", "us", y),
+				bench.NewSide("host: UDP echo server in a process of its own, socket, blocking", "us", y).Of("Linux"),
 			}
 			for i := range sides {
 				l := bench.NewSide("", "", lost[i]).Median

@@ -98,7 +98,7 @@ func (l *benchLab) roundTrips(ctx context.Context, cfg benchConfig, doc *bench.D
 	if c.proto == rtt.UDP {
 		host = fmt.Sprintf("UDP echo server in a process of its own, socket, %s", waiting(string(c.host)))
 	}
-	row, err := bench.Ratio(c.name, c.goal, a.side(fmt.Sprintf("nic, %d HPUs on %s, %s; handler answers, arrivals stamped", nic.DefaultHPUs, threads, waiting(c.nic.String()))), b.side(host))
+	row, err := bench.Ratio(c.name, c.goal, a.side(fmt.Sprintf("nic, %d HPUs on %s, %s; handler answers, arrivals stamped", nic.DefaultHPUs, threads, waiting(c.nic.String()))), b.side(host).Of("Linux"))
 	conditions := fmt.Sprintf("%s echo, %d bytes of payload, median of a run's round trips; client in a process of its own, %s, %s; who answers is %s",
 		c.proto, c.size, waiting(string(c.client)), where(c.cpus[0]), where(c.cpus[1]))
 	if c.proto == rtt.ICMP {

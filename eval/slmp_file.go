@@ -84,7 +84,7 @@ func (b *slmpBench) fileRows(ctx context.Context) (err error) {
 	p := plain.side("SLMP, one acknowledgement for each segment, put into memory")
 	s := stored.side("SLMP, aggregated acknowledgements, the file demo's receiver: a file in tmpfs, its memory prepared before, renamed before EOM is acknowledged")
 	if b.tcp {
-		f, t := frames.side(sameFrames), tcp.side("iperf3, one TCP stream, as many bytes, no XDP program on either end")
+		f, t := frames.side(sameFrames).Of("TCP"), tcp.side("iperf3, one TCP stream, as many bytes, no XDP program on either end").Of("TCP")
 		for _, c := range []struct {
 			name string
 			goal bench.Goal
@@ -249,7 +249,7 @@ func (b *slmpBench) lossRows(ctx context.Context) (err error) {
 	if err := b.doc.Add(conditions, row, err); err != nil || !b.tcp {
 		return err
 	}
-	ta, to := bad.tcp.side("iperf3, one TCP stream, 1 % loss"), good.tcp.side("iperf3, one TCP stream, 0 % loss")
+	ta, to := bad.tcp.side("iperf3, one TCP stream, 1 % loss").Of("TCP"), good.tcp.side("iperf3, one TCP stream, 0 % loss")
 	row, err = bench.Ratio("tcp/loss1_over_loss0", bench.Higher, ta, to)
 	if err := b.doc.Add(conditions, row, err); err != nil {
 		return err

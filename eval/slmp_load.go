@@ -214,7 +214,7 @@ func (b *slmpBench) smallRows(ctx context.Context) error {
 			smallSize, n, b.sender, b.receiver)
 		row, err := bench.Ratio(fmt.Sprintf("slmp/small_over_udp_echo/%d", n), bench.AtLeast(1),
 			ours.side("SLMP messages completed: slmp.Conn.Post to a NIC with 1 HPU, adaptive, that puts them into memory and runs a completion handler that does nothing"),
-			theirs.side("UDP datagrams echoed: recvmmsg and sendmmsg at both ends, in C, which spin and then sleep"))
+			theirs.side("UDP datagrams echoed: recvmmsg and sendmmsg at both ends, in C, which spin and then sleep").Of("UDP sockets in C"))
 		if err := b.doc.Add(conditions, row, err); err != nil {
 			return err
 		}

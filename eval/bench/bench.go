@@ -54,6 +54,7 @@ func (g Goal) met(x float64) bool {
 // A Side is one of the things measured.
 type Side struct {
 	What   string             `json:"what"`
+	Peer   string             `json:"peer,omitempty"` // whose it is, if it is not ours: what people use today
 	Unit   string             `json:"unit"`
 	Median float64            `json:"median"`         // of Runs
 	Runs   []float64          `json:"runs"`           // in the order they were measured
@@ -65,6 +66,12 @@ type Side struct {
 // NewSide describes runs of something.
 func NewSide(what, unit string, runs []float64) Side {
 	return Side{What: what, Unit: unit, Median: quantile.Median(runs), Runs: runs}
+}
+
+// Of returns the side as that of a peer.
+func (s Side) Of(peer string) Side {
+	s.Peer = peer
+	return s
 }
 
 // Add adds the median of another figure, unless there is none.

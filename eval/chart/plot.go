@@ -11,6 +11,7 @@ import (
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/text"
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
 
@@ -72,8 +73,12 @@ func lines(pic *plot.Plot, p *report.Plot) error {
 			continue
 		}
 		var d spread
+		aside := 0.0 // so that dots at the same named place do not hide each other
+		if len(p.X.Names) > 0 {
+			aside = 0.6 * (float64(i) - float64(len(p.Series)-1)/2) / float64(len(p.Series))
+		}
 		for _, pt := range s.Points {
-			d.XYs = append(d.XYs, plotter.XY{X: pt.X, Y: pt.Y})
+			d.XYs = append(d.XYs, plotter.XY{X: pt.X + aside, Y: pt.Y})
 			d.YErrors = append(d.YErrors, struct{ Low, High float64 }{pt.Y - pt.CI95[0], pt.CI95[1] - pt.Y})
 			xs = append(xs, pt.X)
 		}
@@ -89,7 +94,12 @@ func lines(pic *plot.Plot, p *report.Plot) error {
 		line.Color, line.Width = c, 1.5
 		dots.Color, dots.Shape, dots.Radius = c, glyphs[i%len(glyphs)], dotRadius
 		bar.Color, bar.CapWidth = c, 6
-		pic.Add(bar, line, dots)
+		pic.Add(bar, dots)
+		if len(p.X.Names) > 0 {
+			pic.Legend.Add(s.Name, dots)
+			continue
+		}
+		pic.Add(line)
 		pic.Legend.Add(s.Name, line, dots)
 	}
 	names := map[string]plotter.XYs{}
@@ -123,7 +133,13 @@ func axes(pic *plot.Plot, p *report.Plot, xs []float64, marks int) {
 		pic.X.Scale = plot.LogScale{}
 		pic.X.Min, pic.X.Max = xs[0]/1.2, xs[len(xs)-1]*1.2
 	}
-	if p.X.Log || len(xs) <= 8 {
+	if len(p.X.Names) > 0 {
+		pic.NominalX(p.X.Names...)
+		pic.X.Min, pic.X.Max = -0.5, float64(len(p.X.Names))-0.5
+		if len(p.X.Names) > 8 {
+			pic.X.Tick.Label.Rotation, pic.X.Tick.Label.XAlign, pic.X.Tick.Label.YAlign = math.Pi/4, text.XRight, text.YTop
+		}
+	} else if p.X.Log || len(xs) <= 8 {
 		var ticks plot.ConstantTicks
 		for _, x := range xs {
 			ticks = append(ticks, plot.Tick{Value: x, Label: short(x)})
@@ -186,6 +202,9 @@ func bars(pic *plot.Plot, p *report.Plot) error {
 	names := make([]string, len(xs))
 	for i, x := range xs {
 		names[i] = short(x)
+		if len(p.X.Names) > 0 {
+			names[i] = p.X.Names[int(x)]
+		}
 	}
 	pic.NominalX(names...)
 	pic.Y.Min = 0

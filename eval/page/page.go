@@ -12,7 +12,6 @@ import (
 	"fmt"
 	"html/template"
 	"math"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -31,7 +30,7 @@ const Index = "index.html"
 var source string
 
 var page = template.Must(template.New("page").Funcs(template.FuncMap{
-	"figure": bench.Figure, "sources": sources, "percent": percent, "svg": svg, "table": table, "join": strings.Join, "class": class,
+	"figure": bench.Figure, "sources": sources, "percent": percent, "svg": svg, "table": table, "join": strings.Join, "class": class, "lost": lost,
 	"seconds": func(s float64) string { return time.Duration(s * float64(time.Second)).Round(time.Second).String() },
 }).Parse(source))
 
@@ -41,7 +40,7 @@ func Write(dir string, r *report.Report) error {
 	if err := page.Execute(&b, view{r, ahead(r, true), ahead(r, false), r.Verdicts()}); err != nil {
 		return fmt.Errorf("page: %w", err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, Index), b.Bytes(), 0o644); err != nil {
+	if err := report.Replace(filepath.Join(dir, Index), b.Bytes()); err != nil {
 		return err
 	}
 	for _, e := range r.Experiments {
@@ -76,12 +75,12 @@ func (v view) Count(verdict string) (n int) {
 	return n
 }
 
-// ahead returns the ratios to something else that are better than 1 with their whole
-// interval, or worse, the farthest first.
+// ahead returns the ratios to a peer that are better than 1 with their whole interval, or
+// worse, the farthest first.
 func ahead(r *report.Report, better bool) (list []bench.Row) {
 	for _, e := range r.Experiments {
 		for _, row := range e.Rows {
-			if row.Unit != "ratio" || row.B == nil || row.CI95[0] <= 0 {
+			if row.Unit != "ratio" || row.B == nil || row.B.Peer == "" || row.CI95[0] <= 0 {
 				continue
 			}
 			above, below := row.CI95[0] > 1, row.CI95[1] < 1
@@ -131,14 +130,15 @@ func table(p *report.Plot) (t struct{ Head, Rows [][]string }) {
 	t.Head = [][]string{head}
 	for _, x := range xs {
 		row := []string{strconv.FormatFloat(x, 'f', -1, 64)}
+		if i := int(x); i >= 0 && i < len(p.X.Names) {
+			row[0] = p.X.Names[i]
+		}
 		for _, s := range p.Series {
 			cell := ""
 			for _, pt := range s.Points {
 				if pt.X == x {
 					cell = fmt.Sprintf("%s [%s, %s]", bench.Figure(pt.Y), bench.Figure(pt.CI95[0]), bench.Figure(pt.CI95[1]))
-					if pt.Lost != nil && *pt.Lost > 0 {
-						cell += fmt.Sprintf(", %s lost", percent(*pt.Lost))
-					}
+					cell += lost(pt.Lost)
 				}
 			}
 			row = append(row, cell)
@@ -158,6 +158,14 @@ func sources(p *report.Plot) (all []string) {
 	return all
 }
 
+// lost says which fraction was lost, if any.
+func lost(fraction *float64) string {
+	if fraction == nil || *fraction == 0 {
+		return ""
+	}
+	return ", " + percent(*fraction) + " lost"
+}
+
 func percent(x float64) string { return bench.Figure(100*x) + " %" }
 
 // class is the style of a verdict.
@@ -173,7 +181,7 @@ func writePlot(dir string, p *report.Plot) error {
 		if err := c.Write(&b, format); err != nil {
 			return err
 		}
-		if err := os.WriteFile(filepath.Join(dir, p.Name+format), b.Bytes(), 0o644); err != nil {
+		if err := report.Replace(filepath.Join(dir, p.Name+format), b.Bytes()); err != nil {
 			return err
 		}
 	}
@@ -226,5 +234,5 @@ func writeCSV(name string, lines [][]string) error {
 	if err := csv.NewWriter(&b).WriteAll(lines); err != nil {
 		return err
 	}
-	return os.WriteFile(name, b.Bytes(), 0o644)
+	return report.Replace(name, b.Bytes())
 }

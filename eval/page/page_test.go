@@ -19,21 +19,23 @@ import (
 	"github.com/xspin/xspin/eval/report"
 )
 
+var half = 0.5
+
 const hostile = `<script>alert("1")</script> & 'more'`
 
 func fixture(t *testing.T) *report.Report {
 	t.Helper()
 	row := func(name string, g bench.Goal, a, b []float64) bench.Row {
-		r, err := bench.Ratio(name, g, bench.NewSide("ours "+hostile, "ns", a), bench.NewSide("theirs", "ns", b))
+		r, err := bench.Ratio(name, g, bench.NewSide("ours "+hostile, "ns", a), bench.NewSide("theirs", "ns", b).Of("Linux"))
 		if err != nil {
 			t.Fatal(err)
 		}
 		r.Conditions = hostile
+		r.A.Lost = &half
 		return r
 	}
-	lost := 0.5
 	pt := report.NewPoint(64, []float64{1, 2, 3})
-	pt.Lost = &lost
+	pt.Lost = &half
 	series := []report.Series{{Name: hostile, Tier: "user", On: hostile, Points: []report.Point{pt, report.NewPoint(65536, []float64{4, 5, 6})}}, {Name: "empty"}}
 	return &report.Report{
 		Schema: report.Schema, Release: "XsPIN test", Quick: true, Env: bench.Environment("xspin bench all", 0, 0),
@@ -69,13 +71,13 @@ func TestThePageHasAllOfTheReport(t *testing.T) {
 	text := textOf(t, string(b))
 	for _, want := range []string{
 		"A quick run", "Targets: 1 met, 1 missed, 0 within noise.", "Crosses: " + hostile, "Not measured: iperf3 is needed", "This failed: it broke",
-		"first/ahead", "first/behind", "first/even", "Title " + hostile, "2.00 [1.00, 3.00], 50.0 % lost", "64Ki", "ours " + hostile,
+		"first/ahead", "first/behind", "first/even", "Title " + hostile, "2.00 [1.00, 3.00], 50.0 % lost", "64Ki", "ours " + hostile, "4.00 ns: ours " + hostile + ", 50.0 % lost",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the page lacks %q", want)
 		}
 	}
-	better, worse, _ := strings.Cut(text[strings.Index(text, "Better than"):], "Worse than")
+	better, worse, _ := strings.Cut(text[strings.Index(text, "Better than that"):], "Worse than that")
 	worse, _, _ = strings.Cut(worse, "Title ")
 	if !strings.Contains(better, "first/ahead") || strings.Contains(better, "first/behind") || !strings.Contains(worse, "first/behind") || strings.Contains(worse, "first/even") {
 		t.Errorf("better: %s\nworse: %s", better, worse)

@@ -41,11 +41,10 @@ const File = "results.json"
 // A Report is all that a run of the evaluation has found, results.json.
 type Report struct {
 	Schema      int           `json:"schema"`
-	Release     string        `json:"release"` // of XsPIN
-	Quick       bool          `json:"quick"`   // fewer and shorter runs than for good figures
-	Env         bench.Env     `json:"env"`     // when it began
-	Machine     []Fact        `json:"machine"` // what else may matter
-	LoadAfter   string        `json:"load_after,omitempty"`
+	Release     string        `json:"release"`        // of XsPIN
+	Quick       bool          `json:"quick"`          // fewer and shorter runs than for good figures
+	Env         bench.Env     `json:"env"`            // when it began
+	Machine     []Fact        `json:"machine"`        // what else may matter
 	Todo        []string      `json:"todo,omitempty"` // experiments that were asked for and have not been tried
 	Experiments []*Experiment `json:"experiments"`
 }
@@ -74,10 +73,20 @@ type Experiment struct {
 	Status   Status      `json:"status"`
 	Why      string      `json:"why,omitempty"` // it was skipped or has failed
 	Warnings []string    `json:"warnings,omitempty"`
+	Started  string      `json:"started"` // RFC 3339
 	Took     float64     `json:"took_s"`
-	Load     string      `json:"load"` // average over the minute before it, other experiments included
+	Runs     int         `json:"runs"`              // of each side, at most
+	Benches  []string    `json:"benches,omitempty"` // commands that measure the same rows
+	Weather  Weather     `json:"weather"`
 	Plots    []*Plot     `json:"plots,omitempty"`
 	Rows     []bench.Row `json:"rows,omitempty"`
+}
+
+// Weather is what else the machine had to do.
+type Weather struct {
+	Before string  `json:"load_before"` // average over the minute before, of experiments before too
+	Most   float64 `json:"load_most"`   // the most such average meanwhile: most of it is what is measured
+	Stolen float64 `json:"stolen"`      // share of the CPUs' time that a hypervisor gave to others
 }
 
 // A Plot is a picture with one axis of each kind, and the figures in it.
@@ -93,9 +102,10 @@ type Plot struct {
 
 // An Axis of a plot.
 type Axis struct {
-	Label string `json:"label"`
-	Unit  string `json:"unit"`
-	Log   bool   `json:"log,omitempty"`
+	Label string   `json:"label"`
+	Unit  string   `json:"unit"`
+	Log   bool     `json:"log,omitempty"`
+	Names []string `json:"names,omitempty"` // of the places 0, 1, 2... if they are no numbers; x only
 }
 
 // Title is an axis's label with its unit.
@@ -330,6 +340,9 @@ func (p *Plot) check() error {
 
 // checkPlace says whether the axes have a place.
 func (p *Plot) checkPlace(x, y float64) error {
+	if n := len(p.X.Names); n > 0 && (x != math.Trunc(x) || x < 0 || x >= float64(n)) {
+		return fmt.Errorf("%g at %g: want a place from 0 to %d, which have names", y, x, n-1)
+	}
 	if p.X.Log && x < least || p.Y.Log && y < least {
 		return fmt.Errorf("%g at %g: a logarithmic axis needs %g or more", y, x, least)
 	}
@@ -343,11 +356,11 @@ func (r *Report) Save(dir string) error {
 	if err != nil {
 		return err
 	}
-	return replace(filepath.Join(dir, File), append(b, '\n'))
+	return Replace(filepath.Join(dir, File), append(b, '\n'))
 }
 
-// replace writes a file beside, and then puts it in the place of the old one.
-func replace(name string, b []byte) (err error) {
+// Replace writes a file beside, and then puts it in the place of the old one.
+func Replace(name string, b []byte) (err error) {
 	f, err := os.CreateTemp(filepath.Dir(name), filepath.Base(name)+".*")
 	if err != nil {
 		return err

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package eval
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/xspin/xspin/eval/bench"
+	"github.com/xspin/xspin/eval/report"
+)
+
+// A watcher looks at the machine while something is measured.
+type watcher struct {
+	before       string
+	stolen, time float64
+	quit         chan struct{}
+	most         chan float64
+}
+
+// watch begins to.
+func watch() *watcher {
+	w := &watcher{before: loadAverage(), quit: make(chan struct{}), most: make(chan float64)}
+	w.stolen, w.time = stolen()
+	go func() {
+		most := 0.0
+		tick := time.NewTicker(5 * time.Second)
+		defer tick.Stop()
+		for {
+			if x, err := strconv.ParseFloat(loadAverage(), 64); err == nil {
+				most = max(most, x)
+			}
+			select {
+			case <-tick.C:
+			case <-w.quit:
+				w.most <- most
+				return
+			}
+		}
+	}()
+	return w
+}
+
+// stop returns what was seen.
+func (w *watcher) stop() report.Weather {
+	close(w.quit)
+	out := report.Weather{Before: w.before, Most: <-w.most}
+	if s, t := stolen(); t > w.time {
+		out.Stolen = (s - w.stolen) / (t - w.time)
+	}
+	return out
+}
+
+// loadAverage is the average over the last minute.
+func loadAverage() string { return bench.Environment("", 0, 0).Load }
+
+// stolen returns how much time of all CPUs a hypervisor gave to other machines, and how
+// much there was, in ticks: the sums of proc_stat(5).
+func stolen() (taken, all float64) {
+	b, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0, 0
+	}
+	first, _, _ := strings.Cut(string(b), "\n")
+	for i, f := range strings.Fields(first) {
+		x, err := strconv.ParseFloat(f, 64)
+		switch {
+		case err != nil || i > 8: // guests are in user
+		case i == 8:
+			taken = x
+			fallthrough
+		default:
+			all += x
+		}
+	}
+	return taken, all
+}
+
+// A countdown tells what is being measured and how much time is left: once, and on a terminal
+// every second.
+type countdown struct {
+	sync.Mutex
+	to       io.Writer
+	what     string
+	until    time.Time
+	terminal bool
+	quit     chan struct{}
+	done     chan struct{}
+}
+
+func startCountdown(to io.Writer, what string, left time.Duration) *countdown {
+	c := &countdown{to: to, what: what, until: time.Now().Add(left), quit: make(chan struct{}), done: make(chan struct{})}
+	if f, ok := to.(*os.File); ok {
+		_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+		c.terminal = err == nil
+	}
+	if !c.terminal {
+		fmt.Fprintf(to, "%s: about %v left\n", what, left.Round(time.Second))
+		close(c.done)
+		return c
+	}
+	go func() {
+		defer close(c.done)
+		tick := time.NewTicker(time.Second)
+		defer tick.Stop()
+		for {
+			c.line()
+			select {
+			case <-tick.C:
+			case <-c.quit:
+				return
+			}
+		}
+	}()
+	return c
+}
+
+// line writes over the line that is there.
+func (c *countdown) line() {
+	c.Lock()
+	defer c.Unlock()
+	left := "soon done"
+	if d := time.Until(c.until).Round(time.Second); d > 0 {
+		left = fmt.Sprintf("about %v left", d)
+	}
+	fmt.Fprintf(c.to, "\r\x1b[K%s: %s", c.what, left)
+}
+
+// warn says something in a line of its own.
+func (c *countdown) warn(msg string) {
+	c.Lock()
+	defer c.Unlock()
+	if c.terminal {
+		fmt.Fprint(c.to, "\r\x1b[K")
+	}
+	fmt.Fprintln(c.to, "warning:", msg)
+}
+
+func (c *countdown) end() {
+	close(c.quit)
+	<-c.done
+	if c.terminal {
+		fmt.Fprintf(c.to, "\r\x1b[K%s\n", c.what)
+	}
+}
