@@ -4,16 +4,16 @@ package spin
 
 import "fmt"
 
-// A FaultKind says what happened.
+// A FaultKind says what went wrong.
 type FaultKind int
 
 // Kinds of faults.
 const (
 	HandlerFailed  FaultKind = iota // a handler returned Fail or Segv
-	HandlerPanic                    // contained: the packet is lost, the context goes on
+	HandlerPanic                    // contained: the packet is lost, the context continues
 	HandlerOverrun                  // past its time limit: the context is stopped
 	MessageRefused                  // the binder refused a message
-	FaultKinds                      // how many there are
+	FaultKinds                      // number of kinds
 )
 
 func (k FaultKind) String() string {
@@ -30,17 +30,17 @@ func (k FaultKind) String() string {
 	return fmt.Sprintf("FaultKind(%d)", int(k))
 }
 
-// A Fault tells the application what went wrong in a handler. It may happen with every
-// packet, so a context tells one of a kind in a period that its NIC is opened with. Those
-// that were held back are in the next one, or in one of their own when the period, or the
-// context, is over.
+// A Fault tells the application what went wrong in a handler. Every packet may cause one,
+// so a context reports one of each kind per period, which is set when its NIC is opened.
+// The others are counted, in the next report or, when the period or the context ends, in
+// one of their own.
 type Fault struct {
 	Kind    FaultKind
 	Context uint16
 	Name    string // of the context
 	HPU     int
-	Detail  string // panic value and stack, the error, or the time; "" if there is More only
-	More    uint64 // that were held back before it
+	Detail  string // panic value and stack, the error, or the time; "" if only More is reported
+	More    uint64 // faults of this kind that were held back before it
 }
 
 func (f Fault) String() string {

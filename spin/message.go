@@ -10,12 +10,12 @@ import (
 // A Binding says where a message goes.
 type Binding struct {
 	Window Window // Optional
-	Place  int64  // of the message's first byte in the window
+	Place  int64  // offset of the message's first byte in the window
 	Size   int64  // bytes that the message may take there. 0: up to the window's end
 
-	// Events hears of the message's end, and of its first error. The worker
-	// does not wait: a message whose end finds no room is not over, and its
-	// sender has no acknowledgement of EOM, until there is. Optional.
+	// Events is told of the message's end, and of its first error. The worker
+	// does not wait for room: until the event fits, the message is not over and
+	// its EOM is not acknowledged. Optional.
 	Events EventSink
 
 	User any // whatever the binder wants handlers and events to know
@@ -37,9 +37,9 @@ func (b *Binding) Room() int64 {
 type Receive struct {
 	Binding
 	// A message matches if its number (the last word of its key; with SLMP
-	// the message id) equals Tag in all bits that Ignore leaves.
+	// the message id) equals Tag in all bits but those of Ignore.
 	Tag, Ignore uint32
-	// Keep leaves the receive posted when a message has taken it.
+	// Keep leaves the receive posted after a message has taken it.
 	Keep bool
 }
 
@@ -49,7 +49,7 @@ type Cause uint8
 // Causes.
 const (
 	Complete Cause = iota // every byte was processed
-	TimedOut              // its sender went silent, or lingering is over
+	TimedOut              // its sender fell silent, or its linger time is over
 	Removed               // its context was removed, or the NIC closed
 	Failed                // a handler failed: see the first error
 )
@@ -66,13 +66,13 @@ var causes = []string{"complete", "timed out", "removed", "failed"}
 // A Result is what is known of a message at its end.
 type Result struct {
 	Cause   Cause
-	Length  uint64 // bytes, as EOM said; without EOM, up to the last that came
+	Length  uint64 // bytes, as EOM said; without EOM, up to the last that arrived
 	Dropped uint64 // of these: bytes of packets for which a handler returned Drop
 	Missing uint64 // of these: bytes that were not processed
 	// FlowControl: the NIC had to drop packets of the message for lack of room.
 	FlowControl bool
-	// Time is when it ended, before the application was told: CLOCK_MONOTONIC in ns. 0
-	// for completion handlers, to which it has not.
+	// Time is when the message ended, before the application was told, in ns of
+	// CLOCK_MONOTONIC. 0 in completion handlers, which run before that.
 	Time int64
 }
 
@@ -81,14 +81,14 @@ type MessageEvent struct {
 	Result
 	Context string         // name
 	Source  netip.AddrPort // of the sender
-	Number  uint32         // of the message with its sender
-	Slot    int
-	User    any   // of the binding
-	Err     error // with Cause Failed: the first error
+	Number  uint32         // the last word of the message's key
+	Slot    int            // of the message's state while it was in flight
+	User    any            // of the binding
+	Err     error          // with Cause Failed: the first error
 }
 
-// An EventSink takes events of messages. Post does not wait: false says that there is
-// no room. The event is good until it returns.
+// An EventSink takes events of messages. Post does not wait: it returns false if there is
+// no room. The event is only valid until it returns.
 type EventSink interface {
 	Post(*MessageEvent) bool
 }
@@ -106,7 +106,7 @@ func (c EventChan) Post(e *MessageEvent) bool {
 	}
 }
 
-// An AckRequest is what a datagram asks of the receiver, in words of its protocol.
+// An AckRequest is the acknowledgement that a packet asks for, in its protocol's terms.
 type AckRequest struct {
 	Flags      uint32
 	ID, Offset uint32

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// A Problem is what is wrong with a description, and where in it: Path is made of keys as
-// a configuration file has them, such as "vhpus" or "queue.events".
+// A Problem is something wrong with a description. Path says where, in the keys of a
+// configuration file, such as "vhpus" or "queue.events".
 type Problem struct {
 	Path string
 	Err  error
@@ -18,7 +18,7 @@ func (p Problem) Error() string { return p.Path + ": " + p.Err.Error() }
 
 func (p Problem) Unwrap() error { return p.Err }
 
-// Problems are all that is wrong with a description. The zero value says that nothing is.
+// Problems are all that is wrong with a description. The zero value has none.
 type Problems []Problem
 
 // Add adds one.
@@ -26,7 +26,7 @@ func (all *Problems) Add(path, format string, args ...any) {
 	*all = append(*all, Problem{path, fmt.Errorf(format, args...)})
 }
 
-// Between adds one if v is not 0, which is left out, and not lo to hi.
+// Between adds one if v is outside lo to hi. It accepts 0, which means left out.
 func (all *Problems) Between(path string, v, lo, hi int) {
 	if v != 0 && (v < lo || v > hi) {
 		all.Add(path, "%d: want %d to %d", v, lo, hi)
@@ -52,7 +52,7 @@ func (all Problems) Error() string {
 	return b.String()
 }
 
-// Unwrap has errors.Is look at each.
+// Unwrap lets errors.Is and errors.As look at each.
 func (all Problems) Unwrap() []error {
 	errs := make([]error, len(all))
 	for i, p := range all {

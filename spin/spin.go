@@ -1,29 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package spin has the words that all parts of XsPIN share, whatever runs the handlers:
-// what handlers return, where messages go and how they end, windows, faults, counters.
-// They are those of sPIN (SC 2017) and of FPsPIN. It imports nothing of XsPIN.
+// Package spin defines what all parts of XsPIN share, whatever runs the handlers: return
+// codes, bindings, how messages end, windows, faults, counters. The names are those of
+// sPIN (SC 2017) and FPsPIN. It imports no other package of XsPIN.
 package spin
 
 import "fmt"
 
-// A Code is what a handler returns, see the table of return codes in
-// docs/architecture.md.
+// A Code is what a handler returns. docs/messages.md has a table of the effects.
 type Code int
 
 // Return codes.
 const (
 	Success Code = iota
-	Drop         // the packet's bytes count as dropped; of a header handler: all packets' bytes
-	Fail         // an error of the handler's: nothing it asked for is sent or kept
-	Segv         // the same, for an access outside of a window
-	Proceed      // of a header handler: put the payload into the window, no payload handler
+	Drop         // the packet's bytes count as dropped; from a header handler, the whole message's
+	Fail         // the handler failed: nothing it asked for is sent or kept
+	Segv         // the same, for an access outside a window
+	Proceed      // from a header handler: put the payload into the window, run no payload handler
 
-	// ProcessData, of a header handler: run the payload handler.
+	// ProcessData, from a header handler: run the payload handler.
 	ProcessData = Success
 
-	// Pending, added to a code of a header or completion handler: the
-	// message's binding stays when the message has ended.
+	// Pending, added to the code of a header or completion handler, keeps
+	// the message's binding after the message has ended.
 	Pending Code = 16
 )
 

@@ -12,13 +12,13 @@ import (
 // UserCounters is how many counters the handlers of a context have.
 const UserCounters = 16
 
-// A UserCounter is FPsPIN's pair: how much, and how often.
+// A UserCounter is FPsPIN's pair: what was added up, and how often.
 type UserCounter struct {
 	Sum   uint64 `json:"sum"`
 	Count uint64 `json:"count"`
 }
 
-// Mean returns Sum/Count, and 0 for nothing counted.
+// Mean returns Sum/Count, or 0 if nothing was counted.
 func (c UserCounter) Mean() float64 {
 	if c.Count == 0 {
 		return 0
@@ -29,21 +29,21 @@ func (c UserCounter) Mean() float64 {
 // HistogramBuckets is the number of buckets in a histogram of handler time.
 const HistogramBuckets = 32
 
-// A Histogram counts durations: bucket i those of less than 2^i ns, and not less
-// than 2^(i-1). The last takes all longer ones.
+// A Histogram counts durations: bucket i those from 2^(i-1) ns to just below 2^i ns, the
+// last bucket all longer ones.
 type Histogram [HistogramBuckets]uint64
 
 // Add counts a duration of ns.
 func (h *Histogram) Add(ns int64) { h[min(bits.Len64(uint64(ns)), HistogramBuckets-1)]++ }
 
-// ContextStats are what a context's handlers did.
+// ContextStats count what a context's handlers did.
 type ContextStats struct {
 	Handled  uint64 `json:"handled"`   // handlers that returned
 	Dropped  uint64 `json:"dropped"`   // of these: Drop
-	Failed   uint64 `json:"failed"`    // of these: Fail
-	Panics   uint64 `json:"panics"`    // handlers that did not return but panicked
+	Failed   uint64 `json:"failed"`    // of these: Fail or Segv
+	Panics   uint64 `json:"panics"`    // handlers that panicked
 	Overruns uint64 `json:"overruns"`  // handlers that ran past their time limit
-	Unrun    uint64 `json:"unrun"`     // packets given back without a handler: stopped or removed
+	Unrun    uint64 `json:"unrun"`     // packets given back unhandled: the context is stopped or removed
 	Lost     uint64 `json:"lost"`      // buffers that never reached the HPU, credit returned
 	Sent     uint64 `json:"sent"`      // frames given to the tx ring
 	SendFull uint64 `json:"send_full"` // sends refused because a ring or the spare frames ran out
@@ -54,18 +54,18 @@ type ContextStats struct {
 	Completions uint64 `json:"completions"` // completion handlers that returned
 	Acks        uint64 `json:"acks"`        // answers given to a tx ring
 	AckFull     uint64 `json:"ack_full"`    // answers not sent for lack of room
-	Stray       uint64 `json:"stray"`       // packets that are no segments, such as acknowledgements
+	Stray       uint64 `json:"stray"`       // packets that are not segments, such as acknowledgements
 	Malformed   uint64 `json:"malformed"`   // packets whose lengths contradict each other
 	Corrupt     uint64 `json:"corrupt"`     // packets dropped for their checksum
-	Unverified  uint64 `json:"unverified"`  // packets without a complete checksum, taken nevertheless
-	Unbound     uint64 `json:"unbound"`     // messages refused by the binder, once for each packet
-	EventsLost  uint64 `json:"events_lost"` // of messages that failed or were abandoned: no room
+	Unverified  uint64 `json:"unverified"`  // packets accepted without a complete checksum
+	Unbound     uint64 `json:"unbound"`     // messages refused by the binder, each time they start
+	EventsLost  uint64 `json:"events_lost"` // events of failed or abandoned messages that found no room
 
 	Requests   uint64 `json:"requests"`   // to the application
 	Unasked    uint64 `json:"unasked"`    // of these, dropped because the ring was full
-	Unanswered uint64 `json:"unanswered"` // of these, given up: no answer in time, or nobody there
+	Unanswered uint64 `json:"unanswered"` // of these, given up: no answer in time, or no application
 	Timers     uint64 `json:"timers"`     // timer handlers that returned
-	Triggers   uint64 `json:"triggers"`   // host messages that were begun
+	Triggers   uint64 `json:"triggers"`   // host messages that were started
 
 	HandlerTime Histogram     `json:"handler_time_log2_ns"`
 	HandlerSum  time.Duration `json:"handler_time_ns"`
@@ -120,12 +120,12 @@ const (
 	NotDropped   DropReason = iota
 	DropMessages            // no room for another message
 	DropMemory              // no room for another hole in the message
-	DropNoHeader            // no room to hold it until the header packet comes, or that did not come
-	DropOverlap             // bytes that came before, cut differently
-	DropTwoEnds             // EOM at a place other than before, or bytes behind the end
-	DropBeyond              // ends behind byte 4 GiB, or is longer than 2 GiB
+	DropNoHeader            // no room to hold it until the header packet arrives, or that did not arrive
+	DropOverlap             // bytes that arrived before, cut differently
+	DropTwoEnds             // EOM in another place than before, or bytes beyond the end
+	DropBeyond              // ends beyond 4 GiB, or is longer than 2 GiB
 	DropDead                // of a message that has failed, or was abandoned
-	DropReasons             // how many there are
+	DropReasons             // number of reasons
 )
 
 var reasons = [DropReasons]string{"none", "messages", "memory", "no_header", "overlap", "two_ends", "beyond", "dead"}
@@ -164,21 +164,21 @@ func (d *Drops) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// MessageStats are what became of a context's messages. Sums of several counters may be
-// off by what happens meanwhile.
+// MessageStats count what became of a context's messages. The counters are not read all
+// at once, so sums of several may be off by what happens meanwhile.
 type MessageStats struct {
-	Started    uint64 `json:"started"`    // messages whose header packet came
+	Started    uint64 `json:"started"`    // messages whose header packet arrived
 	Ended      uint64 `json:"ended"`      // of these, complete
 	Failed     uint64 `json:"failed"`     // a handler failed
 	Abandoned  uint64 `json:"abandoned"`  // incomplete, or stopped
 	Discarded  uint64 `json:"discarded"`  // incomplete, in mode Discard
-	Refused    uint64 `json:"refused"`    // nowhere to put them
-	Duplicates uint64 `json:"duplicates"` // segments that were processed already
-	Waits      uint64 `json:"waits"`      // segments again while they were being processed, EOM again too soon
-	Held       uint64 `json:"held"`       // packets that came before their message could begin
+	Refused    uint64 `json:"refused"`    // the binder had no place for them
+	Duplicates uint64 `json:"duplicates"` // segments that had been processed before
+	Waits      uint64 `json:"waits"`      // duplicates of segments still being processed, or of EOM too early
+	Held       uint64 `json:"held"`       // packets that arrived before their message was open
 	Dropped    Drops  `json:"dropped"`    // packets
-	Forgotten  uint64 `json:"forgotten"`  // finished messages, forgotten before their time
-	Open       int    `json:"open"`       // messages now
-	HeldNow    int    `json:"held_now"`   // packets now
-	Memory     int    `json:"memory"`     // bytes for holes now
+	Forgotten  uint64 `json:"forgotten"`  // finished messages forgotten early, for lack of room
+	Open       int    `json:"open"`       // messages in flight now
+	HeldNow    int    `json:"held_now"`   // packets held now
+	Memory     int    `json:"memory"`     // bytes in use for holes now
 }

@@ -9,19 +9,18 @@ import (
 )
 
 // A Window is memory of the application that handlers reach by offset. An access
-// that is not wholly inside is an error wrapping ErrBounds, and touches nothing.
-// Several HPUs may use a window at the same time; that they do not write the same
-// bytes is the handlers' business.
+// that is not wholly inside touches nothing and returns an error wrapping ErrBounds.
+// Several HPUs may use a window at the same time; handlers must see to it that they
+// do not write the same bytes.
 type Window interface {
 	ReadAt(p []byte, off int64) (int, error)
 	WriteAt(p []byte, off int64) (int, error)
 	Size() int64
 }
 
-// An AtomicWindow is a Window with atomic operations on words of 8 and of 4 bytes, whose
-// offsets are multiples of that (SC 2017, appendix B.6). Windows of applications and
-// hpu.Memory are; ErrRights says that the context may not use the window so. A handler asks
-// for it once a packet:
+// An AtomicWindow is a Window with atomic operations on aligned words of 8 and 4 bytes
+// (SC 2017, appendix B.6). Windows of applications and hpu.Memory are; ErrRights says that
+// the context may not use the window that way. A handler asks for it once per packet:
 //
 //	w, ok := h.Window("in").(spin.AtomicWindow)
 type AtomicWindow interface {
@@ -32,9 +31,8 @@ type AtomicWindow interface {
 	FetchAdd32(off int64, delta uint32) (was uint32, err error)
 }
 
-// A TransferWindow is a Window whose reads and writes do not wait: they begin, the
-// Transfer's Test copies a part and tells whether that was the last, and Wait copies the
-// rest. It is the handler's CPU that copies, so nothing happens in between. Windows of
+// A TransferWindow is a Window whose reads and writes can be done in parts: the Transfer
+// that StartRead and StartWrite return copies nothing until it is asked to. Windows of
 // applications and hpu.Memory are.
 type TransferWindow interface {
 	Window
@@ -42,19 +40,19 @@ type TransferWindow interface {
 	StartWrite(p []byte, off int64) (Transfer, error)
 }
 
-// A SliceWindow is a Window whose bytes a handler may have as they are, to place many
-// small pieces: bounds and rights are checked once for all of them. The slice is good
-// until the handler returns. Others may write there at any time, so nothing that was read
-// can be relied on to stay. Windows of applications and hpu.Memory are.
+// A SliceWindow is a Window that lends its bytes to a handler, to place many small pieces
+// with one check of bounds and rights. The slice is valid until the handler returns.
+// Others may write there at any time, so what was read may change. Windows of applications
+// and hpu.Memory are.
 type SliceWindow interface {
 	Window
 	Slice(off, n int64, need Rights) ([]byte, error)
 }
 
-// Errors of windows, and of whatever has bounds.
+// Errors of windows, and of anything else with bounds.
 var (
-	// ErrBounds is returned, wrapped, for an access outside of a window, or outside of
-	// a message's place in it.
+	// ErrBounds is returned, wrapped, for an access outside a window, or outside a
+	// message's place in it.
 	ErrBounds = errors.New("out of bounds")
 	// ErrRights is returned, wrapped, for an access that the context has no right to.
 	ErrRights = errors.New("access not permitted")
@@ -101,21 +99,21 @@ func ParseRights(s string) (r Rights, err error) {
 // Piece is how many bytes Transfer.Test copies.
 const Piece = 64 << 10
 
-// A Transfer is a copy that is under way. Here a CPU copies, and it is the one that
-// calls Test: a handler that does so between other things does them sooner, and
-// nothing happens unless it calls. Not for concurrent use. The zero Transfer is done.
+// A Transfer is a copy in progress. There is no DMA engine: the CPU that calls Test or
+// Wait does the copying, so a handler can do other work in between, but nothing is copied
+// meanwhile. It is not safe for concurrent use. The zero Transfer is done.
 type Transfer struct {
-	dst, src []byte // as long as each other
+	dst, src []byte // equally long
 }
 
-// NewTransfer returns a transfer of src to dst, which are as long as each other and are
-// left alone until it is done.
+// NewTransfer returns a transfer of src to dst, which must be equally long and belong to
+// it until it is done.
 func NewTransfer(dst, src []byte) Transfer { return Transfer{dst: dst, src: src} }
 
 // Left returns how many bytes are not yet copied.
 func (t *Transfer) Left() int { return len(t.src) }
 
-// Test copies a Piece, and tells whether that was the last.
+// Test copies up to Piece bytes, and reports whether those were the last.
 func (t *Transfer) Test() bool {
 	n := copy(t.dst, t.src[:min(len(t.src), Piece)])
 	t.dst, t.src = t.dst[n:], t.src[n:]
