@@ -17,8 +17,8 @@ const (
 	Starting              // the header handler runs
 	Open                  // payload handlers run
 	Ending                // complete, the completion handler runs
-	Deferred              // and has run, but the event found no room
-	Failed                // a handler failed; segments that run are still to finish
+	Deferred              // it has run, but the event found no room
+	Failed                // a handler failed; segments that run have yet to Finish
 )
 
 func (s State) String() string {
@@ -30,60 +30,60 @@ func (s State) String() string {
 }
 
 // An Entry is the state of one message in flight, until End, Refuse, Fail or the
-// last Finish after Fail; then it is reused for another one. It belongs to whoever
-// has the table.
+// last Finish after Fail; then it is reused for another message. It belongs to the
+// thread that uses its table.
 type Entry struct {
-	// Entries lie one after the other, and neighbours may be different threads'. So
-	// what is written for each segment, low to seen, is where no cache line of it has
-	// a byte of a neighbour's.
+	// Entries lie one after the other, and neighbours may belong to different threads.
+	// So the fields that are written for each segment, low to seen, are placed where
+	// they share no cache line with a neighbour.
 
-	User any // the caller's, untouched when the slot is reused
+	User any // the caller's; it stays when the slot is reused
 
 	key  Key
 	hash uint64
-	next *Entry // in its chain of the table; of the free ones
+	next *Entry // in a chain of the table, or in the Queue's free list
 	slot uint32
 	size uint32 // of regular segments; 0: the message is irregular
 
 	low    uint64 // all bytes below are claimed. Regular: a multiple of size, or the end
 	high   uint64 // end of the last byte claimed
 	beyond uint32 // how many segments, or intervals, are claimed beyond low
-	// stretches is how many intervals that would be, of a regular message. It is
-	// counted because looking for them takes as long as the sender likes.
+	// stretches is how many intervals the claimed set of a regular message would
+	// make. It is kept up to date because a sender can make finding them expensive.
 	stretches uint32
 
-	// set is what is claimed beyond low. Regular: bit k modulo 64*len(set)
-	// is segment k, the one at low being 0 and not looked at. Irregular: the
-	// first `beyond` words are stretches, start<<32 | last, ascending and
-	// not adjacent.
+	// set is what is claimed beyond low. Regular: bit k modulo 64*len(set) is
+	// segment k. The segment at low needs no bit; its place may have that of the
+	// segment one lap ahead. Irregular: the first `beyond` words are stretches,
+	// start<<32 | last, ascending and not adjacent.
 	set []uint64
-	bit [1]uint64 // set, as long as that is enough
+	bit [1]uint64 // backs set while one word is enough
 
-	// running[first:] are the segments claimed and not processed, see pack,
-	// ascending.
+	// running[first:] are the segments claimed but not processed, packed and in
+	// ascending order.
 	running []uint64
 	first   int
-	few     [2]uint64 // running, as long as that is enough
+	few     [2]uint64 // backs running while two words are enough
 
 	processed uint64 // bytes
-	seen      int64  // the last new segment
+	seen      int64  // when the last new segment arrived
 
 	started   int64
 	eomSeen   int64
-	length    uint64 // with eom
+	length    uint64 // valid with eom
 	eomOffset uint32 // of EOM's segment
 	timer     int32  // position in the table's timers + 1
 	held      uint32 // packets
-	eom       bool   // is claimed
+	eom       bool   // EOM is claimed
 
 	state   State
-	stopped bool // its time was up, or Stop: state is what it was
-	discard bool // its time was up, in mode Discard
-	blocked bool // its time was up, but segments run, or it was ending
+	stopped bool // it expired, or Stop was called; state is as it was then
+	discard bool // it expired, and Incomplete is Discard
+	blocked bool // it was due to expire while segments ran, or while it was ending
 	late    bool // its event has found no room
 }
 
-// pack makes a word of a segment. It orders by offset.
+// pack packs a segment into a word. Words order by offset.
 func pack(s Segment) uint64 {
 	w := uint64(s.Offset)<<32 | uint64(s.Len)<<1
 	if s.EOM {
@@ -92,17 +92,17 @@ func pack(s Segment) uint64 {
 	return w
 }
 
-// span returns the bytes that a packed segment has.
+// span returns the range of bytes of a packed segment.
 func span(w uint64) (start, end uint64) { return w >> 32, w>>32 + w>>1&(1<<31-1) }
 
 // Key returns the message's identity.
 func (e *Entry) Key() *Key { return &e.key }
 
-// Slot returns the entry's number: 0..Config.Messages-1, of no other entry of the
-// Queue. Small ones are used first.
+// Slot returns the entry's number, 0 to Config.Messages-1, unique within the Queue.
+// New entries get the lowest; the last one freed is used first.
 func (e *Entry) Slot() int { return int(e.slot) }
 
-// State returns how far the message is; after Expired or Stop, how far it was.
+// State returns how far the message is, or after Expired or Stop how far it was.
 func (e *Entry) State() State { return e.state }
 
 // Length returns how long the message is, known once EOM has come.
@@ -116,8 +116,8 @@ func (e *Entry) EOM() (Segment, bool) {
 // Processed returns how many bytes have been processed.
 func (e *Entry) Processed() uint64 { return e.processed }
 
-// Missing returns how many bytes have not been processed, up to Length or, as long
-// as that is not known, to the last byte seen.
+// Missing returns how many bytes have not been processed, up to Length or, while
+// that is unknown, up to the last byte claimed.
 func (e *Entry) Missing() uint64 {
 	if e.eom {
 		return e.length - e.processed
@@ -136,10 +136,10 @@ func (e *Entry) Contiguous() uint64 {
 // Started returns when the message's first segment came.
 func (e *Entry) Started() int64 { return e.started }
 
-// Bitmap appends to dst which segments beyond Contiguous are processed: bit i of
-// word w is the one that begins at Contiguous + (64w+i+1)*S, S being the length of
-// the message's first segment. There are as many words as it takes to tell of the
-// last one, at least one, at most max; one of zeros if the message is irregular.
+// Bitmap appends to dst which segments beyond Contiguous have been processed: bit i
+// of word w stands for the segment at Contiguous + (64w+i+1)*S, where S is the length
+// of the message's first segment. It appends as many words as the last such segment
+// needs, at least one and at most max, and one zero word if the message is irregular.
 func (e *Entry) Bitmap(dst []uint64, max int) []uint64 {
 	at := len(dst)
 	dst = append(dst, 0)
@@ -165,7 +165,7 @@ func (e *Entry) Bitmap(dst []uint64, max int) []uint64 {
 			}
 		}
 		if base+64 > claimed && e.beyond > 0 {
-			// The places of segments up to that at low have bits of others.
+			// Up to the segment at low, places may have bits of the next lap.
 			b := e.ring(base)
 			if base <= claimed {
 				b &^= 1<<(claimed-base+1) - 1
@@ -252,8 +252,8 @@ func (e *Entry) mark(q *Queue, k uint64) bool {
 	return true
 }
 
-// grow makes the ring as long as it takes for so many segments beyond the one at
-// low, which is number at.
+// grow makes the ring large enough for that many segments beyond the one at low,
+// whose number is at. It returns false if there is no room.
 func (e *Entry) grow(q *Queue, at, segments uint64) bool {
 	old := uint64(len(e.set))
 	words := old
@@ -268,8 +268,8 @@ func (e *Entry) grow(q *Queue, at, segments uint64) bool {
 		return false
 	}
 	if e.beyond > 0 {
-		// The word of the segment at low is visited twice: what lies behind the
-		// segment is of this lap of the ring, the rest of the next.
+		// The word with the segment at low is visited twice: the bits above that
+		// segment belong to this lap of the ring, the others to the next.
 		last := at + 64*old
 		for k := at &^ 63; k <= last; k += 64 {
 			w := e.set[k/64&(old-1)]
@@ -287,8 +287,8 @@ func (e *Entry) grow(q *Queue, at, segments uint64) bool {
 	return true
 }
 
-// advance moves low behind the segment there, which is claimed, and those behind
-// it that are: word by word, since there may be millions.
+// advance claims the segment at low: low moves past it, and past the claimed ones
+// that follow, word by word since there may be millions.
 func (e *Entry) advance(q *Queue) {
 	if at := e.low / uint64(e.size); e.hasFrom(at, at+1) {
 		e.stretches-- // low moves to its end
@@ -299,7 +299,7 @@ func (e *Entry) advance(q *Queue) {
 		w := &e.set[k/64&uint64(len(e.set)-1)]
 		n := bits.TrailingZeros64(^(*w >> (k % 64))) // 64 only if k is the first of the word
 		if n == 0 {
-			return // EOM, if it is claimed, is beyond
+			return // EOM, if claimed, is further on
 		}
 		*w &^= ^uint64(0) >> (64 - n) << (k % 64)
 		e.beyond -= uint32(n)
@@ -324,8 +324,8 @@ func (e *Entry) release(q *Queue) {
 
 // Of irregular messages:
 
-// convert makes a regular message irregular. It returns false if there is no room
-// for one stretch more than it then has.
+// convert makes a regular message irregular. It returns false unless there is room
+// for its stretches and one more.
 func (e *Entry) convert(q *Queue) bool {
 	size, at, n := uint64(e.size), e.low/uint64(e.size), e.stretches
 	if n >= MaxIntervals {
@@ -341,7 +341,8 @@ func (e *Entry) convert(q *Queue) bool {
 		return false
 	}
 	end := (e.high + size - 1) / size
-	// The next segment from k on that is claimed, or is not; end if there is none.
+	// next returns the first segment from k on that is claimed, with flip 0, or that
+	// is not, with all bits set; end if there is none.
 	next := func(k, flip uint64) uint64 {
 		for ; k < end; k += 64 {
 			if w := e.ring(k) ^ flip; w != 0 {
@@ -350,7 +351,6 @@ func (e *Entry) convert(q *Queue) bool {
 		}
 		return end
 	}
-	// The same bits in order, as intervals.
 	for i, to := 0, at+1; i < int(n); i++ {
 		from := next(to, 0)
 		to = next(from, ^uint64(0))
@@ -382,8 +382,8 @@ func (e *Entry) cover(start, last uint64) (all, some bool) {
 	return list[i]>>32 <= start && list[i]&0xffffffff >= last, true
 }
 
-// insert claims bytes start to last, of which none is. It returns false if there
-// is no room.
+// insert claims bytes start to last, none of which is claimed. It returns false if
+// there is no room.
 func (e *Entry) insert(q *Queue, start, last uint64) bool {
 	if start == e.low {
 		e.low = last + 1
@@ -432,7 +432,8 @@ func (e *Entry) insert(q *Queue, start, last uint64) bool {
 
 // Segments that run:
 
-// runRoom sees to it that there is room for another segment to run.
+// runRoom makes room in running for another segment. It returns false if there is
+// none.
 func (e *Entry) runRoom(q *Queue) bool {
 	if len(e.running) < cap(e.running) {
 		return true
@@ -459,7 +460,7 @@ func (e *Entry) runRelease(q *Queue) {
 	e.running, e.first = e.few[:0], 0
 }
 
-// run adds a segment to those that run. There is room.
+// run adds a segment to those that run. runRoom must have found room.
 func (e *Entry) run(s Segment) {
 	w, n := pack(s), len(e.running)
 	if n == e.first || e.running[n-1] <= w {
@@ -470,7 +471,7 @@ func (e *Entry) run(s Segment) {
 	e.running = slices.Insert(e.running, e.first+i, w)
 }
 
-// stop takes a segment from those that run.
+// stop removes a segment from those that run.
 func (e *Entry) stop(q *Queue, s Segment) {
 	w := pack(s)
 	i := e.first
@@ -478,7 +479,7 @@ func (e *Entry) stop(q *Queue, s Segment) {
 		var found bool
 		i, found = slices.BinarySearch(e.running[e.first:], w)
 		if !found {
-			panic(fmt.Sprintf("message queue: segment %+v of message %v finished, but it does not run", s, e.key))
+			panic(fmt.Sprintf("message queue: segment %+v of message %v finished, but was not running", s, e.key))
 		}
 		i += e.first
 	}
@@ -492,7 +493,7 @@ func (e *Entry) stop(q *Queue, s Segment) {
 	}
 }
 
-// runs reports whether a segment, or part of its bytes, runs.
+// runs reports whether a segment, or any of its bytes, is running.
 func (e *Entry) runs(s Segment) bool {
 	list := e.running[e.first:]
 	if len(list) == 0 {

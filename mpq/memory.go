@@ -10,17 +10,18 @@ import (
 
 const (
 	shards = 16
-	// maxRecords is how many records each of a shard's two generations has at
-	// most: 64 Ki in all shards.
+	// maxRecords is the most records in each of a shard's two generations:
+	// 64 Ki in a generation of all shards.
 	maxRecords = 4096
 )
 
-// A memory remembers which messages have ended, and how. A record stands for 64
-// consecutive numbers of one sender, so one who counts costs next to nothing.
+// A memory remembers which messages have ended, and how. A record covers 64
+// consecutive numbers of one sender, so that a sender that numbers its messages
+// in order costs next to nothing.
 //
-// There are two generations. The older one is dropped when the younger is as old
-// as messages are to be remembered, or has no more room; messages that are asked
-// for move to the younger.
+// There are two generations. The older is dropped when the younger has been filled
+// for as long as messages are remembered, or is full. A message that is looked up
+// moves to the younger.
 type memory struct {
 	remember  int64 // ns
 	word      int   // of a key: the number
@@ -46,7 +47,8 @@ type record struct {
 	done, failed uint64
 }
 
-// place returns where a key is remembered: its record's key, and the bit there.
+// place returns where a key is remembered: the key and hash of the record, and the
+// bit in it.
 func (m *memory) place(q *Queue, key *Key) (rec Key, bit uint64, hash uint64) {
 	rec = *key
 	bit = 1 << (rec[m.word] % 64)
@@ -64,7 +66,7 @@ func (m *memory) add(q *Queue, key *Key, failed bool, now int64) {
 	m.put(q, s, &k, bit, h, failed)
 }
 
-// get tells what is remembered of a message.
+// get says whether a message is remembered, and whether it failed.
 func (m *memory) get(q *Queue, key *Key, now int64) (known, failed bool) {
 	k, bit, h := m.place(q, key)
 	s := &m.shards[h%shards]
@@ -112,7 +114,7 @@ func (m *memory) put(q *Queue, s *shard, k *Key, bit, h uint64, failed bool) {
 	}
 }
 
-// rotate drops what is old enough.
+// rotate drops generations that are old enough.
 func (m *memory) rotate(s *shard, now int64) {
 	age := now - s.since
 	if age < m.remember {
@@ -136,8 +138,8 @@ func (s *shard) turn() {
 	g.n = 0
 }
 
-// find returns the record of a key, or the empty one where it belongs; nil if
-// there are none at all.
+// find returns the record of a key, or the empty one where it belongs; nil if the
+// generation has no records.
 func (g *generation) find(k *Key, h uint64) *record {
 	if len(g.records) == 0 {
 		return nil

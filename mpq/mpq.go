@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package mpq knows the messages in flight of an execution context: which bytes
-// of which message have come, and what is to be done with the next segment. It is
-// a pure state machine, the same for the HPUs, for a socket and for a simulator:
-// segments and the time go in, decisions come out; it runs nothing, holds no
-// packet and reads no clock.
+// Package mpq tracks the messages in flight of an execution context: which bytes
+// of each message have arrived, and what to do with the next segment. It is a
+// pure state machine: segments and the time go in, decisions come out. It runs
+// nothing, holds no packet and reads no clock, so that NICs and simulations use
+// the same code.
 //
-// A Queue is what a context has one of: limits, slots, counters and the memory of
-// finished messages; it is safe for concurrent use. A Table is a part of the
-// Queue's open messages, for one thread at a time: an HPU's own, or one behind a
-// lock that HPUs share. A message lives in one table from start to end; who calls
-// sees to it that all its segments go there. Finished messages are remembered by
-// the Queue, so that a late duplicate is known in whichever table it comes.
+// A context has one Queue: limits, slots, counters and the record of finished
+// messages. It is safe for concurrent use. A Table holds some of the Queue's open
+// messages, for one thread at a time: an HPU's own, or one that HPUs share behind
+// a lock. A message stays in one table from start to end; the caller must take all
+// its segments there. The Queue remembers finished messages, so that a late
+// duplicate is recognised in any table.
 //
 // The life of a message:
 //
@@ -24,10 +24,10 @@
 //	                        as failed
 //
 // A segment is claimed when Arrive says Start or Run, and processed when it has
-// been given to Finish. Both sets of bytes are kept exactly. As long as a message
-// is regular, that is, cut into segments as long as its first one but for EOM,
-// they take a bit for each segment behind the first hole. Other cuts are legal
-// and are kept as intervals.
+// been given to Finish. Both sets of bytes are kept exactly. A message is regular
+// as long as all its segments are as long as the first, except EOM, which may be
+// shorter: then the sets take a bit for each segment beyond the first hole. Other
+// cuts are legal and are kept as intervals.
 package mpq
 
 import (
@@ -39,51 +39,52 @@ import (
 // KeyWords is how many words a message key has.
 const KeyWords = 8
 
-// A Key is the whole identity of a message within its context: no two messages
-// with different keys are ever taken for one. The last word in use is the
-// message's number with its sender; the others say who that is.
+// A Key is the identity of a message within its context. Keys are compared in
+// full, so different messages are never taken for one. The last word in use is
+// the message's number; the others identify its sender.
 type Key [KeyWords]uint32
 
 // A Segment is what a packet brings: bytes [Offset, Offset+Len) of its message.
 // The one with offset 0 is the header packet. Segments without bytes are legal,
-// but only the header packet and EOM are run: no other can be told from its copy.
+// but only the header packet and EOM are run: of others, a duplicate could not be
+// recognised.
 type Segment struct {
 	Offset uint32
 	Len    int  // bytes, 0 is legal
 	EOM    bool // the message ends where the segment ends
 }
 
-// End returns the position behind the segment's last byte.
+// End returns the position after the segment's last byte.
 func (s Segment) End() uint64 { return uint64(s.Offset) + uint64(s.Len) }
 
-// A Decision says what is to be done with a segment that has arrived.
+// A Decision says what to do with a segment that has arrived.
 type Decision uint8
 
 const (
-	// Drop the packet, unacknowledged; the Reason is counted. If it was lost
-	// only for now, its sender will send it again.
+	// Drop the packet, unacknowledged; the reason is counted. If the lack is
+	// temporary, a retransmission may be accepted.
 	Drop Decision = iota
 	// Start: the header packet of a new message. Bind it and run its header
 	// handler, then call Opened, Refuse or Fail; after Opened run the payload
-	// handler for this same segment, and Finish it.
+	// handler for this segment too, and Finish it.
 	Start
 	// Run the payload handler, then Finish.
 	Run
-	// Hold: the header handler has not run yet. Keep the packet until the
-	// message is Opened and let it Arrive again, after Unhold; or drop it,
-	// with Unhold too.
+	// Hold: the header handler has not finished. Keep the packet until the
+	// message is Opened, then Unhold it and let it Arrive again. A held packet
+	// that is dropped instead needs Unhold too.
 	Hold
-	// Again: its bytes are processed already. Acknowledge it, run nothing.
-	// The entry is nil if the message has ended: then the acknowledgement of
-	// any of its segments may be given.
+	// Again: its bytes have been processed. Acknowledge it, run nothing. The
+	// entry is nil if the message has ended; then any of its segments may be
+	// acknowledged, EOM included.
 	Again
 	// Wait: a duplicate of a segment that is still being processed, or of EOM
-	// when the message is not complete yet. Not to be acknowledged; the
-	// sender may be told that somebody is there.
+	// while the message is not complete. Do not acknowledge it; the sender may
+	// be told to wait.
 	Wait
-	// Notify: EOM again of a complete message whose event found no room.
-	// Try again, then End and acknowledge, or Defer once more. Until then
-	// nobody else gets Notify for this message.
+	// Notify: a duplicate of EOM, of a complete message whose event found no
+	// room. Post the event again, then End and acknowledge, or Defer again.
+	// Until then no other caller gets Notify for this message.
 	Notify
 )
 
@@ -100,33 +101,33 @@ type Incomplete uint8
 
 const (
 	// Abandon it when nothing new has come for Timeout: its completion
-	// handler learns what is missing.
+	// handler learns how much is missing.
 	Abandon Incomplete = iota
-	// Linger: as Abandon, but already when Linger has passed since EOM.
+	// Linger: as Abandon, but no later than Config.Linger after EOM.
 	Linger
-	// Discard it after Timeout, without any completion.
+	// Discard it after Timeout, without calling the completion handler.
 	Discard
 )
 
 // Config of a Queue. Zero fields take the defaults.
 type Config struct {
-	Messages   int           // in flight at most. Defaults to 4096
-	Words      int           // of a key that are in use. Defaults to KeyWords
-	Held       int           // packets held at most, of all messages. Defaults to 64; negative: none
-	Memory     int           // bytes for holes, beyond what each entry has room for; one message gets an eighth, or 8 KiB. Defaults to 16 MiB
+	Messages   int           // most in flight. Defaults to 4096
+	Words      int           // words of a key in use. Defaults to KeyWords
+	Held       int           // most packets held, of all messages. Defaults to 64; negative: none
+	Memory     int           // bytes for holes that do not fit in entries; a message gets an eighth at most, or 8 KiB. Defaults to 16 MiB
 	Timeout    time.Duration // since the last new segment. Defaults to 10 s
-	Remember   time.Duration // a finished message, at least. Defaults to 4 s
+	Remember   time.Duration // how long a finished message is remembered, unless room runs out. Defaults to 4 s
 	Incomplete Incomplete
-	Linger     time.Duration // with Incomplete: Linger. Defaults to 10 ms
+	Linger     time.Duration // since EOM, if Incomplete is Linger. Defaults to 10 ms
 }
 
 // Bounds that are not configured.
 const (
-	// MaxIntervals is how many stretches of bytes an irregular message can
-	// have behind its first hole.
+	// MaxIntervals is the most stretches of bytes that an irregular message
+	// can have beyond its first hole.
 	MaxIntervals = 256
-	// HeaderWait is for how long packets wait for the header packet of their
-	// message, at most.
+	// HeaderWait is the longest that packets wait for the header packet of
+	// their message.
 	HeaderWait = time.Second
 )
 

@@ -15,11 +15,11 @@ import (
 // the sizes that Go allocates.
 const slab = 68
 
-// A Queue is the messages in flight of one execution context. It is safe for
+// A Queue has the messages in flight of one execution context. It is safe for
 // concurrent use.
 type Queue struct {
 	c    Config
-	seed [KeyWords / 2]uint64 // of the hash: senders choose keys
+	seed [KeyWords / 2]uint64 // of the hash, random because senders choose keys
 	held atomic.Int64         // packets
 	done memory
 
@@ -27,8 +27,8 @@ type Queue struct {
 
 	mu     sync.Mutex
 	tables []*Table
-	slots  int    // entries that there are
-	free   *Entry // linked by next: the last one freed first
+	slots  int    // entries allocated
+	free   *Entry // linked by next, the last one freed first
 	open   atomic.Int64
 	store  store
 }
@@ -45,8 +45,8 @@ func NewQueue(c Config) (*Queue, error) {
 	q.done.remember = int64(c.Remember)
 	q.done.word = c.Words - 1
 	q.store.limit = c.Memory
-	// A bit a segment: 2 MiB, the default, are enough for 4 GiB in segments of 256
-	// bytes. More for one message would let its sender keep others from theirs.
+	// At a bit for each segment the default, 2 MiB, is enough for 4 GiB in segments of
+	// 256 bytes. A larger share would let one sender take what others need.
 	q.share = max(c.Memory/8, 8<<10)
 	return q, nil
 }
@@ -55,11 +55,11 @@ func NewQueue(c Config) (*Queue, error) {
 // packet included.
 func (q *Queue) Open() int { return int(q.open.Load()) }
 
-// Held returns how many packets are held. The counter may be past the limit for a
-// moment: a table that finds no room has counted its packet first.
+// Held returns how many packets are held. The counter may exceed the limit for a
+// moment, because reserve counts a packet before it knows whether there is room.
 func (q *Queue) Held() int { return int(min(q.held.Load(), int64(max(q.c.Held, 0)))) }
 
-// hash of a key, by multiplication with what nobody outside knows.
+// hash hashes a key by multiplication with the seed, which no sender knows.
 func (q *Queue) hash(k *Key) uint64 {
 	a, b := bits.Mul64(uint64(k[0])<<32|uint64(k[1])^q.seed[0], uint64(k[2])<<32|uint64(k[3])^q.seed[1])
 	c, d := bits.Mul64(uint64(k[4])<<32|uint64(k[5])^q.seed[2], uint64(k[6])<<32|uint64(k[7])^q.seed[3])
@@ -124,8 +124,8 @@ func (q *Queue) Stats() spin.MessageStats {
 	return s
 }
 
-// A store has the room for holes that does not fit the entries: slices whose
-// lengths are powers of two. What was given back is kept for the next one, as far
+// A store has the memory for holes that do not fit in entries: slices whose
+// lengths are powers of two. Slices that are given back are kept for reuse, as far
 // as the limit allows.
 type store struct {
 	mu    sync.Mutex
@@ -135,8 +135,8 @@ type store struct {
 	free  [40][][]uint64 // by log2 of their length
 }
 
-// take returns a slice of n words, n being a power of two, all 0; nil if that is
-// too much.
+// take returns a zeroed slice of n words, a power of two, or nil if that would
+// exceed the limit.
 func (s *store) take(n int) []uint64 {
 	b, ok := s.find(n)
 	if !ok {
@@ -149,8 +149,8 @@ func (s *store) take(n int) []uint64 {
 	return b
 }
 
-// find accounts for n words, and returns such a slice as it was given back, if there
-// is one.
+// find accounts for n words. It returns a slice that was kept, not zeroed, or nil if
+// one has to be allocated.
 func (s *store) find(n int) (b []uint64, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

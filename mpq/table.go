@@ -15,10 +15,10 @@ const (
 	maxLen = 1<<31 - 1 // of a segment
 )
 
-// A Table is a part of a Queue's open messages. It is for one thread at a time.
+// A Table has some of a Queue's open messages. It is for one thread at a time.
 type Table struct {
 	q    *Queue
-	last *Entry // the one used last
+	last *Entry // used last, where the next segment is likely to go
 
 	chains []*Entry // by hash; their number is a power of two
 	n      int      // entries
@@ -27,14 +27,14 @@ type Table struct {
 	counters counters
 }
 
-// A timer says when to look at an entry. That may be too early: segments that come
+// A timer says when to look at an entry. That may be too early: segments that arrive
 // do not move it.
 type timer struct {
 	due int64
 	e   *Entry
 }
 
-// counters are written by one thread, but for the Queue's readers.
+// counters are written by the table's thread and read by Queue.Stats.
 type counters struct {
 	_                                           [64]byte
 	started, ended, failed, abandoned           atomic.Uint64
@@ -43,7 +43,7 @@ type counters struct {
 	_                                           [64]byte
 }
 
-// NewTable returns a table of the queue's.
+// NewTable adds a table to the queue. Tables are never removed.
 func (q *Queue) NewTable() *Table {
 	t := &Table{q: q, chains: make([]*Entry, 64)}
 	q.mu.Lock()
@@ -52,9 +52,9 @@ func (q *Queue) NewTable() *Table {
 	return t
 }
 
-// Arrive says what is to be done with a segment. The entry may be nil with Drop
-// and with Again. Times are ns of any epoch; they may go back by as much as
-// threads disagree.
+// Arrive says what to do with a segment. The entry may be nil with Drop and Again.
+// Times are in ns since any epoch; they may go backwards by as much as the threads'
+// clocks disagree.
 func (t *Table) Arrive(key *Key, s Segment, now int64) (*Entry, Decision, spin.DropReason) {
 	e := t.last
 	if e == nil || e.key != *key {
@@ -66,7 +66,7 @@ func (t *Table) Arrive(key *Key, s Segment, now int64) (*Entry, Decision, spin.D
 	if s.Len > maxLen || s.Len < 0 || s.End() > maxEnd {
 		return t.drop(e, spin.DropBeyond)
 	}
-	// In order, nothing to remember.
+	// The fast path: in order, of a regular message without holes.
 	if e.state == Open && uint64(s.Offset) == e.low && s.Len == int(e.size) && s.Len != 0 &&
 		!s.EOM && !e.eom && !e.stopped && e.beyond == 0 && len(e.running) < cap(e.running) {
 		e.low += uint64(e.size)
@@ -117,7 +117,7 @@ func (t *Table) known(e *Entry, s Segment, now int64) (*Entry, Decision, spin.Dr
 	return e, d, spin.NotDropped
 }
 
-// claimed notes what a newly claimed segment changes beside the set of bytes.
+// claimed notes what a newly claimed segment changes besides the set of bytes.
 func (t *Table) claimed(e *Entry, s Segment, now int64) {
 	if s.Len > 0 {
 		e.high = max(e.high, s.End())
@@ -135,8 +135,8 @@ func (e *Entry) isEOM(s Segment) bool {
 	return e.eom && s.Offset == e.eomOffset && s.End() == e.length
 }
 
-// claim takes the bytes of a segment, and what its EOM says. With Drop, Again and
-// Wait nothing has changed.
+// claim claims a segment's bytes, and the end that its EOM gives. With Drop, Again
+// and Wait it claims nothing.
 func (t *Table) claim(e *Entry, s Segment) (Decision, spin.DropReason) {
 	start, end := uint64(s.Offset), s.End()
 	switch {
@@ -170,7 +170,7 @@ func (t *Table) claim(e *Entry, s Segment) (Decision, spin.DropReason) {
 		default:
 			all, some = e.cover(start, end-1)
 		}
-		// EOM's acknowledgement would say more than that its bytes are there.
+		// Acknowledging EOM would say more than that its bytes have been processed.
 		all = all && !s.EOM && !(e.eom && end > uint64(e.eomOffset))
 		switch {
 		case all && e.runs(s):
@@ -283,8 +283,8 @@ func (t *Table) drop(e *Entry, r spin.DropReason) (*Entry, Decision, spin.DropRe
 	return e, Drop, r
 }
 
-// Unhold says that a held packet was taken, to Arrive again or to be dropped. All
-// must be before the entry is given back.
+// Unhold says that a packet is no longer held: it is to Arrive again, or is dropped.
+// It must be called for every held packet before the entry is freed.
 func (t *Table) Unhold(e *Entry) {
 	if e.held == 0 {
 		panic("message queue: Unhold of a message of which no packet is held")
@@ -300,9 +300,8 @@ func (t *Table) Opened(e *Entry, now int64) {
 	t.linger(e)
 }
 
-// Refuse is the end of a message after Start, for which there is no place, or of
-// one that waited for its header packet until its time was up. It is forgotten as
-// if it had never come.
+// Refuse ends a message after Start if there is no place for it, or after Expired if
+// its header packet did not arrive. It is forgotten as if it had never come.
 func (t *Table) Refuse(e *Entry) {
 	if e.state == Starting {
 		t.counters.refused.Add(1)
@@ -311,8 +310,8 @@ func (t *Table) Refuse(e *Entry) {
 }
 
 // Finish says that the HER of a segment, for which Arrive said Start or Run, has
-// finished. With true the message is complete: its completion handler is to be
-// run, then End, Defer or Fail. After Fail the last Finish gives the entry back.
+// finished. If it returns true the message is complete: run its completion handler,
+// then call End, Defer or Fail. After Fail, the last Finish frees the entry.
 func (t *Table) Finish(e *Entry, s Segment, now int64) (complete bool) {
 	e.stop(t.q, s)
 	if e.state == Failed {
@@ -334,7 +333,7 @@ func (t *Table) Finish(e *Entry, s Segment, now int64) (complete bool) {
 	return false
 }
 
-// unblock sets the time of an entry whose time was up when it was busy.
+// unblock sets the timer of an entry that was due to expire while it was busy.
 func (t *Table) unblock(e *Entry) {
 	if e.blocked {
 		e.blocked = false
@@ -342,10 +341,10 @@ func (t *Table) unblock(e *Entry) {
 	}
 }
 
-// Fail says that a handler has failed. Nothing more is to be run for the message,
-// or to be acknowledged; it is remembered for that. The segments that run, that of
-// the caller included, are still to Finish, the last of which gives the entry
-// back; if there are none, it is gone on return.
+// Fail says that a handler has failed. Nothing more of the message is run or
+// acknowledged, and it is remembered as failed. The segments that run, the caller's
+// included, must still Finish, and the last one frees the entry; if none runs, Fail
+// frees it.
 func (t *Table) Fail(e *Entry, now int64) {
 	if e.state == Failed {
 		return
@@ -359,9 +358,9 @@ func (t *Table) Fail(e *Entry, now int64) {
 	}
 }
 
-// End is the end of a message that is complete, or was returned by Expired, or
-// stopped. The entry is gone on return. Duplicates of a complete message's segments
-// are acknowledged for a while; those of others are dropped.
+// End ends a message that is complete, has expired or was stopped, and frees the
+// entry. While the message is remembered, duplicates of its segments get Again if it
+// was complete, and are dropped if not.
 func (t *Table) End(e *Entry, now int64) {
 	failed := e.stopped && e.state != Deferred
 	switch {
@@ -376,8 +375,8 @@ func (t *Table) End(e *Entry, now int64) {
 	t.free(e)
 }
 
-// Defer says that a message is complete, but that its event found no room. It has
-// Timeout from then on, and again when its sender asks: Notify.
+// Defer says that a message is complete, but its event found no room. It then has
+// Timeout to find some, counted again from each EOM that its sender repeats (Notify).
 func (t *Table) Defer(e *Entry, now int64) {
 	e.state = Deferred
 	if !e.late {
@@ -387,9 +386,9 @@ func (t *Table) Defer(e *Entry, now int64) {
 	t.unblock(e)
 }
 
-// Retry takes a deferred message, as Notify does: the event is to be tried again,
-// then End, or Defer once more. It returns false if somebody else does so. It gives
-// the message no time.
+// Retry takes up a deferred message, as Notify does: post the event again, then End,
+// or Defer again. It returns false if another caller is at it, or if the message has
+// expired. Unlike Notify, it does not extend the timeout.
 func (t *Table) Retry(e *Entry) bool {
 	if e.state != Deferred || e.stopped {
 		return false
@@ -398,16 +397,16 @@ func (t *Table) Retry(e *Entry) bool {
 	return true
 }
 
-// Expired returns a message whose time is up, nil if there is none. Nothing is
-// accepted for it any more. What is to be done depends on its State:
+// Expired returns a message that has timed out, or nil. Nothing more is accepted for
+// it. What to do depends on its State:
 //
-//   - Open: its completion handler is to be told what is missing (not with
-//     Discard), then End or Fail.
-//   - Waiting: its held packets are to be dropped, with Unhold, then Refuse.
-//   - Deferred: its event may be tried for the last time. Then End, or Fail if
-//     there is no room still: without an event it is not to be acknowledged.
+//   - Open: tell its completion handler what is missing (not with Discard), then End
+//     or Fail.
+//   - Waiting: drop its held packets, with Unhold, then Refuse.
+//   - Deferred: try its event for the last time, then End; or Fail if there is still
+//     no room, because without an event it must not be acknowledged.
 //
-// Messages of which segments run, or that complete, have time.
+// Messages do not expire while segments of them run, or while they are Ending.
 func (t *Table) Expired(now int64) *Entry {
 	for len(t.timers) > 0 && t.timers[0].due <= now {
 		e := t.timers[0].e
@@ -427,8 +426,8 @@ func (t *Table) Expired(now int64) *Entry {
 	return nil
 }
 
-// Stop ends a message before its time is up: it is as if Expired had returned it.
-// It returns false if segments run, or it is ending already.
+// Stop stops a message before its timeout, as if Expired had returned it. It returns
+// false if segments of it run, or if it is stopped, failed or ending already.
 func (t *Table) Stop(e *Entry) bool {
 	if !e.idle() || e.stopped || e.state == Ending || e.state == Failed {
 		return false
@@ -445,8 +444,8 @@ func (t *Table) halt(e *Entry) {
 	}
 }
 
-// Next returns when Expired will have something to return at the earliest; 0:
-// nothing waits.
+// Next returns the earliest time at which Expired may return a message, 0 if there
+// is none to wait for.
 func (t *Table) Next() int64 {
 	if len(t.timers) == 0 {
 		return 0
@@ -457,8 +456,8 @@ func (t *Table) Next() int64 {
 	return 1
 }
 
-// All returns the messages in the table. The current one may be given back
-// meanwhile, no other.
+// All returns the messages in the table. The loop may free the current one, and no
+// other.
 func (t *Table) All() iter.Seq[*Entry] {
 	return func(yield func(*Entry) bool) {
 		for i := range t.chains {
@@ -502,13 +501,13 @@ func (t *Table) add(e *Entry) {
 	t.last = e
 }
 
-// free gives an entry back.
+// free removes an entry from the table and returns it to the queue.
 func (t *Table) free(e *Entry) {
 	if e.held != 0 {
-		panic("message queue: a message ends, and packets of it are still held")
+		panic("message queue: a message ends while packets of it are held")
 	}
 	if e.state == Free {
-		panic("message queue: a message ends that has ended")
+		panic("message queue: a message ends twice")
 	}
 	e.state = Free
 	t.clearTimer(e)
@@ -538,7 +537,7 @@ func (t *Table) deadline(e *Entry) int64 {
 	return d
 }
 
-// linger sees to it that a message of which EOM has come does not stay too long.
+// linger advances the timer of a message once EOM has come, if Incomplete is Linger.
 func (t *Table) linger(e *Entry) {
 	if t.q.c.Incomplete != Linger || !e.eom {
 		return
