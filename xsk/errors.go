@@ -11,13 +11,14 @@ import (
 
 var (
 	// ErrConfig is wrapped by errors about sizes and addresses that no kernel
-	// would take. The message carries the number and its limit.
+	// would accept. The message has the number and its limit.
 	ErrConfig = errors.New("invalid configuration")
-	// ErrMode is returned when the kernel bound in another mode than asked for.
+	// ErrMode is wrapped by the error when the kernel granted another mode than
+	// the one requested.
 	ErrMode = errors.New("bound in another mode")
 	// ErrRingCorrupt says that the kernel's index of a ring was further from ours
-	// than the ring is long. Nothing is read or written on the strength of such
-	// an index, so the ring stands still while the index stays so.
+	// than the ring is long. Such an index is not used, so the ring stands still
+	// until the kernel writes a valid one.
 	ErrRingCorrupt = errors.New("ring index out of range")
 	// ErrClosed is returned by methods of a closed Socket, Queue or UMEM.
 	ErrClosed = errors.New("closed")
@@ -25,9 +26,10 @@ var (
 	ErrInUse = errors.New("in use")
 )
 
-// OpError is a system call that failed on a socket. Err is its errno.
+// OpError is an operation that failed on a socket. Err is the errno, if it was a
+// system call.
 type OpError struct {
-	Op      string // the call: "socket", "bind", "sendto", ...
+	Op      string // "socket", "bind", "sendto", ...
 	Ifindex int    // interface index of the queue
 	Queue   int    // queue index on that interface
 	Err     error
@@ -58,11 +60,11 @@ func (e *OpError) Error() string {
 
 func (e *OpError) Unwrap() error { return e.Err }
 
-// checkRing says whether n can be the number of entries of a ring.
+// checkRing returns an error unless a ring can have n entries.
 func checkRing(name string, n int) error {
 	const most = 1 << 20
 	if n <= 0 || n > most || n&(n-1) != 0 {
-		return fmt.Errorf("xsk: %s is %d entries, not a power of two up to %d: %w", name, n, most, ErrConfig)
+		return fmt.Errorf("xsk: %s of %d entries: want a power of two, at most %d: %w", name, n, most, ErrConfig)
 	}
 	return nil
 }

@@ -4,9 +4,9 @@ package xsk
 
 import "fmt"
 
-// An owner is whoever may touch a frame: this process, or the kernel through the
-// fill (and then receive) or transmit ring of a certain queue. Owners are
-// recorded only where raceEnabled.
+// An owner is who may touch a frame: this process, or the kernel, which got it
+// through the fill or the transmit ring of a queue. Owners are recorded only if
+// raceEnabled.
 type owner uint32
 
 const (
@@ -16,7 +16,7 @@ const (
 	viaBits         = 2
 )
 
-// kernel returns the owner that is the kernel, by one ring of this queue.
+// kernel returns the owner of frames that the kernel got through a ring of q.
 func (q *Queue) kernel(via owner) owner { return owner(q.serial)<<viaBits | via }
 
 func (o owner) String() string {

@@ -16,9 +16,9 @@ import (
 type Mode int
 
 const (
-	Auto     Mode = iota // whatever the driver can; see Granted.ZeroCopy
+	Auto     Mode = iota // zero-copy if the driver can; see Granted.ZeroCopy
 	Copy                 // the kernel copies each frame
-	ZeroCopy             // the device works on the UMEM; an error if it cannot
+	ZeroCopy             // the device reads and writes the UMEM; an error if it cannot
 )
 
 func (m Mode) String() string {
@@ -52,26 +52,25 @@ type QueueConfig struct {
 	Initial []uint64
 }
 
-// Granted says what the kernel gave, which may be less than what was asked for.
+// Granted says what the kernel granted, which may be less than was requested.
 type Granted struct {
 	ZeroCopy    bool // from XDP_OPTIONS
-	NeedWakeup  bool // the kernel says when it wants to be called: XDP_USE_NEED_WAKEUP
+	NeedWakeup  bool // the kernel says when it wants to be woken: XDP_USE_NEED_WAKEUP
 	MultiBuffer bool // frames may span several descriptors: XDP_USE_SG, Linux 6.6
 }
 
 // QueueStats are the counters of a queue since it was opened.
 type QueueStats struct {
-	FillWakeups uint64 // calls because the kernel wanted frames
-	WakeupFails uint64 // of these, refused ones; the next Exchange tries again
+	FillWakeups uint64 // system calls because the kernel wanted frames
+	WakeupFails uint64 // of these, failed ones; the next Exchange tries again
 	RingCorrupt uint64 // indices of the fill and completion ring refused, see ErrRingCorrupt
 }
 
 // Queue is the fill and the completion ring of one UMEM on one queue of one
-// interface. All sockets of the queue share them, so they sit behind a mutex,
-// meant to be taken once per batch.
+// interface. All sockets of the queue share them, behind a mutex that Exchange
+// takes once per batch.
 //
-// All methods may be called by all goroutines at once. A Queue lives as long as
-// it has open sockets.
+// A Queue is safe for concurrent use. It lives as long as it has open sockets.
 type Queue struct {
 	umem    *UMEM
 	cfg     QueueConfig
@@ -91,9 +90,8 @@ type Queue struct {
 
 // OpenQueue opens a queue together with the first socket on it.
 //
-// The first queue of a UMEM decides about copy or zero-copy for all of them. The
-// addresses of cfg.Initial belong to the kernel from here on, unless there is an
-// error.
+// The first queue of a UMEM decides about copy or zero-copy for all of them. Unless
+// there is an error, the frames of cfg.Initial belong to the kernel on return.
 func (u *UMEM) OpenQueue(cfg QueueConfig, first SocketConfig) (*Queue, *Socket, error) {
 	if err := u.check(cfg); err != nil {
 		return nil, nil, err
@@ -125,13 +123,13 @@ func (q *Queue) Open(cfg SocketConfig) (*Socket, error) {
 	return q.open(cfg, nil)
 }
 
-// Exchange gives the frames of recycle to the kernel for receiving, as many as
-// fit, and takes the addresses of sent frames into done, as many as there are.
-// The frames recycle[:filled] are the kernel's then, and done[:completed] the
-// caller's. If the kernel waits for frames it is woken.
+// Exchange gives the frames of recycle to the kernel to receive into, as many as
+// fit, and takes the addresses of frames that have been sent into done, as many as
+// there are. Then the kernel owns recycle[:filled], and the caller done[:completed].
+// Exchange wakes the kernel if it waits for frames.
 //
-// Any address within a frame stands for the frame; a completed one may
-// differ from the one sent, as Linux 6.18 in copy mode clears its lowest bit.
+// Any address within a frame stands for the frame. A completed address may differ
+// from the one sent: Linux 6.18 in copy mode clears its lowest bit.
 func (q *Queue) Exchange(recycle, done []uint64) (filled, completed int) {
 	q.mu.Lock()
 	filled = q.post(recycle)
@@ -161,9 +159,9 @@ func (q *Queue) post(addrs []uint64) int {
 	return n
 }
 
-// wake calls the kernel, which flagged the fill ring, if there are frames on
-// it. The caller holds q.mu, so that the socket cannot be closed meanwhile and
-// its number stand for another file.
+// wake wakes the kernel, which has flagged the fill ring, if there are frames on
+// it. The caller holds q.mu, so that the socket cannot be closed meanwhile and its
+// descriptor reused for another file.
 func (q *Queue) wake() {
 	if n, ok := q.fill.held(); !ok || n == 0 || q.wakeFD < 0 {
 		return
@@ -183,16 +181,16 @@ func (q *Queue) Stats() QueueStats {
 	}
 }
 
-// Granted returns what the kernel gave to the sockets of this queue.
+// Granted returns what the kernel granted to the sockets of this queue.
 func (q *Queue) Granted() Granted { return q.granted }
 
-// check refuses what no kernel would take.
+// check refuses what no kernel would accept.
 func (u *UMEM) check(cfg QueueConfig) error {
 	switch {
 	case cfg.Ifindex <= 0:
-		return fmt.Errorf("xsk: interface index is %d, not positive: %w", cfg.Ifindex, ErrConfig)
+		return fmt.Errorf("xsk: interface index %d: want a positive one: %w", cfg.Ifindex, ErrConfig)
 	case cfg.Queue < 0:
-		return fmt.Errorf("xsk: queue is %d, negative: %w", cfg.Queue, ErrConfig)
+		return fmt.Errorf("xsk: queue %d: want 0 or more: %w", cfg.Queue, ErrConfig)
 	case cfg.Mode < Auto || cfg.Mode > ZeroCopy:
 		return fmt.Errorf("xsk: %v: want 0 to %d: %w", cfg.Mode, ZeroCopy, ErrConfig)
 	case cfg.Generic && cfg.Mode == ZeroCopy:
@@ -205,7 +203,7 @@ func (u *UMEM) check(cfg QueueConfig) error {
 		return err
 	}
 	if cfg.FillSize > u.cfg.Frames {
-		return fmt.Errorf("xsk: fill ring of %d entries for %d frames, use a smaller one or more frames: %w",
+		return fmt.Errorf("xsk: fill ring of %d entries for %d frames: use a smaller ring or more frames: %w",
 			cfg.FillSize, u.cfg.Frames, ErrConfig)
 	}
 	if len(cfg.Initial) > cfg.FillSize {
@@ -213,7 +211,7 @@ func (u *UMEM) check(cfg QueueConfig) error {
 	}
 	for _, addr := range cfg.Initial {
 		if u.Frame(addr) >= u.cfg.Frames {
-			return fmt.Errorf("xsk: initial address %#x is in frame %d of %d: %w", addr, u.Frame(addr), u.cfg.Frames, ErrConfig)
+			return fmt.Errorf("xsk: initial address %#x is in frame %d: want 0 to %d: %w", addr, u.Frame(addr), u.cfg.Frames-1, ErrConfig)
 		}
 	}
 	return nil
@@ -256,7 +254,7 @@ func (q *Queue) dismiss(s *Socket) error {
 	return q.unmap()
 }
 
-// elect chooses the socket by which the fill ring is woken.
+// elect chooses the socket that wakes the kernel for the fill ring.
 func (q *Queue) elect() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -269,8 +267,7 @@ func (q *Queue) elect() {
 	}
 }
 
-// unmap takes the rings from the queue; Exchange finds nothing and takes nothing
-// afterwards.
+// unmap takes the rings from the queue; afterwards Exchange does nothing.
 func (q *Queue) unmap() error {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -8,27 +8,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Desc describes one buffer of a frame: where its bytes begin in the UMEM and
-// how many they are. Layout of the kernel's struct xdp_desc.
+// Desc describes one buffer of a frame: where its bytes start in the UMEM, and how
+// many there are. It has the layout of the kernel's struct xdp_desc.
 type Desc struct {
 	Addr    uint64
 	Len     uint32
 	Options uint32
 }
 
-// Continued is set in Desc.Options when the frame goes on in the next Desc.
+// Continued is set in Desc.Options when the frame continues in the next Desc.
 const Continued = unix.XDP_PKT_CONTD
 
-// pad keeps fields of different goroutines out of each other's cache lines; two
-// lines, because x86 prefetches lines in pairs.
+// pad keeps fields of different goroutines out of each other's cache lines. It is
+// two lines long because x86 prefetches lines in pairs.
 type pad [128]byte
 
 // ring is our end of a ring with a single producer and a single consumer; the
 // kernel has the other end. One goroutine at a time may use it, except for
-// corrupt, which anyone may read. The zero ring has no entries and behaves as
-// empty and full for ever once reset has been called.
+// corrupt, which anyone may read. reset must be called on a zero ring; then it has
+// no entries, and is empty as well as full.
 //
-// All indices are 32 bits, run freely and wrap: only differences mean anything.
+// Indices have 32 bits, run freely and wrap: only differences mean anything.
 type ring[T uint64 | Desc] struct {
 	producer *uint32 // shared: written by the producer
 	consumer *uint32 // shared: written by the consumer
@@ -51,7 +51,7 @@ func (r *ring[T]) reset() (mem []byte) {
 	return mem
 }
 
-// needWakeup says whether the kernel asked to be called.
+// needWakeup says whether the kernel asks to be woken.
 func (r *ring[T]) needWakeup() bool {
 	return atomic.LoadUint32(r.flags)&unix.XDP_RING_NEED_WAKEUP != 0
 }
@@ -72,7 +72,7 @@ func (c *consumer[T]) available() uint32 {
 }
 
 // take copies out up to len(dst) entries and hands their places back to the
-// kernel. The kernel's index is read only when the entries known are used up.
+// kernel. The kernel's index is read only when the known entries are used up.
 func (c *consumer[T]) take(dst []T) int {
 	n := c.peer - c.own
 	if n == 0 {
@@ -111,7 +111,7 @@ func (p *producer[T]) held() (n uint32, ok bool) {
 }
 
 // room returns how many of want entries can be put. The kernel's index is read
-// only when the room known does not suffice.
+// only when the known room does not suffice.
 func (p *producer[T]) room(want int) int {
 	free := p.size - (p.own - p.peer)
 	if uint(free) < uint(want) {
@@ -124,7 +124,7 @@ func (p *producer[T]) room(want int) int {
 	return min(int(free), want)
 }
 
-// put publishes src, for which room must have been found.
+// put publishes src. The caller must have found room for it.
 func (p *producer[T]) put(src []T) {
 	if len(src) == 0 {
 		return

@@ -12,7 +12,7 @@ import (
 )
 
 // SocketConfig sizes the rings of one socket, in entries: powers of two, or zero
-// for none. One of them is needed.
+// for no ring. At least one ring is needed.
 type SocketConfig struct {
 	RxSize, TxSize int
 }
@@ -24,8 +24,8 @@ type Stats struct {
 	RxInvalidDescs  uint64 // refused addresses on the fill ring; the whole queue's
 	TxInvalidDescs  uint64 // refused descriptors, see Send
 	RxRingFull      uint64 // frames lost because this socket was slow
-	RxFillRingEmpty uint64 // the fill ring was empty: the whole queue's, do not add up over sockets
-	TxRingEmpty     uint64 // the kernel looked for something to send in vain
+	RxFillRingEmpty uint64 // the fill ring was empty; the whole queue's, so do not add up sockets
+	TxRingEmpty     uint64 // the kernel looked for something to send and found nothing
 
 	Kicks        uint64 // calls by Kick
 	KickEAGAIN   uint64 // of these: not everything was sent in one go, or completions are not taken
@@ -39,10 +39,9 @@ type Stats struct {
 // ring, or both.
 //
 // Receive and RxAvailable belong to one goroutine, Send, Kick, TxFree and
-// TxOutstanding to one goroutine; the two may differ. The other methods may be
-// called by all goroutines at once, except for Close, which only allows Stats,
-// Err and system calls on FD beside it. A closed socket receives nothing and
-// sends nothing.
+// TxOutstanding to one goroutine; the two may differ. The other methods are safe
+// for concurrent use, except for Close: only Stats, Err and system calls on FD may
+// run at the same time. A closed socket receives nothing and sends nothing.
 type Socket struct {
 	queue *Queue
 	cfg   SocketConfig
@@ -61,7 +60,7 @@ type Socket struct {
 // first of the queue. The caller holds umem.mu.
 func (q *Queue) open(cfg SocketConfig, initial []uint64) (_ *Socket, err error) {
 	if cfg.RxSize == 0 && cfg.TxSize == 0 {
-		return nil, fmt.Errorf("xsk: a socket of receive ring %d and transmit ring %d has no use: %w", cfg.RxSize, cfg.TxSize, ErrConfig)
+		return nil, fmt.Errorf("xsk: receive ring of %d and transmit ring of %d entries: want at least one ring: %w", cfg.RxSize, cfg.TxSize, ErrConfig)
 	}
 	if cfg.RxSize != 0 {
 		if err := checkRing("receive ring", cfg.RxSize); err != nil {
@@ -77,7 +76,7 @@ func (q *Queue) open(cfg SocketConfig, initial []uint64) (_ *Socket, err error) 
 	s := &Socket{queue: q, cfg: cfg, fd: -1}
 	s.rx.reset()
 	s.tx.reset()
-	founder := len(q.sockets) == 0 // brings fill and completion ring
+	founder := len(q.sockets) == 0 // the queue's first, which brings fill and completion ring
 	if s.fd, err = unix.Socket(unix.AF_XDP, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0); err != nil {
 		return nil, s.fail("socket", err)
 	}
@@ -129,7 +128,7 @@ func (q *Queue) open(cfg SocketConfig, initial []uint64) (_ *Socket, err error) 
 	return s, nil
 }
 
-// size creates the rings, and registers the UMEM if nobody has it registered.
+// size creates the rings, and registers the UMEM if no open socket has done so.
 func (s *Socket) size(founder bool) error {
 	q, u := s.queue, s.queue.umem
 	if founder && u.member() == nil {
@@ -169,8 +168,8 @@ func (s *Socket) bind(founder bool) error {
 	q := s.queue
 	sa := unix.SockaddrXDP{Ifindex: uint32(q.cfg.Ifindex), QueueID: uint32(q.cfg.Queue)}
 	if !founder {
-		// Sharing the buffer pool of the queue takes a socket of that queue. The
-		// kernel refuses any other flag beside this one: all is inherited.
+		// To share the queue's buffer pool, name a socket of that queue. The kernel
+		// refuses any other flag with this one: all is inherited.
 		sa.Flags, sa.SharedUmemFD = unix.XDP_SHARED_UMEM, uint32(q.sockets[0].fd)
 		return s.try(&sa)
 	}
@@ -211,9 +210,9 @@ func (s *Socket) bind(founder bool) error {
 	return nil
 }
 
-// try binds to sa. The kernel lets go of a queue some time after the last socket
-// was closed, in a work item that takes the RTNL lock, so that EBUSY means
-// something only if it lasts.
+// try binds to sa. The kernel releases a queue some time after its last socket was
+// closed, in a work item that takes the RTNL lock. So EBUSY is an error only if it
+// persists.
 func (s *Socket) try(sa *unix.SockaddrXDP) error {
 	const patience, pause = 500 * time.Millisecond, 2 * time.Millisecond
 	for start := time.Now(); ; time.Sleep(pause) {
@@ -228,22 +227,22 @@ func (s *Socket) try(sa *unix.SockaddrXDP) error {
 }
 
 // FD returns the file descriptor, for the XSKMAP and for poll: readable means
-// that there is something to receive, writable that there is room to send. It
-// stays the socket's; -1 when closed.
+// that there is something to receive, writable that there is room to send. The
+// socket keeps ownership. FD returns -1 when closed.
 //
-// Close does not interrupt a poll, which should therefore wait for something
-// else too, or not for ever; and until it returns the queue stays bound.
+// Close does not interrupt a poll, and the queue stays bound until the poll
+// returns. So poll with a timeout, or on a second descriptor that can end it.
 func (s *Socket) FD() int { return s.fd }
 
-// Granted returns what the kernel gave to the sockets of this queue.
+// Granted returns what the kernel granted to the sockets of this queue.
 func (s *Socket) Granted() Granted { return s.queue.granted }
 
 // Receive takes up to len(descs) descriptors and returns their number; the
 // caller owns their frames until it gives them to [Queue.Exchange] or Send. All
-// descriptors of a frame but the last have Continued set; a frame may go on in
-// the next call.
+// descriptors of a frame but the last have Continued set; the rest of a frame may
+// come with the next call.
 //
-// The kernel is not believed: see [UMEM.Bytes] for getting at the data.
+// The descriptors are as the kernel wrote them. [UMEM.Bytes] checks them.
 func (s *Socket) Receive(descs []Desc) int {
 	n := s.rx.take(descs)
 	if raceEnabled {
@@ -254,18 +253,18 @@ func (s *Socket) Receive(descs []Desc) int {
 	return n
 }
 
-// RxAvailable returns how many descriptors wait to be received, at the price of
-// one atomic load.
+// RxAvailable returns how many descriptors wait to be received. It costs one
+// atomic load.
 func (s *Socket) RxAvailable() uint32 { return s.rx.available() }
 
 // Send queues frames for transmission, as many from the front as there is room
-// for, and returns how many descriptors that took. Frames of several
-// descriptors, where all but the last have Continued set, go as a whole or not
-// at all, and an unfinished one at the end is left. Kick afterwards.
+// for, and returns how many descriptors it took. A frame of several descriptors,
+// where all but the last have Continued set, is queued as a whole or not at all,
+// and so an incomplete one at the end is not. Call Kick afterwards.
 //
-// The kernel drops a frame with a descriptor that is empty or leaves its frame
-// in the UMEM, counts it as Stats.TxInvalidDescs, and stops there until the next
-// Kick. Whether the descriptor ever completes depends on the kernel's version.
+// The kernel drops a frame with a descriptor that is empty or extends beyond its
+// frame in the UMEM, counts it as Stats.TxInvalidDescs, and stops there until the
+// next Kick. Whether the descriptor ever completes depends on the kernel's version.
 func (s *Socket) Send(descs []Desc) int {
 	n := s.tx.room(len(descs))
 	for n > 0 && descs[n-1].Options&Continued != 0 {
@@ -284,18 +283,18 @@ func (s *Socket) Send(descs []Desc) int {
 func (s *Socket) TxFree() int { return s.tx.room(int(s.tx.size)) }
 
 // TxOutstanding returns how many descriptors sent are still in the ring. A frame
-// that has left it is not yet complete: that is what Exchange tells.
+// that has left it is not yet complete: Exchange reports that.
 func (s *Socket) TxOutstanding() int {
 	n, _ := s.tx.held()
 	return int(n)
 }
 
-// Kick has the kernel send what is in the ring, if it must be told. In copy mode
-// that is always so, and one call sends 32 descriptors at most and stops when
-// the completion ring or the device's queue is full: pending then says that
-// there is more, and that Kick should be called again, after an Exchange. An
-// error is an *OpError, e.g. of ENETDOWN, or ErrRingCorrupt; nothing is lost, and
-// Kick may be tried again.
+// Kick has the kernel send what is in the ring, if the kernel asks to be woken. In
+// copy mode it always does, and one call sends at most 32 descriptors and stops
+// when the completion ring or the device's queue is full. If pending is true there
+// is more to send: call Exchange, then Kick again. The error is an *OpError, for
+// example with ENETDOWN or ErrRingCorrupt; nothing is lost, and Kick may be tried
+// again.
 func (s *Socket) Kick() (pending bool, err error) {
 	n, ok := s.tx.held()
 	if !ok {
@@ -365,10 +364,10 @@ func (s *Socket) Stats() (Stats, error) {
 }
 
 // Close unmaps the rings and closes the descriptor; closing again does nothing.
-// Take the socket out of the XSKMAP first, else frames go on being redirected to
-// it while the queue has other sockets. Frames on their way through the queue
-// come back to the caller when its last socket is closed, and not through
-// Exchange: those that were recycled or sent and have not come out.
+// Take the socket out of the XSKMAP first, or frames are still redirected to it
+// while the queue has other sockets. Frames that were recycled or sent and have not
+// come back belong to the caller again once the queue's last socket is closed;
+// Exchange does not return them.
 func (s *Socket) Close() error {
 	if s == nil {
 		return nil

@@ -22,7 +22,7 @@ func setsockopt[T any](fd, opt int, val *T) error {
 	return nil
 }
 
-// getsockopt fails when the kernel knows a shorter structure than we do.
+// getsockopt fails if the kernel's structure is shorter than ours.
 func getsockopt[T any](fd, opt int, val *T) error {
 	n := uint32(unsafe.Sizeof(*val))
 	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_XDP, uintptr(opt),
@@ -31,13 +31,13 @@ func getsockopt[T any](fd, opt int, val *T) error {
 		return errno
 	}
 	if want := uint32(unsafe.Sizeof(*val)); n != want {
-		return fmt.Errorf("kernel answered %d bytes, want %d: Linux 5.10 or newer is needed: %w", n, want, unix.ENOPROTOOPT)
+		return fmt.Errorf("kernel returned %d bytes, want %d: Linux 5.10 or newer is needed: %w", n, want, unix.ENOPROTOOPT)
 	}
 	return nil
 }
 
-// kickTx makes the kernel look at the transmit ring of fd.
-// unix.Sendto would do; the bare call is the same without an allocation.
+// kickTx makes the kernel look at the transmit ring of fd. unix.Sendto would do the
+// same, but allocate.
 func kickTx(fd int) unix.Errno {
 	_, _, errno := unix.Syscall6(unix.SYS_SENDTO, uintptr(fd), 0, 0, unix.MSG_DONTWAIT, 0, 0)
 	return errno
@@ -75,5 +75,5 @@ func (r *ring[T]) lay(mem []byte, off *unix.XDPRingOffset, n int) {
 	r.mem = mem
 }
 
-// address returns where mem, which is not Go's and so does not move, lies.
+// address returns the address of mem, which must not be on the Go heap or stack.
 func address(mem []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mem)))) }

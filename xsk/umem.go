@@ -15,7 +15,7 @@ import (
 // frame, in bytes and before UMEMConfig.Headroom. Metadata lies at its end.
 const PacketHeadroom = unix.XDP_PACKET_HEADROOM
 
-// UMEMConfig says how the memory of a UMEM is cut. All sizes are in bytes.
+// UMEMConfig says how the memory of a UMEM is divided. All sizes are in bytes.
 type UMEMConfig struct {
 	Frames    int // number of frames
 	FrameSize int // 2048 or 4096
@@ -35,7 +35,7 @@ type UMEM struct {
 	owners []atomic.Uint32 // one owner per frame; nil unless raceEnabled
 
 	// mu guards what follows and the set of sockets of every queue: opening and
-	// closing take it, frames on their way do not. It is taken before Queue.mu.
+	// closing take it, the data path does not. It is taken before Queue.mu.
 	mu     sync.Mutex
 	queues []*Queue // with at least one open socket each
 	serial uint32   // of the last queue opened
@@ -46,11 +46,11 @@ type UMEM struct {
 func NewUMEM(cfg UMEMConfig) (*UMEM, error) {
 	switch {
 	case cfg.FrameSize != 2048 && cfg.FrameSize != 4096:
-		return nil, fmt.Errorf("xsk: frame size is %d, not 2048 or 4096: %w", cfg.FrameSize, ErrConfig)
+		return nil, fmt.Errorf("xsk: frame size %d: want 2048 or 4096: %w", cfg.FrameSize, ErrConfig)
 	case cfg.Frames <= 0 || cfg.Frames > 1<<24:
-		return nil, fmt.Errorf("xsk: %d frames, not 1 to %d: %w", cfg.Frames, 1<<24, ErrConfig)
+		return nil, fmt.Errorf("xsk: %d frames: want 1 to %d: %w", cfg.Frames, 1<<24, ErrConfig)
 	case cfg.Headroom < 0 || cfg.Headroom >= cfg.FrameSize-PacketHeadroom:
-		return nil, fmt.Errorf("xsk: headroom is %d, not 0 to %d (frame size %d less %d of the kernel): %w",
+		return nil, fmt.Errorf("xsk: headroom %d: want 0 to %d (frame size %d less the kernel's %d): %w",
 			cfg.Headroom, cfg.FrameSize-PacketHeadroom-1, cfg.FrameSize, PacketHeadroom, ErrConfig)
 	}
 	size := cfg.Frames * cfg.FrameSize
@@ -68,16 +68,16 @@ func NewUMEM(cfg UMEMConfig) (*UMEM, error) {
 // Config returns what the UMEM was made with.
 func (u *UMEM) Config() UMEMConfig { return u.cfg }
 
-// Frame returns the number of the frame that addr lies in. An address from a
-// Desc of a misbehaving kernel may give a number that is too large.
+// Frame returns the number of the frame that addr lies in. It does not check addr:
+// one outside the UMEM gives a number beyond its frames.
 func (u *UMEM) Frame(addr uint64) int { return int(addr >> u.shift) }
 
 // Addr returns the address of the first byte of a frame.
 func (u *UMEM) Addr(frame int) uint64 { return uint64(frame) << u.shift }
 
 // Bytes returns the n bytes at addr, or nil if they are not all inside one frame
-// of an open UMEM. The slice is good while the caller owns the frame, and is
-// unmapped memory once the UMEM is closed.
+// of an open UMEM. The slice is valid while the caller owns the frame, and unmapped
+// memory once the UMEM is closed.
 func (u *UMEM) Bytes(addr uint64, n int) []byte {
 	off := addr & (1<<u.shift - 1)
 	if addr >= uint64(len(u.mem)) || uint64(n) > 1<<u.shift-off {
@@ -87,7 +87,8 @@ func (u *UMEM) Bytes(addr uint64, n int) []byte {
 }
 
 // Front returns the n bytes before addr, where XDP programs leave metadata, or
-// nil if they are not in the same frame as the byte at addr. See Bytes.
+// nil if they are not in the same frame as the byte at addr. The slice is valid as
+// that of Bytes.
 func (u *UMEM) Front(addr uint64, n int) []byte {
 	if uint64(n) > addr&(1<<u.shift-1) {
 		return nil

@@ -124,19 +124,19 @@ func TestSocketConfigsAreRefusedWithNumbers(t *testing.T) {
 		s    SocketConfig
 		want string
 	}{
-		{"no interface", func(q *QueueConfig) { q.Ifindex = 0 }, sock, "index is 0"},
+		{"no interface", func(q *QueueConfig) { q.Ifindex = 0 }, sock, "interface index 0: want"},
 		{"negative queue", func(q *QueueConfig) { q.Queue = -2 }, sock, "-2"},
 		{"unknown mode", func(q *QueueConfig) { q.Mode = 7 }, sock, "Mode(7): want 0 to 2"},
 		{"generic zero-copy", func(q *QueueConfig) { q.Generic, q.Mode = true, ZeroCopy }, sock, "generic"},
-		{"fill ring of no power of two", func(q *QueueConfig) { q.FillSize = 48 }, sock, "fill ring is 48"},
-		{"no fill ring", func(q *QueueConfig) { q.FillSize = 0 }, sock, "fill ring is 0"},
-		{"no completion ring", func(q *QueueConfig) { q.CompletionSize = 0 }, sock, "completion ring is 0"},
+		{"fill ring of no power of two", func(q *QueueConfig) { q.FillSize = 48 }, sock, "fill ring of 48"},
+		{"no fill ring", func(q *QueueConfig) { q.FillSize = 0 }, sock, "fill ring of 0"},
+		{"no completion ring", func(q *QueueConfig) { q.CompletionSize = 0 }, sock, "completion ring of 0"},
 		{"a fill ring larger than the UMEM", func(q *QueueConfig) { q.FillSize = 128 }, sock, "128 entries for 64 frames"},
 		{"more initial frames than places", func(q *QueueConfig) { q.FillSize, q.Initial = 1, []uint64{0, 2048} }, sock, "2 initial frames for a fill ring of 1"},
-		{"an initial frame that does not exist", func(q *QueueConfig) { q.Initial = []uint64{64 * 2048} }, sock, "frame 64 of 64"},
-		{"no ring at all", func(q *QueueConfig) {}, SocketConfig{}, "receive ring 0 and transmit ring 0"},
-		{"receive ring of no power of two", func(q *QueueConfig) {}, SocketConfig{RxSize: 100}, "receive ring is 100"},
-		{"transmit ring of no power of two", func(q *QueueConfig) {}, SocketConfig{TxSize: -4}, "transmit ring is -4"},
+		{"an initial frame that does not exist", func(q *QueueConfig) { q.Initial = []uint64{64 * 2048} }, sock, "frame 64: want 0 to 63"},
+		{"no ring at all", func(q *QueueConfig) {}, SocketConfig{}, "want at least one ring"},
+		{"receive ring of no power of two", func(q *QueueConfig) {}, SocketConfig{RxSize: 100}, "receive ring of 100"},
+		{"transmit ring of no power of two", func(q *QueueConfig) {}, SocketConfig{TxSize: -4}, "transmit ring of -4"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			cfg := good
