@@ -18,6 +18,8 @@ type BenchXspinSegments struct {
 	Id    uint32
 	Next  uint32
 	Count uint32
+	Turn  uint32
+	Among uint32
 	Step  uint32
 	Every uint32
 	Ask   uint16

@@ -5,11 +5,12 @@
 const volatile __u32 target; /* of xspin_send and xspin_segments: interface index */
 
 /*
- * What xspin_segments sends next: segment `next` of `count` of message `id`. One
- * CPU sends.
+ * What xspin_segments sends next: segment `next` of `count`, of message `id` +
+ * `turn`: the segments of `among` messages take turns. One CPU sends.
  */
 struct xspin_segments {
 	__u32 id, next, count;
+	__u32 turn, among; /* 0: 1 */
 	__u32 step; /* bytes from a segment's offset to the next one's */
 	__u32 every; /* so many segments ask for an acknowledgement once, and the last; 0: none */
 	__u16 ask; /* flags of those that do */
@@ -69,17 +70,21 @@ int xspin_segments(struct xdp_md *ctx)
 
 	if ((void *)(h + 1) > (void *)(long)ctx->data_end)
 		return XDP_ABORTED;
-	s->next = k + 1;
-	if (s->every && s->next % s->every == 0)
+	if (s->every && (k + 1) % s->every == 0)
 		flags = s->ask;
-	h->id = bswap32(s->id);
-	h->offset = bswap32(k * s->step);
-	if (s->next >= s->count) {
+	if (k + 1 >= s->count) {
 		if (s->every)
 			flags = s->ask;
 		flags |= s->last;
-		s->next = 0;
-		s->id++;
+	}
+	h->id = bswap32(s->id + s->turn);
+	h->offset = bswap32(k * s->step);
+	if (++s->turn >= s->among) {
+		s->turn = 0;
+		if (++s->next >= s->count) {
+			s->next = 0;
+			s->id += s->among ?: 1;
+		}
 	}
 	h->flags = __builtin_bswap16(flags);
 	return bpf_redirect(target, 0);

@@ -26,10 +26,11 @@ const (
 )
 
 // Segments say which segments of SLMP messages a Generator sends: as many messages
-// as it takes, of Count segments each, one after the other.
+// as it takes, of Count segments each, one after the other, or Among of them at a time.
 type Segments struct {
 	ID    uint32 // of the first message; each has the next
 	Count uint32 // segments of a message, at least 1
+	Among uint32 // messages whose segments take turns. 0: 1
 	Step  uint32 // bytes from a segment's offset to the next one's
 	Every uint32 // so many segments ask once for an acknowledgement, and a message's last. 0: none
 	Ask   uint16 // SLMP flags of those that ask
@@ -91,7 +92,7 @@ func (g *Generator) SetSegments(s Segments) error {
 	if g.segments == nil || s.Count == 0 {
 		return fmt.Errorf("generate messages of %d segments: want at least 1, from a generator of segments", s.Count)
 	}
-	err := g.segments.Set(bpf.BenchXspinSegments{Id: s.ID, Count: s.Count, Step: s.Step, Every: s.Every, Ask: s.Ask, Last: s.Last})
+	err := g.segments.Set(bpf.BenchXspinSegments{Id: s.ID, Count: s.Count, Among: s.Among, Step: s.Step, Every: s.Every, Ask: s.Ask, Last: s.Last})
 	if err != nil {
 		return fmt.Errorf("configure segments: %w", err)
 	}

@@ -44,6 +44,8 @@ func TestGeneratedSegments(t *testing.T) {
 				[]segment{{0, 1, 0}, {syn, 1, 10}, {0, 1, 20}, {syn, 1, 30}, {syn | eom, 1, 40}, {0, 2, 0}, {syn, 2, 10}}},
 			{"no end, one segment each", Segments{ID: 0xffffffff, Count: 1, Step: 4},
 				[]segment{{0, 0xffffffff, 0}, {0, 0, 0}, {0, 1, 0}}},
+			{"two messages in turn", Segments{ID: 1, Count: 2, Among: 2, Step: 10, Every: 2, Ask: syn, Last: eom},
+				[]segment{{0, 1, 0}, {0, 2, 0}, {syn | eom, 1, 10}, {syn | eom, 2, 10}, {0, 3, 0}, {0, 4, 0}}},
 		} {
 			if err := g.SetSegments(tc.s); err != nil {
 				t.Errorf("%s: %v", tc.name, err)
