@@ -8,13 +8,13 @@ import (
 	"strings"
 )
 
-// Explain says in words what a ruleset matches. A word is given its name in a
-// protocol's header only where the ruleset itself makes sure that the protocol
-// is there: bytes 36-37 are the UDP destination port only behind rules for
-// IPv4, no options and UDP. Everything else is explained as bytes.
+// Explain says in words what a ruleset matches. It names a field of a protocol's
+// header only if the ruleset itself makes sure of the protocol: bytes 36-37 are
+// the UDP destination port only with rules for IPv4, no options and UDP. Everything
+// else is explained as bytes.
 func Explain(rs *Ruleset) string {
 	var b strings.Builder
-	known := ethernet // protocols that the rules make sure of
+	known := ethernet // the protocols that are certain
 	if rs.Mode == And {
 		known = established(rs.Rules)
 	}
@@ -162,8 +162,8 @@ var headers = []header{
 	{ip, 7, 0xffff0000, "IPv4 source address", pattern("*.*.%d.%d", 2)},
 	{ip, 7, 0x0000ffff, "IPv4 destination address", pattern("%d.%d.*.*", 2)},
 
-	// Behind the fixed 20 bytes of the IPv4 header; the destination address
-	// ends in the word that the next header begins in.
+	// The IPv4 destination address ends in the word in which the next header
+	// starts, if there are no options.
 	{ip, 8, 0xffff0000, "IPv4 destination address", pattern("*.*.%d.%d", 2)},
 	{icmp, 8, 0x0000ff00, "ICMP type", names("%d", map[uint32]string{0: "echo reply", 3: "unreachable", 8: "echo request", 11: "time exceeded"})},
 	{icmp, 8, 0x000000ff, "ICMP code", decimal},
@@ -226,7 +226,7 @@ func flag(v uint32) string {
 	return "set"
 }
 
-// names formats a value, and adds what it stands for.
+// names formats a value, and adds its name if it has one.
 func names(format string, of map[uint32]string) func(uint32) string {
 	return func(v uint32) string {
 		s := fmt.Sprintf(format, v)
@@ -251,8 +251,8 @@ func pattern(format string, n int) func(uint32) string {
 // onlyNeeds reports whether a rule holds for every frame that has its bytes.
 func (r Rule) onlyNeeds() bool { return r.Mask != 0 && r.Start == 0 && r.End >= r.Mask }
 
-// describe says in one phrase or several what a rule asks for, given the
-// protocols that are certain.
+// describe says in one phrase or several what a rule requires, given the protocols
+// that are certain.
 func describe(r Rule, known layers) []string {
 	switch {
 	case r.Mask == 0 && r.Match(nil):
@@ -272,7 +272,7 @@ func describe(r Rule, known layers) []string {
 			phrases = append(phrases, h.name+" "+h.value(r.Start&h.mask>>shift))
 			rest &^= h.mask
 		case r.Start != r.End && r.Mask == h.mask:
-			// A bound need not be a value under the mask: go to the nearest.
+			// A bound need not be a value under the mask: take the nearest inside.
 			first, _ := nextUnderMask(r.Start, r.Mask)
 			return []string{fmt.Sprintf("%s %s to %s", h.name, h.value(first>>shift), h.value(min(r.End, r.Mask)>>shift))}
 		}

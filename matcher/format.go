@@ -23,7 +23,7 @@ func (f Field) Word(frame []byte) (uint32, bool) { return masked(frame, f.Index,
 
 // Number returns the word under the mask, shifted down by the trailing zeros of
 // the mask, and false if the frame does not have every byte that the mask
-// selects. Offsets and lengths are read in this way.
+// selects. Offsets and lengths are read this way.
 func (f Field) Number(frame []byte) (uint32, bool) {
 	v, ok := f.Word(frame)
 	return v >> bits.TrailingZeros32(f.Mask), ok
@@ -39,26 +39,26 @@ func (f Field) validate(name string) error {
 	return nil
 }
 
-// Length is where a frame claims that the bytes of its message end:
-// From + Number, counted from frame byte 0. What follows is padding.
+// Length says where the payload of a frame ends: at From + Number, counted from
+// frame byte 0. What follows is padding.
 type Length struct {
 	Field
-	From int // frame byte that the claimed length is counted from
+	From int // frame byte that the length is counted from
 }
 
 // Format says how a frame tells which message it belongs to, and where in it.
 type Format struct {
 	Name       string
 	Key        []Field // at most MaxKey; none: every frame of the context has the same key
-	Offset     *Field  // byte offset of the payload in its message. Optional, 0 without
-	Length     *Length // Optional: without, the message's bytes end with the frame
-	EOM        *Rule   // last packet of its message. Optional: nil is never
+	Offset     *Field  // byte offset of the payload in its message. Optional: nil means 0
+	Length     *Length // end of the payload. Optional: nil means the end of the frame
+	EOM        *Rule   // holds for the last packet of a message. Optional: nil never holds
 	Header     int     // bytes of the frame before the payload
 	UserHeader int     // bytes of user header at the start of the first payload of a message
 }
 
-// maxHeader bounds Header, UserHeader and Length.From: no rule or key reaches
-// beyond this byte either.
+// maxHeader bounds Header, UserHeader and Length.From. It is where the last word
+// ends that a rule or key can have.
 const maxHeader = 4 * (MaxIndex + 1)
 
 // Validate returns an error wrapping ErrFormat, and ErrRule where the EOM rule
@@ -102,8 +102,8 @@ func (f *Format) Validate() error {
 	return nil
 }
 
-// Ends tells whether messages have several packets and end: for that they need a key and
-// an EOM that can be.
+// Ends reports whether messages can have several packets and end. That takes a key, and
+// an EOM rule that can hold.
 func (f *Format) Ends() bool { return len(f.Key) > 0 && f.EOM != nil && *f.EOM != False }
 
 // Need returns the length of the shortest frame that is not malformed: it holds
@@ -122,9 +122,9 @@ func (f *Format) Need() int {
 	return n
 }
 
-// read takes key and offset from a frame into the verdict. It reports false for
-// a malformed frame: one shorter than Need, or one whose claimed end lies
-// behind the end of the frame or within the header.
+// read reads key and offset of a frame into the verdict. It returns false for a
+// malformed frame: one shorter than Need, or one whose Length lies beyond the end
+// of the frame or within the header.
 func (f *Format) read(frame []byte, v *Verdict) bool {
 	if len(frame) < f.Need() {
 		return false
@@ -146,8 +146,8 @@ func (f *Format) read(frame []byte, v *Verdict) bool {
 	return true
 }
 
-// The predefined formats. Each call returns a new one, so that nobody changes
-// another's.
+// The predefined formats. Each call of make returns a new one, which its caller may
+// change.
 var formats = []struct {
 	name string
 	make func() *Format
@@ -168,7 +168,7 @@ var formats = []struct {
 			Header: 14,
 		}
 	}},
-	// FPsPIN's SLMP on UDP on IPv4 without options. The key is the sender
+	// FPsPIN's SLMP over UDP over IPv4 without options. The key is the sender
 	// (address and port) and the message id; the flag EOM is 0x8000 of bytes
 	// 42-43. The end comes from the UDP length (bytes 38-39), because small
 	// frames are padded to 60 bytes on the wire.
@@ -182,7 +182,7 @@ var formats = []struct {
 			Header: 52,
 		}
 	}},
-	// The same on IPv6 without extension headers. The sender's address takes
+	// The same over IPv6 without extension headers. The sender's address takes
 	// five key words (bytes 22-37).
 	{"slmp6", func() *Format {
 		return &Format{

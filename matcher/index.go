@@ -22,8 +22,8 @@ const (
 )
 
 // IndexField is a word under a mask that some rule compares. Its value axis is
-// cut in N intervals within which no rule changes its mind. Interval k covers
-// [Bounds[First+k], Bounds[First+k+1]), the last one reaches 2^32-1, and
+// cut into N intervals, within each of which every rule gives one answer. Interval
+// k covers [Bounds[First+k], Bounds[First+k+1]); the last one reaches 2^32-1, and
 // Bounds[First] is 0.
 type IndexField struct {
 	Index int    // 32-bit word, counted from frame byte 0
@@ -37,37 +37,37 @@ type IndexField struct {
 // Stiliadis ("High-speed policy-based packet forwarding using efficient
 // multi-dimensional range matching", SIGCOMM 1998): one bit per ruleset, and
 // for each interval of each field the vector of the rulesets that are still
-// possible. The cost of a frame is the number of distinct fields, not of rules,
-// and a frame that nobody wants ends at the first fields.
+// possible. The cost of a frame depends on the number of distinct fields, not of
+// rules, and a frame that no ruleset matches is done after the first few.
 //
 // Bit b stands for the ruleset with the b-th lowest number, Slots[b]. Bit b of
 // a vector is word b/64, bit b%64. The arrays are flat, to be copied into the
 // maps of the XDP program. An Index is immutable, and safe for concurrent use.
 type Index struct {
 	Fields []IndexField
-	LastOr int      // the first LastOr fields, and no others, concern Or rulesets
+	LastOr int      // the first LastOr fields, and no others, have rules of Or rulesets
 	Bounds []uint32 // starts of intervals, ascending within a field
 	Vec    []uint64 // interval i of Bounds has Vec[i*Words:][:Words]
-	Absent []uint64 // field i has Absent[i*Words:][:Words] for frames that are too short
-	Users  []uint64 // field i has Users[i*Words:][:Words]: the rulesets that have a rule on it
+	Absent []uint64 // vector i, at i*Words, is that of field i for frames too short to have it
+	Users  []uint64 // vector i, at i*Words, has the rulesets with a rule on field i
 	Words  int      // uint64 words per vector, 1..MaxWords
 
 	Cand [MaxWords]uint64 // And rulesets, without those that never match
 	Hit  [MaxWords]uint64 // Or rulesets that match every frame
 	Or   [MaxWords]uint64 // Or rulesets
-	// Local rulesets, if the table says who this host is. They are asked last, once
-	// for a frame.
+	// Local rulesets, if the table has a Local. A frame's addresses are compared
+	// last, and once for all of them.
 	Local [MaxWords]uint64
 	local *Local
-	// Slots is the ruleset number behind each bit.
+	// Slots has the ruleset number of each bit.
 	Slots []int
 }
 
 // Lookup returns the lowest-numbered ruleset that matches the frame.
 //
-// And rulesets start as candidates, and every field may take some away. Or
-// rulesets start with nothing, and every field may add some. Nothing can change
-// any more when no candidate is left and the fields of Or rulesets are done.
+// And rulesets start as candidates, and each field may remove some. Or rulesets
+// start without a hit, and each field may add some. The result is final when no
+// candidate is left and the fields of Or rulesets are done.
 func (x *Index) Lookup(frame []byte) (slot int, ok bool) {
 	cand, hit := x.Cand, x.Hit
 	for i := range x.Fields {
@@ -95,8 +95,8 @@ func (x *Index) Lookup(frame []byte) (slot int, ok bool) {
 	return 0, false
 }
 
-// matters tells whether field i has a say: whether a candidate, or an Or ruleset
-// that was not hit yet, has a rule on it.
+// matters reports whether field i can change the result: whether a candidate, or an
+// Or ruleset without a hit, has a rule on it.
 func (x *Index) matters(i int, cand, hit *[MaxWords]uint64) bool {
 	for w, users := range x.Users[i*x.Words:][:x.Words] {
 		if users&(cand[w]|x.Or[w]&^hit[w]) != 0 {
@@ -106,7 +106,7 @@ func (x *Index) matters(i int, cand, hit *[MaxWords]uint64) bool {
 	return false
 }
 
-// vector returns what field i says about the frame.
+// vector returns the vector of the interval of field i that the frame's value is in.
 func (x *Index) vector(i int, frame []byte) []uint64 {
 	f := &x.Fields[i]
 	v, ok := masked(frame, f.Index, f.Mask)
@@ -126,7 +126,7 @@ type bitRule struct {
 	bit int
 }
 
-// draft is a field of which the intervals are not known yet.
+// draft is a field while its rules are collected.
 type draft struct {
 	index int
 	mask  uint32
@@ -173,8 +173,8 @@ func Compile(t *Table) (*Index, error) {
 		}
 	}
 
-	// Fields of Or rulesets must all be looked at, so they come first. Then those
-	// that take most candidates away, so that frames nobody wants end early.
+	// Fields of Or rulesets must all be looked at, so they come first. Then come those
+	// that the most And rulesets use, so that frames that match nothing end early.
 	slices.SortFunc(drafts, func(a, b *draft) int {
 		if a.or != b.or {
 			if a.or {
@@ -193,8 +193,8 @@ func Compile(t *Table) (*Index, error) {
 	return x, nil
 }
 
-// start sets the start vectors for one ruleset, and reports whether its rules
-// with mask 0 alone decide it.
+// start sets the start vectors for one ruleset, and reports whether its rules with
+// mask 0, which no frame changes, decide it.
 func (x *Index) start(bit int, rs *Ruleset) (decided bool) {
 	w, b := bit/64, uint64(1)<<(bit%64)
 	for _, r := range rs.Rules {
@@ -243,8 +243,8 @@ func (x *Index) add(d *draft) {
 	x.Fields = append(x.Fields, f)
 }
 
-// evaluate returns the vector of a field: And rulesets stay unless one of their
-// rules on the field fails, Or rulesets are hit if one of theirs holds.
+// evaluate returns the vector of an interval: And rulesets stay candidates unless one
+// of their rules on the field fails, Or rulesets are hit if one of theirs holds.
 func (x *Index) evaluate(d *draft, holds func(Rule) bool) []uint64 {
 	vec := make([]uint64, x.Words)
 	for w := range vec {
@@ -262,9 +262,9 @@ func (x *Index) evaluate(d *draft, holds func(Rule) bool) []uint64 {
 	return vec
 }
 
-// Gate tells whether field i decides alike for all rulesets: every one of them
-// demands that its value be in [start, end], and nothing else of it. A frame
-// that fails matches nothing, and for one that does not the field is settled.
+// Gate reports whether field i decides alike for all rulesets: each requires its
+// value to be in [start, end], and nothing else of it. A frame outside matches
+// nothing; for one inside, the field need not be looked at again.
 func (x *Index) Gate(i int) (start, end uint32, ok bool) {
 	if x.Or != [MaxWords]uint64{} {
 		return 0, 0, false
@@ -280,7 +280,7 @@ func (x *Index) Gate(i int) (start, end uint32, ok bool) {
 		switch {
 		case slices.Equal(vec, make([]uint64, x.Words)):
 		case ok || !slices.Equal(vec, x.Cand[:x.Words]):
-			return 0, 0, false // some go on, or in two places
+			return 0, 0, false // some rulesets only, or a second interval
 		default:
 			start, end, ok = x.Bounds[k], math.MaxUint32, true
 			if k+1 < f.First+f.N {

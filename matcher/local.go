@@ -8,16 +8,16 @@ import (
 	"slices"
 )
 
-// Local is who an interface is: its MAC and its IP addresses. A ruleset with
-// Local set wants frames to it and no others: none that a router is to pass on, that
-// a switch has flooded, or that are to everybody, which go where they went before.
+// Local is an interface's MAC and its IP addresses. A ruleset with Local set matches
+// only frames to them: none that this host is to forward, that a switch has flooded,
+// or that are broadcast or multicast.
 type Local struct {
 	MAC   [6]byte
 	Addrs []netip.Addr // at most MaxLocal
 }
 
 // Has reports whether a frame is to this host: to its MAC, and if it is an IPv4 or
-// IPv6 packet, to one of its addresses. Nil has every frame.
+// IPv6 packet, to one of its addresses. A nil Local has every frame.
 func (l *Local) Has(frame []byte) bool {
 	if l == nil {
 		return true

@@ -12,19 +12,19 @@ import (
 const SLMPPort = 9330
 
 // The rules that the predefined rulesets are made of. FPsPIN checks only
-// EtherType and protocol, so that with IP options, or in any but the first
-// fragment, it takes other bytes for ports. Here such frames are refused: the
-// header is exactly 20 bytes long, and neither "more fragments" nor an offset
-// is set. "Don't fragment" and the reserved bit are free. And FPsPIN looks at no
-// destination address, which is no matter on its point-to-point links; here those that
-// belong to a protocol are Local, but for bypass and match-all.
+// EtherType and protocol, so with IP options, or in any but the first fragment,
+// it takes other bytes for ports. Here such frames do not match: the IPv4 header
+// must be 20 bytes long, and neither "more fragments" nor a fragment offset may be
+// set. "Don't fragment" and the reserved bit may have any value. FPsPIN ignores the
+// destination address, which does no harm on its point-to-point links; here all
+// rulesets but bypass and match-all are Local.
 func ipv4() Rule               { return Rule{3, 0xffffff00, 0x08004500, 0x08004500} }
 func whole(proto uint32) Rule  { return Rule{5, 0x3fff00ff, proto, proto} }
 func dstPort(port uint16) Rule { return Rule{9, 0xffff0000, uint32(port) << 16, uint32(port) << 16} }
 
-// A rule that every value satisfies still needs its bytes: these ask for the
-// whole of a header of 8 bytes (UDP, ICMP) and of 20 bytes (TCP) behind an IPv4
-// header of 20, so that handlers never see a truncated one.
+// A rule that every value satisfies still needs its bytes. These require a whole
+// header of 8 bytes (UDP, ICMP) or 20 bytes (TCP) after the 20 bytes of IPv4, so
+// that handlers never see a truncated one.
 func header8() Rule  { return Rule{10, 0xffff0000, 0, 0xffff0000} }
 func header20() Rule { return Rule{13, 0xffff0000, 0, 0xffff0000} }
 
@@ -36,25 +36,25 @@ const (
 	protoICMPv6 = 58
 )
 
-// Bypass matches nothing, as FPsPIN's fpspin_ruleset_bypass.
+// Bypass matches nothing, like FPsPIN's fpspin_ruleset_bypass.
 func Bypass() Ruleset { return Ruleset{Name: "bypass", Mode: Or} }
 
-// MatchAll matches every frame, and every one ends its message, as FPsPIN's
-// fpspin_ruleset_match. ARP is included: an interface that it is armed on no
-// longer talks to the Linux stack.
+// MatchAll matches every frame, and every frame ends its message, as with FPsPIN's
+// fpspin_ruleset_match. That includes ARP: while it is active on an interface, the
+// Linux stack receives nothing there.
 func MatchAll() Ruleset {
 	eom := Empty
 	return Ruleset{Name: "match-all", EOM: &eom}
 }
 
-// UDP matches UDP on IPv4 to any port, with the whole UDP header present.
-// Unlike with FPsPIN's fpspin_ruleset_udp, where no packet is EOM, the message
-// format decides which is.
+// UDP matches UDP over IPv4 to any port, with the whole UDP header present. The
+// message format decides which packet is EOM; with FPsPIN's fpspin_ruleset_udp
+// none is.
 func UDP() Ruleset {
 	return Ruleset{Name: "udp", Rules: []Rule{ipv4(), whole(protoUDP), header8()}, Local: true}
 }
 
-// UDPPort matches UDP on IPv4 to one destination port, with the whole UDP
+// UDPPort matches UDP over IPv4 to one destination port, with the whole UDP
 // header present. FPsPIN has no such ruleset.
 func UDPPort(port uint16) Ruleset {
 	return Ruleset{
@@ -64,8 +64,8 @@ func UDPPort(port uint16) Ruleset {
 	}
 }
 
-// UDPPort returns the one destination port of the UDP packets that the ruleset matches,
-// if its rules say so plainly: as those of [UDPPort], [SLMP] and [SLMP6] do.
+// UDPPort returns the UDP port that all frames that the ruleset matches go to, if its
+// rules name one, as those of [UDPPort], [SLMP] and [SLMP6] do.
 func (rs *Ruleset) UDPPort() (port uint16, ok bool) {
 	is := func(word int, mask, want uint32) bool {
 		v, ok := rs.fixed(word, mask)
@@ -81,14 +81,14 @@ func (rs *Ruleset) UDPPort() (port uint16, ok bool) {
 	return uint16(v >> 16), ok
 }
 
-// EtherType returns the one that all frames have that the ruleset matches, if its rules
-// say so plainly.
+// EtherType returns the EtherType of all frames that the ruleset matches, if its rules
+// name one.
 func (rs *Ruleset) EtherType() (uint16, bool) {
 	v, ok := rs.fixed(3, 0xffff0000)
 	return uint16(v >> 16), ok
 }
 
-// fixed returns the bits of a word in mask, if rules leave them one value.
+// fixed returns the bits of a word under mask, if a rule leaves them one value.
 func (rs *Ruleset) fixed(word int, mask uint32) (v uint32, ok bool) {
 	if rs.Mode != And {
 		return 0, false
@@ -102,9 +102,9 @@ func (rs *Ruleset) fixed(word int, mask uint32) (v uint32, ok bool) {
 	return 0, false
 }
 
-// TCPPort matches TCP on IPv4 to one destination port, with the first 20 bytes
-// of the TCP header present. The one of FPsPIN's test bench takes the ACK flag
-// for EOM; here the message format decides.
+// TCPPort matches TCP over IPv4 to one destination port, with the first 20 bytes
+// of the TCP header present. FPsPIN's test bench takes the ACK flag for EOM; here
+// the message format decides.
 func TCPPort(port uint16) Ruleset {
 	return Ruleset{
 		Name:  fmt.Sprintf("tcp-%d", port),
@@ -113,9 +113,9 @@ func TCPPort(port uint16) Ruleset {
 	}
 }
 
-// ICMPEcho matches ICMP echo requests on IPv4 with the whole ICMP header
-// present. FPsPIN's ping example compares the type only, this one also wants
-// code 0. The message format decides which packet is EOM, in FPsPIN none is.
+// ICMPEcho matches ICMP echo requests over IPv4 with the whole ICMP header
+// present. FPsPIN's ping example compares only the type, this one also requires
+// code 0. The message format decides which packet is EOM; in FPsPIN none is.
 func ICMPEcho() Ruleset {
 	return Ruleset{
 		Name:  "icmp-echo",
@@ -124,11 +124,10 @@ func ICMPEcho() Ruleset {
 	}
 }
 
-// SLMP matches UDP on IPv4 to port 9330, with EOM from the flags. As in FPsPIN
-// the flags are not looked at otherwise, so ACKs to this port match too: they
-// normally go to the sender's ephemeral port instead. A frame too short for
-// the SLMP header matches, and its format makes it malformed, so that it is
-// counted.
+// SLMP matches UDP over IPv4 to port 9330, with EOM from the flags. As in FPsPIN
+// the other flags are ignored, so ACKs to this port match too, though they normally
+// go to the sender's ephemeral port. A frame too short for the SLMP header matches;
+// it is malformed by its format, and so it is counted.
 func SLMP() Ruleset {
 	eom := *FormatByName("slmp").EOM
 	return Ruleset{
@@ -140,10 +139,10 @@ func SLMP() Ruleset {
 	}
 }
 
-// SLMP6 is SLMP on IPv6: UDP to port 9330 directly behind the IPv6 header. A
-// packet with extension headers, which a fragment is too, does not match. Since
-// the two have different message formats, and a context has one, whoever wants
-// both IPv4 and IPv6 has two contexts, which may share handlers.
+// SLMP6 is SLMP over IPv6: UDP to port 9330 directly after the IPv6 header. A
+// packet with extension headers, which includes every fragment, does not match.
+// A context has one message format, so IPv4 and IPv6 take two contexts, which may
+// share handlers.
 func SLMP6() Ruleset {
 	eom := *FormatByName("slmp6").EOM
 	const port = uint32(SLMPPort) << 16
@@ -164,8 +163,8 @@ func SLMP6() Ruleset {
 // port take it in parentheses; of udp it is optional.
 var predefined = []struct {
 	name string
-	make func() Ruleset       // without argument, nil if it is required
-	port func(uint16) Ruleset // with a port, nil if it is not possible
+	make func() Ruleset       // without a port; nil if one is required
+	port func(uint16) Ruleset // with a port; nil if it takes none
 }{
 	{"bypass", Bypass, nil},
 	{"match-all", MatchAll, nil},
@@ -178,8 +177,8 @@ var predefined = []struct {
 
 const predefinedUsage = "bypass, match-all, udp, udp(PORT), tcp(PORT), icmp-echo, slmp, slmp6"
 
-// lookupPredefined finds a predefined ruleset. The argument is what stood in
-// parentheses, hasArg whether there were any.
+// lookupPredefined returns a predefined ruleset, or what is wrong. arg is the text in
+// parentheses, and hasArg says whether there were any.
 func lookupPredefined(name, arg string, hasArg bool) (rs Ruleset, msg string) {
 	for _, p := range predefined {
 		switch {

@@ -4,7 +4,7 @@
 //
 // A [Rule] compares one masked 32-bit word of a frame with a range, a [Ruleset]
 // combines up to [MaxRules] of them with AND or OR, and a [Format] says where a
-// matched frame carries the key of its message, its offset and its end. A
+// matching frame carries the key of its message, its offset and its end. A
 // [Table] binds numbered rulesets to contexts. [Table.Match] is the reference:
 // slow, and meant to be obviously right. [Compile] turns a table into the
 // [Index] that the XDP program walks.
@@ -12,7 +12,7 @@
 // Words are counted from the first byte of the frame, Ethernet header included,
 // read big-endian and compared as numbers. FPsPIN's hardware compares
 // byte-swapped numbers, so the two agree on equality and on ranges within the
-// lowest byte, and differ on other ranges: here 0x1000:0x2000 means what it says.
+// lowest byte, and differ on other ranges. Here 0x1000:0x2000 means what it says.
 //
 // The values of this package are plain data. Reading them from several
 // goroutines is safe, changing them while others read is not.
@@ -28,7 +28,7 @@ import (
 // The limits of a table. The XDP program's maps are sized by the same numbers.
 const (
 	MaxRulesets   = 256 // rulesets in a table
-	MaxRules      = 8   // rules in a ruleset, its EOM rule not counted
+	MaxRules      = 8   // rules in a ruleset, not counting its EOM rule
 	MaxIndex      = 127 // highest word a rule may name: the first 512 bytes
 	MaxKey        = 8   // words in a message key
 	MaxContexts   = 256 // context ids are 0..MaxContexts-1
@@ -75,9 +75,8 @@ func (r Rule) Match(frame []byte) bool {
 }
 
 // Validate returns an error, wrapping ErrRule, for a rule that reads outside
-// the first MaxIndex+1 words, and for one that no frame can satisfy, because
-// that is always a mistake. The one way to write a rule that never holds is
-// False.
+// the first MaxIndex+1 words, and for one that no frame can satisfy: that is a
+// mistake, unless the rule is False.
 func (r Rule) Validate() error {
 	if _, msg := r.fault(); msg != "" {
 		return fmt.Errorf("%w: %s", ErrRule, msg)
@@ -136,8 +135,8 @@ func need(index int, mask uint32) int {
 	return 4*index + 4 - bits.TrailingZeros32(mask)/8
 }
 
-// masked returns the word under the mask, and whether every byte that the mask
-// selects is there.
+// masked returns the word under the mask, and whether the frame has every byte
+// that the mask selects.
 func masked(frame []byte, index int, mask uint32) (uint32, bool) {
 	if mask == 0 {
 		return 0, true
@@ -170,20 +169,19 @@ func (m Mode) String() string {
 }
 
 // Ruleset selects frames. FPsPIN has three match rules and always an EOM rule;
-// here there are up to MaxRules and the EOM rule is optional. And FPsPIN's
-// library never programs its mode register, so that OR exists there on paper
-// only.
+// here there are up to MaxRules, and the EOM rule is optional. FPsPIN's library
+// never programs the mode register, so its OR cannot be used.
 type Ruleset struct {
 	Name   string
 	Mode   Mode
-	Rules  []Rule // at most MaxRules. And of none matches everything, Or of none nothing
-	Local  bool   // only frames to this host, see Local. The predefined rulesets want that
-	EOM    *Rule  // last packet of its message. Optional: nil leaves it to the message format
+	Rules  []Rule // at most MaxRules. Without rules, And matches everything and Or nothing
+	Local  bool   // only frames to this host, see the type Local. True for most predefined rulesets
+	EOM    *Rule  // holds for the last packet of a message. Optional: nil leaves it to the message format
 	Format string // predefined message format this ruleset is written for. Optional
 }
 
-// Match reports whether the frame belongs to the ruleset. The EOM rule plays no
-// part in it, and neither does Local: whose frame it is, [Table.Match] knows.
+// Match reports whether the frame satisfies the rules. It ignores EOM, and Local,
+// which [Table.Match] checks because the table has the addresses.
 func (rs *Ruleset) Match(frame []byte) bool {
 	for _, r := range rs.Rules {
 		if r.Match(frame) != (rs.Mode == And) {
@@ -227,11 +225,11 @@ func badName(s string) string {
 		return "the name is missing"
 	}
 	if len(s) > MaxName {
-		return fmt.Sprintf("the name is %d bytes long, at most %d are possible", len(s), MaxName)
+		return fmt.Sprintf("the name is %d bytes long: want at most %d", len(s), MaxName)
 	}
 	for i := range len(s) {
 		if !nameByte(s[i]) {
-			return fmt.Sprintf("name %q: only letters, digits and _ . - are possible", s)
+			return fmt.Sprintf("name %q: want only letters, digits and _ . -", s)
 		}
 	}
 	return ""

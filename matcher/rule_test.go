@@ -120,7 +120,7 @@ func TestRulesetValidate(t *testing.T) {
 		{"no name", matcher.Ruleset{}, "name is missing"},
 		{"a name with a space", matcher.Ruleset{Name: "a b"}, "only letters"},
 		{"a name of 63 bytes", matcher.Ruleset{Name: strings.Repeat("a", 63)}, ""},
-		{"a name of 64 bytes", matcher.Ruleset{Name: strings.Repeat("a", 64)}, "64 bytes long, at most 63"},
+		{"a name of 64 bytes", matcher.Ruleset{Name: strings.Repeat("a", 64)}, "64 bytes long: want at most 63"},
 		{"an unknown mode", matcher.Ruleset{Name: "x", Mode: 2}, "mode 2"},
 		{"a bad second rule", matcher.Ruleset{Name: "x", Rules: []matcher.Rule{matcher.Empty, bad}}, "rule 1:"},
 		{"a bad EOM rule", matcher.Ruleset{Name: "x", EOM: &bad}, "EOM rule:"},

@@ -15,23 +15,21 @@ type Entry struct {
 	Format  *Format // how the context's frames are read. Required
 }
 
-// Table is what the matching engine decides by: rulesets by number. The lowest
-// number whose ruleset matches wins, so numbers are priorities; they need not
-// be dense.
+// Table is a set of numbered rulesets. Of those that match a frame, the one with
+// the lowest number wins, so numbers are priorities. They need not be consecutive.
 type Table struct {
-	Generation uint32        // travels with every delivered frame
-	Local      *Local        // what Ruleset.Local goes by. Optional: without it every frame counts as to this host
+	Generation uint32        // goes with every delivered frame
+	Local      *Local        // the interface, for Ruleset.Local. Optional: if nil, every frame is to this host
 	Entries    map[int]Entry // by ruleset number, 0..MaxRulesets-1
 }
 
 // Slots returns the ruleset numbers in use, lowest first.
 func (t *Table) Slots() []int { return slices.Sorted(maps.Keys(t.Entries)) }
 
-// Validate returns an error wrapping ErrTable, and what is wrong with the entry
-// at fault.
+// Validate returns an error wrapping ErrTable, and the error of the entry at fault.
 func (t *Table) Validate() error {
-	// Numbers are distinct, so this comes before the check of each: it is what
-	// somebody who filled the table needs to hear.
+	// This comes first, because with too many rulesets some number is out of range
+	// too, and that would be the less helpful error.
 	if n := len(t.Entries); n > MaxRulesets {
 		return fmt.Errorf("%w: %d rulesets: want at most %d", ErrTable, n, MaxRulesets)
 	}
@@ -50,7 +48,7 @@ func (t *Table) Validate() error {
 			return fmt.Errorf("%w: ruleset %s (number %d) has context %d, want 0 to %d", ErrTable, e.Name, slot, e.Context, MaxContexts-1)
 		}
 		if e.Format == nil {
-			return fmt.Errorf("%w: ruleset %s (number %d) has no message format, predefined are %v", ErrTable, e.Name, slot, FormatNames())
+			return fmt.Errorf("%w: ruleset %s (number %d) has no message format: the predefined ones are %v", ErrTable, e.Name, slot, FormatNames())
 		}
 		if err := e.Format.Validate(); err != nil {
 			return fmt.Errorf("%w: ruleset %s (number %d): %w", ErrTable, e.Name, slot, err)
@@ -81,8 +79,8 @@ func (a Action) String() string {
 	return fmt.Sprintf("action %d", uint8(a))
 }
 
-// Verdict is what the matching engine says about one frame. Verdicts compare
-// with ==: fields that mean nothing for the action are zero.
+// Verdict is what the table decides about one frame. Verdicts compare with ==:
+// fields that mean nothing for the action are zero.
 type Verdict struct {
 	Action  Action
 	Ruleset int            // number of the ruleset; 0 for Pass

@@ -25,17 +25,17 @@ import (
 //
 // Numbers are decimal or 0x hexadecimal. "all" is And of no rules, "none" is Or
 // of no rules; "true" is the rule Empty, "false" the rule False. A leading "||"
-// makes a single rule an Or ruleset. predefined is a name out of bypass,
-// match-all, udp, udp(PORT), tcp(PORT), icmp-echo, slmp and slmp6; clauses
-// behind it replace its own. "dst local" is Ruleset.Local, "dst any" its absence.
+// makes a single rule an Or ruleset. predefined is one of bypass, match-all, udp,
+// udp(PORT), tcp(PORT), icmp-echo, slmp and slmp6; clauses after it replace its own.
+// "dst local" sets Ruleset.Local, "dst any" clears it.
 
 // maxLine is the longest line of a rules file in bytes. Eight rules take 300.
 const maxLine = 4096
 
-// maxErrors is after how many errors a file is not read on.
+// maxErrors is how many errors end the reading of a file.
 const maxErrors = 10
 
-// isCapture tells whether a file begins as pcap or pcapng do, in any byte order.
+// isCapture reports whether a file starts like pcap or pcapng, in any byte order.
 func isCapture(head []byte) bool {
 	for _, magic := range []string{"\xa1\xb2\xc3\xd4", "\xd4\xc3\xb2\xa1", "\xa1\xb2\x3c\x4d", "\x4d\x3c\xb2\xa1", "\x0a\x0d\x0d\x0a"} {
 		if string(head) == magic {
@@ -45,7 +45,8 @@ func isCapture(head []byte) bool {
 	return false
 }
 
-// notText returns where a line stops being text in UTF-8, 0 if it does not.
+// notText returns the column of the first byte of a line that is not UTF-8 text, 0 if
+// there is none.
 func notText(s string) (column int) {
 	for i, r := range s {
 		if r == 0 || r == utf8.RuneError && !strings.HasPrefix(s[i:], string(utf8.RuneError)) {
@@ -57,7 +58,7 @@ func notText(s string) (column int) {
 
 // ParseError is an error in the text form of a rule or ruleset.
 type ParseError struct {
-	File   string // empty if the text is from no file
+	File   string // empty if the text is not from a file
 	Line   int    // 1-based
 	Column int    // 1-based, in bytes
 	Msg    string
@@ -72,8 +73,8 @@ func (e *ParseError) Error() string {
 	return fmt.Sprintf("%s:%d:%d: %s", e.File, e.Line, e.Column, e.Msg)
 }
 
-// Detail returns the line and, below it, a caret that points at the column. What a
-// terminal would not print shows as a replacement character.
+// Detail returns the line and, below it, a caret at the column. Characters that do not
+// print are shown as replacement characters.
 func (e *ParseError) Detail() string {
 	text := strings.Map(func(r rune) rune {
 		if r != '\t' && !unicode.IsPrint(r) {
@@ -87,7 +88,7 @@ func (e *ParseError) Detail() string {
 			break
 		}
 		if r == '\t' {
-			pad.WriteByte('\t') // as wide as the one above, whatever that is
+			pad.WriteByte('\t') // as wide as the tab above
 		} else {
 			pad.WriteByte(' ')
 		}
@@ -120,9 +121,9 @@ func ParseRuleset(s string) (Ruleset, error) {
 }
 
 // ParseFile parses a rules file. The position of a ruleset in the result is its
-// number in a table. The name is for the errors only. Of bad lines the first ten are
-// reported: the error then joins one *ParseError for each, and no ruleset is
-// returned. A capture, and what is no text at all, is one error.
+// number in a table. The name is only for errors. If lines are wrong, it returns no
+// ruleset, and the error joins a *ParseError for each of the first ten. For a capture,
+// and after bytes that are not text, nothing more is read.
 func ParseFile(name string, r io.Reader) ([]Ruleset, error) {
 	var all []Ruleset
 	var errs []error
@@ -153,7 +154,7 @@ func ParseFile(name string, r io.Reader) ([]Ruleset, error) {
 			if first, ok := lineOf[rs.Name]; ok {
 				p.fail(start, "ruleset %s is already defined on line %d", rs.Name, first)
 			} else if len(lineOf) == MaxRulesets {
-				p.fail(start, "ruleset %s is number %d of the file, at most %d fit in a table", rs.Name, len(lineOf)+1, MaxRulesets)
+				p.fail(start, "ruleset %s is number %d of the file: want at most %d", rs.Name, len(lineOf)+1, MaxRulesets)
 			}
 		}
 		if p.err != nil {
@@ -232,8 +233,8 @@ func (rs Ruleset) String() string {
 	return b.String()
 }
 
-// parser reads one line from left to right. The first error sticks, and what is
-// read after it means nothing.
+// parser reads one line from left to right. The first error sticks; what is read
+// after it is meaningless.
 type parser struct {
 	text string
 	pos  int
@@ -263,7 +264,7 @@ func (p *parser) accept(token string) bool {
 	return true
 }
 
-// expected fails at the next token, and says what it is instead.
+// expected fails at the next token, and says what was found instead.
 func (p *parser) expected(what string) {
 	p.space()
 	if p.pos == len(p.text) {
@@ -366,7 +367,7 @@ func (p *parser) ruleset() Ruleset {
 		return Ruleset{}
 	}
 	if !p.accept(":") {
-		p.expected(`":" behind the name`)
+		p.expected(`":" after the name`)
 		return Ruleset{}
 	}
 	rs := p.body()
@@ -437,7 +438,7 @@ func (p *parser) body() Ruleset {
 		at := p.pos
 		r := p.rule()
 		if len(rs.Rules) == MaxRules {
-			p.fail(at, "this is rule %d, a ruleset has at most %d", MaxRules+1, MaxRules)
+			p.fail(at, "this is rule %d: want at most %d in a ruleset", MaxRules+1, MaxRules)
 		}
 		rs.Rules = append(rs.Rules, r)
 		p.space()

@@ -13,12 +13,12 @@ import (
 	"github.com/xspin/xspin/matcher"
 )
 
-// MaxFrame is the length of the longest frame that Frame makes. It is beyond
+// MaxFrame is the length of the longest frame that Frame makes. It extends beyond
 // the last word that a rule can name.
 const MaxFrame = 600
 
 // Table returns a valid table: And and Or rulesets, equalities and ranges, odd
-// masks, masks of 0, shared and lonely words, EOM rules present and absent, all
+// masks, masks of 0, words that rulesets share or not, with and without EOM rules, all
 // predefined formats and random ones, with and without an interface's addresses. Most
 // tables are small, some are full.
 func Table(rnd *rand.Rand) *matcher.Table {
@@ -55,8 +55,8 @@ func Table(rnd *rand.Rand) *matcher.Table {
 }
 
 // Frame returns a frame of 14 to MaxFrame bytes. Usually it satisfies the rules
-// of some ruleset of the table, or does so but for a detail: one bit, or bytes
-// missing at the end.
+// of some ruleset of the table, or nearly: one bit is wrong, or bytes are missing
+// at the end.
 func Frame(rnd *rand.Rand, t *matcher.Table) []byte {
 	buf := make([]byte, MaxFrame)
 	for i := range buf {
@@ -125,8 +125,8 @@ func local(rnd *rand.Rand) *matcher.Local {
 	return l
 }
 
-// address sends a frame to the interface, or nearly so: one bit of the MAC or of the
-// address is another.
+// address addresses a frame to the interface, sometimes with one bit of the MAC or of
+// the IP address wrong.
 func address(rnd *rand.Rand, frame []byte, l *matcher.Local) {
 	if l == nil {
 		return
@@ -172,7 +172,7 @@ func Satisfy(rnd *rand.Rand, frame []byte, r matcher.Rule) {
 	binary.BigEndian.PutUint32(w, old&^r.Mask|v&r.Mask)
 }
 
-// claim writes a length that says the message's bytes end at byte end.
+// claim writes a length that says that the payload ends at byte end.
 func claim(frame []byte, l matcher.Length, end int) {
 	w := frame[4*l.Index:][:4]
 	old := binary.BigEndian.Uint32(w)
