@@ -10,10 +10,10 @@ import (
 )
 
 func init() {
-	Register("count", "counts packets and bytes, also for the application; param to (stack or drop)", newCount)
+	Register("count", "counts packets and bytes, also for an application; param to (stack, or drop)", newCount)
 }
 
-// Counting events of "count". User counter 0 has both.
+// Counting events of "count". User counter 0 has the same numbers.
 const (
 	CountPackets = iota
 	CountBytes
@@ -27,7 +27,7 @@ func newCount(p Params) (*Set, error) {
 		return nil, err
 	}
 	if c.To != "stack" && c.To != "drop" {
-		return nil, fmt.Errorf("param \"to\": %q is neither stack nor drop", c.To)
+		return nil, fmt.Errorf("param \"to\": %q: want stack or drop", c.To)
 	}
 	toStack := c.To == "stack"
 	return &Set{Handlers: hpu.Handlers{Payload: func(h *hpu.HER) spin.Code {

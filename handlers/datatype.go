@@ -23,25 +23,24 @@ func init() {
 
 // User counters of "datatype".
 const (
-	DatatypeCopies = iota // pieces in a row that a packet was placed in
-	DatatypeBytes         // that it brought
+	DatatypeCopies = iota // contiguous pieces that a packet was copied in
+	DatatypeBytes         // bytes of the packet
 )
 
 // DatatypeOptions say how messages of a datatype are placed. Zero fields take their
 // defaults.
 type DatatypeOptions struct {
 	Strategy string // one of ddt.Strategies. Defaults to ddt.Direct
-	HPUs     int    // of the NIC. Defaults to 16, as a NIC's do
-	Messages int    // of the context that can be in flight. Defaults to 4096, as a context's do
-	Packet   int    // bytes of a message in a packet, as a rule. Defaults to hpu.DefaultSlice
-	Interval int64  // between checkpoints, bytes. Defaults to what Model says
+	HPUs     int    // of the NIC. Defaults to 16, the default of a NIC
+	Messages int    // of the context, most in flight. Defaults to 4096, the default of a context
+	Packet   int    // bytes of a message in most packets. Defaults to hpu.DefaultSlice
+	Interval int64  // bytes between checkpoints. Defaults to what Model computes
 	Model    ddt.Model
 	Partial  bool  // messages may be shorter than the type
 	Window   int64 // see Env: a type that does not fit is an error
 	Memory   int64 // see Env: a strategy that needs more is an error. Defaults to ddt.MaxPlacementMemory
 }
 
-// newDatatype makes the set of the configuration's.
 func newDatatype(p Params, env Env) (*Set, error) {
 	const unsaid = math.MinInt64
 	c := struct {
@@ -83,18 +82,18 @@ func newDatatype(p Params, env Env) (*Set, error) {
 	})
 }
 
-// Datatype returns handlers that put the bytes of messages where c says, from the place
-// of each message in its window on. The place is that of c's displacement 0, and a type
-// may reach before it. The set's memory is in Reserved.
+// Datatype returns handlers that put the bytes of messages where c says, relative to the
+// place of each message in its window. The place is that of c's displacement 0; a type
+// may have bytes before it. Reserved has the memory that the set uses.
 //
-// With strategies that have Sequence and VHPUs in the set, hpu-local and rw-cp, a context
-// must have the policy blocked-rr with just these, or message: they have state that only
-// one HPU at a time may use, and nothing checks that it is so. With the policy packet, or
-// other numbers, bytes go to wrong places, outside of windows as well.
+// The strategies hpu-local and rw-cp set Sequence and VHPUs. They have state that only one
+// HPU at a time may use, so the context's policy must be message, or blocked-rr with just
+// these numbers; nothing here checks that. With the policy packet, or other numbers, bytes
+// go to wrong places, outside windows as well.
 //
-// A message that its place has no room for fails before anything is written, and one that
-// is not as long as c (unless o.Partial: longer than c) fails when that is known. Nothing
-// is ever written but the bytes of c.
+// A message that does not fit in its place fails before anything is written. One that is
+// not as long as c (with o.Partial: that is longer than c) fails as soon as that is known.
+// Only bytes of c are ever written.
 func Datatype(c *ddt.Committed, o DatatypeOptions) (*Set, error) {
 	o.Strategy = cmp.Or(o.Strategy, ddt.Direct)
 	o.HPUs, o.Messages, o.Packet = cmp.Or(o.HPUs, 16), cmp.Or(o.Messages, 4096), cmp.Or(o.Packet, hpu.DefaultSlice)
@@ -128,8 +127,8 @@ func Datatype(c *ddt.Committed, o DatatypeOptions) (*Set, error) {
 	}, nil
 }
 
-// datatype is the handlers of a context, which share it. It does not change but for the
-// placement, which has state for each message.
+// datatype has the handlers of a context. HPUs share it: only the placement, which has
+// state for each message, changes.
 type datatype struct {
 	placement      ddt.Placement
 	size, lo, hi   int64 // of the committed type
@@ -137,7 +136,7 @@ type datatype struct {
 	partial        bool
 }
 
-// header sees to it that there is room for all of the message, whichever packets come.
+// header makes sure that there is room for the whole message.
 func (d *datatype) header(h *hpu.HER) spin.Code {
 	m := h.Message()
 	if err := d.admit(h, m); err != nil {
@@ -149,7 +148,7 @@ func (d *datatype) header(h *hpu.HER) spin.Code {
 func (d *datatype) admit(h *hpu.HER, m *hpu.Message) error {
 	switch {
 	case m == nil:
-		return errors.New("packets of this format do not form messages that begin and end: use slmp")
+		return errors.New("packets of this format do not form messages that start and end: use slmp")
 	case h.HPUs() > d.hpus:
 		return fmt.Errorf("the NIC has %d HPUs, but the handlers were made for %d", h.HPUs(), d.hpus)
 	case m.Slot() >= d.messages:
@@ -168,8 +167,8 @@ func (d *datatype) admit(h *hpu.HER, m *hpu.Message) error {
 	return nil
 }
 
-// fits says what is wrong with a message's place. What it says begins with the numbers,
-// for the application sees the first 120 bytes only.
+// fits says what is wrong with a message's place. Its errors start with the numbers,
+// because the application sees only the first 120 bytes.
 func (d *datatype) fits(b *spin.Binding) error {
 	if b.Window == nil {
 		return errNoWindow
@@ -184,7 +183,7 @@ func (d *datatype) fits(b *spin.Binding) error {
 	return nil
 }
 
-// touched says which bytes that are, the last one included.
+// touched names the bytes that the type touches, the last one included.
 func (d *datatype) touched() string {
 	if d.lo == d.hi {
 		return "no bytes"
@@ -194,11 +193,11 @@ func (d *datatype) touched() string {
 
 var (
 	errNoWindow = errors.New("the message has no window: give the context one")
-	errNoSlices = errors.New("the message's window is none whose bytes handlers may have")
+	errNoSlices = errors.New("the message's window does not lend its bytes to handlers")
 )
 
-// place returns the bytes that the type touches, and those between. Displacement 0 is
-// mem[origin], be it in there or not.
+// place returns the bytes from the first to the last that the type touches. Displacement
+// 0 is at mem[origin], which may lie outside mem.
 func (d *datatype) place(b *spin.Binding) (mem []byte, origin int64, err error) {
 	w, ok := b.Window.(spin.SliceWindow)
 	if !ok {
@@ -208,7 +207,7 @@ func (d *datatype) place(b *spin.Binding) (mem []byte, origin int64, err error) 
 	return mem, -d.lo, err
 }
 
-// length says whether a message may be so long.
+// length returns an error unless a message may have that length.
 func (d *datatype) length(n uint64) error {
 	if n == uint64(d.size) || d.partial && n < uint64(d.size) {
 		return nil
@@ -247,8 +246,8 @@ func (d *datatype) payload(h *hpu.HER) spin.Code {
 	return spin.Success
 }
 
-// completion checks the length of what came in whole: a host message has no last
-// packet that would say it before. The event of other messages says what is missing.
+// completion checks the length of a complete message, because a host message has no
+// last packet to check it by. For incomplete ones, the event says how much is missing.
 func (d *datatype) completion(c *hpu.Completion) spin.Code {
 	if c.Cause != spin.Complete {
 		return spin.Success

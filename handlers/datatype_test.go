@@ -217,7 +217,7 @@ func TestDatatypeRefuses(t *testing.T) {
 		{name: "no window", text: column, sent: 120, err: "the message has no window: give the context one"},
 		{name: "may not write", text: column, window: readOnly, sent: 120, err: "access not permitted", why: spin.ErrRights},
 		{name: "no bytes to be had", text: column, window: func(b []byte) spin.Window { return plainWindow{hpu.Memory(b)} }, sent: 120,
-			err: "the message's window is none whose bytes handlers may have"},
+			err: "the message's window does not lend its bytes to handlers"},
 		{name: "beyond the window", text: column, window: inMemory, place: size - 293, sent: 120,
 			err: "bytes 0 to 293 from 707 of a window of 1000: out of bounds", why: spin.ErrBounds},
 		{name: "before the window", text: down, window: inMemory, place: 39, sent: 40,

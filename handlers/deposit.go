@@ -9,7 +9,7 @@ import (
 )
 
 func init() {
-	Register("deposit", "puts SLMP messages into the window, and tells the application of each", newDeposit)
+	Register("deposit", "puts SLMP messages into the window, and tells the application when one ends", newDeposit)
 }
 
 func newDeposit(p Params) (*Set, error) {
@@ -25,6 +25,6 @@ func newDeposit(p Params) (*Set, error) {
 }
 
 // deposit leaves a message's payload to the NIC, which puts it where the message's
-// receive says, or at the window's begin. Its end is an event of the application's. A
-// message that is too long for its place fails when its first byte beyond that comes.
+// receive says, or at the window's start, and tells the application of its end. A message
+// that is too long for its place fails at the first byte beyond it.
 func deposit(*hpu.HER) spin.Code { return spin.Proceed }

@@ -15,7 +15,7 @@ import (
 func init() {
 	Register("echo-icmp", "answers pings", newEchoICMP)
 	Register("echo-udp", "sends each datagram back; param port (7)", newEchoUDP)
-	Register("echo-host", "sends packets back with checksums that the application computes; params proto (icmp or udp), port (7)", newEchoHost)
+	Register("echo-host", "sends packets back with checksums that the application computes; params proto (udp, or icmp), port (7)", newEchoHost)
 }
 
 func newEchoICMP(p Params) (*Set, error) {
@@ -28,7 +28,7 @@ func newEchoICMP(p Params) (*Set, error) {
 	}, nil
 }
 
-// echoICMP answers a ping: addresses swapped, type 0, and the checksum computed again.
+// echoICMP answers a ping: it swaps the addresses, sets type 0, and updates the checksum.
 func echoICMP(h *hpu.HER) spin.Code {
 	if !h.Headers().ReplyICMPEcho() || h.Send() != nil {
 		return spin.Drop
@@ -49,8 +49,8 @@ func newEchoUDP(p Params) (*Set, error) {
 	}, nil
 }
 
-// echoUDP answers a datagram: addresses and ports swapped, which leaves the checksum
-// right as it is.
+// echoUDP answers a datagram: it swaps the addresses and ports, which leaves the UDP
+// checksum valid.
 func echoUDP(h *hpu.HER) spin.Code {
 	hdr := h.Headers()
 	if !hdr.Hop() || !hdr.ReplyUDP() || h.Send() != nil {
@@ -74,13 +74,14 @@ func newEchoHost(p Params) (*Set, error) {
 	case "udp":
 		s.Rulesets = []matcher.Ruleset{matcher.UDPPort(c.Port)}
 	default:
-		return nil, fmt.Errorf("param \"proto\": %q is neither icmp nor udp", c.Proto)
+		return nil, fmt.Errorf("param \"proto\": %q: want udp or icmp", c.Proto)
 	}
 	return s, nil
 }
 
-// echoHost is the NIC's half of an echo: it turns the packet round, with a checksum of 0,
-// and asks the application for that. The HPU does not wait for the answer.
+// echoHost is the NIC's half of an echo: it turns the packet into the reply, with a
+// checksum of 0, and asks the application for the checksum. The HPU does not wait for
+// the answer.
 func echoHost(h *hpu.HER) spin.Code {
 	if h.Segments() > 1 || !h.Headers().Hop() || !h.Headers().Turn() || h.AskThen(uint64(h.Headers().IPv4.Protocol()), h.Head(), echoSum) != nil {
 		return spin.Drop
@@ -88,7 +89,7 @@ func echoHost(h *hpu.HER) spin.Code {
 	return spin.Success
 }
 
-// echoSum has the answer: two bytes, the checksum.
+// echoSum gets the answer, a checksum of two bytes.
 func echoSum(h *hpu.HER, r *hpu.Reply) spin.Code {
 	if r.Err != nil || r.Status != 0 || len(r.Payload) != 2 {
 		return spin.Drop
@@ -105,8 +106,8 @@ func echoSum(h *hpu.HER, r *hpu.Reply) spin.Code {
 	return spin.Success
 }
 
-// EchoSum is the application's half of "echo-host": it appends to dst what answers a
-// request, whose payload is a frame. False: the frame is none that could be answered.
+// EchoSum is the application's half of "echo-host": it appends the answer to a request to
+// dst. frame is the request's payload. It returns false if that frame cannot be answered.
 func EchoSum(dst, frame []byte) ([]byte, bool) {
 	hdr := packet.Parse(frame, len(frame))
 	switch {

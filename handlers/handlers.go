@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package handlers names sets of handlers, so that a configuration file can. A
+// Package handlers gives names to sets of handlers, for configurations to use. A
 // package with handlers of its own registers them in an init function:
 //
 //	func init() {
 //		handlers.Register("reverse", "sends each datagram back, reversed", newReverse)
 //	}
 //
-// and is compiled in by a main package that imports it beside cli, see docs/handlers.md.
+// A main package that imports it and cli is an xspin command with these handlers; see
+// docs/handlers.md.
 package handlers
 
 import (
@@ -25,26 +26,26 @@ import (
 // A Set is the handlers of an application, and what they need.
 type Set struct {
 	hpu.Handlers
-	Rulesets  []matcher.Ruleset // that bring packets, if the configuration names none
+	Rulesets  []matcher.Ruleset // used if the configuration names none
 	Triggered bool              // the host activates them, never packets: there can be no rulesets
-	State     int               // bytes of each message
-	Initial   []byte            // what they begin with
-	Memory    int               // least bytes of HPU memory of the context
-	HPUMemory int               // least bytes of each HPU
-	Queue     bool              // they ask the application: activate is attach, if the configuration does not say
+	State     int               // bytes of state for each message
+	Initial   []byte            // what the state starts with
+	Memory    int               // bytes of HPU memory of the context, at least
+	HPUMemory int               // bytes of HPU memory of each HPU, at least
+	Queue     bool              // they use an application: activate defaults to attach
 	Window    bool              // messages go to the context's first window: there must be one
 	Timestamp bool              // packets carry their time of arrival
-	Timer     time.Duration     // between calls of Timer, if the configuration does not say
+	Timer     time.Duration     // default period of Timer
 
-	// Sequence: of a message's packets, those that begin in the same so many bytes must
-	// be handled one after the other, and so must all that go to the same of VHPUs
-	// virtual HPUs. The policy is then blocked-rr with these numbers, or message. 0:
-	// it does not matter.
+	// Sequence and VHPUs say which packets of a message must be handled one after the
+	// other: those that start in the same block of Sequence bytes, and those of all
+	// blocks that go to the same of VHPUs virtual HPUs. The policy must be blocked-rr
+	// with these numbers, or message. 0: there is no such condition.
 	Sequence uint32
 	VHPUs    int
 
-	// Reserved are bytes of memory that the handlers have allocated, by what for. They
-	// count as the context's HPU memory does.
+	// Reserved is the memory that the handlers have allocated, in bytes by purpose. It
+	// counts like the context's HPU memory.
 	Reserved map[string]int64
 }
 
@@ -59,16 +60,15 @@ func (s *Set) ReservedBytes() (sum int64) {
 // A Factory makes a set for a context.
 type Factory func(Params) (*Set, error)
 
-// ErrMemory is wrapped by errors of sets that would take more memory than they may.
+// ErrMemory is wrapped by errors of sets that need more memory than they may have.
 var ErrMemory = ddt.ErrMemory
 
-// An Env is what is known of a context for which a set is to be made. Zero fields are not
-// known.
+// An Env describes the context that a set is made for. A field that is 0 is not known.
 type Env struct {
-	HPUs     int   // of the NIC, 0..HPUs-1
-	Messages int   // that can be in flight; their slots are 0..Messages-1
-	Window   int64 // bytes of the largest of its windows that handlers may write; -1: there is none
-	Memory   int64 // bytes of the NIC's that the set may take, as Reserved has them, or else ErrMemory; -1: none
+	HPUs     int   // of the NIC
+	Messages int   // most in flight; their slots are 0 to Messages-1
+	Window   int64 // size of the largest window that handlers may write; -1: there is none
+	Memory   int64 // bytes that the set may have in Reserved, or it fails with ErrMemory; -1: none
 }
 
 // An EnvFactory is a Factory of a set that depends on the context.
@@ -86,7 +86,7 @@ var (
 	sets = map[string]Registration{}
 )
 
-// Register names a set. It is for init functions: a name that is taken panics.
+// Register gives a set a name. It is for init functions: it panics if the name is taken.
 func Register(name, help string, f Factory) {
 	var g EnvFactory
 	if f != nil {
@@ -113,7 +113,7 @@ func Lookup(name string) (Registration, bool) {
 	return r, ok
 }
 
-// All returns all sets, by name.
+// All returns all sets, sorted by name.
 func All() []Registration {
 	mu.Lock()
 	defer mu.Unlock()

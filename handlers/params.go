@@ -14,17 +14,18 @@ import (
 	"time"
 )
 
-// Params are what the configuration says of a set: keys and values as YAML or JSON
-// have them.
+// Params are a set's parameters in the configuration: keys and values as decoded from
+// YAML or JSON.
 type Params map[string]any
 
 // Decode puts the parameters into a struct with fields tagged `param:"name"`, or
-// `param:"name,required"`. What is not named keeps its value, which is the default.
+// `param:"name,required"`. The field of a parameter that is not given keeps its value,
+// which is the default.
 //
-// Fields may be strings, bools, numbers, durations ("10s"), whatever has UnmarshalText
-// (netip.AddrPort, say), and slices of these. Unknown names, wrong types, numbers out of
-// range and required ones that are missing are errors, all of which are told. Names do
-// not differ in case only.
+// Fields may be strings, bools, numbers, durations ("10s"), types with UnmarshalText
+// (such as netip.AddrPort), and slices of these. Unknown names, wrong types, numbers out
+// of range and missing required parameters are errors; Decode returns all of them. Names
+// match without regard to case.
 func (p Params) Decode(into any) error {
 	v := reflect.ValueOf(into)
 	if v.Kind() != reflect.Pointer || v.Elem().Kind() != reflect.Struct {
@@ -120,7 +121,7 @@ func want(field reflect.Value) string {
 	}
 }
 
-// set puts a value of the configuration's into a field.
+// set puts a value from the configuration into a field.
 func set(field reflect.Value, value any) error {
 	wrong := fmt.Errorf("%s: want %s", show(value), want(field))
 	if u := unmarshaler(field); u != nil {
@@ -198,7 +199,7 @@ func set(field reflect.Value, value any) error {
 	return wrong
 }
 
-// whole returns a whole number, which in JSON is a float64.
+// whole returns the value if it is a whole number, even as a float64, as in JSON.
 func whole(v reflect.Value) (int64, bool) {
 	switch {
 	case v.CanInt():
@@ -212,7 +213,7 @@ func whole(v reflect.Value) (int64, bool) {
 	return 0, false
 }
 
-// show returns a value as the configuration has it.
+// show returns a value as it looks in the configuration.
 func show(v any) string {
 	if s, ok := v.(string); ok {
 		return fmt.Sprintf("%q", s)

@@ -15,7 +15,7 @@ func init() {
 }
 
 // push sends a range of a window (sPIN-Out): each slice of the triggered message is a
-// datagram. The first word of the trigger, if it is not 0, is another port to send to.
+// datagram. The first word of the trigger, if it is not 0, is the port to send to.
 type push struct {
 	To   netip.AddrPort `param:"to,required"`
 	Port uint16         `param:"port"`
@@ -32,14 +32,14 @@ func newPush(p Params) (*Set, error) {
 	return &Set{Handlers: hpu.Handlers{Init: s.init, Header: s.begin, Payload: s.send}, Triggered: true}, nil
 }
 
-// init has the neighbour asked, so that the first trigger finds an answer.
+// init starts the resolution of the address, so that the first trigger finds it known.
 func (s *push) init(t *hpu.Task) error {
 	_, _ = t.Resolve(s.To.Addr())
 	return nil
 }
 
-// begin fails a message whose destination is not reachable yet: whoever has triggered
-// it hears of that, and can try again.
+// begin fails a message whose destination is not resolved yet. The application is told,
+// and can trigger it again.
 func (s *push) begin(h *hpu.HER) spin.Code {
 	if _, err := h.Resolve(s.To.Addr()); err != nil {
 		h.Logf("push to %v: %v", s.To, err)

@@ -14,20 +14,19 @@ import (
 )
 
 func init() {
-	Register("requests", "has the application answer datagrams; params port (required), mtu (1500: of an answer with its IP header; the interface's is the limit)", newRequests)
+	Register("requests", "has the application answer datagrams; params port (required), mtu (1500, of answers with their IP header; the interface's limits it)", newRequests)
 }
 
-// headers of a datagram on IPv4 without options.
+// udpHeaders is the length of the headers of a datagram over IPv4 without options.
 const udpHeaders = packet.EthernetLen + packet.IPv4Len + packet.UDPLen
 
-// requests has the application answer datagrams: each becomes a request, whose tag is
-// the source, address and port, and whose answer is sent back. An answer with another
-// status than 0 is none.
+// requests has the application answer datagrams. Each becomes a request with the source,
+// address and port, as its tag; the answer is sent back, unless its status is not 0.
 type requests struct {
 	Port uint16 `param:"port,required"`
 	MTU  int    `param:"mtu"`
 
-	then hpu.Then // reply, made once and not for each packet
+	then hpu.Then // reply; a method value allocates, so it is made only once
 }
 
 func newRequests(p Params) (*Set, error) {
@@ -51,7 +50,7 @@ func (s *requests) ask(h *hpu.HER) spin.Code {
 	if hdr.UDP == nil || hdr.Payload != udpHeaders || !hdr.Contiguous() {
 		return spin.Drop
 	}
-	// Before anybody works on it: is the sender one that can be answered?
+	// Do not bother the application if the answer could not be sent.
 	source := binary.BigEndian.Uint32(hdr.IPv4[12:16])
 	tag := uint64(source)<<16 | uint64(hdr.UDP.SrcPort())
 	if !hdr.Answerable() || !hdr.Intact() || h.AskThen(tag, hdr.UDP.Payload(), s.then) != nil {
@@ -67,7 +66,7 @@ func (s *requests) reply(h *hpu.HER, r *hpu.Reply) spin.Code {
 		return spin.Drop
 	}
 	if most := s.MTU - (udpHeaders - packet.EthernetLen); n > most {
-		h.Logf("requests: an answer of %d bytes is dropped: at most %d, see the parameter mtu", n, most)
+		h.Logf("requests: an answer of %d bytes is dropped: want at most %d, see the parameter mtu", n, most)
 		return spin.Drop
 	}
 	b, err := h.Reply(n)

@@ -572,8 +572,8 @@ func TestSets(t *testing.T) {
 		params handlers.Params
 		err    string
 	}{
-		{"echo-host", handlers.Params{"proto": "tcp"}, `"tcp" is neither`},
-		{"count", handlers.Params{"to": "hell"}, `"hell" is neither`},
+		{"echo-host", handlers.Params{"proto": "tcp"}, `"tcp": want udp or icmp`},
+		{"count", handlers.Params{"to": "hell"}, `"hell": want stack or drop`},
 		{"requests", nil, `"port" is missing`},
 		{"requests", handlers.Params{"port": 1, "mtu": 20}, "want 68 to 65535"},
 		{"tick", handlers.Params{"to": "[::1]:1"}, "want an IPv4 address"},

@@ -16,11 +16,11 @@ import (
 )
 
 func init() {
-	Register("tick", "counts packets for the Linux stack, and tells a collector every second; params to (address:port, required), port (9401, source)", newTick)
+	Register("tick", "counts packets on their way to Linux, and reports to a collector every second; params to (address:port, required), port (9401, source)", newTick)
 }
 
-// tick is telemetry: its timer sends a datagram, three numbers of 64 bits, big-endian:
-// of the datagram, from 1; packets and bytes so far.
+// tick is telemetry: its timer sends a datagram of three 64-bit numbers, big-endian: the
+// number of the datagram, from 1, and packets and bytes so far.
 type tick struct {
 	To   netip.AddrPort `param:"to,required"`
 	Port uint16         `param:"port"`
@@ -29,7 +29,7 @@ type tick struct {
 	sent           uint64 // the timer runs on one HPU at a time
 }
 
-// tickLen is how long its datagrams are.
+// tickLen is the length of its datagrams.
 const tickLen = 24
 
 func newTick(p Params) (*Set, error) {
@@ -47,7 +47,8 @@ func newTick(p Params) (*Set, error) {
 	}, nil
 }
 
-// init has the collector asked, so that the first tick finds an answer.
+// init starts the resolution of the collector's address, so that the first tick finds it
+// known.
 func (t *tick) init(task *hpu.Task) error {
 	_, _ = task.Resolve(t.To.Addr())
 	return nil
@@ -65,7 +66,7 @@ func (t *tick) count(h *hpu.HER) spin.Code {
 func (t *tick) send(task *hpu.Task) spin.Code {
 	b, err := task.SendUDP(t.Port, t.To, tickLen)
 	if err != nil {
-		if !errors.Is(err, spin.ErrUnresolved) { // else the next time
+		if !errors.Is(err, spin.ErrUnresolved) { // that is worth no line: the next tick may succeed
 			task.Logf("telemetry to %v: %v", t.To, err)
 		}
 		return spin.Drop

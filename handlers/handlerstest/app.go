@@ -9,7 +9,7 @@ import (
 	"github.com/xspin/xspin/hostq"
 )
 
-// A Request is what a handler asked of the application, or told it.
+// A Request is a handler's request to the application.
 type Request struct {
 	Tag     uint64
 	HPU     int
@@ -17,17 +17,17 @@ type Request struct {
 	Payload []byte
 }
 
-// An Answer is the application's.
+// An Answer is the application's answer to a Request.
 type Answer struct {
 	Status  int32
 	Payload []byte
 }
 
-// application is the application, which lives in the test. It is the context's
-// hpu.Host, in place of a hostq.Pair, which needs privileges.
+// application is the application, which the test is. It is the context's hpu.Host, in
+// place of a hostq.Pair, which needs privileges.
 type application struct {
 	w     *wire // its lock guards what follows
-	slots int   // requests that the application has not taken, and that wait for an answer
+	slots int   // limits the requests not yet taken, and those without an answer
 
 	next     uint64
 	waiting  []request // for the application
@@ -152,7 +152,7 @@ func (a *application) take() (r request, ok bool) {
 	return r, true
 }
 
-// respond answers a request, unless that was given up.
+// respond answers a request, unless it was cancelled.
 func (a *application) respond(id uint64, answer Answer) {
 	a.w.mu.Lock()
 	defer a.w.mu.Unlock()

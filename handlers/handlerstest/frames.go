@@ -13,7 +13,7 @@ import (
 	"github.com/xspin/xspin/slmp"
 )
 
-// Who is on the wire.
+// The two hosts on the wire.
 var (
 	HereAddr = netip.AddrFrom4([4]byte{10, 0, 0, 1}) // the NIC
 	PeerAddr = netip.AddrFrom4([4]byte{10, 0, 0, 2})
@@ -21,13 +21,13 @@ var (
 	PeerMAC  = [6]byte{2, 0, 0, 0, 0, 2}
 )
 
-// Here is a port of the NIC's.
+// Here returns a port of the NIC.
 func Here(port uint16) netip.AddrPort { return netip.AddrPortFrom(HereAddr, port) }
 
-// Peer is a port of the peer's.
+// Peer returns a port of the peer.
 func Peer(port uint16) netip.AddrPort { return netip.AddrPortFrom(PeerAddr, port) }
 
-// UDP returns a frame from the peer with a datagram and right checksums. It has at
+// UDP returns a frame from the peer with a datagram and valid checksums. It has at
 // least 60 bytes, as on a wire.
 func UDP(from, to netip.AddrPort, payload []byte) []byte {
 	udp := &layers.UDP{SrcPort: layers.UDPPort(from.Port()), DstPort: layers.UDPPort(to.Port())}
@@ -49,8 +49,8 @@ func Segment(from netip.AddrPort, h slmp.Header, payload []byte) []byte {
 	return UDP(from, Here(slmp.Port), append(b, payload...))
 }
 
-// Message returns the frames of an SLMP message, in order: segments of n bytes, all
-// of which ask to be acknowledged.
+// Message returns the frames of an SLMP message, in order: segments of n bytes, each
+// with the flag SYN, which asks for an acknowledgement.
 func Message(from netip.AddrPort, id uint32, content []byte, n int) (frames [][]byte) {
 	for off := 0; ; off += n {
 		end := min(off+n, len(content))

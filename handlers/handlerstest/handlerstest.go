@@ -12,15 +12,15 @@
 //		if out.Code() != spin.Success || len(out.Sent) != 1 { ... }
 //	}
 //
-// What runs the handlers is package hpu itself, on rings whose other end the test has.
-// Rulesets and formats are read by package matcher's reference, as the XDP program
-// reads them. The application is the test: see [NIC.Answer].
+// Package hpu itself runs the handlers, on rings whose other end is the test. Package
+// matcher's reference matches packets, as the XDP program does. The application is the
+// test, see [NIC.Answer].
 //
 // There is one worker, whatever the number of HPUs, so handlers run one after the
-// other, and a test does the same each time. Methods of a [NIC] return when
-// everything has been done that they have begun. They are for the test's goroutine.
-// Handlers run on another: in these t.Error is good, and t.Fatal ends a thread of the
-// engine, which notices when Config.Limit is over.
+// other, and a test does the same each time. Methods of a [NIC] must be called by the
+// test's goroutine, and return when everything they started is done. Handlers run on a
+// thread of the engine: use t.Error in them, because t.Fatal ends that thread, which the
+// engine notices only after Config.Limit.
 package handlerstest
 
 import (
@@ -47,19 +47,19 @@ import (
 // Config describes the context under test. Only Handlers is required.
 type Config struct {
 	hpu.Handlers
-	Rulesets []matcher.Ruleset // that bring packets. Defaults to matcher.MatchAll
+	Rulesets []matcher.Ruleset // which packets match. Defaults to matcher.MatchAll
 	Format   *matcher.Format   // of messages. Defaults to that of the rulesets, or to `packet`
 	HPUs     int               // Defaults to 1
 
-	// Of formats with messages.
-	State     int               // bytes of state of each
-	Initial   []byte            // what that begins with
-	Binder    hpu.Binder        // Defaults to the first window for all, at its start
-	Protocol  hpu.Protocol      // Defaults to SLMP for the predefined formats of it
+	// For formats with messages.
+	State     int               // bytes of state for each message
+	Initial   []byte            // what the state starts with
+	Binder    hpu.Binder        // Defaults to the start of the first window for all messages
+	Protocol  hpu.Protocol      // Defaults to SLMP for the formats slmp and slmp6
 	Checksums hpu.Checksums     // Defaults to hpu.VerifyComplete
-	Limits    mpq.Config        // of messages: how many, how long, and how they end of which something is missing
-	Sequence  uint32            // packets that begin in the same so many bytes stay on an HPU, others may go elsewhere. Defaults to all of a message
-	VHPUs     int               // with Sequence: virtual HPUs that sequences go around. Defaults to HPUs
+	Limits    mpq.Config        // of messages: how many, how long, and how incomplete ones end
+	Sequence  uint32            // packets that start in the same block of this many bytes stay on one HPU. Defaults to whole messages
+	VHPUs     int               // with Sequence: virtual HPUs that the blocks go to in turn. Defaults to HPUs
 	Windows   []hpu.NamedWindow // such as {"in", make(hpu.Memory, 4096)}
 
 	Memory    []byte        // HPU memory of the context
@@ -67,18 +67,17 @@ type Config struct {
 	Queue     bool          // there is an application, see NIC.Answer. It has no counting events
 	Host      hpu.Host      // Optional: another application than the test, such as a hostq.Pair of one lane
 	Requests  int           // how many fit into the ring to it. Defaults to hostq.DefaultRequests
-	Full      hpu.Full      // what happens when that is full
-	Resolver  spin.Resolver // Defaults to one that knows all IPv4 addresses when they were asked for, see Hop
+	Full      hpu.Full      // what happens when that ring is full
+	Resolver  spin.Resolver // Defaults to one that resolves all IPv4 addresses, see Hop
 
 	Buffer int           // bytes of a frame in each of its buffers. Defaults to all that fit
 	TxRing int           // frames that a batch can send. Defaults to 256
-	Limit  time.Duration // that a handler may run. Defaults to 10 s
-	Clock  func() int64  // what time it is for messages and handlers, in ns; called on any goroutine, and when a method of the NIC is. Defaults to CLOCK_MONOTONIC
+	Limit  time.Duration // how long a handler may run. Defaults to 10 s
+	Clock  func() int64  // the time of messages and handlers, in ns; called on any goroutine. Defaults to CLOCK_MONOTONIC
 }
 
-// Of returns the configuration of a set, with all that it says it needs: its application,
-// state, memory and scheduling. What a context's configuration would add, such as windows, is
-// to be set.
+// Of returns the configuration of a set, with all that it needs: application, state, memory
+// and scheduling. The test sets what a context's configuration would add, such as windows.
 func Of(set *handlers.Set) Config {
 	return Config{
 		Handlers: set.Handlers, Rulesets: set.Rulesets, Queue: set.Queue, State: set.State, Initial: set.Initial,
@@ -105,10 +104,10 @@ type NIC struct {
 	over bool // the test has ended
 }
 
-// An Outcome is what packets and other things that a test did have led to.
+// An Outcome is what happened because of what a test did.
 type Outcome struct {
-	Verdicts []matcher.Verdict   // of the packets; those that are not delivered went to the Linux stack
-	Calls    []Call              // of handlers, in order; continuations are not among them, see NIC.Stats
+	Verdicts []matcher.Verdict   // of the packets; those not delivered went to the Linux stack
+	Calls    []Call              // of handlers, in order, without continuations, see NIC.Stats
 	Sent     [][]byte            // frames, in order: those of handlers, and acknowledgements
 	Stack    [][]byte            // packets that handlers handed to the Linux stack
 	Messages []spin.MessageEvent // ends and failures of messages
@@ -125,8 +124,8 @@ type Call struct {
 	Panic   any
 }
 
-// Code returns what the last handler returned; it is -1 if none ran. Of a handler that has
-// asked it is what that returned, not its continuation: see NIC.Stats.
+// Code returns what the last handler returned, or -1 if none ran. It does not include what
+// continuations returned, see NIC.Stats.
 func (o *Outcome) Code() spin.Code {
 	if len(o.Calls) == 0 {
 		return -1
@@ -134,9 +133,9 @@ func (o *Outcome) Code() spin.Code {
 	return o.Calls[len(o.Calls)-1].Code
 }
 
-// New installs the context on a NIC of its own, and runs its init handler: an error of
-// that ends the test. All is taken away when the test ends; packets that handlers have
-// kept and not released by then are errors.
+// New installs the context on a NIC of its own and runs its init handler. If that fails,
+// the test ends. The NIC is closed when the test ends; packets that handlers have kept
+// and not released by then are errors.
 func New(t testing.TB, cfg Config) *NIC {
 	t.Helper()
 	n := &NIC{t: t, cfg: cfg, peers: neighbours{known: map[netip.Addr]bool{}}}
@@ -270,8 +269,8 @@ func (n *NIC) install() (err error) {
 	return n.pool.Install(n.ctx)
 }
 
-// watched returns the context's handlers, which say what they return. The timer is not
-// among them: it runs when the test says so.
+// watched returns the context's handlers so that their calls are noted. The timer handler
+// is not among them: it runs when the test calls Tick.
 func (n *NIC) watched() (h hpu.Handlers) {
 	if f := n.cfg.Header; f != nil {
 		h.Header = func(h *hpu.HER) spin.Code {
@@ -302,7 +301,7 @@ func (n *NIC) call(name string, t *hpu.Task, f func() spin.Code) (code spin.Code
 		}
 		n.note(func(o *Outcome) { o.Calls = append(o.Calls, c) })
 		if c.Panic != nil {
-			panic(c.Panic) // the pool is to see it too
+			panic(c.Panic) // for the pool to contain
 		}
 	}()
 	c.Code = f()
@@ -310,7 +309,7 @@ func (n *NIC) call(name string, t *hpu.Task, f func() spin.Code) (code spin.Code
 	return c.Code
 }
 
-// note writes to the outcome, while there is somebody to read it.
+// note writes to the outcome, until the test has ended.
 func (n *NIC) note(f func(*Outcome)) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -325,9 +324,9 @@ func (n *NIC) run(f func(*hpu.Task) error) error {
 	return n.during(func() error { return n.pool.Init(n.ctx) })
 }
 
-// Packet has packets come, all at once, and returns what that led to. A packet of a
-// message goes to the HPU of that, or with Config.Sequence to that of its sequence;
-// others to one HPU after the other.
+// Packet receives packets, all at once, and returns the outcome. A packet of a message
+// goes to the HPU of that message, or with Config.Sequence to that of its sequence; other
+// packets go to one HPU after the other.
 func (n *NIC) Packet(frames ...[]byte) *Outcome {
 	n.t.Helper()
 	n.wire.mu.Lock()
@@ -355,8 +354,8 @@ func (n *NIC) Packet(frames ...[]byte) *Outcome {
 	return n.Settle()
 }
 
-// hash is the program's hash of a message's key, and of the virtual HPU. It need not be
-// the same one.
+// hash stands for the XDP program's hash of a message's key and virtual HPU. It need not be
+// the same function.
 func (n *NIC) hash(v *matcher.Verdict) uint32 {
 	h := uint32(2166136261)
 	for _, k := range v.Key[:v.NKey] {
@@ -374,13 +373,13 @@ func (n *NIC) Tick() *Outcome {
 	if n.cfg.Timer == nil {
 		n.t.Fatal("handlerstest: Tick: there is no timer handler")
 	}
-	_ = n.run(func(t *hpu.Task) error { // what it returns is in the outcome
+	_ = n.run(func(t *hpu.Task) error { // the handler's code is in the outcome
 		n.call("timer", t, func() spin.Code { return n.cfg.Timer(t) })
 		return nil
 	})
 	out := n.Settle()
 	if c := out.Code(); c == spin.Fail || c == spin.Segv {
-		out.Sent = nil // it runs in place of an init handler, whose sends stay
+		out.Sent = nil // it ran as an init handler, whose sends are not taken back
 	}
 	return out
 }
@@ -394,28 +393,29 @@ func (n *NIC) Trigger(tr hpu.Trigger) *Outcome {
 	return n.Settle()
 }
 
-// Answer has f answer requests of handlers, those that wait included, from the next
-// call of another method on. It is called by the test's goroutine. What it returns for
-// a request that wants no answer counts for nothing. Nil lets requests wait.
+// Answer makes f the application: it answers requests of handlers, including those that
+// wait already, from the next call of another method on. f is called on the test's
+// goroutine; what it returns for a request without Reply is ignored. With nil, requests
+// wait.
 func (n *NIC) Answer(f func(Request) Answer) {
 	n.t.Helper()
 	if n.app == nil {
-		n.t.Fatal("handlerstest: Answer: the test is no application, see Config.Queue")
+		n.t.Fatal("handlerstest: Answer: the test is not the application, see Config.Queue")
 	}
 	n.answer = f
 }
 
-// Detach is the end of the application: requests fail, also those that wait.
+// Detach ends the application: requests fail, including those that wait.
 func (n *NIC) Detach() *Outcome {
 	n.t.Helper()
 	if n.app == nil {
-		n.t.Fatal("handlerstest: Detach: the test is no application, see Config.Queue")
+		n.t.Fatal("handlerstest: Detach: the test is not the application, see Config.Queue")
 	}
 	n.app.Detach()
 	return n.Settle()
 }
 
-// Remove takes the context away, as a NIC does: messages that are open end.
+// Remove removes the context, as a NIC does: open messages end.
 func (n *NIC) Remove() *Outcome {
 	n.t.Helper()
 	if err := n.during(func() error { return n.pool.Drain(n.ctx, n.cfg.Limit) }); err != nil {
@@ -424,8 +424,8 @@ func (n *NIC) Remove() *Outcome {
 	return n.Settle()
 }
 
-// Settle returns what has happened since the last Outcome, when nothing more does: for
-// what a test sets going by itself, such as the release of a packet that was kept.
+// Settle waits until nothing more happens, and returns what has happened since the last
+// Outcome. It is for what a test starts by itself, such as the release of a kept packet.
 func (n *NIC) Settle() *Outcome {
 	n.t.Helper()
 	for !n.wire.settle(n.asked) {
@@ -452,7 +452,7 @@ func (n *NIC) Settle() *Outcome {
 	}
 }
 
-// during has something done by another goroutine, and is the application meanwhile.
+// during runs f on another goroutine, and serves requests meanwhile.
 func (n *NIC) during(f func() error) (err error) {
 	w := n.wire
 	over := false
@@ -477,11 +477,11 @@ func (n *NIC) during(f func() error) (err error) {
 	}
 }
 
-// asked tells whether there are requests that the test answers. The caller has the
+// asked reports whether there are requests for Answer's function. The caller has the
 // wire's lock.
 func (n *NIC) asked() bool { return n.answer != nil && n.app != nil && len(n.app.waiting) > 0 }
 
-// serve is what the application does.
+// serve has Answer's function answer all requests.
 func (n *NIC) serve() {
 	for n.answer != nil {
 		r, ok := n.app.take()
@@ -493,10 +493,10 @@ func (n *NIC) serve() {
 }
 
 // Stats returns the context's statistics, user counters included. Dropped and Failed
-// count what continuations have returned, too.
+// also count what continuations returned.
 func (n *NIC) Stats() spin.ContextStats { return n.ctx.Stats() }
 
-// MessageStats returns those of the context's messages; zero if it has none.
+// MessageStats returns the statistics of the context's messages; zero if it has none.
 func (n *NIC) MessageStats() spin.MessageStats {
 	s, _ := n.ctx.Messages()
 	return s
@@ -510,6 +510,6 @@ func (n *NIC) close() {
 	n.mu.Unlock()
 	n.wire.close()
 	if kept > 0 {
-		n.t.Errorf("handlerstest: handlers have kept packets and not released %d", kept)
+		n.t.Errorf("handlerstest: handlers have kept %d packets and not released them", kept)
 	}
 }

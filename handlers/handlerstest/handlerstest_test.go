@@ -328,7 +328,7 @@ func TestMistakes(t *testing.T) {
 	ft := &fakeT{}
 	New(ft, keep).Packet(hello, hello)
 	ft.end()
-	if len(ft.errors) != 1 || !strings.Contains(ft.errors[0], "not released 2") {
+	if len(ft.errors) != 1 || !strings.Contains(ft.errors[0], "kept 2 packets and not released them") {
 		t.Errorf("a packet that is never released: %q", ft.errors)
 	}
 	for _, c := range []struct {

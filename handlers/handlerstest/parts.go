@@ -39,18 +39,18 @@ func (s logSink) Log(_ int64, _ int, text []byte) {
 	s.n.note(func(o *Outcome) { o.Log = append(o.Log, line) })
 }
 
-// Hop is what handlers resolve addresses to, unless Config has another Resolver:
-// all are in reach at PeerMAC. As in a network, an address that nobody has asked for yet
-// is being resolved at first, and known when a method of the NIC returns. Who sent a
+// Hop is what handlers resolve addresses to, unless Config has another Resolver: all are
+// reached through PeerMAC. As in a network, an address that is asked for the first time
+// is ErrUnresolved; it is known once the method of the NIC has returned. The sender of a
 // packet is known to its handler at once.
 func Hop() spin.Hop {
 	return spin.Hop{Source: HereAddr, SourceMAC: HereMAC, MAC: PeerMAC, MTU: 1500}
 }
 
-// neighbours knows all IPv4 addresses that were asked for before.
+// neighbours resolves all IPv4 addresses that were asked for before.
 type neighbours struct {
 	mu    sync.Mutex
-	known map[netip.Addr]bool // false: has been asked for
+	known map[netip.Addr]bool // false: asked for, not answered yet
 }
 
 // Resolve implements spin.Resolver.
@@ -74,7 +74,7 @@ func (n *neighbours) From(src netip.Addr) (spin.Hop, bool) {
 	return hop, src == HereAddr
 }
 
-// answer has all who were asked for answer.
+// answer makes all addresses known that were asked for.
 func (n *neighbours) answer() {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -17,7 +17,7 @@ import (
 
 const (
 	headroom = xsk.PacketHeadroom // as the kernel leaves it, metadata included
-	frames   = 256                // that packets come in
+	frames   = 256                // for packets
 	spares   = 256                // for frames that handlers make
 )
 
@@ -31,14 +31,14 @@ type wire struct {
 	txSize int
 
 	mu         sync.Mutex
-	quiet      sync.Cond // rounds has grown
-	rounds     int       // of the worker, in which it found nothing to do
+	quiet      sync.Cond // signalled when rounds grows
+	rounds     int       // in a row in which the worker found nothing to do
 	fill       []uint64
 	completion []uint64
 	sent       [][]byte
 }
 
-// ring is an HPU's; it is the wire's, seen by a worker.
+// ring is the ring of an HPU, an hpu.Ring whose other end is the wire.
 type ring struct {
 	w     *wire
 	fd    int // eventfd: readable while there are packets, and while somebody waits for quiet
@@ -72,7 +72,7 @@ func newWire(hpus, txSize int) (*wire, error) {
 	return w, nil
 }
 
-// close leaves the memory to the garbage that a handler which never returned may be.
+// close does not unmap the memory, because a handler that never returned may still use it.
 func (w *wire) close() {
 	for _, r := range w.rings {
 		unix.Close(r.fd)
@@ -89,8 +89,8 @@ func (w *wire) spare() (all []uint64) {
 // room is how many bytes of a frame fit into a buffer.
 func (w *wire) room() int { return w.mem.Config().FrameSize - headroom }
 
-// receive has a packet come to an HPU, in buffers of so many bytes. It returns
-// false if there are no frames for it.
+// receive puts a packet on the ring of an HPU, buffer bytes at most in each UMEM frame.
+// It returns false if there are not enough of these. The caller has w.mu.
 func (w *wire) receive(hpu int, hash uint32, frame []byte, v *matcher.Verdict, ctx uint16, buffer int) bool {
 	n := max((len(frame)+buffer-1)/buffer, 1)
 	if len(w.fill) < n {
@@ -122,7 +122,7 @@ func (w *wire) receive(hpu int, hash uint32, frame []byte, v *matcher.Verdict, c
 	return true
 }
 
-// deliver shows the worker what was received, all at once: it takes it as one batch.
+// deliver shows the worker all that was received at once, to be taken as one batch.
 func (w *wire) deliver() {
 	for _, r := range w.rings {
 		if len(r.rx) > 0 {
@@ -132,9 +132,9 @@ func (w *wire) deliver() {
 	}
 }
 
-// settle returns when the worker has gone round twice without finding anything to
-// do, with nothing on the rings: one round may have begun before the call. It returns
-// early, and false, if until says so.
+// settle returns true when nothing is on the rings and the worker has found nothing to
+// do in two whole rounds; of the three it counts, one may have started before the call.
+// It returns false as soon as until is true.
 func (w *wire) settle(until func() bool) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -147,7 +147,7 @@ func (w *wire) settle(until func() bool) bool {
 	return !until()
 }
 
-// busy says that the worker does something. The caller has w.mu.
+// busy notes that the worker had something to do. The caller has w.mu.
 func (w *wire) busy() { w.rounds = 0 }
 
 // take returns the frames that were sent since the last call.
@@ -203,7 +203,7 @@ func (r *ring) Receive(descs []xsk.Desc) int {
 	return n
 }
 
-// TxFree implements hpu.Ring. It is the first thing that every batch asks for.
+// TxFree implements hpu.Ring. Every batch calls it first, so the worker is busy.
 func (r *ring) TxFree() int {
 	r.w.mu.Lock()
 	defer r.w.mu.Unlock()
@@ -221,7 +221,7 @@ func (r *ring) Send(descs []xsk.Desc) int {
 	return n
 }
 
-// Kick implements hpu.Ring: all leaves at once.
+// Kick implements hpu.Ring. It sends all that is on the ring.
 func (r *ring) Kick() (pending bool, err error) {
 	r.w.mu.Lock()
 	defer r.w.mu.Unlock()
