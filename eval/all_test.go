@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -139,32 +140,117 @@ func TestBenchAllRefusesUnknownExperiments(t *testing.T) {
 	}
 }
 
-// Figures 24 and 25 come out of real pings, in as little time as may be.
+// measured measures a step of an experiment once, as a quick run does, and returns its plots
+// as "name: series of so many points, ..." each.
+func measured(t *testing.T, measure step, rows ...bench.Row) (*report.Experiment, []string) {
+	t.Helper()
+	e := &report.Experiment{Name: "test", Rows: rows}
+	err := inLab(func(msg string) { t.Log(msg) }, func(lab *benchLab) error {
+		return measure(t.Context(), &trial{lab, benchConfig{runs: 1, warn: func(msg string) { t.Error(msg) }}, true, e})
+	})
+	if err := errors.Join(err, e.Prune()); err != nil {
+		t.Fatal(err)
+	}
+	var plots []string
+	for _, p := range e.Plots {
+		var series []string
+		for _, s := range p.Series {
+			series = append(series, fmt.Sprintf("%s %d", s.Name, len(s.Points)))
+			ours := !strings.Contains(s.Name, "TCP") && !strings.Contains(s.Name, "XDP") && !strings.Contains(s.Name, "Linux")
+			if (s.Tier == "user") != ours {
+				t.Errorf("%s: tier %q of %s", p.Name, s.Tier, s.Name)
+			}
+			if !p.Stack && !strings.HasSuffix(p.Name, "-spread") && !strings.Contains(s.On, "XDP") {
+				t.Errorf("%s, %s: on: %q", p.Name, s.Name, s.On)
+			}
+		}
+		plots = append(plots, p.Name+": "+strings.Join(series, ", "))
+	}
+	return e, plots
+}
+
+func wantPlots(t *testing.T, got []string, want string) {
+	t.Helper()
+	if strings.Join(got, "\n") != strings.TrimSpace(want) {
+		t.Errorf("plots\n%s\nwant\n%s", strings.Join(got, "\n"), want)
+	}
+}
+
+// Figures 24 and 25 come out of real pings.
 func TestPingpongMeasuresEveryRow(t *testing.T) {
 	if !measures(t) {
 		return
 	}
-	var e report.Experiment
-	err := inLab(func(msg string) { t.Log(msg) }, func(lab *benchLab) error {
-		return pingpongPlots(t.Context(), &trial{lab, benchConfig{runs: 1, warn: func(msg string) { t.Error(msg) }}, true, &e})
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var names []string
+	e, plots := measured(t, pingpongPlots)
+	const modes = "Linux 4, handlers 4, handlers and an application 4"
+	const nic, both = "wire and client 4, dispatch 4, handler 4", "wire and client 4, dispatch 4, handler 4, application 4"
+	wantPlots(t, plots, `
+pingpong-icmp: `+modes+`
+pingpong-icmp-spread: `+modes+`
+pingpong-icmp-parts-nic: `+nic+`
+pingpong-icmp-parts-host-nic: `+both+`
+pingpong-udp: `+modes+`
+pingpong-udp-spread: `+modes+`
+pingpong-udp-parts-nic: `+nic+`
+pingpong-udp-parts-host-nic: `+both)
 	for _, p := range e.Plots {
-		names = append(names, p.Name)
-		for _, s := range p.Series {
-			if len(s.Points) != 4 || (s.Tier == "") != (s.Name == "Linux") {
-				t.Errorf("%s: %+v", p.Name, s)
-			}
-		}
 		if marks := map[bool]int{true: 12}[p.Name == "pingpong-icmp" || p.Name == "pingpong-udp"]; len(p.Marks) != marks {
 			t.Errorf("%s: marks %+v", p.Name, p.Marks)
 		}
 	}
-	if want := "pingpong-icmp pingpong-icmp-spread pingpong-icmp-parts-nic pingpong-icmp-parts-host-nic pingpong-udp pingpong-udp-spread pingpong-udp-parts-nic pingpong-udp-parts-host-nic"; strings.Join(names, " ") != want {
-		t.Errorf("plots %q, want %s", names, want)
+}
+
+func TestPacketsMeasureEveryRow(t *testing.T) {
+	if !measures(t) {
+		return
+	}
+	_, plots := measured(t, packetPlots)
+	wantPlots(t, plots, `
+packets-size: XDP_DROP: nobody receives 3, bare AF_XDP in C 3, bare AF_XDP in Go 3, handlers, 1 HPU 3
+packets-hpus: handlers, all HPUs on CPU 1 3, handlers, HPUs on CPUs 1 and 0; the generator is on 0 too 2`)
+}
+
+func TestMessagesMeasureEveryRow(t *testing.T) {
+	if !measures(t) {
+		return
+	}
+	row := func(name string) bench.Row {
+		r, err := bench.Ratio(name, bench.Higher, bench.NewSide("a", "Gbit/s", []float64{2}), bench.NewSide("b", "Gbit/s", []float64{1}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.A.On, r.B.On = "XDP", "XDP"
+		return r
+	}
+	all := []bench.Row{row("slmp/file"), row("slmp/file_plain"), row("slmp/file_stored"), row("slmp/file_over_tcp"), row("slmp/file_over_tcp_same_frames")}
+	e, plots := measured(t, func(ctx context.Context, t *trial) error {
+		return errors.Join(messagePeers(ctx, t), messageWindows(ctx, t), messageSizes(ctx, t), messageParts(ctx, t))
+	}, all...)
+	wantPlots(t, plots, `
+messages-peers: XsPIN 3, Linux 3
+messages-window: one message at a time 3, 8 messages at a time 3
+messages-size: one message at a time 4, 16 messages at a time 4
+messages-senders: one message at a time each 2, 16 messages at a time each 2
+messages-parts: packet 3, header and completion 3, copy 3, acknowledgement 3`)
+	if n := len(e.Plots[1].Marks); n != 7 {
+		t.Errorf("%d marks of windows: %+v", n, e.Plots[1].Marks)
+	}
+}
+
+func TestLossMeasuresEveryRow(t *testing.T) {
+	if !measures(t) {
+		return
+	}
+	_, plots := measured(t, lossPlots)
+	wantPlots(t, plots, `
+loss-goodput: SLMP 3, TCP 3
+loss-completion: SLMP 3, TCP 3`)
+}
+
+func TestStagesAreDifferences(t *testing.T) {
+	sides := []map[int][]float64{{1: {10, 10}}, {1: {15, 9}}, {1: {18, 14}}}
+	if got := fmt.Sprint(stages(sides, 1)); got != "[[10 5 3] [10 0 4]]" {
+		t.Errorf("stages %s", got)
 	}
 }
 

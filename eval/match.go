@@ -58,58 +58,19 @@ func (l *benchLab) matchAndDrop(ctx context.Context, cfg benchConfig, doc *bench
 		return err
 	}
 	defer g.Close()
-	frame := l.udpFrame(rxFrame)
-	type figures struct {
-		mpps, lost []float64
-		on         string
-	}
-	var a, b figures
-	side := func(f *figures, load func() (*yardstick.Yardstick, error)) func(context.Context) error {
-		return func(context.Context) (err error) {
-			y, err := l.attach(load)
-			if err != nil {
-				return err
-			}
-			defer func() { err = errors.Join(err, y.Close()) }()
-			if verdict, _, err := y.Time(frame, 1); err != nil || verdict != xdpDrop {
-				return errors.Join(err, fmt.Errorf("the program returned %d for the frame, not XDP_DROP", verdict))
-			}
-			if f.on, err = l.state(); err != nil {
-				return err
-			}
-			if _, _, err := l.generate(g, frame, cfg.duration/8); err != nil {
-				return err
-			}
-			before, err := l.packets()
-			if err != nil {
-				return err
-			}
-			sent, took, err := l.generate(g, frame, cfg.duration)
-			if err != nil {
-				return err
-			}
-			after, err := l.packets()
-			if err != nil {
-				return err
-			}
-			f.mpps = append(f.mpps, float64(after-before)/took.Seconds()/1e6)
-			f.lost = append(f.lost, max(0, 1-float64(after-before)/float64(sent)))
-			return nil
+	var a, b rxRuns
+	side := func(runs *rxRuns, load func() (*yardstick.Yardstick, error)) func(context.Context) error {
+		return func(context.Context) error {
+			return l.receive(g, rxFrame, cfg.duration, runs, func() (receiver, error) { return l.openDropper(load) })
 		}
 	}
 	match := func() (*yardstick.Yardstick, error) { return yardstick.LoadMatch(l.local(table4x4())) }
 	if err := bench.Rounds(ctx, cfg.runs, side(&a, match), side(&b, plain(yardstick.Drop))); err != nil {
 		return err
 	}
-	describe := func(f *figures, what string) bench.Side {
-		s := bench.NewSide(what, "Mpps", f.mpps)
-		lost := bench.NewSide("", "", f.lost).Median
-		s.Lost, s.On = &lost, f.on
-		return s
-	}
 	conditions := fmt.Sprintf("%d-byte UDP frames from the in-kernel generator (live frames, batches of 64), sent and dropped on CPU %d; frames that the program saw per second of the generator's run; "+
 		"no XDP program on the sending end; nobody sleeps", rxFrame, l.sender)
-	as, bs := describe(&a, "4 rulesets of 4 rules, the last one matches, XDP_DROP"), describe(&b, "XDP_DROP at once")
+	as, bs := a.side("4 rulesets of 4 rules, the last one matches, XDP_DROP"), b.side("XDP_DROP at once")
 	row, err := bench.Ratio("match/drop4x4_over_drop", bench.AtLeast(0.75), as, bs)
 	if err := doc.Add(conditions, row, err); err != nil {
 		return err
@@ -121,6 +82,30 @@ func (l *benchLab) matchAndDrop(ctx context.Context, cfg benchConfig, doc *bench
 	row, err = bench.Absolute("match/drop_64B", bench.Higher, bs)
 	return doc.Add(conditions, row, err)
 }
+
+// A dropper is a receiver of which the program drops every frame that is measured.
+type dropper struct {
+	*yardstick.Yardstick
+	lab *benchLab
+}
+
+func (l *benchLab) openDropper(load func() (*yardstick.Yardstick, error)) (receiver, error) {
+	y, err := l.attach(load)
+	if err != nil {
+		return nil, err
+	}
+	if verdict, _, err := y.Time(l.udpFrame(rxFrame), 1); err != nil || verdict != xdpDrop {
+		return nil, errors.Join(err, fmt.Errorf("the program returned %d for the frame, not XDP_DROP", verdict), y.Close())
+	}
+	return dropper{y, l}, nil
+}
+
+func (d dropper) counters() (r received, err error) {
+	r.packets, err = d.lab.packets()
+	return r, err
+}
+
+func (dropper) on() string { return "" }
 
 // packets are the frames that the NIC's end has seen.
 func (l *benchLab) packets() (n uint64, err error) {

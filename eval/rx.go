@@ -41,7 +41,7 @@ import (
 type receiver interface {
 	// counters are of all it ever took; busy is 0 where nobody measures it.
 	counters() (received, error)
-	// on says what was granted.
+	// on says what AF_XDP was granted, "" without it.
 	on() string
 	Close() error
 }
@@ -82,7 +82,7 @@ func benchRx(ctx context.Context, lab *benchLab, cfg benchConfig, doc *bench.Doc
 
 	var full, bare, c rxRuns
 	side := func(runs *rxRuns, open func() (receiver, error)) func(context.Context) error {
-		return func(context.Context) error { return lab.receive(g, cfg.duration, runs, open) }
+		return func(context.Context) error { return lab.receive(g, rxFrame, cfg.duration, runs, open) }
 	}
 	sides := []func(context.Context) error{
 		side(&full, func() (receiver, error) { return lab.openNoop() }),
@@ -172,19 +172,22 @@ func allocsRow(runs []float64) (bench.Row, error) {
 	return row, nil
 }
 
-// receive measures one run. Opening and closing are not part of it.
-func (l *benchLab) receive(g *yardstick.Generator, d time.Duration, runs *rxRuns, open func() (receiver, error)) (err error) {
+// receive measures one run of frames of a size. Opening and closing are not part of it.
+func (l *benchLab) receive(g *yardstick.Generator, size int, d time.Duration, runs *rxRuns, open func() (receiver, error)) (err error) {
 	r, err := open()
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, r.Close()) }()
-	frame := l.udpFrame(rxFrame)
+	frame := l.udpFrame(size)
 	state, err := l.state()
 	if err != nil {
 		return err
 	}
-	runs.on = state + "; AF_XDP " + r.on()
+	runs.on = state
+	if on := r.on(); on != "" {
+		runs.on += "; AF_XDP " + on
+	}
 
 	if _, _, err := l.generate(g, frame, d/8); err != nil {
 		return err
@@ -212,7 +215,9 @@ func (l *benchLab) receive(g *yardstick.Generator, d time.Duration, runs *rxRuns
 	}
 	runs.mpps = append(runs.mpps, packets/took.Seconds()/1e6)
 	runs.lost = append(runs.lost, max(0, 1-packets/float64(sent)))
-	runs.batch = append(runs.batch, packets/float64(after.batches-before.batches))
+	if after.batches > before.batches {
+		runs.batch = append(runs.batch, packets/float64(after.batches-before.batches))
+	}
 	runs.allocs = append(runs.allocs, float64(m1.Mallocs-m0.Mallocs)/packets)
 	if after.busy > before.busy {
 		runs.busy = append(runs.busy, float64(after.busy-before.busy)/packets)
@@ -248,8 +253,15 @@ func noopSpec() nic.ContextSpec {
 // noop is the full path with a handler that does nothing.
 type noop struct{ *nic.NIC }
 
-func (l *benchLab) openNoop() (receiver, error) {
-	n, err := l.open(nic.Config{HPUs: 1, Workers: 1, CPUs: []int{l.receiver}}, noopSpec())
+func (l *benchLab) openNoop() (receiver, error) { return l.openHPUs(1) }
+
+// openHPUs is a NIC whose HPUs are all one thread's, on the receiver's CPU.
+func (l *benchLab) openHPUs(n int) (receiver, error) {
+	return l.openNIC(nic.Config{HPUs: n, Workers: 1, CPUs: []int{l.receiver}})
+}
+
+func (l *benchLab) openNIC(cfg nic.Config) (receiver, error) {
+	n, err := l.open(cfg, noopSpec())
 	if err != nil {
 		return nil, err
 	}

@@ -124,19 +124,11 @@ func slmpFlags(fl *pflag.FlagSet) func() (measureFunc, error) {
 
 // measure is `xspin bench slmp`.
 func (o slmpOptions) measure(ctx context.Context, lab *benchLab, cfg benchConfig, doc *bench.Document) (err error) {
-	b := &slmpBench{benchLab: lab, cfg: cfg, o: o, doc: doc, files: map[int64]string{}}
-	if b.self, err = os.Executable(); err != nil {
+	b, err := newSLMPBench(lab, cfg, o, doc)
+	if err != nil {
 		return err
 	}
-	if b.dir, err = testbed.TempDir(benchMemory, "bench"); err != nil {
-		return fmt.Errorf("files in memory are needed: %w", err)
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(b.dir)) }()
-	if _, err := exec.LookPath("iperf3"); err == nil {
-		b.tcp = true
-	} else {
-		cfg.warn(fmt.Sprintf("no rows of TCP: iperf3 is needed (apt-get install iperf3): %v", err))
-	}
+	defer func() { err = errors.Join(err, b.close()) }()
 	for _, p := range slmpParts {
 		if len(o.only) > 0 && !slices.Contains(o.only, p.name) {
 			continue
@@ -147,6 +139,25 @@ func (o slmpOptions) measure(ctx context.Context, lab *benchLab, cfg benchConfig
 	}
 	return nil
 }
+
+func newSLMPBench(lab *benchLab, cfg benchConfig, o slmpOptions, doc *bench.Document) (b *slmpBench, err error) {
+	b = &slmpBench{benchLab: lab, cfg: cfg, o: o, doc: doc, files: map[int64]string{}}
+	if b.self, err = os.Executable(); err != nil {
+		return nil, err
+	}
+	if b.dir, err = testbed.TempDir(benchMemory, "bench"); err != nil {
+		return nil, fmt.Errorf("files in memory are needed: %w", err)
+	}
+	if _, err := exec.LookPath("iperf3"); err == nil {
+		b.tcp = true
+	} else {
+		cfg.warn(fmt.Sprintf("TCP is not measured: iperf3 is needed (apt-get install iperf3): %v", err))
+	}
+	return b, nil
+}
+
+// close removes the files.
+func (b *slmpBench) close() error { return os.RemoveAll(b.dir) }
 
 // benchMemory is where files in memory are.
 const benchMemory = "/dev/shm"

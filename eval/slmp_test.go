@@ -70,10 +70,10 @@ func TestBenchSLMPMeasuresEveryRow(t *testing.T) {
 		warn string
 	}{
 		{"file", "", "slmp/file_over_tcp_same_frames slmp/file_over_tcp slmp/file_plain_over_tcp_same_frames slmp/file_stored_over_tcp_same_frames slmp/file_stored_over_tcp slmp/file slmp/file_plain slmp/file_stored slmp/allocs_per_packet", ""},
-		{"file", "/nonexistent", "slmp/file slmp/file_plain slmp/file_stored slmp/allocs_per_packet", "no rows of TCP: iperf3 is needed"},
+		{"file", "/nonexistent", "slmp/file slmp/file_plain slmp/file_stored slmp/allocs_per_packet", "TCP is not measured: iperf3 is needed"},
 		{"noop", "", "slmp/noop3_over_bare slmp/noop3_syn_over_bare slmp/noop3_cumulative_over_bare slmp/noop3_over_bare_1514B", ""},
 		{"small", "", "slmp/small_over_udp_echo/16 slmp/allocs_per_packet_small", ""},
-		{"small", "/nonexistent", "slmp/allocs_per_packet_small", "no rows of TCP: iperf3 is needed (apt-get install iperf3): exec: \"iperf3\": executable file not found in $PATH\nno rows slmp/small_over_udp_echo/*: no C compiler"},
+		{"small", "/nonexistent", "slmp/allocs_per_packet_small", "TCP is not measured: iperf3 is needed (apt-get install iperf3): exec: \"iperf3\": executable file not found in $PATH\nno rows slmp/small_over_udp_echo/*: no C compiler"},
 		{"policy", "", "slmp/packet2_over_message1", ""},
 		{"state", "", "slmp/state_bytes slmp/state_bytes_hole", ""},
 		{"fairness", "", "slmp/fairness8", ""},

@@ -109,7 +109,6 @@ func lines(pic *plot.Plot, p *report.Plot) error {
 			order = append(order, m.Name)
 		}
 		names[m.Name] = append(names[m.Name], plotter.XY{X: m.X, Y: m.Y})
-		xs = append(xs, m.X)
 	}
 	for i, name := range order {
 		marks, err := plotter.NewScatter(names[name])
@@ -131,7 +130,7 @@ func axes(pic *plot.Plot, p *report.Plot, xs []float64, marks int) {
 	xs = slices.Compact(xs)
 	if p.X.Log {
 		pic.X.Scale = plot.LogScale{}
-		pic.X.Min, pic.X.Max = xs[0]/1.2, xs[len(xs)-1]*1.2
+		pic.X.Min, pic.X.Max = pic.X.Min/1.2, pic.X.Max*1.2
 	}
 	if len(p.X.Names) > 0 {
 		pic.NominalX(p.X.Names...)
@@ -149,7 +148,9 @@ func axes(pic *plot.Plot, p *report.Plot, xs []float64, marks int) {
 	if p.Y.Log {
 		pic.Y.Scale, pic.Y.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
 		low, high := math.Floor(math.Log10(pic.Y.Min)), math.Ceil(math.Log10(pic.Y.Max))
-		pic.Y.Min, pic.Y.Max = math.Pow(10, low), math.Pow(10, max(high, low+1))
+		high = max(high, low+1)
+		high += (high - low) * legendRoom(len(p.Series)+marks)
+		pic.Y.Min, pic.Y.Max = math.Pow(10, low), math.Pow(10, high)
 		return
 	}
 	pic.Y.Min = math.Min(0, pic.Y.Min)
@@ -158,8 +159,14 @@ func axes(pic *plot.Plot, p *report.Plot, xs []float64, marks int) {
 
 // legend makes room for so many lines above the data.
 func legend(pic *plot.Plot, lines int) {
+	pic.Y.Max += (pic.Y.Max - pic.Y.Min) * legendRoom(lines)
+}
+
+// legendRoom is how much higher an axis is, for so many lines above the data.
+func legendRoom(lines int) float64 {
 	const line = 0.06 // of the height
-	pic.Y.Max = pic.Y.Min + (pic.Y.Max-pic.Y.Min)/(1-min(line*float64(lines), 0.5))
+	share := min(line*float64(lines), 0.5)
+	return share / (1 - share)
 }
 
 // short prints sizes and counts: 64Ki rather than 65536.

@@ -69,6 +69,7 @@ func Start(ns *netns.Namespace, cpu int, cmd *exec.Cmd) error {
 type Flow struct {
 	Gbps, Seconds float64 // of what arrived
 	Retransmitted uint64  // segments
+	Lost          float64 // fraction of the datagrams of UDP
 }
 
 // IPerf runs iperf3 from the host's end of a lab to the NIC's, each on a CPU or on
@@ -117,6 +118,8 @@ func IPerf(ctx context.Context, lab *netns.Lab, client, server int, args ...stri
 			Received struct {
 				Seconds float64
 				Bits    float64 `json:"bits_per_second"`
+				Lost    float64 `json:"lost_packets"`
+				Packets float64
 			} `json:"sum_received"`
 		}
 	}
@@ -130,5 +133,5 @@ func IPerf(ctx context.Context, lab *netns.Lab, client, server int, args ...stri
 		return f, fmt.Errorf("iperf3: %w", err)
 	}
 	end := report.End
-	return Flow{end.Received.Bits / 1e9, end.Received.Seconds, end.Sent.Retransmits}, nil
+	return Flow{end.Received.Bits / 1e9, end.Received.Seconds, end.Sent.Retransmits, end.Received.Lost / max(end.Received.Packets, 1)}, nil
 }

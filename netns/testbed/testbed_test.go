@@ -129,6 +129,9 @@ func TestIPerf(t *testing.T) {
 			t.Errorf("%q: %+v, error %v", args, f, err)
 		}
 	}
+	if f, err := IPerf(t.Context(), lab, -1, -1, "-u", "-b", "1M", "-t", "1"); err != nil || f.Gbps <= 0 || f.Lost < 0 || f.Lost > 1 {
+		t.Errorf("UDP: %+v, error %v", f, err)
+	}
 	if _, err := IPerf(t.Context(), lab, -1, -1, "--nonsense"); err == nil || !strings.Contains(err.Error(), "iperf3: ") {
 		t.Errorf("error %v of arguments that iperf3 refuses", err)
 	}
