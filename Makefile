@@ -117,7 +117,7 @@ test-quick: go ## the short tests, in a minute; those that need root skip withou
 
 bench: root bench-tools build ## the figures and their targets (root; BENCH="rx match rtt bystander slmp hostq ddt")
 	@bad=; for b in $(BENCH); do \
-		echo "bin/xspin bench $$b"; bin/xspin bench $$b || bad="$$bad $$b"; \
+		echo "bin/xspin bench $$b"; bin/xspin bench $$b --targets || bad="$$bad $$b"; \
 	done; [ -z "$$bad" ] || { echo "make bench: failed:$$bad" >&2; exit 1; }
 
 generate: go clang ## the eBPF objects and their Go bindings, from bpf/src

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"runtime/debug"
@@ -20,16 +19,15 @@ import (
 
 	"github.com/xspin/xspin/eval/bench"
 	"github.com/xspin/xspin/eval/page"
+	"github.com/xspin/xspin/eval/peers"
 	"github.com/xspin/xspin/eval/report"
 	"github.com/xspin/xspin/internal/flags"
 )
 
 func newAllCmd() *cobra.Command {
 	var (
-		quick bool
-		again bool
-		dir   string
-		only  []string
+		o       allOptions
+		install bool
 	)
 	var names []string
 	for _, x := range experiments {
@@ -49,17 +47,22 @@ measured again; --only names others, and --again measures all. What is measured 
 the place of what was found before. Leave the machine alone meanwhile.`,
 		Example: `  sudo xspin bench all --quick
   sudo xspin bench all --out /srv/www/xspin
-  sudo xspin bench all --only pingpong,rx`,
+  sudo xspin bench all --only pingpong,packets`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			for _, n := range only {
+			for _, n := range o.only {
 				if !slices.Contains(names, n) {
 					return fmt.Errorf("bench all: %w", flags.Error("only", n, "want "+strings.Join(names, ", ")))
 				}
 			}
-			written, err := runAll(cmd.Context(), cmd.ErrOrStderr(), experiments, dir, quick, again, only)
+			if missing := peers.Missing(); install && len(missing) > 0 {
+				if err := peers.Install(cmd.Context(), missing, cmd.ErrOrStderr()); err != nil {
+					return fmt.Errorf("bench all: %w", err)
+				}
+			}
+			written, err := runAll(cmd.Context(), cmd.ErrOrStderr(), experiments, o)
 			if written {
-				_, err2 := fmt.Fprintln(cmd.OutOrStdout(), filepath.Join(dir, page.Index))
+				_, err2 := fmt.Fprintln(cmd.OutOrStdout(), filepath.Join(o.dir, page.Index))
 				err = errors.Join(err, err2)
 			}
 			if err != nil {
@@ -68,28 +71,39 @@ the place of what was found before. Leave the machine alone meanwhile.`,
 			return nil
 		},
 	}
-	cmd.Flags().BoolVar(&quick, "quick", false, "fewer and shorter runs: minutes rather than most of an hour")
-	cmd.Flags().BoolVar(&again, "again", false, "measure what the report has already, too")
-	cmd.Flags().StringVar(&dir, "out", "xspin-bench", "the directory of the report")
-	cmd.Flags().StringSliceVar(&only, "only", nil, "experiments to measure: "+strings.Join(names, ", ")+" (default all)")
+	cmd.Flags().BoolVar(&o.quick, "quick", false, "fewer and shorter runs: minutes rather than most of an hour")
+	cmd.Flags().BoolVar(&o.again, "again", false, "measure what the report has already, too")
+	cmd.Flags().StringVar(&o.dir, "out", "xspin-bench", "the directory of the report")
+	cmd.Flags().StringSliceVar(&o.only, "only", nil, "experiments to measure: "+strings.Join(names, ", ")+" (default all)")
 	flags.ListOf(cmd.Flags(), "only", names)
+	cmd.Flags().BoolVar(&install, "install-peers", false, "first install, with apt-get, what XsPIN is compared with: "+strings.Join(peers.Packages(peers.All), ", "))
 	return cmd
+}
+
+// allOptions are what can be chosen of `xspin bench all`.
+type allOptions struct {
+	dir          string
+	quick, again bool
+	only         []string
 }
 
 // runAll measures what the report of a directory lacks, tells how far it is, and keeps what
 // it has found after each experiment. It tells whether there is a page now.
-func runAll(ctx context.Context, tell io.Writer, all []experiment, dir string, quick, again bool, only []string) (written bool, err error) {
-	if err := report.Prepare(dir); err != nil {
+func runAll(ctx context.Context, tell io.Writer, all []experiment, o allOptions) (written bool, err error) {
+	if err := report.Prepare(o.dir); err != nil {
 		return false, err
 	}
-	r, todo, err := begin(all, dir, quick, again, only)
+	r, todo, err := begin(all, o)
 	if err != nil {
 		return false, err
 	}
 	if env := bench.Environment("", 0, 0); env.Busy {
 		fmt.Fprintf(tell, "warning: the machine is busy: a load of %s on %d CPUs. Other programs make the figures less reliable\n", env.Load, env.CPUs)
 	}
-	if err := r.Save(dir); err != nil { // with what is to be done
+	for _, p := range peers.Missing() {
+		fmt.Fprintf(tell, "warning: %s is not installed, so %s is not measured: --install-peers installs it, or apt-get install %s\n", p.Name, p.For, strings.Join(p.Packages, " "))
+	}
+	if err := r.Save(o.dir); err != nil { // with what is to be done
 		return false, err
 	}
 	ctx, stop := signal.NotifyContext(ctx, unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
@@ -98,10 +112,10 @@ func runAll(ctx context.Context, tell io.Writer, all []experiment, dir string, q
 	for i, x := range todo {
 		left := time.Duration(0)
 		for _, y := range todo[i:] {
-			left += y.pace(quick).takes
+			left += y.pace(o.quick).takes
 		}
 		told := startCountdown(tell, fmt.Sprintf("%d of %d  %s", i+1, len(todo), x.Title), left)
-		e, err := x.run(ctx, told.warn, quick)
+		e, err := x.run(ctx, told.warn, o.quick)
 		told.end()
 		if err != nil && ctx.Err() != nil {
 			return written, fmt.Errorf("interrupted at %s, whose figures are lost; those before it are kept. The same command goes on with %s", x.Name, x.Name)
@@ -112,7 +126,7 @@ func runAll(ctx context.Context, tell io.Writer, all []experiment, dir string, q
 		}
 		r.Put(e)
 		r.Todo = slices.DeleteFunc(r.Todo, func(n string) bool { return n == x.Name })
-		if err := errors.Join(r.Save(dir), page.Write(dir, r)); err != nil {
+		if err := errors.Join(r.Save(o.dir), page.Write(o.dir, r)); err != nil {
 			return written, errors.Join(failed, err)
 		}
 		written = true
@@ -124,11 +138,11 @@ func runAll(ctx context.Context, tell io.Writer, all []experiment, dir string, q
 }
 
 // begin returns the report to go on with, and the experiments to measure.
-func begin(all []experiment, dir string, quick, again bool, only []string) (r *report.Report, todo []experiment, err error) {
+func begin(all []experiment, o allOptions) (r *report.Report, todo []experiment, err error) {
 	fresh := &report.Report{
-		Schema: report.Schema, Release: release(), Quick: quick, Env: bench.Environment("xspin bench all", 0, 0), Machine: machine(),
+		Schema: report.Schema, Release: release(), Quick: o.quick, Env: bench.Environment("xspin bench all", 0, 0), Machine: machine(),
 	}
-	r, err = report.Load(dir)
+	r, err = report.Load(o.dir)
 	switch {
 	case report.Absent(err):
 		r = fresh
@@ -136,20 +150,20 @@ func begin(all []experiment, dir string, quick, again bool, only []string) (r *r
 		return nil, nil, fmt.Errorf("%w: move it away, or take another --out", err)
 	default:
 		if why := r.Differs(fresh); why != "" {
-			return nil, nil, fmt.Errorf("%s is of another run, %s: move it away, or take another --out", filepath.Join(dir, report.File), why)
+			return nil, nil, fmt.Errorf("%s is of another run, %s: move it away, or take another --out", filepath.Join(o.dir, report.File), why)
 		}
 	}
 	interrupted := len(r.Todo) > 0
 	for _, x := range all {
 		e := r.Experiment(x.Name)
-		wanted := again || e == nil || e.Status == report.Failed
+		wanted := o.again || e == nil || e.Status == report.Failed
 		switch {
-		case interrupted && !again:
+		case interrupted && !o.again:
 			wanted = slices.Contains(r.Todo, x.Name)
-		case len(only) > 0:
+		case len(o.only) > 0:
 			wanted = true
 		}
-		if wanted && (len(only) == 0 || slices.Contains(only, x.Name)) {
+		if wanted && (len(o.only) == 0 || slices.Contains(o.only, x.Name)) {
 			todo = append(todo, x)
 			if !slices.Contains(r.Todo, x.Name) {
 				r.Todo = append(r.Todo, x.Name)
@@ -160,9 +174,9 @@ func begin(all []experiment, dir string, quick, again bool, only []string) (r *r
 	case len(todo) > 0:
 		return r, todo, nil
 	case interrupted:
-		return nil, nil, fmt.Errorf("%s is of a run that was interrupted before %s: finish that first, without --only", filepath.Join(dir, report.File), strings.Join(r.Todo, ", "))
+		return nil, nil, fmt.Errorf("%s is of a run that was interrupted before %s: finish that first, without --only", filepath.Join(o.dir, report.File), strings.Join(r.Todo, ", "))
 	}
-	return nil, nil, fmt.Errorf("%s has all experiments: --only measures some of them again, --again all", filepath.Join(dir, report.File))
+	return nil, nil, fmt.Errorf("%s has all experiments: --only measures some of them again, --again all", filepath.Join(o.dir, report.File))
 }
 
 func (x *experiment) pace(quick bool) pace {
@@ -230,15 +244,10 @@ func release() string {
 	return "XsPIN " + version
 }
 
-// machine returns the peers that are there.
+// machine returns the versions of the peers, "" of those that are not there.
 func machine() (facts []report.Fact) {
-	for _, c := range []*exec.Cmd{exec.Command("iperf3", "--version"), exec.Command("mpichversion"), exec.Command("cc", "--version")} {
-		out, err := c.Output()
-		line, _, _ := strings.Cut(string(out), "\n")
-		if err != nil {
-			line = "not there"
-		}
-		facts = append(facts, report.Fact{Name: c.Args[0], Value: strings.Join(strings.Fields(line), " ")})
+	for _, p := range peers.All {
+		facts = append(facts, report.Fact{Name: p.Name, Value: p.Version(), For: p.For})
 	}
 	return facts
 }

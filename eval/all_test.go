@@ -55,7 +55,7 @@ func TestBenchAllGoesOnWhereItStopped(t *testing.T) {
 		t.Helper()
 		ran = nil
 		var told bytes.Buffer
-		_, err := runAll(t.Context(), &told, all, dir, true, again, only)
+		_, err := runAll(t.Context(), &told, all, allOptions{dir, true, again, only})
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("error %v, want %q; told %s", err, want, told.String())
 		}
@@ -118,13 +118,13 @@ func TestBenchAllGoesOnWhereItStopped(t *testing.T) {
 	if err := os.WriteFile(name, []byte("mine"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := runAll(t.Context(), new(bytes.Buffer), []experiment{a}, dir, true, false, nil); err == nil || !strings.Contains(err.Error(), "move it away, or take another --out") {
+	if _, err := runAll(t.Context(), new(bytes.Buffer), []experiment{a}, allOptions{dir, true, false, nil}); err == nil || !strings.Contains(err.Error(), "move it away, or take another --out") {
 		t.Errorf("error %v", err)
 	}
 	if b, err := os.ReadFile(name); err != nil || string(b) != "mine" {
 		t.Errorf("%q, error %v", b, err)
 	}
-	if _, err := runAll(t.Context(), new(bytes.Buffer), []experiment{a}, name, true, false, nil); !errors.Is(err, unix.ENOTDIR) {
+	if _, err := runAll(t.Context(), new(bytes.Buffer), []experiment{a}, allOptions{name, true, false, nil}); !errors.Is(err, unix.ENOTDIR) {
 		t.Errorf("a file for a directory: %v", err)
 	}
 	noBenchLab(t, os.Getpid())

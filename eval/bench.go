@@ -115,7 +115,7 @@ func Commands() []*cobra.Command { return append(hidden(), newBenchCmd()) }
 func newBenchCmd() *cobra.Command {
 	root := &cobra.Command{Use: "bench", Short: "The evaluation: XsPIN next to its peers, in one run"}
 	for _, b := range benches {
-		var asJSON bool
+		var asJSON, targets bool
 		cfg := benchConfig{idle: 5 * time.Second}
 		var judge func() (measureFunc, error)
 		cmd := &cobra.Command{
@@ -152,14 +152,14 @@ over the turns. Leave the machine alone meanwhile.`,
 					}
 				}
 				// What was measured before something went wrong is good.
-				write := doc.WriteText
 				if asJSON {
-					write = doc.WriteJSON
+					return errors.Join(err, doc.WriteJSON(cmd.OutOrStdout()))
 				}
-				return errors.Join(err, write(cmd.OutOrStdout()))
+				return errors.Join(err, doc.WriteText(cmd.OutOrStdout(), targets))
 			},
 		}
 		cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON document")
+		cmd.Flags().BoolVar(&targets, "targets", false, "print the project's own targets, too: met, missed, or within noise")
 		cmd.Flags().IntVar(&cfg.runs, "runs", 11, "how often each side is measured")
 		cmd.Flags().DurationVar(&cfg.duration, "duration", b.duration, "how long a run takes")
 		if b.flags != nil {

@@ -39,6 +39,7 @@ var comesWith = map[string]string{
 // for programs that are built here. Of a function that starts what its callers say, it is
 // what they say.
 var named = map[string][]string{
+	"eval/peers/peers.go Version":                    {"cc", "iperf3", "mpichversion"},
 	"eval/rx.go openC":                               nil,
 	"eval/slmp.go send":                              nil,
 	"eval/slmp_load.go runLoads":                     nil,

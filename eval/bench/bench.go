@@ -240,59 +240,85 @@ func writeJSON(w io.Writer, v any) error {
 	return e.Encode(v)
 }
 
-// WriteText writes the document for people: a table, other figures, and notes on
-// what stands behind the rows.
-func (d *Document) WriteText(w io.Writer) error {
+// WriteText writes the document for people: the figures, what each of them compares, and
+// notes on how it was measured. Targets, which are the project's own, stand there if asked
+// for.
+func (d *Document) WriteText(w io.Writer, targets bool) error {
 	var b strings.Builder
 	e := d.Env
-	fmt.Fprintf(&b, "%s, %s, %d CPUs, %s; %s: %d runs of %gs a side, taking turns; load before %s\n",
-		e.Kernel, e.CPU, e.CPUs, e.Go, e.Command, e.Runs, e.DurationS, e.Load)
 	if e.Busy {
-		fmt.Fprintf(&b, "WARNING: the machine was busy: a load of %s on %d CPUs. Others at work spoil the figures: have them stop, and measure again\n", e.Load, e.CPUs)
+		fmt.Fprintf(&b, "WARNING: the machine was busy: a load of %s on %d CPUs. Others at work spoil the figures: have them stop, and measure again\n\n", e.Load, e.CPUs)
 	}
-	b.WriteByte('\n')
-	var n notes
-	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprint(t, "row\tmedian\tunit\t95 % interval\ttarget\t\ta\tb\tlost a\tlost b\tnotes\t\n")
+	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	fmt.Fprint(t, "ROW\tMEDIAN\tUNIT\t95 % INTERVAL\tBETTER")
+	if targets {
+		fmt.Fprint(t, "\tTARGET\tVERDICT")
+	}
+	fmt.Fprintln(t)
 	for _, r := range d.Results {
-		target, verdict := "-", ""
-		if r.Target != nil {
+		unit := r.Unit
+		switch {
+		case unit == "ratio":
+			unit = "a / b"
+		case r.B != nil:
+			unit += ", a - b"
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t[%s, %s]\t%s", r.Name, Figure(r.Median), unit, Figure(r.CI95[0]), Figure(r.CI95[1]), r.Better)
+		switch {
+		case targets && r.Target != nil:
 			sign := "<="
 			if r.Better == "higher" {
 				sign = ">="
 			}
-			target = sign + " " + Figure(*r.Target)
-			verdict = strings.Replace(r.Verdict, "missed", "MISSED", 1)
+			fmt.Fprintf(t, "\t%s %s\t%s", sign, Figure(*r.Target), r.Verdict)
+		case targets:
+			fmt.Fprint(t, "\t-\t-")
 		}
-		see := n.number(r.Conditions)
-		for _, s := range []*Side{r.A, r.B} {
-			if s != nil {
-				see += " " + n.number(s.What)
-				if s.On != "" {
-					see += " " + n.number(s.On)
-				}
-			}
-		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t[%s, %s]\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t\n", r.Name, Figure(r.Median), r.Unit,
-			Figure(r.CI95[0]), Figure(r.CI95[1]), target, verdict, r.A.figure(), r.B.figure(), r.A.lost(), r.B.lost(), see)
+		fmt.Fprintln(t)
 	}
 	t.Flush()
-	b.WriteString("\nA row compares a with b, as its unit says. met: the median keeps the target, and so does its whole\n" +
-		"interval. within noise: the target lies in the interval. MISSED: the whole interval is beyond it\n" +
-		"\nNotes, in this order: conditions, a and what was on, b and what was on\n")
-	for i, text := range n {
-		fmt.Fprintf(&b, "%4d  %s\n", i+1, text)
+	if targets {
+		b.WriteString("\nmet, missed: the whole interval is on that side of the target. within noise: the target is in the interval\n")
 	}
-	var more strings.Builder
+
+	b.WriteString("\nWhat they mean, with the notes below in brackets\n")
+	var n notes
 	for _, r := range d.Results {
-		r.A.more(&more, r.Name+" a")
-		r.B.more(&more, r.Name+" b")
+		fmt.Fprintf(&b, "\n  %s [%s]\n", r.Name, n.number(r.Conditions))
+		r.A.describe(&b, "a", &n)
+		r.B.describe(&b, "b", &n)
 	}
-	if more.Len() > 0 {
-		b.WriteString("\nOther medians\n" + more.String())
+	b.WriteString("\nNotes\n\n")
+	for i, text := range n {
+		fmt.Fprintf(&b, "%5d  %s\n", i+1, text)
 	}
+	fmt.Fprintf(&b, "\n%s, %s, %d CPUs, %s; %s: %d runs of %gs a side, taking turns; load before %s\n",
+		e.Kernel, e.CPU, e.CPUs, e.Go, e.Command, e.Runs, e.DurationS, e.Load)
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// describe writes a side of a row, if there is one.
+func (s *Side) describe(w io.Writer, name string, n *notes) {
+	if s == nil {
+		return
+	}
+	fmt.Fprintf(w, "    %s  %s %s", name, Figure(s.Median), s.Unit)
+	if s.Lost != nil && *s.Lost > 0 {
+		fmt.Fprintf(w, ", %s %% lost", Figure(100**s.Lost))
+	}
+	fmt.Fprintf(w, ": %s", s.What)
+	if s.On != "" {
+		fmt.Fprintf(w, " [%s]", n.number(s.On))
+	}
+	fmt.Fprintln(w)
+	var list []string
+	for _, k := range slices.Sorted(maps.Keys(s.More)) {
+		list = append(list, k+" "+Figure(s.More[k]))
+	}
+	if len(list) > 0 {
+		fmt.Fprintf(w, "       %s\n", strings.Join(list, ", "))
+	}
 }
 
 // notes are texts that several rows refer to, each once.
@@ -306,32 +332,6 @@ func (n *notes) number(text string) string {
 		*n = append(*n, text)
 	}
 	return strconv.Itoa(i + 1)
-}
-
-func (s *Side) figure() string {
-	if s == nil {
-		return "-"
-	}
-	return Figure(s.Median) + " " + s.Unit
-}
-
-func (s *Side) lost() string {
-	if s == nil || s.Lost == nil {
-		return "-"
-	}
-	return Figure(100**s.Lost) + " %"
-}
-
-// more writes the other figures of a side, if it has any.
-func (s *Side) more(w io.Writer, name string) {
-	if s == nil || len(s.More) == 0 {
-		return
-	}
-	var list []string
-	for _, k := range slices.Sorted(maps.Keys(s.More)) {
-		list = append(list, k+" "+Figure(s.More[k]))
-	}
-	fmt.Fprintf(w, "  %s: %s\n", name, strings.Join(list, ", "))
 }
 
 // Figure prints three digits that mean something, and no exponent.

@@ -39,6 +39,7 @@ func fixture(t *testing.T) *report.Report {
 	series := []report.Series{{Name: hostile, Tier: "user", On: hostile, Points: []report.Point{pt, report.NewPoint(65536, []float64{4, 5, 6})}}, {Name: "empty"}}
 	return &report.Report{
 		Schema: report.Schema, Release: "XsPIN test", Quick: true, Env: bench.Environment("xspin bench all", 0, 0),
+		Machine: []report.Fact{{Name: "iperf3", For: "TCP " + hostile}, {Name: "MPICH", Value: "4.0"}},
 		Experiments: []*report.Experiment{
 			{
 				Name: "first", Title: "Title " + hostile, Shows: hostile, Method: hostile, Status: report.Done, Warnings: []string{hostile},
@@ -70,7 +71,7 @@ func TestThePageHasAllOfTheReport(t *testing.T) {
 	}
 	text := textOf(t, string(b))
 	for _, want := range []string{
-		"A quick run", "Targets: 1 met, 1 missed, 0 within noise.", "Crosses: " + hostile, "Not measured: iperf3 is needed", "This failed: it broke",
+		"A quick run", "iperf3 was not installed, so TCP " + hostile + " was not measured", "Targets: 1 met, 1 missed, 0 within noise.", "Crosses: " + hostile, "Not measured: iperf3 is needed", "This failed: it broke",
 		"first/ahead", "first/behind", "first/even", "Title " + hostile, "2.00 [1.00, 3.00], 50.0 % lost", "64Ki", "ours " + hostile, "4.00 ns: ours " + hostile + ", 50.0 % lost",
 	} {
 		if !strings.Contains(text, want) {

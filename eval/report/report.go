@@ -52,7 +52,8 @@ type Report struct {
 // A Fact is a property of the machine or of a peer.
 type Fact struct {
 	Name  string `json:"name"`
-	Value string `json:"value"`
+	Value string `json:"value"`         // "": it is not there
+	For   string `json:"for,omitempty"` // what is not measured without it
 }
 
 // Status is how far an experiment got.

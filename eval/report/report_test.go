@@ -23,7 +23,7 @@ func sample(t *testing.T) *Report {
 	pt := NewPoint(16, []float64{3, 1, 2})
 	pt.Lost = &lost
 	return &Report{
-		Schema: Schema, Release: "XsPIN test", Env: bench.Environment("xspin bench all", 0, 0), Machine: []Fact{{"iperf3", "3.12"}},
+		Schema: Schema, Release: "XsPIN test", Env: bench.Environment("xspin bench all", 0, 0), Machine: []Fact{{"iperf3", "3.12", "TCP"}},
 		Experiments: []*Experiment{{
 			Name: "rx", Title: "Rate", Status: Done, Took: 1.5, Rows: []bench.Row{row},
 			Plots: []*Plot{{Name: "rx-plot", X: Axis{Label: "size", Unit: "bytes", Log: true}, Series: []Series{{Name: "s", Points: []Point{pt}}}}},
