@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package netns builds labs: two network namespaces joined by a veth pair, in
-// which a NIC and its peer meet without any hardware. With a third namespace
-// between them the network is as bad as asked for: see package impair.
+// which a NIC and its peer meet without any hardware. A third namespace between
+// them can impair the network, see package impair.
 //
-// A lab is built where nobody sees it and gets its names under /run/netns in
-// the last step. What a crash can leave, or somebody's `ip netns delete`, is
-// found and removed by the next Up or Down. Devices of a lab carry the alias
-// "xspin lab"; a namespace with devices but none of ours is never touched.
+// A lab is built in unnamed namespaces, which get their names under /run/netns in
+// the last step. What a crash or `ip netns delete` leaves behind is removed by the
+// next Up or Down. Devices of a lab carry the alias "xspin lab"; a namespace with
+// devices but none of ours is never touched.
 package netns
 
 import (
@@ -38,8 +38,8 @@ var (
 	// ErrForeign is returned, wrapped, when a name of the lab belongs to a
 	// namespace that somebody else made and uses.
 	ErrForeign = errors.New("not made by xspin")
-	// ErrNotUp is returned, wrapped, by Open when the lab is not there or
-	// is another one than asked for.
+	// ErrNotUp is returned, wrapped, by Open when there is no lab, or one that
+	// differs from the one asked for.
 	ErrNotUp = errors.New("the lab is not up")
 )
 
@@ -66,18 +66,17 @@ type LabConfig struct {
 	// use, but no more than the 64 receive queues that a NIC can serve; Open
 	// takes what it finds.
 	Queues int
-	// Path, if not nil, puts a namespace between the ends, in which frames are
-	// impaired, after they have been cut into segments: the ends lose their
-	// offloads, so that checksums are real. Nil is a plain veth pair; Open
-	// takes what it finds.
+	// Path, if not nil, puts a namespace between the ends that impairs frames.
+	// The ends then compute checksums and cut segments themselves, without
+	// offloads. Nil is a plain veth pair; Open takes what it finds.
 	Path *impair.Config
 	// PathNamespace is the name of that namespace. Defaults to the name of the
-	// NIC's with path in place of nic at its end, else with -path behind it.
+	// NIC's namespace with its suffix nic replaced by path, or else with -path
+	// appended.
 	PathNamespace string
-	// StartRelay, if not nil, starts a process that calls ServeRelay with the
-	// namespace and does not end with this one, and returns when that is ready.
-	// Optional: else frames of a Path with a delay wait in this process, until
-	// the Lab is closed.
+	// StartRelay starts a process that calls ServeRelay with the namespace and
+	// outlives this one, and returns when the relay is ready. Optional: if nil,
+	// this process delays the frames of a Path, until the Lab is closed.
 	StartRelay func(path *os.File) error
 	// Warn, if not nil, is told what a user should know although the call
 	// succeeds.
@@ -95,13 +94,13 @@ type Port struct {
 type Lab struct {
 	NIC, Host   Port
 	MTU, Queues int
-	// Path is what happens to frames between the ends, in the namespace PathNS.
-	// Nil if nothing does.
+	// Path is how PathNS, the namespace between the ends, impairs frames. Both
+	// are nil for a plain veth pair.
 	Path   *impair.Config
 	PathNS *Namespace
 
 	cfg   LabConfig
-	relay *impair.Relay // if it is ours
+	relay *impair.Relay // if it runs in this process
 }
 
 func (c LabConfig) withDefaults() LabConfig {
@@ -149,13 +148,13 @@ func (c LabConfig) withDefaults() LabConfig {
 // defaultQueues is the number of queues on a machine with that many CPUs.
 func defaultQueues(cpus int) int { return min(cpus, 64) }
 
-// check judges a config with its defaults filled in.
+// check validates a config with its defaults filled in.
 func (c LabConfig) check() error {
 	for _, e := range []End{c.NIC, c.Host} {
 		if err := checkName(e.Namespace); err != nil {
 			return fmt.Errorf("%w: %w", ErrConfig, err)
 		}
-		// dev_valid_name, and '%', which the kernel takes for a pattern.
+		// As dev_valid_name in the kernel, and no '%', which makes the name a pattern.
 		if d := e.Device; len(d) >= unix.IFNAMSIZ || d == "." || d == ".." || d == "lo" || strings.ContainsAny(d, "/:% \t\n\v\f\r") {
 			return fmt.Errorf("%w: %q is not a valid device name: want 1 to %d bytes without '/', ':', '%%' and spaces", ErrConfig, d, unix.IFNAMSIZ-1)
 		}
@@ -211,8 +210,8 @@ func checkName(name string) error {
 	return nil
 }
 
-// Up brings the lab up. One that is there and as asked is kept; leftovers and
-// a lab of another shape are removed first. After an error there is no lab.
+// Up brings the lab up. It keeps a lab that is as cfg says, and removes leftovers
+// or a different lab first. After an error there is no lab.
 func Up(cfg LabConfig) (*Lab, error) {
 	const op = "lab up"
 	cfg, unlock, err := begin(op, cfg)
@@ -231,7 +230,7 @@ func Up(cfg LabConfig) (*Lab, error) {
 	return rebuild(op, cfg)
 }
 
-// rebuild builds the lab, in the place of what is there.
+// rebuild removes what is there and builds the lab.
 func rebuild(op string, cfg LabConfig) (*Lab, error) {
 	if err := remove(cfg); err != nil {
 		return nil, fmt.Errorf("%s: %w", op, err)
@@ -244,8 +243,8 @@ func rebuild(op string, cfg LabConfig) (*Lab, error) {
 }
 
 // Open attaches to a lab that is up. MTU, Queues and Path of cfg may be zero, to
-// take what is there. The error matches impair.ErrNoRelay when the process in
-// which frames wait has ended.
+// accept what is there. The error matches impair.ErrNoRelay when the process that
+// delays frames has ended.
 func Open(cfg LabConfig) (*Lab, error) {
 	const op = "open lab"
 	full, unlock, err := begin(op, cfg)
@@ -256,9 +255,9 @@ func Open(cfg LabConfig) (*Lab, error) {
 	return open(op, cfg, full)
 }
 
-// Borrow attaches to the lab that is up, as Open does, or builds one where there is
-// none at all. release gives it back: what Borrow has built is removed, and nothing
-// else. So a lab that is there and not in order is left to whom it belongs: an error.
+// Borrow attaches to the lab that is up, as Open does, or builds one if there is none.
+// release removes the lab if Borrow has built it, and otherwise only closes it. A lab
+// that differs or is broken may be somebody else's, so it is an error, and stays.
 func Borrow(cfg LabConfig) (l *Lab, release func() error, err error) {
 	const op = "open lab"
 	full, unlock, err := begin(op, cfg)
@@ -281,7 +280,7 @@ func Borrow(cfg LabConfig) (l *Lab, release func() error, err error) {
 	return l, l.Down, nil
 }
 
-// absent reports whether there is no namespace of a lab.
+// absent reports whether none of the lab's namespaces exists.
 func absent(cfg LabConfig) (bool, error) {
 	for _, look := range []func() (site, error){
 		func() (site, error) { return visit(cfg.NIC.Namespace) },
@@ -300,7 +299,7 @@ func absent(cfg LabConfig) (bool, error) {
 	return true, nil
 }
 
-// open is Open for a caller that keeps others out. full is cfg with its defaults.
+// open is Open for a caller that holds the lock of begin. full is cfg with its defaults.
 func open(op string, cfg, full LabConfig) (*Lab, error) {
 	full.MTU, full.Queues = cfg.MTU, cfg.Queues
 	l, diff, err := find(full, true)
@@ -313,16 +312,16 @@ func open(op string, cfg, full LabConfig) (*Lab, error) {
 	if diff != "" {
 		out := "run `xspin lab up`"
 		if none, err := absent(full); err == nil && !none {
-			out = "set that right, or have `xspin lab up` make a new one in its place"
+			out = "repair it, or run `xspin lab up` to replace the lab"
 		}
 		return nil, fmt.Errorf("%s: %w: %s: %s", op, ErrNotUp, diff, out)
 	}
 	return l, nil
 }
 
-// Down removes the lab and whatever is left of one; none being there is no
-// error. Processes inside are not ended, cfg.Warn is told about them: they
-// keep their namespace, without its device.
+// Down removes the lab, or what is left of one. It is no error if there is none.
+// Processes inside are not ended, and cfg.Warn is told about them: they keep their
+// namespace, without its device.
 func Down(cfg LabConfig) error {
 	const op = "lab down"
 	cfg, unlock, err := begin(op, cfg)
@@ -336,8 +335,8 @@ func Down(cfg LabConfig) error {
 	return nil
 }
 
-// Close gives up the handle; the lab stays up. If frames wait in this process
-// they do not any more, and the next Up builds the lab again.
+// Close closes the handle; the lab stays up. If this process delays the frames of a
+// Path, that ends: no frame passes until the next Up, which builds the lab again.
 func (l *Lab) Close() error {
 	if l == nil {
 		return nil
@@ -345,8 +344,8 @@ func (l *Lab) Close() error {
 	return errors.Join(l.relay.Close(), l.NIC.NS.Close(), l.Host.NS.Close(), l.PathNS.Close())
 }
 
-// PathState reads what is in force between the ends and what happened there, by
-// whichever process's doing. Nil if the ends are a plain pair.
+// PathState reads how frames between the ends are impaired, and the counters, whichever
+// process built the lab. It returns nil if the ends are a plain pair.
 func (l *Lab) PathState() (*impair.State, error) {
 	if l.PathNS == nil {
 		return nil, nil
@@ -359,16 +358,15 @@ func (l *Lab) PathState() (*impair.State, error) {
 	return st, err
 }
 
-// ServeRelay is what a process does that StartRelay of a LabConfig has started:
-// it lets frames wait, calls ready once it does, and returns when the lab is
-// gone.
+// ServeRelay delays frames, in a process that LabConfig.StartRelay has started. It
+// calls ready when it is ready, and returns when the lab is gone.
 func ServeRelay(path *os.File, ready func()) error {
 	ns := &Namespace{name: path.Name(), f: path}
 	r, err := startRelay(ns)
 	if err != nil {
 		return err
 	}
-	// The sockets hold the namespace, and end with the devices.
+	// The relay's sockets keep the namespace, and end with the devices.
 	if err := ns.Close(); err != nil {
 		return errors.Join(err, r.Close())
 	}
@@ -389,8 +387,8 @@ func (l *Lab) Down() error {
 	return errors.Join(Down(l.cfg), l.Close())
 }
 
-// begin is the common start of the calls above: it decides whether they may go
-// on, and keeps others, in this and in other processes, out until unlock.
+// begin is the common start of the calls above: it checks the config and privileges,
+// and locks out other calls, in this and in other processes, until unlock.
 func begin(op string, cfg LabConfig) (_ LabConfig, unlock func(), err error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.check(); err != nil {
@@ -420,23 +418,23 @@ func begin(op string, cfg LabConfig) (_ LabConfig, unlock func(), err error) {
 	return cfg, func() { dir.Close() }, nil
 }
 
-// site is what stands under one namespace name.
+// site is what there is under one namespace name.
 type site struct {
-	ns    *Namespace // nil if no namespace does
-	file  bool       // there is a file, mounted upon or not
+	ns    *Namespace // nil if there is none
+	file  bool       // there is a file, with a namespace mounted on it or not
 	links []netlink.Link
 }
 
 func (s site) close() { s.ns.Close() }
 
-// fallbacks are devices that tunnel modules put into every new namespace.
+// fallbacks are the devices that tunnel modules create in every new namespace.
 var fallbacks = map[string]bool{
 	"tunl0": true, "gre0": true, "gretap0": true, "erspan0": true, "ip_vti0": true,
 	"sit0": true, "ip6tnl0": true, "ip6gre0": true, "ip6_vti0": true,
 }
 
-// visit looks at a name without changing anything. It fails with ErrForeign if
-// that is not ours to change either.
+// visit looks at a name without changing anything. It fails with ErrForeign if the
+// namespace is not ours.
 func visit(name string) (site, error) {
 	var s site
 	ns, err := OpenNamespace(name)
@@ -484,8 +482,8 @@ func visit(name string) (site, error) {
 	return s, nil
 }
 
-// visitPath looks at the namespace between the ends. Where none is asked for,
-// one of somebody else's is none.
+// visitPath looks at the namespace between the ends. If cfg has no Path, it ignores a
+// namespace of that name that is not ours.
 func visitPath(cfg LabConfig) (site, error) {
 	s, err := visit(cfg.PathNamespace)
 	if errors.Is(err, ErrForeign) && cfg.Path == nil {
@@ -494,9 +492,8 @@ func visitPath(cfg LabConfig) (site, error) {
 	return s, err
 }
 
-// find attaches to the lab if it is there and as cfg says; else diff tells what
-// is different. A zero MTU or number of queues fits any, and with anyPath a nil
-// Path.
+// find attaches to the lab if it is as cfg says; else diff says what is different. A
+// zero MTU or number of queues accepts any, and so does a nil Path with anyPath.
 func find(cfg LabConfig, anyPath bool) (l *Lab, diff string, err error) {
 	var sites [3]site
 	defer func() {
@@ -528,8 +525,8 @@ func find(cfg LabConfig, anyPath bool) (l *Lab, diff string, err error) {
 	return l, "", nil
 }
 
-// compare holds the namespaces against cfg; path is nil for a plain pair. The
-// lab it returns owns them.
+// compare compares the namespaces with cfg; path is nil for a plain pair. The lab it
+// returns owns them.
 func compare(cfg LabConfig, nic, host, path *Namespace) (l *Lab, diff string, err error) {
 	l = &Lab{MTU: cfg.MTU, Queues: cfg.Queues}
 	var attrs [2]*netlink.LinkAttrs
@@ -585,11 +582,11 @@ func compare(cfg LabConfig, nic, host, path *Namespace) (l *Lab, diff string, er
 	return l, "", nil
 }
 
-// relayEnded is the difference that Open has more to say about.
+// relayEnded is the difference for which Open has an error of its own.
 const relayEnded = "no relay runs"
 
-// comparePath compares the namespace between the ends, in which the thread is.
-// It puts what it finds into l.Path.
+// comparePath compares the namespace between the ends, which the thread is in. It
+// puts what it finds into l.Path.
 func comparePath(l *Lab, cfg LabConfig, ends [2]*netlink.LinkAttrs) (diff string, err error) {
 	for i, e := range []struct {
 		name string
@@ -699,7 +696,7 @@ func compareEnd(l *Lab, e End, other *Namespace) (a *netlink.LinkAttrs, diff str
 	return a, "", nil
 }
 
-// build makes the lab out of sight and then gives it its names.
+// build builds the lab in unnamed namespaces, and then gives them their names.
 func build(cfg LabConfig) (l *Lab, err error) {
 	var nic, host, path *Namespace
 	var relay *impair.Relay
@@ -763,7 +760,7 @@ func build(cfg LabConfig) (l *Lab, err error) {
 		}
 	}
 	if cfg.Path != nil && cfg.Path.Delay > 0 {
-		// A process that we start ends by itself if we do not get to the end.
+		// The relay's process ends by itself if a later step fails.
 		if cfg.StartRelay != nil {
 			err = cfg.StartRelay(path.f)
 		} else {
@@ -775,7 +772,7 @@ func build(cfg LabConfig) (l *Lab, err error) {
 	}
 	l, diff, err := compare(cfg, nic, host, path)
 	if err == nil && diff != "" {
-		err = fmt.Errorf("the kernel built another lab than asked for: %s", diff)
+		err = fmt.Errorf("the kernel did not build the lab as asked: %s", diff)
 	}
 	if err != nil {
 		return nil, err
@@ -816,10 +813,10 @@ func connect(cfg LabConfig, an *Namespace, a End, bn *Namespace, b End) error {
 	return nil
 }
 
-// configure finishes the end whose namespace the thread is in.
+// configure configures the end whose namespace the thread is in.
 func configure(e End) error {
-	// Without IPv6 an idle lab is silent. It works with IPv6 as well, so a
-	// kernel without it, or /proc/sys read-only in a container, is fine.
+	// Disable IPv6, so that an idle lab is silent. Errors are ignored, because a lab
+	// works with IPv6 too: the kernel may lack it, or /proc/sys may be read-only.
 	for _, conf := range []string{"all", "default"} {
 		_ = os.WriteFile("/proc/sys/net/ipv6/conf/"+conf+"/disable_ipv6", []byte("1"), 0)
 	}
@@ -849,9 +846,9 @@ func configure(e End) error {
 	return nil
 }
 
-// awaitCarrier waits until the device in the thread's namespace takes frames:
-// the kernel activates its queues later than the peer comes up, from a work
-// item, and drops what is sent before.
+// awaitCarrier waits until the device in the thread's namespace takes frames. The
+// kernel activates its queues from a work item, some time after the peer comes up,
+// and drops what is sent before.
 func awaitCarrier(device string) error {
 	for end := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
 		link, err := netlink.LinkByName(device)
@@ -870,8 +867,8 @@ func awaitCarrier(device string) error {
 
 // publish gives the namespace its name.
 func publish(n *Namespace) error {
-	// As `ip netns add` does. Without it, that command would later copy our
-	// mount on top of itself and the name could not be removed any more.
+	// Make runDir a shared mount, as `ip netns add` does. Otherwise that command would
+	// later copy our mount on top of itself, and the name could not be removed.
 	err := unix.Mount("", runDir, "none", unix.MS_SHARED|unix.MS_REC, "")
 	if err == unix.EINVAL {
 		if err := unix.Mount(runDir, runDir, "none", unix.MS_BIND|unix.MS_REC, ""); err != nil {
@@ -893,10 +890,10 @@ func publish(n *Namespace) error {
 	return nil
 }
 
-// unpublish takes the name away; a namespace that nobody else holds ends.
+// unpublish removes the name. The namespace ends unless something else holds it.
 func unpublish(name string) error {
 	path := filepath.Join(runDir, name)
-	// EINVAL: only the file is there.
+	// EINVAL: nothing is mounted on the file.
 	if err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && err != unix.EINVAL {
 		return fmt.Errorf("unmount %s: %w", path, err)
 	}
@@ -908,8 +905,8 @@ func unpublish(name string) error {
 	return nil
 }
 
-// remove takes down what is there of the lab. It looks at all names before it
-// changes anything.
+// remove removes what there is of the lab. It looks at all names before it changes
+// anything.
 func remove(cfg LabConfig) error {
 	var sites []site
 	defer func() {
@@ -942,8 +939,8 @@ func remove(cfg LabConfig) error {
 			if pids != nil {
 				cfg.Warn(fmt.Sprintf("processes still inside %s lose its device: %s", names[i], strings.Trim(fmt.Sprint(pids), "[]")))
 			}
-			// The devices would end with the namespace, but later,
-			// and not at all while a process is inside.
+			// The devices would go with the namespace, but later, and not
+			// while a process is inside.
 			if err := s.ns.Do(func() error { return removeDevices(s.links) }); err != nil {
 				return fmt.Errorf("namespace %q: %w", names[i], err)
 			}
@@ -957,8 +954,8 @@ func remove(cfg LabConfig) error {
 	return awaitRelay()
 }
 
-// meetRelay returns a function that waits for the end of the relay in a
-// namespace, which comes with the end of its devices.
+// meetRelay connects to the relay in a namespace and returns a function that waits
+// for its end. The relay ends when its devices are removed.
 func meetRelay(ns *Namespace) (await func() error, err error) {
 	await = func() error { return nil }
 	if ns == nil {
@@ -978,7 +975,7 @@ func meetRelay(ns *Namespace) (await func() error, err error) {
 			if _, err := c.Read(make([]byte, 1)); errors.Is(err, os.ErrDeadlineExceeded) {
 				return fmt.Errorf("the relay of namespace %q, which is gone, still runs after %v: kill that process", ns.name, patience)
 			}
-			return nil // it has ended, one way or another
+			return nil // the connection ends with the relay
 		}
 		return nil
 	})
@@ -990,7 +987,7 @@ func removeDevices(links []netlink.Link) error {
 		if l.Attrs().Alias != alias {
 			continue
 		}
-		// Gone already if its peer was first.
+		// ENODEV, EINVAL: it went with its peer.
 		if err := netlink.LinkDel(l); err != nil && !errors.Is(err, unix.ENODEV) && !errors.Is(err, unix.EINVAL) {
 			return fmt.Errorf("remove %s: %w", l.Attrs().Name, err)
 		}

@@ -35,7 +35,7 @@ type Namespace struct {
 }
 
 // OpenNamespace opens the namespace mounted at /run/netns/NAME. The error
-// matches os.ErrNotExist when there is none.
+// matches os.ErrNotExist if there is none.
 func OpenNamespace(name string) (*Namespace, error) {
 	if err := checkName(name); err != nil {
 		return nil, fmt.Errorf("open namespace: %w", err)
@@ -44,7 +44,7 @@ func OpenNamespace(name string) (*Namespace, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open namespace %q: %w", name, err)
 	}
-	// A file left by a crash between creating and mounting opens as well.
+	// A crash between creating and mounting leaves a plain file, which opens too.
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(f.Fd()), &st); err != nil {
 		f.Close()
@@ -60,8 +60,8 @@ func OpenNamespace(name string) (*Namespace, error) {
 // errNoMount marks a name under runDir with no namespace mounted on it.
 var errNoMount = errors.New("no namespace is mounted there")
 
-// create makes a namespace without a place in the file system: it ends with
-// its last handle, so a process killed now leaves nothing behind.
+// create makes a namespace without a name in the file system. It ends with its
+// last handle, so a process killed now leaves nothing behind.
 func create(name string) (*Namespace, error) {
 	n := &Namespace{name: name}
 	err := onThread(func() error { return unix.Unshare(unix.CLONE_NEWNET) }, func() (err error) {
@@ -80,8 +80,8 @@ func (n *Namespace) Name() string { return n.name }
 // Path returns a path to the namespace that other programs can open.
 func (n *Namespace) Path() string { return filepath.Join(runDir, n.name) }
 
-// Close gives up the handle; the namespace itself stays. A second Close does
-// nothing.
+// Close closes the handle; the namespace stays if it has a name. A second Close
+// does nothing.
 func (n *Namespace) Close() error {
 	if n == nil {
 		return nil
@@ -92,12 +92,12 @@ func (n *Namespace) Close() error {
 	return nil
 }
 
-// Do runs fn on an OS thread that is inside the namespace and waits for it.
+// Do runs fn on an OS thread that is inside the namespace, and waits for it.
 // Goroutines that fn starts are not inside. Sockets that fn opens belong to
 // the namespace for good.
 //
-// A panic in fn continues in the caller as a *Panic, runtime.Goexit (and with
-// it testing's FailNow) as Goexit.
+// If fn panics, Do panics with a *Panic; if fn calls runtime.Goexit, as testing's
+// FailNow does, so does Do.
 func (n *Namespace) Do(fn func() error) error {
 	return onThread(func() error {
 		c, err := n.f.SyscallConn()
@@ -135,8 +135,8 @@ func (p *Panic) Unwrap() error {
 }
 
 // onThread runs enter, which changes the thread's namespace, and then fn on a
-// locked thread, and takes the thread home. The caller's own thread, which it
-// may have locked, is not touched.
+// locked thread, and moves the thread back. It does not use the caller's thread,
+// which the caller may have locked.
 func onThread(enter, fn func() error) error {
 	type outcome struct {
 		err      error
@@ -145,7 +145,7 @@ func onThread(enter, fn func() error) error {
 	}
 	result := make(chan outcome, 1)
 	go func() {
-		out := outcome{exited: true} // what Goexit in fn leaves standing
+		out := outcome{exited: true} // stays if fn calls Goexit
 		defer func() { result <- out }()
 
 		runtime.LockOSThread()
@@ -162,7 +162,7 @@ func onThread(enter, fn func() error) error {
 			return
 		}
 		defer func() {
-			// A thread that cannot go home stays locked: the runtime
+			// A thread that cannot be moved back stays locked: the runtime
 			// ends it with this goroutine instead of reusing it.
 			if vns.Set(home) == nil {
 				runtime.UnlockOSThread()
@@ -187,21 +187,20 @@ func onThread(enter, fn func() error) error {
 	return out.err
 }
 
-// Cmd is an exec.Cmd that starts inside a namespace. Only the network
-// namespace is another one: files, and /sys as mounted, stay the caller's.
+// Cmd is an exec.Cmd that starts inside a network namespace. The file system,
+// including the mounted /sys, stays the caller's.
 type Cmd struct {
 	*exec.Cmd
 	ns *Namespace
 }
 
-// Command prepares a command to run inside the namespace; the arguments are
-// those of exec.CommandContext.
+// Command is exec.CommandContext for a command to run inside the namespace.
 func (n *Namespace) Command(ctx context.Context, name string, arg ...string) *Cmd {
 	return &Cmd{exec.CommandContext(ctx, name, arg...), n}
 }
 
-// Start is exec.Cmd.Start inside the namespace: a child is born into the
-// namespace of the thread that forks it.
+// Start is exec.Cmd.Start inside the namespace. A child gets the namespace of the
+// thread that forks it.
 func (c *Cmd) Start() error { return c.ns.Do(c.Cmd.Start) }
 
 // Run is exec.Cmd.Run inside the namespace.
@@ -225,8 +224,8 @@ func (c *Cmd) CombinedOutput() (out []byte, err error) {
 	return out, err
 }
 
-// Exec replaces the calling process by argv, found through PATH, inside the
-// namespace. Terminal, signals and exit status are then the program's own. It
+// Exec replaces the calling process with argv, found through PATH, inside the
+// namespace. The program gets the terminal, the signals and the exit status. Exec
 // returns only on error.
 func (n *Namespace) Exec(argv, env []string) error {
 	path, err := exec.LookPath(argv[0])
@@ -234,8 +233,8 @@ func (n *Namespace) Exec(argv, env []string) error {
 		return fmt.Errorf("exec in namespace %q: %w", n.name, err)
 	}
 	return n.Do(func() error {
-		// The kernel keeps the calling thread, and with it its
-		// namespace, and ends all others.
+		// execve keeps the calling thread, and so its namespace, and ends
+		// all others.
 		return fmt.Errorf("exec %s in namespace %q: %w", path, n.name, syscall.Exec(path, argv, env))
 	})
 }
@@ -246,7 +245,7 @@ func (n *Namespace) Exec(argv, env []string) error {
 func (n *Namespace) SNMP() (map[string]map[string]uint64, error) {
 	var snmp map[string]map[string]uint64
 	err := n.Do(func() error {
-		// /proc/net means the main thread's namespace.
+		// /proc/net would be that of the main thread.
 		f, err := os.Open("/proc/thread-self/net/snmp")
 		if err != nil {
 			return err
@@ -274,7 +273,7 @@ func parseSNMP(r io.Reader) (map[string]map[string]uint64, error) {
 		}
 		values := strings.Fields(sc.Text())
 		if len(names) != len(values) || len(names) == 0 || names[0] != values[0] {
-			return nil, fmt.Errorf("names %q do not go with values %q", names, values)
+			return nil, fmt.Errorf("names %q do not match values %q", names, values)
 		}
 		proto := make(map[string]uint64)
 		for i := 1; i < len(names); i++ {
@@ -292,7 +291,7 @@ func parseSNMP(r io.Reader) (map[string]map[string]uint64, error) {
 }
 
 // Pids returns the processes, other than the calling one, with a thread
-// inside the namespace, in rising order.
+// inside the namespace, in ascending order.
 func (n *Namespace) Pids() ([]int, error) {
 	info, err := n.f.Stat()
 	if err != nil {
@@ -309,7 +308,7 @@ func (n *Namespace) Pids() ([]int, error) {
 		if err != nil || pid == os.Getpid() {
 			continue
 		}
-		// Threads end while we look: what cannot be read is not inside.
+		// Threads may end meanwhile: what cannot be read is not inside.
 		threads, _ := entries("/proc/" + process + "/task")
 		if slices.ContainsFunc(threads, func(thread string) bool {
 			l, err := os.Readlink("/proc/" + process + "/task/" + thread + "/ns/net")
@@ -322,7 +321,7 @@ func (n *Namespace) Pids() ([]int, error) {
 	return pids, nil
 }
 
-// entries lists a directory, in no order.
+// entries lists a directory, unsorted.
 func entries(dir string) ([]string, error) {
 	d, err := os.Open(dir)
 	if err != nil {

@@ -8,14 +8,14 @@ import "github.com/xspin/xspin/internal/capability"
 // namespaces and links need.
 var ErrPrivilege = capability.ErrMissing
 
-// checkPrivilege asks for what links and addresses need, and what unshare, setns
-// and mount need.
+// checkPrivilege returns an error unless the process has the capabilities for links and
+// addresses (CAP_NET_ADMIN), and for unshare, setns and mount (CAP_SYS_ADMIN).
 func checkPrivilege(op string) error {
 	return capability.Need(op, capability.NetAdmin, capability.SysAdmin)
 }
 
-// Probe tells why a lab cannot be built here, nil when it can. It creates a
-// network namespace that nobody else sees and drops it again.
+// Probe returns the reason why a lab cannot be built here, or nil. It creates an
+// unnamed network namespace and closes it.
 func Probe() error {
 	if err := checkPrivilege("probe"); err != nil {
 		return err

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package impair makes bad network: loss, duplication, corruption, a limited
-// rate, delay and reordering, for the frames that pass through a namespace
-// between the two ends of a lab. Package netns builds that namespace.
+// Package impair impairs a network: loss, duplication, corruption, a limited rate,
+// delay and reordering, for the frames that pass through a namespace between the
+// two ends of a lab. Package netns builds that namespace.
 //
-// Loss, duplication and corruption are decided by an eBPF program at tc ingress
-// (bpf/src/impair.bpf.c), at some 100 ns a frame; the rate is made by a token
-// bucket of the kernel. Frames that must wait do so in a [Relay].
+// An eBPF program at tc ingress (bpf/src/impair.bpf.c) loses, duplicates and
+// corrupts frames, at some 100 ns a frame; a token bucket of the kernel limits the
+// rate. A [Relay] delays frames.
 //
-// Decisions are pseudo-random numbers made of the seed, the direction and the
-// number of the frame. The same frames in the same order meet the same fate.
+// Decisions are pseudo-random, by the seed, the direction and the number of the
+// frame: the same frames in the same order are treated the same.
 package impair
 
 import (
@@ -22,7 +22,7 @@ import (
 )
 
 // ErrConfig is returned, wrapped, for a Config that cannot work. The message
-// begins with the name of the field, in lower case.
+// names the field, in lower case.
 var ErrConfig = errors.New("invalid impairment")
 
 // Direction says which frames are impaired.
@@ -30,8 +30,8 @@ type Direction int
 
 const (
 	Both     Direction = iota // each with a random stream of its own
-	FromHost                  // those that the host sends
-	ToHost                    // those that the NIC sends
+	FromHost                  // those from the host to the NIC
+	ToHost                    // those from the NIC to the host
 )
 
 var directionNames = [...]string{Both: "both", FromHost: "from-host", ToHost: "to-host"}
@@ -53,7 +53,7 @@ func ParseDirection(s string) (Direction, error) {
 	return 0, fmt.Errorf("want %s", strings.Join(directionNames[:], ", "))
 }
 
-// covers says whether frames of way, FromHost or ToHost, are impaired.
+// covers reports whether frames of way, FromHost or ToHost, are impaired.
 func (d Direction) covers(way Direction) bool { return d == Both || d == way }
 
 // Limits of a Config.
@@ -68,18 +68,18 @@ type Config struct {
 	// Loss, Duplicate, Corrupt and Reorder are probabilities, 0 to 1, for
 	// each frame. They are independent of each other and of other frames.
 	//
-	// A frame is lost, or else duplicated, or corrupted, or both: then the copy,
-	// which goes first, is whole. Corruption flips one bit behind the Ethernet
-	// header of an IP packet; ARP, which has no checksum, is spared.
+	// A frame that is not lost may be duplicated, corrupted, or both. If both, the
+	// copy, which goes first, is intact. Corruption flips one bit after the
+	// Ethernet header of an IP packet. It spares ARP, which has no checksum.
 	Loss, Duplicate, Corrupt float64
 	// Reorder needs a Delay: a reordered frame is sent at once, and overtakes
 	// those that wait.
 	Reorder float64
-	// Delay is what frames wait, 0 to 1 s. They leave no earlier, in the order in
-	// which they came, and up to 100 us later.
+	// Delay is how long frames wait, 0 to 1 s. They leave in the order in which
+	// they came, no earlier than that, and up to 100 us later.
 	Delay time.Duration
-	// Rate limits the frames, Ethernet header included, to so many bits per
-	// second, 8 kbit to 100 gbit. 0 is no limit.
+	// Rate is the limit in bits per second, 8 kbit to 100 gbit, with frames
+	// counted from their Ethernet header. 0 is no limit.
 	Rate uint64
 	// Seed of the random numbers. Defaults to 1.
 	Seed uint64
@@ -95,13 +95,13 @@ func (c Config) WithDefaults() Config {
 	return c
 }
 
-// Check judges the config.
+// Check validates the config.
 func (c Config) Check() error {
 	for _, p := range []struct {
 		name  string
 		value float64
 	}{{"loss", c.Loss}, {"dup", c.Duplicate}, {"reorder", c.Reorder}, {"corrupt", c.Corrupt}} {
-		if !(p.value >= 0 && p.value <= 1) { // not a number is refused as well
+		if !(p.value >= 0 && p.value <= 1) { // refuses NaN as well
 			return fmt.Errorf("%w: %s %s, want 0%% to 100%%", ErrConfig, p.name, FormatFraction(p.value))
 		}
 	}
@@ -119,7 +119,7 @@ func (c Config) Check() error {
 	return nil
 }
 
-// String lists what is not zero, as on the command line.
+// String lists what is not zero, in the words of the command line.
 func (c Config) String() string {
 	var parts []string
 	for _, p := range []struct {
@@ -145,8 +145,8 @@ func (c Config) String() string {
 	return strings.Join(append(parts, fmt.Sprintf("seed %d", c.Seed)), ", ")
 }
 
-// ParseFraction reads a percentage, with its sign: a bare 0.05 could mean two
-// things.
+// ParseFraction reads a percentage, with the sign %, because a bare 0.05 would be
+// ambiguous.
 func ParseFraction(s string) (float64, error) {
 	const want = "want 0% to 100%, with the sign: 5%"
 	n, ok := strings.CutSuffix(s, "%")
@@ -163,8 +163,7 @@ func ParseFraction(s string) (float64, error) {
 // FormatFraction is the inverse of ParseFraction, to nine digits.
 func FormatFraction(p float64) string { return strconv.FormatFloat(p*100, 'g', 9, 64) + "%" }
 
-// units of rates, as tc(8) has them, in bit/s. Longer ones before their own
-// endings.
+// units of rates, as in tc(8), in bit/s. A unit comes before those that it ends in.
 var units = []struct {
 	suffix string
 	bits   float64
@@ -176,9 +175,9 @@ var units = []struct {
 	{"", 1},
 }
 
-// ParseRate reads a rate as tc writes it: 10mbit, 1gbit, 1.5gbit. As there, bps
-// and its multiples are bytes per second and a bare number is bit/s. 0 is no
-// limit; others are MinRate to MaxRate.
+// ParseRate reads a rate as tc does: 10mbit, 1gbit, 1.5gbit. As there, bps and its
+// multiples are bytes per second, and a bare number is bit/s. 0 is no limit; other
+// rates are MinRate to MaxRate.
 func ParseRate(s string) (uint64, error) {
 	for _, u := range units {
 		n, ok := strings.CutSuffix(strings.ToLower(s), u.suffix)
@@ -210,8 +209,8 @@ func FormatRate(bits uint64) string {
 // A threshold is a probability in the unit of the programs: 2^32 is always.
 func threshold(p float64) uint64 { return uint64(math.Round(p * (1 << 32))) }
 
-// fraction is the inverse of threshold: of the probabilities that come to t, the
-// one with the fewest digits.
+// fraction is the inverse of threshold: of the probabilities whose threshold is t, it
+// returns the one with the fewest digits.
 func fraction(t uint64) float64 {
 	exact := float64(t) / (1 << 32)
 	for scale := 1.0; scale <= 1e9; scale *= 10 {

@@ -4,16 +4,15 @@ package impair
 
 import "github.com/xspin/xspin/xsk"
 
-// A slot is one buffer of a frame that waits.
+// A slot is one buffer of a waiting frame.
 type slot struct {
 	due  int64 // when the frame is to leave, CLOCK_MONOTONIC, ns
 	desc xsk.Desc
 	flow uint32
 }
 
-// A line is a queue of frames, bounded, first in first out. A frame is one or
-// more slots, of which all but the last are marked as continued. The zero value
-// has no room.
+// A line is a bounded FIFO queue of frames. A frame is one or more slots, of which
+// all but the last are marked as continued. The zero value has no room.
 type line struct {
 	slots      []slot // a power of two
 	head, tail uint64
@@ -53,5 +52,5 @@ func (l *line) frame(dst []xsk.Desc) []xsk.Desc {
 	return dst
 }
 
-// drop takes n slots from the front.
+// drop removes n slots from the front.
 func (l *line) drop(n int) { l.head += uint64(n) }

@@ -25,16 +25,16 @@ import (
 	"github.com/xspin/xspin/xsk"
 )
 
-// relayAddress is an abstract socket, which exists inside one network namespace
-// and ends with its process: whoever can connect to it knows that the relay runs.
+// relayAddress is an abstract socket, which belongs to a network namespace and ends
+// with its process. A process that can connect to it knows that the relay runs.
 const relayAddress = "@xspin-relay"
 
 // ErrNoRelay is returned, wrapped, by DialRelay when no relay runs in the
 // namespace.
 var ErrNoRelay = errors.New("no relay runs")
 
-// DialRelay connects to the relay of the thread's namespace. Nothing is ever
-// said on the connection; it ends with the relay.
+// DialRelay connects to the relay of the thread's namespace. The connection carries no
+// data, and ends with the relay.
 func DialRelay() (net.Conn, error) {
 	c, err := net.Dial("unix", relayAddress)
 	if errors.Is(err, unix.ECONNREFUSED) {
@@ -45,12 +45,12 @@ func DialRelay() (net.Conn, error) {
 	return c, nil
 }
 
-// A Relay lets frames wait, for a stage with a Delay: AF_XDP sockets bring them
-// into memory, where they stay until they are due, and send them on. It has one
-// thread for each direction, which sleeps until the next frame is due, and with
-// no frame sleeps for good.
+// A Relay delays the frames of a stage with a Delay. AF_XDP sockets bring them into
+// memory, where they stay until they are due, and send them on. It has a thread for
+// each direction, which sleeps until the next frame is due, or until one arrives if
+// none waits.
 //
-// It ends by itself when one of the devices goes.
+// It ends by itself when one of the devices is removed.
 type Relay struct {
 	lanes    []*lane
 	listener net.Listener
@@ -59,7 +59,7 @@ type Relay struct {
 	counts   *ebpf.Memory
 	unwatch  chan struct{} // closed to end the subscription
 
-	done chan struct{} // closed when all is released
+	done chan struct{} // closed when everything is released
 	err  error         // why it ended, once done
 
 	mu       sync.Mutex
@@ -75,7 +75,7 @@ func StartRelay() (_ *Relay, err error) {
 			err = fmt.Errorf("impair: relay: %w", errors.Join(err, r.release()))
 		}
 	}()
-	// First, so that there is one relay at a time.
+	// This comes first, so that there is one relay at a time.
 	if r.listener, err = net.Listen("unix", relayAddress); err != nil {
 		return nil, err
 	}
@@ -89,7 +89,7 @@ func StartRelay() (_ *Relay, err error) {
 	if r.counts, err = r.paths.Memory(); err != nil {
 		return nil, fmt.Errorf("map %s: %w", bpf.ImpairMapXspinPaths, err)
 	}
-	// Before looking for the devices: none can go unseen.
+	// Subscribe before looking for the devices, so that no removal is missed.
 	updates := make(chan netlink.LinkUpdate, 16)
 	if err := netlink.LinkSubscribe(updates, r.unwatch); err != nil {
 		return nil, fmt.Errorf("watch devices: %w", err)
@@ -126,7 +126,7 @@ func StartRelay() (_ *Relay, err error) {
 		for range r.lanes {
 			err := <-ended
 			r.err = errors.Join(r.err, err)
-			r.stop() // one lane alone is of no use
+			r.stop() // one lane alone is useless
 		}
 		r.err = errors.Join(r.err, r.release())
 		close(r.done)
@@ -134,8 +134,8 @@ func StartRelay() (_ *Relay, err error) {
 	return r, nil
 }
 
-// Wait waits until the relay has ended and tells why, nil for Close and for
-// devices that are gone.
+// Wait waits until the relay has ended, and returns why: nil after Close, and if the
+// devices are gone.
 func (r *Relay) Wait() error {
 	<-r.done
 	return r.err
@@ -161,8 +161,8 @@ func (r *Relay) stop() {
 	}
 }
 
-// release gives back everything, last the address by which others know that the
-// relay runs.
+// release releases everything. The listener is last, because others take it as a sign
+// that the relay runs.
 func (r *Relay) release() error {
 	r.mu.Lock()
 	r.released = true
@@ -179,7 +179,7 @@ func (r *Relay) release() error {
 	return errors.Join(errs...)
 }
 
-// serve holds the connections of those who wait for our end.
+// serve keeps connections of DialRelay open until the relay ends.
 func (r *Relay) serve() {
 	for {
 		c, err := r.listener.Accept()
@@ -198,7 +198,7 @@ func (r *Relay) serve() {
 	}
 }
 
-// watch stops the relay when a device goes.
+// watch stops the relay when a device is removed.
 func (r *Relay) watch(links map[string]netlink.Link, updates <-chan netlink.LinkUpdate) {
 	for u := range updates {
 		for _, l := range links {
@@ -207,7 +207,7 @@ func (r *Relay) watch(links map[string]netlink.Link, updates <-chan netlink.Link
 			}
 		}
 	}
-	r.stop() // closed, or events were lost: nobody would tell us
+	r.stop() // unsubscribed, or events were lost and a removal might be missed
 }
 
 // relayed mirrors struct xspin_relayed.
@@ -223,7 +223,7 @@ func (r *Relay) store(slot uint32, c relayed) {
 	_, _ = r.counts.WriteAt(b[:], int64(uintptr(slot)*unsafe.Sizeof(e)+unsafe.Offsetof(e.Relay)))
 }
 
-// struct xspin_wait_meta, in front of a frame.
+// The layout of struct xspin_wait_meta, which is in front of a frame.
 const (
 	metaSize    = 16
 	metaArrived = 0
@@ -233,16 +233,15 @@ const (
 const (
 	fillSize = 8192 // frames for arrivals while the lane sleeps
 	batch    = 64
-	// grain is the least time between two rounds of a lane: frames leave up to so
-	// much late, and in batches.
+	// grain is the least time between two rounds of a lane: frames leave in batches,
+	// and late by at most that much.
 	grain = 100 * time.Microsecond
-	// longest is the longest sleep while frames wait: no more may arrive in it
-	// than the rings hold.
+	// longest is the longest sleep while frames wait. In that time, no more frames
+	// should arrive than the rings hold.
 	longest = time.Millisecond
 )
 
-// A lane is one direction of a relay. But for interrupt, it belongs to its
-// thread.
+// A lane is one direction of a relay. It belongs to its thread, except for interrupt.
 type lane struct {
 	set  setting
 	umem *xsk.UMEM
@@ -252,14 +251,14 @@ type lane struct {
 	wake int // eventfd
 	stop atomic.Bool
 
-	express line       // reordered frames: next to leave
+	express line       // reordered frames, which leave at once
 	waiting line       // the others
-	frame   []xsk.Desc // being received: a batch may end inside
+	frame   []xsk.Desc // being received; a batch may end inside it
 	leaving []xsk.Desc // being sent
-	arrived int64      // of the frame being received
-	flow    uint32
-	seen    uint64   // frames received
-	free    []uint64 // buffers of ours
+	arrived int64      // when the frame being received arrived
+	flow    uint32     // of that frame
+	seen    uint64     // frames received
+	free    []uint64   // buffers that are neither waiting nor the kernel's
 	count   relayed
 	late    uint64 // frames that the kernel dropped, part of count.overflowed
 	looked  int64  // when that was last read, ns
@@ -282,8 +281,8 @@ type exit struct {
 	held int        // sent and not complete
 }
 
-// capacity is how many buffers may wait: what arrives at the rate, or at 10
-// Gbit/s without one, during the delay, and half as much again.
+// capacity is how many buffers may wait: enough for what arrives during the delay, at the
+// rate or else at 10 Gbit/s, and half as much again, within bounds.
 func capacity(delay time.Duration, rate uint64, mtu int) int {
 	if rate == 0 {
 		rate = 10_000_000_000
@@ -293,7 +292,7 @@ func capacity(delay time.Duration, rate uint64, mtu int) int {
 	return min(max(n, 1<<14), 1<<17)
 }
 
-// bufferSize is the size of a buffer that holds a frame, or the largest there is.
+// bufferSize is the size of a buffer that holds a whole frame, or the largest one.
 func bufferSize(mtu int) int {
 	if mtu+ethHeader+vlanTag <= 2048-xsk.PacketHeadroom {
 		return 2048
@@ -307,7 +306,7 @@ func openLane(e *settings, from, to netlink.Link) (_ *lane, err error) {
 	mtu, queues := to.Attrs().MTU, to.Attrs().NumTxQueues
 	room := capacity(time.Duration(e.Set.Delay), e.Set.Rate, mtu)
 	l := &lane{
-		// Another stream than that of the program.
+		// A stream of decisions other than the program's.
 		set:     setting{key: mix(^e.Set.Key), reorder: e.Set.Reorder, delay: int64(e.Set.Delay)},
 		express: newLine(1024),
 		waiting: newLine(room),
@@ -322,7 +321,7 @@ func openLane(e *settings, from, to netlink.Link) (_ *lane, err error) {
 	if l.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
 		return nil, fmt.Errorf("eventfd: %w", err)
 	}
-	// What is neither waiting nor on the fill ring is on its way out.
+	// Buffers for waiting frames, for the fill ring, and as many for frames being sent.
 	frames := room + 2*fillSize
 	if l.umem, err = xsk.NewUMEM(xsk.UMEMConfig{Frames: frames, FrameSize: bufferSize(mtu)}); err != nil {
 		return nil, err
@@ -373,9 +372,9 @@ func (l *lane) interrupt() {
 
 // run moves frames until interrupt.
 func (l *lane) run() error {
-	runtime.LockOSThread() // for good: the thread ends with this goroutine
+	runtime.LockOSThread() // never unlocked: the thread ends with this goroutine
 	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1000, 0, 0, 0)
-	// A wire does not wait for a CPU. What it is not granted is done without.
+	// Delays should not depend on the load. Without the privilege, do without.
 	_ = unix.Setpriority(unix.PRIO_PROCESS, 0, -10)
 	for {
 		l.receive()
@@ -418,7 +417,7 @@ func (l *lane) receive() {
 	}
 }
 
-// look counts the frames that the kernel dropped because we were late.
+// look counts the frames that the kernel dropped because the lane was late.
 func (l *lane) look(now int64) {
 	l.looked = now
 	if st, err := l.rx.Stats(); err == nil {
@@ -437,7 +436,7 @@ func (l *lane) meta(d xsk.Desc) (arrived int64, flow uint32) {
 	return int64(binary.NativeEndian.Uint64(m[metaArrived:])), binary.NativeEndian.Uint32(m[metaFlow:])
 }
 
-// admit decides how long the frame waits.
+// admit queues the frame that was received, and decides how long it waits.
 func (l *lane) admit() {
 	n := l.seen
 	l.seen++
@@ -454,14 +453,14 @@ func (l *lane) admit() {
 	*counter++
 }
 
-// send sends what is due. It says whether frames are left that could not leave.
+// send sends what is due. blocked says that some of it could not be sent yet.
 func (l *lane) send(now int64) (blocked bool) {
 	for _, queue := range [...]*line{&l.express, &l.waiting} {
 		for s := queue.first(); s != nil && s.due <= now; s = queue.first() {
 			x := l.tx[s.flow%uint32(len(l.tx))]
 			l.leaving = queue.frame(l.leaving[:0])
 			if len(x.out)+len(l.leaving) > batch && !l.flush(x) {
-				break // the others behind it wait too: they keep their order
+				break // the others of the line wait too, to keep their order
 			}
 			x.out = append(x.out, l.leaving...)
 			queue.drop(len(l.leaving))
@@ -476,15 +475,15 @@ func (l *lane) send(now int64) (blocked bool) {
 	return blocked
 }
 
-// flush has the kernel send what x holds, and says whether it took everything.
+// flush has the kernel send what x holds, and reports whether it took everything.
 func (l *lane) flush(x *exit) bool {
 	for len(x.out) > 0 || x.s.TxOutstanding() > 0 {
 		n := x.s.Send(x.out)
 		x.held += n
 		x.out = x.out[:copy(x.out, x.out[n:])]
 		before := x.s.TxOutstanding()
-		// A device that is down, and may come up, refuses frames as one
-		// whose ring is full does.
+		// A device that is down may come up again, so it is treated like one
+		// whose ring is full.
 		_, _ = x.s.Kick()
 		l.complete(x)
 		if n == 0 && x.s.TxOutstanding() >= before {
@@ -534,7 +533,7 @@ func (l *lane) sleep(blocked bool) error {
 			}
 		}
 		ts := unix.NsecToTimespec(int64(d))
-		timeout, fds = &ts, fds[:1] // arrivals can wait
+		timeout, fds = &ts, fds[:1] // arrivals need not wake the lane
 	}
 	_, err := unix.Ppoll(fds, timeout, nil)
 	if err != nil && err != unix.EINTR {
@@ -543,7 +542,7 @@ func (l *lane) sleep(blocked bool) error {
 	return nil
 }
 
-// grain is shorter for short delays.
+// grain is the constant grain, or less for short delays.
 func (l *lane) grain() time.Duration {
 	return min(grain, max(time.Duration(l.set.delay)/16, 20*time.Microsecond))
 }

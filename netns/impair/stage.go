@@ -17,14 +17,14 @@ import (
 	"github.com/xspin/xspin/internal/ethtool"
 )
 
-// The devices of the namespace in the middle.
+// The devices of the namespace between the ends.
 const (
-	// HostPort and NICPort are the far ends of the host's and the NIC's device.
-	// They are there before Install.
+	// HostPort and NICPort are the veth peers of the host's and the NIC's device.
+	// They must exist before Install.
 	HostPort = "p-host"
 	NICPort  = "p-nic"
-	// The pair through which frames go to the relay, if there is a delay:
-	// what goes into one comes out of the other, next to where it leaves.
+	// The veth pair through which frames go to the relay, if there is a delay.
+	// The relay receives them at the far end and sends them on from there.
 	waitHost = "d-host"
 	waitNIC  = "d-nic"
 )
@@ -42,7 +42,7 @@ var ways = [2]way{
 	{ToHost, 1, NICPort, HostPort, waitNIC, waitHost},
 }
 
-// sendsBy is the device on whose egress the rate is made.
+// sendsBy is the device whose egress limits the rate.
 func (w way) sendsBy(c Config) string {
 	if c.Delay > 0 && c.Direction.covers(w.direction) {
 		return w.enter
@@ -50,14 +50,14 @@ func (w way) sendsBy(c Config) string {
 	return w.out
 }
 
-// queueLength of the devices that frames leave by, in frames. It is for bursts
-// into the 256 places of a veth's own ring, without a rate.
+// queueLength is the length of the queue of devices that frames leave by, in frames.
+// Without a rate, it takes bursts that are too long for the 256 places of veth's ring.
 const queueLength = 4096
 
-// settings are an entry of the map: what the programs are told, and counters.
+// settings are an entry of the map: the programs' settings, and their counters.
 type settings = bpf.ImpairXspinPath
 
-// setting is what the programs are told.
+// setting returns the programs' settings for a direction.
 func (c Config) setting(w way) (s settings) {
 	if !c.Direction.covers(w.direction) {
 		return s
@@ -74,7 +74,7 @@ func (c Config) setting(w way) (s settings) {
 	return s
 }
 
-// Equal says whether two configs, with their defaults filled in, come to the same.
+// Equal reports whether two configs, with their defaults filled in, have the same effect.
 func (c Config) Equal(o Config) bool {
 	for _, w := range ways {
 		if c.setting(w) != o.setting(w) {
@@ -101,9 +101,9 @@ func configOf(entries [2]settings) Config {
 	return c
 }
 
-// Install puts cfg into force in the thread's namespace, where HostPort and
-// NICPort have to be, with that MTU. It gives devices that it makes the alias. A
-// Config with a Delay passes nothing until there is a Relay.
+// Install applies cfg in the thread's namespace, which must have HostPort and NICPort
+// with that MTU. It gives devices that it makes the alias. With a Delay, no frame passes
+// until there is a Relay.
 func Install(cfg Config, mtu int, alias string) error {
 	spec, err := bpf.LoadImpair()
 	if err != nil {
@@ -137,8 +137,8 @@ func Install(cfg Config, mtu int, alias string) error {
 		if err := netlink.LinkSetXdpFdWithFlags(l, programs[name].FD(), nl.XDP_FLAGS_DRV_MODE); err != nil {
 			return fmt.Errorf("impair: attach XDP program to %s: %w", name, err)
 		}
-		// Comes with the program. It would merge frames before they are
-		// impaired.
+		// GRO comes with the XDP program, and would merge frames before they
+		// are impaired.
 		if err := ethtool.GRO.Enable(name, false); err != nil {
 			return fmt.Errorf("impair: %w", err)
 		}
@@ -191,7 +191,7 @@ func addWaitingPair(mtu int, alias string) error {
 	return nil
 }
 
-// names of the devices of the stage.
+// names returns the names of the stage's devices.
 func names(delay bool) []string {
 	if delay {
 		return []string{HostPort, NICPort, waitHost, waitNIC}
@@ -211,7 +211,7 @@ func links(delay bool) (map[string]netlink.Link, error) {
 	return m, nil
 }
 
-// discipline makes the queue in front of a device. With one, the kernel holds
+// discipline returns the queueing discipline of a device. With one, the kernel holds
 // frames back while the ring of the veth is full, instead of dropping them.
 func discipline(l netlink.Link, rate uint64, mtu int) netlink.Qdisc {
 	attrs := netlink.QdiscAttrs{LinkIndex: l.Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT}
@@ -225,12 +225,12 @@ func discipline(l netlink.Link, rate uint64, mtu int) netlink.Qdisc {
 	}
 }
 
-// Burst is how many bytes may leave back to back although the rate is lower:
-// what the rate makes of 1 ms, and no less than four frames.
+// Burst is how many bytes may leave back to back, faster than the rate: what the rate
+// allows in 1 ms, but at least four frames.
 func Burst(rate uint64, mtu int) int { return max(int(rate/8/1000), 4*(mtu+ethHeader)) }
 
-// backlog is how many bytes wait for the rate before frames are dropped: what it
-// sends in 50 ms, at least 32 frames and at most 32 MiB.
+// backlog is how many bytes may wait because of the rate before frames are dropped: what
+// it allows in 50 ms, at least 32 frames and at most 32 MiB.
 func backlog(rate uint64, mtu int) int {
 	return min(max(int(rate/8/20), 32*(mtu+ethHeader)), 32<<20)
 }
@@ -240,8 +240,8 @@ const ethHeader = 14
 // filterName marks our filters.
 const filterName = "xspin_impair"
 
-// addFilter attaches prog to the ingress of a device. The kernel keeps it until
-// the device goes, whatever becomes of this process.
+// addFilter attaches prog to the ingress of a device. The kernel keeps it until the
+// device is removed, even if this process ends.
 func addFilter(l netlink.Link, prog *ebpf.Program) error {
 	err := netlink.QdiscAdd(&netlink.GenericQdisc{
 		QdiscAttrs: netlink.QdiscAttrs{LinkIndex: l.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT},
@@ -265,33 +265,32 @@ func addFilter(l netlink.Link, prog *ebpf.Program) error {
 
 // Counters say what happened in one direction since the stage was built.
 type Counters struct {
-	Frames      uint64 `json:"frames"` // that came in
-	Bytes       uint64 `json:"bytes"`  // of them, with Ethernet header
+	Frames      uint64 `json:"frames"` // received
+	Bytes       uint64 `json:"bytes"`  // of these, with Ethernet header
 	Lost        uint64 `json:"lost"`
 	Duplicated  uint64 `json:"duplicated"`
 	Corrupted   uint64 `json:"corrupted"`
-	RateDropped uint64 `json:"rate_dropped"` // the queue in front of the rate was full
+	RateDropped uint64 `json:"rate_dropped"` // dropped: the queue for the rate was full
 	Delayed     uint64 `json:"delayed"`      // waited in the relay
-	Reordered   uint64 `json:"reordered"`    // did not wait
-	Waiting     uint64 `json:"waiting"`      // in the relay just now
-	Overflowed  uint64 `json:"overflowed"`   // no room in the relay
-	Unserved    uint64 `json:"unserved"`     // no relay
-	LinkDropped uint64 `json:"link_dropped"` // the next device's ring or queue was full
+	Reordered   uint64 `json:"reordered"`    // did not wait in the relay
+	Waiting     uint64 `json:"waiting"`      // in the relay now
+	Overflowed  uint64 `json:"overflowed"`   // dropped: no room in the relay
+	Unserved    uint64 `json:"unserved"`     // dropped: no relay
+	LinkDropped uint64 `json:"link_dropped"` // dropped: the next device's ring or queue was full
 }
 
-// State is what Read finds.
+// State is the config of a stage and its counters.
 type State struct {
 	Config   Config
 	FromHost Counters
 	ToHost   Counters
 }
 
-// ErrGone is returned, wrapped, by Read where there is no stage, or not all of
-// it.
+// ErrGone is returned, wrapped, by Read if there is no stage, or not all of it.
 var ErrGone = errors.New("the impairment stage is gone")
 
-// Read tells what is in force in the thread's namespace, and what happened
-// there, whoever installed it.
+// Read reads the state of the stage in the thread's namespace, whichever process
+// installed it.
 func Read() (*State, error) {
 	m, err := pathMap()
 	if err != nil {
@@ -327,7 +326,7 @@ func Read() (*State, error) {
 			}
 			c.LinkDropped += links[name].Attrs().Statistics.TxDropped
 			if name == ways[i].out {
-				break // both are the same without a relay
+				break // without a relay it is the same device
 			}
 		}
 	}
@@ -355,7 +354,7 @@ func drops(q netlink.Qdisc) uint64 {
 	return 0
 }
 
-// pathMap finds the settings and counters by way of the filters.
+// pathMap finds the map of settings and counters through the filters that use it.
 func pathMap() (*ebpf.Map, error) {
 	var id int
 	for _, w := range ways {
@@ -379,7 +378,7 @@ func pathMap() (*ebpf.Map, error) {
 			return nil, fmt.Errorf("%w: no filter on %s", ErrGone, w.in)
 		}
 	}
-	return mapOf(ebpf.ProgramID(id), bpf.ImpairMapXspinPaths) // one for both
+	return mapOf(ebpf.ProgramID(id), bpf.ImpairMapXspinPaths) // both filters use the same
 }
 
 // mapOf opens the map of that name that a program uses.
@@ -416,14 +415,14 @@ func entriesOf(m *ebpf.Map) (entries [2]settings, err error) {
 	return entries, nil
 }
 
-// RealChecksums has a device in the thread's namespace compute checksums and cut
-// segments itself. Otherwise checksums of local senders are not filled in, since
-// veth loses nothing, and a bit that we flip would not be noticed.
+// RealChecksums makes the kernel compute checksums and cut segments before frames leave a
+// device in the thread's namespace. With offload, veth passes frames on without checksums,
+// and a flipped bit would not be noticed.
 func RealChecksums(device string) error {
 	if err := ethtool.TxChecksum.Enable(device, false); err != nil {
 		return err
 	}
-	// Goes with it, says the kernel.
+	// The kernel turns TSO off with it.
 	if on, err := ethtool.TSO.Enabled(device); err != nil {
 		return err
 	} else if on {
@@ -432,8 +431,8 @@ func RealChecksums(device string) error {
 	return nil
 }
 
-// HasRealChecksums tells whether RealChecksums is in force on a device in the
-// thread's namespace.
+// HasRealChecksums reports whether RealChecksums was applied to a device in the thread's
+// namespace.
 func HasRealChecksums(device string) (bool, error) {
 	on, err := ethtool.TxChecksum.Enabled(device)
 	return !on, err

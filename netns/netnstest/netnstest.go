@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package netnstest lends labs to tests.
+// Package netnstest builds labs for tests.
 package netnstest
 
 import (
@@ -38,9 +38,9 @@ func decide(t testing.TB, err error) {
 	}
 }
 
-// Temp builds a lab for the test alone and removes it when the test ends. The
-// namespaces get names of their own, devices and addresses those of cfg. It
-// decides by NeedRoot whether the test may run.
+// Temp builds a lab for one test and removes it when the test ends. The namespaces
+// get unique names; devices and addresses are those of cfg. Like NeedRoot, it skips
+// the test without root.
 func Temp(t testing.TB, cfg netns.LabConfig) *netns.Lab {
 	t.Helper()
 	NeedRoot(t)
@@ -61,7 +61,7 @@ func Temp(t testing.TB, cfg netns.LabConfig) *netns.Lab {
 
 const pattern = "xspin-test%d-%d-"
 
-// Unique returns cfg with names for the namespaces that no other test uses.
+// Unique returns cfg with namespace names that no other test uses.
 func Unique(cfg netns.LabConfig) netns.LabConfig {
 	name := fmt.Sprintf(pattern, os.Getpid(), count.Add(1))
 	cfg.NIC.Namespace, cfg.Host.Namespace = name+"nic", name+"host"
@@ -72,7 +72,7 @@ func Unique(cfg netns.LabConfig) netns.LabConfig {
 func sweep(t testing.TB) {
 	entries, err := os.ReadDir("/run/netns")
 	if err != nil {
-		return // nobody made a lab yet
+		return // no lab was ever made
 	}
 	for _, e := range entries {
 		var pid, n int

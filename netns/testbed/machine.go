@@ -12,18 +12,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TempDir makes a directory in parent, which the caller removes. Before that it
-// removes those of this name whose processes were killed.
+// TempDir makes a directory in parent, which the caller must remove. It first removes
+// directories of this name that killed processes have left.
 func TempDir(parent, name string) (string, error) {
 	pattern := "xspin-" + name + "-%d-"
-	entries, _ := os.ReadDir(parent) // if it is not there, MkdirTemp says so
+	entries, _ := os.ReadDir(parent) // MkdirTemp reports the error
 	for _, e := range entries {
 		var pid int
 		if _, err := fmt.Sscanf(e.Name(), pattern, &pid); err != nil {
 			continue
 		}
 		if _, err := os.Stat(fmt.Sprintf("/proc/%d", pid)); errors.Is(err, os.ErrNotExist) {
-			_ = os.RemoveAll(filepath.Join(parent, e.Name())) // or another one does
+			_ = os.RemoveAll(filepath.Join(parent, e.Name())) // another process may be doing the same
 		}
 	}
 	return os.MkdirTemp(parent, fmt.Sprintf(pattern, os.Getpid()))
@@ -46,13 +46,13 @@ func CPU() string {
 			return strings.TrimSpace(value)
 		}
 	}
-	return "unknown" // other architectures call it otherwise, or not at all
+	return "unknown" // not all architectures have the line
 }
 
-// MaxCPU is the last CPU that unix.CPUSet has room for.
+// MaxCPU is the highest CPU number that fits in a unix.CPUSet.
 const MaxCPU = 1023
 
-// CPUs are those that this process may use, none if the kernel does not tell.
+// CPUs returns the CPUs that this process may use, none if the kernel does not say.
 func CPUs() (cpus []int) {
 	var set unix.CPUSet
 	if unix.SchedGetaffinity(0, &set) != nil {

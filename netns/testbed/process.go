@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package testbed has what demos and benchmarks measure with, beside what they
-// measure: processes at either end of a lab, iperf3 among them, CPUs, directories
-// for the time, and what machine this is.
+// Package testbed has what demos and benchmarks share: processes at either end of a
+// lab, including iperf3, pinning to CPUs, temporary directories, and a description of
+// the machine.
 package testbed
 
 import (
@@ -39,7 +39,7 @@ func Pin(cpu int) (unpin func(), err error) {
 		return nil, fmt.Errorf("pin thread to CPU %d of %d: %w: no such CPU, or not one this process may use", cpu, runtime.NumCPU(), err)
 	}
 	return func() {
-		// A thread that stays pinned must not serve other goroutines: left
+		// A thread that stays pinned must not serve other goroutines. Left
 		// locked, it ends with this one.
 		if unix.SchedSetaffinity(0, &before) == nil {
 			runtime.UnlockOSThread()
@@ -57,28 +57,30 @@ func OnCPU(cpu int, fn func() error) error {
 	return fn()
 }
 
-// Start starts a command in a namespace, on a CPU unless that is -1. A signal from
-// the terminal is not for it: it ends with its context.
+// Start starts a command in a namespace, on a CPU or, with -1, on any. It has a process
+// group of its own, so signals from the terminal do not reach it; it ends with the
+// context of cmd.
 func Start(ns *netns.Namespace, cpu int, cmd *exec.Cmd) error {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	// A child is born with the namespace and the CPUs of the thread that forks it.
+	// A child gets the namespace and the CPUs of the thread that forks it.
 	return ns.Do(func() error { return OnCPU(cpu, cmd.Start) })
 }
 
-// Flow is what iperf3 has measured.
+// Flow is what iperf3 measured.
 type Flow struct {
-	Gbps, Seconds float64 // of what arrived
+	Gbps, Seconds float64 // at the receiver
 	Retransmitted uint64  // segments
 	Lost          float64 // fraction of the datagrams of UDP
 }
 
-// IPerf runs iperf3 from the host's end of a lab to the NIC's, each on a CPU or on
-// any, -1. More arguments for the client say how much, and may turn it round.
+// IPerf runs iperf3 from the host's end of a lab to the NIC's. client and server are
+// CPUs, -1 for any. args are more arguments of the client, such as how much to send, or
+// -R to reverse the direction.
 func IPerf(ctx context.Context, lab *netns.Lab, client, server int, args ...string) (f Flow, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	addr := lab.NIC.Addr.Addr().String()
-	// It ends after one client, with ctx, or, if we are killed, when it is idle.
+	// It ends after one client or with ctx; if this process is killed, when it is idle.
 	s := exec.CommandContext(ctx, "iperf3", "-s", "-1", "-B", addr, "--forceflush", "--idle-timeout", "30")
 	log, err := s.StdoutPipe()
 	if err != nil {
@@ -89,7 +91,7 @@ func IPerf(ctx context.Context, lab *netns.Lab, client, server int, args ...stri
 	}
 	defer func() {
 		cancel()
-		_ = s.Wait() // killed, or done: the client tells what there is to tell
+		_ = s.Wait() // killed or done; errors are reported by the client
 	}()
 	listening := false
 	for line := bufio.NewScanner(log); !listening && line.Scan(); {
