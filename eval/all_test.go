@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/eval/bench"
+	"github.com/xspin/xspin/eval/page/pagetest"
 	"github.com/xspin/xspin/eval/report"
 	"github.com/xspin/xspin/netns/netnstest"
 )
@@ -140,8 +141,8 @@ func TestBenchAllRefusesUnknownExperiments(t *testing.T) {
 	}
 }
 
-// measured measures a step of an experiment once, as a quick run does, and returns its plots
-// as "name: series of so many points, ..." each.
+// measured measures a step of an experiment once, as a quick run does, and returns its plots,
+// see plotsOf.
 func measured(t *testing.T, measure step, rows ...bench.Row) (*report.Experiment, []string) {
 	t.Helper()
 	e := &report.Experiment{Name: "test", Rows: rows}
@@ -151,7 +152,12 @@ func measured(t *testing.T, measure step, rows ...bench.Row) (*report.Experiment
 	if err := errors.Join(err, e.Prune()); err != nil {
 		t.Fatal(err)
 	}
-	var plots []string
+	return e, plotsOf(t, e)
+}
+
+// plotsOf returns the plots as "name: series of so many points, ..." each.
+func plotsOf(t *testing.T, e *report.Experiment) (plots []string) {
+	t.Helper()
 	for _, p := range e.Plots {
 		var series []string
 		for _, s := range p.Series {
@@ -166,7 +172,7 @@ func measured(t *testing.T, measure step, rows ...bench.Row) (*report.Experiment
 		}
 		plots = append(plots, p.Name+": "+strings.Join(series, ", "))
 	}
-	return e, plots
+	return plots
 }
 
 func wantPlots(t *testing.T, got []string, want string) {
@@ -176,15 +182,24 @@ func wantPlots(t *testing.T, got []string, want string) {
 	}
 }
 
-// Figures 24 and 25 come out of real pings.
+// Figures 24 and 25 come out of real pings, in a page that reads.
 func TestPingpongMeasuresEveryRow(t *testing.T) {
 	if !measures(t) {
 		return
 	}
-	e, plots := measured(t, pingpongPlots)
 	const modes = "Linux 4, handlers 4, handlers and an application 4"
 	const nic, both = "wire and client 4, dispatch 4, handler 4", "wire and client 4, dispatch 4, handler 4, application 4"
-	wantPlots(t, plots, `
+	dir := t.TempDir()
+	x := experiments[0]
+	x.rows, x.quick.runs = nil, 1
+	if _, err := runAll(t.Context(), t.Output(), []experiment{x}, allOptions{dir: dir, quick: true}); err != nil {
+		t.Fatal(err)
+	}
+	r, err := report.Load(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantPlots(t, plotsOf(t, r.Experiments[0]), `
 pingpong-icmp: `+modes+`
 pingpong-icmp-spread: `+modes+`
 pingpong-icmp-parts-nic: `+nic+`
@@ -193,11 +208,12 @@ pingpong-udp: `+modes+`
 pingpong-udp-spread: `+modes+`
 pingpong-udp-parts-nic: `+nic+`
 pingpong-udp-parts-host-nic: `+both)
-	for _, p := range e.Plots {
+	for _, p := range r.Experiments[0].Plots {
 		if marks := map[bool]int{true: 12}[p.Name == "pingpong-icmp" || p.Name == "pingpong-udp"]; len(p.Marks) != marks {
 			t.Errorf("%s: marks %+v", p.Name, p.Marks)
 		}
 	}
+	pagetest.Look(t, dir, x.Title, x.Shows, x.Method, "UDP echo: round trip by payload size", "Linux: ", "A quick run", "FPsPIN (D4.7, figure 24)")
 }
 
 func TestPacketsMeasureEveryRow(t *testing.T) {

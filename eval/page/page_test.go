@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package page
+package page_test
 
 import (
 	"encoding/csv"
@@ -16,6 +16,8 @@ import (
 	"golang.org/x/net/html"
 
 	"github.com/xspin/xspin/eval/bench"
+	"github.com/xspin/xspin/eval/page"
+	"github.com/xspin/xspin/eval/page/pagetest"
 	"github.com/xspin/xspin/eval/report"
 )
 
@@ -62,10 +64,10 @@ func fixture(t *testing.T) *report.Report {
 
 func TestThePageHasAllOfTheReport(t *testing.T) {
 	dir := t.TempDir()
-	if err := Write(dir, fixture(t)); err != nil {
+	if err := page.Write(dir, fixture(t)); err != nil {
 		t.Fatal(err)
 	}
-	b, err := os.ReadFile(filepath.Join(dir, Index))
+	b, err := os.ReadFile(filepath.Join(dir, page.Index))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -100,11 +102,11 @@ func TestThePageHasAllOfTheReport(t *testing.T) {
 }
 
 // textOf returns what a reader sees, and fails if a text has become markup.
-func textOf(t *testing.T, page string) string {
+func textOf(t *testing.T, source string) string {
 	t.Helper()
 	var text strings.Builder
 	var open []string
-	z := html.NewTokenizer(strings.NewReader(page))
+	z := html.NewTokenizer(strings.NewReader(source))
 	for {
 		switch z.Next() {
 		case html.ErrorToken:
@@ -133,7 +135,7 @@ func textOf(t *testing.T, page string) string {
 
 func TestTablesHaveEveryFigure(t *testing.T) {
 	dir := t.TempDir()
-	if err := Write(dir, fixture(t)); err != nil {
+	if err := page.Write(dir, fixture(t)); err != nil {
 		t.Fatal(err)
 	}
 	for name, want := range map[string][]string{
@@ -160,4 +162,12 @@ func TestTablesHaveEveryFigure(t *testing.T) {
 			t.Errorf("%s: %q", name, lines[1])
 		}
 	}
+}
+
+func TestThePageInABrowser(t *testing.T) {
+	dir := t.TempDir()
+	if err := page.Write(dir, fixture(t)); err != nil {
+		t.Fatal(err)
+	}
+	pagetest.Look(t, dir, "XsPIN, measured", "Targets: 1 met, 1 missed, 0 within noise.", "Title "+hostile, "first/ahead", "How it is measured", "2.00 [1.00, 3.00], 50.0 % lost")
 }
