@@ -4,14 +4,18 @@ package eval
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"os"
 
 	"github.com/spf13/cobra"
 
 	"github.com/xspin/xspin/eval/bench"
 	"github.com/xspin/xspin/eval/chart"
+	"github.com/xspin/xspin/eval/report"
 )
 
 func newCompareCmd() *cobra.Command {
@@ -22,13 +26,15 @@ func newCompareCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "compare BEFORE.json AFTER.json",
 		Short: "What has got better or worse between two runs of a benchmark, beyond the noise",
-		Long: `The files are what xspin bench X --json printed, on one machine: with two releases,
-two configurations, two kernels. Each row that both have is compared with itself.
+		Long: `The files are what xspin bench X --json printed, or the results.json of bench all, on
+one machine: with two releases, two configurations, two kernels. Each row and each
+point of a plot that both have is compared with itself.
 It is better or worse if the 95 % interval of the change, by a bootstrap over the
 runs of both, does not contain 0; else it is within noise. Needs no root.`,
 		Example: `  sudo xspin bench rx --json > before.json
   sudo xspin bench rx --json > after.json
-  xspin bench compare before.json after.json --plot changes.svg`,
+  xspin bench compare before.json after.json --plot changes.svg
+  xspin bench compare old/results.json new/results.json`,
 		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			defer func() {
@@ -67,16 +73,32 @@ runs of both, does not contain 0; else it is within noise. Needs no root.`,
 	return cmd
 }
 
+// readDocument reads what a bench has printed, or the report of all.
 func readDocument(name string) (d *bench.Document, err error) {
+	defer func() {
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			err = fmt.Errorf("%s: %w", name, err)
+		}
+	}()
 	f, err := os.Open(name)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	if d, err = bench.ReadDocument(f); err != nil {
-		return nil, fmt.Errorf("%s: %w", name, err)
+	b, err := io.ReadAll(io.LimitReader(f, report.Most+1))
+	if err != nil {
+		return nil, err
 	}
-	return d, nil
+	var all struct{ Experiments []json.RawMessage }
+	if json.Unmarshal(b, &all) != nil || all.Experiments == nil {
+		return bench.ReadDocument(bytes.NewReader(b))
+	}
+	r, err := report.Read(bytes.NewReader(b))
+	if err != nil {
+		return nil, err
+	}
+	d = r.Document()
+	return d, d.Check()
 }
 
 // writePlot draws before it opens the file: what is there stays if nothing can be drawn.

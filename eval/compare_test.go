@@ -5,12 +5,14 @@ package eval
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/xspin/xspin/eval/bench"
+	"github.com/xspin/xspin/eval/report"
 )
 
 func TestBenchCompare(t *testing.T) {
@@ -32,6 +34,15 @@ func TestBenchCompare(t *testing.T) {
 		return path
 	}
 	before, after := write("before.json", 10, 11, 12, 13, 14), write("after.json", 20, 21, 22, 23, 24)
+	for name, runs := range map[string][]float64{"old": {10, 11, 12, 13, 14}, "new": {5, 6, 7, 8, 9}} {
+		r := &report.Report{Schema: report.Schema, Experiments: []*report.Experiment{{Name: "e", Status: report.Done, Plots: []*report.Plot{
+			{Name: "p", Y: report.Axis{Unit: "us"}, Series: []report.Series{{Name: "s", Points: []report.Point{report.NewPoint(1, runs)}}}},
+		}}}}
+		if err := errors.Join(os.Mkdir(filepath.Join(dir, name), 0o755), r.Save(filepath.Join(dir, name))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	report1, report2 := filepath.Join(dir, "old", report.File), filepath.Join(dir, "new", report.File)
 	text := filepath.Join(dir, "text")
 	if err := os.WriteFile(text, []byte("rx 1"), 0o600); err != nil {
 		t.Fatal(err)
@@ -47,6 +58,7 @@ func TestBenchCompare(t *testing.T) {
 		{[]string{before, before}, "Rows: 0 better, 0 worse, 1 within noise", false},
 		{[]string{before, after, "--plot", svg}, "Rows: 0 better, 1 worse, 0 within noise, 0 too few runs.", false},
 		{[]string{before, after, "--plot", png, "--json"}, `"verdict": "worse"`, false},
+		{[]string{report1, report2}, "Rows: 1 better, 0 worse, 0 within noise", false},
 		{[]string{before}, "accepts 2 arg(s), received 1", true},
 		{[]string{before, filepath.Join(dir, "none")}, "bench compare: open " + dir + "/none: no such file", true},
 		{[]string{text, after}, "bench compare: " + text + ": not the output of xspin bench --json", true},

@@ -34,26 +34,34 @@ func ReadDocument(r io.Reader) (*Document, error) {
 	if d.Schema != schema {
 		return nil, fmt.Errorf("schema %d: want %d, of this release", d.Schema, schema)
 	}
+	if err := d.Check(); err != nil {
+		return nil, err
+	}
+	return &d, nil
+}
+
+// Check says what Compare cannot rely on.
+func (d *Document) Check() error {
 	if len(d.Results) == 0 {
-		return nil, errors.New("no rows: not the output of xspin bench X --json")
+		return errors.New("no rows: not the output of xspin bench X --json")
 	}
 	seen := map[string]bool{}
 	for i, r := range d.Results {
 		switch {
 		case r.Name == "" || strings.ContainsFunc(r.Name+r.Unit, unicode.IsControl):
-			return nil, fmt.Errorf("results[%d]: no name and unit that can be printed", i)
+			return fmt.Errorf("results[%d]: no name and unit that can be printed", i)
 		case seen[r.Name]:
-			return nil, fmt.Errorf("results[%d]: a second row %s", i, r.Name)
+			return fmt.Errorf("results[%d]: a second row %s", i, r.Name)
 		case r.A == nil || len(r.A.Runs) == 0:
-			return nil, fmt.Errorf("row %s: no runs", r.Name)
+			return fmt.Errorf("row %s: no runs", r.Name)
 		case r.B != nil && len(r.B.Runs) != len(r.A.Runs):
-			return nil, fmt.Errorf("row %s: %d runs of a and %d of b: want pairs", r.Name, len(r.A.Runs), len(r.B.Runs))
+			return fmt.Errorf("row %s: %d runs of a and %d of b: want pairs", r.Name, len(r.A.Runs), len(r.B.Runs))
 		case r.Better != Higher.better && r.Better != Lower.better:
-			return nil, fmt.Errorf("row %s: better %q: want %s or %s", r.Name, r.Better, Higher.better, Lower.better)
+			return fmt.Errorf("row %s: better %q: want %s or %s", r.Name, r.Better, Higher.better, Lower.better)
 		}
 		seen[r.Name] = true
 	}
-	return &d, nil
+	return nil
 }
 
 // ReadJSON reads a document of so many bytes at most. What says in an error what it should be.

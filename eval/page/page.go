@@ -129,10 +129,7 @@ func table(p *report.Plot) (t struct{ Head, Rows [][]string }) {
 	xs = slices.Compact(xs)
 	t.Head = [][]string{head}
 	for _, x := range xs {
-		row := []string{strconv.FormatFloat(x, 'f', -1, 64)}
-		if i := int(x); i >= 0 && i < len(p.X.Names) {
-			row[0] = p.X.Names[i]
-		}
+		row := []string{p.X.Place(x)}
 		for _, s := range p.Series {
 			cell := ""
 			for _, pt := range s.Points {

@@ -16,6 +16,8 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -28,8 +30,8 @@ import (
 // when a reader of the one before would misunderstand.
 const Schema = 1
 
-// maxReport bounds a report that is read, in bytes.
-const maxReport = 256 << 20
+// Most is how many bytes a report has at most.
+const Most = 256 << 20
 
 // name is what experiments and plots can be called: files in the report's directory are,
 // and who makes them is root.
@@ -197,6 +199,53 @@ func (r *Report) Verdicts() (rows []bench.Row) {
 	return rows
 }
 
+// Document returns the rows of all experiments, and the points of the plots whose unit says
+// what is better as rows of their own, for bench.Compare.
+func (r *Report) Document() *bench.Document {
+	d := bench.NewDocument(r.Env)
+	for _, e := range r.Experiments {
+		d.Env.Runs = max(d.Env.Runs, e.Runs)
+		d.Results = append(d.Results, e.Rows...)
+		for _, p := range e.Plots {
+			better := p.Y.better()
+			if better == "" {
+				continue
+			}
+			for _, s := range p.Series {
+				for _, pt := range s.Points {
+					side := bench.NewSide(s.Name, p.Y.Unit, pt.Runs)
+					side.Lost, side.On = pt.Lost, s.On
+					d.Results = append(d.Results, bench.Row{
+						Name: fmt.Sprintf("%s/%s/%s", p.Name, s.Name, p.X.Place(pt.X)), Unit: p.Y.Unit,
+						Median: pt.Y, CI95: pt.CI95, Better: better, A: &side, Conditions: e.Method,
+					})
+				}
+			}
+		}
+	}
+	return d
+}
+
+// better says which way figures of the axis's unit are better, "" if it does not tell.
+func (a Axis) better() string {
+	unit, _, _ := strings.Cut(a.Unit, " ")
+	switch unit {
+	case "s", "ms", "us", "ns", "s/GB", "bytes", "KiB", "MiB", "GiB":
+		return "lower"
+	case "Gbit/s", "GB/s", "GFLOPS", "k/s", "Mpps", "million":
+		return "higher"
+	}
+	return ""
+}
+
+// Place returns what stands at a place of the axis.
+func (a Axis) Place(x float64) string {
+	if i := int(x); i >= 0 && i < len(a.Names) {
+		return a.Names[i]
+	}
+	return strconv.FormatFloat(x, 'f', -1, 64)
+}
+
 // Duration is how long the experiments took together.
 func (r *Report) Duration() time.Duration {
 	s := 0.0
@@ -223,7 +272,7 @@ func Load(dir string) (r *Report, err error) {
 // Read reads a report, and checks what the page relies on.
 func Read(from io.Reader) (*Report, error) {
 	var r Report
-	if err := bench.ReadJSON(from, maxReport, "a report of xspin bench all", &r); err != nil {
+	if err := bench.ReadJSON(from, Most, "a report of xspin bench all", &r); err != nil {
 		return nil, err
 	}
 	if r.Schema != Schema {

@@ -138,3 +138,19 @@ func TestExperimentsAreReplaced(t *testing.T) {
 		t.Errorf("%+v", r.Experiments)
 	}
 }
+
+func TestReportsAreComparedPointByPoint(t *testing.T) {
+	r := sample(t)
+	p := r.Experiments[0].Plots[0]
+	p.Y.Unit = "us"
+	other := *p
+	other.Name, other.Y.Unit = "other", "share" // which does not say what is better
+	r.Experiments[0].Plots = append(r.Experiments[0].Plots, &other)
+	d := r.Document()
+	if err := d.Check(); err != nil {
+		t.Fatal(err)
+	}
+	if len(d.Results) != 2 || d.Results[1].Name != "rx-plot/s/16" || d.Results[1].Better != "lower" || d.Results[1].A.Median != 2 {
+		t.Errorf("%+v", d.Results)
+	}
+}
