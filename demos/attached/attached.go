@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package attached is what the demos with an application have in common: a daemon
-// with a NIC in this process, and the application in another, as a user who may do
-// nothing in particular.
+// with a NIC in this process, and the application in another, as an unprivileged
+// user.
 package attached
 
 import (
@@ -30,7 +30,7 @@ const closeTime = 10 * time.Second
 type Config struct {
 	Interface daemon.Interface // its name and namespace are the lab's
 	Limits    daemon.Limits
-	Context   control.Context // the application may attach to it, and nobody else
+	Context   control.Context // only the application may attach to it
 	Command   string          // hidden command that is the application
 	Options   any             // its argument
 }
@@ -38,15 +38,16 @@ type Config struct {
 // An App is an application and its daemon.
 type App struct {
 	Socket string        // of the daemon
-	Out    *bufio.Reader // what the application says after that it is ready
+	Out    *bufio.Reader // the application's stdout after its first line
 
 	dir     string
 	daemon  *daemon.Daemon
 	process *rtt.Process
 }
 
-// Start starts a daemon on the lab's NIC end and the application, which finds the
-// daemon by XSPIN_SOCKET, and returns when that one has said a line: it is ready.
+// Start starts a daemon on the lab's NIC end, and the application, which finds the
+// daemon by XSPIN_SOCKET. It returns when the application has printed a line, which
+// says that it is ready.
 func Start(ctx context.Context, lab *netns.Lab, c Config) (_ *App, err error) {
 	a := &App{}
 	defer func() {
@@ -57,7 +58,7 @@ func Start(ctx context.Context, lab *netns.Lab, c Config) (_ *App, err error) {
 	if a.dir, err = testbed.TempDir(os.TempDir(), "demo"); err != nil {
 		return nil, err
 	}
-	// The application is another user, who must reach the socket.
+	// The application runs as another user, which must reach the socket.
 	if err := os.Chmod(a.dir, 0o711); err != nil {
 		return nil, err
 	}
@@ -70,7 +71,7 @@ func Start(ctx context.Context, lab *netns.Lab, c Config) (_ *App, err error) {
 		Interfaces: []daemon.Interface{c.Interface},
 		Contexts:   []control.Context{c.Context},
 	}, daemon.Options{
-		KeepPrivileges: true, // the demo goes on
+		KeepPrivileges: true, // the demo needs them later
 		Logger:         slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError})),
 	}); err != nil {
 		return nil, err
@@ -86,7 +87,7 @@ func Start(ctx context.Context, lab *netns.Lab, c Config) (_ *App, err error) {
 	}
 	if err != nil {
 		err = a.process.Stop(err)
-		a.process = nil // Close has nothing to add
+		a.process = nil // stopped; Close must not report its error again
 		return nil, fmt.Errorf("start the application: %w", err)
 	}
 	return a, nil
@@ -98,12 +99,12 @@ func (a *App) Pid() int { return a.process.Pid() }
 // Kill kills the application.
 func (a *App) Kill() error { return a.process.Kill() }
 
-// End ends the application's stdin, which asks it to end. Who has not read all of Out
-// does so before Close.
+// End closes the application's stdin, which asks it to end. Read Out to its end before
+// Close.
 func (a *App) End() { a.process.End() }
 
-// Close ends the application and the daemon. It fails if the application had ended on
-// its own, with the reason.
+// Close ends the application and the daemon. If the application failed before, Close
+// returns the reason.
 func (a *App) Close() (err error) {
 	if a.process != nil {
 		err = a.process.Stop(nil)

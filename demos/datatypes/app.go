@@ -60,7 +60,7 @@ type processOptions struct {
 	Local netip.AddrPort `json:"local"` // of the sender: where it is asked
 }
 
-// pin gives the process one thread that runs Go, and that a CPU.
+// pin lets one thread run Go at a time, and pins all to a CPU.
 func (o processOptions) pin() error {
 	if o.CPU < 0 {
 		return nil
@@ -72,7 +72,7 @@ func (o processOptions) pin() error {
 	if err != nil {
 		return err
 	}
-	// Those that are to come have the CPUs of those that make them.
+	// New threads inherit the CPUs of the thread that creates them.
 	for _, t := range tasks {
 		id, err := strconv.Atoi(t.Name())
 		if err == nil {
@@ -95,7 +95,7 @@ type application struct {
 	n       int // of gemm
 }
 
-// A window is what the application has of a transfer.
+// A window is a transfer as the application has it.
 type window struct {
 	*layout
 	app    *client.App
@@ -166,11 +166,11 @@ func (a *application) open(ctx context.Context, t Transfer) error {
 		return fmt.Errorf("window of %d bytes: want %d", len(w.memory), l.window())
 	}
 	w.memory = w.memory[:l.window()]
-	w.clear(w.memory, 0, w.window()) // and touched, so that the first round is like the others
+	w.clear(w.memory, 0, w.window()) // also touches it, so that the first round is like the others
 	return nil
 }
 
-// arm has packets come for a window, and for no other.
+// arm activates the context of a window, and deactivates the others.
 func (a *application) arm(ctx context.Context, w *window) error {
 	if a.active == w {
 		return nil
@@ -196,17 +196,17 @@ func (a *application) prepare(g GEMMs) {
 	a.gemm.Run()
 }
 
-// A wanted round is how far one is.
+// A wanted is the progress of a round.
 type wanted struct {
 	*window
 	left int   // messages
-	last int64 // when the last of those there was over, CLOCK_MONOTONIC in ns
+	last int64 // when the last of those received ended, CLOCK_MONOTONIC in ns
 	seen []bool
 	sent []uint32 // the number of the message in each place
 }
 
-// again is how long the sender may be silent until it is asked again. Ours knows when it
-// has been asked already.
+// again is how long to wait before asking the sender again. Our sender recognises a
+// repeated request.
 const again = 200 * time.Millisecond
 
 // round is a round, with computation or without.
@@ -275,8 +275,8 @@ func (a *application) round(ctx context.Context, q *roundAsk) (*Overlapped, erro
 	return o, nil
 }
 
-// compare looks at the messages of a round that is over. Which message is in which place is
-// the NIC's business: they are numbered in the order in which the sender made them.
+// compare checks the messages of a round that has ended. The NIC decides which message is
+// in which place; their numbers are in the order in which the sender made them.
 func (w *wanted) compare() error {
 	first := w.sent[0]
 	for _, n := range w.sent {
@@ -337,8 +337,8 @@ func (w *wanted) take() error {
 	return nil
 }
 
-// judge tells whether an event is about a message that has come whole. An error says that
-// one will not.
+// judge reports whether an event is the end of a complete message. It returns an error if
+// a message will not be complete.
 func (w *window) judge(e *hostq.Event) (known bool, err error) {
 	switch e.Kind {
 	case hostq.ContextFault:
@@ -349,7 +349,7 @@ func (w *window) judge(e *hostq.Event) (known bool, err error) {
 		return false, fmt.Errorf("message %d: %s", e.Number, strings.TrimSpace(e.Text))
 	case hostq.MessageEnded:
 	default:
-		return false, nil // of a later version
+		return false, nil // an event of a later version
 	}
 	switch {
 	case spin.Cause(e.Cause) != spin.Complete:
@@ -369,8 +369,7 @@ func monotonic() int64 {
 	return ts.Nano()
 }
 
-// request asks for the messages of a round. To be asked again, for the same, does the
-// sender no harm.
+// request asks for the messages of a round. Repeating the request does no harm.
 func (a *application) request() error {
 	_, err := a.udp.Write(a.rts.append(nil))
 	if errors.Is(err, unix.ECONNREFUSED) {
@@ -379,12 +378,12 @@ func (a *application) request() error {
 	return err
 }
 
-// A request is FPsPIN's ready-to-send (RTS), with a number behind it that says which it
-// is: a datagram that may be lost, and comes again then.
+// A request is FPsPIN's ready-to-send (RTS) with a number after it, by which the sender
+// recognises it: a datagram that is lost is sent again.
 type request struct {
 	Parallel uint32 // messages
 	Elements uint32 // of the type in each
-	Run      uint64 // another one for each round. FPsPIN has none: each of its is a new round
+	Run      uint64 // the number of the round. FPsPIN has none: each of its requests is a new round
 }
 
 // RequestPort is the UDP port on which senders are asked.
@@ -401,7 +400,7 @@ func (r request) append(b []byte) []byte {
 	return binary.LittleEndian.AppendUint64(b, r.Run)
 }
 
-// parseRequest reads one. numbered tells whether it has a number.
+// parseRequest parses a request. numbered says whether it has a number.
 func parseRequest(b []byte) (r request, numbered bool, err error) {
 	if len(b) != requestLen && len(b) != fpspinLen {
 		return r, false, fmt.Errorf("request of %d bytes: want %d, or %d with a number", len(b), fpspinLen, requestLen)

@@ -16,9 +16,9 @@ import (
 )
 
 var (
-	// ErrConfig is returned, wrapped, for what cannot be meant.
+	// ErrConfig is returned, wrapped, for an invalid Transfer or Config.
 	ErrConfig = errors.New("invalid transfer")
-	// ErrContents is returned, wrapped, if the window is not what it must be.
+	// ErrContents is returned, wrapped, if the window has wrong bytes.
 	ErrContents = errors.New("the window has other bytes than it must")
 )
 
@@ -27,15 +27,15 @@ const (
 	MaxParallel = 1024
 	// maxWindow is the largest window of a transfer, in bytes.
 	maxWindow = 4 << 30
-	// gap is how many bytes lie between places, at least: none of them is ever written.
+	// gap is how many bytes lie between places, at least. They must never be written.
 	gap = 64
-	// maxContents is how many bytes of messages that differ a sender keeps, unless one is
-	// longer.
+	// maxContents is how many bytes of different messages a sender keeps, unless a single
+	// one is longer.
 	maxContents = 256 << 20
 )
 
 // A layout is where the messages of a transfer go in the window: a place each, with
-// displacement 0 at its origin, and a gap before and behind each place.
+// displacement 0 at its origin, and a gap before and after each place.
 type layout struct {
 	Transfer
 	data   *ddt.Committed
@@ -98,11 +98,11 @@ func (t Transfer) Check() error {
 	return err
 }
 
-// name is how messages call the transfer.
+// name is the transfer's name in texts.
 func (t Transfer) name() string { return cut(cmp.Or(t.Name, t.Type), 60) }
 
-// cut takes a text's middle out if it is longer than most: types begin alike and end
-// alike, but seldom both.
+// cut removes the middle of a text that is longer than most: many types start or end
+// alike, but few do both.
 func cut(s string, most int) string {
 	const gap = "..."
 	r := []rune(s)
@@ -122,8 +122,9 @@ func (l *layout) origin(i int) int64 { return gap + int64(i)*l.stride() - l.lo }
 // window returns how many bytes the window has.
 func (l *layout) window() int64 { return gap + int64(l.Parallel)*l.stride() }
 
-// receive is what the application posts for place i. A message may touch the bytes of its
-// place; with some before its origin, which a receive cannot say, the whole window.
+// receive is what the application posts for place i. A message may touch only the bytes
+// of its place, or the whole window if some are before its origin, which a receive cannot
+// express.
 func (l *layout) receive(i int) control.Receive {
 	r := control.Receive{Window: windowName, Place: l.origin(i), Size: l.hi, Ignore: math.MaxUint32, User: uint64(i)}
 	if l.lo < 0 {
@@ -141,14 +142,14 @@ func (l *layout) params() map[string]any {
 	return p
 }
 
-// contents returns how many of a round's messages differ when they are verified: all, but
-// for rounds so large that the sender would not have the memory.
+// contents returns how many of a round's messages differ when they are verified: all,
+// unless that would take the sender too much memory.
 func (l *layout) contents() int { return int(max(min(int64(l.Parallel), maxContents/l.size), 1)) }
 
-// sent is the byte at off of the buffer that a message is packed from, printable. The
-// first message of a round, and all that are not verified, have FPsPIN's pattern, which
-// repeats after 95 bytes; that of others does not, so that bytes of another message or
-// from another place are seen.
+// sent is the byte at off of the buffer that a message is packed from. It is printable.
+// The first message of a round, and all that are not verified, have FPsPIN's pattern,
+// which repeats after 95 bytes. The pattern of the others does not repeat, so bytes from
+// another message or place are noticed.
 func sent(message int, off int64) byte {
 	if message == 0 {
 		return byte(32 + off%95)
@@ -158,7 +159,7 @@ func sent(message int, off int64) byte {
 	return byte(32 + (x>>32)%95)
 }
 
-// hole is the byte at off of the window that nobody has written: never one of sent.
+// hole is the byte at off of the window before it is written. sent never returns it.
 func hole(off int64) byte { return byte(128 + off%113) }
 
 // pack returns the stream of a message, one of contents, from a buffer that has a byte for
@@ -173,23 +174,23 @@ func (l *layout) pack(message int) ([]byte, error) {
 	return stream, err
 }
 
-// clear makes bytes from to to-1 of a window some that nobody has written.
+// clear fills bytes from to to-1 of a window with holes.
 func (l *layout) clear(window []byte, from, to int64) {
 	for i := from; i < to; i++ {
 		window[i] = hole(i)
 	}
 }
 
-// around returns which bytes of the window are about a place: its own, and the gaps.
+// around returns the bytes of the window at a place: its own, and the gaps.
 func (l *layout) around(place int) (from, to int64) {
 	from = int64(place) * l.stride()
 	return from, from + l.stride() + gap
 }
 
-// compare looks at every byte of a place that was clear before a message, one of contents,
-// came, and of the gaps around it. What must be there follows from the pieces of the type, each byte
-// of which comes from the same displacement of the sender's buffer: no matter what
-// it was packed with, or by whom, and how often it was written.
+// compare checks every byte of a place, and of the gaps around it, which were clear before
+// the message arrived. message is one of contents. What must be there follows from the
+// pieces of the type alone, since each byte comes from the same displacement of the
+// sender's buffer, however it was packed.
 func (l *layout) compare(window []byte, place, message int) error {
 	from, to := l.around(place)
 	want := make([]byte, to-from)

@@ -19,12 +19,12 @@ import (
 )
 
 // The demo tells its processes what to do, and they answer, in JSON documents on a Unix
-// socket: one ask at a time, and one answer to each. A process may also say why it cannot
-// go on, whenever that is.
+// socket: one ask at a time, and one answer to each. A process may also say, at any time,
+// why it cannot continue.
 
 // An ask is what the demo wants. One field is set.
 type ask struct {
-	Open     *Transfer `json:"open,omitempty"`     // know it, as the next number
+	Open     *Transfer `json:"open,omitempty"`     // add a transfer, with the next number
 	Round    *roundAsk `json:"round,omitempty"`    // application
 	Compute  *GEMMs    `json:"compute,omitempty"`  // application
 	Serve    *serveAsk `json:"serve,omitempty"`    // application: until the connection ends
@@ -40,7 +40,7 @@ type roundAsk struct {
 	GEMMs    *GEMMs `json:"gemms,omitempty"`
 }
 
-// An answer to an ask. Which fields are there that says.
+// An answer to an ask, which decides which fields are set.
 type answer struct {
 	Error    string      `json:"error,omitempty"`
 	Contents bool        `json:"contents,omitempty"` // the error is ErrContents
@@ -48,7 +48,7 @@ type answer struct {
 	Took     int64       `json:"took,omitempty"` // ns
 	Sent     *sentSoFar  `json:"sent,omitempty"`
 	Message  *Message    `json:"message,omitempty"` // to Serve, many
-	Failed   bool        `json:"failed,omitempty"`  // to no ask: the process cannot go on
+	Failed   bool        `json:"failed,omitempty"`  // answers no ask: the process cannot continue
 }
 
 // sentSoFar is what a sender has sent in its life, in segments.
@@ -72,13 +72,13 @@ func (a *answer) err() error {
 	return errors.New(a.Error)
 }
 
-// contentsError is an ErrContents from another process, whose text has that one's.
+// contentsError is an ErrContents of another process, with its text.
 type contentsError string
 
 func (e contentsError) Error() string { return string(e) }
 func (contentsError) Unwrap() error   { return ErrContents }
 
-// A switchboard is where processes connect to.
+// A switchboard is the socket that processes connect to.
 type switchboard struct {
 	dir    string
 	listen *net.UnixListener
@@ -98,7 +98,7 @@ func newSwitchboard() (_ *switchboard, err error) {
 	if err != nil {
 		return nil, err
 	}
-	// The processes are another user, who may reach the socket, and nobody else.
+	// The processes run as another user. Only that user may reach the socket.
 	return s, errors.Join(os.Chown(s.path(), rtt.Nobody, rtt.Nobody), os.Chown(s.dir, rtt.Nobody, rtt.Nobody))
 }
 
@@ -132,11 +132,11 @@ type link struct {
 	answers chan answer
 	closed  chan struct{}
 	once    sync.Once
-	over    chan struct{} // closed when there will be no more answers
+	over    chan struct{} // closed when no more answers will come
 	err     error         // why, before over is closed
 }
 
-// errGone says that a process is not there any more. Why is for whoever stops it.
+// errGone says that a process has ended. Whoever stops it learns why.
 var errGone = errors.New("has ended")
 
 func (l *link) read() {
@@ -176,8 +176,8 @@ func (l *link) tell(a ask) error {
 	return nil
 }
 
-// ask asks and returns the answer, or why there is none: because another process, if
-// there is one, cannot go on, perhaps.
+// ask asks and returns the answer, or why there is none. That may be because the other
+// process, if any, cannot continue.
 func (l *link) ask(ctx context.Context, a ask, other *link) (answer, error) {
 	if err := l.tell(a); err != nil {
 		return answer{}, err
@@ -207,7 +207,7 @@ type terminal struct {
 	mu   sync.Mutex // of writing
 }
 
-// dial connects to the demo, which ends the process by ending the connection, or stdin.
+// dial connects to the demo, which ends the process by closing the connection, or stdin.
 func dial(path string) (*terminal, error) {
 	conn, err := net.Dial("unix", path)
 	return &terminal{conn: conn}, err
@@ -216,11 +216,11 @@ func dial(path string) (*terminal, error) {
 func (t *terminal) say(a answer) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	_ = json.NewEncoder(t.conn).Encode(a) // who is not there has ended us
+	_ = json.NewEncoder(t.conn).Encode(a) // it fails only if the demo is gone
 }
 
-// serve answers asks, one at a time, until the connection ends. ctx, which f is given,
-// ends then too.
+// serve answers asks, one at a time, until the connection ends. Then the ctx of f ends
+// too.
 func (t *terminal) serve(f func(context.Context, ask) answer) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()

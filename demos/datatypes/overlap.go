@@ -26,9 +26,9 @@ const (
 	attempts        = 3 // to tune, if more trials miss than hit then
 )
 
-// Tune returns GEMMs during which transfer i just gets done. It takes for that is how long
-// a round took without any. converged is false if the size had not settled after 40 rounds:
-// the last one is returned then.
+// Tune returns GEMMs towards whose end transfer i gets done. took is how long a round takes
+// without them. converged is false if the size had not settled after 40 rounds; then Tune
+// returns the last one.
 func (s *Session) Tune(ctx context.Context, i int, took time.Duration) (g GEMMs, converged bool, err error) {
 	// How fast the application computes.
 	probe := GEMMs{N: 192, Count: 4}
@@ -58,7 +58,7 @@ type tuning struct {
 	hits int     // in a row
 }
 
-// newTuning guesses from what a transfer takes, and a GEMM of n rows.
+// newTuning guesses from the time of a transfer, and of a GEMM of n rows.
 func newTuning(transfer, gemm time.Duration, n int) *tuning {
 	return &tuning{size: float64(n) * math.Cbrt(transfer.Seconds()/aim/gemm.Seconds())}
 }
@@ -68,14 +68,14 @@ func (t *tuning) gemms() GEMMs {
 	return GEMMs{N: int(math.Round(t.size)), Count: multiplications}
 }
 
-// learn takes a round with gemms, and tells whether there were enough in a row that hit.
+// learn learns from a round, and reports whether enough rounds in a row have hit.
 func (t *tuning) learn(o *Overlapped) (converged bool) {
 	if o.Hit && o.Multiplied >= firstHit {
 		t.hits++
 		return t.hits == hitsInARow
 	}
 	t.hits = 0
-	// By how many such GEMMs it would have taken.
+	// How many GEMMs of this size the transfer takes.
 	n := float64(o.Multiplied)
 	if !o.Hit {
 		n *= o.Took.Seconds() / o.ComputeBefore.Seconds()
@@ -84,11 +84,11 @@ func (t *tuning) learn(o *Overlapped) (converged bool) {
 	return false
 }
 
-// trialsOf is how often what is compared takes turns, of a number of runs.
+// trialsOf returns the number of trials for a number of runs.
 func trialsOf(runs int) int { return min(runs, 20) } // FPsPIN's: 20
 
-// overlap does the experiment of the session's first transfer, of which a round takes so
-// long alone. What is compared takes turns.
+// overlap does the experiment with the session's first transfer. took is how long a round
+// takes alone. What is compared takes turns.
 func (s *Session) overlap(ctx context.Context, runs int, took time.Duration) (o *Overlap, err error) {
 	for range attempts {
 		g, converged, err := s.Tune(ctx, 0, took)
@@ -107,12 +107,12 @@ func (s *Session) overlap(ctx context.Context, runs int, took time.Duration) (o 
 		if 2*o.Misses <= len(all) {
 			break
 		}
-		// The machine was busy with something else when it was tuned.
+		// The machine was busy with something else during the tuning.
 	}
 	return o, nil
 }
 
-// try measures all that is compared, once.
+// try does a trial.
 func (s *Session) try(ctx context.Context, g GEMMs) (x trial, err error) {
 	compute, err := s.Compute(ctx, g)
 	if err != nil {
@@ -137,11 +137,11 @@ type trial struct {
 	compute  time.Duration // GEMMs alone
 	transfer time.Duration // alone
 	both     time.Duration // until both were done
-	computed time.Duration // GEMMs, with the transfer beside them
+	computed time.Duration // GEMMs during the transfer
 	detected time.Duration // until the look, between GEMMs, that found all messages
 	ratio    float64       // FPsPIN's
-	hit      bool          // there was such a look before the GEMMs were over
-	nic      time.Duration // until the last message was over, by the NIC's timestamp
+	hit      bool          // the look was before the last GEMM ended
+	nic      time.Duration // until the last message ended, by the NIC's timestamp
 	nicAlone time.Duration
 }
 
@@ -156,7 +156,7 @@ func (t trials) of(f func(x trial) float64) Figure {
 	return newFigure(all)
 }
 
-// unsteady is by how much the same GEMMs may be faster with messages beside them, on a
+// unsteady is the factor by which the same GEMMs may seem faster during a transfer, on a
 // machine that does nothing else.
 const unsteady = 1.1
 
@@ -180,7 +180,7 @@ func newOverlap(g GEMMs, converged bool, all trials) *Overlap {
 			o.Misses++
 		}
 	}
-	// Nothing makes GEMMs faster.
+	// A transfer cannot make GEMMs faster.
 	o.Steady = o.GEMMsSlower.Median*unsteady >= 1
 	o.GFLOPS = gemm.GFLOPS(g.N, g.Count, time.Duration(o.GEMMs.Median*float64(time.Second)))
 	return o

@@ -24,7 +24,7 @@ type Report struct {
 	Notes   []string  `json:"notes,omitempty"`
 }
 
-// Env is what was on while it was measured.
+// Env is under which conditions it was measured.
 type Env struct {
 	Kernel    string          `json:"kernel"`
 	CPU       string          `json:"cpu"`
@@ -38,7 +38,7 @@ type Env struct {
 	AppCPU    int             `json:"app_cpu"`    // -1: any
 	SenderCPU int             `json:"sender_cpu"` // -1: any
 	Runs      int             `json:"runs"`
-	Load      string          `json:"load"`           // average over the minute before: others at work spoil figures
+	Load      string          `json:"load"`           // average over the minute before; other load spoils the figures
 	GEMM      *GEMM           `json:"gemm,omitempty"` // with Overlap
 	Links     []rtt.LinkState `json:"links"`          // the NIC's end and the host's
 }
@@ -55,14 +55,14 @@ type Model struct {
 	Handler    int64 `json:"handler_ns"`     // that places a packet
 }
 
-// Result is one transfer. The stream was packed before all rounds, and times begin with
+// Result is one transfer. The stream was packed before all rounds, and times start with
 // the request to the sender.
 type Result struct {
 	Type     string `json:"type"`
-	Text     string `json:"text,omitempty"` // if the type has another name
+	Text     string `json:"text,omitempty"` // of the type, if it has a name
 	Strategy string `json:"strategy"`
 	Interval int64  `json:"interval,omitempty"` // bytes between checkpoints
-	Model    *Model `json:"model,omitempty"`    // that it was chosen by, unless it was asked for
+	Model    *Model `json:"model,omitempty"`    // by which the interval was chosen, unless it was given
 	Tier     string `json:"tier"`               // of the handlers: user
 
 	Elements int64 `json:"elements"`      // in a message
@@ -73,14 +73,14 @@ type Result struct {
 
 	Gbps    Figure `json:"gbps"`        // until the application knew that all was there
 	Seconds Figure `json:"seconds"`     // for that
-	NIC     Figure `json:"nic_seconds"` // until the last message was over, by the NIC's timestamp
+	NIC     Figure `json:"nic_seconds"` // until the last message ended, by the NIC's timestamp
 
-	Packets       uint64  `json:"packets"`       // that handlers have placed, a round; 0: not counted
+	Packets       uint64  `json:"packets"`       // placed by handlers, per round; 0: not counted
 	Segments      uint64  `json:"segments"`      // sent, each counted once, all runs together
 	Retransmitted uint64  `json:"retransmitted"` // sent again, all runs together
-	Duplicates    uint64  `json:"duplicates"`    // that came to the NIC again, all runs together
-	Blocks        int64   `json:"blocks"`        // pieces in a row of a message
-	Copies        uint64  `json:"copies"`        // that handlers made, a round: of each packet's pieces
+	Duplicates    uint64  `json:"duplicates"`    // received again by the NIC, all runs together
+	Blocks        int64   `json:"blocks"`        // contiguous pieces of a message
+	Copies        uint64  `json:"copies"`        // made by handlers, per round: one for each piece of a packet
 	PerPacket     float64 `json:"copies_per_packet,omitempty"`
 
 	Placement placement `json:"placement_memory"` // bytes of the NIC's memory
@@ -120,7 +120,7 @@ type Overlap struct {
 	GEMMs    Figure `json:"gemms_s"`    // alone
 	Transfer Figure `json:"transfer_s"` // alone
 	Both     Figure `json:"both_s"`     // together, until both were done
-	NIC      Figure `json:"nic_s"`      // until the last message was over, by the NIC's timestamp
+	NIC      Figure `json:"nic_s"`      // until the last message ended, by the NIC's timestamp
 
 	Hidden         Figure `json:"hidden"`          // (gemms + transfer - both) / transfer
 	GEMMsSlower    Figure `json:"gemms_slower"`    // by the transfer: a factor
@@ -164,7 +164,7 @@ func (r *Result) add(round *Round) {
 	r.CPU = cpuPerGB{quantile.Median(r.cpus[0]), quantile.Median(r.cpus[1]), quantile.Median(r.cpus[2])}
 }
 
-// doubt notes what makes the figures of an overlap less than they seem.
+// doubt notes why the figures of an overlap may be unreliable.
 func (r *Report) doubt(res *Result) {
 	o := res.Overlap
 	who := short(res.Type) + ", " + res.Strategy
@@ -232,8 +232,8 @@ func (r *Report) WriteText(out io.Writer) error {
 	return err
 }
 
-// names are the types' names as tables have them: those that are too long for that, and
-// look the same then, with a number.
+// names returns the types' names for tables: shortened, with a number where shortened
+// names are the same.
 func (r *Report) names() []string {
 	first := map[string][]string{} // types that look so
 	var names []string
@@ -251,7 +251,7 @@ func (r *Report) names() []string {
 	return names
 }
 
-// again says why packets were sent again, if they were many.
+// again says why packets were sent again, if many were.
 func (r *Result) again() string {
 	switch {
 	case r.Retransmitted*20 <= r.Segments:

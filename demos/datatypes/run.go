@@ -24,8 +24,8 @@ type Config struct {
 	Setup
 	Transfers []Transfer // one after the other
 	Runs      int        // rounds measured of each
-	Verify    bool       // compare every byte of a round before those, and of one after
-	Overlap   bool       // also with computation
+	Verify    bool       // compare every byte of a round before the measured ones, and of one after
+	Overlap   bool       // also measure with computation
 }
 
 // MaxRuns bounds Config.Runs.
@@ -46,11 +46,11 @@ func (c Config) check() error {
 	return nil
 }
 
-// warmup is how many rounds are made before those that are measured.
+// warmup is how many rounds are done before the measured ones.
 const warmup = 2
 
-// Run measures one transfer after the other; progress, if not nil, is told before each
-// step. When ctx ends, or something goes wrong, it returns the results it has by then too.
+// Run measures one transfer after the other; progress, if not nil, is called before each
+// step. When ctx ends, or something goes wrong, Run returns the results so far as well.
 func Run(ctx context.Context, lab *netns.Lab, c Config, progress func(string)) (*Report, error) {
 	if err := c.check(); err != nil {
 		return nil, err
@@ -101,7 +101,7 @@ func (r *Report) measure(ctx context.Context, lab *netns.Lab, c Config, t Transf
 		}
 		return err
 	}
-	// What is not as it must be is a result, too.
+	// A failed verification is a result, too.
 	defer func() {
 		if err == nil || errors.Is(err, ErrContents) {
 			r.Results = append(r.Results, res)
@@ -143,8 +143,8 @@ type model struct {
 	interval int64         // bytes of the stream
 }
 
-// newModel measures: the time between packets with the same messages put in a row, whose
-// handlers take next to none.
+// newModel measures. The time between packets is that of the same messages with Deposit,
+// whose handlers take next to none.
 func newModel(ctx context.Context, lab *netns.Lab, setup Setup, t Transfer) (m *model, err error) {
 	l, err := newLayout(t)
 	if err != nil {
@@ -193,7 +193,7 @@ func newReport(lab *netns.Lab, c Config) *Report {
 	return r
 }
 
-// load is the machine's average over the last minute.
+// load returns the machine's load average over the last minute.
 func load() string {
 	b, err := os.ReadFile("/proc/loadavg")
 	if err != nil {

@@ -29,20 +29,19 @@ type sender struct {
 	last map[netip.AddrPort]uint64 // the number of the last request of each
 
 	// Under mu.
-	open   int        // messages on their way
-	none   *sync.Cond // there are none
-	before sentSoFar  // of connections that are over
+	open   int        // messages in flight
+	none   *sync.Cond // signalled when open becomes 0
+	before sentSoFar  // by connections that are closed
 }
 
-// packed is a transfer and the stream of its messages. It is packed once, when the
-// transfer is opened, or when it is asked for with another count: not in the time of
-// rounds.
+// packed is a transfer and the streams of its messages. They are packed outside rounds:
+// when the transfer is opened, or asked for with another count.
 type packed struct {
 	*layout
 	streams [][]byte // that messages of a round have, in turn
 }
 
-// makeStream is what messages are. Tests have others.
+// makeStream makes the stream of a message. Tests replace it.
 var makeStream = (*layout).pack
 
 func newPacked(t Transfer) (*packed, error) {
@@ -108,7 +107,7 @@ func runSender(t *terminal, local netip.AddrPort) (err error) {
 	return nil
 }
 
-// add packs the messages of another transfer, which becomes the current one.
+// add packs the messages of a new transfer, and makes it the current one.
 func (s *sender) add(t Transfer) error {
 	p, err := newPacked(t)
 	if err != nil {
@@ -137,7 +136,7 @@ func (s *sender) choose(i int, differ bool) (err error) {
 	return nil
 }
 
-// serve takes requests until the socket is closed, or reading from it is over with ctx.
+// serve takes requests until the socket is closed or ctx ends.
 func (s *sender) serve(ctx context.Context) {
 	b := make([]byte, 64)
 	for {
@@ -146,7 +145,7 @@ func (s *sender) serve(ctx context.Context) {
 			return
 		}
 		if err != nil {
-			continue // an ICMP error: who has asked is gone
+			continue // an ICMP error: the asker is gone
 		}
 		if err := s.request(b[:n], from); err != nil {
 			s.failed(fmt.Errorf("asked by %v: %w", from, err))
@@ -154,10 +153,10 @@ func (s *sender) serve(ctx context.Context) {
 	}
 }
 
-// maxAsking is how many askers' last numbers are kept.
+// maxAsking limits the askers whose last number is kept.
 const maxAsking = 1024
 
-// request sends what is asked for, unless it is on its way already.
+// request sends what is asked for, unless the request is a repeated one.
 func (s *sender) request(b []byte, from netip.AddrPort) error {
 	r, numbered, err := parseRequest(b)
 	if err != nil {
@@ -165,7 +164,7 @@ func (s *sender) request(b []byte, from netip.AddrPort) error {
 	}
 	if numbered {
 		if n, ok := s.last[from]; ok && n == r.Run {
-			return nil // again: the first was not lost
+			return nil // repeated
 		}
 		if len(s.last) >= maxAsking {
 			clear(s.last)
@@ -218,7 +217,7 @@ func (s *sender) over(messages int) {
 	}
 }
 
-// connect has messages go to whoever has asked.
+// connect connects to the asker.
 func (s *sender) connect(from netip.AddrPort) (err error) {
 	if s.conn != nil {
 		if from.Addr() == s.from.Addr() {
@@ -237,7 +236,7 @@ func (s *sender) connect(from netip.AddrPort) (err error) {
 	return nil
 }
 
-// hangUp ends the connection, and what is on its way.
+// hangUp closes the connection, and gives up messages in flight.
 func (s *sender) hangUp() {
 	s.mu.Lock()
 	conn := s.conn
@@ -254,8 +253,8 @@ func (s *sender) hangUp() {
 	s.mu.Unlock()
 }
 
-// sent waits until all messages that are on their way have been acknowledged, and says
-// what was sent.
+// sent waits until all messages in flight have been acknowledged, and returns what was
+// sent.
 func (s *sender) sent() *sentSoFar {
 	s.mu.Lock()
 	defer s.mu.Unlock()

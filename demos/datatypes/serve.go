@@ -17,16 +17,16 @@ import (
 	"github.com/xspin/xspin/netns"
 )
 
-// ServeConfig says how to receive from whoever sends.
+// ServeConfig says how to receive from any sender.
 type ServeConfig struct {
 	Setup
-	Transfer                // with Parallel places, in which messages come as they are sent
-	Sender   netip.AddrPort // that is asked for messages at the beginning. Optional
+	Transfer                // with Parallel places for messages
+	Sender   netip.AddrPort // to ask for messages at the start. Optional
 	Verify   bool           // compare messages, which must have FPsPIN's pattern: see Send
-	Dir      string         // what messages have made of the memory goes into files there. Optional; the application's user writes them
+	Dir      string         // where the memory of each message becomes a file, written by the application's user. Optional
 }
 
-// A Message is one that was received.
+// A Message is a message that was received.
 type Message struct {
 	Source   netip.AddrPort `json:"source"`
 	Number   uint32         `json:"number"`
@@ -36,10 +36,10 @@ type Message struct {
 	File     string         `json:"file,omitempty"`
 }
 
-// Serve receives until ctx ends. ready is called when it does, told with each message.
+// Serve receives until ctx ends. It calls ready when it is ready, and told with each message.
 func Serve(ctx context.Context, lab *netns.Lab, c ServeConfig, ready func(Info), told func(Message)) (err error) {
 	if c.Dir != "" {
-		if c.Dir, err = filepath.Abs(c.Dir); err != nil { // another user may not reach what is our working directory
+		if c.Dir, err = filepath.Abs(c.Dir); err != nil { // the application may not be able to reach our working directory
 			return err
 		}
 	}
@@ -71,7 +71,7 @@ func Serve(ctx context.Context, lab *netns.Lab, c ServeConfig, ready func(Info),
 }
 
 // A serveAsk has the application receive, in the places of its only transfer. It answers
-// once when it does, and then with each message.
+// once when it is ready, and then with each message.
 type serveAsk struct {
 	Verify bool   `json:"verify"`
 	Dir    string `json:"dir"`
@@ -132,12 +132,12 @@ func (a *application) serve(ctx context.Context, q *serveAsk, t *terminal) error
 	}
 }
 
-// asking is how a sender is asked for messages: once, and again, with pauses that grow,
-// as long as none of its has begun. To FPsPIN's each request is for another round.
+// asking asks a sender for messages, and again, with growing pauses, until one of its
+// messages has started: to FPsPIN's sender each request is for a new round.
 type asking struct {
 	*application
 	*window
-	over   bool // nobody is asked any more
+	over   bool // the sender need not be asked any more
 	pause  time.Duration
 	due    time.Time // the next time; zero before the first
 	others uint64    // messages of others that have ended
@@ -160,7 +160,7 @@ func (k *asking) next(ctx context.Context) (soon context.Context, cancel context
 			if err != nil {
 				return nil, nil, err
 			}
-			// Whose a message is that has not ended yet cannot be told.
+			// Whose an open message is, the statistics do not say.
 			silent = info.MessageStats == nil || info.MessageStats.Started <= k.others
 		}
 		if silent {
@@ -175,7 +175,7 @@ func (k *asking) next(ctx context.Context) (soon context.Context, cancel context
 	return soon, cancel, nil
 }
 
-// heard says from whom a message has ended.
+// heard notes that a message from a sender has ended.
 func (k *asking) heard(from netip.Addr) {
 	switch {
 	case k.over:
@@ -186,7 +186,7 @@ func (k *asking) heard(from netip.Addr) {
 	}
 }
 
-// offer posts a place that nobody has written.
+// offer clears a place and posts it.
 func (a *application) offer(ctx context.Context, w *window, q *serveAsk, place int) error {
 	if from, to := w.around(place); q.Verify {
 		w.clear(w.memory, from, to)
@@ -196,7 +196,7 @@ func (a *application) offer(ctx context.Context, w *window, q *serveAsk, place i
 	return w.app.Post(ctx, w.receive(place))
 }
 
-// writable fails unless this process can have files in a directory.
+// writable fails unless this process can create files in a directory.
 func writable(dir string) error {
 	f, err := os.CreateTemp(dir, ".xspin-*")
 	if errors.Is(err, fs.ErrPermission) {
@@ -208,7 +208,7 @@ func writable(dir string) error {
 	return errors.Join(f.Close(), os.Remove(f.Name()))
 }
 
-// take makes of a message what is wanted.
+// take verifies and saves a message, as the ask says.
 func (w *window) take(e *hostq.Event, q *serveAsk) Message {
 	m := Message{Source: e.Source, Number: e.Number, Bytes: e.Length}
 	if _, err := w.judge(e); err != nil {
@@ -242,9 +242,9 @@ type Request struct {
 	Err      error // why it is not, or was not, answered
 }
 
-// Send is a sender for whoever asks, until ctx ends: what the demo has at the other end.
-// All messages have FPsPIN's pattern. It needs no privileges. ready is called when it listens, told with each request, and
-// with messages that do not arrive.
+// Send is the demo's sender: it serves requests until ctx ends. All messages have FPsPIN's
+// pattern. It needs no privileges. It calls ready when it listens, and told with each
+// request, and with messages that do not arrive.
 func Send(ctx context.Context, local netip.AddrPort, t Transfer, ready func(), told func(Request)) error {
 	t.Parallel, t.Strategy = max(t.Parallel, 1), "direct"
 	s, err := listen(local, func(err error) { told(Request{Err: err}) })

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package datatypes is the third demo: messages that handlers scatter to where an MPI
-// datatype says, while the application computes.
+// Package datatypes is the third demo: handlers scatter messages to where an MPI datatype
+// says, while the application computes.
 package datatypes
 
 import (
@@ -28,27 +28,26 @@ import (
 	"github.com/xspin/xspin/slmp"
 )
 
-// Deposit is a strategy beside those of ddt: no datatype. The stream is placed as it
-// comes, in a row, by the handler set "deposit". It is what datatypes are compared with.
+// Deposit is a strategy in addition to those of ddt, without a datatype: the handler set
+// "deposit" places the stream contiguously. Datatypes are compared with it.
 const Deposit = "deposit"
 
-// A Transfer is what a round moves: messages that are all the same, each into a place of
-// its own.
+// A Transfer is what a round moves: messages of one type, each into a place of its own.
 type Transfer struct {
-	Name     string // that the user knows it by. Defaults to Type
+	Name     string // for the user. Defaults to Type
 	Type     string // as ddt.Resolve takes it
 	Count    int64  // elements of it in a message. Defaults to what ddt.Resolve says
-	Parallel int    // messages of a round, all at the same time
+	Parallel int    // messages of a round, all in flight at once
 	Strategy string // one of ddt.Strategies, or Deposit
 	Interval int64  // bytes of the stream between checkpoints; 0: chosen by the model
 }
 
-// modelled tells whether the model chooses the interval.
+// modelled reports whether the model chooses the interval.
 func (t *Transfer) modelled() bool {
 	return t.Interval == 0 && (t.Strategy == ddt.ROCP || t.Strategy == ddt.RWCP)
 }
 
-// A Setup is where a session runs, and how.
+// A Setup says how and on which CPUs a session runs.
 type Setup struct {
 	HPUs      int
 	Wait      string // of the HPUs: adaptive, sleep or spin
@@ -57,10 +56,10 @@ type Setup struct {
 	SenderCPU int    // -1 for any
 }
 
-// A Session is a NIC, an application that is attached to it, and a sender at the other
-// end, each a process of its own but the NIC, which is in this one. Its transfers take
-// turns: each has an execution context, and one of them is active at a time. It is not
-// safe for concurrent use.
+// A Session is a NIC in this process, an application that is attached to it, and a sender
+// at the other end, each in a process of its own. Its transfers take turns: each has an
+// execution context, and one of them is active at a time. It is not safe for concurrent
+// use.
 type Session struct {
 	transfers []*transfer
 	packet    int // bytes of a message in a packet, as the lab's MTU allows
@@ -72,7 +71,7 @@ type Session struct {
 	sender    *link
 }
 
-// transfer is what the session has of one.
+// transfer is a Transfer as the session has it.
 type transfer struct {
 	*layout
 	placement ddt.Memory
@@ -83,12 +82,12 @@ const windowName = "in"
 
 func contextName(i int) string { return "datatypes-" + strconv.Itoa(i) }
 
-// Open starts a session on a lab, with nobody else on the lab's ends.
+// Open starts a session on a lab. Nothing else may use the lab's ends.
 func Open(ctx context.Context, lab *netns.Lab, setup Setup, transfers ...Transfer) (_ *Session, err error) {
 	return open(ctx, lab, setup, true, netip.AddrPortFrom(lab.Host.Addr.Addr(), RequestPort), transfers...)
 }
 
-// open is Open with a sender or without. The peer, if there is one, is asked for messages.
+// open is Open with a sender or without. It asks the peer, if any, for messages.
 func open(ctx context.Context, lab *netns.Lab, setup Setup, sender bool, peer netip.AddrPort, transfers ...Transfer) (_ *Session, err error) {
 	s := &Session{packet: packetOf(lab)}
 	for _, t := range transfers {
@@ -127,7 +126,7 @@ func open(ctx context.Context, lab *netns.Lab, setup Setup, sender bool, peer ne
 	return s, nil
 }
 
-// startSender starts the sender at the host's end. It may do nothing in particular.
+// startSender starts the sender at the host's end, without privileges.
 func (s *Session) startSender(ctx context.Context, lab *netns.Lab, setup Setup) (err error) {
 	o := processOptions{
 		Link: s.board.path(), CPU: setup.SenderCPU,
@@ -143,7 +142,7 @@ func (s *Session) startSender(ctx context.Context, lab *netns.Lab, setup Setup) 
 	}
 	if err != nil {
 		err = s.process.Stop(err)
-		s.process = nil // Close has nothing to add
+		s.process = nil // stopped; Close must not report its error again
 		return fmt.Errorf("start the sender: %w", err)
 	}
 	s.sender, err = s.board.accept("sender")
@@ -163,7 +162,7 @@ func (s *Session) startApplication(ctx context.Context, lab *netns.Lab, setup Se
 		Command:   AppCommand,
 		Options:   processOptions{Link: s.board.path(), CPU: setup.AppCPU, Peer: peer},
 	}
-	// The application is born at the NIC's end, where its requests can leave.
+	// The application starts at the NIC's end, from where it can reach the sender.
 	err := lab.NIC.NS.Do(func() (err error) {
 		s.attached, err = attached.Start(ctx, lab, cfg)
 		return err
@@ -222,7 +221,7 @@ func (t *transfer) context(i, packet int) control.Context {
 	return c
 }
 
-// Info tells about transfer i.
+// Info returns what is known of transfer i before it runs.
 func (s *Session) Info(i int) Info {
 	t := s.transfers[i]
 	info := Info{Transfer: t.Transfer, Message: t.size, Span: t.hi - t.lo, Blocks: t.data.Blocks(), Placement: t.placement, Policy: t.policy}
@@ -232,8 +231,8 @@ func (s *Session) Info(i int) Info {
 	return info
 }
 
-// Round has the sender send transfer i once. After an error, ctx's too, the session is
-// good for Close only.
+// Round has the sender send transfer i once. After an error, including ctx's, the session
+// can only be closed.
 func (s *Session) Round(ctx context.Context, i int) (*Round, error) {
 	o, err := s.round(ctx, roundAsk{Transfer: i})
 	if err != nil {
@@ -242,8 +241,8 @@ func (s *Session) Round(ctx context.Context, i int) (*Round, error) {
 	return &o.Round, nil
 }
 
-// Verify is Round, after which every byte of the window is compared with what must be
-// there. What is wrong is an error that wraps ErrContents.
+// Verify is Round, and then compares every byte of the window with what must be there. If
+// any differs, the error wraps ErrContents.
 func (s *Session) Verify(ctx context.Context, i int) (*Round, error) {
 	o, err := s.round(ctx, roundAsk{Transfer: i, Verify: true})
 	if err != nil {
@@ -252,7 +251,7 @@ func (s *Session) Verify(ctx context.Context, i int) (*Round, error) {
 	return &o.Round, nil
 }
 
-// Compute has the application multiply matrices, with nothing else to do.
+// Compute has the application multiply matrices, and do nothing else.
 func (s *Session) Compute(ctx context.Context, g GEMMs) (time.Duration, error) {
 	a, err := s.app.ask(ctx, ask{Compute: &g}, s.sender)
 	if err != nil {
@@ -291,7 +290,7 @@ func (s *Session) round(ctx context.Context, q roundAsk) (*Overlapped, error) {
 	}
 	o.Segments = after.sent.Segments - before.sent.Segments
 	o.Retransmitted = after.sent.Retransmitted - before.sent.Retransmitted
-	// HPUs count when they have acknowledged, so they may be behind.
+	// HPUs count after they have acknowledged, so counters may lag.
 	for limit := time.Now().Add(time.Second); s.transfers[q.Transfer].Strategy != Deposit &&
 		after.packets-before.packets < o.Segments && time.Now().Before(limit); {
 		if after, err = s.look(ctx, q.Transfer, false); err != nil {
@@ -303,15 +302,15 @@ func (s *Session) round(ctx context.Context, q roundAsk) (*Overlapped, error) {
 	return o, nil
 }
 
-// counts are what others than the application know.
+// counts are the counters of the sender and the NIC.
 type counts struct {
 	sent            sentSoFar
 	packets, copies uint64
 	duplicates      uint64
 }
 
-// look has the sender get ready for a transfer, of messages that differ or not, and asks
-// who counts. All that was sent is acknowledged then.
+// look prepares the sender for a transfer, with messages that differ or not, and reads the
+// counters. All that was sent before has been acknowledged then.
 func (s *Session) look(ctx context.Context, i int, differ bool) (c counts, err error) {
 	if _, err := s.sender.ask(ctx, ask{Transfer: &i, Differ: differ}, s.app); err != nil {
 		return c, s.because(err)
@@ -336,7 +335,7 @@ func (s *Session) look(ctx context.Context, i int, differ bool) (c counts, err e
 	return c, nil
 }
 
-// cpu returns what all have used so far.
+// cpu returns the CPU time used so far.
 func (s *Session) cpu() (c CPU, err error) {
 	for _, p := range []struct {
 		pid  int
@@ -353,8 +352,8 @@ func (s *Session) cpu() (c CPU, err error) {
 	return c, err
 }
 
-// BusyCPUs returns the time in which CPUs of this machine were not idle, of all processes
-// and interrupts, since it was booted. It comes in steps of 10 ms for each CPU.
+// BusyCPUs returns the time since boot in which CPUs of this machine were not idle, for
+// all processes and interrupts. It has steps of 10 ms for each CPU.
 func BusyCPUs() (time.Duration, error) {
 	stat, err := os.ReadFile("/proc/stat")
 	if err != nil {
@@ -369,7 +368,7 @@ func BusyCPUs() (time.Duration, error) {
 	return time.Duration(user+nice+system+irq+softirq) * tick, nil
 }
 
-// because finds out more about the end of a process.
+// because adds to an error why a process has ended, if that is the reason.
 func (s *Session) because(err error) error {
 	if !errors.Is(err, errGone) {
 		return err
@@ -408,9 +407,9 @@ func (s *Session) stopSender() (err error) {
 	return err
 }
 
-// Close ends all of it, and leaves the interface as it was.
+// Close ends the session, and leaves the interface as it was.
 func (s *Session) Close() (err error) {
-	// First who would go on sending.
+	// The sender first, or it would continue to send.
 	for _, l := range []*link{s.sender, s.app} {
 		if l != nil {
 			l.close()
@@ -431,36 +430,36 @@ type Info struct {
 	Transfer
 	Message   int64      // bytes of a message's stream
 	Span      int64      // bytes of the window from the first that a message touches to the last
-	Blocks    int64      // pieces in a row that a message is placed in
-	Placement ddt.Memory // what the strategy takes of the NIC's memory
+	Blocks    int64      // contiguous pieces that a message is placed in
+	Placement ddt.Memory // NIC memory that the strategy uses
 	Policy    string     // that packets are scheduled by; empty: message
 }
 
-// A Round is what one took.
+// A Round is what a round took.
 type Round struct {
 	Bytes    int64 // of all streams
 	Messages int
 
-	// From the request to the sender, ready-to-send, on.
+	// Since the request to the sender.
 	Took time.Duration // until the application knew that everything was there
-	NIC  time.Duration // until the last message was over, by the NIC's timestamp
+	NIC  time.Duration // until the last message ended, by the NIC's timestamp
 
 	Segments      uint64 // sent, each counted once
 	Retransmitted uint64 // sent again
-	Duplicates    uint64 // that the NIC had already: of these, those that were not lost
-	// Of handlers, 0 with Deposit, which has none that count.
-	Packets uint64 // that they have placed
-	Copies  uint64 // pieces in a row that they were placed in
+	Duplicates    uint64 // of these, those that the NIC had already received
+	// Counted by handlers; 0 with Deposit, whose handlers do not count.
+	Packets uint64 // placed
+	Copies  uint64 // contiguous pieces that they were placed in
 
 	CPU CPU
 }
 
-// CPU is the time that processes have used during a round, in user and system mode.
-// Softirqs run on the account of who sends.
+// CPU is the time that processes used during a round, in user and system mode. Softirqs
+// count for the process that sends.
 type CPU struct {
 	NIC, App, Sender time.Duration
-	// Machine is of all processes and interrupts there are, but in steps of 10 ms for
-	// each CPU: for long rounds, or the sum of many.
+	// Machine is the time of all processes and interrupts, but in steps of 10 ms for
+	// each CPU: use it for long rounds, or the sum of many.
 	Machine time.Duration
 }
 
@@ -473,8 +472,8 @@ type GEMMs struct {
 	Count int
 }
 
-// Overlapped is a round with computation beside it. Times begin with the request to the
-// sender.
+// Overlapped is a round during which the application computes. Times start with the
+// request to the sender.
 type Overlapped struct {
 	Round
 	Compute time.Duration // all GEMMs together, without looking for messages between them
@@ -482,10 +481,10 @@ type Overlapped struct {
 
 	// What FPsPIN measures: everything up to the look, after a GEMM, that found all
 	// messages there.
-	Hit           bool          // it was before the last GEMM was over
+	Hit           bool          // the look was before the last GEMM ended
 	Multiplied    int           // GEMMs until then
 	ComputeBefore time.Duration // of these
 }
 
-// Ratio is FPsPIN's overlap ratio: the time of GEMMs by the time to detection.
+// Ratio is FPsPIN's overlap ratio: the time of GEMMs divided by the time to detection.
 func (o *Overlapped) Ratio() float64 { return o.ComputeBefore.Seconds() / o.Took.Seconds() }

@@ -19,14 +19,14 @@ type Report struct {
 	Schema   int       `json:"schema"` // 1
 	Env      Env       `json:"env"`
 	Size     int64     `json:"size"`     // of the file, bytes
-	Parallel int       `json:"parallel"` // times that it was sent at once
+	Parallel int       `json:"parallel"` // how many times it was sent at once
 	SHA256   string    `json:"sha256"`   // of source and every file received
 	Files    []string  `json:"files,omitempty"`
 	Results  []*Result `json:"results"`
 	Notes    []string  `json:"notes,omitempty"`
 }
 
-// Env is what was on while it was measured.
+// Env is under which conditions it was measured.
 type Env struct {
 	Kernel    string `json:"kernel"`
 	CPUs      int    `json:"cpus"` // that this process may use
@@ -59,7 +59,7 @@ type Result struct {
 	gbps []float64
 }
 
-// Spread is of the runs.
+// Spread summarizes the runs.
 type Spread struct {
 	Median float64 `json:"median"`
 	Min    float64 `json:"min"`

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package file is the second demo: files that arrive as SLMP messages, put in
-// their place by handlers on XsPIN's HPUs, next to TCP over the same lab.
+// Package file is the second demo: files that arrive as SLMP messages and are put
+// in place by handlers on XsPIN's HPUs, compared with TCP over the same lab.
 package file
 
 import (
@@ -35,17 +35,17 @@ type Mode string
 // Modes.
 const (
 	SLMP      Mode = "slmp"            // aggregated acknowledgements
-	Plain     Mode = "slmp_plain"      // one acknowledgement for each segment, as FPsPIN does it
+	Plain     Mode = "slmp_plain"      // one acknowledgement for each segment, as in FPsPIN
 	Window    Mode = "slmp_window"     // as SLMP, into the window of an application
-	TCPFrames Mode = "tcp_same_frames" // with the NIC attached: no segmentation offload, so a frame a segment
-	TCP       Mode = "tcp"             // as it comes, no XDP program on either end
+	TCPFrames Mode = "tcp_same_frames" // with the NIC attached: no segmentation offload, so one frame for each segment
+	TCP       Mode = "tcp"             // as usual, no XDP program on either end
 )
 
-// modes are all, in the order in which they are told of.
+// modes are all modes, in the order of the report.
 var modes = []Mode{SLMP, Plain, Window, TCPFrames, TCP}
 
 var (
-	// ErrConfig is returned, wrapped, for a Config that cannot be meant.
+	// ErrConfig is returned, wrapped, for an invalid Config.
 	ErrConfig = errors.New("invalid file transfer")
 	// ErrContents is returned, wrapped, if a received file differs from what was sent.
 	ErrContents = errors.New("a received file differs from what was sent")
@@ -58,15 +58,14 @@ var (
 type Config struct {
 	Size     int64 // of the file, bytes
 	Runs     int   // of each mode
-	Parallel int   // times that the file is sent at once; TCP: streams that share as many bytes
+	Parallel int   // how many times the file is sent at once; TCP: streams that share as many bytes
 	Into     []Into
 	Window   string
-	// Sender is the command that sends: `xspin send`, its path first.
+	// Sender is the command line that sends, `xspin send` with its path.
 	Sender    []string
-	SenderCPU int // for it, and iperf3's client; -1 for any
-	// Server says how to receive. With Store.Dir empty that is a directory in
-	// memory, for the time. Store.Ended, Store.Prepare, Into and Places are not
-	// for the caller.
+	SenderCPU int // for Sender and iperf3's client; -1 for any
+	// Server says how to receive. If Store.Dir is empty, files go to a temporary
+	// directory in memory. Run sets Store.Ended, Store.Prepare, Into and Places.
 	Server ServerConfig
 	Keep   bool // leave the files of the last run, in Store.Dir
 }
@@ -103,7 +102,7 @@ func Run(ctx context.Context, lab *netns.Lab, c Config, progress func(string)) (
 	defer func() { err = errors.Join(err, os.RemoveAll(temp)) }()
 	if c.Server.Store.Dir == "" {
 		c.Server.Store.Dir = temp
-		// The application, which is another user, makes its files there as well.
+		// The application, which runs as another user, makes its files there too.
 		if err := os.Chown(temp, rtt.Nobody, rtt.Nobody); err != nil {
 			return nil, err
 		}
@@ -125,7 +124,7 @@ func Run(ctx context.Context, lab *netns.Lab, c Config, progress func(string)) (
 	return r, t.tcp(ctx, TCP, progress)
 }
 
-// memory is a directory of files in memory, or any for files that are not to stay.
+// memory returns a directory of files in memory, or else the one for temporary files.
 func memory() string {
 	if info, err := os.Stat("/dev/shm"); err == nil && info.IsDir() {
 		return "/dev/shm"
@@ -133,7 +132,7 @@ func memory() string {
 	return os.TempDir()
 }
 
-// random makes a file that compresses to nothing less.
+// random makes a file that does not compress.
 func random(name string, size int64) (sum string, err error) {
 	f, err := os.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
 	if err != nil {
@@ -153,14 +152,14 @@ type transfers struct {
 	sum    string
 	report *Report
 	ended  chan Received
-	keep   bool // the files of the last run
+	keep   bool // keep the files of the last run
 }
 
 // slmp measures what needs the NIC.
 func (t *transfers) slmp(ctx context.Context, into Into, progress func(string)) (err error) {
 	c := t.c.Server
 	c.Into, c.Places = into, t.c.Parallel
-	c.Store.Prepare = t.c.Size + step // of the first of those at once
+	c.Store.Prepare = t.c.Size + step // the whole of the next file
 	c.Store.Ended = func(r Received) { t.ended <- r }
 	s, err := start(ctx, t.lab, c)
 	if err != nil {
@@ -253,9 +252,9 @@ func (t *transfers) send(ctx context.Context, s server, m Mode, keep bool) error
 	return nil
 }
 
-// compare waits for the files of a transfer and holds them against the source.
+// compare waits for the files of a transfer and compares them with the source.
 func (t *transfers) compare(ctx context.Context, keep bool) error {
-	// The NIC has acknowledged them: what is left are the checksums.
+	// The NIC has acknowledged them; only their checksums are left to compute.
 	limit := time.After(10*time.Second + time.Duration(t.c.Size*int64(t.c.Parallel))*100) // 10 MB/s
 	for range t.c.Parallel {
 		select {
@@ -280,7 +279,7 @@ func (t *transfers) compare(ctx context.Context, keep bool) error {
 	return nil
 }
 
-// tcp measures iperf3, if it is there.
+// tcp measures iperf3, if it is installed.
 func (t *transfers) tcp(ctx context.Context, m Mode, progress func(string)) error {
 	if _, err := exec.LookPath("iperf3"); err != nil {
 		t.report.note("no rows of TCP: they need iperf3 (apt-get install iperf3)")

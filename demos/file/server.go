@@ -20,15 +20,15 @@ func (s *Store) Spec() nic.ContextSpec {
 	return nic.ContextSpec{
 		Name:     "file",
 		Rulesets: []matcher.Ruleset{matcher.SLMP()},
-		Binder:   s, // where a message goes: to a file of its own
+		Binder:   s, // gives each message a file of its own
 		Handlers: hpu.Handlers{Payload: deposit, Completion: publish},
 		Timeout:  s.cfg.Timeout,
 	}
 }
 
-// deposit puts a packet's payload where it belongs in the file. When it has
-// returned the segment is acknowledged. (A header handler that returns Proceed
-// would have the engine do the same; this one remembers what went wrong.)
+// deposit puts a packet's payload where it belongs in the file. The segment is
+// acknowledged when it has returned. (The engine would do the same after a header
+// handler that returns Proceed; this one remembers what went wrong.)
 func deposit(h *hpu.HER) spin.Code {
 	err := h.Deposit()
 	if err == nil {
@@ -43,11 +43,11 @@ func deposit(h *hpu.HER) spin.Code {
 	return spin.Fail
 }
 
-// publish makes a file of a message of which everything is there. When it has
-// returned the message is acknowledged.
+// publish makes a file of a complete message. The message is acknowledged when it
+// has returned.
 func publish(c *hpu.Completion) spin.Code {
 	if c.Cause != spin.Complete {
-		return spin.Success // Unbind says what is missing
+		return spin.Success // Unbind reports what is missing
 	}
 	in := c.Message().Binding().User.(*incoming)
 	if err := in.publish(c.Length); err != nil {
@@ -63,10 +63,10 @@ type ServerConfig struct {
 	HPUs  int
 	Wait  string // of the HPUs: adaptive, sleep or spin
 	CPUs  []int  // for the threads that serve the HPUs, empty for any
-	Stats bool   // let `xspin stats` ask
+	Stats bool   // serve `xspin stats`
 
 	Into   Into // for Serve
-	Places int  // of IntoWindow: so many messages at a time, at least one
+	Places int  // for IntoWindow: messages at a time, at least one
 }
 
 // Into is where handlers put messages.
@@ -74,16 +74,16 @@ type Into string
 
 // Receivers.
 const (
-	IntoFile   Into = "file"   // each in a file of its own
-	IntoWindow Into = "window" // the memory of an application, unprivileged and in a process of its own, which writes the files
+	IntoFile   Into = "file"   // a file for each
+	IntoWindow Into = "window" // the window of an unprivileged application in another process, which writes the files
 )
 
-// Intos are all there are.
+// Intos are all receivers.
 var Intos = []Into{IntoFile, IntoWindow}
 
-// limit is how long a handler may take. Handlers make system calls for files: a disk
-// that stalls for a moment keeps one of them for as long. After nic's default of a
-// second that would stop the context, and so all messages, for good.
+// limit is how long a handler may take. Handlers make system calls on files, so a disk
+// that stalls also stalls a handler. Beyond the limit, whose default is a second, the
+// context is stopped for good, and all messages with it.
 const limit = 30 * time.Second
 
 // A Server is a NIC that receives files.
@@ -130,8 +130,8 @@ func (s *Server) unverified() (uint64, error) { return s.ctx.Stats().Unverified,
 
 func (s *Server) places() int { return s.store.most }
 
-// Close ends messages that are on their way, tells of all that are over, and
-// leaves the interface as it was.
+// Close ends messages that are in flight, reports all that have ended, and leaves
+// the interface as it was.
 func (s *Server) Close() (err error) {
 	if s.nic != nil {
 		err = s.nic.Close()
@@ -141,8 +141,8 @@ func (s *Server) Close() (err error) {
 
 // A server receives files.
 type server interface {
-	unverified() (uint64, error) // segments with checksums that a local sender left to the device
-	places() int                 // messages at a time: senders of others are not answered
+	unverified() (uint64, error) // segments whose checksum a local sender left to the device
+	places() int                 // messages at a time; senders of more are not answered
 	Close() error
 }
 
@@ -153,8 +153,8 @@ func start(ctx context.Context, lab *netns.Lab, c ServerConfig) (server, error) 
 	return Start(lab, c)
 }
 
-// Serve receives files until ctx ends. ready is called when it does, with the number of
-// messages that find a place at a time.
+// Serve receives files until ctx ends. It calls ready when it is ready, with the number of
+// messages that it can receive at a time.
 func Serve(ctx context.Context, lab *netns.Lab, c ServerConfig, ready func(places int)) error {
 	c.Stats = true
 	s, err := start(ctx, lab, c)

@@ -24,46 +24,46 @@ import (
 )
 
 const (
-	// DefaultMaxSize is how long a file may be, in bytes.
+	// DefaultMaxSize is the size limit of a file, in bytes.
 	DefaultMaxSize = 1 << 30
 	// DefaultPrepare is how many bytes of a file are allocated and mapped
-	// before a message comes.
+	// before a message arrives.
 	DefaultPrepare = 64 << 20
 
-	small      = 16 << 10  // a message up to here waits in memory and becomes a file at its end
-	unmapped   = 256 << 10 // a file up to here is not worth a mapping
-	copied     = 1 << 20   // a message up to here does not keep a file that was prepared for a longer one
+	small      = 16 << 10  // a message up to this size stays in memory until its end
+	unmapped   = 256 << 10 // a file up to this size is not worth a mapping
+	copied     = 1 << 20   // a message up to this size is copied out of a file prepared for a longer one
 	step       = 4 << 20   // bytes allocated at a time
 	leastAhead = 1 << 20   // see ahead
 	mostAhead  = 32 << 20
 
-	backlog = 256 // messages that are over and not dealt with: so many, and no new one is taken
+	backlog = 256 // ended messages waiting for endAll; with more, new ones are refused
 )
 
 // StoreConfig says where messages become files.
 type StoreConfig struct {
-	Dir     string // must be there
+	Dir     string // must exist
 	MaxSize int64  // of a file, bytes. 0: DefaultMaxSize
-	// Prepare is how much of the next large file is ready beforehand, in bytes:
-	// allocated, zeroed and mapped, which costs more than copying does. A
-	// quarter of the free space at most. 0: DefaultPrepare; negative: nothing.
+	// Prepare is how much of the next large file is prepared in advance, in bytes:
+	// allocated, zeroed and mapped, which costs more than copying does. It is limited
+	// to a quarter of the free space. 0: DefaultPrepare; negative: nothing.
 	Prepare int64
-	// Timeout is after which silence of its sender a message is abandoned. 0 for
-	// the NIC's default.
+	// Timeout is how long a sender may be silent before its message is abandoned. 0
+	// for the NIC's default.
 	Timeout time.Duration
-	// Sync has a message wait at its end until its file and the directory are on the
-	// disk (fsync). Without, a crash of the machine may take files that were received.
+	// Sync delays the end of a message until its file and the directory are on disk
+	// (fsync). Without it, files that were received may be lost if the machine crashes.
 	Sync bool
-	// Ended is told of every message, one after the other, in the order in
-	// which they ended. A message that is over while it does not return waits;
-	// when many do, new ones are refused. Required.
+	// Ended is called for every message, one after the other, in the order in which
+	// they ended. While it does not return, messages that end wait; if too many do,
+	// new ones are refused. Required.
 	Ended func(Received)
 }
 
 // Received is a message that has ended, well or not.
 type Received struct {
 	Source netip.AddrPort
-	Number uint32 // of the message with its sender
+	Number uint32 // of the message, unique for its sender
 	Path   string // of the file, if it was received
 	Bytes  uint64
 	Took   time.Duration // from the first packet to the rename
@@ -74,12 +74,12 @@ type Received struct {
 
 // A Store makes files of messages. It is the binder of an execution context: each
 // message has a window of its own, on a file that has no name until it is complete.
-// So nobody ever sees half of a file, and what a crash of the process leaves is nothing.
-// After one of the machine that holds with Sync only.
+// So nobody ever sees half a file, and a crash of the process leaves nothing behind;
+// with Sync, the same holds for a crash of the machine.
 //
-// Handlers run under a time limit on the NIC's threads. They copy into mapped
-// memory and give a finished file its name. What takes longer (allocating and
-// mapping memory ahead of the data, checksums, unmapping) goroutines do.
+// Handlers run on the NIC's threads, with a time limit. They copy into mapped memory
+// and give a finished file its name. Goroutines do what takes longer: allocating and
+// mapping memory ahead of the data, checksums, unmapping.
 type Store struct {
 	cfg  StoreConfig
 	most int // messages at a time
@@ -89,11 +89,11 @@ type Store struct {
 	quit sync.WaitGroup
 
 	mu       sync.Mutex
-	cond     sync.Cond // ended or closed has changed
+	cond     sync.Cond // signalled when ended or closed changes
 	live     map[*incoming]struct{}
 	ended    []*incoming
 	spare    *part // prepared, for the next message that is not small
-	prepared bool  // there is one, here or with a message
+	prepared bool  // there is a prepared file, here or with a message
 	closed   bool
 }
 
@@ -125,8 +125,8 @@ func OpenStore(cfg StoreConfig) (_ *Store, err error) {
 	return s, nil
 }
 
-// Close waits until Ended has been told of all messages that are over, and gives
-// up those that are not. The NIC must be closed, or the context removed.
+// Close waits until Ended has been called for all messages that have ended, and gives
+// up the others. Before it, the NIC must be closed, or the context removed.
 func (s *Store) Close() error {
 	s.mu.Lock()
 	s.closed = true
@@ -157,8 +157,8 @@ func (s *Store) create() (*part, error) {
 	return p, nil
 }
 
-// createLarge makes a file that grows: as long as may be, with nothing in it. So its
-// size does not change while it grows, and what grows it need not be waited for.
+// createLarge makes a sparse file of the largest size. As its size does not change
+// while blocks are allocated, finish need not wait for that.
 func (s *Store) createLarge() (*part, error) {
 	p, err := s.create()
 	if err != nil {
@@ -183,8 +183,8 @@ func (s *Store) take() (*part, error) {
 	return s.createLarge()
 }
 
-// prepare makes a file ready for the next message that is not small. It may take
-// long. Without room there is none, and the message's own error will say so.
+// prepare prepares a file for the next message that is not small. It may take long. If
+// there is no room it prepares none, and the message will get the error.
 func (s *Store) prepare() {
 	n := min(s.cfg.Prepare, s.cfg.MaxSize)
 	var fs unix.Statfs_t
@@ -234,7 +234,7 @@ func (s *Store) discard(p *part) {
 	p.close()
 }
 
-// growAll extends files ahead of what is written into them.
+// growAll extends files ahead of what is written to them.
 func (s *Store) growAll() {
 	for {
 		select {
@@ -250,7 +250,7 @@ func (s *Store) growAll() {
 // ahead is how far a file should be ready before what is written.
 func ahead(high int64) int64 { return min(max(high/2, leastAhead), mostAhead) }
 
-// endAll deals with messages that are over.
+// endAll does the rest for messages that have ended.
 func (s *Store) endAll() {
 	for {
 		s.mu.Lock()
@@ -271,7 +271,7 @@ func (s *Store) endAll() {
 			r.SHA256, r.Err = in.hash()
 		}
 		in.release()
-		s.prepare() // before, so that who is told can rely on it
+		s.prepare() // before Ended is called, which may rely on it
 		s.cfg.Ended(r)
 	}
 }
@@ -298,18 +298,18 @@ func (s *Store) Unbind(m *hpu.Message, r *spin.Result) {
 	s.end(in)
 }
 
-// Why a message is refused for now; its sender will try again.
+// Reasons to refuse a message for now; its sender will try again.
 var (
 	errBacklog = errors.New("files are being received faster than they are dealt with")
 	errFiles   = errors.New("as many files are being received as this process may have open")
 )
 
-// perMessage is how many files a message has open at most: what it is written into, what
-// it becomes, and what had its name.
+// perMessage is how many files a message has open at most: the one it is written to, the
+// one it becomes, and the one that had its name.
 const perMessage = 3
 
-// mostLive is for how many messages this process may have files open. Half of what it may
-// have open is for others: the NIC has some for each queue.
+// mostLive is how many messages may have files open. They get half of the files that this
+// process may have open, because the NIC needs some for each queue.
 func mostLive() int {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
@@ -333,7 +333,7 @@ func (s *Store) begin(from netip.AddrPort, number uint32) (*incoming, error) {
 	return in, nil
 }
 
-// end hands a message over to endAll.
+// end passes a message on to endAll.
 func (s *Store) end(in *incoming) {
 	s.mu.Lock()
 	s.ended = append(s.ended, in)
@@ -348,11 +348,11 @@ type incoming struct {
 	begun time.Time
 
 	mu    sync.Mutex
-	small *[small]byte // the message, while nothing of it is behind
-	part  *part        // what is written into
-	file  *part        // what has become of it
-	old   *os.File     // that had its name
-	over  bool         // nothing is written any more
+	small *[small]byte // the message, while nothing of it is beyond
+	part  *part        // the file that is written to
+	file  *part        // the file that the message has become
+	old   *os.File     // the file that had its name
+	over  bool         // nothing more is written
 }
 
 var smalls = sync.Pool{New: func() any { return new([small]byte) }}
@@ -396,7 +396,7 @@ func (in *incoming) WriteAt(p []byte, off int64) (n int, err error) {
 		if in.part, err = in.store.take(); err != nil {
 			return 0, err
 		}
-		// Bytes of it that have not come yet will overwrite these.
+		// Bytes that have not arrived yet will overwrite these.
 		if _, err := in.part.write(in.small[:min(small, in.store.cfg.MaxSize)], 0); err != nil {
 			return 0, err
 		}
@@ -406,7 +406,7 @@ func (in *incoming) WriteAt(p []byte, off int64) (n int, err error) {
 		select {
 		case in.store.grow <- in.part:
 		default:
-			in.part.asked.Store(false) // with a later packet
+			in.part.asked.Store(false) // a later packet asks again
 		}
 	}
 	return n, err
@@ -419,7 +419,7 @@ func (in *incoming) check(what string, n int, off int64) error {
 	return nil
 }
 
-// fail notes why there will be no file. The first reason counts.
+// fail notes why there will be no file. The first reason stays.
 func (in *incoming) fail(err error) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -465,12 +465,12 @@ func (in *incoming) publish(n uint64) (err error) {
 	return nil
 }
 
-// sync waits until f is on the disk, if that was asked for.
+// sync waits until f is on disk, if the store is configured so.
 func (in *incoming) sync(f *os.File) error {
 	if !in.store.cfg.Sync {
 		return nil
 	}
-	return f.Sync() // the error has the directory's name: files have none before
+	return f.Sync() // the error names the directory, as f was opened without a name
 }
 
 // copy makes a file of data.
@@ -481,7 +481,7 @@ func (in *incoming) copy(data []byte) (err error) {
 	return err
 }
 
-// name gives the file its name. Another one of that name is replaced in one step.
+// name gives the file its name. It atomically replaces another file of that name.
 func (in *incoming) name(name string) error {
 	fd, dir := fmt.Sprintf("/proc/self/fd/%d", in.file.f.Fd()), int(in.store.dir.Fd())
 	link := func(name string) error {
@@ -489,13 +489,13 @@ func (in *incoming) name(name string) error {
 	}
 	err := link(name)
 	if err == unix.EEXIST {
-		// The old one ends with its last descriptor, which this is: giving back
-		// the memory of a large file takes long.
+		// Keep the old file open: freeing a large one takes long, and must not
+		// happen here.
 		if old, err := unix.Openat(dir, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0); err == nil {
 			in.old = os.NewFile(uintptr(old), name)
 		}
-		// Only a rename replaces, and it takes a name to rename. One that is
-		// there already was left by a crash at this point.
+		// Only a rename replaces a file, and that takes a temporary name. A file
+		// of that name was left by a crash at this point.
 		temp := ".xspin-" + name + ".part"
 		if err = link(temp); err == unix.EEXIST {
 			if err = unix.Unlinkat(dir, temp, 0); err == nil {
@@ -523,7 +523,7 @@ func (in *incoming) hash() (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// release gives memory and file back.
+// release releases memory and files.
 func (in *incoming) release() {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -551,20 +551,20 @@ type part struct {
 	limit int64        // bytes
 	high  atomic.Int64 // end of what was written
 	ready atomic.Int64 // bytes from the start that are allocated and mapped
-	asked atomic.Bool  // to be extended
-	final atomic.Int64 // its size in the end, -1 as long as that is not known
+	asked atomic.Bool  // growAll was asked to extend it
+	final atomic.Int64 // its final size, -1 while that is unknown
 
 	prepared bool // see Store.prepare
 
-	mu     sync.Mutex // of extend and close
-	mem    []byte     // the mapping, of all that the file may become
+	mu     sync.Mutex // taken by extend and close
+	mem    []byte     // the mapping, of the largest size of the file
 	closed bool
 }
 
-// errFault is what a fault in the mapping becomes.
+// errFault is the error for a fault in the mapping.
 var errFault = errors.New("the file cannot be written where it was allocated: is the disk in order?")
 
-// write copies into the mapping, as far as that is ready, else by a system call.
+// write copies into the mapping as far as it is ready, and otherwise makes a system call.
 func (p *part) write(b []byte, off int64) (n int, err error) {
 	end := off + int64(len(b))
 	if end <= p.ready.Load() {
@@ -578,8 +578,8 @@ func (p *part) write(b []byte, off int64) (n int, err error) {
 	return n, err
 }
 
-// guarded copies into mapped memory. A page that the kernel cannot provide is an
-// error then, and not the end of the process.
+// guarded copies into mapped memory. A page that the kernel cannot provide becomes an
+// error, instead of killing the process.
 func guarded(dst, src []byte) (n int, err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
@@ -590,7 +590,7 @@ func guarded(dst, src []byte) (n int, err error) {
 	return copy(dst, src), nil
 }
 
-// wants tells, once, that the file should be extended.
+// wants reports, once, that the file should be extended.
 func (p *part) wants() bool {
 	high, ready := p.high.Load(), p.ready.Load()
 	return high > unmapped && ready < p.limit && ready < high+ahead(high)/2 && !p.asked.Load() && !p.asked.Swap(true)
@@ -602,8 +602,8 @@ func (p *part) full() int64 {
 	return (p.limit + page - 1) &^ (page - 1)
 }
 
-// extend allocates and maps the file up to a size. After an error it is not asked
-// again: writes then go by system calls, and tell what is wrong.
+// extend allocates and maps the file up to a size. After an error it is not called
+// again: writes are then system calls, which return what is wrong.
 func (p *part) extend(to int64) {
 	to = min(to, p.full())
 	for at := p.ready.Load(); at < to; at = p.ready.Load() {
@@ -627,16 +627,16 @@ func (p *part) extendBy(at, n int64) bool {
 			return false
 		}
 	}
-	// A full file system is an error here. In a mapping it is a signal.
+	// Here a full file system is an error. In a mapping it would be a signal.
 	err = unix.Fallocate(fd, unix.FALLOC_FL_KEEP_SIZE, at, n)
 	if final := p.final.Load(); final >= 0 {
-		_ = p.f.Truncate(final) // too late: given back
+		_ = p.f.Truncate(final) // finished meanwhile: free the blocks again
 		return false
 	}
 	if err != nil {
 		return false
 	}
-	// Linux before 5.14 does not know this: the pages come when they are used.
+	// EINVAL: Linux before 5.14, where pages are mapped when they are used.
 	if err := unix.Madvise(p.mem[at:at+n], unix.MADV_POPULATE_WRITE); err != nil && err != unix.EINVAL {
 		return false
 	}
@@ -644,7 +644,7 @@ func (p *part) extendBy(at, n int64) bool {
 	return true
 }
 
-// finish makes the file n bytes long for good. It does not wait for extend.
+// finish sets the file's final size. It does not wait for extend.
 func (p *part) finish(n int64) error {
 	p.final.Store(n)
 	return p.f.Truncate(n)

@@ -25,31 +25,31 @@ import (
 	"github.com/xspin/xspin/spin"
 )
 
-// The receiver that is an application. Handlers put messages into its window, each in
-// the place of a receive that the application has posted, and an event tells it of each.
-// It writes a file of what is there, and posts the place again. It may do nothing in
-// particular, and has no idea what a packet is.
+// The receiver that is an application. Handlers put each message into its window, in
+// the place of a receive that the application has posted, and an event tells it of the
+// message's end. It writes a file and posts the place again. It has no privileges, and
+// sees no packets.
 
 const (
 	contextName = "file"
 	windowName  = "in"
 )
 
-// mostWindow is how large a window is at most, unless one place takes more. With fewer
-// places than messages the NIC refuses some, and their senders try again.
+// mostWindow is the largest window, unless a single place takes more. If there are more
+// messages than places, the NIC refuses some, and their senders try again.
 const mostWindow = 2 << 30
 
 // windowServer is a daemon and the application.
 type windowServer struct {
 	*attached.App
 	slots int           // places in the window
-	heard chan struct{} // closed when the application has said all that it had to say
-	err   error         // before heard is closed
+	heard chan struct{} // closed when all that the application reports was read
+	err   error         // set before heard is closed
 }
 
 // startWindow starts a NIC on the lab's NIC end, with an application that receives.
 func startWindow(ctx context.Context, lab *netns.Lab, c ServerConfig) (*windowServer, error) {
-	dir, err := filepath.Abs(c.Store.Dir) // another user may not reach what is our working directory
+	dir, err := filepath.Abs(c.Store.Dir) // the application may not be able to reach our working directory
 	if err != nil {
 		return nil, err
 	}
@@ -65,7 +65,7 @@ func startWindow(ctx context.Context, lab *netns.Lab, c ServerConfig) (*windowSe
 			Windows:  []control.Window{{Name: windowName, Size: size}},
 			Queue:    &control.Queue{Events: 1 << bits.Len(uint(2*o.Places))},
 			Timeout:  control.Duration(c.Store.Timeout),
-			Activate: "manual", // when there are receives
+			Activate: "manual", // by the application, when it has posted receives
 		},
 		Command: AppCommand,
 		Options: o,
@@ -78,7 +78,7 @@ func startWindow(ctx context.Context, lab *netns.Lab, c ServerConfig) (*windowSe
 	return s, nil
 }
 
-// listen tells of what the application has received.
+// listen reads what the application reports, and calls ended for each message.
 func (s *windowServer) listen(ended func(Received)) {
 	defer close(s.heard)
 	for d := json.NewDecoder(s.Out); ; {
@@ -109,7 +109,7 @@ func (s *windowServer) unverified() (uint64, error) {
 	return i.HandlerStats.Unverified, nil
 }
 
-// Close ends messages that are on their way, and tells of all that are over.
+// Close ends messages that are in flight, and reports all that have ended.
 func (s *windowServer) Close() error {
 	s.End()
 	<-s.heard
@@ -168,8 +168,8 @@ type application struct {
 	app    *client.App
 	memory []byte // the window
 	store  *Store
-	// taken are the places of messages whose end the store has not told of. Each
-	// is posted again then: so there are no more of these than places.
+	// taken has the places of messages that the store is still dealing with. It
+	// has room for all places. A place is posted again when the store is done.
 	taken chan uint64
 	lost  chan error // why a place was not posted again
 }
@@ -190,7 +190,7 @@ func (o appOptions) run(ctx context.Context, out io.Writer) (err error) {
 			t.Err = r.Err.Error()
 		}
 		_ = say.Encode(t)
-		_ = w.Flush() // who does not listen any more has ended us
+		_ = w.Flush() // it fails only if the demo does not read any more
 		if err := a.post(ctx, <-a.taken); err != nil && ctx.Err() == nil {
 			select {
 			case a.lost <- err:
@@ -218,7 +218,7 @@ func (o appOptions) run(ctx context.Context, out io.Writer) (err error) {
 	for {
 		switch err := a.app.Wait(ctx); {
 		case ctx.Err() != nil:
-			return a.takeAll() // what was acknowledged is told of
+			return a.takeAll() // report all that was acknowledged
 		case err != nil:
 			return err
 		}
@@ -228,7 +228,7 @@ func (o appOptions) run(ctx context.Context, out io.Writer) (err error) {
 	}
 }
 
-// post has the next message that finds no other one come to a place.
+// post posts a receive for any message at a place.
 func (a *application) post(ctx context.Context, place uint64) error {
 	return a.app.Post(ctx, control.Receive{Window: windowName, Place: int64(place) * a.Size, Size: a.Size, Ignore: ^uint32(0), User: place})
 }

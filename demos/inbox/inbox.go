@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package inbox is an application of its own, beside the NIC: it attaches to an execution
-// context of the daemon's, without any privileges, and takes the messages that handlers
-// have put into its window. With a context whose handlers ask, it answers.
+// Package inbox is an application that needs no privileges: it attaches to one of the
+// daemon's contexts, and takes the messages that handlers put into its window. It also
+// answers handlers' requests.
 package inbox
 
 import (
@@ -27,22 +27,22 @@ type Config struct {
 	Socket  string // of the daemon. Defaults to XSPIN_SOCKET, or control.Socket
 	Context string
 	Slots   int    // parts of the window, each for a message. Defaults to 8
-	Dir     string // messages become files there. Optional
+	Dir     string // where messages become files. Optional
 	Count   int    // messages and requests after which to end. 0: never
 }
 
-// A Message is one that has ended.
+// A Message is a message that has ended.
 type Message struct {
 	Source  netip.AddrPort `json:"source"`
 	Number  uint32         `json:"number"`
-	Bytes   uint64         `json:"bytes"`             // without its end: up to the last that came
+	Bytes   uint64         `json:"bytes"`             // if its end is missing: up to the last that arrived
 	Missing uint64         `json:"missing,omitempty"` // of these
 	SHA256  string         `json:"sha256,omitempty"`
 	File    string         `json:"file,omitempty"`
-	Error   string         `json:"error,omitempty"` // why it is not whole
+	Error   string         `json:"error,omitempty"` // why it is not complete
 }
 
-// A Request is one that was answered: in upper case, so that one sees it.
+// A Request is a request that was answered, with its payload in upper case.
 type Request struct {
 	Tag     uint64 `json:"tag"`
 	Payload []byte `json:"payload"`
@@ -50,25 +50,25 @@ type Request struct {
 
 // Report is told what comes.
 type Report interface {
-	Attached(context string, slots int, size int64) // 0 slots: no window
+	Attached(context string, slots int, size int64) // size of a slot; 0 slots: no window
 	Message(Message)
 	Request(Request)
-	Lost(events uint64) // of messages, because nobody took them in time
+	Lost(events uint64) // events of messages, because the inbox was too slow
 }
 
 // inbox is an attached application.
 type inbox struct {
 	cfg    Config
 	app    *client.App
-	window *client.Window // nil: none
-	slot   int64          // bytes of each
+	window *client.Window // nil if there is none
+	slot   int64          // bytes of a slot
 	report Report
-	left   int // of Config.Count
+	left   int // how much of Config.Count is left
 }
 
 var errEnough = errors.New("enough")
 
-// Run takes messages and answers requests until ctx ends, or there were enough.
+// Run takes messages and answers requests until ctx ends, or Count is reached.
 func Run(ctx context.Context, cfg Config, report Report) (err error) {
 	if cfg.Slots == 0 {
 		cfg.Slots = 8
@@ -96,8 +96,8 @@ func Run(ctx context.Context, cfg Config, report Report) (err error) {
 	}
 }
 
-// open posts a receive for each slot of the window, and then lets packets come, if that
-// was left to the application (activate: manual). So no message is in another's place.
+// open posts a receive for each slot of the window. Then it activates the context, if that
+// was left to the application (activate: manual), so that no message arrives before.
 func (in *inbox) open(ctx context.Context) error {
 	if all := in.app.Windows(); len(all) > 0 {
 		in.window = all[0]
@@ -128,7 +128,8 @@ func (in *inbox) open(ctx context.Context) error {
 	return nil
 }
 
-// post has the next message go to a slot, 1 and up: the number comes back with its event.
+// post posts a receive for the next message in a slot. The slot's number, 1 and up, comes
+// back with the message's event.
 func (in *inbox) post(ctx context.Context, slot uint64) error {
 	return in.app.Post(ctx, control.Receive{
 		Window: in.window.Name(), Place: in.place(slot), Size: in.slot,
@@ -139,7 +140,7 @@ func (in *inbox) post(ctx context.Context, slot uint64) error {
 
 func (in *inbox) place(slot uint64) int64 { return int64(slot-1) * in.slot }
 
-// take takes what is there.
+// take takes the requests and events that are there.
 func (in *inbox) take(ctx context.Context) error {
 	var e hostq.Event
 	for in.app.Event(&e) {
@@ -153,7 +154,7 @@ func (in *inbox) take(ctx context.Context) error {
 			in.app.Done(&r)
 			continue
 		}
-		// A copy: the NIC's side could change it between two looks.
+		// The NIC's side could change the payload between two reads, so copy it.
 		payload := bytes.Clone(r.Payload)
 		if err := in.app.Respond(&r, 0, shout(payload)); err != nil {
 			return err
@@ -166,8 +167,8 @@ func (in *inbox) take(ctx context.Context) error {
 	return nil
 }
 
-// shout returns an answer as long as the request, so that there is room for it: who
-// makes upper case of all letters there are, and marks what is none, needs more.
+// shout returns an answer that is as long as the request, and so fits in its place: it
+// changes ASCII letters only. Others may be longer in upper case.
 func shout(payload []byte) []byte {
 	loud := bytes.Clone(payload)
 	for i, c := range loud {
@@ -183,12 +184,12 @@ func (in *inbox) event(ctx context.Context, e *hostq.Event) error {
 	case hostq.ContextFault:
 		return fmt.Errorf("context %q runs no handlers any more: %s", in.cfg.Context, e.Text)
 	case hostq.Overflow:
-		// Their slots cannot be known: they stay taken.
+		// The slots of lost events are unknown, so they stay in use.
 		in.report.Lost(e.Lost)
 		return nil
 	case hostq.MessageEnded, hostq.MessageFailed:
 	default:
-		return nil // of a later version
+		return nil // an event of a later version
 	}
 	m := Message{Source: e.Source, Number: e.Number, Bytes: e.Length}
 	mine := in.window != nil && e.User >= 1 && e.User <= uint64(in.cfg.Slots)
@@ -196,7 +197,7 @@ func (in *inbox) event(ctx context.Context, e *hostq.Event) error {
 	case e.Kind == hostq.MessageFailed && mine && e.Length > uint64(in.slot):
 		m.Error = fmt.Sprintf("longer than a slot of %d bytes: choose fewer slots, or a larger window", in.slot)
 	case e.Kind == hostq.MessageFailed:
-		// What had not come when it failed says nothing of what its sender has.
+		// Missing stays 0: what had not arrived when it failed is of no use.
 		m.Error = e.Text
 	case spin.Cause(e.Cause) != spin.Complete:
 		m.Error, m.Missing = spin.Cause(e.Cause).String(), e.Missing
@@ -214,7 +215,7 @@ func (in *inbox) event(ctx context.Context, e *hostq.Event) error {
 	return in.counted()
 }
 
-// keep copies a message out of its slot, which is for another one then.
+// keep copies a message out of its slot, which can then be posted again.
 func (in *inbox) keep(m *Message, slot uint64) error {
 	if m.Bytes > uint64(in.slot) {
 		return fmt.Errorf("message %d from %v has %d bytes, in a slot of %d", m.Number, m.Source, m.Bytes, in.slot)

@@ -15,8 +15,8 @@ import (
 	"github.com/xspin/xspin/spin"
 )
 
-// echoICMP answers a ping: addresses swapped, type 0, and the checksum computed
-// again over the whole payload, as FPsPIN's handler does.
+// echoICMP answers a ping: it swaps the addresses, sets type 0, and computes the
+// checksum over the whole payload, as FPsPIN's handler does.
 func echoICMP(h *hpu.HER) spin.Code {
 	if !h.Headers().ReplyICMPEcho() || h.Send() != nil {
 		return spin.Drop
@@ -24,8 +24,8 @@ func echoICMP(h *hpu.HER) spin.Code {
 	return spin.Success
 }
 
-// echoUDP answers a datagram: addresses and ports swapped, which leaves the
-// checksum right as it is.
+// echoUDP answers a datagram: it swaps the addresses and ports, which leaves the
+// checksum valid.
 func echoUDP(h *hpu.HER) spin.Code {
 	if hdr := h.Headers(); !hdr.Hop() || !hdr.ReplyUDP() || h.Send() != nil {
 		return spin.Drop
@@ -33,7 +33,7 @@ func echoUDP(h *hpu.HER) spin.Code {
 	return spin.Success
 }
 
-// timed runs a handler and notes when its packets came, began and ended.
+// timed runs a handler and notes when its packets arrived, and when it started and ended.
 func timed(handler hpu.Handler, s *samples) hpu.Handler {
 	return func(h *hpu.HER) spin.Code {
 		start := h.Now()
@@ -100,7 +100,7 @@ func start(ctx context.Context, lab *netns.Lab, c ServerConfig) (_ NICServer, er
 // Breakdown implements NICServer.
 func (s *server) Breakdown(p rtt.Proto, replies int) Breakdown { return s.samples[p].take(replies) }
 
-// samples are how long the handlers of one protocol took, and what they waited for.
+// samples are how long the handlers of one protocol took and waited.
 type samples struct {
 	asks    bool   // an application is asked, and the reply leaves from the continuation
 	arrival series // frame in the XDP program to handler start
@@ -109,8 +109,8 @@ type samples struct {
 	rest    series // from there to the return of the continuation
 }
 
-// takeWait bounds how long replies that are on their way are waited for: a handler notes
-// when it ended after the reply has left.
+// takeWait bounds the wait for handlers that have yet to note when they ended: they do so
+// after the reply has left.
 const takeWait = 50 * time.Millisecond
 
 func (s *samples) take(replies int) Breakdown {
@@ -126,7 +126,7 @@ func (s *samples) take(replies int) Breakdown {
 	return b
 }
 
-// ended is how many replies all is known of.
+// ended returns for how many replies all durations are known.
 func (s *samples) ended() uint64 {
 	if s.asks {
 		return s.rest.n.Load()
@@ -134,8 +134,8 @@ func (s *samples) ended() uint64 {
 	return s.handler.n.Load()
 }
 
-// A series is durations in ns, of the first so many replies. Workers add while another
-// goroutine takes: what is added meanwhile may go missing.
+// A series is durations in ns, of as many first replies as it has room for. Workers add
+// while another goroutine takes; what is added meanwhile may be lost.
 type series struct {
 	n  atomic.Uint64
 	ns [1 << 14]atomic.Int64

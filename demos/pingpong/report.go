@@ -25,7 +25,7 @@ type Report struct {
 	Results []Result `json:"results"`
 }
 
-// Env is what was on while it was measured.
+// Env is under which conditions it was measured.
 type Env struct {
 	Kernel     string `json:"kernel"`
 	CPU        string `json:"cpu"`
@@ -56,15 +56,15 @@ type Result struct {
 	Size  int       `json:"size"` // payload, bytes
 	Count int       `json:"count"`
 	Lost  int       `json:"lost"`
-	Bad   int       `json:"bad,omitempty"` // replies with wrong contents
+	Bad   int       `json:"bad,omitempty"` // wrong replies
 
-	RTT *RTT `json:"rtt_us"` // null if nothing came back
-	// Breakdown is null when pings were lost or answered twice: then nobody knows
-	// which reply was to which.
+	RTT *RTT `json:"rtt_us"` // null if there was no reply
+	// Breakdown is null if pings were lost or answered twice, because replies cannot
+	// be matched to pings then.
 	Breakdown *Micros `json:"breakdown_us,omitempty"`
 }
 
-// RTT is about the round trips of a Result, in microseconds.
+// RTT summarizes the round trips of a Result, in microseconds.
 type RTT struct {
 	Min  float64           `json:"min"`
 	P50  float64           `json:"p50"`
@@ -78,7 +78,7 @@ type RTT struct {
 // to the mean round trip of these.
 type Micros struct {
 	WireAndClient    float64 `json:"wire_and_client"`
-	ArrivalToHandler float64 `json:"arrival_to_handler,omitempty"` // not there: in the rest
+	ArrivalToHandler float64 `json:"arrival_to_handler,omitempty"` // part of the rest if left out
 	Handler          float64 `json:"handler"`
 	Host             float64 `json:"host,omitempty"` // with mode host+nic
 }
@@ -96,8 +96,9 @@ func newResult(p rtt.Proto, m Mode, size int, pings rtt.Result) Result {
 	return r
 }
 
-// newMicros makes means of round trips, in sending order, and of what was noted in the
-// NIC, of the pings of the warm-up as well. Of more than a series takes, it is the first.
+// newMicros makes means of round trips, in sending order, and of what the NIC noted,
+// which includes the pings of the warm-up. Of more pings than a series takes, it uses
+// the first.
 func newMicros(b Breakdown, rtts []int64, warmup int) *Micros {
 	all := min(warmup+len(rtts), len(series{}.ns))
 	for _, part := range [][]int64{b.ArrivalToHandler, b.Handler, b.Host} {
@@ -118,7 +119,7 @@ func newMicros(b Breakdown, rtts []int64, warmup int) *Micros {
 		}
 		sum := int64(0)
 		for _, i := range middle {
-			sum += ns[len(ns)-len(rtts)+i] // behind the warm-up
+			sum += ns[len(ns)-len(rtts)+i] // after the warm-up
 		}
 		return float64(sum) / float64(len(middle)) / 1e3
 	}
@@ -127,7 +128,7 @@ func newMicros(b Breakdown, rtts []int64, warmup int) *Micros {
 	return m
 }
 
-// verdict is an error if somebody gave no or a wrong answer.
+// verdict returns an error if pings were lost or answered wrongly.
 func (r *Report) verdict() error {
 	for _, res := range r.Results {
 		if res.Bad > 0 || res.RTT == nil {
@@ -249,7 +250,7 @@ func (r *Report) compare(w io.Writer) {
 	t.Flush()
 }
 
-// list is one row per result with everything but the interval.
+// list is one row per result, with everything but the interval.
 func (r *Report) list(w io.Writer) {
 	fmt.Fprint(w, "\nAll round trips, us; where handlers run also the parts of those in the middle half: wire and\n"+
 		"client, frame arrival to handler start (wait), handlers (hpu), the application's answer (host)\n\n")

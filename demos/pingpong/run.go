@@ -31,20 +31,20 @@ const (
 	HostNIC Mode = "host+nic"
 )
 
-// Modes are all there are.
+// Modes are all modes.
 var Modes = []Mode{Host, NIC, HostNIC}
 
 // Port is where UDP echo listens, in all modes; FPsPIN's udp_ping has the same.
 const Port = 15000
 
 var (
-	// ErrConfig is returned, wrapped, for a Config that cannot be meant.
+	// ErrConfig is returned, wrapped, for an invalid Config.
 	ErrConfig = errors.New("invalid ping-pong")
 	// ErrBaseline is returned, wrapped, when an XDP program on one end of the
 	// lab would spoil the baseline.
 	ErrBaseline = errors.New("an XDP program is in the way of the baseline")
-	// ErrReplies is returned, wrapped, next to a complete Report, if somebody
-	// did not answer at all, or wrongly.
+	// ErrReplies is returned, wrapped, with a complete Report, if pings were
+	// lost or answered wrongly.
 	ErrReplies = errors.New("pings not answered as they should")
 )
 
@@ -63,8 +63,8 @@ type Config struct {
 	Server     ServerConfig
 }
 
-// ServerConfig says how modes NIC and HostNIC are set up. Of it, the UDP echo of
-// mode Host takes CPUs[0] only: it always blocks, as people run it.
+// ServerConfig says how modes NIC and HostNIC are set up. The UDP echo of mode Host
+// uses only CPUs[0] of it: that server always blocks, as is usual.
 type ServerConfig struct {
 	Mode    Mode        // NIC or HostNIC
 	Protos  []rtt.Proto // answered on the NIC's address, UDP on Port
@@ -79,14 +79,13 @@ type ServerConfig struct {
 // goroutine at a time.
 type NICServer interface {
 	// Breakdown returns where the time of the replies of one protocol went since the
-	// last call for it, and starts over. It waits a moment for so many of them.
+	// last call for it, and starts over. It waits a moment for that many replies.
 	Breakdown(p rtt.Proto, replies int) Breakdown
 	// Close drains the handlers and leaves the interface as it was.
 	Close() error
 }
 
-// Breakdown is the part of round trips inside the NIC, in ns, reply by reply. Without
-// replies there is none.
+// Breakdown is the part of round trips inside the NIC, in ns, reply by reply.
 type Breakdown struct {
 	ArrivalToHandler []int64 // frame in the XDP program to handler start
 	Handler          []int64 // start to return of the handler, or to its request, and the continuation
@@ -94,7 +93,7 @@ type Breakdown struct {
 }
 
 // startNIC attaches a NIC to the NIC end of the lab and arms the echo handlers.
-// A variable, so that tests measure without handlers.
+// It is a variable so that tests can measure without handlers.
 var startNIC = start
 
 func (c Config) check(mtu int) error {
@@ -199,7 +198,7 @@ func Serve(ctx context.Context, lab *netns.Lab, c ServerConfig, ready func()) er
 	return nic.Close()
 }
 
-// noXDP makes sure that both ends are as Linux has them.
+// noXDP returns an error if there is an XDP program on either end.
 func noXDP(lab *netns.Lab) error {
 	states, err := rtt.ReadLinks(lab)
 	if err != nil {

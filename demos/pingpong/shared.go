@@ -32,9 +32,8 @@ import (
 // Mode HostNIC. The work is shared: handlers swap the addresses, the application
 // computes the checksum, and a continuation of the handler puts it in and sends.
 
-// The handlers are those of the set "echo-host", which take the time as well. The
-// daemon makes them by their name, and there may be several contexts of it in the
-// life of a process, but one at a time.
+// The handlers are those of the set "echo-host", with time measurements. The daemon
+// makes them by name. A process may have several contexts of them, one at a time.
 const handlerSet = "demo-pingpong"
 
 var (
@@ -61,7 +60,7 @@ func newSet(p handlers.Params) (*handlers.Set, error) {
 	return s, nil
 }
 
-// ask turns a packet round and asks for its checksum. The tag is the time.
+// ask turns a packet into the reply and asks for its checksum. The tag is the time.
 func ask(h *hpu.HER) spin.Code {
 	start := h.Now()
 	hdr := h.Headers()
@@ -76,7 +75,7 @@ func ask(h *hpu.HER) spin.Code {
 	if h.AskThen(uint64(asked), h.Head(), finish) != nil {
 		return spin.Drop
 	}
-	// What is left of the handler happens at the same time as the application's work.
+	// The rest of the handler runs in parallel with the application.
 	s.handler.add(asked - start)
 	if at := h.Arrival(); at != 0 {
 		s.arrival.add(start - at)
@@ -84,7 +83,7 @@ func ask(h *hpu.HER) spin.Code {
 	return spin.Success
 }
 
-// finish has the application's answer.
+// finish gets the application's answer.
 func finish(h *hpu.HER, r *hpu.Reply) spin.Code {
 	start := h.Now()
 	if r.Err != nil || r.Status != 0 || len(r.Payload) != 2 {
@@ -128,7 +127,7 @@ func startShared(ctx context.Context, lab *netns.Lab, c ServerConfig) (NICServer
 			Name:     contextName,
 			Handler:  handlerSet,
 			Params:   map[string]any{"protos": protos},
-			Activate: "attach", // until then Linux answers
+			Activate: "attach", // Linux answers until then
 		},
 		Command: AppCommand,
 		Options: o,
@@ -155,7 +154,7 @@ func Main(args []string) (ok bool, err error) {
 	if len(args) != 2 || json.Unmarshal([]byte(args[1]), &o) != nil {
 		return true, fmt.Errorf("%s: this command is for xspin's own use", args[0])
 	}
-	// The loop holds a P for good, and the goroutine that waits for the end of
+	// The loop keeps a P for ever, and the goroutine that waits for the end of
 	// stdin needs one too.
 	runtime.GOMAXPROCS(max(2, runtime.GOMAXPROCS(0)))
 	debug.SetGCPercent(-1)

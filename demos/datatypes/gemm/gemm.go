@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package gemm multiplies matrices of double precision: the computation that
-// communication is overlapped with. It is gonum's, in the calling thread alone.
+// overlaps with communication. It is gonum's, in the calling thread only.
 package gemm
 
 import (
@@ -24,12 +24,12 @@ const (
 //go:embed gemm.go
 var Source []byte
 
-// tile is the length of a tile's edge: gonum's own, of which it computes one at a time
+// tile is the edge length of a tile. It is gonum's own, so that gonum computes a tile
 // without starting goroutines.
 const tile = 64
 
-// A GEMM is C += A B for square matrices, row by row. FPsPIN doubles C each time, which
-// is infinite after a thousand of them; sums grow slower than anybody can wait.
+// A GEMM is C += A B for square matrices in row-major order. FPsPIN doubles C each time,
+// which overflows after a thousand of them; sums grow much more slowly.
 type GEMM struct {
 	n       int
 	a, b, c []float64
@@ -61,8 +61,8 @@ func (g *GEMM) Run() {
 // Dim returns the dimension of the matrices.
 func (g *GEMM) Dim() int { return g.n }
 
-// GFLOPS returns how many billion additions and multiplications a second GEMMs of n by n
-// matrices were that took so long.
+// GFLOPS returns the billions of additions and multiplications per second of GEMMs of n by
+// n matrices.
 func GFLOPS(n, gemms int, took time.Duration) float64 {
 	d := float64(n)
 	return 2 * d * d * d * float64(gemms) / float64(took.Nanoseconds())

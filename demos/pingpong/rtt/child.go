@@ -29,8 +29,8 @@ const (
 	PingCommand = "_ping"
 )
 
-// ErrChild is returned, wrapped, when a process of our own ended too early; the
-// error has what it wrote to stderr.
+// ErrChild is returned, wrapped, when a helper process ended too early. The error
+// has what it wrote to stderr.
 var ErrChild = errors.New("helper process failed")
 
 // grace is how long a child may take to end before it is killed.
@@ -52,7 +52,7 @@ func Main(args []string) (ok bool, err error) {
 }
 
 // Ping runs a Client in a process of its own inside the namespace. When ctx
-// ends, it returns what there is by then, with ctx's error.
+// ends, it returns the results so far, with ctx's error.
 func Ping(ctx context.Context, ns *netns.Namespace, o Options) (Result, error) {
 	o = o.withDefaults()
 	if err := o.check(); err != nil {
@@ -108,19 +108,19 @@ func runPing(options []byte) error {
 	return json.NewEncoder(os.Stdout).Encode(r)
 }
 
-// Nobody is a user who may do nothing in particular: nobody, by its number.
+// Nobody is the uid and gid of the unprivileged user nobody.
 const Nobody = 65534
 
-// ProcessOptions say how a process begins. The zero value is as this one is.
+// ProcessOptions say how a process is started. Zero fields are as in this process.
 type ProcessOptions struct {
 	NS   *netns.Namespace // Optional
-	User int              // uid and gid, in no other group; 0: root
-	Env  []string         // beside this one's
+	User int              // uid and gid, without supplementary groups; 0: root
+	Env  []string         // added to this process's environment
 }
 
-// A Process runs a hidden command of this binary. It ends by itself when its
-// stdin does, so also when this process is killed: a parent-death signal would
-// come as soon as the thread that forked it ends.
+// A Process runs a hidden command of this binary. It ends when its stdin does, and
+// so also when this process is killed. A parent-death signal would not do: it comes
+// as soon as the thread that forked the process ends.
 type Process struct {
 	Stdout io.Reader
 
@@ -138,12 +138,12 @@ func Start(command string, options any, o ProcessOptions) (*Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	// By this name, because another user may not reach the executable by its path.
+	// Not by its path, which another user may not reach.
 	c := &Process{cmd: exec.Command("/proc/self/exe", command, string(arg))}
 	c.cmd.Args[0] = os.Args[0] // what ps shows
 	c.cmd.Stderr = &c.stderr
 	c.cmd.Env = append(os.Environ(), o.Env...)
-	// Ctrl-C is for us to pass on.
+	// In a process group of its own it does not get Ctrl-C; this process passes it on.
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if o.User != 0 {
 		id := uint32(o.User)
@@ -158,7 +158,7 @@ func Start(command string, options any, o ProcessOptions) (*Process, error) {
 	}
 	start := c.cmd.Start
 	if o.NS != nil {
-		// A child is born into the namespace of the thread that forks it.
+		// A child gets the namespace of the thread that forks it.
 		start = func() error { return o.NS.Do(c.cmd.Start) }
 	}
 	if err := start(); err != nil {
@@ -173,11 +173,11 @@ func (c *Process) Pid() int { return c.cmd.Process.Pid }
 // Kill kills the process.
 func (c *Process) Kill() error { return c.cmd.Process.Kill() }
 
-// End ends its stdin.
+// End closes its stdin.
 func (c *Process) End() { c.stdin.Close() }
 
-// Stop ends the process. It returns why the process had failed before, or else
-// because, which is nil if nothing went wrong so far.
+// Stop ends the process. If the process has failed, Stop returns why, or else because,
+// the caller's own error or nil.
 func (c *Process) Stop(because error) error {
 	c.once.Do(func() {
 		c.End()

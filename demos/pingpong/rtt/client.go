@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package rtt measures round trips over ICMP echo and UDP echo, and has the
-// UDP echo server to compare with.
+// Package rtt measures round trips of ICMP echo and UDP echo, and has the UDP echo
+// server to compare with.
 //
-// What it reports should be the wire and the responder, not the Go runtime: the
-// loops here run on a locked thread, make raw system calls and allocate
-// nothing, and Ping and StartEcho run them in processes of their own, where no
-// other goroutine and no garbage collection competes with them. The binary that
-// calls those two must hand its hidden commands to Main.
+// What it measures should be the wire and the responder, not the Go runtime. So the
+// loops run on a locked thread, make raw system calls and allocate nothing, and Ping
+// and StartEcho run them in processes of their own, where no other goroutine and no
+// garbage collection competes with them. A binary that calls these two must call Main
+// with its arguments, for the hidden commands that they start.
 package rtt
 
 import (
@@ -39,13 +39,13 @@ type Wait string
 
 const (
 	Block Wait = "block" // sleeping in the kernel
-	Spin  Wait = "spin"  // asking again and again
+	Spin  Wait = "spin"  // polling without sleeping
 )
 
 // Sizes of the payload in bytes: of the ICMP message after its 8-byte header,
-// of the UDP datagram. It begins with a sequence number and the number of the
-// run, 4 bytes each, and cannot be shorter; the upper end is IPv4's. Nothing is
-// fragmented, so the MTU sets the real one: 1472 on Ethernet.
+// of the UDP datagram. The payload starts with a sequence number and the number of
+// the run, 4 bytes each, and cannot be shorter. The upper limit is that of IPv4, but
+// nothing is fragmented, so the MTU lowers it: to 1472 on Ethernet.
 const (
 	MinSize = 8
 	MaxSize = 65535 - 20 - 8
@@ -54,7 +54,7 @@ const (
 // MaxCount bounds Count and Warmup, and so the memory for samples (8 bytes each).
 const MaxCount = 10_000_000
 
-// ErrOptions is returned, wrapped, for options that cannot be meant.
+// ErrOptions is returned, wrapped, for invalid options.
 var ErrOptions = errors.New("invalid options")
 
 // Options says what a Client sends and how it waits.
@@ -63,10 +63,10 @@ type Options struct {
 	Remote  netip.AddrPort `json:"remote"`  // IPv4; the port is for UDP
 	Size    int            `json:"size"`    // payload, bytes
 	Count   int            `json:"count"`   // pings measured
-	Warmup  int            `json:"warmup"`  // pings before those, of which nothing is reported
+	Warmup  int            `json:"warmup"`  // pings before those, not reported
 	Timeout time.Duration  `json:"timeout"` // until a ping counts as lost; 0 is one second
-	// Interval is the least time between two pings, slept away. Without one
-	// the next ping follows the reply.
+	// Interval is the least time between two pings, which the client sleeps. With 0
+	// the next ping follows the reply at once.
 	Interval time.Duration `json:"interval"`
 	Wait     Wait          `json:"wait"` // "" is Block
 	CPU      int           `json:"cpu"`  // the only CPU the client runs on, -1 for any
@@ -117,14 +117,14 @@ func checkServing(w Wait, cpu int) error {
 	return nil
 }
 
-// Result is what became of the pings: each of those sent was answered (it has
-// a sample), lost or bad. A run cut short has sent fewer than asked for.
+// Result is what became of the pings: each was answered (and has a sample), lost
+// or bad. A run cut short has sent fewer than asked for.
 type Result struct {
 	Samples []int64 `json:"samples_ns"` // round trips in sending order, ns
 	Sent    int     `json:"sent"`
 	Lost    int     `json:"lost"` // no reply in time, or an ICMP error for one
 	Bad     int     `json:"bad"`  // a reply with wrong contents, length or checksum
-	// Late counts replies to earlier pings, given up or already answered.
+	// Late counts replies to earlier pings, which were lost or answered before.
 	Late int `json:"late"`
 }
 
@@ -142,11 +142,11 @@ type Client struct {
 	recvMax time.Duration // SO_RCVTIMEO as set
 	stop    atomic.Bool
 	late    int
-	pause   unix.Timespec // here and not on the stack: it would escape on every sleep
+	pause   unix.Timespec // not a local variable, which would escape at every sleep
 }
 
-// slice is the longest time spent in one system call, so that cancellation is
-// seen that soon.
+// slice is the longest time spent in one system call, and so the longest until
+// cancellation is noticed.
 const slice = 100 * time.Millisecond
 
 // Dial opens the socket, in the network namespace of the calling thread; the
@@ -187,7 +187,7 @@ func Dial(o Options) (_ *Client, err error) {
 		if err := unix.SetsockoptSockFprog(c.fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}); err != nil {
 			return nil, fmt.Errorf("filter ICMP packets: %w", err)
 		}
-		// What came before the filter is there still.
+		// Discard what came before the filter.
 		for errno := unix.Errno(0); errno == 0; {
 			_, errno = c.recv(unix.MSG_DONTWAIT)
 		}
@@ -201,10 +201,10 @@ func Dial(o Options) (_ *Client, err error) {
 	return c, nil
 }
 
-// ownReplies is the filter of a raw ICMP socket, which the kernel shows all ICMP
-// packets from the IPv4 header on: it takes the echo replies with this id. The
-// replies of others would wake the client and, while it is not running, fill its
-// socket until its own reply finds no room.
+// ownReplies returns a socket filter that accepts only echo replies with this id. A raw
+// ICMP socket gets all ICMP packets, from the IPv4 header on. Replies to others would
+// wake the client, and while it does not run fill its socket until its own reply finds
+// no room.
 func ownReplies(id uint16) []unix.SockFilter {
 	return []unix.SockFilter{
 		{Code: unix.BPF_LDX | unix.BPF_MSH | unix.BPF_B},                          // x = 4 * IHL
@@ -220,11 +220,11 @@ func ownReplies(id uint16) []unix.SockFilter {
 // Close closes the socket.
 func (c *Client) Close() error { return unix.Close(c.fd) }
 
-// Run sends the warm-up and the pings asked for. When ctx ends it returns what
-// it has, with ctx's error, within a tenth of a second.
+// Run sends the warm-up and the pings asked for. When ctx ends it returns the results
+// so far, with ctx's error, within a tenth of a second.
 //
-// A blocking client holds a P of the Go scheduler while it waits: where handlers
-// run in the same process, measure with Ping.
+// A blocking client keeps a P of the Go scheduler while it waits, so use Ping if
+// handlers run in the same process.
 func (c *Client) Run(ctx context.Context) (Result, error) {
 	unpin, err := testbed.Pin(c.o.CPU)
 	if err != nil {
@@ -268,8 +268,8 @@ func (c *Client) Run(ctx context.Context) (Result, error) {
 // now is CLOCK_MONOTONIC, read through the vDSO.
 func (c *Client) now() time.Duration { return time.Since(c.base) }
 
-// ping sends one and waits for what becomes of it. Nothing is allocated, and
-// making and judging packets is not part of the time measured.
+// ping sends a ping and waits for the reply. It does not allocate, and making and
+// checking packets is not part of the time measured.
 func (c *Client) ping(seq uint32) (rtt time.Duration, v verdict, err error) {
 	c.compose(seq)
 	if c.o.Wait == Block {
@@ -279,8 +279,8 @@ func (c *Client) ping(seq uint32) (rtt time.Duration, v verdict, err error) {
 	}
 	sent := c.now()
 	if errno := c.send(); errno != 0 {
-		// A connected socket reports on the next call what an ICMP error said
-		// about the ping before, and is clean then.
+		// A connected socket reports an ICMP error about an earlier ping on the
+		// next call, once.
 		if !unreachable(errno) {
 			return 0, lost, fmt.Errorf("send %d bytes by %s to %v: %w", c.o.Size, c.o.Proto, c.o.Remote, errno)
 		}
@@ -328,7 +328,7 @@ func (c *Client) ping(seq uint32) (rtt time.Duration, v verdict, err error) {
 	}
 }
 
-// unreachable are the errors that tell about the other end and not about us.
+// unreachable reports whether an error is about the other end rather than about us.
 func unreachable(e unix.Errno) bool {
 	return e == unix.ECONNREFUSED || e == unix.EHOSTUNREACH || e == unix.ENETUNREACH || e == unix.EHOSTDOWN
 }
@@ -349,7 +349,7 @@ func (c *Client) recv(flags uintptr) (int, unix.Errno) {
 // limit bounds the time that a blocking recv takes. It costs a system call only
 // when the bound changes, which it does after a slow ping.
 func (c *Client) limit(d time.Duration) error {
-	d = max(min(d, slice), time.Microsecond) // 0 would mean for ever
+	d = max(min(d, slice), time.Microsecond) // 0 would mean no timeout
 	if d == c.recvMax {
 		return nil
 	}

@@ -34,15 +34,15 @@ func (o EchoOptions) check() error {
 	return checkServing(o.Wait, o.CPU)
 }
 
-// Echo is a UDP echo server in a process of its own: what people run who have
-// no SmartNIC. It is safe for concurrent use.
+// Echo is a UDP echo server in a process of its own, the usual way without a SmartNIC.
+// It is safe for concurrent use.
 type Echo struct {
 	Addr  netip.AddrPort // where it listens, with the port it got
 	child *Process
 }
 
 // StartEcho starts a server inside a namespace and returns when it listens. It
-// ends with Close, or with the calling process, whatever ends that.
+// ends with Close, or when the calling process ends for any reason.
 func StartEcho(ns *netns.Namespace, o EchoOptions) (*Echo, error) {
 	if o.Wait == "" {
 		o.Wait = Block
@@ -68,14 +68,14 @@ func StartEcho(ns *netns.Namespace, o EchoOptions) (*Echo, error) {
 // Pid returns the server's process id.
 func (e *Echo) Pid() int { return e.child.Pid() }
 
-// Close ends the server and waits until it is gone. It fails if the server had
-// ended on its own, with the reason.
+// Close ends the server and waits for its end. If the server failed before, Close
+// returns the reason.
 func (e *Echo) Close() error { return e.child.Stop(nil) }
 
-// echo serves until an error: the process around it ends when stdin does. It
-// writes the address to w once packets sent there are kept.
+// echo serves until an error; the process ends when its stdin does. It writes the
+// address to w once the socket is bound, so that no packet sent there is lost.
 //
-// The loop is what a C server does, two system calls a datagram on one buffer.
+// The loop is that of a C server: two system calls per datagram, on one buffer.
 func echo(o EchoOptions, w io.Writer) error {
 	if err := o.check(); err != nil {
 		return err
@@ -118,7 +118,7 @@ func echo(o EchoOptions, w io.Writer) error {
 		default:
 			return fmt.Errorf("receive on %v: %w", o.Addr, errno)
 		}
-		// A reply that cannot be sent is one that the client misses and counts.
+		// If the reply cannot be sent, the client counts a lost ping.
 		unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(&buf[0])), n, 0, uintptr(unsafe.Pointer(&peer)), uintptr(size))
 	}
 }
@@ -129,7 +129,7 @@ func runEcho(options []byte) error {
 	if err := json.Unmarshal(options, &o); err != nil {
 		return fmt.Errorf("%w: %w", ErrOptions, err)
 	}
-	// The loop holds a P for good, and the goroutine that waits for the end of
+	// The loop keeps a P for ever, and the goroutine that waits for the end of
 	// stdin needs one too.
 	runtime.GOMAXPROCS(max(2, runtime.GOMAXPROCS(0)))
 	debug.SetGCPercent(-1)

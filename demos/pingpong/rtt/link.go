@@ -12,7 +12,7 @@ import (
 	"github.com/xspin/xspin/netns"
 )
 
-// LinkState is what of an interface decides how fast packets pass it.
+// LinkState is the state of an interface that decides how fast packets pass it.
 type LinkState struct {
 	Device     string `json:"device"`
 	MTU        int    `json:"mtu"`              // bytes

@@ -15,7 +15,7 @@ const (
 	icmpEcho      = 8
 )
 
-// verdict is what became of a ping, or what a received packet is to it.
+// verdict is what became of a ping, or how a received packet relates to it.
 type verdict uint8
 
 const (
@@ -23,15 +23,15 @@ const (
 	lost
 	bad
 	late    // a reply of this run to an earlier ping
-	foreign // an ICMP message that is none of ours
+	foreign // an ICMP message to another client
 	stopped
 )
 
 // shifts is how many different payloads one pattern gives.
 const shifts = 251
 
-// fill makes the pattern of a run: noise, so that bytes exchanged, shifted or
-// left over from another packet do not look right by chance.
+// fill makes the pattern of a run. It is noise, so that bytes that are swapped, shifted
+// or left over from another packet do not look right by chance.
 func fill(pattern []byte, id uint32) {
 	src := rand.NewPCG(uint64(id), 0)
 	for i := range pattern {
@@ -39,7 +39,7 @@ func fill(pattern []byte, id uint32) {
 	}
 }
 
-// contents is what follows the two numbers in the payload of ping seq.
+// contents returns what follows the two numbers in the payload of ping seq.
 func (c *Client) contents(seq uint32) []byte {
 	return c.pattern[seq%shifts:][:c.o.Size-MinSize]
 }
@@ -59,9 +59,8 @@ func (c *Client) compose(seq uint32) {
 	}
 }
 
-// judge tells what a received packet is to ping seq. A raw socket delivers
-// the IPv4 header too, and delivers before the kernel looks at the ICMP
-// checksum.
+// judge says how a received packet relates to ping seq. A raw socket delivers the
+// IPv4 header too, and before the kernel has checked the ICMP checksum.
 func (c *Client) judge(b []byte, seq uint32) verdict {
 	if c.o.Proto == ICMP {
 		if len(b) < 20 || len(b) < int(b[0]&0xf)*4+icmpHeader {
