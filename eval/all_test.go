@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -285,4 +286,36 @@ func TestRowsOfExperimentsAreThere(t *testing.T) {
 			}
 		}
 	}
+}
+
+// docs/evaluation.md has each experiment, and each key of results.json.
+func TestTheEvaluationIsDocumented(t *testing.T) {
+	b, err := os.ReadFile("../docs/evaluation.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := string(b)
+	for _, x := range experiments {
+		if line := fmt.Sprintf("| `%s` | %s |", x.Name, x.Shows); !strings.Contains(text, line) {
+			t.Errorf("no line %s", line)
+		}
+	}
+	seen := map[reflect.Type]bool{}
+	var keys func(reflect.Type)
+	keys = func(typ reflect.Type) {
+		switch typ.Kind() {
+		case reflect.Pointer, reflect.Slice, reflect.Map:
+			keys(typ.Elem())
+		case reflect.Struct:
+			for i := 0; i < typ.NumField() && !seen[typ]; i++ {
+				name, _, _ := strings.Cut(typ.Field(i).Tag.Get("json"), ",")
+				if !strings.Contains(text, "`"+name+"`") {
+					t.Errorf("%v: no key `%s`", typ, name)
+				}
+				keys(typ.Field(i).Type)
+			}
+			seen[typ] = true
+		}
+	}
+	keys(reflect.TypeFor[report.Report]())
 }

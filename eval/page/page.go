@@ -30,7 +30,7 @@ const Index = "index.html"
 var source string
 
 var page = template.Must(template.New("page").Funcs(template.FuncMap{
-	"figure": bench.Figure, "sources": sources, "percent": percent, "svg": svg, "table": table, "join": strings.Join, "class": class, "lost": lost,
+	"figure": bench.Figure, "sources": sources, "percent": percent, "noisy": func(spread float64) bool { return spread > 0.2 }, "svg": svg, "table": table, "join": strings.Join, "class": class, "lost": lost,
 	"seconds": func(s float64) string { return time.Duration(s * float64(time.Second)).Round(time.Second).String() },
 }).Parse(source))
 

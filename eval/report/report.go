@@ -246,6 +246,23 @@ func (a Axis) Place(x float64) string {
 	return strconv.FormatFloat(x, 'f', -1, 64)
 }
 
+// Spread is how wide the intervals of ratios are: the median of their half widths, as a
+// fraction of the ratio. Without any it is 0.
+func (r *Report) Spread() float64 {
+	var wide []float64
+	for _, e := range r.Experiments {
+		for _, row := range e.Rows {
+			if row.Unit == "ratio" && row.Median > 0 {
+				wide = append(wide, (row.CI95[1]-row.CI95[0])/2/row.Median)
+			}
+		}
+	}
+	if len(wide) == 0 {
+		return 0
+	}
+	return quantile.Median(wide)
+}
+
 // Duration is how long the experiments took together.
 func (r *Report) Duration() time.Duration {
 	s := 0.0

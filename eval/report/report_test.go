@@ -54,6 +54,9 @@ func TestReportsAreReadAsWritten(t *testing.T) {
 	if v := got.Verdicts(); len(v) != 1 || v[0].Name != "rx/ratio" {
 		t.Errorf("%+v", v)
 	}
+	if s := got.Spread(); math.Abs(s-(got.Verdicts()[0].CI95[1]-got.Verdicts()[0].CI95[0])/2/2) > 1e-9 || s == 0 {
+		t.Errorf("spread %g", s)
+	}
 	if d := got.Duration().String(); d != "2s" {
 		t.Errorf("took %s", d)
 	}
