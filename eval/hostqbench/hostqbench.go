@@ -12,7 +12,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"runtime"
@@ -25,7 +24,6 @@ import (
 
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/internal/quantile"
-	"github.com/xspin/xspin/spin"
 )
 
 // Command is the hidden command of the binary that the other process runs. Its argument
@@ -553,36 +551,4 @@ func (r bareRing) take(n int) {
 			atomic.StoreUint64(r.word(256), i+1)
 		}
 	}
-}
-
-// Copies copies n times so many bytes between a buffer and random places of a memory, by
-// a window, or by copy and the slice, and returns the bytes per second.
-func Copies(ctx context.Context, mem *hostq.Memory, cpu int, window bool, write bool, bytes, n int) (float64, error) {
-	w, err := mem.Window(0, mem.Size(), spin.Read|spin.Write)
-	if err != nil {
-		return 0, err
-	}
-	b := mem.Bytes()
-	var took time.Duration
-	err = onCPU(cpu, func() error {
-		buf := make([]byte, bytes)
-		rng := rand.New(rand.NewPCG(1, 2))
-		span := uint64(len(b) - bytes)
-		return timed(ctx, &took, n, func() error {
-			off := int64(rng.Uint64N(span))
-			var err error
-			switch {
-			case window && write:
-				_, err = w.WriteAt(buf, off)
-			case window:
-				_, err = w.ReadAt(buf, off)
-			case write:
-				copy(b[off:], buf)
-			default:
-				copy(buf, b[off:])
-			}
-			return err
-		})
-	})
-	return float64(bytes) / took.Seconds(), err
 }

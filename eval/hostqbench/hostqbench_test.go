@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/xspin/xspin/eval/hostqbench"
-	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/netns/netnstest"
 )
 
@@ -29,11 +28,6 @@ func places(spin bool) map[string]hostqbench.Place {
 // What the benchmarks measure with works.
 func TestBench(t *testing.T) {
 	netnstest.NeedRoot(t)
-	mem, err := hostq.NewMemory("bench", 4<<20)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer mem.Close()
 	at := hostqbench.Place{NIC: 0, Host: runtime.NumCPU() - 1}
 	ctx := t.Context()
 	duration := func(d time.Duration, err error) (float64, error) { return float64(d), err }
@@ -49,7 +43,6 @@ func TestBench(t *testing.T) {
 		},
 		"notify": func() (float64, error) { return hostqbench.Notify(ctx, at, 64, 20000) },
 		"ring":   func() (float64, error) { return hostqbench.Ring(ctx, at, 64, 20000) },
-		"copies": func() (float64, error) { return hostqbench.Copies(ctx, mem, 0, true, true, 1400, 1000) },
 	} {
 		if x, err := f(); err != nil || x <= 0 {
 			t.Errorf("%s: %g, %v", name, x, err)
@@ -125,26 +118,6 @@ func BenchmarkNotify(b *testing.B) {
 					b.Fatal(err)
 				}
 				b.ReportMetric(rate/1e6, "M/s")
-			})
-		}
-	}
-}
-
-func BenchmarkCopies(b *testing.B) {
-	netnstest.NeedRoot(b)
-	mem, err := hostq.NewMemory("bench", 256<<20)
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer mem.Close()
-	for _, write := range []bool{false, true} {
-		for _, window := range []bool{false, true} {
-			b.Run(fmt.Sprintf("write=%v/window=%v", write, window), func(b *testing.B) {
-				rate, err := hostqbench.Copies(b.Context(), mem, 0, window, write, 1400, b.N)
-				if err != nil {
-					b.Fatal(err)
-				}
-				b.ReportMetric(rate*8/1e9, "Gbit/s")
 			})
 		}
 	}
