@@ -48,7 +48,7 @@ const closeTime = 15 * time.Second
 // newRunCmd returns `xspin run`.
 func newRunCmd() *cobra.Command {
 	var check bool
-	var socket string
+	var socket, page string
 	cmd := &cobra.Command{
 		Use:   "run [CONFIG]",
 		Short: "Run the daemon: NICs and contexts from a file, for applications to attach to",
@@ -67,16 +67,24 @@ docs/handlers.md says how to add your own.
 A window may have ` + daemon.DefaultWindowLimit.String() + `, and all memory of contexts together ` + daemon.DefaultMemoryLimit.String() + `,
 unless limits: {window: SIZE, memory: SIZE} says otherwise.
 
+--web shows in a browser what the NICs are doing: docs/web.md says who can read it.
+
 SIGHUP reads the file again and applies all changes or none; SIGINT and SIGTERM end
 the daemon, after open messages.`,
 		Example: `  sudo xspin run
   xspin run my.yaml --check
-  sudo xspin run my.yaml --socket /tmp/xspin.sock`,
+  sudo xspin run my.yaml --socket /tmp/xspin.sock
+  sudo xspin run --web 9466          # and open http://127.0.0.1:9466/`,
 		Args: wantArgs("[CONFIG]"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			file := daemonConfig
 			if len(args) == 1 {
 				file = args[0]
+			}
+			if page != "" {
+				if err := daemon.CheckWeb(page); err != nil {
+					return fmt.Errorf("run: %w", err)
+				}
 			}
 			cfg, err := loadRun(file, socket)
 			switch {
@@ -91,11 +99,12 @@ the daemon, after open messages.`,
 				_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s: %s, %s\n", file, count(len(cfg.Interfaces), "interface"), count(len(cfg.Contexts), "context"))
 				return err
 			}
-			return runDaemon(cmd, file, cfg)
+			return runDaemon(cmd, file, page, cfg)
 		},
 	}
 	cmd.Flags().BoolVar(&check, "check", false, "only check CONFIG, and list its errors")
 	cmd.Flags().StringVar(&socket, "socket", "", "where to listen (default: as CONFIG says, else XSPIN_SOCKET, else "+control.Socket+")")
+	cmd.Flags().StringVar(&page, "web", "", "serve a live page at `[ADDRESS:]PORT`, of this machine only unless there is an ADDRESS")
 	return cmd
 }
 
@@ -146,7 +155,7 @@ func ownLines(err error) string {
 }
 
 // runDaemon runs a daemon until a signal ends it.
-func runDaemon(cmd *cobra.Command, file string, cfg *daemon.Config) error {
+func runDaemon(cmd *cobra.Command, file, page string, cfg *daemon.Config) error {
 	// From here on a signal must not end the process with half of a NIC.
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
@@ -157,7 +166,7 @@ func runDaemon(cmd *cobra.Command, file string, cfg *daemon.Config) error {
 		return fmt.Errorf("run: %w", err)
 	}
 	log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
-	d, err := daemon.Start(cfg, daemon.Options{File: abs, Version: version(), Logger: log})
+	d, err := daemon.Start(cfg, daemon.Options{File: abs, Version: version(), Logger: log, Web: page})
 	if err != nil {
 		return fmt.Errorf("run: %s", ownLines(err))
 	}

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/xspin/xspin/control"
+	"github.com/xspin/xspin/daemon/web"
 	"github.com/xspin/xspin/handlers"
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
@@ -52,6 +53,7 @@ type Daemon struct {
 	uid     int // that has started it, before it becomes somebody else
 	server  *server
 	metrics *metricsServer // nil without
+	web     *web.Server    // nil without
 	cards   []*card
 	memory  budget
 	leaks   leaks
@@ -94,9 +96,16 @@ type Options struct {
 	File    string // that Reload reads; Optional
 	Version string
 	Logger  *slog.Logger
+	Web     string // address of the live page, "[ADDRESS:]PORT"; none if left out
 	// KeepPrivileges: do not drop capabilities, as tests and demos want that go
 	// on in the same process.
 	KeepPrivileges bool
+}
+
+// CheckWeb says what is wrong with an address of the live page.
+func CheckWeb(address string) error {
+	_, err := web.Address(address)
+	return err
 }
 
 // Start opens the NICs, installs the contexts and listens. After that it needs no
@@ -109,6 +118,10 @@ func Start(cfg *Config, o Options) (_ *Daemon, err error) {
 	}
 	if o.Logger == nil {
 		o.Logger = slog.Default()
+	}
+	var tail web.Tail
+	if o.Web != "" {
+		o.Logger = tail.Keep(o.Logger)
 	}
 	d := &Daemon{
 		logger:   o.Logger,
@@ -133,6 +146,11 @@ func Start(cfg *Config, o Options) (_ *Daemon, err error) {
 	// First of all: a second daemon shall not touch the first one's interfaces.
 	if d.server, err = newServer(d.socket, d, d.logger); err != nil {
 		return nil, err
+	}
+	if o.Web != "" {
+		if d.web, err = web.Listen(o.Web, d.logger); err != nil {
+			return nil, err
+		}
 	}
 	for i := range cfg.Interfaces {
 		if err := d.open(&cfg.Interfaces[i]); err != nil {
@@ -176,6 +194,10 @@ func Start(cfg *Config, o Options) (_ *Daemon, err error) {
 	}
 	if d.metrics != nil {
 		d.metrics.serve()
+	}
+	if d.web != nil {
+		d.web.Serve(web.Source{Status: d.status, Stats: d.stats, Contexts: d.infos, Log: &tail})
+		d.logger.Info("the live page is at "+d.web.URL(), "url", d.web.URL())
 	}
 	d.revived = make(chan struct{})
 	go d.revive()
@@ -435,6 +457,9 @@ func (d *Daemon) close(ctx context.Context) error {
 	}
 	if d.metrics != nil {
 		d.metrics.close(ctx)
+	}
+	if d.web != nil {
+		d.web.Close(ctx)
 	}
 	if d.revived != nil {
 		close(d.stop)
