@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -113,10 +114,11 @@ type daemonProcess struct {
 	lines  chan string
 	config string
 	socket string
+	page   string // of --web
 }
 
-// startDaemon runs a daemon with contexts on the NIC end of a lab.
-func startDaemon(t *testing.T, contexts string) *daemonProcess {
+// startDaemon runs a daemon with contexts on the NIC end of a lab, with more arguments.
+func startDaemon(t *testing.T, contexts string, args ...string) *daemonProcess {
 	t.Helper()
 	lab := netnstest.Temp(t, netns.LabConfig{})
 	d := &daemonProcess{t: t, lab: lab, lines: make(chan string, 1000), socket: filepath.Join(t.TempDir(), "d.sock")}
@@ -126,7 +128,7 @@ func startDaemon(t *testing.T, contexts string) *daemonProcess {
 		t.Fatal(err)
 	}
 	d.write(fmt.Sprintf("interfaces:\n  - {name: %s, netns: %s, hpus: 2}\n", lab.NIC.Device, lab.NIC.NS.Name()) + contexts)
-	d.cmd = exec.Command("/proc/self/exe", "run", d.config, "--socket", d.socket)
+	d.cmd = exec.Command("/proc/self/exe", append([]string{"run", d.config, "--socket", d.socket}, args...)...)
 	d.cmd.Env = append(os.Environ(), "XSPIN_TEST_DAEMON=1")
 	stderr, err := d.cmd.StderrPipe()
 	if err != nil {
@@ -142,6 +144,9 @@ func startDaemon(t *testing.T, contexts string) *daemonProcess {
 		}
 	}()
 	t.Cleanup(func() { _ = d.cmd.Process.Kill() })
+	if slices.Contains(args, "--web") {
+		_, d.page, _ = strings.Cut(d.await("the live page is at"), " url=")
+	}
 	d.await("msg=running")
 	return d
 }
