@@ -21,26 +21,26 @@ import (
 	"time"
 )
 
-// A Client talks to a daemon. Its methods are safe for concurrent use; their errors
-// carry what the daemon said, in an *[Error].
+// A Client talks to a daemon. It is safe for concurrent use. If the daemon refuses a
+// request, the error is an *[Error].
 type Client struct {
 	socket string
 	http   http.Client
 }
 
-// An Error is what the daemon says to what it does not do.
+// An Error is the daemon's answer to a request that it refuses.
 type Error struct {
-	Status   int // of HTTP: 404 for a context that is not there, 403, 409, ...
+	Status   int // of HTTP: 404 if there is no such context, 403, 409, ...
 	Text     string
-	Problems []Problem // with the document that was sent: all that Text says, each with its place
+	Problems []Problem // with the document that was sent: what Text says, with places
 }
 
 func (e *Error) Error() string { return e.Text }
 
-// ErrNoDaemon is wrapped by errors of who asked where nobody answers.
+// ErrNoDaemon is wrapped by the error if no daemon listens.
 var ErrNoDaemon = errors.New("no daemon answers")
 
-// SocketPath returns the socket that is meant by "": that of XSPIN_SOCKET, or Socket.
+// SocketPath returns the path of a socket: "" stands for that of XSPIN_SOCKET, or Socket.
 func SocketPath(socket string) string {
 	return cmp.Or(socket, os.Getenv("XSPIN_SOCKET"), Socket)
 }
@@ -64,7 +64,7 @@ func Connect(ctx context.Context, socket string) (*net.UnixConn, error) {
 	return nil, fmt.Errorf("ask the daemon at %s: %w", socket, errno(err))
 }
 
-// errno strips an error of what the caller says in a better way.
+// errno returns the errno in an error, if there is one, because the caller says the rest.
 func errno(err error) error {
 	var e syscall.Errno
 	if errors.As(err, &e) {
@@ -74,7 +74,7 @@ func errno(err error) error {
 }
 
 // Dial returns a client for the daemon at a socket, "" for XSPIN_SOCKET or Socket. It
-// fails at once, with a hint, if nobody listens or may not be asked.
+// fails at once, with a hint, if no daemon listens or this user may not connect.
 func Dial(socket string) (*Client, error) {
 	c := &Client{socket: SocketPath(socket)}
 	probe, err := Connect(context.Background(), c.socket)
@@ -84,15 +84,15 @@ func Dial(socket string) (*Client, error) {
 	probe.Close()
 	c.http.Transport = &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return Connect(ctx, c.socket) },
-		// A document that is refused should not be sent.
+		// Do not send a document that is refused: wait for 100 Continue.
 		ExpectContinueTimeout: 10 * time.Second,
-		IdleConnTimeout:       10 * time.Second, // before the daemon's
+		IdleConnTimeout:       10 * time.Second, // shorter than the daemon's
 		DisableCompression:    true,
 	}
 	return c, nil
 }
 
-// Close closes idle connections. The client can be used on.
+// Close closes idle connections. The client can still be used.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
 // do sends a request. The body of the response is the caller's to close.
@@ -118,7 +118,7 @@ func (c *Client) do(ctx context.Context, method, path string, q url.Values, size
 	return nil, ReadError(w)
 }
 
-// failed says what became of the daemon.
+// failed makes an error of a failed request: ctx's, or one that says that the daemon is gone.
 func (c *Client) failed(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -133,7 +133,7 @@ func (c *Client) failed(ctx context.Context, err error) error {
 	return err
 }
 
-// ReadError makes an error of a response that is one.
+// ReadError returns the *[Error] of a response that is not 2xx.
 func ReadError(w *http.Response) error {
 	b, _ := io.ReadAll(io.LimitReader(w.Body, 64<<10))
 	var doc struct {
@@ -167,7 +167,7 @@ func (c *Client) call(ctx context.Context, method, path string, doc, into any) e
 			return fmt.Errorf("answer of the daemon at %s: %w", c.socket, c.failed(ctx, err))
 		}
 	}
-	_, _ = io.Copy(io.Discard, w.Body) // to its end, for the connection to be used again
+	_, _ = io.Copy(io.Discard, w.Body) // to its end, so that the connection can be reused
 	return nil
 }
 
@@ -184,8 +184,8 @@ func (c *Client) Status(ctx context.Context) (*Status, error) {
 	return &s, nil
 }
 
-// Stats asks for the counters of all interfaces: *into is a []nic.Stats, or whatever
-// the same JSON fits into.
+// Stats asks for the counters of all interfaces: *into is a []nic.Stats, or any type for
+// the same JSON.
 func (c *Client) Stats(ctx context.Context, into any) error {
 	return c.call(ctx, http.MethodGet, "/v1/stats", nil, into)
 }
@@ -196,7 +196,7 @@ func (c *Client) Contexts(ctx context.Context) (all []ContextInfo, err error) {
 	return all, err
 }
 
-// Context asks for one.
+// Context asks for one context.
 func (c *Client) Context(ctx context.Context, name string) (*ContextInfo, error) {
 	var info ContextInfo
 	if err := c.call(ctx, http.MethodGet, of(name), nil, &info); err != nil {
@@ -205,7 +205,7 @@ func (c *Client) Context(ctx context.Context, name string) (*ContextInfo, error)
 	return &info, nil
 }
 
-// Rules asks for the matching tables, in their order.
+// Rules asks for the rulesets of all matching tables, in order.
 func (c *Client) Rules(ctx context.Context) (all []TableRule, err error) {
 	err = c.call(ctx, http.MethodGet, "/v1/rules", nil, &all)
 	return all, err
@@ -225,17 +225,17 @@ func (c *Client) Activate(ctx context.Context, name string) error {
 	return c.call(ctx, http.MethodPost, of(name, "activate"), nil, nil)
 }
 
-// Deactivate disarms them; the context stays.
+// Deactivate disarms a context's rulesets; the context stays installed.
 func (c *Client) Deactivate(ctx context.Context, name string) error {
 	return c.call(ctx, http.MethodPost, of(name, "deactivate"), nil, nil)
 }
 
-// Remove takes a context away.
+// Remove removes a context.
 func (c *Client) Remove(ctx context.Context, name string) error {
 	return c.call(ctx, http.MethodDelete, of(name), nil, nil)
 }
 
-// Trigger activates a host-activated context.
+// Trigger triggers a host-activated context.
 func (c *Client) Trigger(ctx context.Context, name string, t Trigger) error {
 	return c.call(ctx, http.MethodPost, of(name, "trigger"), t, nil)
 }
@@ -251,8 +251,8 @@ func memoryQuery(hpu int, offset, length int64) url.Values {
 	return q
 }
 
-// ReadMemory copies HPU memory to w: of the context, or with hpu >= 0 of an HPU.
-// length 0: to the end.
+// ReadMemory copies HPU memory to w: that of the context, or with hpu >= 0 that of an HPU.
+// With length 0, it copies to the end.
 func (c *Client) ReadMemory(ctx context.Context, name string, hpu int, offset, length int64, w io.Writer) (int64, error) {
 	r, err := c.do(ctx, http.MethodGet, of(name, "memory"), memoryQuery(hpu, offset, length), 0, nil)
 	if err != nil {
@@ -262,7 +262,7 @@ func (c *Client) ReadMemory(ctx context.Context, name string, hpu int, offset, l
 	return c.stream(ctx, w, r.Body)
 }
 
-// stream copies to the end of an answer. Who writes may fail, too.
+// stream copies an answer to w. It keeps errors of reading and of writing apart.
 func (c *Client) stream(ctx context.Context, w io.Writer, body io.Reader) (n int64, err error) {
 	in := &source{Reader: body}
 	n, err = io.Copy(w, in)
@@ -286,9 +286,10 @@ func (s *source) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// WriteMemory copies r to HPU memory. What does not fit is an error, and nothing is written.
+// WriteMemory copies r to HPU memory. If it does not fit, that is an error, and nothing is
+// written.
 func (c *Client) WriteMemory(ctx context.Context, name string, hpu int, offset int64, r io.Reader) (int64, error) {
-	// A length that is known is checked before anything is sent.
+	// If the length is known, the daemon can refuse it before anything is sent.
 	size := int64(-1)
 	switch v := r.(type) {
 	case interface{ Len() int }:
@@ -318,8 +319,8 @@ func (c *Client) WriteMemory(ctx context.Context, name string, hpu int, offset i
 	return doc.Written, nil
 }
 
-// Log calls f for each line of a context's log, of one HPU if hpu >= 0; with follow,
-// until ctx ends, whose error it returns then.
+// Log calls f for each line of a context's log, or with hpu >= 0 of that HPU. With follow
+// it continues until ctx ends, and returns ctx's error.
 func (c *Client) Log(ctx context.Context, name string, hpu int, follow bool, f func(LogLine) error) error {
 	q := url.Values{}
 	if hpu >= 0 {
@@ -349,8 +350,8 @@ func (c *Client) Log(ctx context.Context, name string, hpu int, follow bool, f f
 	}
 }
 
-// Capture copies frames of a context to w as pcapng, until ctx ends or count frames
-// (0: any number) were written. In the first case it returns ctx's error.
+// Capture copies frames of a context to w as pcapng, until o.Count frames (0: any number)
+// are written, or ctx ends. In that case it returns ctx's error.
 func (c *Client) Capture(ctx context.Context, name string, o CaptureOptions, w io.Writer) error {
 	q := url.Values{}
 	for key, v := range map[string]string{"filter": o.Filter, "verdict": o.Verdict} {
@@ -377,7 +378,7 @@ func (c *Client) Capture(ctx context.Context, name string, o CaptureOptions, w i
 
 // CaptureOptions say what to capture.
 type CaptureOptions struct {
-	Filter  string `json:"filter,omitempty"`  // rulesets in text form: frames that match any
+	Filter  string `json:"filter,omitempty"`  // rulesets in text form: only frames that match one
 	Verdict string `json:"verdict,omitempty"` // only frames with this verdict
 	HPU     int    `json:"hpu"`               // only of this HPU, -1 for all
 	Snap    int    `json:"snap,omitempty"`    // bytes of each frame, 0 for all

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package control is the daemon's interface for other programs: HTTP and JSON on a
-// Unix socket, see docs/control.md. It has the documents and a client.
+// Package control has the documents of the daemon's interface, and a client for it: HTTP
+// and JSON on a Unix socket, see docs/control.md.
 package control
 
 import (
@@ -13,15 +13,15 @@ import (
 	"github.com/xspin/xspin/spin"
 )
 
-// Socket is where the daemon listens unless told otherwise. XSPIN_SOCKET and --socket
-// name another.
+// Socket is where the daemon listens by default. XSPIN_SOCKET and --socket name another
+// socket.
 const Socket = "/run/xspin/xspin.sock"
 
-// Context is an execution context of the daemon's, as in the configuration file (its
-// keys are the JSON names here) and as POST /v1/contexts takes it.
+// Context describes an execution context, as in the configuration file (its keys are the
+// JSON names here) and as POST /v1/contexts takes it.
 type Context struct {
 	Name      string         `json:"name"`
-	Interface string         `json:"interface,omitempty"` // may be left out if there is one
+	Interface string         `json:"interface,omitempty"` // may be left out if there is only one
 	Rulesets  string         `json:"rulesets,omitempty"`  // text form, see xspin rules; defaults to the handlers'
 	First     int            `json:"first,omitempty"`     // number of the first ruleset
 	Handler   string         `json:"handler"`             // a name of handlers.All
@@ -39,25 +39,26 @@ type Context struct {
 	Remember  Duration       `json:"remember,omitempty"`
 	Timer     Duration       `json:"timer,omitempty"`
 	Memory    Size           `json:"memory,omitempty"`     // HPU memory of the context
-	HPUMemory Size           `json:"hpu_memory,omitempty"` // of each HPU
+	HPUMemory Size           `json:"hpu_memory,omitempty"` // HPU memory of each HPU
 	Windows   []Window       `json:"windows,omitempty"`    // the first takes messages by default
-	Queue     *Queue         `json:"queue,omitempty"`      // to the application; {} for the defaults
-	Attach    *Attach        `json:"attach,omitempty"`     // who may attach; root only if left out
-	Activate  string         `json:"activate,omitempty"`   // start (default), attach (while an application is attached; default of handlers that ask one), or manual
-	Triggered bool           `json:"triggered,omitempty"`  // host-activated: no rulesets; some handlers are always
+	Queue     *Queue         `json:"queue,omitempty"`      // queues to the application; {} for the defaults
+	Attach    *Attach        `json:"attach,omitempty"`     // who may attach; only root if left out
+	Activate  string         `json:"activate,omitempty"`   // start (default), attach (while an application is attached; the default of handlers that use one), or manual
+	Triggered bool           `json:"triggered,omitempty"`  // host-activated: no rulesets; some handlers always are
 }
 
-// Window is a use of a window by a context.
+// Window is a window that a context uses.
 type Window struct {
 	Name   string `json:"name"`
-	Size   Size   `json:"size,omitempty"`   // makes one of the context's own; else the name is of one in the top-level list
+	Size   Size   `json:"size,omitempty"`   // makes a window of the context's own; else the name is of one in the top-level list
 	Rights string `json:"rights,omitempty"` // of the handlers: r, w, a; "rwa" if left out
 	App    string `json:"app,omitempty"`    // of the application: rw (mapped), r (by copying), or none; see DefaultApp
 }
 
 // DefaultApp is what App means if it is left out: rw for a window of the context's own, and
-// none for a shared one. Who has had rw on that can write it for as long as the process
-// lives, whoever uses it then; a window of a context's own is another one for the next.
+// none for a shared one. A process with rw keeps the mapping, and so can write to a shared
+// window as long as it lives, whoever uses it then. A window of the context's own is
+// replaced for the next application.
 func (w *Window) DefaultApp() string {
 	if w.Size == 0 {
 		return "none"
@@ -77,25 +78,25 @@ type Queue struct {
 type Attach struct {
 	Users  []string `json:"users,omitempty"`  // names or numbers
 	Groups []string `json:"groups,omitempty"` // names or numbers
-	// Observers may attach beside the application: windows and counters, no
-	// events and requests.
+	// Observers says that others may attach in addition to the application. They get
+	// windows and counters, but no events and requests.
 	Observers bool `json:"observers,omitempty"`
 }
 
-// ContextInfo is what the daemon tells of a context.
+// ContextInfo is what the daemon reports about a context.
 type ContextInfo struct {
 	Context
 	ID           int                `json:"id"`
 	State        string             `json:"state"` // installing, installed, active, draining, stopped, failed, gone (with its interface)
 	Error        string             `json:"error,omitempty"`
 	Link         string             `json:"link"`  // of its interface: up, down, no carrier, or gone
-	Rules        []Rule             `json:"rules"` // of its rulesets, numbered while it is active
+	Rules        []Rule             `json:"rules"` // its rulesets, numbered while it is active
 	Attached     []Peer             `json:"attached"`
 	Since        time.Time          `json:"since"`          // of the state
-	Pair         *hostq.PairStats   `json:"pair,omitempty"` // with a queue
+	Pair         *hostq.PairStats   `json:"pair,omitempty"` // if it has a queue
 	MessageStats *spin.MessageStats `json:"message_stats,omitempty"`
 	HandlerStats spin.ContextStats  `json:"handler_stats"`
-	Reserved     map[string]int64   `json:"reserved,omitempty"` // bytes that its handlers hold of limits.memory, by what for
+	Reserved     map[string]int64   `json:"reserved,omitempty"` // bytes that its handlers take of limits.memory, by purpose
 }
 
 // Rule is a ruleset in the matching table.
@@ -105,7 +106,7 @@ type Rule struct {
 	Matched uint64 `json:"matched"`
 }
 
-// TableRule is a ruleset of any context.
+// TableRule is a ruleset in the table of an interface.
 type TableRule struct {
 	Interface string `json:"interface"`
 	Context   string `json:"context"`
@@ -131,33 +132,34 @@ type Trigger struct {
 	Slice  int    `json:"slice,omitempty"`
 }
 
-// Words are a trigger's, for its handlers to read.
+// Words are the words of a trigger, which its handlers can read.
 type Words [4]uint64
 
-// UnmarshalJSON takes an array of up to four; of a longer one, json would drop the rest.
+// UnmarshalJSON takes an array of up to four numbers. By default, encoding/json would drop
+// the rest of a longer one.
 func (w *Words) UnmarshalJSON(b []byte) error {
 	var all []uint64
 	if err := json.Unmarshal(b, &all); err != nil {
 		return fmt.Errorf("words: want numbers of 64 bits: %w", err)
 	}
 	if len(all) > len(w) {
-		return fmt.Errorf("words: %d of them: there are at most %d", len(all), len(w))
+		return fmt.Errorf("words: %d of them: want at most %d", len(all), len(w))
 	}
 	*w = Words{}
 	copy(w[:], all)
 	return nil
 }
 
-// LogLine is what a handler has printed.
+// LogLine is a line that a handler has logged.
 type LogLine struct {
-	Seq  uint64    `json:"seq"` // of the HPU's lines, from 1
+	Seq  uint64    `json:"seq"` // number of the line, from 1 for each HPU
 	Time time.Time `json:"time"`
 	HPU  int       `json:"hpu"`
 	Text string    `json:"text"`
-	Lost uint64    `json:"lost,omitempty"` // lines before this one that nobody kept
+	Lost uint64    `json:"lost,omitempty"` // lines before this one that were not kept
 }
 
-// SessionProtocol is what the connection of an application is upgraded to.
+// SessionProtocol is the protocol that an application's connection is upgraded to.
 const SessionProtocol = "xspin-session/1"
 
 // AttachReply is the first document of a session; descriptors come with it in the
@@ -165,7 +167,7 @@ const SessionProtocol = "xspin-session/1"
 type AttachReply struct {
 	Context string         `json:"context"`
 	Windows []AttachWindow `json:"windows"`
-	Pair    *hostq.Layout  `json:"pair,omitempty"` // then descriptors: memory, bell, a bell for each lane
+	Pair    *hostq.Layout  `json:"pair,omitempty"` // with these descriptors: memory, bell, and a bell for each lane
 	HPUs    int            `json:"hpus"`
 	Error   string         `json:"error,omitempty"`
 }
@@ -178,7 +180,7 @@ type AttachWindow struct {
 	Rights string `json:"rights"`
 }
 
-// Ask is what a session may ask the daemon; Answer comes back with the same number.
+// Ask is a request of a session to the daemon. The Answer to it has the same number.
 type Ask struct {
 	Seq     uint64   `json:"seq"`
 	Do      string   `json:"do"` // post, unpost, read, trigger, activate, deactivate, stats, counters
@@ -187,7 +189,7 @@ type Ask struct {
 	Read    *Range   `json:"read,omitempty"`
 }
 
-// Receive is a posted receive: where the next message that matches goes.
+// Receive is a posted receive: where the next message that matches it goes.
 type Receive struct {
 	Window string `json:"window"`
 	Place  int64  `json:"place"`
@@ -208,25 +210,25 @@ type Range struct {
 // MaxRead is how many bytes one Ask may read.
 const MaxRead = 1 << 20
 
-// Answer is what the daemon answers to Ask.
+// Answer is the daemon's answer to an Ask.
 type Answer struct {
 	Seq   uint64       `json:"seq"`
 	Error string       `json:"error,omitempty"`
 	Data  []byte       `json:"data,omitempty"`
 	Info  *ContextInfo `json:"info,omitempty"`
-	// Unasked, with Seq 0: why the session ends.
+	// Bye says why the session ends, in an Answer to no Ask, with Seq 0.
 	Bye string `json:"bye,omitempty"`
 }
 
 // Problem is something wrong with a document that was sent.
 type Problem struct {
 	Path   string `json:"path"`             // such as windows[1].size; "" for the document
-	Line   int    `json:"line,omitempty"`   // in the text that is there, from 1; 0 if the path says it all
+	Line   int    `json:"line,omitempty"`   // in the text at Path, from 1; 0 if it is about all of it
 	Column int    `json:"column,omitempty"` // in bytes, from 1
 	Text   string `json:"text"`
 }
 
-// Status is what the daemon tells of itself.
+// Status is what the daemon reports about itself.
 type Status struct {
 	Version    string         `json:"version"`
 	PID        int            `json:"pid"`

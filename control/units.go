@@ -29,8 +29,8 @@ func (d *Duration) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// UnmarshalJSON reads a string as UnmarshalText does. A number has no unit, and is
-// an error.
+// UnmarshalJSON reads a string as UnmarshalText does. A number is an error, because it
+// has no unit.
 func (d *Duration) UnmarshalJSON(b []byte) error {
 	if string(b) == "null" {
 		return nil
@@ -50,7 +50,7 @@ type Size int64
 
 var units = []string{"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"}
 
-// String returns the size in the largest unit of which it is a whole number.
+// String returns the size in the largest unit that makes it a whole number.
 func (s Size) String() string {
 	n, unit := int64(s), ""
 	for _, u := range units {
@@ -74,7 +74,7 @@ func (s Size) MarshalJSON() ([]byte, error) {
 	return json.Marshal(text)
 }
 
-// UnmarshalText reads a whole number of bytes, or of KiB, MiB, GiB and so on.
+// UnmarshalText reads a whole number of bytes, KiB, MiB, GiB and so on.
 func (s *Size) UnmarshalText(text []byte) error {
 	digits, unit := string(text), int64(1)
 	for i, u := range units {
@@ -106,7 +106,7 @@ func (s *Size) UnmarshalJSON(b []byte) error {
 	return s.UnmarshalText([]byte(text))
 }
 
-// scalar returns the text of a JSON string, or any other value as it stands.
+// scalar returns the text of a JSON string, or any other value as it is.
 func scalar(b []byte) (text string, isString bool, err error) {
 	if len(b) == 0 || b[0] != '"' {
 		return string(b), false, nil

@@ -271,7 +271,7 @@ func TestRequestsOfCurl(t *testing.T) {
 		{"deactivate", 0, post("/v1/contexts/box/deactivate"), 200, `"name": "box"`, "deactivate box"},
 		{"a user may not deactivate", nobody, post("/v1/contexts/box/deactivate"), 403, "", ""},
 		{"trigger", 0, post("/v1/contexts/box/trigger", "-d", `{"words": [1,2,3,4]}`), 204, "", "trigger box 4"},
-		{"trigger with too many words", 0, post("/v1/contexts/box/trigger", "-d", `{"words": [1,2,3,4,5]}`), 400, "words: 5 of them: there are at most 4", ""},
+		{"trigger with too many words", 0, post("/v1/contexts/box/trigger", "-d", `{"words": [1,2,3,4,5]}`), 400, "words: 5 of them: want at most 4", ""},
 		{"a user may not trigger", nobody, post("/v1/contexts/box/trigger", "-d", `{}`), 403, "", ""},
 		{"remove", 0, []string{"-X", "DELETE", "http://x/v1/contexts/box"}, 204, "", "remove box"},
 		{"a user may not remove", nobody, []string{"-X", "DELETE", "http://x/v1/contexts/box"}, 403, "", ""},
