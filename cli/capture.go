@@ -82,7 +82,7 @@ to lose less.`,
 		if to == "-" {
 			out.w = cmd.OutOrStdout()
 			if isTerminal(out.w) {
-				return errors.New("capture: standard output is a terminal, and frames are no text: pipe them into wireshark -k -i -, or name a file with -w")
+				return errors.New("capture: standard output is a terminal, and frames are not text: pipe them into wireshark -k -i -, or name a file with -w")
 			}
 		}
 		c, err := dial()
@@ -104,8 +104,8 @@ to lose less.`,
 	return cmd
 }
 
-// filterText returns the rulesets of a filter: what is in the file of that name if
-// there is one, else the text itself.
+// filterText returns the rulesets of a filter: the contents of the file of that name if
+// there is one, or else the text itself.
 func filterText(filter string) (string, error) {
 	if filter == "" {
 		return "", nil
@@ -120,7 +120,7 @@ func filterText(filter string) (string, error) {
 	return "", fmt.Errorf("filter: %w", err)
 }
 
-// runCapture copies whole blocks, until ctx ends, which is no error.
+// runCapture copies whole blocks until ctx ends, which is not an error.
 func runCapture(ctx context.Context, c *control.Client, name string, o control.CaptureOptions, out io.Writer) (pcapng.Totals, error) {
 	asked, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -134,7 +134,7 @@ func runCapture(ctx context.Context, c *control.Client, name string, o control.C
 	total, err := pcapng.Relay(out, from)
 	broken := errors.Is(err, io.ErrUnexpectedEOF)
 	from.Close()
-	cancel() // if it was out that failed
+	cancel() // in case writing to out has failed
 	cerr := <-ended
 	switch {
 	case err != nil && !broken:
@@ -147,7 +147,7 @@ func runCapture(ctx context.Context, c *control.Client, name string, o control.C
 	return total, err
 }
 
-// A lateFile makes its file when the first byte comes: there is none after an error.
+// A lateFile creates its file at the first write, so that an error before leaves none.
 type lateFile struct {
 	path string
 	w    io.Writer

@@ -15,8 +15,8 @@ import (
 	"github.com/xspin/xspin/internal/flags"
 )
 
-// completeValues has a shell complete the values of flags and arguments: with what there is,
-// with files where files are wanted, else with nothing.
+// completeValues has a shell complete the values of flags and arguments, with files only
+// where files are wanted.
 func completeValues(root *cobra.Command) {
 	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp)
 	oneContext, contexts := argument(1, askContexts), argument(0, askContexts)
@@ -55,7 +55,7 @@ func completeValues(root *cobra.Command) {
 		}
 		complete := func(f *pflag.Flag) {
 			if c := flags.Completion(f); c != nil {
-				_ = cmd.RegisterFlagCompletionFunc(f.Name, c) // fails for one that is registered already
+				_ = cmd.RegisterFlagCompletionFunc(f.Name, c) // fails only if one is registered already
 			}
 		}
 		cmd.LocalNonPersistentFlags().VisitAll(complete)
@@ -70,8 +70,7 @@ func completeValues(root *cobra.Command) {
 	}
 }
 
-// argument completes arguments that name things, each once: the first so many of them, 0
-// for all.
+// argument completes the first most arguments, or all with 0, with names, each once.
 func argument(most int, names func(*cobra.Command) []string) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 		if most > 0 && len(args) >= most {
@@ -91,12 +90,12 @@ func first(f cobra.CompletionFunc) cobra.CompletionFunc {
 	}
 }
 
-// without returns those words that are not among others.
+// without returns the words that are not among others.
 func without(words, others []string) []string {
 	return slices.DeleteFunc(slices.Clone(words), func(w string) bool { return slices.Contains(others, w) })
 }
 
-// completeLabExec completes the namespace. What follows is a command line of its own.
+// completeLabExec completes the namespace. What follows it is another command line.
 func completeLabExec(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveDefault
@@ -104,7 +103,7 @@ func completeLabExec(_ *cobra.Command, args []string, _ string) ([]string, cobra
 	return labNames, cobra.ShellCompDirectiveNoFileComp
 }
 
-// typeNames are the names of datatypes.
+// typeNames returns the names of datatypes.
 func typeNames() []string {
 	var names []string
 	for _, a := range ddt.Apps() {
@@ -116,8 +115,8 @@ func typeNames() []string {
 // askTime bounds how long a shell waits for a daemon.
 const askTime = time.Second
 
-// ask returns what a command's daemon answers, nothing if there is none: whoever presses a
-// key wants no error.
+// ask returns what a command's daemon answers. It returns nothing if there is none, because
+// a completion cannot show errors.
 func ask[T any](cmd *cobra.Command, f func(*control.Client, context.Context) (T, error)) (answer T) {
 	// The socket may come from the environment or a file.
 	_ = cmd.Root().PersistentPreRunE(cmd, nil)

@@ -44,7 +44,7 @@ its time limit, or has failed, starts over first: with zeroed memory and new win
 	return ctx
 }
 
-// socketFlag gives a command --socket, and returns what dials it.
+// socketFlag adds --socket to a command, and returns a function that dials it.
 func socketFlag(cmd *cobra.Command) (dial func() (*control.Client, error)) {
 	socket := cmd.Flags().String("socket", "", "socket of the daemon (default XSPIN_SOCKET, or "+control.Socket+")")
 	return func() (*control.Client, error) {
@@ -56,7 +56,7 @@ func socketFlag(cmd *cobra.Command) (dial func() (*control.Client, error)) {
 	}
 }
 
-// commandName is what errors of a command begin with, such as "ctx ls".
+// commandName is what errors of a command start with, such as "ctx ls".
 func commandName(cmd *cobra.Command) string {
 	return strings.TrimPrefix(cmd.CommandPath(), cmd.Root().Name()+" ")
 }
@@ -69,8 +69,8 @@ func seeContexts(socket string) string {
 	return hint("ctx ls --socket " + socket)
 }
 
-// newListCmd returns a command that lists what the daemon answers, as a table with a
-// row for each, or as a document.
+// newListCmd returns a command that lists what the daemon answers, as a table with a row
+// for each item, or as a document.
 func newListCmd[T any](name, short, key, head string, ask func(*control.Client, context.Context) ([]T, error), row func(*T) string) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
@@ -112,7 +112,8 @@ func newCtxLsCmd() *cobra.Command {
 	})
 }
 
-// stateAndLink says what a context is, and what keeps packets from it although it is active.
+// stateAndLink returns a context's state, and the state of its link if that keeps packets
+// from it.
 func stateAndLink(x *control.ContextInfo) string {
 	switch x.Link {
 	case "down":
@@ -130,7 +131,7 @@ func orDash(s string) string {
 	return s
 }
 
-// attached says who is.
+// attached lists the processes that are attached.
 func attached(peers []control.Peer) string {
 	var all []string
 	for _, p := range peers {
@@ -143,7 +144,7 @@ func attached(peers []control.Peer) string {
 	return orDash(strings.Join(all, ", "))
 }
 
-// ruleNumbers says where the rulesets of a context are in the table.
+// ruleNumbers returns where the rulesets of a context are in the table.
 func ruleNumbers(x *control.ContextInfo) string {
 	var all []string
 	for _, r := range x.Rules {
@@ -189,7 +190,7 @@ func newCtxShowCmd() *cobra.Command {
 	return cmd
 }
 
-// writeContext explains a context.
+// writeContext describes a context.
 func writeContext(out io.Writer, x *control.ContextInfo) error {
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 	state := stateAndLink(x)
@@ -257,7 +258,7 @@ func writeContext(out io.Writer, x *control.ContextInfo) error {
 		row("acks", "%d sent, %d not for lack of room", h.Acks, h.AckFull)
 	}
 	if m := x.MessageStats; m != nil {
-		row("messages", "%d begun, %d open, %d complete, %d failed, %d abandoned", m.Started, m.Open, m.Ended, m.Failed, m.Abandoned)
+		row("messages", "%d started, %d open, %d complete, %d failed, %d abandoned", m.Started, m.Open, m.Ended, m.Failed, m.Abandoned)
 		if m.Refused > 0 {
 			row("refused", "%d packets of messages that had nowhere to go: no receive posted, or too many open; see xspin log", m.Refused)
 		}
@@ -284,7 +285,7 @@ func orElse(s, other string) string {
 	return s
 }
 
-// params shows parameters as YAML has them on one line.
+// params shows parameters as YAML on one line.
 func params(p map[string]any) string {
 	if len(p) == 0 {
 		return ""
@@ -336,7 +337,7 @@ The handlers in this xspin (the daemon may be a different one):
 	return cmd
 }
 
-// maxDocument is more than anybody writes by hand.
+// maxDocument is more than anybody writes by hand, in bytes.
 const maxDocument = 4 << 20
 
 // readAll reads a file, or standard input for "-".
@@ -405,7 +406,7 @@ handler. The words are for the handlers to read.`,
 	dial := socketFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if len(words) > len(t.Words) {
-			return flags.Error("words", strings.Join(words, ","), fmt.Sprintf("at most %d", len(t.Words)))
+			return flags.Error("words", strings.Join(words, ","), fmt.Sprintf("want at most %d", len(t.Words)))
 		}
 		for i, s := range words {
 			v, err := strconv.ParseUint(strings.TrimSpace(s), 0, 64)
@@ -479,7 +480,7 @@ func newRulesLsCmd() *cobra.Command {
 	})
 }
 
-// handlerList says which handlers are compiled in, one on a line.
+// handlerList lists the handlers that are compiled in, one on a line.
 func handlerList() string {
 	var b bytes.Buffer
 	w := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
@@ -490,7 +491,7 @@ func handlerList() string {
 	return b.String()
 }
 
-// indent moves lines two columns to the right.
+// indent indents lines by two columns.
 func indent(text string) string {
 	var b strings.Builder
 	for line := range strings.Lines(text) {

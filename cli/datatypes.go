@@ -69,7 +69,7 @@ two send:
   sudo xspin demo datatypes --serve --type Complex --sender 10.0.0.2 --verify`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			// Nothing is set up before all flags are right.
+			// Check all flags before setting anything up.
 			cfg, err := f.config(cmd.Flags().Changed)
 			if err == nil {
 				if f.pin && cfg.AppCPU < 0 {
@@ -119,7 +119,7 @@ func (f *datatypesFlags) bind(fl *pflag.FlagSet) {
 	fl.Lookup("pin").Usage = "sender and NIC on the first CPU that this process may use, the application on the second"
 }
 
-// config judges the flags. changed tells which of them the user chose.
+// config checks the flags. changed says which of them the user set.
 func (f datatypesFlags) config(changed func(string) bool) (c datatypes.Config, err error) {
 	c.Setup = datatypes.Setup{HPUs: f.hpus, Wait: f.wait, AppCPU: f.appCPU}
 	if c.SenderCPU, c.NICCPUs, err = f.cpus(); err != nil {
@@ -165,8 +165,8 @@ func (f datatypesFlags) config(changed func(string) bool) (c datatypes.Config, e
 		return c, errors.New("--sender and --dir apply only to --serve")
 	}
 	if f.pin && len(c.NICCPUs) > 0 {
-		// The sender and the NIC wait for each other, and leave the other CPU to
-		// whoever computes.
+		// The sender and the NIC wait for each other anyway, so they share a CPU, and
+		// the application gets the other.
 		c.AppCPU, c.NICCPUs = c.NICCPUs[0], []int{c.SenderCPU}
 	}
 	for _, text := range types {
@@ -190,7 +190,7 @@ func (f datatypesFlags) config(changed func(string) bool) (c datatypes.Config, e
 	return c, nil
 }
 
-// requestAddress is where a sender is asked.
+// requestAddress parses the address at which a sender is asked.
 func requestAddress(s string) (netip.AddrPort, error) {
 	if s == "" {
 		return netip.AddrPort{}, nil
@@ -241,7 +241,7 @@ func runDatatypes(cmd *cobra.Command, f datatypesFlags, cfg datatypes.Config) (e
 	return err
 }
 
-// writeMessage tells of a message in a line.
+// writeMessage writes a line about a message.
 func writeMessage(w io.Writer, m datatypes.Message) {
 	if m.Err != "" {
 		fmt.Fprintf(w, "refused: from %s: %s\n", m.Source, m.Err)

@@ -16,14 +16,14 @@ import (
 )
 
 const (
-	// packetBytes are what a packet of SLMP carries as a rule.
+	// packetBytes is what most packets of SLMP carry.
 	packetBytes = 1408
-	// mostPieces is how many pieces of a type are looked at one by one.
+	// mostPieces limits the pieces of a type that are looked at one by one.
 	mostPieces = 1 << 20
 )
 
 // A datatypeReport is what `ddt describe` says. Places are in bytes from the buffer's
-// origin. What is nil was not found out: there are too many pieces.
+// origin. A nil field is unknown, because there are too many pieces.
 type datatypeReport struct {
 	Schema int    `json:"schema"`
 	Type   string `json:"type"`
@@ -41,7 +41,7 @@ type datatypeReport struct {
 	Count           int64   `json:"count"`
 	Stream          int64   `json:"stream_bytes"`
 	First           int64   `json:"touched_first"`
-	End             int64   `json:"touched_end"` // the first byte behind
+	End             int64   `json:"touched_end"` // after the last byte
 	Distinct        *int64  `json:"touched_bytes"`
 	Overlaps        *bool   `json:"overlaps"`
 	Blocks          int64   `json:"blocks"`
@@ -52,7 +52,7 @@ type datatypeReport struct {
 	BlocksPerPacket float64 `json:"blocks_per_packet"`
 	Memory          int64   `json:"memory_bytes"`
 	NormalForm      string  `json:"normal_form"`
-	Layout          *layout `json:"layout"` // nil if there is nothing to see
+	Layout          *layout `json:"layout"` // nil if there is nothing to draw
 }
 
 func newDDTDescribeCmd() *cobra.Command {
@@ -101,8 +101,8 @@ func countFlag(cmd *cobra.Command, n *int64) {
 // A piece is a block of memory: the number-th of the stream, from 0.
 type piece struct{ off, end, number int64 }
 
-// pieces returns the pieces of the stream in order, each as long as it can be, but not
-// more than most; all tells whether these are all.
+// pieces returns the pieces of the stream in order, each as long as possible, and at most
+// most; all says whether these are all.
 func pieces(c *ddt.Committed, most int) (list []piece, all bool) {
 	all = true
 	c.Each(0, c.Size(), func(off, n int64) bool {
@@ -159,7 +159,8 @@ func describe(c *ddt.Committed) *datatypeReport {
 	return r
 }
 
-// perPacket returns how many pieces a packet has, of those packets whose pieces these are.
+// perPacket returns how many pieces a packet has on average, of the packets with these
+// pieces.
 func perPacket(list []piece, stream int64) float64 {
 	var at, sum int64
 	for _, p := range list {
@@ -210,7 +211,7 @@ func leafSizes(root *ddt.Node) (lo, hi int64) {
 	return lo, hi
 }
 
-// distinctBytes returns how many bytes pieces touch, which are in the order of memory.
+// distinctBytes returns how many bytes pieces touch. They must be in the order of memory.
 func distinctBytes(list []piece) (n int64) {
 	end := list[0].off
 	for _, p := range list {
@@ -220,9 +221,9 @@ func distinctBytes(list []piece) (n int64) {
 	return n
 }
 
-// apart tells whether it is plain that no byte of a normal form has a place twice: blocks
-// in vectors, the strides of which are not less than what lies between them, whatever
-// their order; and the same in lists. False says nothing.
+// apart returns true if it is obvious that a normal form has no byte twice: blocks in
+// vectors whose strides are not shorter than what they span, in any order, and the same in
+// lists. False means that it is unknown.
 func apart(n *ddt.Node) bool {
 	type level struct{ count, stride int64 }
 	var levels []level
@@ -271,7 +272,7 @@ func apart(n *ddt.Node) bool {
 	return true
 }
 
-// innermostStride returns that of the vector that is nearest to the blocks, or 0.
+// innermostStride returns the stride of the innermost vector, or 0.
 func innermostStride(n *ddt.Node) (stride int64) {
 	for n != nil {
 		if n.Kind == ddt.Vector {
@@ -333,7 +334,7 @@ func (r *datatypeReport) print(w io.Writer) {
 	r.Layout.print(w)
 }
 
-// abridged returns a text that fits on a few lines.
+// abridged shortens a text so that it fits on a few lines.
 func abridged(s string) string {
 	const most = 240
 	s = strings.TrimSpace(s)

@@ -41,15 +41,15 @@ type layoutLine struct {
 	Text   string `json:"text"`
 }
 
-// drawable is how far from the origin a picture may be.
+// drawable limits the distance of a picture from the origin.
 const drawable = 1 << 55
 
-// draw draws the first lines that pieces touch, which are in the order of memory. Lines
-// are a stride long, if there is one, and begin at multiples of it. It returns nil if the
-// pieces are too far apart for any picture.
+// draw draws the first lines that pieces touch, which must be in the order of memory.
+// Lines are a stride long, if there is one, and start at multiples of it. It returns nil
+// if the pieces are too far apart for a picture.
 func draw(list []piece, stride int64) *layout {
 	first, end := list[0].off, list[0].end
-	unit, longest := stride, int64(0) // the largest unit that all is made of
+	unit, longest := stride, int64(0) // unit: the largest that divides everything
 	for _, p := range list {
 		end = max(end, p.end)
 		unit = gcd(unit, gcd(p.off, p.end))
@@ -73,24 +73,24 @@ func draw(list []piece, stride int64) *layout {
 	}
 	lines, left, right := l.touched(list)
 	if right-left > layoutColumns*l.Unit {
-		// Whole lines, with as much in a character as it takes.
+		// Whole lines, with as many bytes in a character as needed.
 		l.Blocks = false
 		l.Unit = (l.Line-1)/layoutColumns + 1
 	}
 	l.Columns = (l.Line-1)/l.Unit + 1
-	if right > layoutColumns*l.Unit { // else lines are shown from where they begin
+	if right > layoutColumns*l.Unit { // else lines are shown from their start
 		l.Left = min(left/l.Unit, l.Columns-layoutColumns)
 	}
 	for _, at := range lines {
 		l.Lines = append(l.Lines, layoutLine{at, l.text(list, at, l.Left)})
 	}
 	if last := &l.Lines[len(l.Lines)-1]; !l.Stride && !l.Further {
-		last.Text = strings.TrimRight(last.Text, string(holeMark)) // it is no hole
+		last.Text = strings.TrimRight(last.Text, string(holeMark)) // what follows the last byte is not a hole
 	}
 	return l
 }
 
-// touched returns where the lines begin that are drawn, and which part of them is touched.
+// touched returns the starts of the lines to draw, and which part of them is touched.
 func (l *layout) touched(list []piece) (lines []int64, left, right int64) {
 	left = l.Line
 	at := list[0].off
@@ -119,13 +119,13 @@ func (l *layout) touched(list []piece) (lines []int64, left, right int64) {
 	}
 }
 
-// text draws a line of memory, from a column on.
+// text draws a line of memory from a column on.
 func (l *layout) text(list []piece, line, column int64) string {
 	n := min(layoutColumns, l.Columns-column)
 	text := []byte(strings.Repeat(string(holeMark), int(n)))
 	touched := make([]int64, n)
 	lo, hi := line+column*l.Unit, min(line+l.Line, line+(column+n)*l.Unit)
-	end := lo // of what is drawn
+	end := lo // what is drawn so far
 	for _, p := range list {
 		if p.off >= hi {
 			break

@@ -30,7 +30,7 @@ type listedApp struct {
 	Elements int64      `json:"elements"` // in a message
 	Bytes    int64      `json:"bytes"`    // of a message
 	Blocks   int64      `json:"blocks"`
-	End      int64      `json:"touched_end"` // the first byte behind
+	End      int64      `json:"touched_end"` // after the last byte
 	Params   []appParam `json:"params"`
 }
 
@@ -52,7 +52,7 @@ func newDDTLsCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "ls [NAME]",
-		Short: "List the types that have a name, or say what there is to know of one",
+		Short: "List the types that have a name, or describe one",
 		Long: `List the datatypes of applications, with what a message has by default, and the
 predefined types. With NAME: what the application's parameters are, in which
 ranges, and where the shape is from.`,
@@ -83,8 +83,8 @@ ranges, and where the shape is from.`,
 	return cmd
 }
 
-// listTypes returns all types that have a name, or the one of this name: an application's,
-// as with Resolve, before a predefined one.
+// listTypes returns all types that have a name, or the one of this name. As with Resolve,
+// an application's goes before a predefined one.
 func listTypes(name string) (*typeList, error) {
 	l := &typeList{Schema: 1, Applications: []listedApp{}, Predefined: []predefinedType{}}
 	for _, a := range ddt.Apps() {
@@ -104,7 +104,7 @@ func listTypes(name string) (*typeList, error) {
 		if name != "" && s != name {
 			continue
 		}
-		t, _ := ddt.Lookup(s) // known, for it is listed
+		t, _ := ddt.Lookup(s) // known, because it is listed
 		l.Predefined = append(l.Predefined, predefinedType{s, t.Size(), t.Extent()})
 	}
 	if len(l.Predefined) == 0 {

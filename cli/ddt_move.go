@@ -23,7 +23,7 @@ import (
 // moveBytes is how much of a stream is in memory at a time.
 const moveBytes = 1 << 20
 
-// A datatypeMove is what pack and unpack are told.
+// A datatypeMove has the flags of pack and unpack.
 type datatypeMove struct {
 	elements int64
 	in, out  string
@@ -41,7 +41,7 @@ func (m *datatypeMove) add(cmd *cobra.Command, in, out string) {
 	_ = cmd.MarkFlagRequired("out")
 }
 
-// commit brings the type to normal form, and checks what can be before anything is read.
+// commit commits the type, and checks what can be checked before reading anything.
 func (m *datatypeMove) commit(cmd *cobra.Command, text string) (*ddt.Committed, error) {
 	var err error
 	if m.at, err = sizeFlag("origin", m.origin); err != nil {
@@ -58,7 +58,7 @@ func (m *datatypeMove) commit(cmd *cobra.Command, text string) (*ddt.Committed, 
 	lo, hi := c.Bounds()
 	switch {
 	case lo < -m.at:
-		return nil, fmt.Errorf("the type begins %d bytes before its origin, and the image only --origin %d before it: want --origin %d or more", -lo, m.at, -lo)
+		return nil, fmt.Errorf("the type starts %d bytes before its origin, and the image only --origin %d before it: want --origin %d or more", -lo, m.at, -lo)
 	case hi > math.MaxInt64-m.at:
 		return nil, fmt.Errorf("the type ends %d bytes after its origin, which with --origin %d does not fit in 64 bits", hi, m.at)
 	case m.out == "-" && isTerminal(cmd.OutOrStdout()):
@@ -225,7 +225,7 @@ func (m *datatypeMove) unpack(ctx context.Context, cmd *cobra.Command, text, fro
 	return out.finish()
 }
 
-// begin returns an image that begins as a file.
+// begin returns an image that starts with the contents of a file.
 func (m *datatypeMove) begin(c *ddt.Committed, out *output, path string) (*image, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -245,8 +245,8 @@ func (m *datatypeMove) begin(c *ddt.Committed, out *output, path string) (*image
 	return out.image(info.Size(), c.Size(), f)
 }
 
-// size returns how long an image is that ends where the type does: after its last byte,
-// and where a next element would begin.
+// size returns the length of an image for the type: it ends after the last byte, but not
+// before the place where another element would start.
 func (m *datatypeMove) size(c *ddt.Committed) int64 {
 	_, hi := c.Bounds()
 	t := c.Type()
@@ -262,7 +262,7 @@ func streamSizeError(path string, size int64, c *ddt.Committed) error {
 
 func checkImage(c *ddt.Committed, path string, size, origin int64) error {
 	if _, hi := c.Bounds(); hi > size-origin {
-		return fmt.Errorf("%s has %s: want %d or more, for the type ends %d after its origin, which is at %d", streamName(path), count64(size, "byte"), origin+hi, hi, origin)
+		return fmt.Errorf("%s has %s: want %d or more, because the type ends %d after its origin, which is at %d", streamName(path), count64(size, "byte"), origin+hi, hi, origin)
 	}
 	return nil
 }
@@ -274,7 +274,7 @@ func streamName(path string) string {
 	return path
 }
 
-// openStream opens a stream to read. Its size is -1 if only reading tells.
+// openStream opens a stream to read. Its size is -1 if it is not known before reading.
 func openStream(cmd *cobra.Command, path string) (io.ReadCloser, int64, error) {
 	if path == "-" {
 		return io.NopCloser(cmd.InOrStdin()), -1, nil
@@ -293,13 +293,13 @@ func openStream(cmd *cobra.Command, path string) (io.ReadCloser, int64, error) {
 	return f, info.Size(), nil
 }
 
-// An image is memory, of a file or not.
+// An image is memory, mapped from a file or not.
 type image struct {
 	bytes  []byte
-	size   int64 // of the file that bytes begin with
+	size   int64 // of the file that bytes start with
 	stored bool  // the file is the output
 	mapped bool
-	out    *output // whose file has room only where reserve was told; nil: all of it
+	out    *output // its file has blocks only where reserve made room; nil: everywhere
 }
 
 func (m *image) close() {
@@ -313,7 +313,7 @@ func (m *image) check(c *ddt.Committed, path string, origin int64) error {
 	return checkImage(c, path, m.size, origin)
 }
 
-// readImage returns an image of which size bytes are needed.
+// readImage returns an image, of which size bytes are needed.
 func readImage(cmd *cobra.Command, path string, size int64) (*image, error) {
 	in, have, err := openStream(cmd, path)
 	if err != nil {
@@ -325,7 +325,7 @@ func readImage(cmd *cobra.Command, path string, size int64) (*image, error) {
 		if err != nil {
 			return nil, err
 		}
-		// Whoever writes shall not fail because nobody reads.
+		// Read the rest, so that the writer of a pipe does not fail.
 		_, err = io.Copy(io.Discard, in)
 		return &image{bytes: b, size: int64(len(b))}, err
 	}
@@ -344,7 +344,7 @@ func mapFile(f *os.File, size int64, prot int) ([]byte, error) {
 	return b, nil
 }
 
-// An output is a file that is there when it is complete, or not at all; or what cannot be
+// An output is a file that appears only when it is complete, or something that cannot be
 // replaced, such as a pipe.
 type output struct {
 	io.Writer
@@ -353,8 +353,8 @@ type output struct {
 	f    *os.File // Writer, if it is to be closed
 }
 
-// createOutput checks that an output can be written. Until finish nothing of a file
-// changes.
+// createOutput checks that an output can be written. An existing file does not change until
+// finish.
 func createOutput(cmd *cobra.Command, path string) (*output, error) {
 	if path == "-" {
 		return &output{Writer: cmd.OutOrStdout()}, nil
@@ -382,7 +382,7 @@ func createOutput(cmd *cobra.Command, path string) (*output, error) {
 	}
 	o := &output{Writer: tmp, path: path, tmp: tmp}
 	if info != nil {
-		if err := tmp.Chmod(mode); err != nil { // umask took from it
+		if err := tmp.Chmod(mode); err != nil { // the file was created less umask
 			o.discard()
 			return nil, err
 		}
@@ -390,8 +390,8 @@ func createOutput(cmd *cobra.Command, path string) (*output, error) {
 	return o, nil
 }
 
-// image returns size bytes of memory, which begin as a file or as zeros, and become the
-// output if that is a file. touched is how many of them will be written.
+// image returns size bytes of memory, with the contents of a file or zeros, which become
+// the output if that is a file. touched is how many of them will be written.
 func (o *output) image(size, touched int64, begin *os.File) (*image, error) {
 	if o.tmp == nil {
 		if size == 0 {
@@ -435,8 +435,8 @@ func (o *output) image(size, touched int64, begin *os.File) (*image, error) {
 	return m, nil
 }
 
-// reserve makes room on the disk for bytes first to last-1 of a stream, and not for the
-// holes between them.
+// reserve makes room on disk for bytes first to last-1 of a stream, but not for the holes
+// between them.
 func (m *image) reserve(c *ddt.Committed, origin, first, last int64) (err error) {
 	if m.out == nil {
 		return nil
@@ -456,11 +456,11 @@ func (m *image) reserve(c *ddt.Committed, origin, first, last int64) (err error)
 	return cmp.Or(err, m.out.allocate(from, to))
 }
 
-// pageBytes is what the kernel maps at least.
+// pageBytes is the size of a page.
 const pageBytes = 4096
 
-// allocate makes room for bytes from to to-1 of the file. Without it, a full disk would be
-// no error when memory is written, but the end. File systems that cannot do it do without.
+// allocate makes room for bytes from to to-1 of the file. Without it, writing to the memory
+// would kill the process if the disk is full. Not all file systems can do it.
 func (o *output) allocate(from, to int64) error {
 	if from == to {
 		return nil
@@ -479,7 +479,7 @@ func (o *output) noRoom(size int64, err error) error {
 	return fmt.Errorf("%s: room for %d bytes: %w", o.path, size, err)
 }
 
-// copyData copies size bytes of a file to an empty one, without making holes data.
+// copyData copies size bytes of a file to an empty one, and keeps holes.
 func copyData(to, from *os.File, size int64) error {
 	for at := int64(0); at < size; {
 		data, err := unix.Seek(int(from.Fd()), at, unix.SEEK_DATA)
@@ -529,7 +529,7 @@ func (o *output) finish() error {
 	return nil
 }
 
-// discard removes what finish did not put in its place.
+// discard removes the file unless finish has put it in its place.
 func (o *output) discard() {
 	if o.tmp != nil {
 		_ = o.tmp.Close()

@@ -510,13 +510,13 @@ func TestMoveErrors(t *testing.T) {
 		in         int
 		want       string
 	}{
-		{"pack --in f67 --out out", vec, 0, "ddt pack: f67 has 67 bytes: want 68 or more, for the type ends 68 after its origin, which is at 0"},
-		{"pack --in f68 --origin 1 --out out", vec, 0, "ddt pack: f68 has 68 bytes: want 69 or more, for the type ends 68 after its origin, which is at 1"},
+		{"pack --in f67 --out out", vec, 0, "ddt pack: f67 has 67 bytes: want 68 or more, because the type ends 68 after its origin, which is at 0"},
+		{"pack --in f68 --origin 1 --out out", vec, 0, "ddt pack: f68 has 68 bytes: want 69 or more, because the type ends 68 after its origin, which is at 1"},
 		{"pack --in - --out out", vec, 12, "ddt pack: standard input has 12 bytes: want 68 or more"},
 		{"pack --in none --out out", vec, 0, "ddt pack: open none: no such file"},
 		{"pack --in f68 --out dir", vec, 0, "ddt pack: dir is a directory"},
 		{"pack --in f68 --out none/out", vec, 0, "ddt pack: open none/out"},
-		{"pack --in f68 --out out", "hvec(2 1 -8)[int]", 0, "ddt pack: the type begins 8 bytes before its origin, and the image only --origin 0 before it: want --origin 8 or more"},
+		{"pack --in f68 --out out", "hvec(2 1 -8)[int]", 0, "ddt pack: the type starts 8 bytes before its origin, and the image only --origin 0 before it: want --origin 8 or more"},
 		{"pack --in f68 --out out --origin -1", vec, 0, "ddt pack: --origin -1: "},
 		{"pack --in f68 --out out --count -1", vec, 0, "ddt pack: --count -1: want 1 or more"},
 		{"pack --in f68 --out out --origin 8EiB", vec, 0, "ddt pack: --origin 8EiB: "},

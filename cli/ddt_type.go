@@ -19,13 +19,13 @@ import (
 	"github.com/xspin/xspin/internal/flags"
 )
 
-// datatypeHelp says in the help of a command what datatypeArg takes.
+// datatypeHelp describes in the help of a command what datatypeArg takes.
 const datatypeHelp = `TYPE is the name of an application's datatype, such as Simple or MILC(nx=8), see
 xspin ddt ls; a type as text, such as 'vec(4 2 5)[int]'; or a file that has either,
 as FILE or, if its name could be something else, @FILE.`
 
-// datatypeArg returns the type that an argument names, and how many elements of it: count,
-// or for 0 as many as its name says, which is 1 for a type as text.
+// datatypeArg returns the type that an argument names, and how many elements: count, or
+// if that is 0 as many as the name says, which is 1 for a type as text.
 func datatypeArg(text string, count int64) (*ddt.Type, int64, error) {
 	if count < 0 {
 		return nil, 0, flags.Error("count", count, "want 1 or more, or 0 for what TYPE says")
@@ -40,7 +40,7 @@ func datatypeArg(text string, count int64) (*ddt.Type, int64, error) {
 	return t, n, nil
 }
 
-// datatype reads a file only if the text is no type.
+// datatype reads a file only if the text is not a type.
 func datatype(text string) (*ddt.Type, int64, error) {
 	if path, ok := strings.CutPrefix(text, "@"); ok {
 		return datatypeFile(path)
@@ -90,8 +90,8 @@ func typeError(err error, path, text string) error {
 	return fmt.Errorf("type %s%w\n%s", path, err, caret(text, se.Line, se.Column))
 }
 
-// caret returns the line of a text and, below it, a caret under the column. Of a line that
-// is long it returns what is around the column.
+// caret returns the line of a text and, below it, a caret under the column. It cuts a long
+// line to what is around the column.
 func caret(text string, line, column int) string {
 	for ; line > 1; line-- {
 		_, text, _ = strings.Cut(text, "\n")
@@ -117,15 +117,15 @@ func caret(text string, line, column int) string {
 	before = printable(before)
 	pad := strings.Map(func(r rune) rune {
 		if r == '\t' {
-			return r // as wide as the one above, whatever that is
+			return r // as wide as the tab above
 		}
 		return ' '
 	}, before)
 	return "  " + before + printable(after) + "\n  " + pad + "^"
 }
 
-// printable returns a text that does nothing to a terminal but show: what is no character
-// of it is escaped. Tabs stay.
+// printable escapes all but printable characters and tabs, so that a terminal only shows
+// the text.
 func printable(text string) string {
 	var b strings.Builder
 	for i := 0; i < len(text); {

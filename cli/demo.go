@@ -19,7 +19,7 @@ import (
 	"github.com/xspin/xspin/nic"
 )
 
-// demoFlags are those of all demos, as typed.
+// demoFlags are the flags of all demos, as typed.
 type demoFlags struct {
 	peer             string // what is at the other end
 	peerCPU, hpus    int
@@ -43,8 +43,8 @@ func (f *demoFlags) bind(fl *pflag.FlagSet, peer string) {
 	fl.BoolVar(&f.serve, "serve", false, "do not measure: serve any client until interrupted")
 }
 
-// cpus judges the flags and returns which CPU is the peer's, -1 for any, and which
-// are the NIC's.
+// cpus checks the flags and returns the CPU of the peer, -1 for any, and those of the
+// NIC.
 func (f *demoFlags) cpus() (peer int, server []int, err error) {
 	if server, err = numbers("nic-cpu", f.nicCPUs, 0, testbed.MaxCPU, "a CPU number"); err != nil {
 		return 0, nil, err
@@ -65,7 +65,7 @@ func (f *demoFlags) cpus() (peer int, server []int, err error) {
 		peer, server = pinTo(testbed.CPUs())
 		return peer, server, nil
 	}
-	// Which of the CPUs may be used only the kernel knows.
+	// Only the kernel knows which CPUs may be used.
 	if f.peerCPU >= 0 && !cpuAllowed(f.peerCPU) {
 		return 0, nil, cpuError(peerFlag, f.peerCPU)
 	}
@@ -99,12 +99,12 @@ func numbers(flag string, list []string, lo, hi int, what string) ([]int, error)
 
 func cpuAllowed(cpu int) bool {
 	var s unix.CPUSet
-	// If the kernel does not tell, pinning will.
+	// If the kernel does not say, pinning will fail.
 	return unix.SchedGetaffinity(0, &s) != nil || s.IsSet(cpu)
 }
 
-// pinTo gives client and server a CPU each, or none where there is one only: a
-// client that spins there keeps the server from answering.
+// pinTo gives client and server a CPU each. With only one CPU it pins neither, because
+// a client that spins would keep the server from answering.
 func pinTo(cpus []int) (client int, server []int) {
 	if len(cpus) < 2 {
 		return -1, nil
@@ -112,7 +112,7 @@ func pinTo(cpus []int) (client int, server []int) {
 	return cpus[0], cpus[1:2]
 }
 
-// A reporter is what a demo has found.
+// A reporter is the report of a demo.
 type reporter interface {
 	WriteText(io.Writer) error
 	WriteJSON(io.Writer) error

@@ -62,7 +62,7 @@ with --sync: there the application waits for the disk before it reports a file.`
   sudo xspin demo file --serve --dir /dev/shm --into window`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			// Nothing is set up before all flags are right.
+			// Check all flags before setting anything up.
 			cfg, err := f.config(cmd.Flags().Changed)
 			if err != nil {
 				return fmt.Errorf("demo file: %w", err)
@@ -99,7 +99,7 @@ func (f *fileFlags) bind(fl *pflag.FlagSet) {
 	fl.Lookup("nic-cpu").Usage += "; iperf3's server runs on the first"
 }
 
-// config judges the flags. changed tells which of them the user chose.
+// config checks the flags. changed says which of them the user set.
 func (f fileFlags) config(changed func(string) bool) (c file.Config, err error) {
 	if c.Size, err = flags.Bytes("size", f.size, 0, slmp.MaxMessage); err != nil {
 		return c, err
@@ -149,7 +149,7 @@ func (f fileFlags) config(changed func(string) bool) (c file.Config, err error) 
 		}
 		c.Server.Into, c.Server.Places = c.Into[0], servePlaces
 		if c.Server.Into == file.IntoWindow && !changed("max-size") {
-			c.Server.Store.MaxSize = 64 << 20 // it is memory
+			c.Server.Store.MaxSize = 64 << 20 // a window takes memory
 		}
 	}
 	return c, nil
@@ -158,7 +158,7 @@ func (f fileFlags) config(changed func(string) bool) (c file.Config, err error) 
 // servePlaces is how many messages a window takes at a time.
 const servePlaces = 4
 
-// maxFilesAtOnce is FPsPIN's largest sweep, and some.
+// maxFilesAtOnce is beyond FPsPIN's largest sweep.
 const maxFilesAtOnce = 1024
 
 func runFile(cmd *cobra.Command, f fileFlags, cfg file.Config) (err error) {
@@ -190,7 +190,7 @@ func runFile(cmd *cobra.Command, f fileFlags, cfg file.Config) (err error) {
 	return err
 }
 
-// servingFiles says what serves, and how to try it.
+// servingFiles says what is served, and how to try it.
 func servingFiles(lab *netns.Lab, c file.ServerConfig, places int) string {
 	addr := lab.NIC.Addr.Addr()
 	s := fmt.Sprintf("XsPIN receives files on %s (%s in namespace %s) into %s until interrupted. In another terminal:\n  %s xspin send --to %s FILE\n",
@@ -202,13 +202,13 @@ func servingFiles(lab *netns.Lab, c file.ServerConfig, places int) string {
 	return s
 }
 
-// writeReceived tells of a message in a line.
+// writeReceived writes a line about a message.
 func writeReceived(w io.Writer, r file.Received) {
 	if r.Err != nil {
 		fmt.Fprintf(w, "not received: message %d from %s: %v\n", r.Number, r.Source, r.Err)
 		return
 	}
-	if r.Took == 0 { // an application does not know
+	if r.Took == 0 { // an application does not know it
 		fmt.Fprintf(w, "%s  %s  %s\n", r.SHA256, r.Path, file.Bytes(r.Bytes))
 		return
 	}

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// A caller is how this process was started, and so how the next one is.
+// A caller is how this process was started, and so how the user starts the next one.
 type caller struct {
 	name string // the program, as it was typed
 	root bool   // by root
@@ -20,7 +20,7 @@ func calledBy() caller {
 	return caller{os.Args[0], root, root && os.Getenv("SUDO_COMMAND") != ""}
 }
 
-// hint returns a command line of this program's that can be pasted.
+// hint returns a command line of this program that can be pasted.
 func hint(args string) string { return calledBy().line(args) }
 
 func (c caller) line(args string) string {
@@ -33,12 +33,12 @@ func (c caller) line(args string) string {
 
 var quoted = regexp.MustCompile("`(sudo )?xspin( [^`]*)`")
 
-// rewrite has the command lines in a message, which name the program as it is installed,
-// call it the way this one was. They are quoted, as in `xspin lab up`.
+// rewrite changes the command lines in a message, which are quoted as in `xspin lab up`, to
+// call the program in the same way as this process was called.
 func (c caller) rewrite(message string) string {
 	return quoted.ReplaceAllStringFunc(message, func(s string) string {
 		m := quoted.FindStringSubmatch(s)
-		asks := m[1] != "" && !c.root // whoever is not root needs sudo for it
+		asks := m[1] != "" && !c.root // it needs sudo, as this user is not root
 		return "`" + caller{c.name, c.root, c.sudo || asks}.line(strings.TrimSpace(m[2])) + "`"
 	})
 }

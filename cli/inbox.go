@@ -53,7 +53,7 @@ The daemon's configuration has, for example:
 			case cfg.Slots < 1 || cfg.Slots > 1024:
 				return flags.Error("slots", cfg.Slots, "want 1 to 1024")
 			case cfg.Count < 0:
-				return flags.Error("count", cfg.Count, "want 0, for no end, or more")
+				return flags.Error("count", cfg.Count, "want 1 or more, or 0 for no end")
 			}
 			ctx, stop := signal.NotifyContext(cmd.Context(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
 			defer stop()

@@ -229,7 +229,7 @@ func TestInboxAnswers(t *testing.T) {
 func TestInboxRefusesFlags(t *testing.T) {
 	for args, want := range map[string]string{
 		"--slots 0":  "--slots 0: want 1 to 1024",
-		"--count -1": "--count -1: want 0",
+		"--count -1": "--count -1: want 1 or more",
 		"a b":        `unexpected argument "b": xspin demo inbox [CONTEXT]`,
 	} {
 		root := newRootCmd()

@@ -118,16 +118,16 @@ own. With nothing in front of --, it runs in host.`,
 			return execIn(name, argv, warnTo(cmd.ErrOrStderr()))
 		},
 	}
-	// The command's flags are not ours.
+	// Flags after the first argument are the command's.
 	cmd.Flags().SetInterspersed(false)
 	return cmd
 }
 
-// labNames are the lab's namespaces, without the xspin- of their names.
+// labNames are the names of the lab's namespaces, without the prefix xspin-.
 var labNames = []string{"nic", "host", "path"}
 
-// splitExec tells the namespace from the command. dashed says that the command
-// line had its -- before the first of args.
+// splitExec separates the namespace from the command. dashed says that the command
+// line had -- before the first of args.
 func splitExec(args []string, dashed bool) (name string, argv []string, err error) {
 	name, argv = "host", args
 	if !dashed && len(args) > 0 {
@@ -156,7 +156,7 @@ func execIn(name string, argv []string, warn func(string)) error {
 	if name == "xspin-nic" || name == "xspin-host" {
 		warnNoRelay(warn)
 	}
-	if argv[0] == "xspin" { // this one, wherever it lies
+	if argv[0] == "xspin" { // run this binary, which need not be in PATH
 		if self, err := os.Executable(); err == nil {
 			argv = append([]string{self}, argv[1:]...)
 		}
@@ -168,8 +168,8 @@ func warnTo(w io.Writer) func(string) {
 	return func(msg string) { fmt.Fprintln(w, "warning:", msg) }
 }
 
-// drawLab draws the lab in three lines, four with impairments, and says what to
-// type next.
+// drawLab draws the lab in three lines, or four with impairments, and suggests the next
+// command.
 func drawLab(l *netns.Lab) string {
 	left := []string{l.NIC.Namespace, l.NIC.Device + " " + l.NIC.Addr.String(), l.NIC.MAC.String()}
 	right := []string{l.Host.Namespace, l.Host.Device + " " + l.Host.Addr.String(), l.Host.MAC.String()}

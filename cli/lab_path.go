@@ -23,7 +23,7 @@ import (
 	"github.com/xspin/xspin/netns/impair"
 )
 
-// A parsed is a flag that judges what was typed by itself.
+// A parsed is a flag with a parser of its own.
 type parsed struct {
 	kind, text string
 	parse      func(string) error
@@ -39,9 +39,9 @@ func (p *parsed) Set(s string) error {
 func (p *parsed) String() string { return p.text }
 func (p *parsed) Type() string   { return p.kind }
 
-// addPathFlags adds the flags that say what happens to frames. With none of them
-// typed the lab is a plain pair; with --loss 0%, say, frames pass through the
-// same stage as with others, unharmed.
+// addPathFlags adds the flags that impair frames. With none of them the lab is a plain
+// pair. With, say, --loss 0%, frames pass through the same stage as with other values, but
+// are not impaired.
 func addPathFlags(fs *pflag.FlagSet) (path func() *impair.Config) {
 	var c impair.Config
 	var names []string
@@ -56,7 +56,7 @@ func addPathFlags(fs *pflag.FlagSet) (path func() *impair.Config) {
 		{"loss", "frames lost, as in 5%", &c.Loss},
 		{"dup", "frames duplicated", &c.Duplicate},
 		{"reorder", "frames sent at once, ahead of those that wait; needs --delay", &c.Reorder},
-		{"corrupt", "frames with one bit flipped, somewhere behind the Ethernet header", &c.Corrupt},
+		{"corrupt", "frames with one bit flipped, somewhere after the Ethernet header", &c.Corrupt},
 	} {
 		add(f.name, "percent", f.usage, func(s string) (err error) {
 			*f.value, err = impair.ParseFraction(s)
@@ -80,7 +80,7 @@ func addPathFlags(fs *pflag.FlagSet) (path func() *impair.Config) {
 		return err
 	})
 	names = append(names, "seed")
-	fs.Uint64Var(&c.Seed, "seed", 1, "seed of the random numbers, not 0: the same frames meet the same fate")
+	fs.Uint64Var(&c.Seed, "seed", 1, "seed of the random numbers, not 0: the same seed treats the same frames alike")
 	return func() *impair.Config {
 		for _, n := range names {
 			if fs.Changed(n) {
@@ -125,7 +125,7 @@ of what did since it was built.`,
 	return cmd
 }
 
-// writeCounters says what happened to frames.
+// writeCounters describes what happened to frames.
 func writeCounters(w io.Writer, st *impair.State) error {
 	t := tabwriter.NewWriter(w, 0, 0, 3, ' ', tabwriter.AlignRight)
 	row := func(name string, f func(c impair.Counters) uint64, means string) {
@@ -133,8 +133,8 @@ func writeCounters(w io.Writer, st *impair.State) error {
 	}
 	type c = impair.Counters
 	fmt.Fprintf(t, "\tfrom host\tto host\t\n")
-	row("frames", func(c c) uint64 { return c.Frames }, "came in")
-	row("bytes", func(c c) uint64 { return c.Bytes }, "of them, with Ethernet header")
+	row("frames", func(c c) uint64 { return c.Frames }, "received")
+	row("bytes", func(c c) uint64 { return c.Bytes }, "of these, with Ethernet header")
 	row("lost", func(c c) uint64 { return c.Lost }, "")
 	row("duplicated", func(c c) uint64 { return c.Duplicated }, "")
 	row("corrupted", func(c c) uint64 { return c.Corrupted }, "")
@@ -176,7 +176,7 @@ func pathJSON(l *netns.Lab) (any, error) {
 	}, nil
 }
 
-// warnNoRelay tells a user of the lab why nothing will arrive.
+// warnNoRelay warns a user of the lab if no frame will arrive because the relay is gone.
 func warnNoRelay(warn func(string)) {
 	path, err := netns.OpenNamespace("xspin-path")
 	if err != nil {
@@ -190,22 +190,22 @@ func warnNoRelay(warn func(string)) {
 	l.Close()
 }
 
-// relayCommand is the hidden command in whose process frames wait.
+// relayCommand is the hidden command whose process delays frames.
 const relayCommand = "_relay"
 
-// newLabHelperCmds returns the hidden commands for processes that a lab has.
+// newLabHelperCmds returns the hidden commands for processes of a lab.
 func newLabHelperCmds() []*cobra.Command {
 	return []*cobra.Command{{
 		Use:                relayCommand,
 		Hidden:             true,
 		DisableFlagParsing: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			// Our copy of the mounts would keep namespaces alive, our own
-			// lab's too if its names are mounted in another place than
-			// the machine's. EINVAL: nothing is mounted there (any more).
+			// This process may have a copy of the mounts, which would keep
+			// namespaces alive, its own lab's included. EINVAL: nothing is
+			// mounted there (any more).
 			for unix.Unmount("/run/netns", unix.MNT_DETACH) == nil {
 			}
-			// Whoever started us reads one line and goes.
+			// The process that started this one reads one line and ends.
 			err := netns.ServeRelay(os.NewFile(3, "path"), func() {
 				fmt.Println()
 				os.Stdout.Close()
@@ -218,8 +218,8 @@ func newLabHelperCmds() []*cobra.Command {
 	}}
 }
 
-// startRelay starts a process in which the frames of a lab wait. It stays when
-// this process ends, and ends with the lab.
+// startRelay starts a process that delays the frames of a lab. It outlives this process,
+// and ends with the lab.
 func startRelay(path *os.File) error {
 	c := exec.Command("/proc/self/exe", relayCommand)
 	c.Args[0] = "xspin"
@@ -230,14 +230,14 @@ func startRelay(path *os.File) error {
 	if err != nil {
 		return fmt.Errorf("start the relay: %w", err)
 	}
-	// Whatever a shell or make left open in us is not for a process that stays.
+	// Do not pass on descriptors that a shell or make has left open.
 	_ = unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
 	if err := c.Start(); err != nil {
 		return fmt.Errorf("start the relay: %w", err)
 	}
 	line, err := bufio.NewReader(out).ReadString('\n')
 	if line == "\n" {
-		go func() { _ = c.Wait() }() // for a process that stays
+		go func() { _ = c.Wait() }() // reap it if it ends first
 		return nil
 	}
 	return fmt.Errorf("start the relay: %s", strings.TrimSpace(errors.Join(errors.New(strings.TrimSpace(line)), c.Wait(), err).Error()))

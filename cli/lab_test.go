@@ -204,7 +204,7 @@ func TestLabShowCountsWhatHappened(t *testing.T) {
 
 func TestLabShowDrawsATable(t *testing.T) {
 	out, errs, status := runLab(t, "up --loss 0%", "show", "up", "show", "down")
-	for _, want := range []string{"between: nothing impaired", "from host   to host", "frames           0         0  came in", "link dropped"} {
+	for _, want := range []string{"between: nothing impaired", "from host   to host", "frames           0         0  received", "link dropped"} {
 		if !strings.Contains(out, want) || errs != "" || status != 0 {
 			t.Errorf("got\n%s%s, status %d, want %q", out, errs, status, want)
 		}

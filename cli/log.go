@@ -75,7 +75,7 @@ hpu, text and lost (lines that are missing before this one).`,
 		if err != nil && !(errors.Is(err, context.Canceled) && ctx.Err() != nil) {
 			return fmt.Errorf("log %s: %w", args[0], err)
 		}
-		if lines == 0 && !follow && isTerminal(out) { // a pipe's reader wants lines only
+		if lines == 0 && !follow && isTerminal(out) { // not into a pipe, where only log lines are wanted
 			fmt.Fprintln(cmd.ErrOrStderr(), "nothing logged yet")
 		}
 		return nil

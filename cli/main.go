@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cli is the command line of XsPIN. A program that imports handlers of its
-// own beside it is an xspin that knows them, see docs/handlers.md:
+// Package cli is the command line of XsPIN. A program that imports it and handlers of
+// its own is an xspin with these handlers, see docs/handlers.md:
 //
 //	package main
 //
@@ -28,8 +28,8 @@ import (
 	"github.com/spf13/viper"
 )
 
-// Main runs the command that the arguments of the process name, and exits with
-// status 1 if it fails. There are those of this package, and more.
+// Main runs the command that the arguments of the process name, one of this package or
+// of more, and exits with status 1 if it fails.
 func Main(more ...*cobra.Command) {
 	if err := newRootCmd(more...).Execute(); err != nil {
 		fmt.Fprintf(os.Stderr, "xspin: %s\n", calledBy().rewrite(err.Error()))
@@ -79,7 +79,7 @@ that exists.`,
 	return root
 }
 
-// unknownCommand refuses arguments of a command that is there for its subcommands.
+// unknownCommand refuses arguments of a command that only has subcommands.
 func unknownCommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
@@ -92,8 +92,8 @@ func unknownCommand(cmd *cobra.Command, args []string) error {
 	return err
 }
 
-// wantArgs takes arguments of these names: NAME, NAME... for one or more of them, [NAME]
-// for one that may be left out.
+// wantArgs accepts arguments of these names: NAME for one, NAME... for one or more, [NAME]
+// for an optional one.
 func wantArgs(names ...string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		usage := strings.TrimSuffix(cmd.CommandPath(), cmd.Name()) + cmd.Use
@@ -113,7 +113,7 @@ func wantArgs(names ...string) cobra.PositionalArgs {
 	}
 }
 
-// version tells which commit this binary was built from.
+// version returns the commit that this binary was built from.
 func version() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
@@ -140,17 +140,17 @@ func newVersionCmd() *cobra.Command {
 	}
 }
 
-// defaultConfig is read if it is there.
+// defaultConfig is read if it exists.
 const defaultConfig = "/etc/xspin.yaml"
 
-// envKey makes the name of an environment variable, but for its case and prefix.
+// envKey makes a key the name of an environment variable, except for case and prefix.
 var envKey = strings.NewReplacer(".", "_", "-", "_")
 
-// configure gives the flags that were not typed the values that environment and
-// file have for them.
+// configure gives flags that were not typed their values from the environment and the
+// file.
 func configure(cmd *cobra.Command, file string) error {
 	if cmd.DisableFlagParsing {
-		return nil // processes that we start ourselves
+		return nil // a hidden command, for processes that xspin starts itself
 	}
 	v := viper.New()
 	v.SetEnvPrefix("XSPIN")
@@ -199,8 +199,8 @@ func configure(cmd *cobra.Command, file string) error {
 	return errors.Join(errs...)
 }
 
-// unknownKeys returns an error that names the keys which are no flag of any
-// command: misspelt ones, that is.
+// unknownKeys returns an error that names the keys that are not a flag of any command,
+// such as misspelt ones.
 func unknownKeys(root *cobra.Command, keys []string) error {
 	known := map[string]bool{}
 	var visit func(cmd *cobra.Command, path string)

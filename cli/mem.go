@@ -12,8 +12,7 @@ import (
 	"github.com/xspin/xspin/internal/flags"
 )
 
-// newMemCmd returns `xspin mem`.
-// A context's name alone reads.
+// newMemCmd returns `xspin mem`. With only the name of a context it reads.
 func newMemCmd() *cobra.Command {
 	cmd := newMemReadCmd()
 	cmd.Use, cmd.Short = "mem CONTEXT", "Read and write the HPU memory of a context"
@@ -47,7 +46,7 @@ memory that is zero, and what was written is lost.`
 	return cmd
 }
 
-// memFlags are what both have.
+// memFlags are the flags of read and write.
 type memFlags struct {
 	hpu    int
 	offset string
@@ -102,7 +101,7 @@ func newMemReadCmd() *cobra.Command {
 		}
 		got, err := c.ReadMemory(cmd.Context(), args[0], f.hpu, offset, n, out)
 		if err == nil && n > 0 && got != n {
-			err = fmt.Errorf("%d bytes came, want %d", got, n)
+			err = fmt.Errorf("received %d bytes, want %d", got, n)
 		}
 		if err != nil {
 			return fmt.Errorf("%s %s: %w", commandName(cmd), args[0], err)

@@ -215,7 +215,7 @@ func TestMemCopies(t *testing.T) {
 	if asked != "GET /v1/contexts/inbox/memory?hpu=3&length=18&offset=7" {
 		t.Errorf("asked %s", asked)
 	}
-	if err := run("", "mem", "read", "inbox", "--length", "1KiB"); err == nil || !strings.Contains(err.Error(), "25 bytes came, want 1024") {
+	if err := run("", "mem", "read", "inbox", "--length", "1KiB"); err == nil || !strings.Contains(err.Error(), "received 25 bytes, want 1024") {
 		t.Errorf("a short answer: %v", err)
 	}
 	if err := run("\x07\x00", "mem", "write", "inbox", "--offset", "4KiB", "--hpu", "0"); err != nil || wrote != "\x07\x00" || diag.String() != "2 bytes written at offset 4096\n" {

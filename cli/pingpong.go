@@ -46,7 +46,7 @@ your own programs can ping them.`,
   sudo xspin demo pingpong --serve --mode host+nic`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			// Nothing is set up before all flags are right.
+			// Check all flags before setting anything up.
 			cfg, err := f.config(cmd.Flags().Changed("mode"))
 			if err != nil {
 				return fmt.Errorf("demo pingpong: %w", err)
@@ -120,8 +120,8 @@ func (f *pingpongFlags) bind(fl *pflag.FlagSet) {
 	fl.Lookup("pin").Usage += " (HPUs, application, mode host's UDP echo)"
 }
 
-// config judges the flags. modeSet tells whether the user chose the modes:
-// --serve has one of its own.
+// config checks the flags. modeSet says whether the user set --mode, whose default differs
+// with --serve.
 func (f pingpongFlags) config(modeSet bool) (c pingpong.Config, err error) {
 	switch p := rtt.Proto(f.proto); {
 	case !slices.Contains(pingProtos, p):

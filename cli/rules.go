@@ -147,7 +147,7 @@ func newRulesExplainCmd() *cobra.Command {
 				}
 			}
 			if len(args) == 2 && len(found) == 0 {
-				return fmt.Errorf("rules explain: no ruleset %q in %s, there are: %s", args[1], args[0], strings.Join(names, ", "))
+				return fmt.Errorf("rules explain: no ruleset %q in %s: there are %s", args[1], args[0], strings.Join(names, ", "))
 			}
 			if asJSON {
 				return writeJSON(cmd.OutOrStdout(), struct {
@@ -176,27 +176,26 @@ func writeJSON(w io.Writer, doc any) error {
 	return enc.Encode(doc)
 }
 
-// verdictEngine decides about frames one by one.
+// verdictEngine matches frames one by one.
 type verdictEngine interface {
 	Verdict(frame []byte) (matcher.Verdict, error)
 	Close() error
 }
 
-// reference is the matcher in Go: slow, and for anybody.
+// reference is the matcher in Go: slow, but it needs no privileges.
 type reference struct{ table *matcher.Table }
 
 func (r reference) Verdict(frame []byte) (matcher.Verdict, error) { return r.table.Match(frame), nil }
 func (r reference) Close() error                                  { return nil }
 
-// newKernelEngine makes the engine that runs the XDP program itself. Tests put
-// another in its place.
+// newKernelEngine makes the engine that runs the XDP program itself. Tests replace it.
 var newKernelEngine = func(t *matcher.Table) (verdictEngine, error) { return loader.NewTester(t) }
 
 // engines are what --engine takes.
 var engines = []string{"reference", "kernel", "auto"}
 
-// newEngine returns an engine and its name. "auto" is the kernel for root as
-// long as that works, and the reference for everybody else.
+// newEngine returns an engine and its name. "auto" is the kernel for root if that works,
+// and otherwise the reference.
 func newEngine(name string, root bool, t *matcher.Table, warn io.Writer) (verdictEngine, string, error) {
 	switch name {
 	case "reference":
@@ -285,7 +284,7 @@ the addresses of the captured host: "dst local" holds for all frames.`,
 				report = newTextReport(out, all, name)
 			}
 			err = testFrames(c, eng, all, cmd.ErrOrStderr(), report.frame)
-			// What was read before an error is shown too.
+			// Show what was read before an error, too.
 			if err = errors.Join(err, report.end(), out.Flush()); err != nil {
 				return fmt.Errorf("rules test: %s: %w", path, err)
 			}
@@ -350,8 +349,8 @@ type report struct {
 	end   func() error
 }
 
-// newTextReport prints a line per frame as it comes. Write errors show when the
-// writer is flushed.
+// newTextReport prints a line per frame at once. Write errors are reported when the writer
+// is flushed.
 func newTextReport(w *bufio.Writer, all []matcher.Ruleset, engine string) report {
 	width := len("RULESET")
 	for _, rs := range all {
@@ -422,7 +421,7 @@ func rulesTable(all []matcher.Ruleset) *matcher.Table {
 	return t
 }
 
-// rulesName is how errors call the file of a path.
+// rulesName is the name of a path's file in errors.
 func rulesName(path string) string {
 	if path == "-" {
 		return "standard input"
@@ -451,9 +450,9 @@ func parseRules(cmd *cobra.Command, path string) ([]matcher.Ruleset, []error) {
 	return nil, []error{err}
 }
 
-// complain shows the errors of a rules file on standard error, bad lines with a
-// caret. The error returned only counts them. That a file cannot be opened or
-// read is one error, which is returned.
+// complain shows the errors of a rules file on standard error, bad lines with a caret,
+// and returns an error that only counts them. If the file cannot be opened or read, it
+// returns that error instead.
 func complain(cmd *cobra.Command, path string, errs []error) error {
 	if pathErr := (*fs.PathError)(nil); errors.As(errs[0], &pathErr) {
 		return errs[0]

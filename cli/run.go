@@ -21,7 +21,7 @@ import (
 	"github.com/xspin/xspin/daemon"
 )
 
-// daemonConfig is what `xspin run` reads unless told otherwise.
+// daemonConfig is what `xspin run` reads by default.
 const daemonConfig = "/etc/xspin/xspin.yaml"
 
 // exampleConfig is in the help of `xspin run`. A test loads it.
@@ -42,7 +42,7 @@ contexts:
     params: {to: drop}
 `
 
-// closeTime is how long the daemon may take to end what it has begun.
+// closeTime is how long the daemon may take to end.
 const closeTime = 15 * time.Second
 
 // newRunCmd returns `xspin run`.
@@ -108,8 +108,8 @@ the daemon, after open messages.`,
 	return cmd
 }
 
-// loadRun reads CONFIG. The socket is that of --socket, else that of the file, else
-// XSPIN_SOCKET's: where other commands look for a daemon.
+// loadRun reads CONFIG. The socket is that of --socket, else that of the file, else that
+// of XSPIN_SOCKET, where other commands look for the daemon.
 func loadRun(file, socket string) (*daemon.Config, error) {
 	if socket != "" {
 		if err := listenAt(socket); err != nil {
@@ -137,7 +137,7 @@ func listenAt(socket string) error {
 	return os.Setenv("XSPIN_RUN_SOCKET", abs)
 }
 
-// absSocket makes a path absolute. Abstract addresses stay.
+// absSocket makes a path absolute. Abstract addresses stay as they are.
 func absSocket(path string) (string, error) {
 	if strings.HasPrefix(path, "@") {
 		return path, nil

@@ -103,7 +103,7 @@ func (f *sendFlags) bind(fl *pflag.FlagSet) {
 
 const maxParallel = 4096
 
-// config judges the flags.
+// config checks the flags.
 func (f sendFlags) config() (c slmp.Config, err error) {
 	mode, known := sendModes[f.mode]
 	window := 0
@@ -227,8 +227,8 @@ func runSend(cmd *cobra.Command, f sendFlags, cfg slmp.Config, files []string) (
 	return errors.Join(s.failure(), err)
 }
 
-// checkFiles looks at all files before anything is sent. It returns the bytes of
-// all of them, 0 if they cannot be known.
+// checkFiles checks all files before anything is sent. It returns the sum of their sizes,
+// 0 if that is not known.
 func checkFiles(files []string, repeat int) (total int64, err error) {
 	known := true
 	for i, name := range files {
@@ -246,7 +246,7 @@ func checkFiles(files []string, repeat int) (total int64, err error) {
 		case info.IsDir():
 			return 0, fmt.Errorf("%s is a directory: name the files in it, or pack it: tar c %s | xspin send ... -", name, filepath.Clean(name))
 		case !info.Mode().IsRegular():
-			known = false // a pipe's writer would see that it was opened
+			known = false // opening a pipe here would be noticed by its writer
 			continue
 		case info.Size() > slmp.MaxMessage:
 			return 0, fmt.Errorf("%s: %w: %d bytes, at most %d: split it", name, slmp.ErrTooLong, info.Size(), int64(slmp.MaxMessage))
@@ -271,9 +271,9 @@ type sending struct {
 	jobs  []sendJob
 	total int64
 
-	next   atomic.Int64 // job to be begun
+	next   atomic.Int64 // job to start next
 	failed atomic.Bool
-	before atomic.Uint64 // bytes of messages that are over
+	before atomic.Uint64 // bytes of messages that have ended
 
 	mu   sync.Mutex
 	open map[*sendJob]slmp.Progress
@@ -335,13 +335,13 @@ func (s *sending) send(ctx context.Context, j *sendJob) (slmp.Result, error) {
 	}
 	var m *slmp.MessageError
 	if errors.As(err, &m) && errors.Is(m.Err, slmp.ErrSilent) && !m.Answered {
-		// SLMP has no word for it.
+		// SLMP has no way to say so.
 		err = fmt.Errorf("%w. A receiver that runs may refuse the message, for its length or because no receive is posted: xspin log on its machine tells", err)
 	}
 	return result, err
 }
 
-// failure joins the errors of those that were begun, each said once.
+// failure joins the errors of the messages that were started, each error once.
 func (s *sending) failure() error {
 	var errs []error
 	left := 0
@@ -406,8 +406,8 @@ func (r *sendReport) String() string {
 	return b.String()
 }
 
-// watch draws a line on the terminal that says how far all is, until the
-// function that it returns is called. Without a terminal it does nothing.
+// watch draws a line on the terminal that shows the progress, until the function that
+// it returns is called. Without a terminal it does nothing.
 func (s *sending) watch() (stop func()) {
 	term, ok := s.cmd.ErrOrStderr().(*os.File)
 	if !ok {
@@ -439,7 +439,7 @@ func (s *sending) watch() (stop func()) {
 	}
 }
 
-// bytes returns how many are acknowledged.
+// bytes returns how many bytes are acknowledged.
 func (s *sending) bytes() uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -450,7 +450,7 @@ func (s *sending) bytes() uint64 {
 	return n
 }
 
-// progressLine returns what watch draws: on most terminals it is one line.
+// progressLine returns what watch draws. It fits on one line of most terminals.
 func progressLine(done, total, again uint64, since time.Duration) string {
 	rate := fmt.Sprintf("%.2f Gbit/s  %d again", gbps(done, since), again)
 	if total == 0 {

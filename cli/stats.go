@@ -90,13 +90,13 @@ NIC. With --json, a NIC is one document; those of a daemon are in its list "nics
 // nicStats are the counters of a NIC, and of the queues of its contexts.
 type nicStats struct {
 	*nic.Stats
-	Apps map[string]*hostq.PairStats `json:"apps,omitempty"` // by context, those of a daemon that have one
+	Apps map[string]*hostq.PairStats `json:"apps,omitempty"` // by context, for a daemon's contexts with a queue
 }
 
 // errElsewhere is wrapped by errors of daemonStats if another process may have the NIC.
 var errElsewhere = errors.New("no running NIC")
 
-// daemonStats asks the daemon for its NICs, or for that of a name.
+// daemonStats asks the daemon for its NICs, or for the named one.
 func daemonStats(ctx context.Context, socket, name string) ([]nicStats, error) {
 	c, err := control.Dial(socket)
 	if errors.Is(err, control.ErrNoDaemon) && os.Getenv("XSPIN_SOCKET") == "" {
@@ -143,8 +143,8 @@ func daemonStats(ctx context.Context, socket, name string) ([]nicStats, error) {
 	return nil, fmt.Errorf("%w on %q: the daemon at %s has %s%s", errElsewhere, name, control.SocketPath(socket), orElse(strings.Join(names, ", "), "none"), also)
 }
 
-// processStats asks a process that has a NIC of its own. If there is none, the error is
-// what the daemon said.
+// processStats asks a process that has a NIC of its own. If there is none, it returns the
+// daemon's error.
 func processStats(name string, daemon error) (*nic.Stats, error) {
 	var s nic.Stats
 	name, err := pickNIC(name)
@@ -165,7 +165,7 @@ func pickNIC(name string) (string, error) {
 		return name, nil
 	}
 	names, err := nicsock.Names()
-	// The daemon's socket lies beside them, and is none of them.
+	// The daemon's socket is in the same directory.
 	names = slices.DeleteFunc(names, func(n string) bool { return n+".sock" == filepath.Base(control.Socket) })
 	switch {
 	case err != nil:
@@ -178,7 +178,7 @@ func pickNIC(name string) (string, error) {
 	return names[0], nil
 }
 
-// within says in which bucket of a histogram a percentile is.
+// within returns the bucket of a histogram that a percentile is in.
 func within(h *spin.Histogram, percent uint64) string {
 	var total, sum uint64
 	for _, n := range h {
@@ -206,10 +206,10 @@ func yesNo(b bool) string {
 var dropHelp = [spin.DropReasons]string{
 	spin.DropMessages: "no room for another message",
 	spin.DropMemory:   "no room for another hole, or too far ahead",
-	spin.DropNoHeader: "no room to hold it until the header packet comes",
-	spin.DropOverlap:  "bytes that came before, cut differently",
-	spin.DropTwoEnds:  "EOM in two places, or bytes behind it",
-	spin.DropBeyond:   "ends behind byte 4 GiB",
+	spin.DropNoHeader: "no room to hold it until the header packet arrives, or that did not arrive",
+	spin.DropOverlap:  "bytes that arrived before, cut differently",
+	spin.DropTwoEnds:  "EOM in two places, or bytes beyond it",
+	spin.DropBeyond:   "ends beyond 4 GiB, or is longer than 2 GiB",
 	spin.DropDead:     "of a message that has failed or was abandoned",
 }
 
@@ -227,7 +227,7 @@ func writeStats(out io.Writer, s *nicStats) error {
 	}
 	fmt.Fprintf(w, "%s: %s%s XDP, %s, multi-buffer %s, %s, table generation %d\n\n", s.Interface, link, s.Mode, copied, yesNo(s.MultiBuffer), count(s.Queues, "receive queue"), s.Generation)
 	fmt.Fprintln(w, "Frames, counted by the XDP program")
-	row("seen", s.Program.Seen, "all that came")
+	row("seen", s.Program.Seen, "all that arrived")
 	row("passed", s.Program.Passed, "no ruleset matched: to the Linux stack")
 	row("redirected", s.Program.Redirected, "to an HPU")
 	row("refused", s.Program.Refused, "dropped: their context had no credit left")
@@ -245,7 +245,7 @@ func writeStats(out io.Writer, s *nicStats) error {
 		for _, r := range c.Rulesets {
 			row(fmt.Sprintf("ruleset %d", r.Number), r.Matched, "frames matched by "+r.Name)
 		}
-		row("active", yesNo(c.Active), "it gets packets, or may be triggered")
+		row("active", yesNo(c.Active), "it gets packets, or can be triggered")
 		row("share", c.Share, "weight of its HPU time")
 		row("credits", c.Credits, "buffers it may have in flight on a receive queue")
 		row("granted", c.Granted, "the same, while there is HPU time for all")
@@ -266,12 +266,12 @@ func writeStats(out io.Writer, s *nicStats) error {
 			row("timers", c.Timers, "timer handlers that returned")
 		}
 		if c.Triggers > 0 {
-			row("triggers", c.Triggers, "host messages that were begun")
+			row("triggers", c.Triggers, "host messages that were started")
 		}
 		if q := s.Apps[c.Name]; q != nil || c.Requests > 0 {
 			row("requests", c.Requests, "of handlers to the application")
 			row("unasked", c.Unasked, "of these, dropped because the ring was full")
-			row("unanswered", c.Unanswered, "of these, given up: no answer in time, or nobody there")
+			row("unanswered", c.Unanswered, "of these, given up: no answer in time, or no application")
 			if q != nil {
 				writeQueue(row, q)
 			}
@@ -279,34 +279,34 @@ func writeStats(out io.Writer, s *nicStats) error {
 		if m := c.Messages; m != nil {
 			row("checksums", c.Checksums, "UDP checksums that are verified")
 			row("corrupt", c.Corrupt, "packets dropped for their checksum")
-			row("unverified", c.Unverified, "packets taken without a complete checksum")
-			row("messages", m.Started, "that have begun")
+			row("unverified", c.Unverified, "packets accepted without a complete checksum")
+			row("messages", m.Started, "that have started")
 			row("open", m.Open, "in flight now")
 			row("complete", m.Ended, "every byte was processed, completion handler and event are done")
 			row("failed", m.Failed, "a handler failed")
-			row("abandoned", m.Abandoned, "incomplete: the sender went silent, or the context ended")
+			row("abandoned", m.Abandoned, "incomplete: the sender fell silent, or the context ended")
 			row("discarded", m.Discarded, "incomplete, without a completion handler")
-			row("refused", m.Refused, "nowhere to put them")
+			row("refused", m.Refused, "no place for them: no receive was posted")
 			row("acks", c.Acks, "acknowledgements given to a tx ring")
 			row("ack full", c.AckFull, "acknowledgements not sent: ring full, or no frame left")
 			row("duplicates", m.Duplicates, "segments that were processed before")
-			row("waits", m.Waits, "segments again while they were being processed")
-			row("held", m.Held, "packets that came before their message could begin")
-			row("stray", c.Stray, "packets that are no segments")
+			row("waits", m.Waits, "duplicates of segments that were still being processed")
+			row("held", m.Held, "packets that arrived before their message was open")
+			row("stray", c.Stray, "packets that are not segments, such as acknowledgements")
 			for r := spin.NotDropped + 1; r < spin.DropReasons; r++ {
 				if m.Dropped[r] > 0 {
 					row("drop: "+r.String(), m.Dropped[r], dropHelp[r])
 				}
 			}
-			row("events lost", c.EventsLost, "of messages that failed or were abandoned: nobody took them in time")
+			row("events lost", c.EventsLost, "of failed or abandoned messages: the event queue was full")
 		}
 		mean := time.Duration(0)
 		if c.Handled > 0 {
 			mean = c.HandlerSum / time.Duration(c.Handled)
 		}
 		row("handler mean", mean, "time from one packet to the next in a batch")
-		row("handler p50", within(&c.HandlerTime, 50), "of 100 handlers 50 are within this")
-		row("handler p99", within(&c.HandlerTime, 99), "of 100 handlers 99 are within this")
+		row("handler p50", within(&c.HandlerTime, 50), "half of the handlers take at most this")
+		row("handler p99", within(&c.HandlerTime, 99), "of 100 handlers 99 take at most this")
 		for i, u := range c.User {
 			if u.Count > 0 {
 				row(fmt.Sprintf("counter %d", i), u.Sum, fmt.Sprintf("counted %d times, mean %.1f", u.Count, u.Mean()))
@@ -321,14 +321,14 @@ func writeStats(out io.Writer, s *nicStats) error {
 		}
 	}
 	fmt.Fprintln(w, "\nAF_XDP sockets, all together")
-	row("rx dropped", s.Sockets.RxDropped, "frames lost for want of a buffer")
+	row("rx dropped", s.Sockets.RxDropped, "frames lost for lack of a buffer")
 	row("rx ring full", s.Sockets.RxRingFull, "frames lost because an HPU was slow")
 	row("tx invalid", s.Sockets.TxInvalidDescs, "descriptors that the kernel refused")
 	row("kicks", s.Sockets.Kicks, "system calls to send")
 	row("kicks again", s.Sockets.KicksAgain, "of these, with more to send afterwards")
 	fmt.Fprintln(w, "\nNIC")
 	row("stack failures", s.StackFailures, "packets for the Linux stack that it refused")
-	row("events lost", s.EventsLost, "that nobody took in time")
+	row("events lost", s.EventsLost, "faults that were not read in time")
 	row("stuck", s.Stuck, "handlers past their limit that have not returned")
 	return w.Flush()
 }
@@ -336,13 +336,13 @@ func writeStats(out io.Writer, s *nicStats) error {
 // writeQueue explains the counters of the queue to an application.
 func writeQueue(row func(name string, value any, help string), q *hostq.PairStats) {
 	row("queue: events", q.Events, "given to the application")
-	row("queue: lost", q.EventsLost, "events that found no room, for good")
+	row("queue: lost", q.EventsLost, "events that were dropped for lack of room")
 	row("queue: requests", q.Requests, "given to the application")
 	row("queue: full", q.Full, "requests that found no room")
-	row("queue: responses", q.Responses, "that somebody waited for")
-	row("queue: late", q.Late, "responses that nobody waited for any more")
-	row("queue: bogus", q.Bogus, "responses that answer nothing")
-	row("queue: outstanding", q.Outstanding, "requests without their response yet")
+	row("queue: responses", q.Responses, "that answered a waiting request")
+	row("queue: late", q.Late, "responses to requests that were given up")
+	row("queue: bogus", q.Bogus, "responses to no request")
+	row("queue: outstanding", q.Outstanding, "requests without a response yet")
 	row("queue: waiting", q.Waiting, "events and requests that the application has not taken")
 	row("queue: rung", q.Rung, "system calls to wake the application")
 	if q.Broken {

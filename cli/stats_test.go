@@ -151,14 +151,14 @@ func TestStatsOfARunningNIC(t *testing.T) {
 		fmt.Sprintf("%s: %s XDP, %s, multi-buffer %s, 1 receive queue, table generation %d", device, doc.Mode, map[bool]string{true: "zero-copy", false: "copy"}[doc.ZeroCopy], multi, doc.Generation),
 		"redirected 3 to an HPU",
 		"ruleset 0 3 frames matched by " + doc.Contexts[0].Rulesets[0].Name,
-		"active yes it gets packets, or may be triggered",
+		"active yes it gets packets, or can be triggered",
 		"share 1 weight of its HPU time",
 		fmt.Sprintf("granted %d the same, while there is HPU time for all", doc.Contexts[0].Granted),
 		"handled 3 handlers that returned",
 		"sent 3 frames of handlers given to a tx ring",
-		"handler p50 " + within(&doc.Contexts[0].HandlerTime, 50) + " of 100 handlers 50 are within this",
-		"handler p99 " + within(&doc.Contexts[0].HandlerTime, 99) + " of 100 handlers 99 are within this",
-		"rx dropped 0 frames lost for want of a buffer",
+		"handler p50 " + within(&doc.Contexts[0].HandlerTime, 50) + " half of the handlers take at most this",
+		"handler p99 " + within(&doc.Contexts[0].HandlerTime, 99) + " of 100 handlers 99 take at most this",
+		"rx dropped 0 frames lost for lack of a buffer",
 		"stuck 0 handlers past their limit that have not returned",
 	} {
 		if _, ok := rows[want]; !ok {

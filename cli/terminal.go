@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// isTerminal tells whether a stream of a command is a terminal.
+// isTerminal reports whether a stream of a command is a terminal.
 func isTerminal(stream any) bool {
 	f, ok := stream.(*os.File)
 	if !ok {
@@ -18,8 +18,7 @@ func isTerminal(stream any) bool {
 	return err == nil
 }
 
-// A screen is a terminal that shows a page, and tells of keys. Whoever has one must
-// restore it.
+// A screen is a terminal that shows a page and reads keys. It must be restored.
 type screen struct {
 	in, out *os.File
 	before  unix.Termios
@@ -30,8 +29,8 @@ const (
 	leaveScreen = "\x1b[?25h\x1b[?1049l"
 )
 
-// newScreen takes the terminal over. Ctrl-C stays a signal; Ctrl-Z does nothing, for it
-// would leave the terminal as it is.
+// newScreen takes over the terminal. Ctrl-C stays a signal; Ctrl-Z does nothing, because
+// it would leave the terminal unrestored.
 func newScreen(in, out *os.File) (*screen, error) {
 	t, err := unix.IoctlGetTermios(int(in.Fd()), unix.TCGETS)
 	if err != nil {
@@ -56,8 +55,7 @@ func (s *screen) size() (width, height int) {
 	return int(w.Col), int(w.Row)
 }
 
-// keys reads keys from now on. Nobody can end that but the end of the process or the
-// terminal.
+// keys reads keys until the process or the terminal ends.
 func (s *screen) keys() <-chan byte {
 	keys := make(chan byte)
 	go func() {
@@ -73,7 +71,7 @@ func (s *screen) keys() <-chan byte {
 	return keys
 }
 
-// restore gives the terminal back as it was.
+// restore restores the terminal.
 func (s *screen) restore() {
 	_, _ = s.out.WriteString(leaveScreen)
 	_ = unix.IoctlSetTermios(int(s.in.Fd()), unix.TCSETS, &s.before)

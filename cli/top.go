@@ -86,7 +86,7 @@ counts (open, waiting, in_flight, stuck, depth), batch, and percentages.`,
 	return cmd
 }
 
-// A sample is all that top looks at, at a time.
+// A sample is the state of the daemon at a time.
 type sample struct {
 	at       time.Time
 	nics     []nic.Stats
@@ -104,7 +104,7 @@ func takeSample(ctx context.Context, c *control.Client) (*sample, error) {
 	return s, errors.Join(err1, err2, err3)
 }
 
-// top shows the difference of two samples, again and again.
+// top repeatedly shows the difference of two samples.
 type top struct {
 	sample   func() (*sample, error)
 	interval time.Duration
@@ -112,7 +112,7 @@ type top struct {
 	json     bool
 }
 
-// plain prints reports, as text or JSON.
+// plain prints reports one after the other, as text or JSON.
 func (t *top) plain(ctx context.Context, out io.Writer) error {
 	before, err := t.sample()
 	if err != nil {
@@ -210,7 +210,7 @@ type pageLine struct {
 	head bool // of a table
 }
 
-// fit cuts a page to a screen, and returns what draws it without a flicker.
+// fit cuts a page to a screen, and returns what draws it without flickering.
 func fit(lines []pageLine, width, height int) string {
 	var b strings.Builder
 	b.WriteString("\x1b[H")
@@ -234,10 +234,10 @@ func fit(lines []pageLine, width, height int) string {
 	return b.String()
 }
 
-// columns are as wide as they must be. Numbers are on the right.
+// columns lays out a table: each column is as wide as needed, with numbers on the right.
 type columns struct {
-	left []bool   // those of words
-	drop []string // those that a narrow screen can do without, in this order
+	left []bool   // columns of words
+	drop []string // columns to drop on a narrow screen, in this order
 	rows [][]string
 }
 
@@ -254,8 +254,8 @@ func (t *columns) row(cells ...any) {
 	t.rows = append(t.rows, row)
 }
 
-// lines returns them. On a screen of some width they leave columns out, for the rest
-// to fit; 0 is any width.
+// lines returns the lines. On a screen that is too narrow it leaves columns out; 0 is any
+// width.
 func (t *columns) lines(screen int) []pageLine {
 	width := make([]int, len(t.rows[0])) // 0: left out
 	total := -2
@@ -304,7 +304,7 @@ func short(v float64) string {
 	return fmt.Sprintf("%.1f", v)
 }
 
-// digits writes three of them.
+// digits writes a number with three digits.
 func digits(v float64) string {
 	switch {
 	case v >= 99.95:

@@ -13,8 +13,8 @@ import (
 	"github.com/xspin/xspin/nic"
 )
 
-// A topReport is the difference of two samples: what top shows, and prints as JSON. All
-// float64 are per second, but those in percent.
+// A topReport is the difference of two samples, which top shows, or prints as JSON. All
+// float64 are per second, except those in percent.
 type topReport struct {
 	Schema     int               `json:"schema"`
 	Time       time.Time         `json:"time"`
@@ -44,7 +44,7 @@ type contextReport struct {
 	Name     string         `json:"name"`
 	State    string         `json:"state"`
 	Packets  float64        `json:"packets"`
-	Messages *messageReport `json:"messages,omitempty"` // if the context has any that end
+	Messages *messageReport `json:"messages,omitempty"` // if the context has messages that end
 	HPU      float64        `json:"hpu_percent"`        // handler time
 	Dropped  float64        `json:"dropped"`
 	Failed   float64        `json:"failed"`
@@ -114,7 +114,8 @@ func newTopReport(before, now *sample) *topReport {
 // A period is the seconds between two samples.
 type period float64
 
-// rate is per second. What has started over began at 0.
+// rate returns an increase per second. A counter that has become smaller has started over
+// from 0.
 func (p period) rate(was, is uint64) float64 {
 	if is < was {
 		was = 0
@@ -125,7 +126,7 @@ func (p period) rate(was, is uint64) float64 {
 	return float64(is-was) / float64(p)
 }
 
-// percent is a part of the time.
+// percent returns an increase as a part of the period.
 func (p period) percent(was, is time.Duration) float64 { return p.rate(uint64(was), uint64(is)) / 1e7 }
 
 func (p period) nic(old, n *nic.Stats) interfaceReport {
@@ -180,7 +181,7 @@ func nicOf(s *sample, name string) *nic.Stats {
 	return &nic.Stats{}
 }
 
-// contextOf returns what the NIC says of a context.
+// contextOf returns the NIC's statistics of a context.
 func contextOf(s *sample, x *control.ContextInfo) *nic.ContextStats {
 	n := nicOf(s, x.Interface)
 	for i := range n.Contexts {
