@@ -8,6 +8,7 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"strings"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
@@ -133,11 +134,8 @@ func axes(pic *plot.Plot, p *report.Plot, xs []float64, marks int) {
 		pic.X.Min, pic.X.Max = pic.X.Min/1.2, pic.X.Max*1.2
 	}
 	if len(p.X.Names) > 0 {
-		pic.NominalX(p.X.Names...)
+		places(pic, p.X.Names)
 		pic.X.Min, pic.X.Max = -0.5, float64(len(p.X.Names))-0.5
-		if len(p.X.Names) > 8 {
-			pic.X.Tick.Label.Rotation, pic.X.Tick.Label.XAlign, pic.X.Tick.Label.YAlign = math.Pi/4, text.XRight, text.YTop
-		}
 	} else if p.X.Log || len(xs) <= 8 {
 		var ticks plot.ConstantTicks
 		for _, x := range xs {
@@ -155,6 +153,15 @@ func axes(pic *plot.Plot, p *report.Plot, xs []float64, marks int) {
 	}
 	pic.Y.Min = math.Min(0, pic.Y.Min)
 	legend(pic, len(p.Series)+marks)
+}
+
+// places names those of the x axis, aslant if they are too long beside each other.
+func places(pic *plot.Plot, names []string) {
+	const letters = 60 // that fit, with room between names
+	pic.NominalX(names...)
+	if len(names) > 8 && len(strings.Join(names, "")) > letters {
+		pic.X.Tick.Label.Rotation, pic.X.Tick.Label.XAlign, pic.X.Tick.Label.YAlign = math.Pi/4, text.XRight, text.YTop
+	}
 }
 
 // legend makes room for so many lines above the data.
@@ -213,7 +220,7 @@ func bars(pic *plot.Plot, p *report.Plot) error {
 			names[i] = p.X.Names[int(x)]
 		}
 	}
-	pic.NominalX(names...)
+	places(pic, names)
 	pic.Y.Min = 0
 	legend(pic, len(p.Series))
 	return nil
