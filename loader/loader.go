@@ -295,7 +295,7 @@ func (in *Ingress) Mode() Mode { return in.mode }
 // Publish replaces the table, and the contexts that it names. Every frame sees the
 // old ones or the new ones, and when Publish returns no frame is being matched or
 // redirected by the old ones any more. It takes an RCU grace period, some 10 ms.
-func (in *Ingress) Publish(t *matcher.Table, contexts map[uint16]Context) error {
+func (in *Ingress) Publish(t *matcher.Table, contexts map[uint16]Delivery) error {
 	compiled, err := compile(t, contexts)
 	if err != nil {
 		return fmt.Errorf("publish table: %w", err)

@@ -50,7 +50,7 @@ func newSched(t *testing.T, mode Mode, queues, hpus int) *sched {
 }
 
 // with runs a test on fresh memory and contexts 0, 1, ...
-func (s *sched) with(name string, contexts []Context, fn func(*sched)) {
+func (s *sched) with(name string, contexts []Delivery, fn func(*sched)) {
 	s.T.Run(name, func(t *testing.T) {
 		sub := *s
 		sub.T = t
@@ -60,7 +60,7 @@ func (s *sched) with(name string, contexts []Context, fn func(*sched)) {
 	})
 }
 
-func (s *sched) reset(contexts ...Context) {
+func (s *sched) reset(contexts ...Delivery) {
 	s.Helper()
 	*s.in.Share() = bpf.Share{}
 	for c := range s.in.Share().Credit {
@@ -73,7 +73,7 @@ func (s *sched) reset(contexts ...Context) {
 	s.publish(contexts...)
 }
 
-func (s *sched) publish(contexts ...Context) {
+func (s *sched) publish(contexts ...Delivery) {
 	s.Helper()
 	s.publishFormat(&matcher.Format{
 		Name:   "word",
@@ -83,10 +83,10 @@ func (s *sched) publish(contexts ...Context) {
 	}, contexts...)
 }
 
-func (s *sched) publishFormat(f *matcher.Format, contexts ...Context) {
+func (s *sched) publishFormat(f *matcher.Format, contexts ...Delivery) {
 	s.Helper()
 	t := &matcher.Table{Generation: 77, Entries: map[int]matcher.Entry{}}
-	byID := map[uint16]Context{}
+	byID := map[uint16]Delivery{}
 	for i, c := range contexts {
 		v := uint32(i) << 24
 		t.Entries[i+100] = matcher.Entry{
@@ -179,7 +179,7 @@ func modes(t *testing.T, hpus int, fn func(*sched)) {
 
 func TestPacketScheduling(t *testing.T) {
 	key := []uint32{1}
-	packet := func(mask uint64) []Context { return []Context{{Policy: ByPacket, CoreMask: mask}} }
+	packet := func(mask uint64) []Delivery { return []Delivery{{Policy: ByPacket, CoreMask: mask}} }
 	modes(t, 4, func(s *sched) {
 		s.with("stays up to the quantum, then takes the least occupied of the mask", packet(0b1110), func(s *sched) {
 			s.in.Share().Quantum[0] = 3
@@ -220,7 +220,7 @@ func TestPacketScheduling(t *testing.T) {
 			s.publish(packet(0b0100)...)
 			s.goes(0, key, 2, 2)
 		})
-		s.with("contexts keep their own place", []Context{{Policy: ByPacket, CoreMask: 0b1111}, {Policy: ByPacket, CoreMask: 0b1111}}, func(s *sched) {
+		s.with("contexts keep their own place", []Delivery{{Policy: ByPacket, CoreMask: 0b1111}, {Policy: ByPacket, CoreMask: 0b1111}}, func(s *sched) {
 			s.in.Share().Quantum[0], s.in.Share().Quantum[1] = 2, 2
 			s.goes(0, key, 0)
 			s.goes(1, key, 0, 1, 1)
@@ -262,8 +262,8 @@ func apart(n, size int) (keys []uint32, twin uint32) {
 
 func TestMessageScheduling(t *testing.T) {
 	const base, size = 1024, 64
-	message := func(mask uint64) []Context {
-		return []Context{{Policy: ByMessage, CoreMask: mask, Buckets: bpf.Range{Base: base, Size: size}}}
+	message := func(mask uint64) []Delivery {
+		return []Delivery{{Policy: ByMessage, CoreMask: mask, Buckets: bpf.Range{Base: base, Size: size}}}
 	}
 	keys, twin := apart(8, size)
 	bucket := func(s *sched, key uint32) *uint64 { return &s.in.Buckets()[base+mix(0, key)&(size-1)] }
@@ -343,8 +343,8 @@ func vhpu(key, n uint32) uint32 { return mix(0, key) + n*0x9e3779b1 }
 func TestBlockedScheduling(t *testing.T) {
 	const base, size = 1024, 64
 	const sequence, vhpus = 1000, 3
-	blocked := func(mask uint64, sequence uint32, vhpus int) []Context {
-		return []Context{{Policy: BlockedRR, CoreMask: mask, Buckets: bpf.Range{Base: base, Size: size}, Sequence: sequence, VHPUs: vhpus}}
+	blocked := func(mask uint64, sequence uint32, vhpus int) []Delivery {
+		return []Delivery{{Policy: BlockedRR, CoreMask: mask, Buckets: bpf.Range{Base: base, Size: size}, Sequence: sequence, VHPUs: vhpus}}
 	}
 	bucket := func(s *sched, key, n uint32) *uint64 { return &s.in.Buckets()[base+vhpu(key, n)&(size-1)] }
 	at := func(s *sched, key, offset uint32) sent {
@@ -468,7 +468,7 @@ func TestBlockedScheduling(t *testing.T) {
 				s.Errorf("18 bytes: %+v", r)
 			}
 		})
-		s.with("beside the other policies", []Context{
+		s.with("beside the other policies", []Delivery{
 			{Policy: BlockedRR, CoreMask: 0b1111, Buckets: bpf.Range{Base: 0, Size: 64}, Sequence: sequence, VHPUs: vhpus},
 			{Policy: ByMessage, CoreMask: 0b1111, Buckets: bpf.Range{Base: 64, Size: 64}},
 			{Policy: ByPacket, CoreMask: 0b1111},
@@ -489,7 +489,7 @@ func TestBlockedScheduling(t *testing.T) {
 }
 
 func TestCredit(t *testing.T) {
-	two := []Context{{Policy: ByPacket, CoreMask: 0b11}, {Policy: ByPacket, CoreMask: 0b11}}
+	two := []Delivery{{Policy: ByPacket, CoreMask: 0b11}, {Policy: ByPacket, CoreMask: 0b11}}
 	// expect sends frames of these sizes and compares what becomes of them:
 	// r(edirected), d(ropped), p(assed).
 	expect := func(s *sched, context byte, sizes []int, want string) {
@@ -541,7 +541,7 @@ func TestCredit(t *testing.T) {
 			s.in.Queue(0).Done[0] = 1<<32 - 2
 			expect(s, 0, small, "rrrdd")
 		})
-		spills := []Context{{Policy: ByPacket, CoreMask: 0b11, Spill: true}, {Policy: ByPacket, CoreMask: 0b11}, {Policy: ByPacket, CoreMask: 0b11, Spill: true, Timestamp: true}}
+		spills := []Delivery{{Policy: ByPacket, CoreMask: 0b11, Spill: true}, {Policy: ByPacket, CoreMask: 0b11}, {Policy: ByPacket, CoreMask: 0b11, Spill: true, Timestamp: true}}
 		s.with("packets beyond the credit of a context that spills pass, and are counted for it", spills, func(s *sched) {
 			before := s.stats()
 			for c := range 3 {
@@ -594,7 +594,7 @@ func TestCredit(t *testing.T) {
 
 func TestMetadata(t *testing.T) {
 	modes(t, 2, func(s *sched) {
-		s.with("numbers frames by HPU and context, in buffers", []Context{{Policy: ByPacket, CoreMask: 1}, {Policy: ByPacket, CoreMask: 1}, {Policy: ByPacket, CoreMask: 2}}, func(s *sched) {
+		s.with("numbers frames by HPU and context, in buffers", []Delivery{{Policy: ByPacket, CoreMask: 1}, {Policy: ByPacket, CoreMask: 1}, {Policy: ByPacket, CoreMask: 2}}, func(s *sched) {
 			for i, step := range []struct {
 				context   byte
 				size      int
@@ -607,7 +607,7 @@ func TestMetadata(t *testing.T) {
 				}
 			}
 		})
-		s.with("says what matched", []Context{{Policy: ByPacket, CoreMask: 1}, {Policy: ByPacket, CoreMask: 1, Timestamp: true}}, func(s *sched) {
+		s.with("says what matched", []Delivery{{Policy: ByPacket, CoreMask: 1}, {Policy: ByPacket, CoreMask: 1, Timestamp: true}}, func(s *sched) {
 			r := s.send(0, 0x01020304)
 			want := bpf.Meta{Key: [bpf.MaxKey]uint32{0x01020304}, Hash: mix(0, 0x01020304), Generation: 77, Context: 0, Ruleset: 100, Cpu: r.Cpu, Magic: bpf.MetaMagic}
 			if r.Meta != want {
@@ -623,7 +623,7 @@ func TestMetadata(t *testing.T) {
 				s.Errorf("%+v, want %+v", r.Meta, want)
 			}
 		})
-		s.with("names the CPU", []Context{{Policy: ByPacket, CoreMask: 1}}, func(s *sched) {
+		s.with("names the CPU", []Delivery{{Policy: ByPacket, CoreMask: 1}}, func(s *sched) {
 			var allowed unix.CPUSet
 			if err := unix.SchedGetaffinity(0, &allowed); err != nil {
 				s.Fatal(err)
@@ -661,7 +661,7 @@ func TestQueuesAreSeparate(t *testing.T) {
 		foreign(t, iface, Native) // so that the queues exist
 		s := newSched(t, Native, 3, 2)
 		s.iface = uint32(iface.Index)
-		s.reset(Context{Policy: ByPacket, CoreMask: 0b11})
+		s.reset(Delivery{Policy: ByPacket, CoreMask: 0b11})
 		s.in.Share().Credit[0] = 4
 		s.in.Share().Quantum[0] = 2
 		for q := range 3 {
@@ -687,7 +687,7 @@ func TestGenericModeCountsExactly(t *testing.T) {
 	netnstest.NeedRoot(t)
 	const workers, each = 4, 4000
 	s := newSched(t, Generic, 1, 1)
-	s.with("four threads", []Context{{Policy: ByMessage, CoreMask: 1, Buckets: bpf.Range{Base: 0, Size: 1}}}, func(s *sched) {
+	s.with("four threads", []Delivery{{Policy: ByMessage, CoreMask: 1, Buckets: bpf.Range{Base: 0, Size: 1}}}, func(s *sched) {
 		before := s.stats()
 		seqs := make([][]uint32, workers)
 		var wg sync.WaitGroup

@@ -54,8 +54,8 @@ func CheckPolicy(p Policy, sequence uint32, vhpus int, f *matcher.Format) (wrong
 	return wrong
 }
 
-// A Context says how frames of an execution context are spread over HPUs.
-type Context struct {
+// A Delivery says how the program delivers the frames of an execution context to HPUs.
+type Delivery struct {
 	Policy    Policy
 	CoreMask  uint64    // HPUs it may use, bit h for HPU h
 	Buckets   bpf.Range // for ByMessage and BlockedRR
@@ -67,7 +67,7 @@ type Context struct {
 
 // compile turns a table, and the contexts that it names, into the structure that the
 // program reads.
-func compile(t *matcher.Table, contexts map[uint16]Context) (*bpf.Table, error) {
+func compile(t *matcher.Table, contexts map[uint16]Delivery) (*bpf.Table, error) {
 	x, err := matcher.Compile(t)
 	if err != nil {
 		return nil, err
@@ -153,11 +153,11 @@ func compile(t *matcher.Table, contexts map[uint16]Context) (*bpf.Table, error) 
 			continue
 		}
 		formats[e.Context] = e.Format
-		c, ok := contexts[e.Context]
+		d, ok := contexts[e.Context]
 		if !ok {
 			return nil, fmt.Errorf("ruleset %d (%s): context %d is missing", slot, e.Name, e.Context)
 		}
-		if err := c.fill(&out.Contexts[e.Context], e.Format); err != nil {
+		if err := d.fill(&out.Contexts[e.Context], e.Format); err != nil {
 			return nil, fmt.Errorf("context %d: %w", e.Context, err)
 		}
 	}
@@ -168,22 +168,22 @@ func field(f matcher.Field) bpf.Field {
 	return bpf.Field{Off: uint16(4 * f.Index), Need: uint16(f.Need()), Mask: f.Mask}
 }
 
-// fill says what the program is to know of a context and its message format.
-func (c *Context) fill(out *bpf.Context, f *matcher.Format) error {
-	if err := CheckPolicy(c.Policy, c.Sequence, c.VHPUs, f).Err(); err != nil {
+// fill writes what the program needs to know of a context and its message format.
+func (d *Delivery) fill(out *bpf.Context, f *matcher.Format) error {
+	if err := CheckPolicy(d.Policy, d.Sequence, d.VHPUs, f).Err(); err != nil {
 		return err
 	}
-	out.Sequence = c.Sequence
-	out.Vhpus = uint16(c.VHPUs)
-	if c.Policy != ByPacket {
-		if n := c.Buckets.Size; n <= 0 || n&(n-1) != 0 || c.Buckets.Base < 0 || c.Buckets.Base+n > bpf.MaxBuckets {
-			return fmt.Errorf("buckets %d+%d: want a power of two within 0 to %d", c.Buckets.Base, n, bpf.MaxBuckets)
+	out.Sequence = d.Sequence
+	out.Vhpus = uint16(d.VHPUs)
+	if d.Policy != ByPacket {
+		if n := d.Buckets.Size; n <= 0 || n&(n-1) != 0 || d.Buckets.Base < 0 || d.Buckets.Base+n > bpf.MaxBuckets {
+			return fmt.Errorf("buckets %d+%d: want a power of two within 0 to %d", d.Buckets.Base, n, bpf.MaxBuckets)
 		}
-		out.BucketBase = uint32(c.Buckets.Base)
-		out.BucketMask = uint32(c.Buckets.Size - 1)
+		out.BucketBase = uint32(d.Buckets.Base)
+		out.BucketMask = uint32(d.Buckets.Size - 1)
 	}
-	out.CoreMask = c.CoreMask
-	out.Policy = uint8(c.Policy)
+	out.CoreMask = d.CoreMask
+	out.Policy = uint8(d.Policy)
 	out.Header = uint16(f.Header)
 	out.Need = uint16(f.Need())
 	out.Nkey = uint8(len(f.Key))
@@ -201,10 +201,10 @@ func (c *Context) fill(out *bpf.Context, f *matcher.Format) error {
 		out.LengthShift = uint8(bits.TrailingZeros32(f.Length.Mask))
 		out.LengthFrom = uint32(f.Length.From)
 	}
-	if c.Timestamp {
+	if d.Timestamp {
 		out.Flags |= bpf.ContextTimestamp
 	}
-	if c.Spill {
+	if d.Spill {
 		out.Flags |= bpf.ContextSpill
 	}
 	return nil

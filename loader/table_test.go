@@ -223,41 +223,41 @@ func TestPublishRefusesTables(t *testing.T) {
 		return &matcher.Table{Entries: map[int]matcher.Entry{slot: {Ruleset: matcher.UDP(), Context: id, Format: f}}}
 	}
 	slmp := matcher.FormatByName("slmp")
-	message := func(base, size int) Context {
-		return Context{Policy: ByMessage, CoreMask: 1, Buckets: bpf.Range{Base: base, Size: size}}
+	message := func(base, size int) Delivery {
+		return Delivery{Policy: ByMessage, CoreMask: 1, Buckets: bpf.Range{Base: base, Size: size}}
 	}
-	blocked := func(size int, sequence uint32, vhpus int) Context {
-		return Context{Policy: BlockedRR, CoreMask: 1, Buckets: bpf.Range{Size: size}, Sequence: sequence, VHPUs: vhpus}
+	blocked := func(size int, sequence uint32, vhpus int) Delivery {
+		return Delivery{Policy: BlockedRR, CoreMask: 1, Buckets: bpf.Range{Size: size}, Sequence: sequence, VHPUs: vhpus}
 	}
 	for _, tt := range []struct {
 		name    string
 		table   *matcher.Table
-		context Context // 3
-		want    string  // none: it is published
+		context Delivery // 3
+		want    string   // none: it is published
 	}{
-		{"a ruleset of a context that is missing", udp(4, 8, flow), Context{}, "ruleset 4 (udp): context 8 is missing"},
-		{"a ruleset number out of range", udp(256, 3, flow), Context{Policy: ByPacket}, "256"},
-		{"a context number out of range", udp(4, 256, flow), Context{}, "context 256, want 0 to 255"},
-		{"a context without format", udp(4, 3, nil), Context{Policy: ByPacket}, "ruleset udp (number 4) has no message format"},
-		{"a context with a bad format", udp(4, 3, &matcher.Format{Name: "bad", Key: make([]matcher.Field, 9)}), Context{Policy: ByPacket}, "9 key words"},
+		{"a ruleset of a context that is missing", udp(4, 8, flow), Delivery{}, "ruleset 4 (udp): context 8 is missing"},
+		{"a ruleset number out of range", udp(256, 3, flow), Delivery{Policy: ByPacket}, "256"},
+		{"a context number out of range", udp(4, 256, flow), Delivery{}, "context 256, want 0 to 255"},
+		{"a context without format", udp(4, 3, nil), Delivery{Policy: ByPacket}, "ruleset udp (number 4) has no message format"},
+		{"a context with a bad format", udp(4, 3, &matcher.Format{Name: "bad", Key: make([]matcher.Field, 9)}), Delivery{Policy: ByPacket}, "9 key words"},
 		{"no buckets", udp(4, 3, flow), message(0, 0), "context 3: buckets 0+0"},
 		{"buckets that are no power of two", udp(4, 3, flow), message(0, 3), "power of two"},
 		{"buckets before the first", udp(4, 3, flow), message(-1, 2), "context 3: buckets -1+2"},
 		{"buckets beyond the last", udp(4, 3, flow), message(bpf.MaxBuckets-1, 2), "context 3: buckets 262143+2"},
-		{"no such policy", udp(4, 3, flow), Context{Policy: 3, CoreMask: 1}, "context 3: policy: 3: want ByMessage"},
+		{"no such policy", udp(4, 3, flow), Delivery{Policy: 3, CoreMask: 1}, "context 3: policy: 3: want ByMessage"},
 		{"blocked-rr without an offset", udp(4, 3, flow), blocked(64, 1, 1), "context 3: policy: blocked-rr needs a message format with offsets, and flow has none"},
 		{"blocked-rr without buckets", udp(4, 3, slmp), blocked(0, 1, 1), "context 3: buckets 0+0"},
 		{"blocked-rr with empty sequences", udp(4, 3, slmp), blocked(64, 0, 1), "context 3: sequence: blocked-rr needs the bytes of a sequence"},
 		{"blocked-rr without virtual HPUs", udp(4, 3, slmp), blocked(64, 1, 0), "context 3: vhpus: blocked-rr with 0 virtual HPUs: want 1 to 65535"},
 		{"blocked-rr with too many virtual HPUs", udp(4, 3, slmp), blocked(64, 1, 65536), "context 3: vhpus: blocked-rr with 65536 virtual HPUs"},
-		{"a sequence without blocked-rr", udp(4, 3, slmp), Context{Policy: ByPacket, CoreMask: 1, Sequence: 1}, "context 3: policy: sequence and vhpus go with blocked-rr"},
+		{"a sequence without blocked-rr", udp(4, 3, slmp), Delivery{Policy: ByPacket, CoreMask: 1, Sequence: 1}, "context 3: policy: sequence and vhpus go with blocked-rr"},
 		{"the last two buckets", udp(4, 3, flow), message(bpf.MaxBuckets-2, 2), ""},
 		{"all buckets", udp(4, 3, flow), message(0, bpf.MaxBuckets), ""},
 		{"blocked-rr with the shortest sequence and one virtual HPU", udp(4, 3, slmp), blocked(64, 1, 1), ""},
 		{"blocked-rr with the longest sequence and the most virtual HPUs", udp(4, 3, slmp), blocked(64, 1<<32-1, 65535), ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			err := tester.in.Publish(tt.table, map[uint16]Context{3: tt.context})
+			err := tester.in.Publish(tt.table, map[uint16]Delivery{3: tt.context})
 			if tt.want == "" {
 				if err != nil {
 					t.Error(err)

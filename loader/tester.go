@@ -31,7 +31,7 @@ func NewTester(t *matcher.Table) (*Tester, error) {
 	return newTester(t, onOneHPU(t), Config{Mode: Native, HPUs: 1, Queues: 1, BufferSize: 1 << 20, MaxBuffers: 1})
 }
 
-func newTester(t *matcher.Table, contexts map[uint16]Context, cfg Config) (_ *Tester, err error) {
+func newTester(t *matcher.Table, contexts map[uint16]Delivery, cfg Config) (_ *Tester, err error) {
 	if err := needToRun("run the in-kernel program"); err != nil {
 		return nil, err
 	}
@@ -144,10 +144,10 @@ func LoadMatch(t *matcher.Table) (*Ingress, error) {
 func (in *Ingress) Program() *ebpf.Program { return in.objs.XspinIngress }
 
 // onOneHPU has all contexts of a table on HPU 0.
-func onOneHPU(t *matcher.Table) map[uint16]Context {
-	contexts := map[uint16]Context{}
+func onOneHPU(t *matcher.Table) map[uint16]Delivery {
+	contexts := map[uint16]Delivery{}
 	for _, e := range t.Entries {
-		contexts[e.Context] = Context{Policy: ByPacket, CoreMask: 1}
+		contexts[e.Context] = Delivery{Policy: ByPacket, CoreMask: 1}
 	}
 	return contexts
 }

@@ -161,12 +161,12 @@ func freeSlots(taken map[int]*Context, first, count int) (slots []int, err error
 func (n *NIC) publish() error {
 	n.gen++
 	t := &matcher.Table{Generation: n.gen, Local: n.local(), Entries: map[int]matcher.Entry{}}
-	contexts := map[uint16]loader.Context{}
+	contexts := map[uint16]loader.Delivery{}
 	for id, c := range n.contexts {
 		if len(c.rules.slots) == 0 { // not active, or without any
 			continue
 		}
-		contexts[id] = loader.Context{
+		contexts[id] = loader.Delivery{
 			Policy:    c.spec.Policy,
 			CoreMask:  c.spec.CoreMask,
 			Buckets:   c.buckets,
