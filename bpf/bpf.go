@@ -5,6 +5,8 @@
 // to work; nothing else should need them.
 package bpf
 
+import "unsafe"
+
 // The objects are committed: building XsPIN takes no clang. `make generate`
 // rebuilds them with the pinned one, and CI fails when they differ.
 
@@ -49,6 +51,12 @@ const (
 	ContextSpill     = uint8(IngressXspinContextFlagsXSPIN_CONTEXT_SPILL)
 	MetaEOM          = uint8(IngressXspinMetaFlagsXSPIN_META_EOM)
 )
+
+// MetaOf returns the metadata that the program leaves in the MetaSize bytes before a frame.
+// front begins with these, and is aligned to 4 bytes. It panics if front is shorter.
+func MetaOf(front []byte) *Meta {
+	return (*Meta)(unsafe.Pointer((*[MetaSize]byte)(front)))
+}
 
 // A Range of buckets, see src/ingress.bpf.c. Size is a power of two, or 0.
 type Range struct{ Base, Size int }

@@ -3,6 +3,7 @@
 package bpf
 
 import (
+	"encoding/binary"
 	"reflect"
 	"strings"
 	"testing"
@@ -83,6 +84,17 @@ func TestMetadataIsOneCacheLineWithItsVersionLast(t *testing.T) {
 	if MetaMagic>>8 != 'X' || MetaMagic&0xff != 1 {
 		t.Errorf("magic %#x is not 'X' and version 1", MetaMagic)
 	}
+	memory := make([]byte, MetaSize+2)
+	binary.LittleEndian.PutUint16(memory[MetaSize-2:], MetaMagic)
+	if got := MetaOf(memory).Magic; got != MetaMagic {
+		t.Errorf("magic %#x is read in front of a frame, want %#x", got, MetaMagic)
+	}
+	defer func() {
+		if recover() == nil {
+			t.Error("metadata is read beyond the memory")
+		}
+	}()
+	MetaOf(memory[:MetaSize-1])
 }
 
 // Maps and global variables hold the structures that user space reads there.

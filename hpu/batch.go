@@ -3,8 +3,6 @@
 package hpu
 
 import (
-	"unsafe"
-
 	"github.com/xspin/xspin/bpf"
 	"github.com/xspin/xspin/spin"
 	"github.com/xspin/xspin/xsk"
@@ -173,7 +171,7 @@ func (r *runner) inspect(p *port, h *her) bool {
 		r.discard(p, r.batch.descs[h.first:h.last])
 		return false
 	}
-	h.meta = *(*bpf.Meta)(unsafe.Pointer(unsafe.SliceData(front)))
+	h.meta = *bpf.MetaOf(front)
 	if h.meta.Magic != bpf.MetaMagic || int(h.meta.Context) >= bpf.MaxContexts {
 		r.discard(p, r.batch.descs[h.first:h.last])
 		return false

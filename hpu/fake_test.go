@@ -15,7 +15,6 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -282,7 +281,7 @@ func (k *kernel) receiveOne(p *pkt) bool {
 		if p.foreign || i > 0 {
 			m = bpf.Meta{}
 		}
-		*(*bpf.Meta)(unsafe.Pointer(unsafe.SliceData(k.mem.Front(addr, bpf.MetaSize)))) = m
+		*bpf.MetaOf(k.mem.Front(addr, bpf.MetaSize)) = m
 		r.push(d)
 	}
 	return true

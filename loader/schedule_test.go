@@ -11,7 +11,6 @@ import (
 	"slices"
 	"sync"
 	"testing"
-	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -143,7 +142,7 @@ func (s *sched) sendFrame(frame []byte) sent {
 	}
 	out := o.DataOut
 	if verdict == xdpRedirect {
-		r.Meta = *(*bpf.Meta)(unsafe.Pointer(&out[0]))
+		r.Meta = *bpf.MetaOf(out)
 		out = out[bpf.MetaSize:]
 	}
 	if (verdict == xdpRedirect) != (r.hpu >= 0) || verdict != xdpDrop && !bytes.Equal(out, frame) {
@@ -702,7 +701,7 @@ func TestGenericModeCountsExactly(t *testing.T) {
 						return
 					}
 					if ret == xdpRedirect {
-						seqs[w] = append(seqs[w], (*bpf.Meta)(unsafe.Pointer(&out[0])).Seq)
+						seqs[w] = append(seqs[w], bpf.MetaOf(out).Seq)
 					}
 				}
 			})

@@ -11,7 +11,6 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
-	"unsafe"
 
 	"github.com/cilium/ebpf"
 
@@ -101,7 +100,7 @@ func TestTableChangesAreAtomic(t *testing.T) {
 				t.Errorf("verdict %d, %v", ret, err)
 				return
 			}
-			m := (*bpf.Meta)(unsafe.Pointer(&out[0]))
+			m := bpf.MetaOf(out)
 			ruleset, context, key := uint8(201), uint16(2), uint32(5)
 			if m.Generation%2 == 1 {
 				ruleset, context, key = 11, 4, 6
@@ -132,7 +131,7 @@ func TestTableChangesAreAtomic(t *testing.T) {
 		if _, err := in.objs.XspinIngress.Run(&ebpf.RunOptions{Data: frame(2), DataOut: out}); err != nil {
 			t.Fatal(err)
 		}
-		if m := (*bpf.Meta)(unsafe.Pointer(&out[0])); m.Generation != g {
+		if m := bpf.MetaOf(out); m.Generation != g {
 			t.Fatalf("generation %d after %d was published", m.Generation, g)
 		}
 	}

@@ -5,7 +5,6 @@ package loader
 import (
 	"errors"
 	"fmt"
-	"unsafe"
 
 	"github.com/cilium/ebpf"
 
@@ -83,9 +82,12 @@ func (t *Tester) run(frame []byte, md any) (v matcher.Verdict, out []byte, err e
 	t.last = stats
 	switch ret {
 	case xdpRedirect:
-		meta := (*bpf.Meta)(unsafe.Pointer(&opts.DataOut[0]))
-		if len(opts.DataOut) != n || meta.Magic != bpf.MetaMagic {
-			return v, nil, fmt.Errorf("%d bytes of %d came back, magic %#x", len(opts.DataOut), n, meta.Magic)
+		if len(opts.DataOut) != n {
+			return v, nil, fmt.Errorf("%d bytes of %d came back", len(opts.DataOut), n)
+		}
+		meta := bpf.MetaOf(opts.DataOut)
+		if meta.Magic != bpf.MetaMagic {
+			return v, nil, fmt.Errorf("metadata with magic %#x came back, want %#x", meta.Magic, bpf.MetaMagic)
 		}
 		v = matcher.Verdict{
 			Action:  matcher.Deliver,

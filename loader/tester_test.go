@@ -11,7 +11,6 @@ import (
 	"runtime"
 	"strings"
 	"testing"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -78,7 +77,7 @@ func (d *differ) compare(frame []byte, md any) {
 		d.eom++
 	}
 	if want.Action == matcher.Deliver {
-		meta := (*bpf.Meta)(unsafe.Pointer(&out[0]))
+		meta := bpf.MetaOf(out)
 		if meta.Generation != d.ref.Generation {
 			d.Fatalf("generation %d, want %d", meta.Generation, d.ref.Generation)
 		}

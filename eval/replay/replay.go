@@ -14,7 +14,6 @@ import (
 	"slices"
 	"sync/atomic"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -281,7 +280,7 @@ func (c *Config) packet(mem *xsk.UMEM, number, peer, k int) (f frame) {
 	}
 	f.desc = xsk.Desc{Addr: mem.Addr(number) + xsk.PacketHeadroom, Len: uint32(headers + len(part))}
 	f.data = mem.Bytes(f.desc.Addr, int(f.desc.Len))
-	f.meta = (*bpf.Meta)(unsafe.Pointer(unsafe.SliceData(mem.Front(f.desc.Addr, bpf.MetaSize))))
+	f.meta = bpf.MetaOf(mem.Front(f.desc.Addr, bpf.MetaSize))
 
 	eth := packet.Ethernet(f.data)
 	eth.SetDst([6]byte{2, 0, 0, 0, 0, 1})

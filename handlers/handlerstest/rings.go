@@ -5,7 +5,6 @@ package handlerstest
 import (
 	"sync"
 	"sync/atomic"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -115,7 +114,7 @@ func (w *wire) receive(hpu int, hash uint32, frame []byte, v *matcher.Verdict, c
 			d.Options = xsk.Continued
 		}
 		copy(w.mem.Bytes(d.Addr, len(part)), part)
-		*(*bpf.Meta)(unsafe.Pointer(unsafe.SliceData(w.mem.Front(d.Addr, bpf.MetaSize)))) = meta
+		*bpf.MetaOf(w.mem.Front(d.Addr, bpf.MetaSize)) = meta
 		meta = bpf.Meta{} // of the first buffer only
 		r.rx = append(r.rx, d)
 	}
