@@ -3,6 +3,11 @@
 // Package replay has HPUs process messages that come from memory: package hpu's engine as
 // it is, on rings whose other end has the packets of some messages, again and again. No
 // kernel, no interface and no sender takes its share of the time.
+//
+// The rings are its own, and not those of the tests of hpu or of package handlerstest,
+// because what they cost is in what is measured. Those wait for a lock, copy every packet
+// into a frame and note where frames are. Here packets lie in their frames from the
+// beginning, and a batch comes without a copy, a system call or a lock to wait for.
 package replay
 
 import (
@@ -52,6 +57,9 @@ const (
 	contextID  = 1
 )
 
+// patience is how long the messages that have begun may take to be complete. Tests have less.
+var patience = 10 * time.Second
+
 // Done is what an HPU has done.
 type Done struct {
 	hpu.Stats
@@ -74,7 +82,7 @@ func Run(ctx context.Context, cfg Config, d time.Duration) (_ []Done, err error)
 	for i, s := range f.sources {
 		queues[i] = hpu.Queue{Frames: s, Shared: s.queue}
 		for h := range cfg.CPUs {
-			r := &ring{fd: s.fds[h]}
+			r := &ring{receiveOnly: s.ends[h]}
 			if h == i {
 				r.source = s
 			}
@@ -86,23 +94,9 @@ func Run(ctx context.Context, cfg Config, d time.Duration) (_ []Done, err error)
 		return nil, err
 	}
 	defer pool.Close()
-	f.state.Store(going)
-	for f.begun.Load() < int32(len(f.sources)) && ctx.Err() == nil {
-		time.Sleep(time.Millisecond)
-	}
-	select {
-	case <-time.After(d):
-	case <-ctx.Done():
-	}
-	f.state.Store(stopping)
-	// Drain takes it for granted that no more packets will come.
-	for f.stopped.Load() < int32(len(f.sources)) {
-		time.Sleep(time.Millisecond)
-	}
-	if err := pool.Drain(c, 10*time.Second); err != nil {
-		return nil, err
-	}
-	if err := ctx.Err(); err != nil {
+	all := int32(len(f.sources))
+	begun, over := func() bool { return f.begun.Load() == all }, func() bool { return f.stopped.Load() == all }
+	if err := process(ctx, pool, c, &f.state, d, begun, over); err != nil {
 		return nil, err
 	}
 	stats, _ := pool.Stats()
@@ -140,6 +134,30 @@ func engine(cfg *Config, b hpu.Binder, mem *xsk.UMEM, share *bpf.Share, queues [
 	return pool, c, nil
 }
 
+// process has packets come for a time, and returns when all are processed. begun and over
+// tell whether they have come to all HPUs, and whether no more will.
+func process(ctx context.Context, pool *hpu.Pool, c *hpu.Context, state *atomic.Int32, d time.Duration, begun, over func() bool) error {
+	state.Store(going)
+	for !begun() && ctx.Err() == nil {
+		time.Sleep(time.Millisecond)
+	}
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+	state.Store(stopping)
+	// Drain takes it for granted that no more packets will come.
+	for deadline := time.Now().Add(patience); !over(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			return fmt.Errorf("replay: the packets of the last messages are not processed after %v", patience)
+		}
+	}
+	if err := pool.Drain(c, patience); err != nil {
+		return err
+	}
+	return ctx.Err()
+}
+
 // A feed is what all sources have in common. It binds messages, and hears of their ends.
 type feed struct {
 	cfg     Config
@@ -166,7 +184,7 @@ type source struct {
 	*feed
 	hpu    int
 	queue  *bpf.Queue
-	fds    []int // of the queue's rings; nothing is ever written to them
+	ends   []receiveOnly // of the queue's rings
 	frames []frame
 	base   int // frame number of frames[0]
 
@@ -248,26 +266,17 @@ func newFeed(cfg Config) (_ *feed, err error) {
 		s := &source{feed: f, hpu: h, queue: new(bpf.Queue), base: h * each, frames: make([]frame, each)}
 		f.sources = append(f.sources, s)
 		for range cfg.CPUs {
-			fd, err := eventFD()
+			end, err := newReceiveOnly()
 			if err != nil {
 				return nil, err
 			}
-			s.fds = append(s.fds, fd)
+			s.ends = append(s.ends, end)
 		}
 		for i := range s.frames {
 			s.frames[i] = cfg.packet(f.mem, s.base+i, h, cfg.Order[i/cfg.Flights])
 		}
 	}
 	return f, nil
-}
-
-// eventFD returns what a worker can sleep on.
-func eventFD() (int, error) {
-	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
-	if err != nil {
-		return -1, fmt.Errorf("eventfd: %w", err)
-	}
-	return fd, nil
 }
 
 // packet writes packet k of messages of a peer into a frame, but for the message's number.
@@ -429,20 +438,17 @@ func (f *feed) complete(handled uint64) error {
 
 func (f *feed) close() {
 	for _, s := range f.sources {
-		for _, fd := range s.fds {
-			unix.Close(fd)
+		for _, end := range s.ends {
+			unix.Close(end.fd)
 		}
 	}
 }
 
 // ring is an HPU's on a queue. Those with a source have packets.
 type ring struct {
+	receiveOnly
 	source *source
-	fd     int
 }
-
-// FD implements hpu.Ring.
-func (r *ring) FD() int { return r.fd }
 
 // RxAvailable implements hpu.Ring.
 func (r *ring) RxAvailable() uint32 {
@@ -455,14 +461,28 @@ func (r *ring) RxAvailable() uint32 {
 // Receive implements hpu.Ring.
 func (r *ring) Receive(descs []xsk.Desc) int { return r.source.receive(descs) }
 
-// TxFree implements hpu.Ring.
-func (r *ring) TxFree() int { return 256 }
+// receiveOnly is what all rings here have in common: there is nobody to send to.
+type receiveOnly struct{ fd int } // nothing is ever written to it
 
-// Send implements hpu.Ring: there is nobody to send to.
-func (r *ring) Send([]xsk.Desc) int { return 0 }
+func newReceiveOnly() (receiveOnly, error) {
+	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		return receiveOnly{}, fmt.Errorf("eventfd: %w", err)
+	}
+	return receiveOnly{fd}, nil
+}
+
+// FD implements hpu.Ring.
+func (r receiveOnly) FD() int { return r.fd }
+
+// TxFree implements hpu.Ring.
+func (receiveOnly) TxFree() int { return 256 }
+
+// Send implements hpu.Ring.
+func (receiveOnly) Send([]xsk.Desc) int { return 0 }
 
 // Kick implements hpu.Ring.
-func (r *ring) Kick() (pending bool, err error) { return false, nil }
+func (receiveOnly) Kick() (pending bool, err error) { return false, nil }
 
 // Stats implements hpu.Ring.
-func (r *ring) Stats() (xsk.Stats, error) { return xsk.Stats{}, nil }
+func (receiveOnly) Stats() (xsk.Stats, error) { return xsk.Stats{}, nil }

@@ -196,6 +196,23 @@ func TestASequenceStaysOnItsHPU(t *testing.T) {
 	}
 }
 
+// What handlers keep for good does not come again, and Run does not wait for it for ever.
+func TestRunEndsWhenPacketsDoNotComeBack(t *testing.T) {
+	defer func(d time.Duration) { patience = d }(patience)
+	patience = 50 * time.Millisecond
+	cfg := Config{
+		Handlers: hpu.Handlers{Payload: func(h *hpu.HER) spin.Code { _, _ = h.Keep(); return spin.Success }},
+		Stream:   make([]byte, 3000), Packet: 1408, Flights: 1, Place: 4096, CPUs: cpus(t, 1),
+	}
+	const want = "the packets of the last messages are not processed after 50ms"
+	if _, err := Run(t.Context(), cfg, time.Millisecond); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("error %v, want %q", err, want)
+	}
+	if _, err := RunShared(t.Context(), Shared{Config: cfg}, time.Millisecond); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("shared: error %v, want %q", err, want)
+	}
+}
+
 func TestRunSaysWhatIsWrong(t *testing.T) {
 	good := Config{
 		Handlers: hpu.Handlers{Payload: func(*hpu.HER) spin.Code { return spin.Success }},

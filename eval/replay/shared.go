@@ -60,22 +60,7 @@ func RunShared(ctx context.Context, cfg Shared, d time.Duration) (done SharedDon
 		return done, err
 	}
 	defer pool.Close()
-	w.state.Store(going)
-	for !w.begun.Load() && ctx.Err() == nil {
-		time.Sleep(time.Millisecond)
-	}
-	select {
-	case <-time.After(d):
-	case <-ctx.Done():
-	}
-	w.state.Store(stopping)
-	for deadline := time.Now().Add(10 * time.Second); !w.over.Load() && time.Now().Before(deadline); {
-		time.Sleep(time.Millisecond)
-	}
-	if err := pool.Drain(c, 10*time.Second); err != nil {
-		return done, err
-	}
-	if err := ctx.Err(); err != nil {
+	if err := process(ctx, pool, c, &w.state, d, w.begun.Load, w.over.Load); err != nil {
 		return done, err
 	}
 	done.HPUs, _ = pool.Stats()
@@ -115,10 +100,9 @@ type wire struct {
 // A sharedRing is an HPU's. Of what goes round it, the wire writes one end and the HPU's
 // worker takes from the other.
 type sharedRing struct {
-	_     [64]byte
+	_ [64]byte
+	receiveOnly
 	wire  *wire
-	hpu   int
-	fd    int // nothing is ever written to it
 	descs []xsk.Desc
 	given atomic.Uint32
 	fresh uint32 // beyond these, of the batch that comes
@@ -151,9 +135,9 @@ func newWire(cfg Shared) (_ *wire, err error) {
 	for i, k := range cfg.Order {
 		w.frames = append(w.frames, cfg.packet(w.mem, i, 0, k))
 	}
-	for h := range cfg.CPUs {
-		r := &sharedRing{wire: w, hpu: h, descs: make([]xsk.Desc, SharedCredits)}
-		if r.fd, err = eventFD(); err != nil {
+	for range cfg.CPUs {
+		r := &sharedRing{wire: w, descs: make([]xsk.Desc, SharedCredits)}
+		if r.receiveOnly, err = newReceiveOnly(); err != nil {
 			w.close()
 			return nil, err
 		}
@@ -297,7 +281,7 @@ func (w *wire) complete(handled uint64) error {
 		return *err
 	}
 	n := uint64(w.round)
-	if ended := w.ended.Load(); ended != n || n == 0 || !w.over.Load() {
+	if ended := w.ended.Load(); ended != n || n == 0 {
 		return fmt.Errorf("%d of %d messages are complete", ended, n)
 	}
 	if want := n * uint64(len(w.frames)); handled != want {
@@ -311,9 +295,6 @@ func (w *wire) close() {
 		unix.Close(r.fd)
 	}
 }
-
-// FD implements hpu.Ring.
-func (r *sharedRing) FD() int { return r.fd }
 
 // RxAvailable implements hpu.Ring.
 func (r *sharedRing) RxAvailable() uint32 {
@@ -334,15 +315,3 @@ func (r *sharedRing) Receive(descs []xsk.Desc) (n int) {
 	r.taken.Store(at)
 	return n
 }
-
-// TxFree implements hpu.Ring.
-func (r *sharedRing) TxFree() int { return 256 }
-
-// Send implements hpu.Ring: there is nobody to send to.
-func (r *sharedRing) Send([]xsk.Desc) int { return 0 }
-
-// Kick implements hpu.Ring.
-func (r *sharedRing) Kick() (pending bool, err error) { return false, nil }
-
-// Stats implements hpu.Ring.
-func (r *sharedRing) Stats() (xsk.Stats, error) { return xsk.Stats{}, nil }
