@@ -85,7 +85,7 @@ func TestCreditReturnsWhenASendIsCompleteAndNotBefore(t *testing.T) {
 	if r.Idle(c) {
 		t.Error("credit is back while the frame is on the wire")
 	}
-	r.complete(r.kernel.queues[0])
+	r.with(func() { r.kernel.queues[0].hold = false })
 	r.settled()
 }
 

@@ -146,7 +146,7 @@ func playSchedule(t *testing.T, script []byte) {
 		case 9:
 			r.with(func() { q.hold = true })
 		case 10:
-			r.complete(q)
+			r.with(func() { q.hold = false })
 		case 11:
 			r.with(func() { q.rings[arg%3].down = true })
 		case 12:
@@ -162,9 +162,8 @@ func playSchedule(t *testing.T, script []byte) {
 	}
 	close(stuck)
 	for _, q := range r.kernel.queues {
-		r.complete(q)
 		r.with(func() {
-			q.refuse = false
+			q.hold, q.refuse = false, false
 			for _, ring := range q.rings {
 				ring.down = false
 			}

@@ -21,7 +21,8 @@ const (
 )
 
 // wire is the kernel's end of the rings, and the XDP program: it puts metadata in
-// front of frames and takes credit for them.
+// front of frames and takes credit for them. It has no faults: those that the engine must
+// survive are in the kernel of the tests of package hpu, see hpu/fake_test.go.
 type wire struct {
 	mem    *xsk.UMEM
 	share  *bpf.Share
