@@ -12,7 +12,7 @@
 //
 // and are owned by exactly one of these at a time. The credit that the XDP
 // program took for a packet returns when its frames are on the fill ring again,
-// never earlier: so the fill ring cannot run empty, see docs/architecture.md.
+// never earlier: so the fill ring cannot run empty, see docs/scheduling.md.
 package hpu
 
 import (
