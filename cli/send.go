@@ -336,7 +336,7 @@ func (s *sending) send(ctx context.Context, j *sendJob) (slmp.Result, error) {
 	var m *slmp.MessageError
 	if errors.As(err, &m) && errors.Is(m.Err, slmp.ErrSilent) && !m.Answered {
 		// SLMP has no way to say so.
-		err = fmt.Errorf("%w. A receiver that runs may refuse the message, for its length or because no receive is posted: xspin log on its machine tells", err)
+		err = fmt.Errorf("%w. A running receiver may refuse a message because of its length, or because no receive is posted: see xspin log on its machine", err)
 	}
 	return result, err
 }

@@ -320,7 +320,7 @@ func TestSendSaysWhatFailed(t *testing.T) {
 		}
 	})
 	t.Run("silence", func(t *testing.T) {
-		if _, err := send(t.Context(), nil, io.Discard, small, "--to", to, "--retries", "1"); !errors.Is(err, slmp.ErrSilent) || !strings.HasSuffix(err.Error(), "or because no receive is posted: xspin log on its machine tells") {
+		if _, err := send(t.Context(), nil, io.Discard, small, "--to", to, "--retries", "1"); !errors.Is(err, slmp.ErrSilent) || !strings.HasSuffix(err.Error(), "or because no receive is posted: see xspin log on its machine") {
 			t.Errorf("error %v", err)
 		}
 	})

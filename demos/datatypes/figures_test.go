@@ -62,7 +62,7 @@ func TestOverlapIsSummarized(t *testing.T) {
 		t.Errorf("%d misses, want 1", o.Misses)
 	}
 
-	// Products that are faster with messages beside them.
+	// Products that are faster during a transfer.
 	odd := ourTrials()
 	for i := range odd {
 		odd[i].computed = odd[i].compute * 8 / 10
@@ -70,7 +70,7 @@ func TestOverlapIsSummarized(t *testing.T) {
 	o = newOverlap(GEMMs{N: 100, Count: 20}, true, odd)
 	r := &Report{Env: Env{GEMM: &GEMM{}}}
 	r.doubt(&Result{Type: "x", Strategy: "direct", Overlap: o})
-	if want := []string{"x, direct: the machine was not steady: the same products took 50.0 ms alone, and 0.80 of that with messages beside them"}; o.Steady || !slices.Equal(r.Notes, want) {
+	if want := []string{"x, direct: the machine was not steady: the same products took 50.0 ms alone, and 0.80 of that during a transfer"}; o.Steady || !slices.Equal(r.Notes, want) {
 		t.Errorf("steady %v, notes %q", o.Steady, r.Notes)
 	}
 }

@@ -174,7 +174,7 @@ func (r *Report) doubt(res *Result) {
 	if o.Steady {
 		return
 	}
-	r.note(fmt.Sprintf("%s: the machine was not steady: the same products took %s ms alone, and %.2f of that with messages beside them",
+	r.note(fmt.Sprintf("%s: the machine was not steady: the same products took %s ms alone, and %.2f of that during a transfer",
 		who, ms(o.GEMMs.Median), o.GEMMsSlower.Median))
 }
 

@@ -573,7 +573,7 @@ func TestServeTakesWhatIsSent(t *testing.T) {
 		t.Fatalf("error %v, told of %d", err, len(got))
 	}
 	for i, m := range got {
-		wrong := map[int]string{3: "not what a sender of the demo's or FPsPIN's sends of this type: " + ErrContents.Error(), 4: "11999"}[i]
+		wrong := map[int]string{3: "not what the demo's or FPsPIN's sender sends for this type: " + ErrContents.Error(), 4: "11999"}[i]
 		if m.Verified != (wrong == "") || !strings.Contains(m.Err, wrong) || m.Source.Addr() != lab.Host.Addr.Addr() {
 			t.Errorf("message %d: %+v, want %q", i, m, wrong)
 		}

@@ -218,7 +218,7 @@ func (w *window) take(e *hostq.Event, q *serveAsk) Message {
 	place := int(e.User)
 	if q.Verify {
 		if err := w.compare(w.memory, place, 0); err != nil {
-			m.Err = fmt.Sprintf("not what a sender of the demo's or FPsPIN's sends of this type: %v", err)
+			m.Err = fmt.Sprintf("not what the demo's or FPsPIN's sender sends for this type: %v", err)
 		} else {
 			m.Verified = true
 		}
