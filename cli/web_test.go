@@ -51,7 +51,7 @@ func TestPageOfADaemon(t *testing.T) {
 	browser := chromium.Start(t)
 	page := browser.Page(1280, 900)
 	page.Open(url)
-	page.Until(`document.getElementById("live").textContent === "live" && document.querySelector(".picture")?.textContent.includes("no application")`, "document.body.innerText")
+	page.Until(`document.getElementById("live").textContent === "live" && document.querySelector(".picture")?.textContent.includes("no process")`, "document.body.innerText")
 
 	// An application takes a message, and pings go on while we look.
 	app := d.asNobody("demo", "inbox", "--count", "2", "--slots", "2", "--dir", nobodysDir(t))

@@ -47,11 +47,9 @@ func listenMetrics(address string, source metricsSource, logger *slog.Logger) (*
 	if err != nil {
 		return nil, fmt.Errorf("address for metrics: %w: another one is metrics of the configuration, or leave it out", err)
 	}
-	reg := prometheus.NewRegistry()
-	reg.MustRegister(newMetrics(source), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	errorLog := slog.NewLogLogger(logger.Handler(), slog.LevelWarn)
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{
+	mux.Handle("GET /metrics", promhttp.HandlerFor(metricsRegistry(source), promhttp.HandlerOpts{
 		ErrorLog: errorLog, MaxRequestsInFlight: 4, Timeout: 10 * time.Second, EnableOpenMetrics: true,
 	}))
 	return &metricsServer{
@@ -61,6 +59,13 @@ func listenMetrics(address string, source metricsSource, logger *slog.Logger) (*
 			ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute,
 		},
 	}, nil
+}
+
+// metricsRegistry has all that is told.
+func metricsRegistry(source metricsSource) *prometheus.Registry {
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(newMetrics(source), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return reg
 }
 
 // serve answers from here on.

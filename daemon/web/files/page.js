@@ -467,7 +467,7 @@ class Picture {
       const app = c.attached.find((a) => !a.observer);
       const observers = c.attached.length - (app ? 1 : 0);
       const watch = observers > 0 ? plural(observers, "observer") : "";
-      all.push(app ? {title: `process ${app.pid}`, sub: watch || `user ${app.uid}`, cls: ""} : {title: "no application", sub: watch, cls: "none"});
+      all.push(app ? {title: `process ${app.pid}`, sub: watch || `user ${app.uid}`, cls: ""} : {title: "no process", sub: watch, cls: "none"});
     }
     return all;
   }
