@@ -264,6 +264,28 @@ loss-goodput: SLMP 3, TCP 3
 loss-completion: SLMP 3, TCP 3`)
 }
 
+func TestScaleMeasuresEveryRow(t *testing.T) {
+	if !measures(t) {
+		return
+	}
+	e, plots := measured(t, scalePlots)
+	wantPlots(t, plots, `
+scale-messages: handlers in Go 4
+scale-contexts: handlers in Go 3
+scale-rulesets: handlers in Go 3
+scale-memory: a message in flight, handlers in Go 3, a context, handlers in Go 2, a ruleset, handlers in Go 2
+scale-activation: handlers in Go 3`)
+	// Neither is a message forgotten, nor is memory of others counted.
+	for _, p := range e.Plots[3].Series[0].Points {
+		if p.Y < 100 || p.Y > 2000 {
+			t.Errorf("%g bytes for each of %g messages", p.Y, p.X)
+		}
+	}
+	_, plots = measured(t, scaleMatching)
+	wantPlots(t, plots, `
+scale-matching: XDP program, none matches, no two look at the same bits 3, XDP program, none matches, one but for its last word 3, XDP program, the last one matches 3`)
+}
+
 func TestStagesAreDifferences(t *testing.T) {
 	sides := []map[int][]float64{{1: {10, 10}}, {1: {15, 9}}, {1: {18, 14}}}
 	if got := fmt.Sprint(stages(sides, 1)); got != "[[10 5 3] [10 0 4]]" {

@@ -293,20 +293,32 @@ func (l *benchLab) open(cfg nic.Config, spec nic.ContextSpec) (*nic.NIC, error) 
 
 // openContext is open that tells which context.
 func (l *benchLab) openContext(cfg nic.Config, spec nic.ContextSpec) (n *nic.NIC, c *nic.Context, err error) {
-	cfg.Interface = l.NIC.Device
-	if err := l.NIC.NS.Do(func() error {
-		n, err = nic.Open(cfg)
-		return err
-	}); err != nil {
+	if n, err = l.openEmpty(cfg); err != nil {
 		return nil, nil, err
 	}
-	if c, err = n.Install(spec); err == nil {
-		err = n.Activate(c)
-	}
-	if err != nil {
+	if c, err = activate(n, spec); err != nil {
 		return nil, nil, errors.Join(err, n.Close())
 	}
 	return n, c, nil
+}
+
+// openEmpty opens a NIC on the NIC's end, without a context.
+func (l *benchLab) openEmpty(cfg nic.Config) (n *nic.NIC, err error) {
+	cfg.Interface = l.NIC.Device
+	err = l.NIC.NS.Do(func() error {
+		n, err = nic.Open(cfg)
+		return err
+	})
+	return n, err
+}
+
+// activate makes a context and has packets come to it.
+func activate(n *nic.NIC, spec nic.ContextSpec) (*nic.Context, error) {
+	c, err := n.Install(spec)
+	if err != nil {
+		return nil, err
+	}
+	return c, n.Activate(c)
 }
 
 // state says what is on at either end.

@@ -78,7 +78,7 @@ var experiments = []experiment{
 				"The parts of a segment are differences of the HPU's busy time between contexts of which each does one thing more than the one before: an empty payload handler; header and completion handlers too; the payload copied into memory; and messages acknowledged. Small differences are noise.",
 		},
 		pace{5, 8 * time.Minute}, pace{5, 70 * time.Second},
-		[]benchRows{{"slmp", "file,noop,small,policy,state,fairness", "file,noop,small --size 128MiB"}}, []step{messagePeers, messageWindows, messageSizes, messageParts},
+		[]benchRows{{"slmp", "file,noop,small,policy,fairness", "file,noop,small --size 128MiB"}}, []step{messagePeers, messageWindows, messageSizes, messageParts},
 	},
 	{
 		report.Experiment{
@@ -122,6 +122,20 @@ var experiments = []experiment{
 		},
 		pace{11, 3 * time.Minute}, pace{5, 40 * time.Second},
 		[]benchRows{{"match", "", ""}, {"hostq", "", ""}}, nil,
+	},
+	{
+		report.Experiment{
+			Name: "scale", Title: "Many of everything",
+			Shows: "How the cost of a packet and the memory of each grow with the number of messages in flight, of contexts and of rulesets.",
+			Method: "64-byte frames from a generator in the kernel on one CPU, which runs the XDP program too, to one HPU on another, whose handler does nothing. " +
+				"Messages in flight: so many are opened that do not end, then their segments take turns, none of which asks for an acknowledgement; no more come than the receiver takes. " +
+				"Contexts: one ruleset each, and packets for them take turns; more come than the receiver takes, and the rest is lost in the XDP program. " +
+				"Rulesets: all of one context, with 8 rules and EOM each, as services have them that differ in addresses, ports and words of the payload; frames of 128 bytes. " +
+				"Memory is the growth of the Go heap of the NIC's process over that of a NIC without a context, after garbage collection, divided by how many there are, from 10 on: the context itself is in it. What the XDP program keeps in maps is of fixed size, see Anatomy. " +
+				"Time to match is that of a run of the matching engine over a frame in the cache (BPF_PROG_RUN), less that of a program that passes everything.",
+		},
+		pace{11, 2 * time.Minute}, pace{5, 25 * time.Second},
+		[]benchRows{{"slmp", "state", ""}}, []step{scalePlots, scaleMatching},
 	},
 	{
 		report.Experiment{

@@ -155,51 +155,62 @@ func (l *benchLab) matchTimes(ctx context.Context, cfg benchConfig, doc *bench.D
 }
 
 func (l *benchLab) matchTime(ctx context.Context, cfg benchConfig, doc *bench.Document, c missCase) (err error) {
-	side := func(load func() (*yardstick.Yardstick, error), want uint32, runs *[]float64) (func(context.Context) error, func() error, error) {
-		y, err := load()
-		if err != nil {
-			return nil, nil, err
-		}
-		verdict, _, err := y.Time(c.frame, 1)
-		if err == nil && verdict != want {
-			err = fmt.Errorf("the program returned %d, not %d", verdict, want)
-		}
-		var repeat int
-		if err == nil {
-			var each time.Duration
-			if _, each, err = y.Time(c.frame, 1000); err == nil {
-				repeat = int(min(cfg.duration/max(each, 1), 10_000_000))
-			}
-		}
-		if err != nil {
-			return nil, nil, errors.Join(err, y.Close())
-		}
-		return func(context.Context) error {
-			var each time.Duration
-			err := testbed.OnCPU(l.sender, func() (err error) {
-				_, each, err = y.Time(c.frame, repeat)
-				return err
-			})
-			*runs = append(*runs, float64(each.Nanoseconds()))
-			return err
-		}, y.Close, nil
-	}
-	var a, b []float64
-	match, closeMatch, err := side(func() (*yardstick.Yardstick, error) { return yardstick.LoadMatch(c.table) }, c.verdict, &a)
+	match, err := l.timer(func() (*yardstick.Yardstick, error) { return yardstick.LoadMatch(c.table) }, c.frame, c.verdict, cfg.duration)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, closeMatch()) }()
-	pass, closePass, err := side(plain(yardstick.Pass), xdpPass, &b)
+	defer func() { err = errors.Join(err, match.Close()) }()
+	pass, err := l.timer(plain(yardstick.Pass), c.frame, xdpPass, cfg.duration)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, closePass()) }()
-	if err := bench.Rounds(ctx, cfg.runs, match, pass); err != nil {
+	defer func() { err = errors.Join(err, pass.Close()) }()
+	if err := bench.Rounds(ctx, cfg.runs, match.time, pass.time); err != nil {
 		return err
 	}
-	row, err := bench.Difference(c.name, c.goal, bench.NewSide(c.what, "ns", a), bench.NewSide("a program that passes everything", "ns", b))
+	row, err := bench.Difference(c.name, c.goal, bench.NewSide(c.what, "ns", match.runs), bench.NewSide("a program that passes everything", "ns", pass.runs))
 	return doc.Add(fmt.Sprintf("%d-byte frame; BPF_PROG_RUN on CPU %d, attached to nothing, the frame and the table in the cache, branches predictable; time a packet over the plain program's", len(c.frame), l.sender), row, err)
+}
+
+// A timer times runs of a program over a frame.
+type timer struct {
+	*yardstick.Yardstick
+	frame  []byte
+	repeat int
+	cpu    int
+	runs   []float64 // ns
+}
+
+// timer returns one for runs of about so long together. The program's verdict on the frame
+// must be the one wanted.
+func (l *benchLab) timer(load func() (*yardstick.Yardstick, error), frame []byte, want uint32, d time.Duration) (*timer, error) {
+	y, err := load()
+	if err != nil {
+		return nil, err
+	}
+	t := &timer{Yardstick: y, frame: frame, cpu: l.sender}
+	verdict, _, err := y.Time(frame, 1)
+	if err == nil && verdict != want {
+		err = fmt.Errorf("the program returned %d, not %d", verdict, want)
+	}
+	if err == nil {
+		var each time.Duration
+		if _, each, err = y.Time(frame, 1000); err == nil {
+			t.repeat = int(min(d/max(each, 1), 10_000_000))
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(err, y.Close())
+	}
+	return t, nil
+}
+
+func (t *timer) time(context.Context) error {
+	return testbed.OnCPU(t.cpu, func() error {
+		_, each, err := t.Time(t.frame, t.repeat)
+		t.runs = append(t.runs, float64(each.Nanoseconds()))
+		return err
+	})
 }
 
 // kindWord is the last word that the index of table256 looks at.
@@ -208,13 +219,15 @@ const kindWord = 13
 // table256 is a full table as people write them: all rulesets share the words
 // for IPv4, UDP and fragments, and differ in addresses, ports and words of the
 // payload, in which they look for a version, a tenant, a service and a kind.
-func (l *benchLab) table256() *matcher.Table {
-	var rulesets []matcher.Ruleset
-	for i := range uint32(matcher.MaxRulesets) {
+func (l *benchLab) table256() *matcher.Table { return table(l.services(matcher.MaxRulesets)) }
+
+// services are the first rulesets of it.
+func (l *benchLab) services(many int) (rulesets []matcher.Ruleset) {
+	for i := range many {
 		eq := func(index int, mask, value uint32) matcher.Rule {
 			return matcher.Rule{Index: index, Mask: mask, Start: value, End: value}
 		}
-		frame := l.full256Frame(int(i))
+		frame := l.full256Frame(i)
 		word := func(index int) uint32 { return binary.BigEndian.Uint32(frame[4*index:]) }
 		eom := eq(14, 0x80000000, 0x80000000)
 		rulesets = append(rulesets, matcher.Ruleset{
@@ -232,7 +245,7 @@ func (l *benchLab) table256() *matcher.Table {
 			EOM: &eom,
 		})
 	}
-	return table(rulesets)
+	return rulesets
 }
 
 // full256Frame is a frame that ruleset i of table256 matches, and no other.
@@ -256,7 +269,10 @@ func (l *benchLab) lateFrame() []byte {
 // hard256 is the worst table there is: no two of its 2048 rules look at the same
 // bits. The frame satisfies all rules of each ruleset but the one that the
 // engine looks at last, so that no ruleset drops out early.
-func hard256() (*matcher.Table, []byte) {
+func hard256() (*matcher.Table, []byte) { return hardTable(matcher.MaxRulesets) }
+
+// hardTable is the worst one of so many rulesets.
+func hardTable(many int) (*matcher.Table, []byte) {
 	var rulesets []matcher.Ruleset
 	masks := [16]uint32{}
 	for i := range masks {
@@ -264,7 +280,7 @@ func hard256() (*matcher.Table, []byte) {
 	}
 	// Fields of the same number of rulesets are looked at in the order of
 	// words, then of masks: rule r of ruleset i is field 256*r+i.
-	for i := range matcher.MaxRulesets {
+	for i := range many {
 		rs := matcher.Ruleset{Name: fmt.Sprintf("hard-%d", i)}
 		for r := range matcher.MaxRules {
 			k := matcher.MaxRulesets*r + i

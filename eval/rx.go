@@ -173,13 +173,16 @@ func allocsRow(runs []float64) (bench.Row, error) {
 }
 
 // receive measures one run of frames of a size. Opening and closing are not part of it.
-func (l *benchLab) receive(g *yardstick.Generator, size int, d time.Duration, runs *rxRuns, open func() (receiver, error)) (err error) {
+func (l *benchLab) receive(g *yardstick.Generator, size int, d time.Duration, runs *rxRuns, open func() (receiver, error)) error {
 	r, err := open()
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, r.Close()) }()
-	frame := l.udpFrame(size)
+	return errors.Join(l.flood(g, l.udpFrame(size), d, runs, r), r.Close())
+}
+
+// flood sends a receiver more frames than it can take.
+func (l *benchLab) flood(g *yardstick.Generator, frame []byte, d time.Duration, runs *rxRuns, r receiver) error {
 	state, err := l.state()
 	if err != nil {
 		return err

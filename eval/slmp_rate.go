@@ -409,11 +409,7 @@ func (b *slmpBench) stateRows(ctx context.Context) (err error) {
 // heapOfMessages returns by how much the heap grows for a message of which some
 // segments have come.
 func (b *slmpBench) heapOfMessages(g *yardstick.Generator, segments int) (bytes float64, on string, err error) {
-	spec := nic.ContextSpec{
-		Name: "bench", Rulesets: []matcher.Ruleset{matcher.SLMP()}, Messages: stateMessages, Timeout: time.Minute,
-		Handlers: hpu.Handlers{Payload: func(*hpu.HER) spin.Code { return spin.Success }},
-	}
-	n, c, err := b.openContext(b.oneHPU(), spec)
+	n, c, err := b.openContext(b.oneHPU(), stateSpec(stateMessages))
 	if err != nil {
 		return 0, "", err
 	}
@@ -421,26 +417,44 @@ func (b *slmpBench) heapOfMessages(g *yardstick.Generator, segments int) (bytes 
 	if on, err = b.granted(n); err != nil {
 		return 0, "", err
 	}
+	before := heap()
 	const payload = rxFrame - slmpHeaders
-	if err := g.SetSegments(yardstick.Segments{ID: 1, Count: uint32(segments), Step: (stateAhead - 1) * payload}); err != nil {
+	if err := b.openMessages(g, n, c, yardstick.Segments{ID: 1, Count: uint32(segments), Step: (stateAhead - 1) * payload}, stateMessages, segments); err != nil {
 		return 0, "", err
 	}
-	heap := func() float64 {
-		var m runtime.MemStats
-		runtime.GC()
-		runtime.GC() // what pools held
-		runtime.ReadMemStats(&m)
-		return float64(m.HeapAlloc)
+	return (heap() - before) / stateMessages, on, nil
+}
+
+// stateSpec is a context for so many messages that do not end.
+func stateSpec(messages int) nic.ContextSpec {
+	return nic.ContextSpec{
+		Name: "bench", Rulesets: []matcher.Ruleset{matcher.SLMP()}, Messages: messages, Timeout: time.Minute,
+		Handlers: hpu.Handlers{Payload: func(*hpu.HER) spin.Code { return spin.Success }},
 	}
-	frame, want := b.slmpFrame(rxFrame), stateMessages*segments
-	before := heap()
-	err = b.Host.NS.Do(func() error {
+}
+
+// heap returns how many bytes of the Go heap are in use.
+func heap() float64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.GC() // what pools held
+	runtime.ReadMemStats(&m)
+	return float64(m.HeapAlloc)
+}
+
+// openMessages has the first segments come of so many messages, none of which ends.
+func (b *slmpBench) openMessages(g *yardstick.Generator, n *nic.NIC, c *nic.Context, s yardstick.Segments, messages, segments int) error {
+	if err := g.SetSegments(s); err != nil {
+		return err
+	}
+	frame, want := b.slmpFrame(rxFrame), messages*segments
+	err := b.Host.NS.Do(func() error {
 		return testbed.OnCPU(b.sender, func() error {
 			begin := time.Now()
 			_, err := g.Feed(frame, func(sent int) int {
 				for sent < want {
 					if sent-int(c.Stats().Handled) <= 256 {
-						return 64
+						return min(64, want-sent)
 					}
 					if time.Since(begin) > 10*time.Second {
 						return 0
@@ -453,14 +467,13 @@ func (b *slmpBench) heapOfMessages(g *yardstick.Generator, segments int) (bytes 
 		})
 	})
 	if err != nil {
-		return 0, "", err
+		return err
 	}
 	if _, _, err := settled(n, c, uint64(want)); err != nil {
-		return 0, "", err
+		return err
 	}
-	after := heap()
-	if m, _ := c.Messages(); m.Open != stateMessages || c.Stats().Handled != uint64(want) {
-		return 0, "", fmt.Errorf("%d messages are open and %d segments handled, want %d and %d", m.Open, c.Stats().Handled, stateMessages, want)
+	if m, _ := c.Messages(); m.Open != messages || c.Stats().Handled != uint64(want) {
+		return fmt.Errorf("%d messages are open and %d segments handled, want %d and %d", m.Open, c.Stats().Handled, messages, want)
 	}
-	return (after - before) / stateMessages, on, nil
+	return nil
 }
