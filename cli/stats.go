@@ -202,17 +202,6 @@ func yesNo(b bool) string {
 	return "no"
 }
 
-// dropHelp explains why packets of messages were dropped.
-var dropHelp = [spin.DropReasons]string{
-	spin.DropMessages: "no room for another message",
-	spin.DropMemory:   "no room for another hole, or too far ahead",
-	spin.DropNoHeader: "no room to hold it until the header packet arrives, or that did not arrive",
-	spin.DropOverlap:  "bytes that arrived before, cut differently",
-	spin.DropTwoEnds:  "EOM in two places, or bytes beyond it",
-	spin.DropBeyond:   "ends beyond 4 GiB, or is longer than 2 GiB",
-	spin.DropDead:     "of a message that has failed or was abandoned",
-}
-
 // writeStats explains the counters.
 func writeStats(out io.Writer, s *nicStats) error {
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
@@ -254,7 +243,7 @@ func writeStats(out io.Writer, s *nicStats) error {
 		row("spilled", c.Spilled, "frames left to the Linux stack for lack of credit")
 		row("handled", c.Handled, "handlers that returned")
 		row("dropped", c.Dropped, "of these, with Drop")
-		row("failed", c.Failed, "of these, with Fail")
+		row("failed", c.Failed, "of these, with Fail or Segv")
 		row("panics", c.Panics, "handlers that panicked")
 		row("overruns", c.Overruns, "handlers that ran past their time limit")
 		row("unrun", c.Unrun, "packets given back without a handler")
@@ -295,7 +284,7 @@ func writeStats(out io.Writer, s *nicStats) error {
 			row("stray", c.Stray, "packets that are not segments, such as acknowledgements")
 			for r := spin.NotDropped + 1; r < spin.DropReasons; r++ {
 				if m.Dropped[r] > 0 {
-					row("drop: "+r.String(), m.Dropped[r], dropHelp[r])
+					row("drop: "+r.String(), m.Dropped[r], r.Help())
 				}
 			}
 			row("events lost", c.EventsLost, "of failed or abandoned messages: the event queue was full")

@@ -187,11 +187,11 @@ func newMetrics(source metricsSource) *metrics {
 			one("socket_tx_invalid_total", "Descriptors on tx rings that the kernel refused.", func(s *nic.Stats) uint64 { return s.Sockets.TxInvalidDescs }),
 			one("socket_kicks_total", "System calls to send.", func(s *nic.Stats) uint64 { return s.Sockets.Kicks }),
 			one("stack_failures_total", "Packets for the Linux stack that it refused.", func(s *nic.Stats) uint64 { return s.StackFailures }),
-			one("nic_events_lost_total", "Events of the NIC that nobody took in time.", func(s *nic.Stats) uint64 { return s.EventsLost }),
+			one("nic_events_lost_total", "Faults that were not read in time.", func(s *nic.Stats) uint64 { return s.EventsLost }),
 		),
 		hpu: counters(ofHPU,
 			one("hpu_executions_total", "Handler execution requests that an HPU has served.", func(s *hpu.Stats) uint64 { return s.Handled }),
-			one("hpu_batches_total", "Batches that they came in.", func(s *hpu.Stats) uint64 { return s.Batches }),
+			one("hpu_batches_total", "Batches of handler execution requests that an HPU has served.", func(s *hpu.Stats) uint64 { return s.Batches }),
 		),
 		ctx: counters(ofContext,
 			family[nic.ContextStats]{"context_handlers_total", "Handlers by how they ended.", "result", map[string]ctxValue{
@@ -201,7 +201,7 @@ func newMetrics(source metricsSource) *metrics {
 				"panic":   func(s *nic.ContextStats) uint64 { return s.Panics },
 				"overrun": func(s *nic.ContextStats) uint64 { return s.Overruns },
 			}},
-			family[nic.ContextStats]{"context_packets_dropped_total", "Packets of a context without a handler: refused for lack of credit, lost by the kernel on the way, of a context that was stopped, no segment, cut short, corrupt, or of a message that nobody wanted.", "reason", map[string]ctxValue{
+			family[nic.ContextStats]{"context_packets_dropped_total", "Packets of a context without a handler: refused for lack of credit, lost by the kernel on the way, of a context that was stopped, not a segment, malformed, corrupt, or of a message that the binder refused.", "reason", map[string]ctxValue{
 				"refused":   func(s *nic.ContextStats) uint64 { return s.Refused },
 				"lost":      func(s *nic.ContextStats) uint64 { return s.Lost },
 				"unrun":     func(s *nic.ContextStats) uint64 { return s.Unrun },
@@ -212,7 +212,7 @@ func newMetrics(source metricsSource) *metrics {
 			}},
 			one("context_packets_spilled_total", "Packets left to the Linux stack for lack of credit.", func(s *nic.ContextStats) uint64 { return s.Spilled }),
 			one("context_packets_to_stack_total", "Packets that handlers handed to the Linux stack.", func(s *nic.ContextStats) uint64 { return s.ToStack }),
-			one("context_packets_unverified_total", "Packets taken without a complete checksum.", func(s *nic.ContextStats) uint64 { return s.Unverified }),
+			one("context_packets_unverified_total", "Packets accepted without a complete checksum.", func(s *nic.ContextStats) uint64 { return s.Unverified }),
 			one("context_frames_sent_total", "Frames of handlers given to a tx ring.", func(s *nic.ContextStats) uint64 { return s.Sent }),
 			one("context_sends_refused_total", "Sends of handlers that found a ring full, or no frame.", func(s *nic.ContextStats) uint64 { return s.SendFull }),
 			one("context_acks_total", "Acknowledgements given to a tx ring.", func(s *nic.ContextStats) uint64 { return s.Acks }),
@@ -220,13 +220,13 @@ func newMetrics(source metricsSource) *metrics {
 			one("context_message_events_lost_total", "Events of messages that found no room.", func(s *nic.ContextStats) uint64 { return s.EventsLost }),
 			one("context_requests_total", "Requests of handlers to the application.", func(s *nic.ContextStats) uint64 { return s.Requests }),
 			one("context_requests_dropped_total", "Requests dropped because the ring was full.", func(s *nic.ContextStats) uint64 { return s.Unasked }),
-			one("context_requests_unanswered_total", "Requests given up: no answer in time, or nobody there.", func(s *nic.ContextStats) uint64 { return s.Unanswered }),
+			one("context_requests_unanswered_total", "Requests given up: no answer in time, or no application.", func(s *nic.ContextStats) uint64 { return s.Unanswered }),
 			one("context_timers_total", "Timer handlers that returned.", func(s *nic.ContextStats) uint64 { return s.Timers }),
-			one("context_triggers_total", "Messages begun by the host.", func(s *nic.ContextStats) uint64 { return s.Triggers }),
+			one("context_triggers_total", "Messages started by the host.", func(s *nic.ContextStats) uint64 { return s.Triggers }),
 		),
 		msg: counters(ofContext,
-			one("context_messages_started_total", "Messages whose header packet came.", func(s *spin.MessageStats) uint64 { return s.Started }),
-			family[spin.MessageStats]{"context_messages_ended_total", "Messages by how they ended; abandoned and discarded ones were incomplete, refused ones have not begun.", "result", map[string]msgValue{
+			one("context_messages_started_total", "Messages whose header packet arrived.", func(s *spin.MessageStats) uint64 { return s.Started }),
+			family[spin.MessageStats]{"context_messages_ended_total", "Messages by how they ended; abandoned and discarded ones were incomplete, refused ones never started.", "result", map[string]msgValue{
 				"complete":  func(s *spin.MessageStats) uint64 { return s.Ended },
 				"failed":    func(s *spin.MessageStats) uint64 { return s.Failed },
 				"abandoned": func(s *spin.MessageStats) uint64 { return s.Abandoned },
@@ -234,7 +234,7 @@ func newMetrics(source metricsSource) *metrics {
 				"refused":   func(s *spin.MessageStats) uint64 { return s.Refused },
 			}},
 			one("context_segments_duplicate_total", "Segments that had been processed before.", func(s *spin.MessageStats) uint64 { return s.Duplicates }),
-			one("context_segments_held_total", "Segments that came before their message could begin.", func(s *spin.MessageStats) uint64 { return s.Held }),
+			one("context_segments_held_total", "Segments that arrived before their message was open.", func(s *spin.MessageStats) uint64 { return s.Held }),
 			segmentsDropped(),
 		),
 		pair: counters(ofContext,
@@ -242,7 +242,7 @@ func newMetrics(source metricsSource) *metrics {
 			one("queue_events_lost_total", "Events that the application will never get.", func(s *hostq.PairStats) uint64 { return s.EventsLost }),
 			one("queue_requests_total", "Requests given to the application.", func(s *hostq.PairStats) uint64 { return s.Requests }),
 			one("queue_requests_refused_total", "Requests that found no room.", func(s *hostq.PairStats) uint64 { return s.Full }),
-			family[hostq.PairStats]{"queue_responses_total", "Responses of the application: taken, late ones that nobody waited for any more, and bogus ones that answer nothing.", "result", map[string]func(*hostq.PairStats) uint64{
+			family[hostq.PairStats]{"queue_responses_total", "Responses of the application: taken, late ones for requests that were given up, and bogus ones for no request.", "result", map[string]func(*hostq.PairStats) uint64{
 				"taken": func(s *hostq.PairStats) uint64 { return s.Responses },
 				"late":  func(s *hostq.PairStats) uint64 { return s.Late },
 				"bogus": func(s *hostq.PairStats) uint64 { return s.Bogus },

@@ -137,6 +137,19 @@ func (r DropReason) String() string {
 	return fmt.Sprintf("DropReason(%d)", uint8(r))
 }
 
+var dropHelp = [DropReasons]string{
+	DropMessages: "no room for another message",
+	DropMemory:   "no room for another hole, or too far ahead",
+	DropNoHeader: "no room to hold it until the header packet arrives, or that did not arrive",
+	DropOverlap:  "bytes that arrived before, cut differently",
+	DropTwoEnds:  "EOM in two places, or bytes beyond it",
+	DropBeyond:   "ends beyond 4 GiB, or is longer than 2 GiB",
+	DropDead:     "of a message that has failed or was abandoned",
+}
+
+// Help explains a reason to users.
+func (r DropReason) Help() string { return dropHelp[r] }
+
 // Drops counts packets by reason.
 type Drops [DropReasons]uint64
 

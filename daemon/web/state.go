@@ -248,25 +248,14 @@ func (s *State) context(c *control.ContextInfo, n *nic.ContextStats) {
 	if m := c.MessageStats; m != nil {
 		x.Open, x.Ended = m.Open, m.Ended
 		drop("messages failed", "a handler failed", m.Failed)
-		drop("messages abandoned", "incomplete: the sender went silent, or the context ended", m.Abandoned)
+		drop("messages abandoned", "incomplete: the sender fell silent, or the context ended", m.Abandoned)
 		drop("messages discarded", "incomplete, without a completion handler", m.Discarded)
-		drop("messages refused", "there was nowhere to put them", m.Refused)
+		drop("messages refused", "no place for them: no receive was posted", m.Refused)
 		for r := spin.NotDropped + 1; r < spin.DropReasons; r++ {
-			drop("segments: "+r.String(), segments[r], m.Dropped[r])
+			drop("segments: "+r.String(), r.Help(), m.Dropped[r])
 		}
 	}
 	s.Contexts = append(s.Contexts, x)
-}
-
-// segments explains why packets of messages were dropped.
-var segments = [spin.DropReasons]string{
-	spin.DropMessages: "no room for another message",
-	spin.DropMemory:   "no room for another hole, or too far ahead",
-	spin.DropNoHeader: "no room to hold it until the header packet comes",
-	spin.DropOverlap:  "bytes that came before, cut differently",
-	spin.DropTwoEnds:  "the end in two places, or bytes behind it",
-	spin.DropBeyond:   "ends behind byte 4 GiB",
-	spin.DropDead:     "of a message that has failed or was abandoned",
 }
 
 // compare fills a sample with what happened between two looks.
