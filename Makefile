@@ -21,6 +21,10 @@ FRESH_TOOLS := debootstrap:debootstrap git:git
 SOAK          := 30
 SOAK_PACKAGES := slmp ddt loader eval/mpich client scripts
 
+# Packages whose tests compute, and wait for nothing: make test runs them beside the others,
+# when these leave a CPU idle.
+PURE := ddt ddt/ddttest mpq matcher packet spin internal/quantile internal/clock internal/pcapng eval/bench eval/chart eval/ddtloops eval/report
+
 # The Debian of make fresh.
 SUITE       := trixie
 
@@ -80,14 +84,23 @@ demo: root build ## ping-pong, a file transfer and datatypes, next to Linux and 
 	bin/xspin demo datatypes --type simple --type complex --overlap --pin --verify
 	bin/xspin bench ddt --only overlap --runs 3
 
-# Without the vet of go test: lint has run it.
+# Without the vet of go test: lint has run it. GORACE: or each process sleeps for a second
+# when it ends.
+RACE = GORACE=atexit_sleep_ms=10 XSPIN_NO_SKIP=1 CGO_ENABLED=1 go test -race -vet=off -count=1 -timeout 25m
+FAST = XSPIN_NO_SKIP=1 CGO_ENABLED=0 go test -vet=off -count=1
+
+# Beside the others: thousands of bad networks and millions of entries, too many for the race
+# detector, and what else only computes.
+test-beside = $(FAST) -run "TestModel|TestAuto" ./slmp && $(FAST) -run IsBounded ./ddt && $(RACE) -p 1 $(addprefix ./,$(PURE))
+
 test: root go test-tools generate-check lint vmtest-quick ## every test, none skipped; installs Debian packages they need (root)
-	XSPIN_NO_SKIP=1 CGO_ENABLED=0 go test -vet=off -count=1 -run 'TestModel|TestAuto' ./slmp # thousands of bad networks: too many for the race detector
-	XSPIN_NO_SKIP=1 CGO_ENABLED=0 go test -vet=off -count=1 -run IsBounded ./ddt # millions of entries: nor these
-	XSPIN_NO_SKIP=1 CGO_ENABLED=0 go test -vet=off -count=1 -run TestLitmus ./hostq # that detector orders what this wants to see unordered
-	XSPIN_NO_SKIP=1 CGO_ENABLED=0 go test -vet=off -count=1 -run EveryRow ./eval # and is what benches would measure
+	$(FAST) -run TestLitmus ./hostq # the race detector orders what this wants to see unordered
+	$(FAST) -run EveryRow ./eval # and is what benches would measure
 	CGO_ENABLED=1 go build -race ./... # on all CPUs. Below, one package's tests run while the next one's are linked, so the times include waiting
-	GORACE=atexit_sleep_ms=10 XSPIN_NO_SKIP=1 CGO_ENABLED=1 go test -race -vet=off -count=1 -p 2 -exec "flock -o '$(CURDIR)'" -timeout 25m ./... # GORACE: or each process sleeps for a second when it ends
+	@log=$$(mktemp); setsid nice -n 19 sh -c '$(test-beside)' >"$$log" 2>&1 & beside=$$!; \
+	trap 'kill -- -$$beside 2>/dev/null; rm -f "$$log"' EXIT; trap 'exit 130' INT TERM; ok=0; \
+	$(RACE) -p 2 -exec "flock -o '$(CURDIR)'" $$(go list ./... | grep -vxE "$$(go list $(addprefix ./,$(PURE)) | paste -sd '|')") || ok=1; \
+	wait $$beside || ok=1; beside=; cat "$$log"; exit $$ok
 
 soak: root go test-tools ## random searches for hours rather than seconds (root; SOAK=times as long)
 	XSPIN_SOAK=$(SOAK) CGO_ENABLED=0 go test -count=1 -p 1 -timeout 0 $(addprefix ./,$(SOAK_PACKAGES))

@@ -246,7 +246,7 @@ func TestMessagesMeasureEveryRow(t *testing.T) {
 	wantPlots(t, plots, `
 messages-peers: XsPIN 3, Linux 3
 messages-window: one message at a time 3, 8 messages at a time 3
-messages-size: one message at a time 4, 16 messages at a time 4
+messages-size: one message at a time 3, 16 messages at a time 3
 messages-senders: one message at a time each 2, 16 messages at a time each 2
 messages-parts: packet 3, header and completion 3, copy 3, acknowledgement 3`)
 	if n := len(e.Plots[1].Marks); n != 7 {

@@ -87,7 +87,7 @@ func messagePeers(ctx context.Context, t *trial) error {
 
 // messageWindows sweeps windows, next to the one that FPsPIN's report predicts.
 func messageWindows(ctx context.Context, t *trial) error {
-	err := t.withSLMP(pick(t, 500*time.Millisecond, 100*time.Millisecond), 256<<20, func(b *slmpBench) error {
+	err := t.withSLMP(pick(t, 500*time.Millisecond, 100*time.Millisecond), pick[int64](t, 256<<20, 64<<20), func(b *slmpBench) error {
 		b.o.candidates = pick(t, b.o.candidates, []int{1, 16, 256})
 		b.o.parallels = pick(t, b.o.parallels, []int{1, 8})
 		if err := b.windowRows(ctx); err != nil || t.quick {
@@ -139,7 +139,7 @@ func messageWindows(ctx context.Context, t *trial) error {
 func messageSizes(ctx context.Context, t *trial) error {
 	d := pick(t, 200*time.Millisecond, 100*time.Millisecond)
 	return t.withSLMP(d, 1<<20, func(b *slmpBench) (err error) {
-		sizes := pick(t, []int{64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20}, []int{64, 1 << 10, 64 << 10, 1 << 20})
+		sizes := pick(t, []int{64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20}, []int{64, 8 << 10, 1 << 20})
 		window, free, err := memory(int64(sizes[len(sizes)-1]))
 		if err != nil {
 			return err
