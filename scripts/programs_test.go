@@ -23,7 +23,7 @@ import (
 
 // What is in every Debian: packages that are essential, and apt.
 var everywhere = strings.Fields(`apt-cache apt-get awk bash cat chmod chroot cp cut date diff dirname dpkg-deb env
-	false find flock grep head id install ls mkdir mktemp mount mv nproc pivot_root readlink rm rmdir sed setsid sh sha256sum sleep sort
+	false find flock grep head id install ls mkdir mktemp mount mv nice nproc paste pivot_root readlink rm rmdir sed setsid sh sha256sum sleep sort
 	tail timeout touch tr true umount uname unshare xargs comm cmp seq`)
 
 // Packages bring more than the program that the Makefile looks for.
