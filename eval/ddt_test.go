@@ -308,10 +308,13 @@ func TestFiguresOfOverlap(t *testing.T) {
 	for i := range 2 {
 		// FPsPIN's: 4.5 and 3.5 of 5 ms.
 		ours.ours(10*ms, 4*ms, &datatypes.Overlapped{
-			Round: datatypes.Round{Took: 5 * ms, NIC: 3 * ms}, Compute: 11 * ms, Both: 12 * ms, Hit: i == 0,
+			Round: datatypes.Round{Took: 5 * ms, NIC: 3 * ms, Segments: 100, Retransmitted: 5, Duplicates: uint64(9 * i)}, Compute: 11 * ms, Both: 12 * ms, Hit: i == 0,
 			ComputeBefore: time.Duration(4500-1000*i) * time.Microsecond,
 		})
 		theirs.theirs(10*ms, 8*ms, mpich.Overlap{Computed: 10 * ms, Detected: 12 * ms, Total: 16 * ms}, mpich.Overlap{Computed: 3 * ms, Detected: 4 * ms, Total: 4 * ms})
+	}
+	if ours.segments != 200 || ours.lost != 5 { // 5, and those that were sent again for nothing
+		t.Errorf("%d of %d segments were lost", ours.lost, ours.segments)
 	}
 	for _, c := range []struct {
 		who  string

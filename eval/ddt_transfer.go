@@ -141,6 +141,25 @@ func (b *ddtBench) prepare(ctx context.Context, t datatypes.Transfer) (_ *pair, 
 	return &pair{p, typ.Size() * t.Count * int64(t.Parallel)}, nil
 }
 
+// computing is prepare with the GEMM. If MPICH or that cannot be had, it warns of what there
+// is not, and returns nil.
+func (b *ddtBench) computing(ctx context.Context, t datatypes.Transfer, lines string) (*pair, error) {
+	p, err := b.prepare(ctx, t)
+	if err != nil {
+		return nil, b.without(lines, err)
+	}
+	// The library with the GEMM is built now, or not at all.
+	if _, err = p.Compute(ctx, mpich.Compute{Dim: 64, GEMMs: 1}, 1); err == nil {
+		return p, nil
+	}
+	if errors.Is(err, mpich.ErrNoGo) {
+		b.cfg.warn(fmt.Sprintf("no %s: %v", lines, err))
+		err = nil
+	}
+	p.close(&err)
+	return nil, err
+}
+
 // receive has MPICH transfer for the time of a run, after a round that does not count.
 func (b *ddtBench) receive(ctx context.Context, p *pair) (m moved, err error) {
 	warm, err := p.Receive(ctx, 1)
@@ -300,7 +319,8 @@ type overlapped struct {
 	computed, detected, nic time.Duration // of both: GEMMs; until the messages were found there; until the NIC had them
 	ratio                   float64       // FPsPIN's, of all trials together
 	trials, misses          int
-	tuned                   bool // the matrices' size had settled
+	segments, lost          uint64 // of both; of ours only
+	tuned                   bool   // the matrices' size had settled
 }
 
 // overlapRuns are the figures of one receiver, run by run.
@@ -354,24 +374,11 @@ func (b *ddtBench) overlapRows(ctx context.Context) error {
 }
 
 func (b *ddtBench) overlap(ctx context.Context, t datatypes.Transfer) (err error) {
-	p, err := b.prepare(ctx, t)
+	p, err := b.computing(ctx, t, "rows ddt/*_mpich of part overlap")
 	if err != nil {
-		if err := b.without("rows ddt/*_mpich of part overlap", err); err != nil {
-			return err
-		}
-		p = nil
+		return err
 	}
 	defer p.close(&err)
-	if p != nil {
-		// The library with the GEMM is built now, or not at all.
-		if _, err := p.Compute(ctx, mpich.Compute{Dim: 64, GEMMs: 1}, 1); errors.Is(err, mpich.ErrNoGo) {
-			b.cfg.warn(fmt.Sprintf("no rows ddt/*_mpich of part overlap: %v", err))
-			p.close(&err)
-			p = nil
-		} else if err != nil {
-			return err
-		}
-	}
 	var g datatypes.GEMMs // of the run
 	var rows []float64
 	tuned := 0.0 // share of the runs
@@ -447,21 +454,28 @@ func (b *ddtBench) overlapOurs(ctx context.Context, t datatypes.Transfer, on *st
 	if g, o.tuned, err = s.Tune(ctx, 0, alone.Took); err != nil {
 		return g, o, err
 	}
+	err = b.overlapTrials(ctx, s, 0, g, &o)
+	return g, o, err
+}
+
+// overlapTrials adds trials of a session for the time of a run.
+func (b *ddtBench) overlapTrials(ctx context.Context, s *datatypes.Session, i int, g datatypes.GEMMs, o *overlapped) error {
 	for o.trials == 0 || o.compute+o.transfer+o.both < b.cfg.duration {
 		compute, err := s.Compute(ctx, g)
 		if err != nil {
-			return g, o, err
+			return err
 		}
-		if alone, err = s.Round(ctx, 0); err != nil {
-			return g, o, err
-		}
-		both, err := s.Overlap(ctx, 0, g)
+		alone, err := s.Round(ctx, i)
 		if err != nil {
-			return g, o, err
+			return err
+		}
+		both, err := s.Overlap(ctx, i, g)
+		if err != nil {
+			return err
 		}
 		o.ours(compute, alone.Took, both)
 	}
-	return g, o, nil
+	return nil
 }
 
 // ours adds a trial of a session.
@@ -474,6 +488,8 @@ func (o *overlapped) ours(compute, transfer time.Duration, both *datatypes.Overl
 	o.detected += both.Took
 	o.nic += both.NIC
 	o.ratio += both.Ratio()
+	o.segments += both.Segments
+	o.lost += max(both.Retransmitted, both.Duplicates) - both.Duplicates
 	if !both.Hit {
 		o.misses++
 	}

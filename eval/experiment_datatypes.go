@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package eval
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/xspin/xspin/ddt"
+	"github.com/xspin/xspin/demos/datatypes"
+	"github.com/xspin/xspin/demos/datatypes/gemm"
+	"github.com/xspin/xspin/eval/bench"
+	"github.com/xspin/xspin/eval/mpich"
+	"github.com/xspin/xspin/eval/report"
+)
+
+// A datatypeSweep is the places of figures 27 and 29 of D4.7: messages at a time, of the
+// most elements, and elements of a message, of which there are the most at a time.
+type datatypeSweep struct {
+	parallel, elements []int
+	duration           time.Duration // of a place in a run
+}
+
+var (
+	fullDatatypes  = datatypeSweep{[]int{1, 2, 4, 8, 16}, []int{2, 6, 10, 14, 18, 20}, 500 * time.Millisecond}
+	quickDatatypes = datatypeSweep{[]int{1, 16}, []int{2, 20}, 100 * time.Millisecond}
+)
+
+func datatypesPlots(ctx context.Context, t *trial) error {
+	return pick(t, fullDatatypes, quickDatatypes).plots(ctx, t)
+}
+
+// A datatypeAxis is one of the two, and what FPsPIN has there, in Gbit/s: the data that its
+// repository ships (p = 1 and 16), and the best that D4.7 tells by length.
+type datatypeAxis struct {
+	name, title string
+	axis        report.Axis
+	goodput     map[string][][2]float64 // by type; x and y
+	ratio       [2]float64
+	ratioName   string
+}
+
+var datatypeAxes = []datatypeAxis{
+	{
+		"parallel", "by messages at a time", report.Axis{Label: "messages at a time", Log: true},
+		map[string][][2]float64{"Simple": {{1, 0.074}, {16, 1.152}}, "Complex": {{1, 0.052}, {16, 0.789}}},
+		[2]float64{16, 0.99}, "FPsPIN, at least",
+	},
+	{
+		"length", "by length", report.Axis{Label: "message", Unit: "KiB"},
+		map[string][][2]float64{"Simple": {{1944, 1.1624}}, "Complex": {{1080, 0.8012}}},
+		[2]float64{216, 0.94}, "FPsPIN, least",
+	},
+}
+
+const fpspinDatatypes = "FPsPIN (D4.7, figures %s), an FPGA at 40 MHz and a Ryzen 7 2700: another machine"
+
+// A datatypePoint is a place of a sweep.
+type datatypePoint struct {
+	datatypes.Transfer
+	x     [2]float64      // by axis; 0 if it is on the other one only
+	bytes int64           // of a round
+	gemms datatypes.GEMMs // that go on for about as long, since the first round
+}
+
+// points returns the places of a type. What is on both axes is there once.
+func (s *datatypeSweep) points(typ string) (all []*datatypePoint, err error) {
+	resolved, _, err := ddt.Resolve(typ)
+	if err != nil {
+		return nil, err
+	}
+	longest, most := slices.Max(s.elements), slices.Max(s.parallel)
+	add := func(parallel, elements int) {
+		p := &datatypePoint{Transfer: datatypes.Transfer{Name: fmt.Sprintf("%d messages of %d %s", parallel, elements, typ), Type: typ, Count: int64(elements), Parallel: parallel, Strategy: ddt.Direct}}
+		size := resolved.Size() * int64(elements)
+		p.bytes = size * int64(parallel)
+		if elements == longest {
+			p.x[0] = float64(parallel)
+		}
+		if parallel == most {
+			p.x[1] = float64(size) / 1024
+		}
+		all = append(all, p)
+	}
+	for _, n := range s.parallel {
+		add(n, longest)
+	}
+	for _, n := range s.elements {
+		if n != longest {
+			add(most, n)
+		}
+	}
+	return all, nil
+}
+
+// A datatypeSide is who receives: lines by axis.
+type datatypeSide struct {
+	alone, beside, gemms, ratio, hidden [2]*line
+}
+
+func newDatatypeSide(typ, who, tier string) *datatypeSide {
+	s := &datatypeSide{}
+	for axis := range datatypeAxes {
+		s.alone[axis], s.beside[axis] = newLine(who, tier), newLine(who+", beside GEMMs", tier)
+		s.gemms[axis] = newLine("beside messages to "+who, tier)
+		s.ratio[axis], s.hidden[axis] = newLine(typ+", "+who, tier), newLine(typ+", "+who, tier)
+	}
+	return s
+}
+
+// add adds a run of a place.
+func (s *datatypeSide) add(p *datatypePoint, o overlapped, on string) {
+	bits := 8 * float64(p.bytes) * float64(o.trials)
+	lost := -1.0
+	if o.segments > 0 {
+		lost = float64(o.lost) / float64(o.segments)
+	}
+	var r overlapRuns
+	r.add(o)
+	for axis, x := range p.x {
+		if x == 0 {
+			continue
+		}
+		for _, l := range []struct {
+			*line
+			y, lost float64
+		}{
+			{s.alone[axis], bits / float64(o.transfer), -1}, {s.beside[axis], bits / float64(o.detected), lost},
+			{s.gemms[axis], gemm.GFLOPS(p.gemms.N, p.gemms.Count*o.trials, o.computed), -1},
+			{s.ratio[axis], r.ratio[0], -1}, {s.hidden[axis], r.hidden[0], -1},
+		} {
+			l.on = on
+			l.add(x, l.y, l.lost)
+		}
+	}
+}
+
+// plots measures figures 27 to 29 of D4.7.
+func (s datatypeSweep) plots(ctx context.Context, t *trial) (err error) {
+	b := t.ddt(s.duration)
+	b.cfg.warn("no lines of Open MPI: it is not measured, if it is installed (openmpi-bin) or not. Its ranks need a launcher of its own, and MPICH is the peer here")
+	var pair *pair // which MPICH prepares anew for each place
+	var sides []func(context.Context) error
+	ours, theirs, alone := map[string]*datatypeSide{}, map[string]*datatypeSide{}, map[string]*datatypeSide{}
+	types, unsettled := []string{"Simple", "Complex"}, 0
+	for _, typ := range types {
+		ours[typ], theirs[typ], alone[typ] = newDatatypeSide(typ, "XsPIN", "user"), newDatatypeSide(typ, "MPICH over TCP", ""), newDatatypeSide(typ, "", "")
+		points, err := s.points(typ)
+		if err != nil {
+			return err
+		}
+		if typ == types[0] {
+			if pair, err = b.computing(ctx, points[0].Transfer, "lines of MPICH in datatypes-*"); err != nil {
+				return err
+			}
+			defer pair.close(&err)
+		}
+		sides = append(sides, func(ctx context.Context) error {
+			n, err := b.datatypesOurs(ctx, points, ours[typ], alone[typ])
+			unsettled += n
+			return err
+		})
+		if pair != nil {
+			sides = append(sides, func(ctx context.Context) error { return b.datatypesTheirs(ctx, pair, points, theirs[typ]) })
+		}
+	}
+	if err := bench.Rounds(ctx, min(t.runs, 3), sides...); err != nil {
+		return err
+	}
+	if unsettled > 0 {
+		b.cfg.warn(fmt.Sprintf("datatypes-*: at %d places the size of matrices had not settled after FPsPIN's tuning: the machine was busy with something else", unsettled))
+	}
+
+	for i, a := range datatypeAxes {
+		name := func(parts ...string) string {
+			n := "datatypes"
+			for _, p := range parts {
+				n += "-" + p
+			}
+			return n + "-" + a.name
+		}
+		ratio := report.Plot{Name: name("ratio"), Title: "FPsPIN's overlap ratio, " + a.title, X: a.axis, Y: report.Axis{Label: "GEMMs' share of the time until messages are found", Unit: "ratio"}}
+		hidden := report.Plot{Name: name("hidden"), Title: "Share of the messages' time that is hidden, " + a.title, X: a.axis, Y: report.Axis{Label: "(GEMMs + messages - both) / messages", Unit: "share"}}
+		ratio.Marks = []report.Mark{{Name: a.ratioName, X: a.ratio[0], Y: a.ratio[1], Source: fmt.Sprintf(fpspinDatatypes, "29")}}
+		var ratios, hiddens []*line
+		for _, typ := range types {
+			file := map[string]string{"Simple": "simple", "Complex": "complex"}[typ]
+			goodput := report.Plot{Name: name(file), Title: typ + ": goodput, " + a.title, X: a.axis, Y: report.Axis{Label: "goodput", Unit: "Gbit/s"}}
+			for _, m := range a.goodput[typ] {
+				goodput.Marks = append(goodput.Marks, report.Mark{Name: "FPsPIN", X: m[0], Y: m[1], Source: fmt.Sprintf(fpspinDatatypes, "27 and its data")})
+			}
+			o, m := ours[typ], theirs[typ]
+			t.plot(goodput, o.alone[i], o.beside[i], m.alone[i], m.beside[i])
+			alone[typ].gemms[i].name = "alone"
+			t.plot(report.Plot{
+				Name: name(file, "gemm"), Title: "GEMMs beside messages of " + typ + ", " + a.title, X: a.axis, Y: report.Axis{Label: "GEMMs, one thread", Unit: "GFLOPS"},
+			}, alone[typ].gemms[i], o.gemms[i], m.gemms[i])
+			ratios, hiddens = append(ratios, o.ratio[i], m.ratio[i]), append(hiddens, o.hidden[i], m.hidden[i])
+		}
+		t.plot(ratio, ratios...)
+		t.plot(hidden, hiddens...)
+	}
+	return nil
+}
+
+// datatypesOurs is a run of all places of a type, in a session. The first one tunes, as
+// FPsPIN does; it returns at how many places that did not settle.
+func (b *ddtBench) datatypesOurs(ctx context.Context, points []*datatypePoint, to, alone *datatypeSide) (unsettled int, err error) {
+	var transfers []datatypes.Transfer
+	for _, p := range points {
+		transfers = append(transfers, p.Transfer)
+	}
+	s, err := datatypes.Open(ctx, b.Lab, b.setup(b.sender), transfers...)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	on, err := b.state()
+	if err != nil {
+		return 0, err
+	}
+	for i, p := range points {
+		err := func() error {
+			var round *datatypes.Round
+			for range 2 { // the first one has memory and windows to find
+				if round, err = s.Round(ctx, i); err != nil {
+					return err
+				}
+			}
+			if p.gemms.N == 0 {
+				g, tuned, err := s.Tune(ctx, i, round.Took)
+				if err != nil {
+					return err
+				}
+				if p.gemms = g; !tuned {
+					unsettled++
+				}
+			}
+			var o overlapped
+			if err := b.overlapTrials(ctx, s, i, p.gemms, &o); err != nil {
+				return err
+			}
+			to.add(p, o, on)
+			o.computed = o.compute
+			alone.add(p, o, "")
+			return nil
+		}()
+		if err != nil {
+			return unsettled, fmt.Errorf("%s: %w", p.Name, err)
+		}
+	}
+	return unsettled, nil
+}
+
+// datatypesTheirs is a run of all places of a type by MPICH.
+func (b *ddtBench) datatypesTheirs(ctx context.Context, pair *pair, points []*datatypePoint, to *datatypeSide) error {
+	on, err := b.state()
+	if err != nil {
+		return err
+	}
+	for _, p := range points {
+		typ, _, err := ddt.Resolve(p.Type)
+		if err == nil {
+			err = pair.Prepare(ctx, mpich.Transfer{Type: typ, Count: p.Count, Messages: p.Parallel})
+		}
+		if err != nil {
+			return fmt.Errorf("MPICH, %s: %w", p.Name, err)
+		}
+		o, err := b.overlapTheirs(ctx, pair, p.gemms)
+		if err != nil {
+			return fmt.Errorf("MPICH, %s: %w", p.Name, err)
+		}
+		to.add(p, o, on)
+	}
+	return nil
+}
+
+// overlapRowsPlot draws rows of ddt: both measures of overlap, beside each other.
+func overlapRowsPlot(_ context.Context, t *trial) error {
+	x := report.Axis{Label: "measure", Names: []string{"FPsPIN's ratio", "share of messages' time hidden"}}
+	var lines []*line
+	for _, typ := range []string{"simple", "complex"} {
+		for _, peer := range []struct{ suffix, name, tier string }{{"", "XsPIN", "user"}, {"_mpich", "MPICH over TCP", ""}} {
+			l := newLine(typ+", "+peer.name, peer.tier)
+			for i, row := range []string{"ddt/overlap_ratio_", "ddt/hidden_"} {
+				if r := t.row(row + typ + peer.suffix); r != nil {
+					l.row(float64(i), r.A)
+				}
+			}
+			lines = append(lines, l)
+		}
+	}
+	t.plot(report.Plot{
+		Name: "datatypes-overlap", Title: "Overlap of 16 messages of 20 elements with GEMMs, by two measures",
+		X: x, Y: report.Axis{Label: "overlap", Unit: "share"},
+	}, lines...)
+	return nil
+}
