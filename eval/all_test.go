@@ -286,6 +286,28 @@ scale-activation: handlers in Go 3`)
 scale-matching: XDP program, none matches, no two look at the same bits 3, XDP program, none matches, one but for its last word 3, XDP program, the last one matches 3`)
 }
 
+func TestAnatomyMeasuresEveryRow(t *testing.T) {
+	if !measures(t) {
+		return
+	}
+	e, plots := measured(t, func(ctx context.Context, t *trial) error {
+		return errors.Join(anatomyPlots(ctx, t), anatomyRows(ctx, t))
+	})
+	wantPlots(t, plots, `
+anatomy-parts: match 3, redirect 3, ring wait 3, dispatch 3, handler 3, copy 3, egress 3
+anatomy-parts-busy: match 3, redirect 3, dispatch 3, handler 3, copy 3, egress 3`)
+	var rows []string
+	for _, r := range e.Rows {
+		rows = append(rows, r.Name)
+		if r.Name != "anatomy/memory_bytes" && r.Median <= 0 {
+			t.Errorf("%s: %g", r.Name, r.Median)
+		}
+	}
+	if got := strings.Join(rows, " "); got != "anatomy/open_ms anatomy/memory_bytes anatomy/maps anatomy/maps_bytes anatomy/descriptors" {
+		t.Errorf("rows %s", got)
+	}
+}
+
 func TestStagesAreDifferences(t *testing.T) {
 	sides := []map[int][]float64{{1: {10, 10}}, {1: {15, 9}}, {1: {18, 14}}}
 	if got := fmt.Sprint(stages(sides, 1)); got != "[[10 5 3] [10 0 4]]" {
