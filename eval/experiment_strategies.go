@@ -247,23 +247,31 @@ func hpusPlots(ctx context.Context, t *trial) error {
 	_, hi := d.data.Bounds()
 	var speed, byBlock, byHPUs []*line
 	var sides []func(context.Context) error
+	placeOn := func(l *line, o handlers.DatatypeOptions, byMessage bool) error {
+		o.Packet, o.Window = ddtPacket, hi
+		for n := 1; n <= min(len(cpus), 16); n *= 2 {
+			o.HPUs = n
+			set, err := handlers.Datatype(d.data, o)
+			if err != nil {
+				return err
+			}
+			c := &crew{set: set, byMessage: byMessage}
+			sides = append(sides, func(ctx context.Context) error {
+				err := c.replay(ctx, replay.Config{Stream: make([]byte, d.data.Size()), Packet: ddtPacket, Place: hi, CPUs: cpus[:n]}, 0, b.cfg.duration)
+				if err == nil {
+					l.add(float64(n), c.mpps[0][len(c.mpps[0])-1]*ddtPacket/1e3, -1)
+				}
+				return err
+			})
+		}
+		return nil
+	}
 	for i, s := range ddt.Strategies() {
 		for _, lines := range []*[]*line{&speed, &byBlock, &byHPUs} {
 			*lines = append(*lines, newLine(strategyNames[s], "user"))
 		}
-		for n := 1; n <= min(len(cpus), 16); n *= 2 {
-			set, err := handlers.Datatype(d.data, handlers.DatatypeOptions{Strategy: s, HPUs: n, Messages: replay.SharedMessages, Packet: ddtPacket, Window: hi})
-			if err != nil {
-				return err
-			}
-			c := &crew{set: set}
-			sides = append(sides, func(ctx context.Context) error {
-				err := c.replay(ctx, replay.Config{Stream: make([]byte, d.data.Size()), Packet: ddtPacket, Place: hi, CPUs: cpus[:n]}, 0, b.cfg.duration)
-				if err == nil {
-					speed[i].add(float64(n), c.mpps[0][len(c.mpps[0])-1]*ddtPacket/1e3, -1)
-				}
-				return err
-			})
+		if err := placeOn(speed[i], handlers.DatatypeOptions{Strategy: s, Messages: replay.SharedMessages}, false); err != nil {
+			return err
 		}
 		memory := func(l *line, x float64, hpus int, block int64) {
 			sides = append(sides, func(context.Context) error {
@@ -284,6 +292,11 @@ func hpusPlots(ctx context.Context, t *trial) error {
 		for n := 1; n <= 32; n *= 2 {
 			memory(byHPUs[i], float64(n), n, 2048)
 		}
+	}
+	apart := newLine("direct, each HPU with messages of its own", "user")
+	speed = append(speed, apart)
+	if err := placeOn(apart, handlers.DatatypeOptions{Strategy: ddt.Direct, Messages: replay.Messages}, true); err != nil {
+		return err
 	}
 	if err := bench.Rounds(ctx, min(t.runs, 3), sides...); err != nil {
 		return err

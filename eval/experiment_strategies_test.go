@@ -62,7 +62,7 @@ func TestStrategiesMeasureEveryRow(t *testing.T) {
 	}
 	hpus := bits.Len(uint(min(len(testbed.CPUs()), 16)))
 	if got, want := strings.Join(got, " "), "strategies-order 2 1 strategies-commit 1 strategies-blocks 5 5 5 5 5 5 5 strategies-parts 15 15 15 "+
-		fmt.Sprintf("strategies-hpus %[1]d %[1]d %[1]d %[1]d %[1]d ", hpus)+
+		fmt.Sprintf("strategies-hpus %[1]d %[1]d %[1]d %[1]d %[1]d %[1]d ", hpus)+
 		"strategies-memory-blocks 6 6 6 6 6 strategies-memory-hpus 6 6 6 6 6 strategies-applications 5 5 5 strategies-reuses"; got != want {
 		t.Errorf("plots and points %s\nwant %s", got, want)
 	}
