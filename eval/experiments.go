@@ -115,7 +115,7 @@ var experiments = []experiment{
 				"The types of applications are measured cold: other memory is written before, twice what the last-level cache has, 64 MiB if that is not known. Beside them is a scatter list that a card has 32 entries of at a time, as the paper has it but for its PCI Express. " +
 				"Committing has paid off when messages have saved what it took; types whose messages do not are not in the plot.",
 		},
-		pace{5, 6 * time.Minute}, pace{5, 45 * time.Second},
+		pace{5, 6 * time.Minute}, pace{5, 35 * time.Second},
 		[]benchRows{{"ddt", "place,loop,strategy,scale,commit", "loop,commit"}},
 		[]step{strategyRowsPlots, blocksPlot, partsPlot, hpusPlots, appsPlots},
 	},
