@@ -308,6 +308,42 @@ anatomy-parts-busy: match 3, redirect 3, dispatch 3, handler 3, copy 3, egress 3
 	}
 }
 
+func TestCostMeasuresEveryRow(t *testing.T) {
+	if !measures(t) {
+		return
+	}
+	e := &report.Experiment{Name: "test"}
+	err := inLab(func(msg string) { t.Log(msg) }, func(lab *benchLab) error {
+		return costPlots(t.Context(), &trial{lab, benchConfig{runs: 1, warn: func(msg string) { t.Error(msg) }}, true, e})
+	})
+	if err := errors.Join(err, e.Prune()); err != nil || len(e.Plots) != 2 {
+		t.Fatalf("%d plots, error %v", len(e.Plots), err)
+	}
+	for i, want := range []string{"cost-bytes [SLMP, handlers TCP]", "cost-messages [SLMP, handlers UDP sockets in C]"} {
+		p := e.Plots[i]
+		if got := fmt.Sprint(p.Name, " ", p.X.Names); got != want {
+			t.Errorf("plot %s, want %s", got, want)
+		}
+		for _, s := range p.Series {
+			if len(s.Points) != 2 || s.Points[0].Y+s.Points[1].Y <= 0 {
+				t.Errorf("%s, %s: %+v", p.Name, s.Name, s.Points)
+			}
+		}
+	}
+}
+
+func TestCPUSeconds(t *testing.T) {
+	const stat = "cpu 9 9 9 9 9 9 9 9\ncpu0 1 2 3 1000 1000 4 5 1000 7 7\ncpu1 100 0 0 0 0 0 0 0 0 0\n"
+	for cpu, want := range []float64{0.15, 1} {
+		if got, err := cpuSeconds(stat, cpu); err != nil || got != want {
+			t.Errorf("CPU %d: %g, error %v; want %g", cpu, got, err, want)
+		}
+	}
+	if _, err := cpuSeconds(stat, 2); err == nil {
+		t.Error("a CPU that is not there")
+	}
+}
+
 func TestStagesAreDifferences(t *testing.T) {
 	sides := []map[int][]float64{{1: {10, 10}}, {1: {15, 9}}, {1: {18, 14}}}
 	if got := fmt.Sprint(stages(sides, 1)); got != "[[10 5 3] [10 0 4]]" {

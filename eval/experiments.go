@@ -150,6 +150,18 @@ var experiments = []experiment{
 	},
 	{
 		report.Experiment{
+			Name: "cost", Title: "CPU time",
+			Shows: "What CPU time a gigabyte and a million messages cost at either end, next to TCP and to UDP sockets.",
+			Method: "CPU seconds, of all that runs on the sender's CPU and on the receiver's, interrupts included, from /proc/stat, which counts in steps of 10 ms: whatever else the machine does is in them. " +
+				"On the sender's CPU are the sending process and, as a veth pair has it, the XDP program and the kernel's copy into AF_XDP; on the receiver's the HPU, which spins for a while before it sleeps. " +
+				"A gigabyte: files of 256 MiB in memory, put into memory by one HPU; iperf3 for a second, one TCP stream, without any XDP program, with TSO. " +
+				"Messages: of 64 bytes, 256 at a time, that are completed; UDP sockets echo as many bytes, with recvmmsg and sendmmsg, and spin, too. Starting and ending of the processes is in it.",
+		},
+		pace{11, 2 * time.Minute}, pace{5, 15 * time.Second},
+		nil, []step{costPlots},
+	},
+	{
+		report.Experiment{
 			Name: "bystander", Title: "What others lose",
 			Shows:  "What TCP through the interface loses when a NIC is on it.",
 			Method: "iperf3 runs into the interface with the NIC attached and a context active that matches none of it, with a bare XDP program that passes everything, and without any.",
