@@ -219,6 +219,9 @@ func (x *experiment) run(ctx context.Context, warn func(string), quick bool) (*r
 		e.Status, e.Why = report.Failed, err.Error()
 	case len(e.Rows)+len(e.Plots) == 0:
 		e.Status, e.Why = report.Skipped, strings.Join(e.Warnings, "; ")
+		if quick && e.Why == "" {
+			e.Why = "a quick run does without"
+		}
 	}
 	return &e, err
 }

@@ -256,7 +256,7 @@ func messageParts(ctx context.Context, t *trial) error {
 				})
 			}
 		}
-		if err := bench.Rounds(ctx, t.runs, sides...); err != nil {
+		if err := bench.Rounds(ctx, b.few(), sides...); err != nil {
 			return err
 		}
 		names := []string{"packet", "header and completion", "copy", "acknowledgement"}
