@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"runtime"
 	"slices"
 	"time"
 
@@ -483,6 +484,11 @@ func (c *Conn) wait() {
 		}
 		c.timeout = unix.NsecToTimespec(max(d, 0))
 		timeout = &c.timeout
+	}
+	if c.alone {
+		// Whoever was just given a message back runs first: a system call keeps the
+		// only CPU from other goroutines for up to 10 ms.
+		runtime.Gosched()
 	}
 	c.asleep.Store(true)
 	if c.attention.Load() {
