@@ -55,7 +55,7 @@ var experiments = []experiment{
 				"Linux answers UDP by a socket in a process of its own that blocks, and ICMP in the kernel, on the client's CPU. HPUs spin, then sleep. The application shares the CPU of the HPUs, so they wait for each other. " +
 				"The parts are means over the pings between the first and the third quartile of a run; dispatch is from the frame's arrival in the XDP program to the start of the handler.",
 		},
-		pace{20, 6 * time.Minute}, pace{5, 28 * time.Second},
+		pace{20, 6 * time.Minute}, pace{5, 17 * time.Second},
 		[]benchRows{{"rtt", "", "-"}}, []step{pingpongPlots},
 	},
 	{
@@ -67,7 +67,7 @@ var experiments = []experiment{
 				"XDP_DROP throws each frame away where it arrives. The bare loops take frames from AF_XDP sockets and give them back. The handler does nothing, policy packet. " +
 				"HPUs are vHPUs: threads serve them, one on each CPU named.",
 		},
-		pace{11, 3 * time.Minute}, pace{5, 26 * time.Second},
+		pace{11, 3 * time.Minute}, pace{3, 17 * time.Second},
 		[]benchRows{{"rx", "", ""}}, []step{packetPlots},
 	},
 	{
@@ -79,7 +79,7 @@ var experiments = []experiment{
 				"In the sweeps of sizes and senders, each sender keeps so many messages on their way. " +
 				"The parts of a segment are differences of the HPU's busy time between contexts of which each does one thing more than the one before: an empty payload handler; header and completion handlers too; the payload copied into memory; and messages acknowledged. Small differences are noise.",
 		},
-		pace{5, 8 * time.Minute}, pace{5, 70 * time.Second},
+		pace{5, 8 * time.Minute}, pace{3, 45 * time.Second},
 		[]benchRows{{"slmp", "file,noop,small,policy,fairness", "file,small --size 128MiB"}}, []step{messagePeers, messageWindows, messageSizes, messageParts},
 	},
 	{
@@ -89,7 +89,7 @@ var experiments = []experiment{
 			Method: "A third namespace between sender and receiver drops frames at random, as many each way. Goodput is of a file; TCP, through the same path, of a second of iperf3. " +
 				"The time for a small file is from the first byte to the acknowledgement of the last; TCP's is the bytes by iperf3's goodput. Of three such times a round, the median counts.",
 		},
-		pace{5, 3 * time.Minute}, pace{5, 25 * time.Second},
+		pace{5, 3 * time.Minute}, pace{3, 16 * time.Second},
 		[]benchRows{{"slmp", "loss", "-"}}, []step{lossPlots},
 	},
 	{
@@ -101,7 +101,7 @@ var experiments = []experiment{
 				"Beside messages the receiver's one thread multiplies matrices, 20 products of the same code on both sides, and looks for messages between two. As in FPsPIN's evaluation the matrices' size is tuned, before the first run, so that XsPIN's messages are found at the 15th to the last product. " +
 				"The receiver is on one CPU; the sender is on another, and the NIC's one HPU shares that when there are matrices. FPsPIN's ratio, the share of the time until messages are found that products take, tends to 1 by construction; the share of the messages' time that is hidden does not. Sides take turns, 3 runs of each place.",
 		},
-		pace{5, 6 * time.Minute}, pace{5, 25 * time.Second},
+		pace{5, 6 * time.Minute}, pace{3, 16 * time.Second},
 		[]benchRows{{"ddt", "cpu,overlap", "-"}}, []step{overlapRowsPlot, datatypesPlots},
 	},
 	{
@@ -115,7 +115,7 @@ var experiments = []experiment{
 				"The types of applications are measured cold: other memory is written before, twice what the last-level cache has, 64 MiB if that is not known. Beside them is a scatter list that a card has 32 entries of at a time, as the paper has it but for its PCI Express. " +
 				"Committing has paid off when messages have saved what it took; types whose messages do not are not in the plot.",
 		},
-		pace{5, 6 * time.Minute}, pace{5, 35 * time.Second},
+		pace{5, 6 * time.Minute}, pace{3, 22 * time.Second},
 		[]benchRows{{"ddt", "place,loop,strategy,scale,commit", "commit"}},
 		[]step{strategyRowsPlots, blocksPlot, partsPlot, hpusPlots, appsPlots},
 	},
@@ -131,7 +131,7 @@ var experiments = []experiment{
 				"Ring wait is of frames one by one to an HPU that spins: from the XDP program's time stamp to the handler, less redirect and dispatch; of one packet alone, which shares neither with others. A part that would be less than nothing is nothing. " +
 				fmt.Sprintf("Limits: %d HPUs, %d contexts, %d rulesets of %d rules, rings of %d buffers.", nic.MaxHPUs, matcher.MaxContexts, matcher.MaxRulesets, matcher.MaxRules, nic.MaxRing),
 		},
-		pace{11, 3 * time.Minute}, pace{5, 35 * time.Second},
+		pace{11, 3 * time.Minute}, pace{3, 30 * time.Second},
 		[]benchRows{{"match", "", ""}, {"hostq", "", "sleeping,pingpong"}}, []step{anatomyPlots, anatomyRows},
 	},
 	{
@@ -145,7 +145,7 @@ var experiments = []experiment{
 				"Memory is the growth of the Go heap of the NIC's process over that of a NIC without a context, after garbage collection, divided by how many there are, from 10 on: the context itself is in it. What the XDP program keeps in maps is of fixed size, see Anatomy. " +
 				"Time to match is that of a run of the matching engine over a frame in the cache (BPF_PROG_RUN), less that of a program that passes everything.",
 		},
-		pace{11, 2 * time.Minute}, pace{5, 25 * time.Second},
+		pace{11, 2 * time.Minute}, pace{3, 17 * time.Second},
 		[]benchRows{{"slmp", "state", ""}}, []step{scalePlots, scaleMatching},
 	},
 	{
@@ -157,7 +157,7 @@ var experiments = []experiment{
 				"A gigabyte: files of 256 MiB in memory, put into memory by one HPU; iperf3 for a second, one TCP stream, without any XDP program, with TSO. " +
 				"Messages: of 64 bytes, 256 at a time, that are completed; UDP sockets echo as many bytes, with recvmmsg and sendmmsg, and spin, too. Starting and ending of the processes is in it.",
 		},
-		pace{11, 2 * time.Minute}, pace{5, 15 * time.Second},
+		pace{11, 2 * time.Minute}, pace{3, 14 * time.Second},
 		nil, []step{costPlots},
 	},
 	{
@@ -166,8 +166,8 @@ var experiments = []experiment{
 			Shows:  "What TCP through the interface loses when a NIC is on it.",
 			Method: "iperf3 runs into the interface with the NIC attached and a context active that matches none of it, with a bare XDP program that passes everything, and without any.",
 		},
-		pace{11, 2 * time.Minute}, pace{5, time.Second},
-		[]benchRows{{"bystander", "", "-"}}, nil,
+		pace{11, 2 * time.Minute}, pace{3, 30 * time.Second},
+		[]benchRows{{"bystander", "", ""}}, nil,
 	},
 }
 
