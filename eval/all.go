@@ -193,10 +193,13 @@ func (x *experiment) run(ctx context.Context, warn func(string), quick bool) (*r
 	ctx, cancel := context.WithTimeout(ctx, time.Minute+5*p.takes)
 	defer cancel()
 	e.Started, e.Runs = time.Now().Format(time.RFC3339), p.runs
-	cfg := benchConfig{runs: p.runs, idle: pick(&trial{quick: quick}, 5*time.Second, 2*time.Second), warn: func(msg string) {
+	cfg := benchConfig{runs: p.runs, idle: 5 * time.Second, warn: func(msg string) {
 		e.Warnings = append(e.Warnings, msg)
 		warn(msg)
 	}}
+	if quick {
+		cfg.idle = 2 * time.Second
+	}
 	w := watch()
 	start := time.Now()
 	err := inLab(cfg.warn, func(lab *benchLab) error {

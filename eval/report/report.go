@@ -109,6 +109,8 @@ type Axis struct {
 	Unit  string   `json:"unit"`
 	Log   bool     `json:"log,omitempty"`
 	Names []string `json:"names,omitempty"` // of the places 0, 1, 2... if they are no numbers; x only
+	// Better is higher or lower, where the unit does not tell which.
+	Better string `json:"better,omitempty"`
 }
 
 // Title is an axis's label with its unit.
@@ -207,7 +209,7 @@ func (r *Report) Document() *bench.Document {
 		d.Env.Runs = max(d.Env.Runs, e.Runs)
 		d.Results = append(d.Results, e.Rows...)
 		for _, p := range e.Plots {
-			better := p.Y.better()
+			better := p.Y.Goal()
 			if better == "" {
 				continue
 			}
@@ -226,13 +228,17 @@ func (r *Report) Document() *bench.Document {
 	return d
 }
 
-// better says which way figures of the axis's unit are better, "" if it does not tell.
-func (a Axis) better() string {
+// Goal says which way figures of the axis are better, higher or lower: by its unit, unless
+// it says so itself. Of other units it is "".
+func (a Axis) Goal() string {
+	if a.Better != "" {
+		return a.Better
+	}
 	unit, _, _ := strings.Cut(a.Unit, " ")
 	switch unit {
-	case "s", "ms", "us", "ns", "s/GB", "bytes", "KiB", "MiB", "GiB":
+	case "s", "ms", "us", "ns", "s/GB", "s/million", "bytes", "KiB", "MiB", "GiB":
 		return "lower"
-	case "Gbit/s", "GB/s", "GFLOPS", "k/s", "Mpps", "million":
+	case "Gbit/s", "GB/s", "GFLOPS", "k/s", "Mpps", "million", "million/s":
 		return "higher"
 	}
 	return ""
@@ -393,6 +399,9 @@ func (p *Plot) check() error {
 				return fmt.Errorf("plot %s: series %s: %w", p.Name, s.Name, err)
 			}
 		}
+	}
+	if b := p.Y.Better; b != "" && b != "higher" && b != "lower" {
+		return fmt.Errorf("plot %s: better %q: want higher or lower", p.Name, b)
 	}
 	for _, m := range p.Marks {
 		if err := p.checkPlace(m.X, m.Y); err != nil {

@@ -157,3 +157,25 @@ func TestReportsAreComparedPointByPoint(t *testing.T) {
 		t.Errorf("%+v", d.Results)
 	}
 }
+
+func TestAxesSayWhichWayIsBetter(t *testing.T) {
+	for _, tc := range []struct {
+		Axis
+		want string
+	}{
+		{Axis{Unit: "us"}, "lower"},
+		{Axis{Unit: "s/million messages"}, "lower"},
+		{Axis{Unit: "million/s"}, "higher"},
+		{Axis{Unit: "ratio"}, ""},
+		{Axis{Unit: "ratio", Better: "lower"}, "lower"},
+	} {
+		if got := tc.Goal(); got != tc.want {
+			t.Errorf("%+v: %q, want %q", tc.Axis, got, tc.want)
+		}
+	}
+	r := sample(t)
+	r.Experiments[0].Plots[0].Y.Better = "bigger"
+	if err := r.Experiments[0].Prune(); err == nil || !strings.Contains(err.Error(), `better "bigger": want higher or lower`) {
+		t.Errorf("error %v", err)
+	}
+}
