@@ -34,8 +34,13 @@ var (
 // A Chart is a picture of one size.
 type Chart struct {
 	plot          *plot.Plot
+	title         string
+	legend        legend
 	width, height vg.Length
 }
+
+// edge is around a chart.
+const edge = vg.Length(10)
 
 // Formats are those of files that a Chart can be written to, by their extensions.
 var Formats = []string{".svg", ".png"}
@@ -63,8 +68,14 @@ func (c *Chart) Write(w io.Writer, format string) error {
 	default:
 		return fmt.Errorf("chart: no format %q", format)
 	}
-	const edge = 10
-	c.plot.Draw(draw.Crop(draw.New(canvas), edge, -edge, edge, -edge))
+	all := draw.New(canvas)
+	all.SetColor(color.White)
+	all.Fill(all.Path())
+	all = draw.Crop(all, edge, -edge, edge, -edge)
+	style := c.plot.Title.TextStyle
+	all.FillText(style, vg.Point{X: all.Center().X, Y: all.Max.Y}, c.title)
+	all.Max.Y -= style.Height(c.title) + 10
+	c.plot.Draw(c.legend.draw(all))
 	_, err := canvas.WriteTo(w)
 	return err
 }
@@ -97,7 +108,6 @@ func Changes(c *bench.Comparison) (*Chart, error) {
 		return nil, fmt.Errorf("%d changes: a chart has at most %d", n, maxChanges)
 	}
 	p := newPlot()
-	p.Title.Text = fmt.Sprintf("%s, compared with %s", filepath.Base(c.After.Name), filepath.Base(c.Before.Name))
 	p.X.Label.Text = "change in %, with its 95 % interval: blue is better, orange worse, grey within noise"
 	p.Add(plotter.NewGrid())
 	names := make([]string, n)
@@ -131,5 +141,6 @@ func Changes(c *bench.Comparison) (*Chart, error) {
 		return nil, err
 	}
 	p.Add(zero)
-	return &Chart{p, 900, vg.Length(90 + 18*n)}, nil
+	title := fmt.Sprintf("%s, compared with %s", filepath.Base(c.After.Name), filepath.Base(c.Before.Name))
+	return &Chart{plot: p, title: title, width: 900, height: vg.Length(90 + 18*n)}, nil
 }

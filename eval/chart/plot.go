@@ -7,7 +7,6 @@ import (
 	"image/color"
 	"math"
 	"slices"
-	"strconv"
 	"strings"
 
 	"gonum.org/v1/plot"
@@ -20,19 +19,42 @@ import (
 )
 
 // palette has the colours of series, from Okabe and Ito. Series also differ in glyphs, so
-// that they are told apart in print.
-var palette = []color.RGBA{
-	blue, orange, {0x00, 0x9e, 0x73, 0xff}, {0xcc, 0x79, 0xa7, 0xff},
-	{0xe6, 0x9f, 0x00, 0xff}, {0x56, 0xb4, 0xe9, 0xff}, {0x00, 0x00, 0x00, 0xff}, grey,
-}
+// that they are told apart in print. Marks are crosses, in a grey that no series has.
+var (
+	palette = []color.RGBA{
+		blue, orange, {0x00, 0x9e, 0x73, 0xff}, {0xcc, 0x79, 0xa7, 0xff},
+		{0xe6, 0x9f, 0x00, 0xff}, {0x56, 0xb4, 0xe9, 0xff}, {0x00, 0x00, 0x00, 0xff}, grey,
+	}
+	markColour = color.RGBA{0x40, 0x40, 0x40, 0xff}
+)
 
-var glyphs = []draw.GlyphDrawer{
-	draw.CircleGlyph{}, draw.BoxGlyph{}, draw.PyramidGlyph{}, draw.RingGlyph{}, draw.SquareGlyph{}, draw.TriangleGlyph{}, draw.PlusGlyph{},
+var (
+	glyphs = []draw.GlyphDrawer{
+		draw.CircleGlyph{}, draw.BoxGlyph{}, draw.PyramidGlyph{}, draw.RingGlyph{}, draw.SquareGlyph{}, draw.TriangleGlyph{}, strokes{0, 45, 90, 135},
+	}
+	crosses = []draw.GlyphDrawer{strokes{45, 135}, strokes{0, 90}, strokes{30, 90, 150}}
+)
+
+// strokes are a glyph of lines through a point, at these angles.
+type strokes []float64
+
+// DrawGlyph draws it.
+func (s strokes) DrawGlyph(c *draw.Canvas, sty draw.GlyphStyle, pt vg.Point) {
+	c.SetLineStyle(draw.LineStyle{Color: sty.Color, Width: 1.5})
+	for _, angle := range s {
+		sin, cos := math.Sincos(angle * math.Pi / 180)
+		x, y := sty.Radius*vg.Length(cos), sty.Radius*vg.Length(sin)
+		var p vg.Path
+		p.Move(vg.Point{X: pt.X - x, Y: pt.Y - y})
+		p.Line(vg.Point{X: pt.X + x, Y: pt.Y + y})
+		c.Stroke(p)
+	}
 }
 
 const (
-	plotWidth, plotHeight = 720, 430
+	plotWidth, plotHeight = 720, 400 // without the legend
 	dotRadius             = 3.5
+	markRadius            = 4.5
 )
 
 // Of draws a plot: lines with the intervals of their points, or stacked bars. There must be
@@ -45,20 +67,20 @@ func Of(p *report.Plot) (*Chart, error) {
 	if n == 0 {
 		return nil, fmt.Errorf("plot %s: no points", p.Name)
 	}
-	pic := newPlot()
-	pic.Title.Text = p.Title
-	pic.X.Label.Text, pic.Y.Label.Text = p.X.Title(), p.Y.Title()
-	pic.Add(plotter.NewGrid())
-	pic.Legend.Top = true
-	pic.Legend.Padding = 3
-	draw := lines
+	c := &Chart{plot: newPlot(), width: plotWidth}
+	c.legend.style = c.plot.Legend.TextStyle
+	c.plot.X.Label.Text, c.plot.Y.Label.Text = p.X.Title(), p.Y.Title()
+	c.plot.Add(plotter.NewGrid())
+	draw := c.lines
 	if p.Stack {
-		draw = bars
+		draw = c.bars
 	}
-	if err := draw(pic, p); err != nil {
+	if err := draw(p); err != nil {
 		return nil, fmt.Errorf("plot %s: %w", p.Name, err)
 	}
-	return &Chart{pic, plotWidth, plotHeight}, nil
+	c.title = p.Title
+	c.height = plotHeight + legendLine*vg.Length(len(c.legend.rows(c.width-2*edge)))
+	return c, nil
 }
 
 // spread is the points of a series with their intervals.
@@ -67,19 +89,34 @@ type spread struct {
 	plotter.YErrors
 }
 
-func lines(pic *plot.Plot, p *report.Plot) error {
+// aside is how far beside its named place a point of a series is, so that those of others
+// at that place do not hide it.
+func aside(p *report.Plot, series int, x float64) float64 {
+	n, before := 0, 0
+	for i, s := range p.Series {
+		if slices.ContainsFunc(s.Points, func(pt report.Point) bool { return pt.X == x }) {
+			n++
+			if i < series {
+				before++
+			}
+		}
+	}
+	return 0.6 * (float64(before) - float64(n-1)/2) / float64(n)
+}
+
+func (c *Chart) lines(p *report.Plot) error {
 	var xs []float64
 	for i, s := range p.Series {
 		if len(s.Points) == 0 {
 			continue
 		}
 		var d spread
-		aside := 0.0 // so that dots at the same named place do not hide each other
-		if len(p.X.Names) > 0 {
-			aside = 0.6 * (float64(i) - float64(len(p.Series)-1)/2) / float64(len(p.Series))
-		}
 		for _, pt := range s.Points {
-			d.XYs = append(d.XYs, plotter.XY{X: pt.X + aside, Y: pt.Y})
+			x := pt.X
+			if len(p.X.Names) > 0 {
+				x += aside(p, i, pt.X)
+			}
+			d.XYs = append(d.XYs, plotter.XY{X: x, Y: pt.Y})
 			d.YErrors = append(d.YErrors, struct{ Low, High float64 }{pt.Y - pt.CI95[0], pt.CI95[1] - pt.Y})
 			xs = append(xs, pt.X)
 		}
@@ -91,17 +128,17 @@ func lines(pic *plot.Plot, p *report.Plot) error {
 		if err != nil {
 			return fmt.Errorf("series %s: %w", s.Name, err)
 		}
-		c := palette[i%len(palette)]
-		line.Color, line.Width = c, 1.5
-		dots.Color, dots.Shape, dots.Radius = c, glyphs[i%len(glyphs)], dotRadius
-		bar.Color, bar.CapWidth = c, 6
-		pic.Add(bar, dots)
+		colour := palette[i%len(palette)]
+		line.Color, line.Width = colour, 1.5
+		dots.Color, dots.Shape, dots.Radius = colour, glyphs[i%len(glyphs)], dotRadius
+		bar.Color, bar.CapWidth = colour, 6
+		c.plot.Add(bar, dots)
 		if len(p.X.Names) > 0 {
-			pic.Legend.Add(s.Name, dots)
+			c.legend.add(s.Name, dots)
 			continue
 		}
-		pic.Add(line)
-		pic.Legend.Add(s.Name, line, dots)
+		c.plot.Add(line)
+		c.legend.add(s.Name, line, dots)
 	}
 	names := map[string]plotter.XYs{}
 	var order []string
@@ -116,43 +153,13 @@ func lines(pic *plot.Plot, p *report.Plot) error {
 		if err != nil {
 			return fmt.Errorf("marks %s: %w", name, err)
 		}
-		marks.Color, marks.Shape, marks.Radius = palette[i%len(palette)], draw.CrossGlyph{}, dotRadius
-		pic.Add(marks)
-		pic.Legend.Add(name, marks)
+		marks.Color, marks.Shape, marks.Radius = markColour, crosses[i%len(crosses)], markRadius
+		c.plot.Add(marks)
+		c.legend.add(name, marks)
 	}
-	axes(pic, p, xs, len(order))
-	return nil
-}
-
-// axes sets scales and ticks. A y axis that is not of logarithms begins at 0, so that
-// lengths compare. There is room for the legend above.
-func axes(pic *plot.Plot, p *report.Plot, xs []float64, marks int) {
 	slices.Sort(xs)
-	xs = slices.Compact(xs)
-	if p.X.Log {
-		pic.X.Scale = plot.LogScale{}
-		pic.X.Min, pic.X.Max = pic.X.Min/1.2, pic.X.Max*1.2
-	}
-	if len(p.X.Names) > 0 {
-		places(pic, p.X.Names)
-		pic.X.Min, pic.X.Max = -0.5, float64(len(p.X.Names))-0.5
-	} else if p.X.Log || len(xs) <= 8 {
-		var ticks plot.ConstantTicks
-		for _, x := range xs {
-			ticks = append(ticks, plot.Tick{Value: x, Label: short(x)})
-		}
-		pic.X.Tick.Marker = ticks
-	}
-	if p.Y.Log {
-		pic.Y.Scale, pic.Y.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
-		low, high := math.Floor(math.Log10(pic.Y.Min)), math.Ceil(math.Log10(pic.Y.Max))
-		high = max(high, low+1)
-		high += (high - low) * legendRoom(len(p.Series)+marks)
-		pic.Y.Min, pic.Y.Max = math.Pow(10, low), math.Pow(10, high)
-		return
-	}
-	pic.Y.Min = math.Min(0, pic.Y.Min)
-	legend(pic, len(p.Series)+marks)
+	fit(c.plot, p, slices.Compact(xs))
+	return nil
 }
 
 // places names those of the x axis, aslant if they are too long beside each other.
@@ -164,29 +171,7 @@ func places(pic *plot.Plot, names []string) {
 	}
 }
 
-// legend makes room for so many lines above the data.
-func legend(pic *plot.Plot, lines int) {
-	pic.Y.Max += (pic.Y.Max - pic.Y.Min) * legendRoom(lines)
-}
-
-// legendRoom is how much higher an axis is, for so many lines above the data.
-func legendRoom(lines int) float64 {
-	const line = 0.06 // of the height
-	share := min(line*float64(lines), 0.5)
-	return share / (1 - share)
-}
-
-// short prints sizes and counts: 64Ki rather than 65536.
-func short(x float64) string {
-	for i, unit := range []string{"Gi", "Mi", "Ki"} {
-		if u := math.Pow(2, float64(30-10*i)); x >= u && math.Mod(x, u) == 0 {
-			return strconv.FormatFloat(x/u, 'f', -1, 64) + unit
-		}
-	}
-	return strconv.FormatFloat(x, 'g', -1, 64)
-}
-
-func bars(pic *plot.Plot, p *report.Plot) error {
+func (c *Chart) bars(p *report.Plot) error {
 	var xs []float64
 	for _, s := range p.Series {
 		for _, pt := range s.Points {
@@ -210,18 +195,19 @@ func bars(pic *plot.Plot, p *report.Plot) error {
 			b.StackOn(below)
 		}
 		below = b
-		pic.Add(b)
-		pic.Legend.Add(s.Name, b)
+		c.plot.Add(b)
+		c.legend.add(s.Name, b)
 	}
 	names := make([]string, len(xs))
 	for i, x := range xs {
-		names[i] = short(x)
+		names[i] = short(x, p.X.Unit)
 		if len(p.X.Names) > 0 {
 			names[i] = p.X.Names[int(x)]
 		}
 	}
-	places(pic, names)
-	pic.Y.Min = 0
-	legend(pic, len(p.Series))
+	places(c.plot, names)
+	c.plot.X.Min, c.plot.X.Max = -0.5, float64(len(xs))-0.5
+	c.plot.Y.Tick.Marker = linear{}
+	c.plot.Y.Min, c.plot.Y.Max = 0, 1.05*c.plot.Y.Max
 	return nil
 }
