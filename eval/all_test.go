@@ -245,12 +245,50 @@ func TestMessagesMeasureEveryRow(t *testing.T) {
 	}, all...)
 	wantPlots(t, plots, `
 messages-peers: XsPIN 3, Linux 3
-messages-window: one message at a time 3, 8 messages at a time 3
-messages-size: one message at a time 3, 16 messages at a time 3
-messages-senders: one message at a time each 2, 16 messages at a time each 2
+messages-window: 1 message at a time 3, 8 messages at a time 3
+messages-size: 1 message at a time 3, 16 messages at a time 3
+messages-senders: 1 message at a time each 2, 16 messages at a time each 2
 messages-parts: packet 3, header and completion 3, copy 3, acknowledgement 3`)
 	if n := len(e.Plots[1].Marks); n != 7 {
 		t.Errorf("%d marks of windows: %+v", n, e.Plots[1].Marks)
+	}
+}
+
+func TestBystandersAreDrawn(t *testing.T) {
+	e := &report.Experiment{Name: "test"}
+	draw := func() {
+		t.Helper()
+		if err := bystanderPlot(t.Context(), &trial{e: e}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if draw(); len(e.Plots) != 0 {
+		t.Errorf("plots of no rows: %+v", e.Plots)
+	}
+	side := func(what string, gbps float64) bench.Side {
+		s := bench.NewSide(what, "Gbit/s", []float64{gbps, gbps})
+		s.On = "XDP of " + what
+		return s
+	}
+	for _, dir := range []string{"", "_out"} {
+		for _, b := range []bench.Side{side("pass", 2), side("none", 3)} {
+			row, err := bench.Ratio("bystander/tcp"+dir+"_over_"+b.What, bench.Higher, side("nic", 1), b)
+			if err != nil {
+				t.Fatal(err)
+			}
+			e.Rows = append(e.Rows, row)
+		}
+	}
+	draw()
+	wantPlots(t, plotsOf(t, e), "bystander-tcp: TCP into the interface 3, TCP out of the interface 3")
+	s := e.Plots[0].Series[0]
+	for x, want := range []float64{3, 2, 1} {
+		if s.Points[x].Y != want {
+			t.Errorf("at %s: %g, want %g", e.Plots[0].X.Names[x], s.Points[x].Y, want)
+		}
+	}
+	if want := "no XDP program: XDP of none. a bare XDP program: XDP of pass. XsPIN's NIC: XDP of nic"; s.On != want {
+		t.Errorf("on: %s, want %s", s.On, want)
 	}
 }
 
@@ -261,7 +299,7 @@ func TestLossMeasuresEveryRow(t *testing.T) {
 	_, plots := measured(t, lossPlots)
 	wantPlots(t, plots, `
 loss-goodput: SLMP 3, TCP 3
-loss-completion: SLMP 3, TCP 3`)
+loss-completion: SLMP 3, TCP, computed from its goodput 3`)
 }
 
 func TestScaleMeasuresEveryRow(t *testing.T) {
@@ -273,7 +311,7 @@ func TestScaleMeasuresEveryRow(t *testing.T) {
 scale-messages: handlers in Go 4
 scale-contexts: handlers in Go 3
 scale-rulesets: handlers in Go 3
-scale-memory: a message in flight, handlers in Go 3, a context, handlers in Go 2, a ruleset, handlers in Go 2
+scale-memory: message in flight, handlers in Go 3, context, handlers in Go 2, ruleset, handlers in Go 2
 scale-activation: handlers in Go 3`)
 	// Neither is a message forgotten, nor is memory of others counted.
 	for _, p := range e.Plots[3].Series[0].Points {

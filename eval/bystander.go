@@ -8,8 +8,10 @@ import (
 	"fmt"
 	"os/exec"
 	"strconv"
+	"strings"
 
 	"github.com/xspin/xspin/eval/bench"
+	"github.com/xspin/xspin/eval/report"
 	"github.com/xspin/xspin/eval/yardstick"
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/matcher"
@@ -91,6 +93,32 @@ func benchBystander(ctx context.Context, lab *benchLab, cfg benchConfig, doc *be
 			return err
 		}
 	}
+	return nil
+}
+
+// bystanderPlot draws the rows: what TCP carries beside nothing, a bare program and a NIC.
+func bystanderPlot(_ context.Context, t *trial) error {
+	p := report.Plot{
+		Name: "bystander-tcp", Title: "TCP through the interface, with and without XsPIN attached",
+		X: report.Axis{Label: "attached to the interface", Names: []string{"no XDP program", "a bare XDP program", "XsPIN's NIC"}},
+		Y: report.Axis{Label: "goodput of TCP", Unit: "Gbit/s"},
+	}
+	var lines []*line
+	for _, dir := range []struct{ suffix, name string }{{"", "TCP into the interface"}, {"_out", "TCP out of the interface"}} {
+		none, pass := t.row("bystander/tcp"+dir.suffix+"_over_none"), t.row("bystander/tcp"+dir.suffix+"_over_pass")
+		if none == nil || pass == nil {
+			continue // no iperf3, and it has been said
+		}
+		l := newLine(dir.name, "")
+		var on []string
+		for x, s := range []*bench.Side{none.B, pass.B, pass.A} {
+			l.row(float64(x), s)
+			on = append(on, p.X.Names[x]+": "+s.On)
+		}
+		l.on = strings.Join(on, ". ")
+		lines = append(lines, l)
+	}
+	t.plot(p, lines...)
 	return nil
 }
 

@@ -97,9 +97,9 @@ func anatomyPlots(ctx context.Context, t *trial) (err error) {
 	if err := bench.Rounds(ctx, t.runs, sides...); err != nil {
 		return err
 	}
-	x, y := report.Axis{Label: "frame", Unit: "bytes"}, report.Axis{Label: "part of a packet's way", Unit: "ns"}
-	t.plot(report.Plot{Name: "anatomy-parts", Title: "Where the nanoseconds of a packet go", Stack: true, X: x, Y: y}, parts...)
-	t.plot(report.Plot{Name: "anatomy-parts-busy", Title: "The same, without waiting", Stack: true, X: x, Y: y}, append(parts[:2:2], parts[3:]...)...)
+	x, y := report.Axis{Label: "frame size", Unit: "bytes"}, report.Axis{Label: "time per packet", Unit: "ns"}
+	t.plot(report.Plot{Name: "anatomy-parts", Title: "Where a packet's time goes", Stack: true, X: x, Y: y}, parts...)
+	t.plot(report.Plot{Name: "anatomy-parts-busy", Title: "Where a packet's time goes, without waiting in rings", Stack: true, X: x, Y: y}, append(parts[:2:2], parts[3:]...)...)
 	return nil
 }
 

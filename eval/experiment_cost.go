@@ -173,8 +173,8 @@ func costPlots(ctx context.Context, t *trial) error {
 		if err := bench.Rounds(ctx, t.runs, sides...); err != nil {
 			return err
 		}
-		gigabyte.Name, gigabyte.Title = "cost-bytes", "CPU time for a gigabyte"
-		million.Name, million.Title = "cost-messages", fmt.Sprintf("CPU time for a million messages of %d bytes", smallSize)
+		gigabyte.Name, gigabyte.Title = "cost-bytes", "CPU time per gigabyte"
+		million.Name, million.Title = "cost-messages", fmt.Sprintf("CPU time per million messages of %d bytes", smallSize)
 		t.plot(*gigabyte, perByte...)
 		t.plot(*million, perMessage...)
 		return nil

@@ -45,14 +45,14 @@ type datatypeAxis struct {
 
 var datatypeAxes = []datatypeAxis{
 	{
-		"parallel", "by messages at a time", report.Axis{Label: "messages at a time", Log: true},
+		"parallel", "by number of messages at a time", report.Axis{Label: "messages at a time", Log: true},
 		map[string][][2]float64{"Simple": {{1, 0.074}, {16, 1.152}}, "Complex": {{1, 0.052}, {16, 0.789}}},
 		[2]float64{16, 0.99}, "FPsPIN, at least",
 	},
 	{
-		"length", "by length", report.Axis{Label: "message", Unit: "KiB"},
+		"length", "by message length", report.Axis{Label: "message length", Unit: "KiB"},
 		map[string][][2]float64{"Simple": {{1944, 1.1624}}, "Complex": {{1080, 0.8012}}},
-		[2]float64{216, 0.94}, "FPsPIN, least",
+		[2]float64{216, 0.94}, "FPsPIN, minimum",
 	},
 }
 
@@ -104,8 +104,8 @@ type datatypeSide struct {
 func newDatatypeSide(typ, who, tier string) *datatypeSide {
 	s := &datatypeSide{}
 	for axis := range datatypeAxes {
-		s.alone[axis], s.beside[axis] = newLine(who, tier), newLine(who+", beside GEMMs", tier)
-		s.gemms[axis] = newLine("beside messages to "+who, tier)
+		s.alone[axis], s.beside[axis] = newLine(who, tier), newLine(who+", with GEMMs", tier)
+		s.gemms[axis] = newLine("while "+who+" receives", tier)
 		s.ratio[axis], s.hidden[axis] = newLine(typ+", "+who, tier), newLine(typ+", "+who, tier)
 	}
 	return s
@@ -182,8 +182,8 @@ func (s datatypeSweep) plots(ctx context.Context, t *trial) (err error) {
 			}
 			return n + "-" + a.name
 		}
-		ratio := report.Plot{Name: name("ratio"), Title: "FPsPIN's overlap ratio, " + a.title, X: a.axis, Y: report.Axis{Label: "GEMMs' share of the time until messages are found", Unit: "ratio"}}
-		hidden := report.Plot{Name: name("hidden"), Title: "Share of the messages' time that is hidden, " + a.title, X: a.axis, Y: report.Axis{Label: "(GEMMs + messages - both) / messages", Unit: "share"}}
+		ratio := report.Plot{Name: name("ratio"), Title: "FPsPIN's overlap ratio, " + a.title, X: a.axis, Y: report.Axis{Label: "GEMMs' share of the time until messages are found", Unit: "ratio", Better: "higher"}}
+		hidden := report.Plot{Name: name("hidden"), Title: "Share of the messages' time that is hidden behind GEMMs, " + a.title, X: a.axis, Y: report.Axis{Label: "(GEMMs + messages - both) / messages", Unit: "share", Better: "higher"}}
 		ratio.Marks = []report.Mark{{Name: a.ratioName, X: a.ratio[0], Y: a.ratio[1], Source: fmt.Sprintf(fpspinDatatypes, "29")}}
 		var ratios, hiddens []*line
 		for _, typ := range types {
@@ -196,7 +196,7 @@ func (s datatypeSweep) plots(ctx context.Context, t *trial) (err error) {
 			t.plot(goodput, o.alone[i], o.beside[i], m.alone[i], m.beside[i])
 			alone[typ].gemms[i].name = "alone"
 			t.plot(report.Plot{
-				Name: name(file, "gemm"), Title: "GEMMs beside messages of " + typ + ", " + a.title, X: a.axis, Y: report.Axis{Label: "GEMMs, one thread", Unit: "GFLOPS"},
+				Name: name(file, "gemm"), Title: "Speed of GEMMs while messages of " + typ + " arrive, " + a.title, X: a.axis, Y: report.Axis{Label: "GEMMs, one thread", Unit: "GFLOPS"},
 			}, alone[typ].gemms[i], o.gemms[i], m.gemms[i])
 			ratios, hiddens = append(ratios, o.ratio[i], m.ratio[i]), append(hiddens, o.hidden[i], m.hidden[i])
 		}
@@ -280,7 +280,7 @@ func (b *ddtBench) datatypesTheirs(ctx context.Context, pair *pair, points []*da
 
 // overlapRowsPlot draws rows of ddt: both measures of overlap, beside each other.
 func overlapRowsPlot(_ context.Context, t *trial) error {
-	x := report.Axis{Label: "measure", Names: []string{"FPsPIN's ratio", "share of messages' time hidden"}}
+	x := report.Axis{Label: "measure", Names: []string{"FPsPIN's ratio", "share of the messages' time that is hidden"}}
 	var lines []*line
 	for _, typ := range []string{"simple", "complex"} {
 		for _, peer := range []struct{ suffix, name, tier string }{{"", "XsPIN", "user"}, {"_mpich", "MPICH over TCP", ""}} {
@@ -294,8 +294,8 @@ func overlapRowsPlot(_ context.Context, t *trial) error {
 		}
 	}
 	t.plot(report.Plot{
-		Name: "datatypes-overlap", Title: "Overlap of 16 messages of 20 elements with GEMMs, by two measures",
-		X: x, Y: report.Axis{Label: "overlap", Unit: "share"},
+		Name: "datatypes-overlap", Title: "How well 16 messages of 20 elements overlap with GEMMs, by two measures",
+		X: x, Y: report.Axis{Label: "overlap", Unit: "share", Better: "higher"},
 	}, lines...)
 	return nil
 }

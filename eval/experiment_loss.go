@@ -29,7 +29,7 @@ func lossPlots(ctx context.Context, t *trial) error {
 		}
 		defer func() { err = errors.Join(err, free(), b.reshape(nil)) }()
 		ours, theirs := newLine("SLMP", "user"), newLine("TCP", "")
-		oursTook, theirsTook := newLine("SLMP", "user"), newLine("TCP", "")
+		oursTook, theirsTook := newLine("SLMP", "user"), newLine("TCP, computed from its goodput", "")
 		var sides []func(context.Context) error
 		for _, percent := range pick(t, []float64{0, 0.1, 0.5, 1, 2, 5, 10}, []float64{0, 1, 5}) {
 			sides = append(sides, func(ctx context.Context) error {
@@ -39,12 +39,12 @@ func lossPlots(ctx context.Context, t *trial) error {
 		if err := bench.Rounds(ctx, b.few(), sides...); err != nil {
 			return err
 		}
-		x := report.Axis{Label: "loss of frames, each way", Unit: "%"}
+		x := report.Axis{Label: "frames lost, each way", Unit: "%"}
 		t.plot(report.Plot{
 			Name: "loss-goodput", Title: "Goodput under loss", X: x, Y: report.Axis{Label: "goodput", Unit: "Gbit/s", Log: true},
 		}, ours, theirs)
 		t.plot(report.Plot{
-			Name: "loss-completion", Title: fmt.Sprintf("Time for %d KiB under loss", lossSmall>>10), X: x, Y: report.Axis{Label: "until all is acknowledged", Unit: "ms", Log: true},
+			Name: "loss-completion", Title: fmt.Sprintf("Time for %d KiB under loss", lossSmall>>10), X: x, Y: report.Axis{Label: "time until all is acknowledged", Unit: "ms", Log: true},
 		}, oursTook, theirsTook)
 		return nil
 	})

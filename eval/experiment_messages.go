@@ -49,7 +49,7 @@ func messagePeers(ctx context.Context, t *trial) error {
 		return nil // it has no iperf3, and has said so
 	}
 	p := report.Plot{
-		Name: "messages-peers", Title: "A file: goodput",
+		Name: "messages-peers", Title: "Goodput of a file",
 		Y: report.Axis{Label: "goodput", Unit: "Gbit/s"},
 		Marks: []report.Mark{
 			{Name: "FPsPIN: SLMP", X: 0, Y: 6.7, Source: fpspinSLMP},
@@ -61,14 +61,14 @@ func messagePeers(ctx context.Context, t *trial) error {
 		for _, gbps := range s.Runs {
 			l.add(float64(len(p.X.Names)), gbps, -1)
 		}
-		l.on = s.On
+		l.on = strings.TrimPrefix(l.on+". "+name+": "+s.On, ". ")
 		p.X.Names = append(p.X.Names, name)
 	}
 	bar(ours, "SLMP", t.row("slmp/file").A)
-	bar(ours, "SLMP --plain", t.row("slmp/file_plain").A)
-	bar(ours, "SLMP to a file", t.row("slmp/file_stored").A)
+	bar(ours, "SLMP, one ack per segment", t.row("slmp/file_plain").A)
+	bar(ours, "SLMP into a file", t.row("slmp/file_stored").A)
 	bar(theirs, "TCP", t.row("slmp/file_over_tcp").B)
-	bar(theirs, "TCP, same frames", t.row("slmp/file_over_tcp_same_frames").B)
+	bar(theirs, "TCP without TSO/GSO", t.row("slmp/file_over_tcp_same_frames").B)
 	x := float64(len(p.X.Names))
 	p.X.Names = append(p.X.Names, "UDP")
 	err := bench.Rounds(ctx, t.runs, func(ctx context.Context) error {
@@ -111,7 +111,7 @@ func messageWindows(ctx context.Context, t *trial) error {
 		}
 		name := fmt.Sprintf("%d messages at a time", parallel)
 		if parallel == 1 {
-			name = "one message at a time"
+			name = "1 message at a time"
 		}
 		i := slices.IndexFunc(lines, func(l *line) bool { return l.name == name })
 		if i < 0 {
@@ -125,7 +125,7 @@ func messageWindows(ctx context.Context, t *trial) error {
 		most = max(most, r.Median)
 	}
 	if r := t.row("slmp/predicted_window"); r != nil {
-		p.Marks = append(p.Marks, report.Mark{Name: "the window that FPsPIN's report predicts", X: max(r.Median, 1), Y: most, Source: "equations 1 to 3 of FPsPIN's report, with speeds measured here"})
+		p.Marks = append(p.Marks, report.Mark{Name: fmt.Sprintf("the window that FPsPIN's report predicts, %.0f", max(r.Median, 1)), X: max(r.Median, 1), Y: most, Source: "equations 1 to 3 of FPsPIN's report, with speeds measured here"})
 	}
 	for w, gbps := range fpspinWindow {
 		p.Marks = append(p.Marks, report.Mark{Name: "FPsPIN", X: float64(w), Y: gbps, Source: fpspinSLMP})
@@ -170,7 +170,7 @@ func messageSizes(ctx context.Context, t *trial) error {
 		for _, outstanding := range []int{1, 16} {
 			l := newLine(fmt.Sprintf("%d messages at a time", outstanding), "user")
 			if outstanding == 1 {
-				l.name = "one message at a time"
+				l.name = "1 message at a time"
 			}
 			bySize = append(bySize, l)
 			for _, size := range sizes {
@@ -181,7 +181,7 @@ func messageSizes(ctx context.Context, t *trial) error {
 		for _, outstanding := range pick(t, []int{1, 4, 16}, []int{1, 16}) {
 			l := newLine(fmt.Sprintf("%d messages at a time each", outstanding), "user")
 			if outstanding == 1 {
-				l.name = "one message at a time each"
+				l.name = "1 message at a time each"
 			}
 			bySenders = append(bySenders, l)
 			for _, senders := range pick(t, []int{1, 2, 4, 8, 16}, []int{1, 4}) {
@@ -195,10 +195,10 @@ func messageSizes(ctx context.Context, t *trial) error {
 		}
 		y := report.Axis{Label: "goodput", Unit: "Gbit/s"}
 		t.plot(report.Plot{
-			Name: "messages-size", Title: "Goodput by message size", X: report.Axis{Label: "message", Unit: "bytes", Log: true}, Y: y,
+			Name: "messages-size", Title: "Goodput by message size", X: report.Axis{Label: "message size", Unit: "bytes", Log: true}, Y: y,
 		}, bySize...)
 		t.plot(report.Plot{
-			Name: "messages-senders", Title: fmt.Sprintf("Goodput of messages of %d KiB by number of sending processes, on one CPU", size>>10),
+			Name: "messages-senders", Title: fmt.Sprintf("Goodput of %d KiB messages, by number of sending processes on one CPU", size>>10),
 			X: report.Axis{Label: "sending processes", Log: true}, Y: y,
 		}, bySenders...)
 		return nil
@@ -272,8 +272,8 @@ func messageParts(ctx context.Context, t *trial) error {
 			parts = append(parts, l)
 		}
 		t.plot(report.Plot{
-			Name: "messages-parts", Title: "An HPU's time for a segment, by length of the message", Stack: true,
-			X: report.Axis{Label: "message", Unit: fmt.Sprintf("segments of %d bytes", payload)}, Y: report.Axis{Label: "busy time for a segment", Unit: "ns"},
+			Name: "messages-parts", Title: "Where an HPU's time for a segment goes, by message length", Stack: true,
+			X: report.Axis{Label: "message length", Unit: fmt.Sprintf("segments of %d bytes", payload)}, Y: report.Axis{Label: "busy time for a segment", Unit: "ns"},
 		}, parts...)
 		return nil
 	})

@@ -83,13 +83,13 @@ func packetPlots(ctx context.Context, t *trial) error {
 	if err := bench.Rounds(ctx, t.runs, sides...); err != nil {
 		return err
 	}
-	y := report.Axis{Label: "packets a second", Unit: "million"}
+	y := report.Axis{Label: "packets per second", Unit: "million"}
 	t.plot(report.Plot{
-		Name: "packets-size", Title: "Packets a second by frame size",
-		X: report.Axis{Label: "frame", Unit: "bytes", Log: true}, Y: y,
+		Name: "packets-size", Title: "Packets per second by frame size",
+		X: report.Axis{Label: "frame size", Unit: "bytes", Log: true}, Y: y,
 	}, bySize...)
 	t.plot(report.Plot{
-		Name: "packets-hpus", Title: fmt.Sprintf("Packets of %d bytes a second by number of HPUs", rxFrame),
+		Name: "packets-hpus", Title: fmt.Sprintf("Frames of %d bytes per second, by number of HPUs", rxFrame),
 		X: report.Axis{Label: "HPUs", Log: true}, Y: y,
 	}, byHPUs...)
 	return nil

@@ -59,10 +59,10 @@ var pingpongQuantiles = []struct {
 	name string
 	of   func(*pingpong.RTT) float64
 }{
-	{"least", func(r *pingpong.RTT) float64 { return r.Min }},
+	{"minimum", func(r *pingpong.RTT) float64 { return r.Min }},
 	{"median", func(r *pingpong.RTT) float64 { return r.P50 }},
-	{"95 %", func(r *pingpong.RTT) float64 { return r.P95 }},
-	{"99 %", func(r *pingpong.RTT) float64 { return r.P99 }},
+	{"95th percentile", func(r *pingpong.RTT) float64 { return r.P95 }},
+	{"99th percentile", func(r *pingpong.RTT) float64 { return r.P99 }},
 }
 
 // pingpongPlots measures figures 24 and 25 of D4.7: round trips by size, and their parts.
@@ -143,7 +143,7 @@ func pingpongPlots(ctx context.Context, t *trial) error {
 			}
 		}
 		t.plot(plot, lines...)
-		x := report.Axis{Label: "of the pings of a run"}
+		x := report.Axis{Label: "of the 100 pings of a run"}
 		for _, q := range pingpongQuantiles {
 			x.Names = append(x.Names, q.name)
 		}
@@ -154,7 +154,7 @@ func pingpongPlots(ctx context.Context, t *trial) error {
 		for _, mode := range []pingpong.Mode{pingpong.NIC, pingpong.HostNIC} {
 			t.plot(report.Plot{
 				Name:  fmt.Sprintf("pingpong-%s-parts-%s", proto, strings.ReplaceAll(string(mode), "+", "-")),
-				Title: fmt.Sprintf("%s by %s: parts of a round trip", echo, pingpongNames[mode]), Stack: true,
+				Title: fmt.Sprintf("%s by %s: where the time goes", echo, pingpongNames[mode]), Stack: true,
 				X: report.Axis{Label: "payload", Unit: "bytes"}, Y: report.Axis{Label: "part of the round trip, mean of the middle half", Unit: "us"},
 			}, parts[key{proto, mode}]...)
 		}

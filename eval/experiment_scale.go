@@ -71,7 +71,7 @@ func scalePlots(ctx context.Context, t *trial) (err error) {
 			*rates, memory = append(*rates, g.rate), append(memory, g.memory)
 			return g
 		}
-		m, c, r := grows(&messages, "a message in flight"), grows(&contexts, "a context"), grows(&rulesets, "a ruleset")
+		m, c, r := grows(&messages, "message in flight"), grows(&contexts, "context"), grows(&rulesets, "ruleset")
 		a := newLine(tier.name, tier.tier)
 		activation = append(activation, a)
 		for _, n := range manyMessages {
@@ -93,15 +93,15 @@ func scalePlots(ctx context.Context, t *trial) (err error) {
 		name, title, x string
 		lines          []*line
 	}{
-		{"scale-messages", "Packets a second by messages in flight", "messages in flight, whose packets take turns", messages},
-		{"scale-contexts", "Packets a second by contexts", "active contexts, whose packets take turns", contexts},
-		{"scale-rulesets", "Packets a second by rulesets", "rulesets of a context, of which the last matches", rulesets},
+		{"scale-messages", "Packets per second by number of messages in flight", "messages in flight, whose packets take turns", messages},
+		{"scale-contexts", "Packets per second by number of contexts", "active contexts, whose packets take turns", contexts},
+		{"scale-rulesets", "Packets per second by number of rulesets", "rulesets of a context; the last one matches", rulesets},
 	} {
 		t.plot(report.Plot{Name: p.name, Title: p.title, X: report.Axis{Label: p.x, Log: true}, Y: rate}, p.lines...)
 	}
 	t.plot(report.Plot{
-		Name: "scale-memory", Title: "Memory of each, by how many there are",
-		X: report.Axis{Label: "how many there are", Log: true}, Y: report.Axis{Label: "memory of each", Unit: "bytes", Log: true},
+		Name: "scale-memory", Title: "Memory for each message, context and ruleset, by how many there are",
+		X: report.Axis{Label: "how many there are", Log: true}, Y: report.Axis{Label: "memory for each", Unit: "bytes", Log: true},
 	}, memory...)
 	t.plot(report.Plot{
 		Name: "scale-activation", Title: "Time to install and activate a context, by how many there are",
@@ -272,8 +272,8 @@ func scaleMatching(ctx context.Context, t *trial) (err error) {
 		}
 	}
 	t.plot(report.Plot{
-		Name: "scale-matching", Title: "Time to match a packet, by rulesets",
-		X: report.Axis{Label: "rulesets of 8 rules and EOM", Log: true}, Y: report.Axis{Label: "match", Unit: "ns", Log: true},
+		Name: "scale-matching", Title: "Time to match a packet, by number of rulesets",
+		X: report.Axis{Label: "rulesets of 8 rules and EOM", Log: true}, Y: report.Axis{Label: "time to match", Unit: "ns", Log: true},
 	}, worst, late, hit)
 	return nil
 }

@@ -136,8 +136,8 @@ func blocksPlot(ctx context.Context, t *trial) (err error) {
 		lines = append(lines, p.line)
 	}
 	t.plot(report.Plot{
-		Name: "strategies-blocks", Title: "Placing a message of 4 MiB, by the length of its blocks",
-		X: report.Axis{Label: "block", Unit: "bytes", Log: true}, Y: report.Axis{Label: "placed", Unit: "GB/s", Log: true},
+		Name: "strategies-blocks", Title: "Putting a message of 4 MiB in place, by block length",
+		X: report.Axis{Label: "block length", Unit: "bytes", Log: true}, Y: report.Axis{Label: "placed", Unit: "GB/s", Log: true},
 	}, lines...)
 	return nil
 }
@@ -150,7 +150,7 @@ func partsPlot(ctx context.Context, t *trial) (err error) {
 	b := t.ddt(pick(t, 250*time.Millisecond, 50*time.Millisecond))
 	const packets = 1024
 	parts := []*line{newLine("init: checks, RO-CP's copy of a checkpoint", "user"), newLine("setup: finding the first byte", "user"), newLine("processing: copying", "user")}
-	x := report.Axis{Label: "strategy and blocks of a packet"}
+	x := report.Axis{Label: "strategy, and blocks per packet"}
 	a := &arena{}
 	var types []*ddtType
 	var sides []func(context.Context) error
@@ -212,8 +212,8 @@ func partsPlot(ctx context.Context, t *trial) (err error) {
 		return err
 	}
 	t.plot(report.Plot{
-		Name: "strategies-parts", Title: "What a handler spends its time on, by strategy and blocks of a packet", Stack: true,
-		X: x, Y: report.Axis{Label: "part of a packet's time", Unit: "ns"},
+		Name: "strategies-parts", Title: "What a handler spends its time on, by strategy and blocks per packet", Stack: true,
+		X: x, Y: report.Axis{Label: "time per packet", Unit: "ns"},
 	}, parts...)
 	return nil
 }
@@ -302,16 +302,16 @@ func hpusPlots(ctx context.Context, t *trial) error {
 		return err
 	}
 	t.plot(report.Plot{
-		Name: "strategies-hpus", Title: fmt.Sprintf("Placing messages of 1 MiB in blocks of %d bytes, by HPUs, each on a CPU of its own", block),
+		Name: "strategies-hpus", Title: fmt.Sprintf("Putting messages of 1 MiB in blocks of %d bytes in place, by number of HPUs, each on its own CPU", block),
 		X: report.Axis{Label: "HPUs"}, Y: report.Axis{Label: "placed", Unit: "GB/s"},
 	}, speed...)
 	kib := report.Axis{Label: "memory", Unit: "KiB", Log: true}
 	t.plot(report.Plot{
-		Name: "strategies-memory-blocks", Title: "Memory of the NIC for a message of 4 MiB and 16 HPUs, by the length of blocks",
-		X: report.Axis{Label: "block", Unit: "bytes", Log: true}, Y: kib,
+		Name: "strategies-memory-blocks", Title: "NIC memory for a message of 4 MiB with 16 HPUs: the same for all block lengths",
+		X: report.Axis{Label: "block length", Unit: "bytes", Log: true}, Y: kib,
 	}, byBlock...)
 	t.plot(report.Plot{
-		Name: "strategies-memory-hpus", Title: "Memory of the NIC for a message of 4 MiB in blocks of 2048 bytes, by HPUs",
+		Name: "strategies-memory-hpus", Title: "NIC memory for a message of 4 MiB in blocks of 2048 bytes, by number of HPUs",
 		X: report.Axis{Label: "HPUs", Log: true}, Y: kib,
 	}, byHPUs...)
 	return nil
@@ -441,7 +441,7 @@ func appsPlots(ctx context.Context, t *trial) (err error) {
 	if err := bench.Rounds(ctx, t.runs, sides...); err != nil {
 		return err
 	}
-	x := report.Axis{Label: "type and blocks of a packet, mean"}
+	x := report.Axis{Label: "type, and mean blocks per packet"}
 	var lines []*line
 	for _, s := range appStrategies {
 		lines = append(lines, newLine(strategyNames[s], "user"))
@@ -456,12 +456,12 @@ func appsPlots(ctx context.Context, t *trial) (err error) {
 		}
 	}
 	t.plot(report.Plot{
-		Name: "strategies-applications", Title: "Types of applications: how much faster than MPI_Unpack, cold",
-		X: x, Y: report.Axis{Label: "MPI_Unpack's time by this one's", Unit: "ratio", Log: true},
+		Name: "strategies-applications", Title: "Types of real applications: speed-up over MPI_Unpack, with cold caches",
+		X: x, Y: report.Axis{Label: "speed-up over MPI_Unpack", Unit: "ratio", Log: true, Better: "higher"},
 	}, lines...)
 	t.plot(report.Plot{
-		Name: "strategies-reuses", Title: "Messages until committing a type has paid off, over all types of applications",
-		X: report.Axis{Label: "types for which it has", Unit: "%"}, Y: report.Axis{Label: "messages", Log: true},
+		Name: "strategies-reuses", Title: "Messages until committing a type has paid off, over the types of applications",
+		X: report.Axis{Label: "share of the types for which it has", Unit: "%"}, Y: report.Axis{Label: "messages", Log: true, Better: "lower"},
 		Marks: []report.Mark{{Name: "RW-CP, SC 2019", X: 75, Y: 4, Source: "SC 2019, section 5.3, figure 18: 4 or fewer for 75 % of its types, in a simulated NIC of 200 Gbit/s: another machine"}},
 	}, reuses(all)...)
 	return nil
@@ -518,7 +518,7 @@ func strategyRowsPlots(_ context.Context, t *trial) error {
 		}
 	}
 	t.plot(report.Plot{
-		Name: "strategies-order", Title: "Two HPUs that share messages, by the order of packets",
+		Name: "strategies-order", Title: "Two HPUs that share messages, by order of packets",
 		X: x, Y: report.Axis{Label: "packets placed", Unit: "million/s"},
 	}, lines...)
 
@@ -534,8 +534,8 @@ func strategyRowsPlots(_ context.Context, t *trial) error {
 		}
 	}
 	t.plot(report.Plot{
-		Name: "strategies-commit", Title: "What committing a type takes, in messages of it",
-		X: x, Y: report.Axis{Label: "time to commit by time of a message", Unit: "ratio", Log: true},
+		Name: "strategies-commit", Title: "Cost of committing a type, in message times",
+		X: x, Y: report.Axis{Label: "time to commit / time of a message", Unit: "ratio", Log: true, Better: "lower"},
 	}, commit)
 	return nil
 }

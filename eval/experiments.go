@@ -60,11 +60,11 @@ var experiments = []experiment{
 	},
 	{
 		report.Experiment{
-			Name: "packets", Title: "Packets a second",
-			Shows: "How many packets a second reach a handler, by their size and by the number of HPUs, next to what the kernel and a bare AF_XDP loop can do at most.",
+			Name: "packets", Title: "Packets per second",
+			Shows: "How many packets per second reach a handler, by frame size and by number of HPUs, next to the most that the kernel and a bare AF_XDP loop can do.",
 			Method: "A generator in the kernel sends UDP frames from one CPU, which also runs the XDP program of the other end of the veth pair; the receiver is on another CPU. " +
 				"A point is the median of the packets delivered per second of the generator's run; the generator does not wait, so what the receiver cannot take is lost. " +
-				"XDP_DROP throws each frame away where it arrives. The bare loops take frames from AF_XDP sockets and give them back. The handler does nothing, policy packet. " +
+				"XDP_DROP throws each frame away where it arrives. The bare loops take frames from AF_XDP sockets and give them back. The handler does nothing; packets are scheduled one by one, policy packet. " +
 				"HPUs are vHPUs: threads serve them, one on each CPU named.",
 		},
 		pace{11, 3 * time.Minute}, pace{3, 17 * time.Second},
@@ -75,9 +75,9 @@ var experiments = []experiment{
 			Name: "messages", Title: "Files and messages",
 			Shows: "How fast SLMP, FPsPIN's protocol for reliable messages, moves files and small messages, next to TCP and UDP.",
 			Method: "The sender, in a process of its own, is on one CPU; on another a NIC with one HPU puts segments into memory by default deposit. Files are in memory. " +
-				"TCP and UDP are iperf3's, pinned alike: as Linux has them, without any XDP program, and with a NIC attached, which takes TSO and GSO from a veth pair, so that each segment is a frame, as for SLMP (\"same frames\"). SLMP --plain acknowledges each segment. UDP sends as fast as it can, and loses what the receiver does not take. " +
-				"In the sweeps of sizes and senders, each sender keeps so many messages on their way. " +
-				"The parts of a segment are differences of the HPU's busy time between contexts of which each does one thing more than the one before: an empty payload handler; header and completion handlers too; the payload copied into memory; and messages acknowledged. Small differences are noise.",
+				"TCP and UDP are iperf3's, pinned alike. \"TCP\" and \"UDP\" have no XDP program on either end, and TCP has TSO and GSO on both. \"TCP without TSO/GSO\" has the NIC attached to the receiver's end, which takes both offloads from the sender's end of a veth pair: Linux cuts the stream before the interface, so that each segment is a frame, as for SLMP. (GSO is still listed as on: it is done by the sender's CPU then.) SLMP has one acknowledgement for many segments; \"one ack per segment\" has one for each. UDP sends as fast as it can, and loses what the receiver does not take. " +
+				"In the sweeps of sizes and senders, each sender keeps as many messages on their way as the legend says. " +
+				"The parts of a segment are differences of the HPU's busy time between contexts, each of which does one thing more than the one before: an empty payload handler; header and completion handlers too; the payload copied into memory; and messages acknowledged. Small differences are noise.",
 		},
 		pace{5, 8 * time.Minute}, pace{3, 45 * time.Second},
 		[]benchRows{{"slmp", "file,noop,small,policy,fairness", "file,small --size 128MiB"}}, []step{messagePeers, messageWindows, messageSizes, messageParts},
@@ -85,9 +85,9 @@ var experiments = []experiment{
 	{
 		report.Experiment{
 			Name: "loss", Title: "Loss",
-			Shows: "What loss costs SLMP and TCP.",
-			Method: "A third namespace between sender and receiver drops frames at random, as many each way. Goodput is of a file; TCP, through the same path, of a second of iperf3. " +
-				"The time for a small file is from the first byte to the acknowledgement of the last; TCP's is the bytes by iperf3's goodput. Of three such times a round, the median counts.",
+			Shows: "How much slower SLMP and TCP are when packets are lost.",
+			Method: "A third namespace between sender and receiver drops frames at random, as many each way. Goodput of SLMP is that of a file, goodput of TCP that of one second of iperf3 through the same path. TCP has TSO off, as the NIC stays attached to the receiver's end. " +
+				"SLMP's time for a small file is measured, from the first byte to the acknowledgement of the last. TCP's is not measured but computed: the bytes divided by the goodput that iperf3 reports for them. A run is the median of three such times.",
 		},
 		pace{5, 3 * time.Minute}, pace{3, 16 * time.Second},
 		[]benchRows{{"slmp", "loss", "-"}}, []step{lossPlots},
@@ -95,9 +95,9 @@ var experiments = []experiment{
 	{
 		report.Experiment{
 			Name: "datatypes", Title: "MPI datatypes",
-			Shows: "How fast messages are received into scattered memory, and what computes meanwhile.",
+			Shows: "How fast messages are received into scattered memory, and how much of that time is hidden behind computing.",
 			Method: "Messages of Simple and Complex, FPsPIN's types, by handlers on the NIC, next to MPICH over TCP, whose receiver scatters in the MPI library. Goodput is from the receiver's request for messages until it knows that all are there. " +
-				"By messages at a time these have 20 elements, 2160 KiB; by length, 16 are sent at a time. " +
+				"By number of messages at a time, each has 20 elements, 2160 KiB; by length, 16 are sent at a time. " +
 				"Beside messages the receiver's one thread multiplies matrices, 20 products of the same code on both sides, and looks for messages between two. As in FPsPIN's evaluation the matrices' size is tuned, before the first run, so that XsPIN's messages are found at the 15th to the last product. " +
 				"The receiver is on one CPU; the sender is on another, and the NIC's one HPU shares that when there are matrices. FPsPIN's ratio, the share of the time until messages are found that products take, tends to 1 by construction; the share of the messages' time that is hidden does not. Sides take turns, 3 runs of each place.",
 		},
@@ -106,8 +106,8 @@ var experiments = []experiment{
 	},
 	{
 		report.Experiment{
-			Name: "strategies", Title: "Strategies of datatypes",
-			Shows: "How fast the strategies of SC 2019 place a message, next to MPI_Unpack and to loops written by hand.",
+			Name: "strategies", Title: "Ways to scatter MPI datatypes",
+			Shows: "How fast the strategies of SC 2019 put a message in place, next to MPI_Unpack and to loops written by hand.",
 			Method: "In memory, packet by packet in order, one thread on a CPU that MPI_Unpack, with the whole message at once, has in turn; without a network. " +
 				"Strategies are made for 4 HPUs, and RO-CP and RW-CP have the checkpoints that the paper's model asks for. Blocks are half of their stride; a packet has 1408 bytes of a message. " +
 				"The parts of a handler are differences: init is the time of a packet without bytes and, of RO-CP, what one takes beyond copying that finds its checkpoint where it begins; processing is its share of the message placed at once; setup is the rest. " +
@@ -136,8 +136,8 @@ var experiments = []experiment{
 	},
 	{
 		report.Experiment{
-			Name: "scale", Title: "Many of everything",
-			Shows: "How the cost of a packet and the memory of each grow with the number of messages in flight, of contexts and of rulesets.",
+			Name: "scale", Title: "Scaling: messages, contexts, rulesets",
+			Shows: "How the cost of a packet, and the memory for each, grow with the number of messages in flight, of contexts and of rulesets.",
 			Method: "64-byte frames from a generator in the kernel on one CPU, which runs the XDP program too, to one HPU on another, whose handler does nothing. " +
 				"Messages in flight: so many are opened that do not end, then their segments take turns, none of which asks for an acknowledgement; no more come than the receiver takes. " +
 				"Contexts: one ruleset each, and packets for them take turns; more come than the receiver takes, and the rest is lost in the XDP program. " +
@@ -151,7 +151,7 @@ var experiments = []experiment{
 	{
 		report.Experiment{
 			Name: "cost", Title: "CPU time",
-			Shows: "What CPU time a gigabyte and a million messages cost at either end, next to TCP and to UDP sockets.",
+			Shows: "How much CPU time a gigabyte and a million messages take at either end, next to TCP and to UDP sockets.",
 			Method: "CPU seconds, of all that runs on the sender's CPU and on the receiver's, interrupts included, from /proc/stat, which counts in steps of 10 ms: whatever else the machine does is in them. " +
 				"On the sender's CPU are the sending process and, as a veth pair has it, the XDP program and the kernel's copy into AF_XDP; on the receiver's the HPU, which spins for a while before it sleeps. " +
 				"A gigabyte: files of 256 MiB in memory, put into memory by one HPU; iperf3 for a second, one TCP stream, without any XDP program, with TSO. " +
@@ -162,12 +162,12 @@ var experiments = []experiment{
 	},
 	{
 		report.Experiment{
-			Name: "bystander", Title: "What others lose",
-			Shows:  "What TCP through the interface loses when a NIC is on it.",
-			Method: "iperf3 runs into the interface with the NIC attached and a context active that matches none of it, with a bare XDP program that passes everything, and without any.",
+			Name: "bystander", Title: "What other traffic loses when XsPIN is attached",
+			Shows:  "How much slower TCP through an interface is while XsPIN is attached to it.",
+			Method: "One TCP stream of iperf3 goes into the interface and one out of it: without an XDP program, with a bare XDP program that passes everything, and with the NIC attached and a context active that matches none of it. Any XDP program on one end of a veth pair takes TSO and GSO from the other end, so that each segment is a frame: that is most of the loss, and a physical NIC does not have it.",
 		},
 		pace{11, 2 * time.Minute}, pace{3, 30 * time.Second},
-		[]benchRows{{"bystander", "", ""}}, nil,
+		[]benchRows{{"bystander", "", ""}}, []step{bystanderPlot},
 	},
 }
 

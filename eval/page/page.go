@@ -31,6 +31,7 @@ var source string
 
 var page = template.Must(template.New("page").Funcs(template.FuncMap{
 	"figure": bench.Figure, "sources": sources, "percent": percent, "noisy": func(spread float64) bool { return spread > 0.2 }, "svg": svg, "table": table, "join": strings.Join, "class": class, "lost": lost,
+	"times": times, "reason": reason, "words": func() any { return words },
 	"seconds": func(s float64) string { return time.Duration(s * float64(time.Second)).Round(time.Second).String() },
 }).Parse(source))
 
@@ -96,6 +97,21 @@ func ahead(r *report.Report, better bool) (list []bench.Row) {
 		return cmp.Compare(math.Abs(math.Log(b.Median)), math.Abs(math.Log(a.Median)))
 	})
 	return list
+}
+
+// times says of a ratio how much better or worse than the peer XsPIN is.
+func times(r bench.Row) string {
+	x, better, worse := r.Median, "faster", "slower"
+	if r.Better == "lower" {
+		x = 1 / x
+	}
+	if strings.HasPrefix(r.A.Unit, "s/") { // CPU time
+		better, worse = "cheaper", "more costly"
+	}
+	if x >= 1 {
+		return bench.Figure(x) + " times " + better
+	}
+	return bench.Figure(1/x) + " times " + worse
 }
 
 // svg draws a plot for the page itself.

@@ -54,7 +54,7 @@ func fixture(t *testing.T) *report.Report {
 				Plots: []*report.Plot{
 					{Name: "lines", Title: hostile, X: report.Axis{Label: "size", Unit: "bytes", Log: true}, Y: report.Axis{Label: hostile, Log: true}, Series: series,
 						Marks: []report.Mark{{Name: "paper", X: 64, Y: 2, Source: hostile}}},
-					{Name: "bars", Title: "bars", Stack: true, Series: series},
+					{Name: "bars", Title: "bars", Y: report.Axis{Unit: "ns"}, Stack: true, Series: series},
 				},
 			},
 			{Name: "second", Title: "Second", Status: report.Skipped, Why: "iperf3 is needed"},
@@ -76,14 +76,18 @@ func TestThePageHasAllOfTheReport(t *testing.T) {
 	for _, want := range []string{
 		"A quick run", "This run was noisy, so small differences do not show: half of the ratios have a 95 % interval of at most", "iperf3 was not installed, so TCP " + hostile + " was not measured", "Targets: 1 met, 1 missed, 0 within noise.", "Crosses: " + hostile, "Not measured: iperf3 is needed", "This failed: it broke",
 		"first/ahead", "first/behind", "first/even", "Title " + hostile, "2.00 [1.00, 3.00], 50.0 % lost", "64Ki", "ours " + hostile, "4.00 ns: ours " + hostile + ", 50.0 % lost",
+		"XsPIN is a SmartNIC in software", "With 3 to 5 runs that is practically from the smallest run to the largest", "handler processing unit", "Lower is better.", "not looked into yet",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the page lacks %q", want)
 		}
 	}
-	better, worse, _ := strings.Cut(text[strings.Index(text, "Better than that"):], "Worse than that")
+	better, worse, _ := strings.Cut(text[strings.Index(text, "Faster than Linux, TCP, UDP or MPI today"):], "Slower than Linux, TCP, UDP or MPI today")
 	worse, _, _ = strings.Cut(worse, "Title ")
 	if !strings.Contains(better, "first/ahead") || strings.Contains(better, "first/behind") || !strings.Contains(worse, "first/behind") || strings.Contains(worse, "first/even") {
+		t.Errorf("better: %s\nworse: %s", better, worse)
+	}
+	if !strings.Contains(better, "4.00 times faster") || !strings.Contains(worse, "2.00 times slower") {
 		t.Errorf("better: %s\nworse: %s", better, worse)
 	}
 	// It needs no network, and each file that it names is there.

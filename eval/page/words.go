@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package page
+
+// words are what somebody may not know who sees a page and has read nothing else.
+var words = []struct{ Word, Is string }{
+	{"sPIN", "a programming model for network cards: handlers run on the packets of messages as these arrive. T. Hoefler et al., \u201csPIN: High-performance streaming Processing in the Network\u201d, SC 2017"},
+	{"FPsPIN", "sPIN on an FPGA, which XsPIN rebuilds in software"},
+	{"D4.7", "the report that describes FPsPIN: X. Huang, S. Pickartz et al., \u201cOptimized MPI and compute in network implementations\u201d, deliverable D4.7 of the RED-SEA project, 2023"},
+	{"SC 2019", "S. Di Girolamo et al., \u201cNetwork-Accelerated Non-Contiguous Memory Transfers\u201d: how handlers place MPI datatypes"},
+	{"NIC", "here, XsPIN attached to a network interface"},
+	{"handler", "a function that the NIC runs for the header, for each packet, or for the end of a message"},
+	{"HPU", "handler processing unit: a queue of packets, and one handler at a time. In hardware it is a core; here a thread serves one or several, which are called vHPUs (virtual HPUs) then"},
+	{"context", "what an application installs on a NIC: rulesets, handlers and memory"},
+	{"ruleset", "rules about bytes of a packet: the first ruleset that matches says to which context the packet goes"},
+	{"message", "packets that belong together. Each carries one segment; the last has the mark EOM, end of message"},
+	{"SLMP", "sPIN Lightweight Message Protocol: reliable messages over UDP"},
+	{"window", "of a sender: how many segments may be on their way without an acknowledgement. Of an application: the memory where handlers put messages"},
+	{"goodput", "bytes of the application that arrive per second, without headers and without what is sent again"},
+	{"MPI datatype", "a description of where in memory the pieces of a message belong. Simple and Complex are the two that FPsPIN measures; others are of real applications"},
+	{"committing", "preparing a datatype for use, once"},
+	{"direct, specialized, HPU-local, RO-CP, RW-CP", "strategies to find out where the bytes of a packet belong: the first is XsPIN's own, the others are those of SC 2019. CP stands for checkpoints, saved places in the datatype from which a handler goes on: RO-CP copies them, RW-CP advances them"},
+	{"GEMM", "multiplication of matrices: what the receiving application computes meanwhile"},
+	{"XDP, AF_XDP", "how Linux runs a program on a packet in the driver, and how such a program hands packets to a process without the network stack"},
+	{"TSO, GSO", "offloads: TCP hands down up to 64 KiB at once, which are cut into frames later, or on a veth pair never"},
+	{"MPICH, iperf3", "an implementation of MPI, and a program that measures TCP and UDP: what XsPIN is compared with"},
+}
+
+// reasons say of rows why their targets are missed, as far as that was looked into.
+var reasons = map[string]string{
+	"rx/noop_over_bare_64B":      "Not the HPU but the sending CPU is the limit, which runs the generator, XDP and the copy into AF_XDP: matching, metadata and credit cost it some 30 ns a packet there, and the target leaves 25.",
+	"hostq/polling_over_atomic":  "A queue writes a line of the cache in each direction, and its protocol for those that sleep needs two barriers. It is missed when the two CPUs are close to each other, where the bare word takes 64 ns.",
+	"ddt/direct_over_loop_least": "A packet of 1408 bytes takes a loop written for one type 28 ns; direct needs checks and one or two divisions, and the ends of the packet cut blocks in two.",
+}
+
+// reason is why the target of a row is missed.
+func reason(row string) string {
+	if r := reasons[row]; r != "" {
+		return r
+	}
+	return "not looked into yet"
+}
