@@ -24,14 +24,15 @@ type legend struct {
 const (
 	legendLine  = vg.Length(15) // of a row
 	legendThumb = vg.Length(20)
-	legendSpace = vg.Length(18) // between entries
+	legendSpace = vg.Length(14) // between entries
 )
 
 func (l *legend) add(name string, thumbs ...plot.Thumbnailer) {
 	l.entries = append(l.entries, entry{name, thumbs})
 }
 
-func (l *legend) width(e entry) vg.Length { return legendThumb + 5 + l.style.Width(e.name) }
+// width has some room to spare: whoever shows an SVG may have another font.
+func (l *legend) width(e entry) vg.Length { return legendThumb + 5 + 1.15*l.style.Width(e.name) }
 
 // rows breaks the entries into rows that are no wider.
 func (l *legend) rows(wide vg.Length) (rows [][]entry) {

@@ -22,6 +22,7 @@ var words = []struct{ Word, Is string }{
 	{"direct, specialized, HPU-local, RO-CP, RW-CP", "strategies to find out where the bytes of a packet belong: the first is XsPIN's own, the others are those of SC 2019. CP stands for checkpoints, saved places in the datatype from which a handler goes on: RO-CP copies them, RW-CP advances them"},
 	{"GEMM", "multiplication of matrices: what the receiving application computes meanwhile"},
 	{"XDP, AF_XDP", "how Linux runs a program on a packet in the driver, and how such a program hands packets to a process without the network stack"},
+	{"xs-nic, xs-host", "the two ends of the veth pair: XsPIN is attached to xs-nic, and xs-host is the other end, which sends in most experiments"},
 	{"TSO, GSO", "offloads: TCP hands down up to 64 KiB at once, which are cut into frames later, or on a veth pair never"},
 	{"MPICH, iperf3", "an implementation of MPI, and a program that measures TCP and UDP: what XsPIN is compared with"},
 }

@@ -60,6 +60,11 @@ func Look(t *testing.T, dir string, want ...string) (text string) {
 	if p.Eval("document.querySelectorAll('details[open]').length", &opened); opened != details {
 		t.Errorf("%d of %d details were opened with keys", opened, details)
 	}
+	p.Resize(390, 844)
+	if p.Eval("document.documentElement.scrollWidth", &wide); wide > 390 {
+		t.Errorf("with all details open the page is %d pixels wide on a phone of 390", wide)
+	}
+	picture("open")
 	p.Eval("document.body.innerText", &text)
 	for _, w := range want {
 		if !strings.Contains(text, w) {
