@@ -262,7 +262,7 @@ func TestCtxErrors(t *testing.T) {
 	}{
 		{"no such context", "ctx show nobody", "", `ctx show: there is no context "nobody"`, 1},
 		{"one of two", "ctx rm nobody inbox", "", `ctx rm: there is no context "nobody"`, 2},
-		{"unknown key", "ctx install -", "name: x\ncolour: red\n", "-:2:1: unknown key \"colour\": there are ", 0},
+		{"unknown key", "ctx install -", "name: x\ncolour: red\n", "-:2:1: unknown key \"colour\": want ", 0},
 		{"nothing", "ctx install -", "", "- is empty", 0},
 		{"no YAML", "ctx install -", "name: x\n\tfoo", "-:2:1: ", 0},
 		{"two documents", "ctx install -", "name: x\n---\nname: y\n", "unexpected second document", 0},

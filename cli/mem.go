@@ -16,7 +16,7 @@ import (
 func newMemCmd() *cobra.Command {
 	cmd := newMemReadCmd()
 	cmd.Use, cmd.Short = "mem CONTEXT", "Read and write the HPU memory of a context"
-	cmd.Long = `Copy HPU memory of a context of the daemon's, as it is, to standard output or
+	cmd.Long = `Copy the HPU memory of one of the daemon's contexts, as it is, to standard output or
 from standard input: the context's, which all of its HPUs share (memory of its
 configuration), or with --hpu that of one of them (hpu_memory).
 

@@ -147,7 +147,7 @@ func newRulesExplainCmd() *cobra.Command {
 				}
 			}
 			if len(args) == 2 && len(found) == 0 {
-				return fmt.Errorf("rules explain: no ruleset %q in %s: there are %s", args[1], args[0], strings.Join(names, ", "))
+				return fmt.Errorf("rules explain: no ruleset %q in %s: want %s", args[1], args[0], strings.Join(names, ", "))
 			}
 			if asJSON {
 				return writeJSON(cmd.OutOrStdout(), struct {

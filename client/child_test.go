@@ -354,7 +354,7 @@ func scribble(socket, context string, rnd *rand.ChaCha8, d time.Duration) (pages
 		}
 		m, err := ebpf.NewMapFromFD(dup) // takes it
 		if err != nil {
-			_ = unix.SetNonblock(fd, rnd.Uint64()&1 == 0) // a bell: ours may block now
+			_ = unix.SetNonblock(fd, rnd.Uint64()&1 == 0) // a doorbell: ours may block now
 			continue
 		}
 		size := int(m.MaxEntries()) * int(m.ValueSize())
@@ -392,7 +392,7 @@ func scribble(socket, context string, rnd *rand.ChaCha8, d time.Duration) (pages
 				pages++
 			}
 		}
-		for _, fd := range fds { // the bells
+		for _, fd := range fds { // the doorbells
 			_, _ = unix.Write(fd, junk[:rnd.Uint64()%8])
 		}
 		fmt.Fprintf(c, "{\"seq\": %d, \"do\": \"stats\"}\n", pages)

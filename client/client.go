@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package client is for applications: it attaches an unprivileged process to an
-// execution context of the daemon's. Handlers fill the application's windows, tell it
+// execution context of the daemon. Handlers fill the application's windows, tell it
 // of messages, and ask it things.
 //
 //	app, err := client.Attach(ctx, "inbox", client.Options{})
@@ -85,7 +85,7 @@ type App struct {
 	waiting map[uint64]chan<- control.Answer // nil: the session is over
 }
 
-// A Window is a window of the context's.
+// A Window is one of the context's windows.
 type Window struct {
 	app    *App
 	info   control.AttachWindow
@@ -156,10 +156,10 @@ func (a *App) open(reply *control.AttachReply, fds []int) error {
 	if reply.Pair == nil {
 		return nil
 	}
-	memory, bell := take(), take()
+	memory, doorbell := take(), take()
 	lanes := fds
 	fds = nil
-	host, err := hostq.OpenHost(*reply.Pair, memory, bell, lanes)
+	host, err := hostq.OpenHost(*reply.Pair, memory, doorbell, lanes)
 	if err != nil {
 		return fmt.Errorf("queues: %w", err)
 	}

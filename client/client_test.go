@@ -686,7 +686,7 @@ func TestKillingTheDaemon(t *testing.T) {
 		t.Errorf("who follows the log is told %v", err)
 	}
 	if _, err := asks.Status(t.Context()); !errors.Is(err, control.ErrNoDaemon) {
-		t.Errorf("who asks is told %v", err)
+		t.Errorf("the caller is told %v", err)
 	}
 	if _, err := control.Dial(f.socket); !errors.Is(err, control.ErrNoDaemon) {
 		t.Errorf("who dials is told %v", err)

@@ -22,7 +22,7 @@ func Example() {
 	}
 	defer app.Close()
 	in := app.Window("in")
-	next := control.Receive{Window: "in", Size: in.Size(), Ignore: ^uint32(0)} // any message, to the begin
+	next := control.Receive{Window: "in", Size: in.Size(), Ignore: ^uint32(0)} // any message, to the start
 	if err := app.Post(ctx, next); err != nil {
 		fmt.Println(err)
 		return

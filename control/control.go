@@ -50,14 +50,14 @@ type Context struct {
 // Window is a window that a context uses.
 type Window struct {
 	Name   string `json:"name"`
-	Size   Size   `json:"size,omitempty"`   // makes a window of the context's own; else the name is of one in the top-level list
+	Size   Size   `json:"size,omitempty"`   // makes a window for this context alone; without it, Name is one of the top-level list
 	Rights string `json:"rights,omitempty"` // of the handlers: r, w, a; "rwa" if left out
 	App    string `json:"app,omitempty"`    // of the application: rw (mapped), r (by copying), or none; see DefaultApp
 }
 
-// DefaultApp is what App means if it is left out: rw for a window of the context's own, and
+// DefaultApp is what App means if it is left out: rw for a window that is the context's alone, and
 // none for a shared one. A process with rw keeps the mapping, and so can write to a shared
-// window as long as it lives, whoever uses it then. A window of the context's own is
+// window as long as it lives, whoever uses it then. A window that is the context's alone is
 // replaced for the next application.
 func (w *Window) DefaultApp() string {
 	if w.Size == 0 {
@@ -167,7 +167,7 @@ const SessionProtocol = "xspin-session/1"
 type AttachReply struct {
 	Context string         `json:"context"`
 	Windows []AttachWindow `json:"windows"`
-	Pair    *hostq.Layout  `json:"pair,omitempty"` // with these descriptors: memory, bell, and a bell for each lane
+	Pair    *hostq.Layout  `json:"pair,omitempty"` // with these descriptors: memory, doorbell, and a doorbell for each lane
 	HPUs    int            `json:"hpus"`
 	Error   string         `json:"error,omitempty"`
 }

@@ -20,10 +20,10 @@ import (
 	"github.com/xspin/xspin/spin"
 )
 
-// holdings are what one life of a context uses: memory that nobody else has, but for
+// resources are what one life of a context uses: memory that nobody else has, but for
 // shared windows. It is freed when the last who refers to it drops it: the context,
-// sessions (which pass its descriptors on), and who reads or writes it.
-type holdings struct {
+// sessions (which pass its descriptors on), and whoever reads or writes it.
+type resources struct {
 	d        *Daemon
 	windows  []heldWindow
 	memory   *memory     // nil: none
@@ -47,15 +47,15 @@ type heldWindow struct {
 }
 
 // hold makes what a context needs. It takes some ms per MiB.
-func (d *Daemon) hold(b *blueprint, set *handlers.Set, lanes int) (_ *holdings, err error) {
+func (d *Daemon) hold(b *contextPlan, set *handlers.Set, lanes int) (_ *resources, err error) {
 	// What handlers reserve may be measured, and differ from what was checked.
-	reserved := whole(b.reserved(set))
-	bytes := b.charge() - whole(b.reserve) + reserved
+	reserved := roundUpToElement(b.reserved(set))
+	bytes := b.charge() - roundUpToElement(b.reserve) + reserved
 	// First of all: giving back a part of it would have others try again for nothing.
 	if err := d.enough(bytes); err != nil {
 		return nil, err
 	}
-	has := &holdings{d: d, set: set, bytes: bytes}
+	has := &resources{d: d, set: set, bytes: bytes}
 	has.refs.Store(1)
 	defer func() {
 		if err != nil {
@@ -112,7 +112,7 @@ func (d *Daemon) hold(b *blueprint, set *handlers.Set, lanes int) (_ *holdings, 
 }
 
 // equip gives handlers what they may use.
-func (has *holdings) equip(r *hpu.Resources) {
+func (has *resources) equip(r *hpu.Resources) {
 	for i := range has.windows {
 		r.Windows = append(r.Windows, hpu.NamedWindow{Name: has.windows[i].name, Window: has.windows[i].win})
 	}
@@ -128,9 +128,9 @@ func (has *holdings) equip(r *hpu.Resources) {
 }
 
 // ref keeps it from being freed, until drop. The caller knows that it is not yet.
-func (has *holdings) ref() { has.refs.Add(1) }
+func (has *resources) ref() { has.refs.Add(1) }
 
-func (has *holdings) drop() {
+func (has *resources) drop() {
 	if has.refs.Add(-1) > 0 {
 		return
 	}
@@ -150,7 +150,7 @@ func (has *holdings) drop() {
 }
 
 // window finds a window by name, the first if there is none.
-func (has *holdings) window(name string) (*heldWindow, error) {
+func (has *resources) window(name string) (*heldWindow, error) {
 	for i := range has.windows {
 		if w := &has.windows[i]; name == "" || w.name == name {
 			return w, nil
@@ -198,8 +198,8 @@ func (l *receives) unpost(r spin.Receive) bool {
 
 // An attachment is a process attached to a context.
 type attachment struct {
-	h    *hosted
-	has  *holdings
+	h    *managedContext
+	has  *resources
 	peer control.Peer
 	over chan string // why the daemon ends it; room for one
 	once sync.Once
@@ -236,7 +236,7 @@ func (d *Daemon) admit(name string, p control.Peer, observer bool) (attached, er
 	if err := h.taken(observer); err != nil {
 		return nil, err
 	}
-	b := h.blueprint()
+	b := h.contextPlan()
 	p.Observer, p.Since = observer, time.Now()
 	a := &attachment{h: h, peer: p, over: make(chan string, 1)}
 	d.mu.RLock()
@@ -283,11 +283,11 @@ func (d *Daemon) admit(name string, p control.Peer, observer bool) (attached, er
 }
 
 // allows says whether the process may attach.
-func (h *hosted) allows(p control.Peer, observer bool) error {
+func (h *managedContext) allows(p control.Peer, observer bool) error {
 	if h.d.isAdmin(p) {
 		return nil
 	}
-	b := h.blueprint()
+	b := h.contextPlan()
 	switch {
 	case !b.attach.has(p):
 		return failf(errDenied, "context %q is not for user %d: see attach in its configuration", h.name, p.UID)
@@ -298,7 +298,7 @@ func (h *hosted) allows(p control.Peer, observer bool) error {
 }
 
 // taken says that somebody else is the application.
-func (h *hosted) taken(observer bool) error {
+func (h *managedContext) taken(observer bool) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if a := h.owner; a != nil && !observer {
@@ -333,7 +333,7 @@ func (a *attachment) reply() control.AttachReply {
 }
 
 // descriptors are those that come with reply: of the windows that are mapped, then the
-// pair's memory, bell, and a bell for each lane. They are there until release.
+// pair's memory, doorbell, and a doorbell for each lane. They are there until release.
 func (a *attachment) descriptors() (fds []int) {
 	for i := range a.has.windows {
 		if w := &a.has.windows[i]; a.mapped(w) {
@@ -341,8 +341,8 @@ func (a *attachment) descriptors() (fds []int) {
 		}
 	}
 	if a.has.pair != nil && !a.peer.Observer {
-		memory, bell, lanes := a.has.pair.Descriptors()
-		fds = append(append(fds, memory, bell), lanes...)
+		memory, doorbell, lanes := a.has.pair.Descriptors()
+		fds = append(append(fds, memory, doorbell), lanes...)
 	}
 	return fds
 }
@@ -495,7 +495,7 @@ func (a *attachment) post(do string, r *control.Receive) error {
 	if r == nil {
 		return failf(errInvalid, "%s: the receive is missing", do)
 	}
-	if !a.h.blueprint().ending {
+	if !a.h.contextPlan().ending {
 		return failf(errInvalid, "%s: the context's messages never end, and go nowhere", do)
 	}
 	w, err := a.window(r.Window)
@@ -522,7 +522,7 @@ func (a *attachment) post(do string, r *control.Receive) error {
 
 // release says that the process is gone, in whatever way. When it returns nothing of the
 // process is left in the context, which starts over: whoever attaches next waits for that,
-// and finds nothing of this one. Its memory is new, so that who has kept the old one harms
+// and finds nothing of this one. Its memory is new, so that whoever has kept the old one harms
 // nobody. Idempotent.
 func (a *attachment) release(reason string) { a.once.Do(func() { a.leave(reason) }) }
 
@@ -586,7 +586,7 @@ func (a *attachment) leave(reason string) {
 }
 
 // again gives the context a new life after its application has left. The caller has op.
-func (h *hosted) again(l loss, had *holdings, log *slog.Logger) {
+func (h *managedContext) again(l loss, had *resources, log *slog.Logger) {
 	err := h.fill(l, had)
 	h.mu.Lock()
 	arm := h.b.doc.Activate == atStart && !h.off
@@ -606,7 +606,7 @@ func (h *hosted) again(l loss, had *holdings, log *slog.Logger) {
 	}
 }
 
-func (h *hosted) currentState() string {
+func (h *managedContext) currentState() string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.state

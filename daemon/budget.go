@@ -96,7 +96,7 @@ func (c *charge) settle() (freed int64) {
 	return c.n
 }
 
-// wake has who waits for memory try again. The caller has mu.
+// wake has whoever waits for memory try again. The caller has mu.
 func (b *budget) wake() {
 	select {
 	case b.freed <- struct{}{}:

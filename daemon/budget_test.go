@@ -91,8 +91,8 @@ func TestWhatIsMappedIsWhatLimitsMemoryCounts(t *testing.T) {
 		kernel, mapped := memoryOf(t)
 		kernel, mapped = kernel-before, mapped-mappedBefore
 		used := f.inUse() - usedBefore
-		if used != kernel || h.blueprint().charge() != kernel {
-			t.Errorf("%s: %d bytes are counted, %d when it was checked, the kernel has %d", tc.name, used, h.blueprint().charge(), kernel)
+		if used != kernel || h.contextPlan().charge() != kernel {
+			t.Errorf("%s: %d bytes are counted, %d when it was checked, the kernel has %d", tc.name, used, h.contextPlan().charge(), kernel)
 		}
 		if mapped > used+slack || mapped <= used-tc.memories*hostq.Element-slack {
 			t.Errorf("%s: %d bytes are counted for %d that are mapped in %d memories", tc.name, used, mapped, tc.memories)

@@ -143,7 +143,7 @@ func checkCapture(o *control.CaptureOptions, hpus int) ([]matcher.Ruleset, error
 	if o.Verdict != "" {
 		for v := range strings.SplitSeq(o.Verdict, ",") {
 			if !slices.Contains(verdicts, v) {
-				return nil, failf(errInvalid, "capture of verdict %q: there are %s", v, strings.Join(verdicts, ", "))
+				return nil, failf(errInvalid, "capture of verdict %q: want %s", v, strings.Join(verdicts, ", "))
 			}
 		}
 	}

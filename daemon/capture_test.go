@@ -207,7 +207,7 @@ func TestImpossibleCaptures(t *testing.T) {
 		{control.CaptureOptions{HPU: -2}, "HPU -2"},
 		{control.CaptureOptions{HPU: -1, Snap: -1}, "-1 bytes"},
 		{control.CaptureOptions{HPU: -1, Count: -1}, "-1 frames"},
-		{control.CaptureOptions{HPU: -1, Verdict: "drop,won"}, `"won": there are success, drop,`},
+		{control.CaptureOptions{HPU: -1, Verdict: "drop,won"}, `"won": want success, drop,`},
 		{control.CaptureOptions{HPU: -1, Filter: "udp(7"}, "filter:1:"},
 		{control.CaptureOptions{HPU: -1, Filter: "a: udp(7)\nb: upd(8)"}, "filter:2:4: "},
 		{control.CaptureOptions{HPU: -1, Filter: "# nothing\n"}, "no ruleset"},

@@ -99,7 +99,7 @@ func word[T any](c *checker, path, s string, words map[string]T) (v T) {
 			known = append(known, w)
 		}
 		slices.Sort(known)
-		c.fail(path, "%q: there are %s", s, strings.Join(known, ", "))
+		c.fail(path, "%q: want %s", s, strings.Join(known, ", "))
 	}
 	return v
 }
@@ -134,7 +134,7 @@ type surroundings struct {
 }
 
 // checkConfig checks a configuration as a whole.
-func checkConfig(c *checker, cfg *Config) []*blueprint {
+func checkConfig(c *checker, cfg *Config) []*contextPlan {
 	if strings.HasPrefix(cfg.Socket, "@") {
 		c.fail("socket", "%q: abstract sockets have no owner and no mode: want an absolute path", cfg.Socket)
 	} else if cfg.Socket != "" && !filepath.IsAbs(cfg.Socket) {
@@ -177,10 +177,10 @@ func checkConfig(c *checker, cfg *Config) []*blueprint {
 			c.fail(path, "rights and app go with the contexts that use the window")
 		}
 		env.windows[w.Name] = w.Size
-		shared += whole(int64(w.Size))
+		shared += roundUpToElement(int64(w.Size))
 	}
 	env.left = int64(env.limits.Memory) - shared
-	var all []*blueprint
+	var all []*contextPlan
 	taken := map[string]string{}
 	numbers := map[string]string{} // ruleset numbers that are asked for, by interface
 	for i := range cfg.Contexts {
@@ -254,7 +254,7 @@ func checkSize(c *checker, path, what string, s control.Size, l Limits) {
 }
 
 // whole returns how much memory is taken for a number of bytes.
-func whole(n int64) int64 { return (n + hostq.Element - 1) / hostq.Element * hostq.Element }
+func roundUpToElement(n int64) int64 { return (n + hostq.Element - 1) / hostq.Element * hostq.Element }
 
 // A who is a list of users and groups, by number.
 type who struct{ users, groups []int }
@@ -301,8 +301,8 @@ func lookupUser(name string) (int, error) {
 	return strconv.Atoi(u.Uid)
 }
 
-// A blueprint is a context that was checked, and all that is known before it is made.
-type blueprint struct {
+// A contextPlan is a context that was checked, with all that is known before it is made.
+type contextPlan struct {
 	doc     control.Context
 	iface   string // key
 	hpus    int    // of the interface; 0: unknown
@@ -331,11 +331,11 @@ type windowUse struct {
 }
 
 // charge returns how much memory of its own the context takes.
-func (b *blueprint) charge() int64 {
-	n := whole(b.memory) + whole(b.perHPU*int64(b.hpus)) + whole(b.reserve)
+func (b *contextPlan) charge() int64 {
+	n := roundUpToElement(b.memory) + roundUpToElement(b.perHPU*int64(b.hpus)) + roundUpToElement(b.reserve)
 	for _, w := range b.windows {
 		if !w.shared {
-			n += whole(w.size)
+			n += roundUpToElement(w.size)
 		}
 	}
 	if b.queue != nil {
@@ -346,19 +346,19 @@ func (b *blueprint) charge() int64 {
 
 // reserved returns how many bytes a set takes for itself: what it has allocated, and the
 // state of each message that can be in flight.
-func (b *blueprint) reserved(set *handlers.Set) int64 {
+func (b *contextPlan) reserved(set *handlers.Set) int64 {
 	return set.ReservedBytes() + int64(set.State)*int64(b.env.Messages)
 }
 
 // queueBytes returns how much memory a pair takes.
-func queueBytes(l hostq.Layout) int64 { return whole(l.Size()) }
+func queueBytes(l hostq.Layout) int64 { return roundUpToElement(l.Size()) }
 
 // checkContext checks a context of the file, or one of POST /v1/contexts. It returns
 // nil if anything is wrong.
-func checkContext(c *checker, path string, doc *control.Context, env *surroundings) *blueprint {
+func checkContext(c *checker, path string, doc *control.Context, env *surroundings) *contextPlan {
 	before := len(c.problems)
 	at := func(key string) string { return join(path, key) }
-	b := &blueprint{doc: *doc}
+	b := &contextPlan{doc: *doc}
 	b.spec.Name = doc.Name
 	f := findInterface(c, at("interface"), doc.Interface, env.interfaces)
 	if f != nil {
@@ -445,7 +445,7 @@ func checkContext(c *checker, path string, doc *control.Context, env *surroundin
 	}
 	if n := b.charge(); n > int64(env.limits.Memory) {
 		hint := ""
-		if n-whole(b.reserve) <= int64(env.limits.Memory) {
+		if n-roundUpToElement(b.reserve) <= int64(env.limits.Memory) {
 			hint = fmt.Sprintf(", or lower messages: %v are what handler %s has reserved for %d in flight", control.Size(b.reserve), doc.Handler, b.env.Messages)
 		}
 		b.tooLarge(c, path, env, hint)
@@ -455,13 +455,13 @@ func checkContext(c *checker, path string, doc *control.Context, env *surroundin
 }
 
 // tooLarge says that the context takes more memory than there can be.
-func (b *blueprint) tooLarge(c *checker, path string, env *surroundings, hint string) {
+func (b *contextPlan) tooLarge(c *checker, path string, env *surroundings, hint string) {
 	c.fail(path, "windows, queue and HPU memory take %v, and %v are allowed for all: raise limits.memory%s", control.Size(b.charge()), env.limits.Memory, hint)
 }
 
 // largest returns the size of the largest window that handlers may write, -1 if they may
 // write none of those that are there.
-func (b *blueprint) largest() (size int64) {
+func (b *contextPlan) largest() (size int64) {
 	writable := func(w windowUse) bool { return w.rights&spin.Write != 0 }
 	if len(b.windows) > 0 && !slices.ContainsFunc(b.windows, writable) {
 		return -1
@@ -484,7 +484,7 @@ func (c *checker) params(path, handler string, err error) {
 }
 
 // checkMemory has the context have at least so much HPU memory, and so much of each HPU.
-func (b *blueprint) checkMemory(c *checker, at func(string) string, env *surroundings, memory, perHPU int64) {
+func (b *contextPlan) checkMemory(c *checker, at func(string) string, env *surroundings, memory, perHPU int64) {
 	if memory > b.memory {
 		b.memory = memory
 		checkSize(c, at("memory"), "memory", control.Size(memory), env.limits)
@@ -502,7 +502,7 @@ func (b *blueprint) checkMemory(c *checker, at func(string) string, env *surroun
 func spare(left int64) int64 { return max(left/hostq.Element, 1) * hostq.Element }
 
 // makeSet calls the factory, which is not ours.
-func (b *blueprint) makeSet(env handlers.Env) (set *handlers.Set, err error) {
+func (b *contextPlan) makeSet(env handlers.Env) (set *handlers.Set, err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			set, err = nil, fmt.Errorf("panic: %v", r)
@@ -536,15 +536,15 @@ func findInterface(c *checker, path, name string, all []Interface) *Interface {
 	case name == "":
 		c.fail(path, "name one of %s", strings.Join(known, ", "))
 	case found == nil:
-		c.fail(path, "no interface %q: there are %s", name, strings.Join(known, ", "))
+		c.fail(path, "no interface %q: want %s", name, strings.Join(known, ", "))
 	default:
-		c.fail(path, "%q is in several network namespaces: there are %s", name, strings.Join(known, ", "))
+		c.fail(path, "%q is in several network namespaces: want %s", name, strings.Join(known, ", "))
 	}
 	return nil
 }
 
 // readRulesets reads the rulesets and the message format.
-func (b *blueprint) readRulesets(c *checker, at func(string) string, set *handlers.Set) {
+func (b *contextPlan) readRulesets(c *checker, at func(string) string, set *handlers.Set) {
 	doc := &b.doc
 	if set != nil && set.Triggered && !doc.Triggered {
 		doc.Triggered = true
@@ -570,7 +570,7 @@ func (b *blueprint) readRulesets(c *checker, at func(string) string, set *handle
 	b.spec.HostActivated = doc.Triggered
 	if doc.Format != "" {
 		if b.spec.Format = matcher.FormatByName(doc.Format); b.spec.Format == nil {
-			c.fail(at("format"), "no message format %q: there are %s", doc.Format, strings.Join(matcher.FormatNames(), ", "))
+			c.fail(at("format"), "no message format %q: want %s", doc.Format, strings.Join(matcher.FormatNames(), ", "))
 		}
 	}
 }
@@ -587,7 +587,7 @@ func flatten(err error) []error {
 }
 
 // readScheduling reads what is about HPUs, credit, overload and time.
-func (b *blueprint) readScheduling(c *checker, at func(string) string, set *handlers.Set) {
+func (b *contextPlan) readScheduling(c *checker, at func(string) string, set *handlers.Set) {
 	doc, s := &b.doc, &b.spec
 	s.Policy = word(c, at("policy"), doc.Policy, policies)
 	s.Sequence, s.VHPUs = doc.Sequence, doc.VHPUs
@@ -610,7 +610,7 @@ func (b *blueprint) readScheduling(c *checker, at func(string) string, set *hand
 
 // judge has the NIC say what is wrong with what was read. What could not be read is told
 // already, and the rest is not judged by it.
-func (b *blueprint) judge(c *checker, at func(string) string, set *handlers.Set) {
+func (b *contextPlan) judge(c *checker, at func(string) string, set *handlers.Set) {
 	s := b.spec
 	s.First = b.doc.First // as asked: the daemon deals out numbers for all contexts
 	s.Resources = hpu.Resources{Timer: b.timer, Full: b.full}
@@ -634,7 +634,7 @@ func (b *blueprint) judge(c *checker, at func(string) string, set *handlers.Set)
 
 // schedule gives a context the scheduling that a set needs, as far as the configuration
 // leaves it open. Errors are about values that the set cannot do with.
-func (b *blueprint) schedule(s *nic.ContextSpec, set *handlers.Set) (wrong spin.Problems) {
+func (b *contextPlan) schedule(s *nic.ContextSpec, set *handlers.Set) (wrong spin.Problems) {
 	doc := &b.doc
 	switch {
 	case set.Sequence == 0 || doc.Triggered: // the host's messages have one HPU each
@@ -656,7 +656,7 @@ func (b *blueprint) schedule(s *nic.ContextSpec, set *handlers.Set) (wrong spin.
 	return wrong
 }
 
-func (b *blueprint) checkWindows(c *checker, at func(string) string, env *surroundings) {
+func (b *contextPlan) checkWindows(c *checker, at func(string) string, env *surroundings) {
 	taken := map[string]string{}
 	for i, w := range b.doc.Windows {
 		path := at(fmt.Sprintf("windows[%d]", i))
@@ -698,7 +698,7 @@ func list(windows map[string]control.Size) string {
 	return " (" + strings.Join(names, ", ") + ")"
 }
 
-func (b *blueprint) checkQueue(c *checker, at func(string) string) {
+func (b *contextPlan) checkQueue(c *checker, at func(string) string) {
 	q := b.doc.Queue
 	if q == nil {
 		return
@@ -712,7 +712,7 @@ func (b *blueprint) checkQueue(c *checker, at func(string) string) {
 	}
 }
 
-func (b *blueprint) setQueue(q *control.Queue) {
+func (b *contextPlan) setQueue(q *control.Queue) {
 	b.queue = &hostq.PairConfig{Name: b.doc.Name, Layout: hostq.Layout{
 		Events:   cmp.Or(q.Events, hostq.DefaultEvents),
 		Requests: cmp.Or(q.Requests, hostq.DefaultRequests),

@@ -51,7 +51,7 @@ func TestErrorsOfConfigurationsAreToldWithTheirPlaces(t *testing.T) {
 		{"no value", eth + "socket:\n", "F:2:8: socket: has no value"},
 		{"typo", eth + "contxts: []\n", `F:2:1: unknown key "contxts": is it contexts?`},
 		{"typo in letters", eth + "Contexts: []\n", `F:2:1: unknown key "Contexts": is it contexts?`},
-		{"nothing like it", eth + "frobnicate: 1\n", `F:2:1: unknown key "frobnicate": there are admins, contexts, interfaces, limits, log, metrics, socket, user, windows`},
+		{"nothing like it", eth + "frobnicate: 1\n", `F:2:1: unknown key "frobnicate": want admins, contexts, interfaces, limits, log, metrics, socket, user, windows`},
 		{"typo below", "interfaces:\n- name: eth1\n  hpu: 3\n", `F:3:3: interfaces[0]: unknown key "hpu": is it hpus?`},
 		{"twice", eth + "socket: /a\nsocket: /b\n", "F:3:1: socket: appears twice, first on line 2"},
 		{"size", eth + "limits: {memory: 64MB}\n", `F:2:18: limits.memory: size "64MB": want a whole number of bytes, or one with KiB, MiB or GiB, such as "64MiB"`},
@@ -73,8 +73,8 @@ func TestErrorsOfConfigurationsAreToldWithTheirPlaces(t *testing.T) {
 
 		{"interface", "interfaces:\n- {name: a/b, mode: fast, wait: never, hpus: 65, ring: 100, cpus: [-1], netns: ..}\n", strings.Join([]string{
 			`F:2:10: interfaces[0].name: "a/b" is not an interface name: want 1 to 15 characters, without spaces and /`,
-			`F:2:21: interfaces[0].mode: "fast": there are auto, generic, native`,
-			`F:2:33: interfaces[0].wait: "never": there are adaptive, sleep, spin`,
+			`F:2:21: interfaces[0].mode: "fast": want auto, generic, native`,
+			`F:2:33: interfaces[0].wait: "never": want adaptive, sleep, spin`,
 			`F:2:46: interfaces[0].hpus: 65: want 1 to 64`,
 			`F:2:56: interfaces[0].ring: 100: want a power of two, 64 to 32768`,
 			`F:2:68: interfaces[0].cpus[0]: -1 is not a CPU number`,
@@ -101,30 +101,30 @@ func TestErrorsOfConfigurationsAreToldWithTheirPlaces(t *testing.T) {
 		{"params", eth + "contexts:\n- name: a\n  handler: echo-udp\n  params: {prot: 8}\n", `F:5:11: contexts[0].params: handler echo-udp: `},
 		{"params twice", eth + "contexts:\n- name: a\n  handler: echo-udp\n  params: {port: 8, port: 9}\n",
 			`F:5:21: contexts[0].params.port: appears twice, first on line 5`},
-		{"interface of a context", eth + "contexts: [{name: a, handler: deposit, interface: eth2}]\n", `F:2:51: contexts[0].interface: no interface "eth2": there are eth1`},
+		{"interface of a context", eth + "contexts: [{name: a, handler: deposit, interface: eth2}]\n", `F:2:51: contexts[0].interface: no interface "eth2": want eth1`},
 		{"which interface", "interfaces: [{name: eth1}, {name: eth2}]\ncontexts: [{name: a, handler: deposit}]\n", `F:2:12: contexts[0].interface: name one of eth1, eth2`},
 		{"interface in several namespaces", "interfaces: [{name: e, netns: x}, {name: e, netns: y}]\ncontexts: [{name: a, handler: deposit, interface: e}]\n",
-			`F:2:51: contexts[0].interface: "e" is in several network namespaces: there are x/e, y/e`},
+			`F:2:51: contexts[0].interface: "e" is in several network namespaces: want x/e, y/e`},
 
 		{"rulesets", eth + "contexts:\n- name: a\n  handler: deposit\n  rulesets: |\n    # two\n    in: slmp\n    web: tcp(80000)\n\n      x: 3&0xff==1\n", strings.Join([]string{
 			`F:8:10: contexts[0].rulesets: port "80000": want a decimal number, 0 to 65535`,
 			`F:10:17: contexts[0].rulesets: expected a value, found '='`,
 		}, "\n")},
 		{"rulesets with indentation", eth + "contexts:\n- name: a\n  handler: deposit\n  rulesets: |2\n      in: slmpp\n",
-			`F:6:11: contexts[0].rulesets: no predefined ruleset "slmpp", there are `},
+			`F:6:11: contexts[0].rulesets: no predefined ruleset "slmpp": want `},
 		{"rulesets in quotes", eth + "contexts:\n- name: a\n  handler: deposit\n  rulesets: \"in: slmpp\"\n",
-			`F:5:18: contexts[0].rulesets: no predefined ruleset "slmpp", there are `},
+			`F:5:18: contexts[0].rulesets: no predefined ruleset "slmpp": want `},
 		{"rulesets without", eth + "contexts:\n- {name: ä, handler: deposit, rulesets: 'in: slmpp'}\n", strings.Join([]string{
 			`F:3:10: contexts[0].name: "ä": names have up to 63 of the characters A-Z a-z 0-9 . _ -, and do not begin with . or -`,
-			`F:3:47: contexts[0].rulesets: no predefined ruleset "slmpp", there are `}, "\n")},
+			`F:3:47: contexts[0].rulesets: no predefined ruleset "slmpp": want `}, "\n")},
 		{"rulesets with escapes", eth + "contexts:\n- name: a\n  handler: deposit\n  rulesets: \"\\x69n: slmpp\"\n",
-			`F:5:13: contexts[0].rulesets:1:5: no predefined ruleset "slmpp", there are `},
+			`F:5:13: contexts[0].rulesets:1:5: no predefined ruleset "slmpp": want `},
 		{"rulesets folded", eth + "contexts:\n- name: a\n  handler: deposit\n  rulesets: >\n    in: slmpp\n",
-			`F:5:13: contexts[0].rulesets:1:5: no predefined ruleset "slmpp", there are `},
+			`F:5:13: contexts[0].rulesets:1:5: no predefined ruleset "slmpp": want `},
 		{"no rulesets in the text", eth + "contexts: [{name: a, handler: deposit, rulesets: '# none'}]\n", "F:2:50: contexts[0].rulesets: no packet would ever match: give rulesets, or triggered: true for a host-activated context"},
 		{"rulesets of two formats", eth + "contexts: [{name: a, handler: deposit, rulesets: \"a: slmp\\nb: udp\"}]\n",
 			`F:2:12: contexts[0].format: rulesets a and b have different message formats, "slmp" and "": name one`},
-		{"format", eth + "contexts: [{name: a, handler: deposit, format: slpm}]\n", `F:2:48: contexts[0].format: no message format "slpm": there are packet, flow, slmp, slmp6`},
+		{"format", eth + "contexts: [{name: a, handler: deposit, format: slpm}]\n", `F:2:48: contexts[0].format: no message format "slpm": want packet, flow, slmp, slmp6`},
 		{"triggered with rulesets", eth + "contexts: [{name: a, handler: deposit, triggered: true, rulesets: 'a: slmp'}]\n",
 			"F:2:67: contexts[0].rulesets: a triggered context has none: the host activates it"},
 		{"handlers that the host triggers, with rulesets", eth + "contexts: [{name: a, handler: push, params: {to: '10.0.0.2:1'}, rulesets: 'a: slmp'}]\n",
@@ -134,8 +134,8 @@ func TestErrorsOfConfigurationsAreToldWithTheirPlaces(t *testing.T) {
 			`F:5:39: contexts[2].first: ruleset number 3 is that of context "b" already`}, "\n")},
 
 		{"scheduling", eth + "contexts:\n- {name: a, handler: deposit, policy: any, overload: keep, hpus: '0-20', credits: -1, share: 2000, messages: -5}\n", strings.Join([]string{
-			`F:3:39: contexts[0].policy: "any": there are blocked-rr, message, packet`,
-			`F:3:54: contexts[0].overload: "keep": there are drop, stack`,
+			`F:3:39: contexts[0].policy: "any": want blocked-rr, message, packet`,
+			`F:3:54: contexts[0].overload: "keep": want drop, stack`,
 			`F:3:66: contexts[0].hpus: "0-20": want HPUs 0 to 15`,
 			`F:3:83: contexts[0].credits: -1: want 1 to 32768`,
 			`F:3:94: contexts[0].share: 2000: want 1 to 1000`,
@@ -162,7 +162,7 @@ func TestErrorsOfConfigurationsAreToldWithTheirPlaces(t *testing.T) {
 		{"datatype: column of what is written otherwise", eth + datatype("Type: 'vec(3 1)[int]'"), `F:6:5: contexts[0].params.type:1:8: handler datatype: `},
 		{"datatype: no type", eth + datatype("count: 3"), `F:6:5: contexts[0].params: handler datatype: param "type" is missing: string`},
 		{"datatype: strategy", eth + datatype("type: int\n    strategy: fast"),
-			`F:7:15: contexts[0].params.strategy: handler datatype: "fast": there are direct, specialized, hpu-local, ro-cp, rw-cp`},
+			`F:7:15: contexts[0].params.strategy: handler datatype: "fast": want direct, specialized, hpu-local, ro-cp, rw-cp`},
 		{"datatype: larger than the windows", eth + datatype("type: 'hvec(3 1 40000)[int]'"),
 			`F:6:5: contexts[0].params: handler datatype: the type touches bytes 0 to 80003, and the largest window has 65536: make it larger, or count smaller`},
 		{"datatype: windows to be read", eth + strings.Replace(datatype("type: int"), "64KiB", "64KiB, rights: r", 1),
@@ -177,7 +177,7 @@ func TestErrorsOfConfigurationsAreToldWithTheirPlaces(t *testing.T) {
 			`F:8:10: contexts[0].vhpus: 3 virtual HPUs: handler datatype needs 16, which it gets if vhpus is left out`},
 		{"datatype: all of the scheduling", eth + datatype("type: 'hvec(3 100 400)[int]'\n    strategy: hpu-local\n  policy: packet\n  sequence: 5\n  overload: keep\n  hpus: 0-99\n  credits: -1"), strings.Join([]string{
 			`F:8:11: contexts[0].policy: packet: handler datatype needs blocked-rr with sequences of `,
-			`F:10:13: contexts[0].overload: "keep": there are drop, stack`,
+			`F:10:13: contexts[0].overload: "keep": want drop, stack`,
 			`F:11:9: contexts[0].hpus: "0-99": want HPUs 0 to 15`,
 			`F:12:12: contexts[0].credits: -1: want 1 to 32768`}, "\n")},
 		{"datatype: both numbers of the scheduling", eth + datatype("type: 'hvec(3 100 400)[int]'\n    strategy: rw-cp\n    interval: 300\n    packet: 100\n  sequence: 600\n  vhpus: 9\n  share: -1"), strings.Join([]string{
@@ -199,7 +199,7 @@ func TestErrorsOfConfigurationsAreToldWithTheirPlaces(t *testing.T) {
 			`F:5:19: contexts[0].queue.events: 3: want 1 to 1048576, a power of two`,
 			`F:5:32: contexts[0].queue.requests: 2000000: want 1 to 1048576, a power of two`,
 			`F:5:50: contexts[0].queue.payload: 1048576: want 0 to 65536`,
-			`F:5:62: contexts[0].queue.full: "block": there are drop, fail, wait`}, "\n")},
+			`F:5:62: contexts[0].queue.full: "block": want drop, fail, wait`}, "\n")},
 		{"no window to write", eth + "contexts:\n- name: a\n  handler: deposit\n  windows: [{name: w, size: 1MiB, rights: r}, {name: v, size: 1MiB, rights: r}]\n",
 			`F:5:12: contexts[0].windows: handler deposit: handlers may not write any of the windows: messages would be acknowledged and thrown away; allow it with "rights: rw"`},
 		{"empty queue", eth + "contexts:\n- name: a\n  handler: echo-udp\n  queue:\n", "F:5:9: contexts[0].queue: want keys with values, found nothing: write {} for the defaults"},
@@ -268,7 +268,7 @@ contexts:
 	var c checker
 	b := checkConfig(&c, cfg)
 	if len(b) != 1 || b[0].spec.CoreMask != 0b1011 || b[0].iface != "lab/eth1" || b[0].doc.Activate != atStart {
-		t.Errorf("blueprint %+v", b)
+		t.Errorf("contextPlan %+v", b)
 	}
 }
 

@@ -304,7 +304,7 @@ func suggest(word string, known []string) string {
 		return fmt.Sprintf("is it %s?", best)
 	}
 	sorted := slices.Sorted(slices.Values(known))
-	return "there are " + strings.Join(sorted, ", ")
+	return "want " + strings.Join(sorted, ", ")
 }
 
 // distance is how many letters must be changed, inserted, left out or swapped with

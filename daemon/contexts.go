@@ -50,8 +50,8 @@ const overrunText = "a handler ran past its time limit"
 // opTime is how long anybody waits until a context has done what it is doing.
 const opTime = 15 * time.Second
 
-// A hosted is a context of the daemon's.
-type hosted struct {
+// A managedContext is a context that the daemon owns.
+type managedContext struct {
 	d    *Daemon
 	name string
 	card *card
@@ -63,8 +63,8 @@ type hosted struct {
 	op chan struct{}
 
 	mu        sync.Mutex
-	b         *blueprint // changed by a reload, for those who may attach
-	numbers   []int      // of its rulesets, armed or not
+	b         *contextPlan // changed by a reload, for those who may attach
+	numbers   []int        // of its rulesets, armed or not
 	state     string
 	why       string // of stopped and failed
 	starved   bool   // it has failed for want of memory, and starts over when there is some
@@ -73,7 +73,7 @@ type hosted struct {
 	off       bool // an administrator has deactivated it, and it stays so
 	ctx       *nic.Context
 	place     *nic.Context // of the life before, with its credit, while there is no other; nil: none
-	has       *holdings
+	has       *resources
 	owner     *attachment
 	observers map[*attachment]bool
 	tap       hpu.Tap
@@ -81,7 +81,7 @@ type hosted struct {
 }
 
 // begin waits until nothing goes on with the context, and keeps it so until end.
-func (h *hosted) begin() error {
+func (h *managedContext) begin() error {
 	t := time.NewTimer(opTime)
 	defer t.Stop()
 	select {
@@ -100,16 +100,16 @@ func (h *hosted) begin() error {
 	return nil
 }
 
-func (h *hosted) end() { <-h.op }
+func (h *managedContext) end() { <-h.op }
 
-func (h *hosted) set(state, why string) {
+func (h *managedContext) set(state, why string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.state, h.why, h.since, h.starved = state, why, time.Now(), false
 }
 
 // add makes a context, and starts it. With an error nothing of it is left.
-func (d *Daemon) add(b *blueprint, file bool, numbers []int) (*hosted, error) {
+func (d *Daemon) add(b *contextPlan, file bool, numbers []int) (*managedContext, error) {
 	h, err := d.make(b, file, numbers)
 	if err != nil {
 		return nil, err
@@ -118,8 +118,8 @@ func (d *Daemon) add(b *blueprint, file bool, numbers []int) (*hosted, error) {
 }
 
 // make makes a context and installs it. With an error nothing of it is left.
-func (d *Daemon) make(b *blueprint, file bool, numbers []int) (_ *hosted, err error) {
-	h := &hosted{
+func (d *Daemon) make(b *contextPlan, file bool, numbers []int) (_ *managedContext, err error) {
+	h := &managedContext{
 		d: d, name: b.doc.Name, file: file, seq: d.made.Add(1), b: b, numbers: numbers,
 		op: make(chan struct{}, 1), state: installing, since: time.Now(),
 		observers: map[*attachment]bool{},
@@ -130,7 +130,7 @@ func (d *Daemon) make(b *blueprint, file bool, numbers []int) (_ *hosted, err er
 		}
 	}
 	if h.card == nil {
-		return nil, failf(errInvalid, "context %q: interface %q is none of the daemon's", h.name, b.iface)
+		return nil, failf(errInvalid, "context %q: the daemon has no interface %q", h.name, b.iface)
 	}
 	h.op <- struct{}{}
 	defer h.end()
@@ -149,7 +149,7 @@ func (d *Daemon) make(b *blueprint, file bool, numbers []int) (_ *hosted, err er
 
 // start has the context's log written to a file, and packets come, if its configuration
 // says so. With an error nothing of the context is left.
-func (h *hosted) start() error {
+func (h *managedContext) start() error {
 	if err := h.begin(); err != nil {
 		return err
 	}
@@ -157,7 +157,7 @@ func (h *hosted) start() error {
 	if cfg := h.d.logConfig(); cfg.Dir != "" {
 		h.book.keep(cfg.Dir, h.name, h.d.logger)
 	}
-	if h.blueprint().doc.Activate != atStart {
+	if h.contextPlan().doc.Activate != atStart {
 		return nil
 	}
 	if err := h.arm(); err != nil {
@@ -168,7 +168,7 @@ func (h *hosted) start() error {
 }
 
 // undo takes a context away that could not be made. The caller has op.
-func (h *hosted) undo(err error) error {
+func (h *managedContext) undo(err error) error {
 	h.d.leave(h)
 	h.book.close()
 	return fmt.Errorf("context %q: %w", h.name, err)
@@ -181,7 +181,7 @@ func (d *Daemon) logConfig() Log {
 }
 
 // enter takes the context's name.
-func (d *Daemon) enter(h *hosted) error {
+func (d *Daemon) enter(h *managedContext) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closing {
@@ -195,7 +195,7 @@ func (d *Daemon) enter(h *hosted) error {
 }
 
 // leave gives the name back.
-func (d *Daemon) leave(h *hosted) {
+func (d *Daemon) leave(h *managedContext) {
 	h.mu.Lock()
 	h.gone = true
 	h.mu.Unlock()
@@ -207,11 +207,11 @@ func (d *Daemon) leave(h *hosted) {
 }
 
 // install makes the context's memory and installs it on the NIC. The caller has op.
-func (h *hosted) install() error {
+func (h *managedContext) install() error {
 	if err := h.card.lost(); err != nil {
 		return err
 	}
-	b := h.blueprint()
+	b := h.contextPlan()
 	set, err := h.makeHandlers(b)
 	if err != nil {
 		return err
@@ -257,12 +257,12 @@ func (h *hosted) install() error {
 }
 
 // makeHandlers makes the context's set, if there is memory for all that the context needs.
-func (h *hosted) makeHandlers(b *blueprint) (*handlers.Set, error) {
+func (h *managedContext) makeHandlers(b *contextPlan) (*handlers.Set, error) {
 	if err := h.d.enough(b.charge()); err != nil {
 		return nil, err
 	}
 	env := b.env
-	env.Memory = spare(h.d.memory.room() - b.charge() + whole(b.reserve))
+	env.Memory = spare(h.d.memory.room() - b.charge() + roundUpToElement(b.reserve))
 	set, err := b.makeSet(env)
 	if err == nil {
 		return set, nil
@@ -276,7 +276,7 @@ func (h *hosted) makeHandlers(b *blueprint) (*handlers.Set, error) {
 }
 
 // arm activates the context. The caller has op.
-func (h *hosted) arm() error {
+func (h *managedContext) arm() error {
 	if err := h.card.lost(); err != nil {
 		return err
 	}
@@ -292,7 +292,7 @@ func (h *hosted) arm() error {
 }
 
 // disarm deactivates it. The caller has op.
-func (h *hosted) disarm() error {
+func (h *managedContext) disarm() error {
 	err := h.card.nic.Deactivate(h.ctx)
 	if err != nil && len(h.ctx.Rulesets()) > 0 {
 		return kindError{errBusy, err}
@@ -318,7 +318,7 @@ type loss struct {
 
 // tearDown ends the context's life. Its credit stays the context's with keep. The caller
 // has op.
-func (h *hosted) tearDown(keep bool) loss {
+func (h *managedContext) tearDown(keep bool) loss {
 	h.mu.Lock()
 	ctx, has := h.ctx, h.has
 	h.ctx, h.has = nil, nil
@@ -329,7 +329,7 @@ func (h *hosted) tearDown(keep bool) loss {
 // finish takes a life of the context from the NIC and frees what it had, or leaves
 // that to who sweeps up behind stuck handlers. Sessions of that life end with it. Its
 // place stays with keep, and is given up without.
-func (h *hosted) finish(ctx *nic.Context, has *holdings, keep bool) (l loss) {
+func (h *managedContext) finish(ctx *nic.Context, has *resources, keep bool) (l loss) {
 	h.mu.Lock()
 	place := h.place
 	if h.place = nil; keep {
@@ -377,14 +377,14 @@ func (h *hosted) finish(ctx *nic.Context, has *holdings, keep bool) (l loss) {
 
 // renew has the context start over, with memory in which there is nothing. The caller
 // has op.
-func (h *hosted) renew() error {
+func (h *managedContext) renew() error {
 	l, had := h.empty()
 	return h.fill(l, had)
 }
 
-// empty ends the life of the context, of which holdings are returned that its sessions
+// empty ends the life of the context, of which resources are returned that its sessions
 // may still refer to, nil if there are none. The caller has op, and goes on with fill.
-func (h *hosted) empty() (loss, *holdings) {
+func (h *managedContext) empty() (loss, *resources) {
 	h.set(draining, "")
 	h.mu.Lock()
 	had := h.has
@@ -396,7 +396,7 @@ func (h *hosted) empty() (loss, *holdings) {
 
 // fill gives the context a new life after empty. That takes as long as the kernel needs
 // to clear the memory, some 1 s for each GB. The caller has op.
-func (h *hosted) fill(l loss, had *holdings) error {
+func (h *managedContext) fill(l loss, had *resources) error {
 	if !l.leaked && had != nil && had.refs.Load() > 0 {
 		// Sessions of observers that are about to end refer to what it had, which
 		// is no reason not to go on. What a process keeps is one.
@@ -439,7 +439,7 @@ func (d *Daemon) revive() {
 
 // comeBack has a context start over that has failed for want of memory, if it still has.
 // The caller has op.
-func (h *hosted) comeBack() {
+func (h *managedContext) comeBack() {
 	h.d.mu.RLock()
 	closing := h.d.closing
 	h.d.mu.RUnlock()
@@ -464,7 +464,7 @@ func (h *hosted) comeBack() {
 }
 
 // record writes what went wrong in a handler to the context's log, line by line.
-func (h *hosted) record(e spin.Fault) {
+func (h *managedContext) record(e spin.Fault) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.book == nil {
@@ -477,7 +477,7 @@ func (h *hosted) record(e spin.Fault) {
 }
 
 // overrun ends the sessions of a context of which a handler ran past its limit.
-func (h *hosted) overrun(detail string) {
+func (h *managedContext) overrun(detail string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.fault(detail); h.state == stopped && h.why == overrunText {
@@ -487,7 +487,7 @@ func (h *hosted) overrun(detail string) {
 
 // fault says that the context is stopped, if it is: an event may come late, when the
 // context has started over, or be lost. The caller has mu.
-func (h *hosted) fault(detail string) {
+func (h *managedContext) fault(detail string) {
 	if h.ctx == nil || h.state != installed && h.state != active || h.ctx.Stats().Overruns == 0 {
 		return
 	}
@@ -496,13 +496,13 @@ func (h *hosted) fault(detail string) {
 }
 
 // dismiss ends all sessions.
-func (h *hosted) dismiss(why string) {
+func (h *managedContext) dismiss(why string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.tell(why)
 }
 
-func (h *hosted) tell(why string) {
+func (h *managedContext) tell(why string) {
 	if h.owner != nil {
 		h.owner.dismiss(why)
 	}
@@ -512,7 +512,7 @@ func (h *hosted) tell(why string) {
 }
 
 // silence has nobody wait for the application any more.
-func (h *hosted) silence() {
+func (h *managedContext) silence() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.has != nil && h.has.pair != nil {
@@ -521,7 +521,7 @@ func (h *hosted) silence() {
 }
 
 // letGo frees what a context had whose NIC is closed.
-func (h *hosted) letGo() {
+func (h *managedContext) letGo() {
 	h.mu.Lock()
 	has := h.has
 	h.ctx, h.has = nil, nil
@@ -531,17 +531,17 @@ func (h *hosted) letGo() {
 	}
 }
 
-func (h *hosted) blueprint() *blueprint {
+func (h *managedContext) contextPlan() *contextPlan {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.b
 }
 
-func (h *hosted) mayAttach(p control.Peer) bool { return h.blueprint().attach.has(p) }
+func (h *managedContext) mayAttach(p control.Peer) bool { return h.contextPlan().attach.has(p) }
 
 // live says why nobody may take the context away without being asked, "" if there is
 // nothing.
-func (h *hosted) live() string {
+func (h *managedContext) live() string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if a := h.owner; a != nil {
@@ -581,7 +581,7 @@ func (d *Daemon) install(doc *control.Context) (*control.ContextInfo, error) {
 }
 
 // check checks a context against the configuration in force.
-func (d *Daemon) check(doc *control.Context) (*blueprint, error) {
+func (d *Daemon) check(doc *control.Context) (*contextPlan, error) {
 	d.mu.RLock()
 	env := &surroundings{limits: d.cfg.Limits.complete(), interfaces: d.cfg.Interfaces, windows: map[string]control.Size{}}
 	for name, m := range d.windows {
@@ -599,7 +599,7 @@ func (d *Daemon) check(doc *control.Context) (*blueprint, error) {
 }
 
 // withContext calls f with a context of which op is held.
-func (d *Daemon) withContext(name string, f func(*hosted) error) error {
+func (d *Daemon) withContext(name string, f func(*managedContext) error) error {
 	h, err := d.find(name)
 	if err != nil {
 		return err
@@ -613,7 +613,7 @@ func (d *Daemon) withContext(name string, f func(*hosted) error) error {
 
 // activate arms a context. One that is stopped or has failed starts over.
 func (d *Daemon) activate(name string) error {
-	return d.withContext(name, func(h *hosted) error {
+	return d.withContext(name, func(h *managedContext) error {
 		h.mu.Lock()
 		h.off = false
 		state := h.state
@@ -629,7 +629,7 @@ func (d *Daemon) activate(name string) error {
 
 // deactivate disarms a context, which stays so until somebody activates it.
 func (d *Daemon) deactivate(name string) error {
-	return d.withContext(name, func(h *hosted) error {
+	return d.withContext(name, func(h *managedContext) error {
 		h.mu.Lock()
 		h.off = true
 		state := h.state
@@ -643,14 +643,14 @@ func (d *Daemon) deactivate(name string) error {
 
 // remove takes a context away, whoever is attached.
 func (d *Daemon) remove(name string) error {
-	return d.withContext(name, func(h *hosted) error {
+	return d.withContext(name, func(h *managedContext) error {
 		h.retire(whyRemoved)
 		return nil
 	})
 }
 
 // retire ends sessions and the context. The caller has op.
-func (h *hosted) retire(why string) {
+func (h *managedContext) retire(why string) {
 	h.set(draining, "")
 	h.dismiss(why)
 	l := h.tearDown(false)
@@ -668,7 +668,7 @@ func (d *Daemon) trigger(name string, t control.Trigger) error {
 	return h.trigger(&t)
 }
 
-func (h *hosted) trigger(t *control.Trigger) error {
+func (h *managedContext) trigger(t *control.Trigger) error {
 	if err := h.card.lost(); err != nil {
 		return err
 	}
@@ -744,7 +744,7 @@ func (d *Daemon) log(ctx context.Context, name string, hpu int, follow bool, f f
 }
 
 // setTap has a tap see the context's frames, through all of its lives; nil ends that.
-func (h *hosted) setTap(t hpu.Tap) {
+func (h *managedContext) setTap(t hpu.Tap) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.tap = t
@@ -789,7 +789,7 @@ func (c *card) stats() map[int]*nic.ContextStats {
 	return all
 }
 
-func (h *hosted) info(stats map[int]*nic.ContextStats) control.ContextInfo {
+func (h *managedContext) info(stats map[int]*nic.ContextStats) control.ContextInfo {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.fault(overrunText)
@@ -849,7 +849,7 @@ type leak struct {
 	d     *Daemon
 	card  *card
 	ctx   *nic.Context
-	has   *holdings
+	has   *resources
 	name  string
 	since time.Time
 }

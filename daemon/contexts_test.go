@@ -388,7 +388,7 @@ func must(t *testing.T, err error) {
 func TestWhoMayDoWhat(t *testing.T) {
 	f := launch(t, "admins: {users: [99]}\n"+inbox)
 	_, err := f.admit("nothing", root, false)
-	fails(t, "no context", err, errNotFound, `no context "nothing": there are inbox`)
+	fails(t, "no context", err, errNotFound, `no context "nothing": the daemon has inbox`)
 	_, err = f.admit("inbox", someone(5), false)
 	fails(t, "somebody else", err, errDenied, `context "inbox" is not for user 5: see attach`)
 	fails(t, "somebody else reads", f.mayRead(someone(5), "inbox"), errDenied, `not for user 5`)
@@ -484,7 +484,7 @@ func TestMessagesGoWhereReceivesSay(t *testing.T) {
 			t.Fatal(ans.Error)
 		}
 	}
-	// Without receives each message goes to the begin.
+	// Without receives each message goes to the start.
 	must(t, f.send(t, []byte("first")))
 	must(t, f.send(t, []byte("FIR")))
 	if p.event(t); string(in[:5]) != "FIRst" {
@@ -937,7 +937,7 @@ func TestInstallAndRemove(t *testing.T) {
 	}
 	must(t, f.activate("one"))
 
-	// Memory is not unmapped under who reads it, nor under who is attached.
+	// Memory is not unmapped under whoever reads it, nor under whoever is attached.
 	b := f.admitted(t, "one", root, false)
 	fds := b.descriptors()
 	must(t, f.remove("one"))
@@ -1023,7 +1023,7 @@ func TestCloseEndsEverything(t *testing.T) {
 func TestFailedStartLeavesNothing(t *testing.T) {
 	lab := netnstest.Temp(t, netns.LabConfig{})
 	dir := t.TempDir()
-	fds, maps := resources(t)
+	fds, maps := openResources(t)
 	for name, tc := range map[string]struct{ text, want string }{
 		"init":      {"contexts:\n- {name: ok, handler: deposit, windows: [{name: in, size: 2MiB}]}\n- {name: bad, handler: test-init, params: {fail: true}, rulesets: 'a: udp(9)'}\n", `context "bad"`},
 		"interface": {"", `no such network interface`},
@@ -1045,13 +1045,13 @@ func TestFailedStartLeavesNothing(t *testing.T) {
 		}
 	}
 	eventually(t, "nothing is left", func() bool {
-		f, m := resources(t)
+		f, m := openResources(t)
 		return f <= fds+2 && m <= maps+8 // of the runtime
 	})
 }
 
 // resources returns how many descriptors and BPF mappings the process has.
-func resources(t *testing.T) (fds, maps int) {
+func openResources(t *testing.T) (fds, maps int) {
 	t.Helper()
 	list, err := os.ReadDir("/proc/self/fd")
 	must(t, err)
@@ -1072,7 +1072,7 @@ contexts:
   activate: manual
 `)
 	left(f.admitted(t, "small", root, false), "the first")
-	fds, maps := resources(t)
+	fds, maps := openResources(t)
 	used := f.inUse()
 	for i := range 1000 {
 		a := f.admitted(t, "small", root, false)
@@ -1089,7 +1089,7 @@ contexts:
 		t.Errorf("%d bytes are in use, %d before", n, used)
 	}
 	eventually(t, "descriptors and mappings are as many as before", func() bool {
-		n, m := resources(t)
+		n, m := openResources(t)
 		return n <= fds && m <= maps
 	})
 }

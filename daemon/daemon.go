@@ -68,7 +68,7 @@ type Daemon struct {
 	cfg      *Config // in force
 	admins   who
 	windows  map[string]*memory // shared ones
-	contexts map[string]*hosted
+	contexts map[string]*managedContext
 	closing  bool
 	closed   sync.Once
 	closeErr error
@@ -112,7 +112,7 @@ func CheckWeb(address string) error {
 // other privileges than a few capabilities, and gives the rest up.
 func Start(cfg *Config, o Options) (_ *Daemon, err error) {
 	var c checker
-	blueprints := checkConfig(&c, cfg)
+	contextPlans := checkConfig(&c, cfg)
 	if err := c.err(); err != nil {
 		return nil, fmt.Errorf("configuration: %w", err)
 	}
@@ -134,7 +134,7 @@ func Start(cfg *Config, o Options) (_ *Daemon, err error) {
 		cfg:      cfg,
 		admins:   checkWho(new(checker), "", &cfg.Admins),
 		windows:  map[string]*memory{},
-		contexts: map[string]*hosted{},
+		contexts: map[string]*managedContext{},
 	}
 	defer func() {
 		if err != nil {
@@ -162,12 +162,12 @@ func Start(cfg *Config, o Options) (_ *Daemon, err error) {
 			return nil, err
 		}
 	}
-	numbers, err := dealAll(blueprints, nil)
+	numbers, err := dealAll(contextPlans, nil)
 	if err != nil {
 		return nil, err
 	}
-	var contexts []*hosted
-	for _, b := range blueprints {
+	var contexts []*managedContext
+	for _, b := range contextPlans {
 		h, err := d.make(b, true, numbers[b.doc.Name])
 		if err != nil {
 			return nil, err
@@ -276,7 +276,7 @@ type memory struct {
 }
 
 func (d *Daemon) newMemory(name string, size int64) (*memory, error) {
-	charge, err := d.charge(whole(size))
+	charge, err := d.charge(roundUpToElement(size))
 	if err != nil {
 		return nil, err
 	}
@@ -443,7 +443,7 @@ func (d *Daemon) close(ctx context.Context) error {
 	defer d.reload.Unlock()
 	d.mu.Lock()
 	d.closing = true
-	var all []*hosted
+	var all []*managedContext
 	for _, h := range d.contexts {
 		all = append(all, h)
 	}
@@ -506,7 +506,7 @@ func (d *Daemon) close(ctx context.Context) error {
 }
 
 // find returns a context by name.
-func (d *Daemon) find(name string) (*hosted, error) {
+func (d *Daemon) find(name string) (*managedContext, error) {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
 	if d.closing {
@@ -517,19 +517,19 @@ func (d *Daemon) find(name string) (*hosted, error) {
 	}
 	there := "there is none"
 	if len(d.contexts) > 0 {
-		there = "there are " + strings.Join(slices.Sorted(maps.Keys(d.contexts)), ", ")
+		there = "the daemon has " + strings.Join(slices.Sorted(maps.Keys(d.contexts)), ", ")
 	}
 	return nil, failf(errNotFound, "no context %q: %s", name, there)
 }
 
 // all returns the contexts by name.
-func (d *Daemon) all() []*hosted {
+func (d *Daemon) all() []*managedContext {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
-	var all []*hosted
+	var all []*managedContext
 	for _, h := range d.contexts {
 		all = append(all, h)
 	}
-	slices.SortFunc(all, func(a, b *hosted) int { return cmp.Compare(a.name, b.name) })
+	slices.SortFunc(all, func(a, b *managedContext) int { return cmp.Compare(a.name, b.name) })
 	return all
 }

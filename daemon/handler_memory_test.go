@@ -230,10 +230,10 @@ contexts:
   rulesets: "a: slmp"
   messages: 1000
 `
-	if _, err := load(t, eth+fmt.Sprintf(text, whole(4096*1000))); err != "" {
+	if _, err := load(t, eth+fmt.Sprintf(text, roundUpToElement(4096*1000))); err != "" {
 		t.Errorf("just enough: %s", err)
 	}
-	_, err := load(t, eth+fmt.Sprintf(text, whole(4096*1000)-1))
+	_, err := load(t, eth+fmt.Sprintf(text, roundUpToElement(4096*1000)-1))
 	for _, want := range []string{"contexts[0]: ", "lower messages", "for 1000 in flight"} {
 		if !strings.Contains(err, want) {
 			t.Errorf("%q does not say %q", err, want)

@@ -41,7 +41,7 @@ type logBook struct {
 
 	offset atomic.Int64 // from the monotonic clock to the wall's, see wall
 
-	// wake is there while a reader sleeps, and closed by who has a line for it.
+	// wake is there while a reader sleeps, and closed by whoever has a line for it.
 	wake atomic.Pointer[chan struct{}]
 
 	closed chan struct{}

@@ -25,7 +25,7 @@ type numbered struct {
 	numbers     []int // that it has; nil: to be dealt
 }
 
-func (b *blueprint) numbered() numbered {
+func (b *contextPlan) numbered() numbered {
 	return numbered{name: b.doc.Name, iface: b.iface, first: b.doc.First, count: len(b.spec.Rulesets)}
 }
 
@@ -76,23 +76,23 @@ func deal(all []numbered) (map[string][]int, error) {
 
 // others are contexts that are not the file's, in the order in which they were installed.
 // The caller has mu.
-func (d *Daemon) others() []*hosted {
-	var all []*hosted
+func (d *Daemon) others() []*managedContext {
+	var all []*managedContext
 	for _, h := range d.contexts {
 		if !h.file {
 			all = append(all, h)
 		}
 	}
-	slices.SortFunc(all, func(a, b *hosted) int { return cmp.Compare(a.seq, b.seq) })
+	slices.SortFunc(all, func(a, b *managedContext) int { return cmp.Compare(a.seq, b.seq) })
 	return all
 }
 
 // makeRoom finds numbers for a context that is not in the file: after all others that
 // have not asked for theirs. If there are none left, those of contexts that are gone are
 // closed up. The caller has reload.
-func (d *Daemon) makeRoom(b *blueprint) ([]int, error) {
+func (d *Daemon) makeRoom(b *contextPlan) ([]int, error) {
 	d.mu.RLock()
-	var order []*hosted
+	var order []*managedContext
 	for i := range d.cfg.Contexts {
 		if h := d.contexts[d.cfg.Contexts[i].Name]; h != nil {
 			order = append(order, h)
@@ -102,7 +102,7 @@ func (d *Daemon) makeRoom(b *blueprint) ([]int, error) {
 	d.mu.RUnlock()
 	var all []numbered
 	for _, h := range order {
-		c := h.blueprint().numbered()
+		c := h.contextPlan().numbered()
 		c.numbers = h.numbersNow()
 		all = append(all, c)
 	}
@@ -117,7 +117,7 @@ func (d *Daemon) makeRoom(b *blueprint) ([]int, error) {
 	if dealt, err = deal(all); err != nil {
 		return nil, err
 	}
-	moves := map[*hosted][]int{}
+	moves := map[*managedContext][]int{}
 	for _, h := range order {
 		if n := dealt[h.name]; !slices.Equal(n, h.numbersNow()) {
 			moves[h] = n
@@ -135,13 +135,13 @@ func (d *Daemon) makeRoom(b *blueprint) ([]int, error) {
 	return dealt[b.doc.Name], nil
 }
 
-func byName(moves map[*hosted][]int) []*hosted {
-	return slices.SortedFunc(maps.Keys(moves), func(a, b *hosted) int { return cmp.Compare(a.name, b.name) })
+func byName(moves map[*managedContext][]int) []*managedContext {
+	return slices.SortedFunc(maps.Keys(moves), func(a, b *managedContext) int { return cmp.Compare(a.name, b.name) })
 }
 
 // renumber gives contexts other numbers, those of a NIC in one step. The caller has op of
 // all of them.
-func (d *Daemon) renumber(moves map[*hosted][]int) (undo func(), err error) {
+func (d *Daemon) renumber(moves map[*managedContext][]int) (undo func(), err error) {
 	var done []func()
 	undo = func() {
 		for _, f := range slices.Backward(done) {
@@ -176,14 +176,14 @@ func (d *Daemon) renumber(moves map[*hosted][]int) (undo func(), err error) {
 	return undo, nil
 }
 
-func (h *hosted) numbersNow() []int {
+func (h *managedContext) numbersNow() []int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.numbers
 }
 
 // setNumbers returns what they were.
-func (h *hosted) setNumbers(numbers []int) (was []int) {
+func (h *managedContext) setNumbers(numbers []int) (was []int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	was, h.numbers = h.numbers, numbers
@@ -192,13 +192,13 @@ func (h *hosted) setNumbers(numbers []int) (was []int) {
 
 // dealAll deals numbers as for a start with a configuration; contexts that are there by
 // other means come last.
-func dealAll(file []*blueprint, others []*hosted) (map[string][]int, error) {
+func dealAll(file []*contextPlan, others []*managedContext) (map[string][]int, error) {
 	var all []numbered
 	for _, b := range file {
 		all = append(all, b.numbered())
 	}
 	for _, h := range others {
-		all = append(all, h.blueprint().numbered())
+		all = append(all, h.contextPlan().numbered())
 	}
 	dealt, err := deal(all)
 	if err != nil {
@@ -248,13 +248,13 @@ func shadows(all []ruled) (found []shadow) {
 
 // Warnings are what the configuration is hardly meant to say, though it may.
 func (cfg *Config) Warnings() (all []string) {
-	blueprints := checkConfig(new(checker), cfg)
-	dealt, err := dealAll(blueprints, nil)
+	contextPlans := checkConfig(new(checker), cfg)
+	dealt, err := dealAll(contextPlans, nil)
 	if err != nil {
 		return nil // an error of Start
 	}
 	var contexts []ruled
-	for _, b := range blueprints {
+	for _, b := range contextPlans {
 		contexts = append(contexts, ruled{b.doc.Name, b.iface, b.spec.Rulesets, dealt[b.doc.Name]})
 	}
 	for _, s := range shadows(contexts) {
@@ -268,7 +268,7 @@ func (cfg *Config) Warnings() (all []string) {
 func (d *Daemon) warn(name string) {
 	var contexts []ruled
 	for _, h := range d.all() {
-		contexts = append(contexts, ruled{h.name, h.card.key, h.blueprint().spec.Rulesets, h.numbersNow()})
+		contexts = append(contexts, ruled{h.name, h.card.key, h.contextPlan().spec.Rulesets, h.numbersNow()})
 	}
 	for _, s := range shadows(contexts) {
 		if s.name == name || s.by == name {

@@ -22,22 +22,22 @@ type plan struct {
 	cfg     *Config
 	windows []control.Window // to be made
 	drop    []string         // windows that go
-	add     []*blueprint
-	remove  []*hosted
+	add     []*contextPlan
+	remove  []*managedContext
 	change  []change
-	who     []change          // of whom only attach changes: their packets notice nothing
-	numbers map[string][]int  // of all contexts' rulesets
-	moves   map[*hosted][]int // contexts that do not change, but for their numbers
-	changes []string          // for people
+	who     []change                  // of whom only attach changes: their packets notice nothing
+	numbers map[string][]int          // of all contexts' rulesets
+	moves   map[*managedContext][]int // contexts that do not change, but for their numbers
+	changes []string                  // for people
 }
 
 type change struct {
-	h *hosted
-	b *blueprint
+	h *managedContext
+	b *contextPlan
 	// The life before, while both are there.
 	ctx     *nic.Context
-	has     *holdings
-	old     *blueprint
+	has     *resources
+	old     *contextPlan
 	state   string
 	starved bool
 	// Of the rulesets, now and before.
@@ -90,7 +90,7 @@ func (d *Daemon) Reload() (changes []string, err error) {
 // all of them.
 func (d *Daemon) plan(cfg *Config) (*plan, error) {
 	var c checker
-	blueprints := checkConfig(&c, cfg)
+	contextPlans := checkConfig(&c, cfg)
 	if err := c.err(); err != nil { // the file was just read: a user has gone since
 		return nil, kindError{errInvalid, err}
 	}
@@ -150,7 +150,7 @@ func (d *Daemon) plan(cfg *Config) (*plan, error) {
 	}
 
 	wanted := map[string]bool{}
-	for _, b := range blueprints {
+	for _, b := range contextPlans {
 		name := b.doc.Name
 		wanted[name] = true
 		h := d.contexts[name]
@@ -161,7 +161,7 @@ func (d *Daemon) plan(cfg *Config) (*plan, error) {
 		case !h.file:
 			refuse(errBusy, "context %q was installed by other means than the file: remove it first", name)
 		default:
-			was := h.blueprint()
+			was := h.contextPlan()
 			a, z := was.doc, b.doc
 			a.Attach, z.Attach = nil, nil
 			uses := slices.ContainsFunc(b.windows, func(w windowUse) bool { return w.shared && renewed[w.name] })
@@ -180,7 +180,7 @@ func (d *Daemon) plan(cfg *Config) (*plan, error) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(d.contexts)) {
 		h := d.contexts[name]
-		b := h.blueprint()
+		b := h.contextPlan()
 		if h.file && !wanted[name] {
 			p.remove = append(p.remove, h)
 			told("context %s removed", name)
@@ -189,13 +189,13 @@ func (d *Daemon) plan(cfg *Config) (*plan, error) {
 		}
 	}
 	var err error
-	if p.numbers, err = dealAll(blueprints, d.others()); err != nil {
+	if p.numbers, err = dealAll(contextPlans, d.others()); err != nil {
 		reasons = append(reasons, err)
 	}
 	if err := errors.Join(append(reasons, d.lively(p))...); err != nil {
 		return nil, err
 	}
-	p.moves = map[*hosted][]int{}
+	p.moves = map[*managedContext][]int{}
 	touched := p.touched()
 	var moved []string
 	for name, h := range d.contexts {
@@ -225,12 +225,12 @@ func (d *Daemon) lively(p *plan) error {
 }
 
 // touched are the contexts that a plan changes or removes, by name.
-func (p *plan) touched() (all []*hosted) {
+func (p *plan) touched() (all []*managedContext) {
 	all = append(all, p.remove...)
 	for _, c := range p.change {
 		all = append(all, c.h)
 	}
-	slices.SortFunc(all, func(a, b *hosted) int { return cmp.Compare(a.name, b.name) })
+	slices.SortFunc(all, func(a, b *managedContext) int { return cmp.Compare(a.name, b.name) })
 	return all
 }
 
@@ -249,13 +249,13 @@ func same(a, b any) bool {
 // are disarmed meanwhile, and the old ones end when nothing can fail any more: with an
 // error all is as it was.
 func (d *Daemon) apply(p *plan) (err error) {
-	var end []*hosted
+	var end []*managedContext
 	defer func() {
 		for _, h := range end {
 			h.end()
 		}
 	}()
-	// Before the operations end: who waits for them attaches to what is there to stay.
+	// Before the operations end: whoever waits for them attaches to what stays.
 	var undo []func()
 	defer func() {
 		if err != nil {
@@ -265,7 +265,7 @@ func (d *Daemon) apply(p *plan) (err error) {
 		}
 	}()
 	busy := append(p.touched(), slices.Collect(maps.Keys(p.moves))...)
-	slices.SortFunc(busy, func(a, b *hosted) int { return cmp.Compare(a.name, b.name) })
+	slices.SortFunc(busy, func(a, b *managedContext) int { return cmp.Compare(a.name, b.name) })
 	for _, h := range busy {
 		if err := h.begin(); err != nil {
 			return err
@@ -412,20 +412,20 @@ func (d *Daemon) setConfig(cfg *Config) {
 }
 
 // hide lets another context have the name, and show takes it back.
-func (d *Daemon) hide(h *hosted) {
+func (d *Daemon) hide(h *managedContext) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	delete(d.contexts, h.name)
 }
 
-func (d *Daemon) show(h *hosted) {
+func (d *Daemon) show(h *managedContext) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.contexts[h.name] = h
 }
 
 // rearm activates a context that was active, on the way back from a reload.
-func (h *hosted) rearm() {
+func (h *managedContext) rearm() {
 	if err := h.arm(); err != nil {
 		h.set(failed, err.Error())
 		h.d.logger.Error("context is not active any more", "context", h.name, "error", err)

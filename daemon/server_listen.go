@@ -126,7 +126,7 @@ func lock(path string) (unlock func(), err error) {
 const passRights = 83
 
 // refuseRights has the kernel refuse descriptors that peers send along: closing one can
-// take as long as its owner likes (a TCP socket that lingers), and who reads, or closes
+// take as long as its owner likes (a TCP socket that lingers), and whoever reads, or closes
 // the connection, closes it. Linux 6.16 and later.
 func refuseRights(u *net.UnixListener) error {
 	raw, err := u.SyscallConn()

@@ -33,7 +33,7 @@ func TestALockedDirectoryDelaysNobody(t *testing.T) {
 	}
 }
 
-// A descriptor in a message is closed by who reads it, and that may take long.
+// A descriptor in a message is closed by whoever reads it, and that may take long.
 func TestDescriptorsOfPeersAreRefused(t *testing.T) {
 	path := filepath.Join(socketDir(t), "s")
 	l, err := listen(path, quiet())

@@ -168,7 +168,7 @@ func isWord(c byte) bool {
 	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || isDigit(c) || c == '_'
 }
 
-// word reads a name. Some begin with a digit, so only who asks knows it from a number.
+// word reads a name. Some begin with a digit, so only the caller knows it from a number.
 func (p *parser) word() string {
 	p.skip()
 	first := p.pos

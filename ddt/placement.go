@@ -19,7 +19,7 @@ type Placement interface {
 	// Place unpacks bytes of a message's stream, as Committed.Unpack does. They are a
 	// packet that begins at byte packet of the stream, or a part of it: it goes by the
 	// packet which state a strategy uses, as it does which HPU processes it. hpu is
-	// who asks, 0 to Config.HPUs-1; it does one thing at a time.
+	// the HPU that asks, 0 to Config.HPUs-1; it does one thing at a time.
 	Place(slot, hpu int, mem []byte, origin, packet, first int64, stream []byte) (copies int64, err error)
 	Scheduling() Scheduling
 	Memory() Memory

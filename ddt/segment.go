@@ -13,7 +13,7 @@ import (
 // of blocks, and not of nodes.
 //
 // It moves forward only, and node by node, while a Committed finds any position by
-// dividing and searching. Nothing of it is shared: who has the segment may use it. The
+// dividing and searching. Nothing of it is shared: whoever has the segment may use it. The
 // position is all that it knows of a message, so it does for the next one as well.
 type segment struct {
 	head

@@ -507,7 +507,7 @@ func TestDatatypeParams(t *testing.T) {
 		{handlers.Params{"type": "ctg(2)[\n ctg(3)[itn]]"}, handlers.Env{}, 0, `param "type":2:9: `},
 		{handlers.Params{"type": "MILC(x=3)"}, handlers.Env{}, 0, `param "type"`},
 		{handlers.Params{"type": "int", "count": -1}, handlers.Env{}, 0, `count`},
-		{handlers.Params{"type": "int", "strategy": "fast"}, handlers.Env{}, 0, `param "strategy": "fast": there are direct, specialized, hpu-local, ro-cp, rw-cp`},
+		{handlers.Params{"type": "int", "strategy": "fast"}, handlers.Env{}, 0, `param "strategy": "fast": want direct, specialized, hpu-local, ro-cp, rw-cp`},
 		{handlers.Params{"type": "int", "strategy": "rw-cp", "interval": -3}, handlers.Env{}, 0, `interval of -3 bytes`},
 		{handlers.Params{"type": "int", "strategy": "ro-cp", "epsilon": -0.5}, handlers.Env{}, 0, `epsilon -0.5`},
 		{handlers.Params{"type": "int", "packet": -1}, handlers.Env{}, 0, `packets of -1 bytes`},

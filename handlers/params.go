@@ -61,7 +61,7 @@ func (p Params) Decode(into any) error {
 	for _, key := range slices.Sorted(maps.Keys(left)) {
 		there := "there are none"
 		if len(known) > 0 {
-			there = "there are " + strings.Join(known, ", ")
+			there = "want " + strings.Join(known, ", ")
 		}
 		errs = append(errs, fmt.Errorf("no param %q: %s", key, there))
 	}

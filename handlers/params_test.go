@@ -41,7 +41,7 @@ func TestDecode(t *testing.T) {
 		{"twice", `{"to": "10.0.0.2:9400", "Port": 1, "port": 2}`, params{}, []string{`param "port" appears twice`}},
 		{"missing", `{}`, params{}, []string{`param "to" is missing: text, netip.AddrPort`}},
 		{"unknown", `{"to": "10.0.0.2:9400", "prt": 7}`, params{},
-			[]string{`no param "prt": there are port (whole number, 0 to 65535), level (whole number, -128 to 127), any (whole number, not negative), ratio (number), name (string), loud (true or false), every (duration, such as "10s"), to (text, netip.AddrPort), ports (list of whole number, 0 to 65535)`}},
+			[]string{`no param "prt": want port (whole number, 0 to 65535), level (whole number, -128 to 127), any (whole number, not negative), ratio (number), name (string), loud (true or false), every (duration, such as "10s"), to (text, netip.AddrPort), ports (list of whole number, 0 to 65535)`}},
 		{"hidden", `{"to": "10.0.0.2:9400", "hidden": 1}`, params{}, []string{`no param "hidden"`}},
 		{"type", `{"to": "10.0.0.2:9400", "port": "http"}`, params{}, []string{`param "port": "http": want whole number, 0 to 65535`}},
 		{"range", `{"to": "10.0.0.2:9400", "port": 65536, "level": -129}`, params{}, []string{`"port": 65536: want`, `"level": -129: want`}},

@@ -21,7 +21,7 @@ func (c *Counter) Get() uint64 { return c.s.value.Load() }
 
 // Set sets the counter's value.
 func (c *Counter) Set(v uint64) {
-	c.s.value.Swap(v) // not Store: see bell.go
+	c.s.value.Swap(v) // not Store: see doorbell.go
 	c.check(v)
 }
 

@@ -31,13 +31,13 @@ type Host struct {
 	eventRing   consumer
 	requestRing consumer
 	lanes       []producer
-	bells       []int // of the lanes
+	doorbells   []int // of the lanes
 	counters    [Counters]Counter
 	broken      atomic.Bool
 	closed      atomic.Bool
 
-	bell int // the NIC rings
-	kick int // an eventfd of our own: ctx, Close and Counter ring
+	doorbell int // the NIC rings
+	kick     int // an eventfd of our own: ctx, Close and Counter ring
 
 	kickMu   sync.Mutex
 	kickDead bool
@@ -68,8 +68,8 @@ type Call struct {
 }
 
 // OpenHost maps the application's side. It takes the descriptors, also if it fails.
-func OpenHost(l Layout, memory, bell int, lanes []int) (*Host, error) {
-	fds := append([]int{bell}, lanes...)
+func OpenHost(l Layout, memory, doorbell int, lanes []int) (*Host, error) {
+	fds := append([]int{doorbell}, lanes...)
 	fail := func(err error) (*Host, error) {
 		for _, fd := range fds {
 			unix.Close(fd)
@@ -89,9 +89,9 @@ func OpenHost(l Layout, memory, bell int, lanes []int) (*Host, error) {
 		return fail(err)
 	}
 	for i, fd := range fds {
-		mode, what := unix.O_WRONLY, fmt.Sprintf("bell of lane %d", i-1)
+		mode, what := unix.O_WRONLY, fmt.Sprintf("doorbell of lane %d", i-1)
 		if i == 0 {
-			mode, what = unix.O_RDONLY, "bell"
+			mode, what = unix.O_RDONLY, "doorbell"
 		}
 		if err := isPipe(fd, mode); err != nil {
 			_ = mem.Close()
@@ -104,7 +104,7 @@ func OpenHost(l Layout, memory, bell int, lanes []int) (*Host, error) {
 			return fail(fmt.Errorf("%s: descriptor %d: %w", what, fd, err))
 		}
 	}
-	h, err := newHost(l, mem.Bytes(), bell, fds[1:])
+	h, err := newHost(l, mem.Bytes(), doorbell, fds[1:])
 	if err != nil {
 		_ = mem.Close()
 		return fail(err)
@@ -114,8 +114,8 @@ func OpenHost(l Layout, memory, bell int, lanes []int) (*Host, error) {
 }
 
 // newHost makes a host in a pair's memory.
-func newHost(l Layout, mem []byte, bell int, bells []int) (*Host, error) {
-	h := &Host{layout: l, parts: l.cut(mem), bell: bell, bells: bells}
+func newHost(l Layout, mem []byte, doorbell int, doorbells []int) (*Host, error) {
+	h := &Host{layout: l, parts: l.cut(mem), doorbell: doorbell, doorbells: doorbells}
 	if m, w := h.magic, h.shared.layout; m != magic || w != l.words() {
 		return nil, fmt.Errorf("memory of another version or layout: magic %#x, layout %d; want %#x, %d", m, w, uint64(magic), l.words())
 	}
@@ -253,7 +253,7 @@ func (h *Host) Respond(c *Call, status int32, payload []byte) error {
 	copy(b[responseHeader:], payload)
 	ring.publish(pos)
 	if needed(&h.shared.lanes[lane].waiting) {
-		_ = strike(h.bells[lane])
+		_ = strike(h.doorbells[lane])
 	}
 	c.id = 0
 	h.Done(c)
@@ -357,7 +357,7 @@ func (h *Host) spin(ctx context.Context, spin time.Duration) (bool, error) {
 }
 
 func (h *Host) hungUp() bool {
-	fds := [1]unix.PollFd{{Fd: int32(h.bell)}}
+	fds := [1]unix.PollFd{{Fd: int32(h.doorbell)}}
 	_, err := unix.Poll(fds[:], 0)
 	return err == nil && fds[0].Revents&unix.POLLHUP != 0
 }
@@ -475,11 +475,11 @@ func (h *Host) watch(ctx context.Context) {
 	}
 }
 
-// sleep waits for a bell, and empties it. A thread in poll wakes sooner than a
+// sleep waits for a doorbell, and empties it. A thread in poll wakes sooner than a
 // goroutine that the runtime's poller has to find a thread for.
 func (h *Host) sleep() (gone bool, err error) {
 	fds := [2]unix.PollFd{
-		{Fd: int32(h.bell), Events: unix.POLLIN},
+		{Fd: int32(h.doorbell), Events: unix.POLLIN},
 		{Fd: int32(h.kick), Events: unix.POLLIN},
 	}
 	for {
@@ -493,7 +493,7 @@ func (h *Host) sleep() (gone bool, err error) {
 		break
 	}
 	if fds[0].Revents&unix.POLLIN != 0 {
-		drain(h.bell)
+		drain(h.doorbell)
 	} else if fds[0].Revents != 0 {
 		gone = true
 	}
@@ -516,7 +516,7 @@ func (h *Host) wake() {
 // FD returns a descriptor for epoll: readable when there is something, after Arm has
 // returned true. Disarm before taking anything. It reports a hang-up when the NIC's
 // process has ended.
-func (h *Host) FD() int { return h.bell }
+func (h *Host) FD() int { return h.doorbell }
 
 // Arm says that the caller is about to wait for FD. It returns false, and is not
 // armed, if there is something already, or if there will be nothing any more: Wait says
@@ -533,7 +533,7 @@ func (h *Host) Arm() bool {
 // Disarm says that the caller is awake, and empties FD.
 func (h *Host) Disarm() {
 	h.waiting.Store(0)
-	drain(h.bell)
+	drain(h.doorbell)
 }
 
 // Counter returns counting event i, below Counters.
@@ -558,7 +558,7 @@ func (h *Host) Close() error {
 	h.kickDead = true
 	errs := []error{os.NewSyscallError("close", unix.Close(h.kick))}
 	h.kickMu.Unlock()
-	for _, fd := range append([]int{h.bell}, h.bells...) {
+	for _, fd := range append([]int{h.doorbell}, h.doorbells...) {
 		errs = append(errs, os.NewSyscallError("close", unix.Close(fd)))
 	}
 	if h.mem != nil {

@@ -28,11 +28,11 @@
 //
 // Counters and the atomic operations of windows are sequentially consistent, like
 // sync/atomic: all see all of them in one order. So are the words behind Arm: when Arm has
-// returned true, what is given after it rings the bell; no wakeup is lost. Plain accesses
+// returned true, what is given after it rings the doorbell; no wakeup is lost. Plain accesses
 // to a window are ordered by these, and not by each other.
 //
 // This holds on every CPU that Go runs on. It is the order of sync/atomic's operations
-// on lap words, heads, waiting words and counters (see ring.go, bell.go), and a litmus
+// on lap words, heads, waiting words and counters (see ring.go, doorbell.go), and a litmus
 // test in two processes, which sleeps in every way there is, fails if one of those that x86
 // would reorder is made plain.
 package hostq

@@ -20,7 +20,7 @@ type shared struct {
 	layout [4]uint32
 	_      [232]byte
 
-	// The side that sleeps sets waiting; the side that rings the bell swaps it to 0.
+	// The side that sleeps sets waiting; the side that rings the doorbell swaps it to 0.
 	waiting atomic.Uint32 // the application writes 1, the NIC 0
 	_       [252]byte
 	ended   atomic.Uint32 // the NIC writes it, and rings: an end* constant

@@ -17,7 +17,7 @@ import (
 	"github.com/xspin/xspin/netns/netnstest"
 )
 
-// The litmus test of the bells (store buffering, Dekker): one side publishes something
+// The litmus test of the doorbells (store buffering, Dekker): one side publishes something
 // and looks whether the other sleeps, the other says that it sleeps and looks for
 // something, in two processes on two CPUs. If neither sees the other, a wakeup is
 // lost. To prevent that each store must be in order with the load after it, which is
@@ -200,7 +200,7 @@ func (h *Host) litmusSide(who, weak int) side {
 			s.length, s.id, s.status = 0, c.id, 0
 			plainStore(ring.lap(pos), ring.unpublished(pos)+1)
 			if needed(&h.shared.lanes[0].waiting) {
-				_ = strike(h.bells[0])
+				_ = strike(h.doorbells[0])
 			}
 			h.Done(&c)
 		}

@@ -41,7 +41,7 @@ type Pair struct {
 	lanes       []lane
 	counters    [Counters]Counter
 
-	bell, bellWrite int // the application reads, the NIC writes
+	doorbell, bellWrite int // the application reads, the NIC writes
 
 	state  atomic.Uint32 // end* bits: 1 << endDetached, 1 << endBroken
 	reason atomic.Pointer[error]
@@ -58,15 +58,15 @@ type Pair struct {
 	closeErr  error
 }
 
-// A lane is a response ring, the requests that will be answered there, and the bell of
+// A lane is a response ring, the requests that will be answered there, and the doorbell of
 // who polls it.
 type lane struct {
 	ring
 	head    *uint64 // shared: ours, never read
 	waiting *atomic.Uint32
-	read    int         // its bell: the NIC reads,
+	read    int         // its doorbell: the NIC reads,
 	write   int         // and the application writes
-	owed    atomic.Bool // a byte is on its way into the bell
+	owed    atomic.Bool // a byte is on its way into the doorbell
 
 	_ pad
 	// at is the next position to take <<1, and whether somebody is polling.
@@ -143,7 +143,7 @@ func (c *PairConfig) fill() error {
 
 // newPair makes a pair of a filled configuration in zeroed memory.
 func newPair(cfg PairConfig, mem []byte) (*Pair, error) {
-	p := &Pair{cfg: cfg, parts: cfg.cut(mem), bell: -1, bellWrite: -1}
+	p := &Pair{cfg: cfg, parts: cfg.cut(mem), doorbell: -1, bellWrite: -1}
 	p.eventRing = producer{ring: p.parts.events, head: &p.shared.events}
 	p.requestRing = producer{ring: p.parts.requests, head: &p.shared.requests}
 	for i := range p.counters {
@@ -165,14 +165,14 @@ func newPair(cfg PairConfig, mem []byte) (*Pair, error) {
 	}
 
 	var err error
-	if p.bell, p.bellWrite, err = newPipe(); err != nil {
+	if p.doorbell, p.bellWrite, err = newPipe(); err != nil {
 		return nil, err
 	}
 	for i := range p.lanes {
 		l := &p.lanes[i]
 		if l.read, l.write, err = newPipe(); err != nil {
 			_ = p.Close()
-			return nil, fmt.Errorf("bell of lane %d: %w", i, err)
+			return nil, fmt.Errorf("doorbell of lane %d: %w", i, err)
 		}
 	}
 
@@ -185,9 +185,9 @@ func newPair(cfg PairConfig, mem []byte) (*Pair, error) {
 func (p *Pair) Layout() Layout { return p.cfg.Layout }
 
 // Descriptors returns what the application's side needs: the memory, the end of the
-// bell that it reads, and for each lane the end of a bell that it writes. They stay
+// doorbell that it reads, and for each lane the end of a doorbell that it writes. They stay
 // the pair's.
-func (p *Pair) Descriptors() (memory, bell int, lanes []int) {
+func (p *Pair) Descriptors() (memory, doorbell int, lanes []int) {
 	memory = -1
 	if p.mem != nil {
 		memory = p.mem.FD()
@@ -195,10 +195,10 @@ func (p *Pair) Descriptors() (memory, bell int, lanes []int) {
 	for i := range p.lanes {
 		lanes = append(lanes, p.lanes[i].write)
 	}
-	return memory, p.bell, lanes
+	return memory, p.doorbell, lanes
 }
 
-// wakeApplication rings the application's bell. Nobody else has its writing end, so it
+// wakeApplication rings the application's doorbell. Nobody else has its writing end, so it
 // does not block.
 func (p *Pair) wakeApplication() {
 	p.rung.Add(1)
@@ -555,10 +555,10 @@ func (l *lane) outstanding() int {
 // Outstanding returns how many requests of a lane have no response yet.
 func (p *Pair) Outstanding(lane int) int { return p.lanes[lane].outstanding() }
 
-// Bell returns a descriptor that becomes readable when the application rings for a
+// Doorbell returns a descriptor that becomes readable when the application rings for a
 // lane that is armed, or when the pair ends. It is for epoll with EPOLLET, and never
 // to be read. It does not report a hang-up, as the pair has the other end as well.
-func (p *Pair) Bell(lane int) int { return p.lanes[lane].read }
+func (p *Pair) Doorbell(lane int) int { return p.lanes[lane].read }
 
 // Arm says that the poller of a lane is about to sleep. It returns false, and is not
 // armed, if there is something to poll.
@@ -579,7 +579,7 @@ func (p *Pair) Arm(lane int) bool {
 func (p *Pair) Disarm(lane int) {
 	l := &p.lanes[lane]
 	rung := l.waiting.Swap(0) == 0
-	// The bell is emptied whenever somebody has rung, so that it cannot fill up: a
+	// The doorbell is emptied whenever somebody has rung, so that it cannot fill up: a
 	// full pipe takes no byte, and a kernel may well make no edge of that. The byte comes
 	// after the word, so it may be still to come; then it wakes us once too often.
 	if rung || l.owed.Load() {
@@ -587,7 +587,7 @@ func (p *Pair) Disarm(lane int) {
 	}
 }
 
-// wake rings the lane's bell from this side. The writing end is the application's as
+// wake rings the lane's doorbell from this side. The writing end is the application's as
 // well, which may have made it blocking, and the pipe full.
 func (l *lane) wake() {
 	l.waiting.Store(0)
@@ -664,7 +664,7 @@ func (p *Pair) Close() error {
 		p.closed = true // what a timer calls does not touch the memory any more
 		p.lostMu.Unlock()
 		var errs []error
-		fds := []int{p.bell, p.bellWrite}
+		fds := []int{p.doorbell, p.bellWrite}
 		for i := range p.lanes {
 			fds = append(fds, p.lanes[i].read, p.lanes[i].write)
 		}

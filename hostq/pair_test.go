@@ -35,8 +35,8 @@ func both(t testing.TB, cfg PairConfig) (*Pair, *Host) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { p.Close() })
-	_, bell, lanes := p.Descriptors()
-	h, err := newHost(cfg.Layout, mem, dup(t, bell)[0], dup(t, lanes...))
+	_, doorbell, lanes := p.Descriptors()
+	h, err := newHost(cfg.Layout, mem, dup(t, doorbell)[0], dup(t, lanes...))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -424,8 +424,8 @@ func TestBreaking(t *testing.T) {
 				t.Fatalf("not broken: %v", p.Err())
 			}
 			t.Log(p.Err())
-			if !readable(t, p.Bell(0)) {
-				t.Error("the bell of the lane does not ring")
+			if !readable(t, p.Doorbell(0)) {
+				t.Error("the doorbell of the lane does not ring")
 			}
 			p.Disarm(0)
 			if p.Arm(0) {
@@ -532,9 +532,9 @@ func TestDetach(t *testing.T) {
 	}
 }
 
-// The application has the writing end of a lane's bell: it can fill it, and make it
+// The application has the writing end of a lane's doorbell: it can fill it, and make it
 // blocking.
-func TestDetachWithFullBell(t *testing.T) {
+func TestDetachWithFullDoorbell(t *testing.T) {
 	p, _ := both(t, PairConfig{})
 	ask(t, p, 0, "", nil)
 	ep, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
@@ -542,7 +542,7 @@ func TestDetachWithFullBell(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close(ep)
-	if err := unix.EpollCtl(ep, unix.EPOLL_CTL_ADD, p.Bell(0), &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET&0xffffffff}); err != nil {
+	if err := unix.EpollCtl(ep, unix.EPOLL_CTL_ADD, p.Doorbell(0), &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET&0xffffffff}); err != nil {
 		t.Fatal(err)
 	}
 	_, _, lanes := p.Descriptors()
@@ -586,9 +586,9 @@ func TestDescriptorsEndWithExec(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer h.Close()
-	all := append(p.fds(), h.mem.FD(), h.bell, h.kick, p.bellWrite)
+	all := append(p.fds(), h.mem.FD(), h.doorbell, h.kick, p.bellWrite)
 	for i := range p.lanes {
-		all = append(all, h.bells[i], p.lanes[i].read)
+		all = append(all, h.doorbells[i], p.lanes[i].read)
 	}
 	for _, fd := range all {
 		if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
@@ -626,29 +626,29 @@ func TestPollIsOneAtATime(t *testing.T) {
 	}
 }
 
-func TestArmAndBells(t *testing.T) {
+func TestArmAndDoorbells(t *testing.T) {
 	p, h := both(t, PairConfig{})
 	// The NIC sleeps.
 	ask(t, p, 0, "", nil)
-	if !p.Arm(0) || readable(t, p.Bell(0)) {
+	if !p.Arm(0) || readable(t, p.Doorbell(0)) {
 		t.Fatal("nothing to poll yet")
 	}
 	if err := h.Respond(next(t, h), 0, nil); err != nil {
 		t.Fatal(err)
 	}
-	if !readable(t, p.Bell(0)) {
+	if !readable(t, p.Doorbell(0)) {
 		t.Error("the NIC was not woken")
 	}
 	p.Disarm(0)
-	if readable(t, p.Bell(0)) {
-		t.Error("Disarm leaves the bell")
+	if readable(t, p.Doorbell(0)) {
+		t.Error("Disarm leaves the doorbell")
 	}
 	if p.Arm(0) {
 		t.Error("armed with something to poll")
 	}
 	poll(p, 0)
 	ask(t, p, 0, "", nil)
-	if err := h.Respond(next(t, h), 0, nil); err != nil || readable(t, p.Bell(0)) {
+	if err := h.Respond(next(t, h), 0, nil); err != nil || readable(t, p.Doorbell(0)) {
 		t.Error("who is awake was rung for", err)
 	}
 	poll(p, 0)
@@ -665,7 +665,7 @@ func TestArmAndBells(t *testing.T) {
 		t.Fatal("not armed")
 	}
 	p.Disarm(0)
-	if readable(t, p.Bell(0)) {
+	if readable(t, p.Doorbell(0)) {
 		t.Error("a late byte is left for ever")
 	}
 

@@ -220,7 +220,7 @@ func newSleeper(t testing.TB, p *Pair, lane int) *sleeper {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { unix.Close(ep) })
-	if err := unix.EpollCtl(ep, unix.EPOLL_CTL_ADD, p.Bell(lane), &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET&0xffffffff}); err != nil {
+	if err := unix.EpollCtl(ep, unix.EPOLL_CTL_ADD, p.Doorbell(lane), &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET&0xffffffff}); err != nil {
 		t.Fatal(err)
 	}
 	return &sleeper{ep}
@@ -369,7 +369,7 @@ func TestHostIsKilled(t *testing.T) {
 		}
 		o.kill()
 		if s.wait(0) {
-			t.Error("an edge of a process that ended: the NIC has the other end of the bell too")
+			t.Error("an edge of a process that ended: the NIC has the other end of the doorbell too")
 		}
 		p.Event(&Event{}) // to nobody
 		p.Detach()
@@ -711,8 +711,8 @@ func TestScribbling(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, bell, lanes := p.Descriptors()
-		h, err := newHost(cfg.Layout, mem, dup(t, bell)[0], dup(t, lanes...))
+		_, doorbell, lanes := p.Descriptors()
+		h, err := newHost(cfg.Layout, mem, dup(t, doorbell)[0], dup(t, lanes...))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -772,11 +772,11 @@ func TestOpenHostRefuses(t *testing.T) {
 	other, wrong, huge := l, l, l
 	other.Events, wrong.Events, huge.Requests = 8, 3, 1<<12
 	for _, c := range []struct {
-		name      string
-		l         Layout
-		mem, bell int
-		lanes     []int
-		ok        bool
+		name          string
+		l             Layout
+		mem, doorbell int
+		lanes         []int
+		ok            bool
 	}{
 		{"right", l, m, b, lanes, true},
 		{"another layout", other, m, b, lanes, false},
@@ -784,14 +784,14 @@ func TestOpenHostRefuses(t *testing.T) {
 		{"layout larger than the memory", huge, m, b, lanes, false},
 		{"memory of something else", l, small.FD(), b, lanes, false},
 		{"memory that is a pipe", l, b, b, lanes, false},
-		{"bell that is the memory", l, m, m, lanes, false},
-		{"bell that is the wrong end", l, m, lanes[0], lanes, false},
+		{"doorbell that is the memory", l, m, m, lanes, false},
+		{"doorbell that is the wrong end", l, m, lanes[0], lanes, false},
 		{"lane that is the wrong end", l, m, b, []int{b}, false},
 		{"no lane", l, m, b, nil, false},
 		{"a lane more", l, m, b, []int{lanes[0], lanes[0]}, false},
 	} {
 		before := descriptors(t)
-		h, err := OpenHost(c.l, dup(t, c.mem)[0], dup(t, c.bell)[0], dup(t, c.lanes...))
+		h, err := OpenHost(c.l, dup(t, c.mem)[0], dup(t, c.doorbell)[0], dup(t, c.lanes...))
 		if (err == nil) != c.ok {
 			t.Errorf("%s: %v", c.name, err)
 		}

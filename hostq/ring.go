@@ -113,7 +113,7 @@ func (p *producer) look() (head uint64, ok bool) {
 // publish gives a claimed position to the consumer, with all that was written to its
 // slot, and to memory, before. What the caller then reads is read after.
 func (p *producer) publish(pos uint64) {
-	p.lap(pos).Swap(p.unpublished(pos) + 1) // not Store: see bell.go
+	p.lap(pos).Swap(p.unpublished(pos) + 1) // not Store: see doorbell.go
 }
 
 // held returns how many positions the consumer has not freed, as far as it can be
@@ -180,7 +180,7 @@ func (c *consumer) take() (pos uint64, ok bool, err error) {
 // release frees a position.
 func (c *consumer) release(pos uint64) {
 	if c.freed.Load() != pos || !c.freed.CompareAndSwap(pos, pos+1) {
-		c.early[pos&c.mask].Swap(pos + 1) // not Store: see bell.go
+		c.early[pos&c.mask].Swap(pos + 1) // not Store: see doorbell.go
 	}
 	// Either who frees the position before sees this one, or it is seen here that
 	// that was done.
@@ -200,7 +200,7 @@ func lag(slots uint64) uint64 { return min(max(slots/8, 1), 32) }
 
 // flush shows the producer what has been freed.
 func (c *consumer) flush() {
-	// Whoever finds it locked leaves it to the one who has it locked, and who looks
+	// Whoever finds it locked leaves it to the one who has it locked, and whoever looks
 	// again.
 	for c.freed.Load() != c.shown.Load() && c.mu.TryLock() {
 		f := c.freed.Load()

@@ -386,7 +386,7 @@ func (r *runner) resumed(c *Context, h *her, cont *continuation) bool {
 	if failed { // no handler runs for it any more
 		return r.back() && r.finished(t, h.msg, false, false)
 	}
-	return r.paid(t, h.msg, r.call(call{kind: contCall, cont: cont}))
+	return r.payloadReturned(t, h.msg, r.call(call{kind: contCall, cont: cont}))
 }
 
 // completed runs the continuation of a completion handler, and ends the message.
@@ -397,8 +397,8 @@ func (r *runner) completed(m *Message, cont *continuation) bool {
 	return r.concluded(m.table, m, cont.result, r.call(call{kind: lastCall, cont: cont}))
 }
 
-// forsake ends the requests of a context that no worker looks after any more.
-func (p *Pool) forsake(c *Context) {
+// endRequests ends the requests of a context that no worker looks after any more.
+func (p *Pool) endRequests(c *Context) {
 	h := c.res.Host
 	if list := p.hosting.Load(); h == nil || list != nil && slices.ContainsFunc(*list, func(o *Context) bool { return o.res.Host == h }) {
 		return

@@ -19,8 +19,8 @@ import (
 
 // fakeHost is an application in the same process, with the manners of hostq.Pair.
 type fakeHost struct {
-	t     testing.TB
-	bells []int
+	t         testing.TB
+	doorbells []int
 
 	mu       sync.Mutex
 	next     uint64
@@ -47,10 +47,10 @@ func newFakeHost(t testing.TB, lanes, room int) *fakeHost {
 		if err != nil {
 			t.Fatal(err)
 		}
-		h.bells = append(h.bells, fd)
+		h.doorbells = append(h.doorbells, fd)
 	}
 	t.Cleanup(func() {
-		for _, fd := range h.bells {
+		for _, fd := range h.doorbells {
 			unix.Close(fd)
 		}
 	})
@@ -117,7 +117,7 @@ func (h *fakeHost) Outstanding(lane int) (n int) {
 	return n + len(h.replies[lane])
 }
 
-func (h *fakeHost) Bell(lane int) int { return h.bells[lane] }
+func (h *fakeHost) Doorbell(lane int) int { return h.doorbells[lane] }
 
 func (h *fakeHost) Arm(lane int) bool {
 	h.mu.Lock()
@@ -138,7 +138,7 @@ func (h *fakeHost) Detach() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.detached = true
-	for lane := range h.bells {
+	for lane := range h.doorbells {
 		h.ring(lane)
 	}
 }
@@ -146,7 +146,7 @@ func (h *fakeHost) Detach() {
 func (h *fakeHost) ring(lane int) {
 	if h.armed[lane] {
 		h.armed[lane] = false
-		_, _ = unix.Write(h.bells[lane], []byte{1, 0, 0, 0, 0, 0, 0, 0})
+		_, _ = unix.Write(h.doorbells[lane], []byte{1, 0, 0, 0, 0, 0, 0, 0})
 	}
 }
 

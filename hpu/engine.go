@@ -438,11 +438,11 @@ func (r *runner) payload(t *table, m *Message) bool {
 	default:
 		o = r.without(spin.Success)
 	}
-	return r.paid(t, m, o)
+	return r.payloadReturned(t, m, o)
 }
 
-// paid is the rest of payload, when a handler has returned.
-func (r *runner) paid(t *table, m *Message, o outcome) bool {
+// payloadReturned is the rest of payload, when a handler has returned.
+func (r *runner) payloadReturned(t *table, m *Message, o outcome) bool {
 	req := &r.her
 	if o.end == givenUp {
 		return false

@@ -18,7 +18,7 @@ import (
 	"github.com/xspin/xspin/spin"
 )
 
-// echoing is SLMP as FPsPIN has it: who asks (0x4000) gets the header back.
+// echoing is SLMP as FPsPIN has it: whoever asks (0x4000) gets the header back.
 type echoing struct{}
 
 func (echoing) Inspect(header []byte) (spin.AckRequest, bool) {

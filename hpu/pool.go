@@ -275,7 +275,7 @@ func (p *Pool) Install(c *Context) error {
 	if !p.contexts[c.id].CompareAndSwap(nil, c) {
 		return fmt.Errorf("context id %d is in use", c.id)
 	}
-	if err := p.bells(c, unix.EPOLL_CTL_ADD); err != nil {
+	if err := p.doorbells(c, unix.EPOLL_CTL_ADD); err != nil {
 		p.contexts[c.id].Store(nil)
 		return err
 	}
@@ -283,8 +283,8 @@ func (p *Pool) Install(c *Context) error {
 	return nil
 }
 
-// bells has the workers hear an application that answers, or no longer.
-func (p *Pool) bells(c *Context, op int) error {
+// doorbells has the workers hear an application that answers, or no longer.
+func (p *Pool) doorbells(c *Context, op int) error {
 	if c.res.Host == nil {
 		return nil
 	}
@@ -292,14 +292,14 @@ func (p *Pool) bells(c *Context, op int) error {
 		return nil // contexts may share an application
 	}
 	for _, w := range p.workers {
-		fd := c.res.Host.Bell(w.id)
+		fd := c.res.Host.Doorbell(w.id)
 		if fd < 0 {
 			continue
 		}
 		// Edge-triggered: nobody has to read for it to be quiet again.
 		ev := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET, Fd: int32(fd)}
 		if err := unix.EpollCtl(w.ep, op, fd, &ev); err != nil {
-			return fmt.Errorf("epoll_ctl: bell of context %d, descriptor %d: %w", c.id, fd, err)
+			return fmt.Errorf("epoll_ctl: doorbell of context %d, descriptor %d: %w", c.id, fd, err)
 		}
 	}
 	return nil
@@ -358,9 +358,9 @@ func (p *Pool) Drain(c *Context, d time.Duration) error {
 	if p.contexts[c.id].CompareAndSwap(c, nil) {
 		p.emitHeldOf(c, math.MaxInt64)
 		p.keepTime(c, false)
-		_ = p.bells(c, unix.EPOLL_CTL_DEL) // the application may have the other end for longer
+		_ = p.doorbells(c, unix.EPOLL_CTL_DEL) // the application may have the other end for longer
 		p.unvisited()
-		p.forsake(c)
+		p.endRequests(c)
 	}
 	if p.Idle(c) {
 		for i := range c.buckets.Size {
@@ -371,7 +371,7 @@ func (p *Pool) Drain(c *Context, d time.Duration) error {
 	return fmt.Errorf("context %d (%s): %d buffers still in flight after %v", c.id, c.name, p.inFlight(c), d)
 }
 
-// Transmit sends a frame of the NIC's own, at least 14 bytes; the bytes are
+// Transmit sends a frame that the NIC has made, at least 14 bytes; the bytes are
 // copied. It leaves on queue 0, behind what handlers send or alternating with
 // it, see Config.Egress. ErrFrames if half of the spare frames are waiting or on
 // their way already: the others are for handlers.

@@ -34,7 +34,7 @@ type Host interface {
 	Poll(lane, most int, f func(*hostq.Response)) int
 	Cancel(id uint64) bool
 	Outstanding(lane int) int
-	Bell(lane int) int // a descriptor for epoll, -1 for none
+	Doorbell(lane int) int // a descriptor for epoll, -1 for none
 	Arm(lane int) bool
 	Disarm(lane int)
 	Counter(i int) *hostq.Counter
@@ -161,7 +161,7 @@ func (t *Task) HPUMemory() []byte {
 	return all[t.port.hpu*n:][:n:n]
 }
 
-// Counter returns counting event i of the application's, nil without one.
+// Counter returns the application's counting event i, nil without one.
 func (t *Task) Counter(i int) *hostq.Counter {
 	if t.ctx.res.Host == nil {
 		return nil

@@ -27,7 +27,7 @@ func (r *runner) tapped(tap Tap, c *Context, h *her) bool {
 	n := req.CopyTo(r.frame, 0)
 	size := req.size
 	req.verdict = ""
-	if !r.her1(c, h) {
+	if !r.dispatch(c, h) {
 		return false
 	}
 	r.record = TapRecord{

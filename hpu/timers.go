@@ -64,7 +64,7 @@ func (r *runner) timers(list []*Context) bool {
 // packets wait meanwhile.
 func (r *runner) expired(c *Context) bool {
 	if r.w.portFor(c, nil) == nil {
-		return true // the worker has no HPU of the context's
+		return true // none of the context's HPUs is this worker's
 	}
 	ms := c.msgs
 	all := r.pool.ending.Load() > 0 && r.pool.isEnding(c)

@@ -146,7 +146,7 @@ func (w *worker) wake() {
 //	abandoned   its handler ran past the limit; another runner has taken over and
 //	            this one must end without a trace
 //	between     it does, between handlers of a message, what must not be cut short;
-//	            who waits for the context's handlers to end waits for this too
+//	            whoever waits for the context's handlers to end waits for this too
 //
 // Only the watchdog abandons, and only a runner that is running. The runner
 // learns of it when its handler returns and it swaps its state.
@@ -354,7 +354,7 @@ func (r *runner) run(k int) bool {
 			if !r.tapped(*tap, c, h) {
 				return false
 			}
-		} else if !r.her1(c, h) {
+		} else if !r.dispatch(c, h) {
 			return false
 		}
 		r.batch.results[k] = result{action: req.action, segs: len(req.segs), sends: r.batch.made}
@@ -362,8 +362,8 @@ func (r *runner) run(k int) bool {
 	return stateOf(r.state.Swap(owned)) != abandoned
 }
 
-// her1 runs the HER. It returns false if the runner was abandoned.
-func (r *runner) her1(c *Context, h *her) bool {
+// dispatch runs the HER. It returns false if the runner was abandoned.
+func (r *runner) dispatch(c *Context, h *her) bool {
 	switch {
 	case h.job == contJob:
 		cont := h.kept.cont

@@ -220,5 +220,5 @@ func FormatNames() []string {
 }
 
 func unknownFormat(name string) string {
-	return fmt.Sprintf("no message format %q, there are %s", name, strings.Join(FormatNames(), ", "))
+	return fmt.Sprintf("no message format %q: want %s", name, strings.Join(FormatNames(), ", "))
 }

@@ -197,5 +197,5 @@ func lookupPredefined(name, arg string, hasArg bool) (rs Ruleset, msg string) {
 		}
 		return p.port(uint16(port)), ""
 	}
-	return rs, fmt.Sprintf("no predefined ruleset %q, there are %s", name, predefinedUsage)
+	return rs, fmt.Sprintf("no predefined ruleset %q: want %s", name, predefinedUsage)
 }

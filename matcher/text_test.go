@@ -156,7 +156,7 @@ x: 1=1; eom 200=1
 word 200 is out of range`, `
 x: 1=1; format slpm
                ^
-no message format "slpm", there are packet, flow, slmp, slmp6`, `
+no message format "slpm": want packet, flow, slmp, slmp6`, `
 x: udp(65536)
    ^
 port "65536": want a decimal number, 0 to 65535`, `
@@ -171,7 +171,7 @@ x: slmp(9330)
 slmp takes no argument`, `
 x: sctp(1)
    ^
-no predefined ruleset "sctp", there are bypass, match-all, udp`, `
+no predefined ruleset "sctp": want bypass, match-all, udp`, `
 x: udp && 1=1
        ^
 expected the end, found '&'`, `

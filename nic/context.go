@@ -28,7 +28,7 @@ type Context struct {
 	spec ContextSpec // as completed, and nobody's to change after Install
 	tier tier
 
-	// What it has of the program's, from Install until its last packet is back.
+	// What it has of the program, from Install until its last packet is back.
 	id      uint16
 	buckets bpf.Range
 
@@ -45,7 +45,7 @@ type Context struct {
 	load   load
 
 	// What is not the context's of counters that only grow.
-	refused, spilled uint64     // of the program's, from before the number was the context's
+	refused, spilled uint64     // by the program's counters, before the number was this context's
 	counting         sync.Mutex // guards what follows
 	cleared          [spin.UserCounters]spin.UserCounter
 }

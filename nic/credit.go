@@ -68,7 +68,7 @@ func (n *NIC) each(f func(*Context)) {
 	}
 }
 
-// deal gives contexts the credit that is due to them, of what nobody has: who has too
+// deal gives contexts the credit that is due to them, of what nobody has: whoever has too
 // much keeps that until its packets have come back, which an application may put off as
 // long as it likes. What is missing is given later, see fair: nobody waits for it.
 func (n *NIC) deal() {
@@ -138,13 +138,13 @@ func (n *NIC) out(id uint16) (sum int) {
 	return sum
 }
 
-// An allocator hands out ranges of buckets, powers of two, aligned: a buddy
+// bucketRanges hands out ranges of buckets, powers of two, aligned: a buddy
 // system without the bookkeeping, which few contexts need.
-type allocator struct{ used map[int]int }
+type bucketRanges struct{ used map[int]int }
 
-func newAllocator() allocator { return allocator{used: map[int]int{}} }
+func newBucketRanges() bucketRanges { return bucketRanges{used: map[int]int{}} }
 
-func (a allocator) take(size int) (bpf.Range, error) {
+func (a bucketRanges) take(size int) (bpf.Range, error) {
 	for base := 0; base+size <= bpf.MaxBuckets; base += size {
 		free := true
 		for b, n := range a.used {
@@ -162,7 +162,7 @@ func (a allocator) take(size int) (bpf.Range, error) {
 }
 
 // give takes a range back. An empty one, of contexts without, is nobody's.
-func (a allocator) give(r bpf.Range) {
+func (a bucketRanges) give(r bpf.Range) {
 	if r.Size > 0 {
 		delete(a.used, r.Base)
 	}

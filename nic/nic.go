@@ -113,7 +113,7 @@ type NIC struct {
 	closed   bool
 	contexts map[uint16]*Context
 	retired  map[uint16]*Context // removed, with buffers still out
-	buckets  allocator
+	buckets  bucketRanges
 	places   map[*Context]bool // cleared, with credit that is reserved
 	drain    time.Duration     // removeTime, but for tests
 
@@ -147,7 +147,7 @@ func Open(cfg Config) (_ *NIC, err error) {
 		iface:    iface,
 		contexts: map[uint16]*Context{},
 		retired:  map[uint16]*Context{},
-		buckets:  newAllocator(),
+		buckets:  newBucketRanges(),
 		places:   map[*Context]bool{},
 		drain:    removeTime,
 		stirred:  make(chan struct{}, 1),
@@ -329,7 +329,7 @@ func pow2(n int) int { return 1 << bits.Len(uint(n-1)) }
 // Interface returns the interface that the NIC sits on.
 func (n *NIC) Interface() *net.Interface { return n.iface }
 
-// Transmit sends a frame of the application's own, Ethernet header included. It
+// Transmit sends a frame that the application has made, Ethernet header included. It
 // is copied, and waits its turn behind, or between, the frames of handlers. At
 // most 512 can be under way.
 func (n *NIC) Transmit(frame []byte) error { return n.pool.Transmit(frame) }

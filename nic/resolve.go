@@ -21,7 +21,7 @@ import (
 
 // Resolve judges a description for a NIC with so many HPUs (0: unknown), and returns it
 // with all that was left out. The error is spin.Problems: all that is wrong, by the keys
-// that a configuration file has for it. Install resolves what it is given; who has only
+// that a configuration file has for it. Install resolves what it is given; a caller that has only
 // read a description asks here, so that a rule is in one place and has one text.
 func (s ContextSpec) Resolve(hpus int) (ContextSpec, error) {
 	var wrong spin.Problems

@@ -46,12 +46,12 @@ func application(t testing.TB, l hostq.Layout) (*hostq.Pair, *hostq.Host) {
 		}
 		return fd
 	}
-	memory, bell, lanes := p.Descriptors()
+	memory, doorbell, lanes := p.Descriptors()
 	var theirs []int
 	for _, fd := range lanes {
 		theirs = append(theirs, dup(fd))
 	}
-	h, err := hostq.OpenHost(p.Layout(), dup(memory), dup(bell), theirs)
+	h, err := hostq.OpenHost(p.Layout(), dup(memory), dup(doorbell), theirs)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -85,7 +85,7 @@ func (a *Ack) Parse(b []byte) error {
 }
 
 // Append appends the datagram to dst. A cumulative one gets at least one word;
-// it panics when there are more than MaxWords, which is a mistake of the caller's.
+// it panics when there are more than MaxWords, which is the caller's mistake.
 func (a *Ack) Append(dst []byte) []byte {
 	f := ACK
 	if a.Cumulative {

@@ -44,7 +44,7 @@ func newSource(r io.Reader, buffer int) (s source, size uint64, known bool, err 
 
 // extent tells where r stands and how much comes after that, without moving it:
 // others may be reading the same file. 0 when it cannot tell: pipes, and files
-// of the kernel's that do not know their length.
+// of the kernel that do not know their length.
 func extent(r io.Reader) (base, n int64, err error) {
 	var size int64
 	switch f := r.(type) {

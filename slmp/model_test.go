@@ -947,7 +947,7 @@ func TestModelDeath(t *testing.T) {
 	t.Log(causes)
 }
 
-// What senders without retransmission lose is lost; who asks learns of it.
+// What senders without retransmission lose is lost; whoever asks learns of it.
 func TestModelModes(t *testing.T) {
 	outcomes := map[string]int{}
 	each(t, 2, func(t *testing.T, seed uint64) {

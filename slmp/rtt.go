@@ -14,7 +14,7 @@ const initialRTO = 50 * time.Millisecond
 
 // rtt estimates the round-trip time and the retransmission timeout (RFC 6298,
 // section 2). Times are in ns. Samples come only from segments that were sent once
-// (Karn): who calls sees to that.
+// (Karn): the caller sees to that.
 type rtt struct {
 	smoothed, variance int64 // 0: no sample yet
 	min, max           int64 // of the timeout

@@ -31,7 +31,7 @@ const (
 	goodbye   = time.Second // for answers under way at the end
 )
 
-// patience is for a request, and for who reads an answer. Tests have less.
+// patience is for a request, and for whoever reads an answer. Tests have less.
 var patience = 10 * time.Second
 
 //go:embed files

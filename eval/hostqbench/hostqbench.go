@@ -275,7 +275,7 @@ func RoundTrip(ctx context.Context, at Place, sleep Waits, payload, n int) (time
 		return 0, os.NewSyscallError("epoll_create1", err)
 	}
 	defer unix.Close(ep)
-	if err := unix.EpollCtl(ep, unix.EPOLL_CTL_ADD, p.Bell(0), &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET&0xffffffff}); err != nil {
+	if err := unix.EpollCtl(ep, unix.EPOLL_CTL_ADD, p.Doorbell(0), &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET&0xffffffff}); err != nil {
 		return 0, os.NewSyscallError("epoll_ctl", err)
 	}
 	var took time.Duration

@@ -103,8 +103,8 @@ func (a *application) Outstanding(int) int {
 	return len(a.asked) + len(a.answered)
 }
 
-// Bell implements hpu.Host: a test that answers keeps the worker awake.
-func (a *application) Bell(int) int { return -1 }
+// Doorbell implements hpu.Host: a test that answers keeps the worker awake.
+func (a *application) Doorbell(int) int { return -1 }
 
 // Arm implements hpu.Host.
 func (a *application) Arm(int) bool {
