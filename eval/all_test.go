@@ -357,13 +357,13 @@ func TestCostMeasuresEveryRow(t *testing.T) {
 	if err := errors.Join(err, e.Prune()); err != nil || len(e.Plots) != 2 {
 		t.Fatalf("%d plots, error %v", len(e.Plots), err)
 	}
-	for i, want := range []string{"cost-bytes [SLMP, handlers TCP]", "cost-messages [SLMP, handlers UDP sockets in C]"} {
+	for i, want := range []string{"cost-bytes [SLMP, handlers TCP TCP, same frames]", "cost-messages [SLMP, handlers UDP sockets in C]"} {
 		p := e.Plots[i]
 		if got := fmt.Sprint(p.Name, " ", p.X.Names); got != want {
 			t.Errorf("plot %s, want %s", got, want)
 		}
 		for _, s := range p.Series {
-			if len(s.Points) != 2 || s.Points[0].Y+s.Points[1].Y <= 0 {
+			if len(s.Points) != len(p.X.Names) || s.Points[0].Y+s.Points[1].Y <= 0 {
 				t.Errorf("%s, %s: %+v", p.Name, s.Name, s.Points)
 			}
 		}

@@ -127,17 +127,26 @@ func costPlots(ctx context.Context, t *trial) error {
 			err = watched(func() error { _, err := b.send(ctx, source, 0); return err })
 			return size / 1e9, on, err
 		})
+		tcp := func(ctx context.Context, watched func(func() error) error) (gb float64, on string, err error) {
+			if on, err = b.state(); err != nil {
+				return 0, "", err
+			}
+			err = watched(func() error {
+				f, err := testbed.IPerf(ctx, b.Lab, b.sender, b.receiver, "-t", "1")
+				gb = f.Gbps * f.Seconds / 8
+				return err
+			})
+			return gb, on, err
+		}
 		if b.tcp {
-			contestant(gigabyte, perByte, "TCP", func(ctx context.Context, watched func(func() error) error) (gb float64, on string, err error) {
-				if on, err = b.state(); err != nil {
+			contestant(gigabyte, perByte, "TCP", tcp)
+			contestant(gigabyte, perByte, "TCP, same frames", func(ctx context.Context, watched func(func() error) error) (gb float64, on string, err error) {
+				n, _, err := b.openContext(b.oneHPU(), depositSpec(nil))
+				if err != nil {
 					return 0, "", err
 				}
-				err = watched(func() error {
-					f, err := testbed.IPerf(ctx, b.Lab, b.sender, b.receiver, "-t", "1")
-					gb = f.Gbps * f.Seconds / 8
-					return err
-				})
-				return gb, on, err
+				defer func() { err = errors.Join(err, n.Close()) }()
+				return tcp(ctx, watched)
 			})
 		}
 		const outstanding = 256
@@ -167,7 +176,7 @@ func costPlots(ctx context.Context, t *trial) error {
 				if err := watched(func() error { return b.smallEcho(ctx, peer, outstanding, &r) }); err != nil {
 					return 0, "", err
 				}
-				return r.kps[0] * b.cfg.duration.Seconds() / 1e3, r.on, nil
+				return r.all[0] / 1e6, r.on, nil
 			})
 		}
 		if err := bench.Rounds(ctx, t.runs, sides...); err != nil {

@@ -154,8 +154,8 @@ var experiments = []experiment{
 			Shows: "How much CPU time a gigabyte and a million messages take at either end, next to TCP and to UDP sockets.",
 			Method: "CPU seconds, of all that runs on the sender's CPU and on the receiver's, interrupts included, from /proc/stat, which counts in steps of 10 ms: whatever else the machine does is in them. " +
 				"On the sender's CPU are the sending process and, as a veth pair has it, the XDP program and the kernel's copy into AF_XDP; on the receiver's the HPU, which spins for a while before it sleeps. " +
-				"A gigabyte: files of 256 MiB in memory, put into memory by one HPU; iperf3 for a second, one TCP stream, without any XDP program, with TSO. " +
-				"Messages: of 64 bytes, 256 at a time, that are completed; UDP sockets echo as many bytes, with recvmmsg and sendmmsg, and spin, too. Starting and ending of the processes is in it.",
+				"A gigabyte: files of 256 MiB in memory, put into memory by one HPU; iperf3 for a second, one TCP stream, without any XDP program, with TSO, and with a NIC attached, which takes TSO and GSO from a veth pair, so that each segment is a frame, as for SLMP (\"same frames\"). " +
+				"Messages: of 64 bytes, 256 at a time, that are completed; UDP sockets echo as many bytes, with recvmmsg and sendmmsg, and spin, too. All that are completed from beginning to end count, as all CPU time does: that of the warm-up, and of starting and ending the processes, is in it.",
 		},
 		pace{11, 2 * time.Minute}, pace{3, 14 * time.Second},
 		nil, []step{costPlots},

@@ -225,6 +225,7 @@ func (b *slmpBench) smallRows(ctx context.Context) error {
 
 type smallRuns struct {
 	kps, lost, rtt, again, allocs []float64
+	all                           []float64 // messages, warm-up and all; of the echo
 	on                            string
 }
 
@@ -305,11 +306,12 @@ func (b *slmpBench) smallEcho(ctx context.Context, peer string, n int, runs *sma
 		}
 		return fmt.Errorf("%s: %w: %s", filepath.Base(peer), err, strings.TrimSpace(msg.String()))
 	}
-	var count, lost, seconds float64
-	if _, err := fmt.Sscan(answer.String(), &count, &lost, &seconds); err != nil {
+	var count, lost, seconds, all float64
+	if _, err := fmt.Sscan(answer.String(), &count, &lost, &seconds, &all); err != nil {
 		return fmt.Errorf("%s printed %q: %w", filepath.Base(peer), answer.String(), err)
 	}
 	runs.kps = append(runs.kps, count/seconds/1e3)
+	runs.all = append(runs.all, all)
 	runs.lost = append(runs.lost, lost/max(count+lost, 1))
 	return nil
 }

@@ -10,7 +10,7 @@
  *
  * The server prints a line when it listens, and ends with its standard input. The
  * client prints how many answers came, how many did not, and in how many seconds,
- * after a tenth of the time that does not count.
+ * after a tenth of the time that does not count; and how many came with that tenth.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -115,7 +115,7 @@ static int serve(int fd)
 static int ask(int fd, int size, int outstanding, double seconds)
 {
 	double start = now(), from = start + seconds / 10, until = from + seconds, t = start;
-	unsigned long sent = 0, over = 0, count = 0, before = 0;
+	unsigned long sent = 0, over = 0, all = 0, count = 0, before = 0;
 
 	while (t < until) {
 		int n;
@@ -151,13 +151,14 @@ static int ask(int fd, int size, int outstanding, double seconds)
 			if (k >= over)
 				over = k + 1;
 		}
+		all += n;
 		if (t >= from) {
 			if (!count)
 				before = over - n;
 			count += n;
 		}
 	}
-	printf("%lu %lu %.9f\n", count, over - before > count ? over - before - count : 0, t - from);
+	printf("%lu %lu %.9f %lu\n", count, over - before > count ? over - before - count : 0, t - from, all);
 	return 0;
 }
 
