@@ -211,6 +211,9 @@ func (x *experiment) run(ctx context.Context, warn func(string), quick bool) (*r
 		for _, measure := range x.steps {
 			errs = append(errs, measure(ctx, t))
 		}
+		if msg := lab.waits.warning(lab.sender); msg != "" {
+			cfg.warn(msg)
+		}
 		return errors.Join(errs...)
 	})
 	err = errors.Join(err, e.Prune())

@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"time"
 
@@ -194,6 +195,7 @@ type benchLab struct {
 	*netns.Lab
 	sender, receiver int
 	warn             func(string)
+	waits            generatorWaits
 }
 
 const benchNamespace = "xspin-bench%d-"
@@ -208,7 +210,7 @@ func newBenchLab(warn func(string)) (*benchLab, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &benchLab{lab, cpus[0], cpus[min(1, len(cpus)-1)], warn}
+	l := &benchLab{Lab: lab, sender: cpus[0], receiver: cpus[min(1, len(cpus)-1)], warn: warn}
 	if len(cpus) == 1 {
 		warn(fmt.Sprintf("this process may use one CPU only, %d: all rows are of sender and receiver in turn", l.sender))
 	}
@@ -278,6 +280,7 @@ func (l *benchLab) attach(load func() (*yardstick.Yardstick, error)) (*yardstick
 	if err := l.NIC.NS.Do(func() error { return y.Attach(i) }); err != nil {
 		return nil, errors.Join(err, y.Close())
 	}
+	l.waits.ours = l.sender == l.receiver
 	return y, nil
 }
 
@@ -305,6 +308,7 @@ func (l *benchLab) openContext(cfg nic.Config, spec nic.ContextSpec) (n *nic.NIC
 // openEmpty opens a NIC on the NIC's end, without a context.
 func (l *benchLab) openEmpty(cfg nic.Config) (n *nic.NIC, err error) {
 	cfg.Interface = l.NIC.Device
+	l.waits.ours = len(cfg.CPUs) == 0 || slices.Contains(cfg.CPUs, l.sender)
 	err = l.NIC.NS.Do(func() error {
 		n, err = nic.Open(cfg)
 		return err
@@ -343,7 +347,9 @@ func linkStates(links []rtt.LinkState) string {
 func (l *benchLab) generate(g *yardstick.Generator, frame []byte, d time.Duration) (sent int, took time.Duration, err error) {
 	err = l.Host.NS.Do(func() error {
 		return testbed.OnCPU(l.sender, func() error {
+			waited := waitedForCPU()
 			sent, took, err = g.Send(frame, d)
+			l.waits.add(waitedForCPU()-waited, took)
 			return err
 		})
 	})

@@ -64,6 +64,7 @@ var experiments = []experiment{
 			Shows: "How many packets per second reach a handler, by frame size and by number of HPUs, next to the most that the kernel and a bare AF_XDP loop can do.",
 			Method: "A generator in the kernel sends UDP frames from one CPU, which also runs the XDP program of the other end of the veth pair; the receiver is on another CPU. " +
 				"A point is the median of the packets delivered per second of the generator's run; the generator does not wait, so what the receiver cannot take is lost. " +
+				"Where next to nothing is lost, the generator's CPU is the bound, with the XDP program and the kernel's copy on it, and what else runs there lowers the rate: other programs, of which a warning tells, and a thread of this process's Go runtime that wakes every 90 us, on that CPU or not as chance has it, so that a bare loop has two rates, a quarter apart. " +
 				"XDP_DROP throws each frame away where it arrives. The bare loops take frames from AF_XDP sockets and give them back. The handler does nothing; packets are scheduled one by one, policy packet. " +
 				"HPUs are vHPUs: threads serve them, one on each CPU named.",
 		},

@@ -54,6 +54,7 @@ type received struct {
 // rxRuns are the figures of one side, run by run.
 type rxRuns struct {
 	mpps, lost, busy, batch, allocs []float64
+	waited                          []float64 // percent of the time that others took of the generator's CPU
 	on                              string
 }
 
@@ -64,6 +65,7 @@ func (r *rxRuns) side(what string) bench.Side {
 	s.On = r.on
 	s.Add("packets_per_batch", r.batch)
 	s.Add("busy_ns_per_packet", r.busy)
+	s.Add("generator_waited_percent", r.waited)
 	return s
 }
 
@@ -99,7 +101,7 @@ func benchRx(ctx context.Context, lab *benchLab, cfg benchConfig, doc *bench.Doc
 	}
 
 	conditions := fmt.Sprintf("%d-byte UDP frames, checksum 0, from the in-kernel generator (live frames, batches of 64) on CPU %d, which also runs the XDP program; "+
-		"received on CPU %d; delivered per second of the generator's run; no XDP program on the sending end; "+
+		"received on CPU %d; delivered per second of the generator's run: where next to none is lost, the generator's CPU is the bound; no XDP program on the sending end; "+
 		"all wait alike: spin with yields, then sleep in poll; rings of %d",
 		rxFrame, lab.sender, lab.receiver, nic.DefaultRing)
 	a := full.side("nic, 1 HPU, adaptive, policy packet, handler returns Success")
@@ -217,6 +219,7 @@ func (l *benchLab) flood(g *yardstick.Generator, frame []byte, d time.Duration, 
 		return fmt.Errorf("%T received none of %d frames", r, sent)
 	}
 	runs.mpps = append(runs.mpps, packets/took.Seconds()/1e6)
+	runs.waited = append(runs.waited, l.waits.percent...)
 	runs.lost = append(runs.lost, max(0, 1-packets/float64(sent)))
 	if after.batches > before.batches {
 		runs.batch = append(runs.batch, packets/float64(after.batches-before.batches))

@@ -332,7 +332,7 @@ func (b *slmpBench) feed(g *yardstick.Generator, frame []byte, d, nap time.Durat
 	}
 	err = b.Host.NS.Do(func() error {
 		return testbed.OnCPU(b.sender, func() error {
-			begin := time.Now()
+			begin, waited := time.Now(), waitedForCPU()
 			last, moved, lost := base, begin, 0
 			var failed error
 			_, err := g.Feed(frame, func(sent int) int {
@@ -360,6 +360,7 @@ func (b *slmpBench) feed(g *yardstick.Generator, frame []byte, d, nap time.Durat
 					}
 				}
 			})
+			b.waits.add(waitedForCPU()-waited, f.took)
 			return errors.Join(err, failed)
 		})
 	})

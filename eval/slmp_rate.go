@@ -22,6 +22,7 @@ import (
 // rateRuns are the figures of one side that takes generated segments.
 type rateRuns struct {
 	kps, lost, busy, acks, us []float64
+	waited                    []float64 // percent of the time that others took of the generator's CPU
 	on                        string
 }
 
@@ -32,6 +33,7 @@ func (r *rateRuns) side(what string) bench.Side {
 	s.Add("busy_ns_per_segment", r.busy)
 	s.Add("acks_per_segment", r.acks)
 	s.Add("handler_us", r.us)
+	s.Add("generator_waited_percent", r.waited)
 	return s
 }
 
@@ -95,7 +97,8 @@ func (b *slmpBench) noopRows(ctx context.Context) (err error) {
 	}
 	conditions := fmt.Sprintf("messages of %d segments from the in-kernel generator (live frames, batches of 64, checksum 0) on CPU %d, which also runs the XDP program, "+
 		"no more than %d ahead of the receiver so that none is lost, for the bare loop too; received on CPU %d; "+
-		"both wait alike: spin with yields, then sleep in poll; %d-byte frames", noopSegments, b.sender, ahead, b.receiver, rxFrame)
+		"both wait alike: spin with yields, then sleep in poll; the HPU bounds the rate where busy_ns_per_segment is about its inverse, "+
+		"else the generator, which other threads keep from its CPU for generator_waited_percent of the time; %d-byte frames", noopSegments, b.sender, ahead, b.receiver, rxFrame)
 	other := bare.side("bare loop on package xsk: receive 64, exchange 64, one socket a queue")
 	what := "nic, 1 HPU, adaptive, policy message, header, payload and completion handler that return Success"
 	for _, c := range []struct {
@@ -105,7 +108,7 @@ func (b *slmpBench) noopRows(ctx context.Context) (err error) {
 		more string
 	}{
 		{"slmp/noop3_over_bare", bench.AtLeast(0.60), quiet.side(what), other, "no segment asks for an acknowledgement"},
-		{"slmp/noop3_syn_over_bare", bench.Higher, each.side(what), other, "each segment is acknowledged; what comes back a program on the host's end drops"},
+		{"slmp/noop3_syn_over_bare", bench.Higher, each.side(what), other, "each segment is acknowledged, and the HPU sends each acknowledgement as a frame of its own, which takes it longer than all else; what comes back a program on the host's end drops"},
 		{"slmp/noop3_cumulative_over_bare", bench.Higher, some.side(what), other, fmt.Sprintf("an aggregated acknowledgement for %d segments; what comes back a program on the host's end drops", every)},
 		{"slmp/noop3_over_bare_1514B", bench.Higher, long.side(what), longBare.side(other.What), fmt.Sprintf("no acknowledgement; but frames of %d bytes", longFrame)},
 	} {
@@ -160,6 +163,7 @@ func (b *slmpBench) takeSegments(g *yardstick.Generator, runs *rateRuns, s yards
 		return err
 	}
 	runs.add(f, cAfter.Handled-cBefore.Handled)
+	runs.waited = append(runs.waited, b.waits.percent...)
 	segments := float64(cAfter.Handled - cBefore.Handled)
 	if segments == 0 {
 		return fmt.Errorf("the NIC handled none of %d segments", f.sent)
@@ -239,6 +243,7 @@ func (b *slmpBench) takeBare(g *yardstick.Generator, runs *rateRuns, s yardstick
 		return err
 	}
 	runs.add(f, after.packets-before.packets)
+	runs.waited = append(runs.waited, b.waits.percent...)
 	runs.busy = append(runs.busy, float64(after.busy-before.busy)/float64(max(after.packets-before.packets, 1)))
 	return nil
 }

@@ -83,6 +83,56 @@ func stolen() (taken, all float64) {
 	return taken, all
 }
 
+// waitedForCPU is how long the calling thread has been ready to run while others ran, 0 where
+// the kernel does not tell: schedstat of proc(5).
+func waitedForCPU() time.Duration {
+	b, err := os.ReadFile("/proc/thread-self/schedstat")
+	var ran, waited int64
+	if err == nil {
+		_, err = fmt.Sscan(string(b), &ran, &waited)
+	}
+	if err != nil {
+		return 0
+	}
+	return time.Duration(waited)
+}
+
+// generatorWaits says what other threads took of the generator's CPU. Where that bounds the
+// rate of packets, and not what receives them, the rate falls with it.
+type generatorWaits struct {
+	ours            bool // what receives is on that CPU too: then nobody can tell
+	runs, disturbed int
+	percent         []float64 // of the last run's time, if it can be told
+	worst           float64
+}
+
+// disturbance is how much of a run is worth telling, in percent. A thread of the Go
+// runtime that wakes every 90 us, as its monitor does, takes up to 10.
+const disturbance = 20
+
+func (w *generatorWaits) add(waited, took time.Duration) {
+	w.percent = nil
+	if w.ours {
+		return
+	}
+	percent := 100 * float64(waited) / float64(max(took, 1))
+	w.percent = []float64{percent}
+	w.worst = max(w.worst, percent)
+	w.runs++
+	if percent > disturbance {
+		w.disturbed++
+	}
+}
+
+// warning is "" if the generator had its CPU.
+func (w *generatorWaits) warning(cpu int) string {
+	if w.disturbed == 0 {
+		return ""
+	}
+	return fmt.Sprintf("others had the generator's CPU, %d, for more than %d %% of the time in %d of %d runs, for %.0f %% in the worst: where the generator is the bound, rates are lower by as much",
+		cpu, disturbance, w.disturbed, w.runs, w.worst)
+}
+
 // A countdown tells what is being measured and how much time is left: once, and on a terminal
 // every second.
 type countdown struct {
