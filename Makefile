@@ -89,18 +89,19 @@ demo: root build ## ping-pong, a file transfer and datatypes, next to Linux and 
 RACE = GORACE=atexit_sleep_ms=10 XSPIN_NO_SKIP=1 CGO_ENABLED=1 go test -race -vet=off -count=1 -timeout 25m
 FAST = XSPIN_NO_SKIP=1 CGO_ENABLED=0 go test -vet=off -count=1
 
-# Beside the others: thousands of bad networks and millions of entries, too many for the race
-# detector, and what else only computes.
-test-beside = $(FAST) -run "TestModel|TestAuto" ./slmp && $(FAST) -run IsBounded ./ddt && $(RACE) -p 1 $(addprefix ./,$(PURE))
+# Beside the others: the linter, which has to be built first; thousands of bad networks and
+# millions of entries, too many for the race detector; and what else only computes.
+test-beside = $(lint) && $(FAST) -run "TestModel|TestAuto" ./slmp && $(FAST) -run IsBounded ./ddt && $(RACE) -p 1 $(addprefix ./,$(PURE))
 
-test: root go test-tools generate-check lint vmtest-quick ## every test, none skipped; installs Debian packages they need (root)
+test: root go test-tools generate-check vmtest-quick ## every test, none skipped; installs Debian packages they need (root)
 	$(FAST) -run TestLitmus ./hostq # the race detector orders what this wants to see unordered
-	@echo '$(FAST) -run EveryRow ./eval # and is what benches would measure; benches and experiments at once, whose figures do not matter here'; \
-	$(FAST) -run EveryRow -skip 'Bench.*EveryRow' ./eval & experiments=$$!; \
-	$(FAST) -run 'Bench.*EveryRow' ./eval; benches=$$?; wait $$experiments && [ $$benches = 0 ]
-	CGO_ENABLED=1 go build -race ./... # on all CPUs. Below, one package's tests run while the next one's are linked, so the times include waiting
 	@log=$$(mktemp); setsid nice -n 19 sh -c '$(test-beside)' >"$$log" 2>&1 & beside=$$!; \
 	trap 'kill -- -$$beside 2>/dev/null; rm -f "$$log"' EXIT; trap 'exit 130' INT TERM; ok=0; \
+	echo '$(FAST) -run EveryRow ./eval # and is what benches would measure; benches and experiments at once, whose figures do not matter here'; \
+	$(FAST) -run EveryRow -skip 'Bench.*EveryRow' ./eval & experiments=$$!; \
+	$(FAST) -run 'Bench.*EveryRow' ./eval || ok=1; wait $$experiments || ok=1; [ $$ok = 0 ] || exit 1; \
+	echo 'CGO_ENABLED=1 go build -race ./... # on all CPUs. Below, the tests of one package run while those of the next are linked, so the times include waiting'; \
+	CGO_ENABLED=1 go build -race ./... || exit 1; \
 	$(RACE) -p 2 -exec "flock -o '$(CURDIR)'" $$(go list ./... | grep -vxE "$$(go list $(addprefix ./,$(PURE)) | paste -sd '|')") || ok=1; \
 	wait $$beside || ok=1; beside=; cat "$$log"; exit $$ok
 
@@ -146,8 +147,9 @@ generate-check: go clang ## fail unless the generated files are what bpf/src giv
 	diff -rq bpf "$$tmp/bpf" || { echo "make generate-check: bpf/ is not what bpf/src gives: run make generate and commit" >&2; exit 1; }
 
 lint: go ## gofmt and golangci-lint, which runs go vet and holds the dependency arrows
-	@out=$$(gofmt -l .) && [ -z "$$out" ] || { echo "gofmt would change:" $$out >&2; exit 1; }
-	CGO_ENABLED=0 go run $(GOLANGCI) run ./...
+	@$(lint)
+
+lint = out=$$(gofmt -l .) && { [ -z "$$out" ] || { echo "gofmt would change:" $$out >&2; exit 1; }; } && CGO_ENABLED=0 go run $(GOLANGCI) run ./...
 
 clean: ## remove what build made
 	rm -rf bin
