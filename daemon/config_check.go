@@ -253,7 +253,7 @@ func checkSize(c *checker, path, what string, s control.Size, l Limits) {
 	}
 }
 
-// whole returns how much memory is taken for a number of bytes.
+// roundUpToElement returns how much memory is taken for a number of bytes.
 func roundUpToElement(n int64) int64 { return (n + hostq.Element - 1) / hostq.Element * hostq.Element }
 
 // A who is a list of users and groups, by number.
@@ -620,8 +620,8 @@ func (b *contextPlan) judge(c *checker, at func(string) string, set *handlers.Se
 			s.Binder = &receives{} // whose windows are not made yet
 		}
 	}
-	plan, err := s.Resolve(b.hpus)
-	b.ending = plan.Format != nil && plan.Format.Ends()
+	resolved, err := s.Resolve(b.hpus)
+	b.ending = resolved.Format != nil && resolved.Format.Ends()
 	var wrong spin.Problems
 	errors.As(err, &wrong)
 	for _, p := range wrong {

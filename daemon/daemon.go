@@ -112,7 +112,7 @@ func CheckWeb(address string) error {
 // other privileges than a few capabilities, and gives the rest up.
 func Start(cfg *Config, o Options) (_ *Daemon, err error) {
 	var c checker
-	contextPlans := checkConfig(&c, cfg)
+	plans := checkConfig(&c, cfg)
 	if err := c.err(); err != nil {
 		return nil, fmt.Errorf("configuration: %w", err)
 	}
@@ -162,12 +162,12 @@ func Start(cfg *Config, o Options) (_ *Daemon, err error) {
 			return nil, err
 		}
 	}
-	numbers, err := dealAll(contextPlans, nil)
+	numbers, err := dealAll(plans, nil)
 	if err != nil {
 		return nil, err
 	}
 	var contexts []*managedContext
-	for _, b := range contextPlans {
+	for _, b := range plans {
 		h, err := d.make(b, true, numbers[b.doc.Name])
 		if err != nil {
 			return nil, err

@@ -248,13 +248,13 @@ func shadows(all []ruled) (found []shadow) {
 
 // Warnings are what the configuration is hardly meant to say, though it may.
 func (cfg *Config) Warnings() (all []string) {
-	contextPlans := checkConfig(new(checker), cfg)
-	dealt, err := dealAll(contextPlans, nil)
+	plans := checkConfig(new(checker), cfg)
+	dealt, err := dealAll(plans, nil)
 	if err != nil {
 		return nil // an error of Start
 	}
 	var contexts []ruled
-	for _, b := range contextPlans {
+	for _, b := range plans {
 		contexts = append(contexts, ruled{b.doc.Name, b.iface, b.spec.Rulesets, dealt[b.doc.Name]})
 	}
 	for _, s := range shadows(contexts) {

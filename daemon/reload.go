@@ -90,7 +90,7 @@ func (d *Daemon) Reload() (changes []string, err error) {
 // all of them.
 func (d *Daemon) plan(cfg *Config) (*plan, error) {
 	var c checker
-	contextPlans := checkConfig(&c, cfg)
+	plans := checkConfig(&c, cfg)
 	if err := c.err(); err != nil { // the file was just read: a user has gone since
 		return nil, kindError{errInvalid, err}
 	}
@@ -150,7 +150,7 @@ func (d *Daemon) plan(cfg *Config) (*plan, error) {
 	}
 
 	wanted := map[string]bool{}
-	for _, b := range contextPlans {
+	for _, b := range plans {
 		name := b.doc.Name
 		wanted[name] = true
 		h := d.contexts[name]
@@ -189,7 +189,7 @@ func (d *Daemon) plan(cfg *Config) (*plan, error) {
 		}
 	}
 	var err error
-	if p.numbers, err = dealAll(contextPlans, d.others()); err != nil {
+	if p.numbers, err = dealAll(plans, d.others()); err != nil {
 		reasons = append(reasons, err)
 	}
 	if err := errors.Join(append(reasons, d.lively(p))...); err != nil {

@@ -41,7 +41,7 @@ type Pair struct {
 	lanes       []lane
 	counters    [Counters]Counter
 
-	doorbell, bellWrite int // the application reads, the NIC writes
+	doorbell, doorbellWrite int // the application reads, the NIC writes
 
 	state  atomic.Uint32 // end* bits: 1 << endDetached, 1 << endBroken
 	reason atomic.Pointer[error]
@@ -143,7 +143,7 @@ func (c *PairConfig) fill() error {
 
 // newPair makes a pair of a filled configuration in zeroed memory.
 func newPair(cfg PairConfig, mem []byte) (*Pair, error) {
-	p := &Pair{cfg: cfg, parts: cfg.cut(mem), doorbell: -1, bellWrite: -1}
+	p := &Pair{cfg: cfg, parts: cfg.cut(mem), doorbell: -1, doorbellWrite: -1}
 	p.eventRing = producer{ring: p.parts.events, head: &p.shared.events}
 	p.requestRing = producer{ring: p.parts.requests, head: &p.shared.requests}
 	for i := range p.counters {
@@ -165,7 +165,7 @@ func newPair(cfg PairConfig, mem []byte) (*Pair, error) {
 	}
 
 	var err error
-	if p.doorbell, p.bellWrite, err = newPipe(); err != nil {
+	if p.doorbell, p.doorbellWrite, err = newPipe(); err != nil {
 		return nil, err
 	}
 	for i := range p.lanes {
@@ -202,7 +202,7 @@ func (p *Pair) Descriptors() (memory, doorbell int, lanes []int) {
 // does not block.
 func (p *Pair) wakeApplication() {
 	p.rung.Add(1)
-	_ = strike(p.bellWrite)
+	_ = strike(p.doorbellWrite)
 }
 
 // Event tells the application something. False: there is no room, or nobody any more.
@@ -664,7 +664,7 @@ func (p *Pair) Close() error {
 		p.closed = true // what a timer calls does not touch the memory any more
 		p.lostMu.Unlock()
 		var errs []error
-		fds := []int{p.doorbell, p.bellWrite}
+		fds := []int{p.doorbell, p.doorbellWrite}
 		for i := range p.lanes {
 			fds = append(fds, p.lanes[i].read, p.lanes[i].write)
 		}

@@ -586,7 +586,7 @@ func TestDescriptorsEndWithExec(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer h.Close()
-	all := append(p.fds(), h.mem.FD(), h.doorbell, h.kick, p.bellWrite)
+	all := append(p.fds(), h.mem.FD(), h.doorbell, h.kick, p.doorbellWrite)
 	for i := range p.lanes {
 		all = append(all, h.doorbells[i], p.lanes[i].read)
 	}
