@@ -249,6 +249,11 @@ func lastLevel(cpu int) (most int64) {
 	return most
 }
 
+// coldBytes returns how much other memory is written to have the caches of a CPU cold: twice
+// what the largest has. A virtual machine may be told of one that it has a small share of,
+// and writing twice 480 MiB takes longer than all that is measured: 256 MiB are enough.
+func coldBytes(cpu int) int64 { return min(2*lastLevel(cpu), 256<<20) }
+
 // An arena is memory that types are placed in. It is used by one thread, pinned.
 type arena struct {
 	mem, stream []byte
@@ -263,7 +268,7 @@ func (b *ddtBench) newArena(types []*ddtType) (*arena, error) {
 		_, hi := t.data.Bounds()
 		sizes[0], sizes[1] = max(sizes[0], hi), max(sizes[1], t.data.Size())
 	}
-	sizes[2] = 2 * lastLevel(b.receiver)
+	sizes[2] = coldBytes(b.receiver)
 	a := &arena{free: func() error { return nil }}
 	for i, m := range []*[]byte{&a.mem, &a.stream, &a.cold} {
 		bytes, free, err := memory(sizes[i])

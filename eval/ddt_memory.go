@@ -67,8 +67,8 @@ func (b *ddtBench) pinned(f func() error) error {
 }
 
 func (b *ddtBench) caches() string {
-	return fmt.Sprintf("warm: as the repetition before has left the caches, repetitions together at least %v, median of %d; cold: %d MiB of other memory, twice the last-level cache, are written before each of %d, on both sides",
-		span, b.warmRuns(), 2*lastLevel(b.receiver)>>20, b.coldRuns())
+	return fmt.Sprintf("warm: as the repetition before has left the caches, repetitions together at least %v, median of %d; cold: %d MiB of other memory, twice the last-level cache but at most 256 MiB, are written before each of %d, on both sides",
+		span, b.warmRuns(), coldBytes(b.receiver)>>20, b.coldRuns())
 }
 
 // placed is what a type has to show in part place, run by run, in GB/s.

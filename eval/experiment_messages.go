@@ -90,6 +90,8 @@ func messageWindows(ctx context.Context, t *trial) error {
 	err := t.withSLMP(pick(t, 500*time.Millisecond, 100*time.Millisecond), pick[int64](t, 256<<20, 64<<20), func(b *slmpBench) error {
 		b.o.candidates = pick(t, b.o.candidates, []int{1, 16, 256})
 		b.o.parallels = pick(t, b.o.parallels, []int{1, 8})
+		// All of them are for xspin bench slmp --only auto, and take three minutes more.
+		b.o.rates, b.o.delays = []uint64{100e6, 1e9, 0}, []time.Duration{0, 20 * time.Millisecond}
 		if err := b.windowRows(ctx); err != nil || t.quick {
 			return err
 		}

@@ -55,7 +55,7 @@ var experiments = []experiment{
 				"Linux answers UDP by a socket in a process of its own that blocks, and ICMP in the kernel, on the client's CPU. HPUs spin, then sleep. The application shares the CPU of the HPUs, so they wait for each other. " +
 				"The parts are means over the pings between the first and the third quartile of a run; dispatch is from the frame's arrival in the XDP program to the start of the handler.",
 		},
-		pace{20, 6 * time.Minute}, pace{5, 17 * time.Second},
+		pace{20, 6 * time.Minute}, pace{5, 12 * time.Second},
 		[]benchRows{{"rtt", "", "-"}}, []step{pingpongPlots},
 	},
 	{
@@ -68,7 +68,7 @@ var experiments = []experiment{
 				"XDP_DROP throws each frame away where it arrives. The bare loops take frames from AF_XDP sockets and give them back. The handler does nothing; packets are scheduled one by one, policy packet. " +
 				"HPUs are vHPUs: threads serve them, one on each CPU named.",
 		},
-		pace{11, 3 * time.Minute}, pace{3, 17 * time.Second},
+		pace{7, 3 * time.Minute}, pace{3, 20 * time.Second},
 		[]benchRows{{"rx", "", ""}}, []step{packetPlots},
 	},
 	{
@@ -80,7 +80,7 @@ var experiments = []experiment{
 				"In the sweeps of sizes and senders, each sender keeps as many messages on their way as the legend says. " +
 				"The parts of a segment are differences of the HPU's busy time between contexts, each of which does one thing more than the one before: an empty payload handler; header and completion handlers too; the payload copied into memory; and messages acknowledged. Small differences are noise.",
 		},
-		pace{5, 8 * time.Minute}, pace{3, 45 * time.Second},
+		pace{5, 8 * time.Minute}, pace{3, 48 * time.Second},
 		[]benchRows{{"slmp", "file,noop,small,policy,fairness", "file,small --size 128MiB"}}, []step{messagePeers, messageWindows, messageSizes, messageParts},
 	},
 	{
@@ -90,7 +90,7 @@ var experiments = []experiment{
 			Method: "A third namespace between sender and receiver drops frames at random, as many each way. Goodput of SLMP is that of a file, goodput of TCP that of one second of iperf3 through the same path. TCP has TSO off, as the NIC stays attached to the receiver's end. " +
 				"SLMP's time for a small file is measured, from the first byte to the acknowledgement of the last. TCP's is not measured but computed: the bytes divided by the goodput that iperf3 reports for them. A run is the median of three such times.",
 		},
-		pace{5, 3 * time.Minute}, pace{3, 16 * time.Second},
+		pace{5, 100 * time.Second}, pace{3, 19 * time.Second},
 		[]benchRows{{"slmp", "loss", "-"}}, []step{lossPlots},
 	},
 	{
@@ -102,7 +102,7 @@ var experiments = []experiment{
 				"Beside messages the receiver's one thread multiplies matrices, 20 products of the same code on both sides, and looks for messages between two. As in FPsPIN's evaluation the matrices' size is tuned, before the first run, so that XsPIN's messages are found at the 15th to the last product. " +
 				"The receiver is on one CPU; the sender is on another, and the NIC's one HPU shares that when there are matrices. FPsPIN's ratio, the share of the time until messages are found that products take, tends to 1 by construction; the share of the messages' time that is hidden does not. Sides take turns, 3 runs of each place.",
 		},
-		pace{5, 6 * time.Minute}, pace{3, 16 * time.Second},
+		pace{5, 210 * time.Second}, pace{3, 16 * time.Second},
 		[]benchRows{{"ddt", "cpu,overlap", "-"}}, []step{overlapRowsPlot, datatypesPlots},
 	},
 	{
@@ -115,10 +115,10 @@ var experiments = []experiment{
 				"Several HPUs have packets replayed from memory, each on a CPU of its own; they share each message, and the work of bringing its packets, but in the line that says otherwise. " +
 				"The lock and the state of a shared message go from CPU to CPU with each packet, which takes several times as long as these handlers of some 0.1 us do: sharing pays for handlers that take longer. " +
 				"With one HPU none waits for another, so the model has a single checkpoint for all of the message, and each packet of RO-CP begins at the message's first byte. " +
-				"The types of applications are measured cold: other memory is written before, twice what the last-level cache has, 64 MiB if that is not known. Beside them is a scatter list that a card has 32 entries of at a time, as the paper has it but for its PCI Express. " +
+				"The types of applications are measured cold: other memory is written before, twice what the last-level cache has, but at most 256 MiB; 64 MiB if that is not known. Beside them is a scatter list that a card has 32 entries of at a time, as the paper has it but for its PCI Express. " +
 				"Committing has paid off when messages have saved what it took; types whose messages do not are not in the plot.",
 		},
-		pace{5, 6 * time.Minute}, pace{3, 22 * time.Second},
+		pace{5, 6 * time.Minute}, pace{3, 25 * time.Second},
 		[]benchRows{{"ddt", "place,loop,strategy,scale,commit", "commit"}},
 		[]step{strategyRowsPlots, blocksPlot, partsPlot, hpusPlots, appsPlots},
 	},
@@ -148,7 +148,7 @@ var experiments = []experiment{
 				"Memory is the growth of the Go heap of the NIC's process over that of a NIC without a context, after garbage collection, divided by how many there are, from 10 on: the context itself is in it. What the XDP program keeps in maps is of fixed size, see Anatomy. " +
 				"Time to match is that of a run of the matching engine over a frame in the cache (BPF_PROG_RUN), less that of a program that passes everything.",
 		},
-		pace{11, 2 * time.Minute}, pace{3, 17 * time.Second},
+		pace{11, 2 * time.Minute}, pace{3, 25 * time.Second},
 		[]benchRows{{"slmp", "state", ""}}, []step{scalePlots, scaleMatching},
 	},
 	{
@@ -160,7 +160,7 @@ var experiments = []experiment{
 				"A gigabyte: files of 256 MiB in memory, put into memory by one HPU; iperf3 for a second, one TCP stream, without any XDP program, with TSO, and with a NIC attached, which takes TSO and GSO from a veth pair, so that each segment is a frame, as for SLMP (\"same frames\"). " +
 				"Messages: of 64 bytes, 256 at a time, that are completed; UDP sockets echo as many bytes, with recvmmsg and sendmmsg, and spin, too. All that are completed from beginning to end count, as all CPU time does: that of the warm-up, and of starting and ending the processes, is in it.",
 		},
-		pace{11, 2 * time.Minute}, pace{3, 14 * time.Second},
+		pace{11, 2 * time.Minute}, pace{3, 10 * time.Second},
 		nil, []step{costPlots},
 	},
 	{
@@ -169,7 +169,7 @@ var experiments = []experiment{
 			Shows:  "How much slower TCP through an interface is while XsPIN is attached to it.",
 			Method: "One TCP stream of iperf3 goes into the interface and one out of it: without an XDP program, with a bare XDP program that passes everything, and with the NIC attached and a context active that matches none of it. Any XDP program on one end of a veth pair takes TSO and GSO from the other end, so that each segment is a frame: that is most of the loss, and a physical NIC does not have it.",
 		},
-		pace{11, 2 * time.Minute}, pace{3, 30 * time.Second},
+		pace{11, 2 * time.Minute}, pace{3, 23 * time.Second},
 		[]benchRows{{"bystander", "", ""}}, []step{bystanderPlot},
 	},
 }
