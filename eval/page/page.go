@@ -31,7 +31,7 @@ var source string
 
 var page = template.Must(template.New("page").Funcs(template.FuncMap{
 	"figure": bench.Figure, "sources": sources, "percent": percent, "noisy": func(spread float64) bool { return spread > 0.2 }, "svg": svg, "table": table, "join": strings.Join, "class": class, "lost": lost,
-	"times": times, "reason": reason, "words": func() any { return words },
+	"times": times, "reason": Reason, "words": func() any { return words },
 	"seconds": func(s float64) string { return time.Duration(s * float64(time.Second)).Round(time.Second).String() },
 }).Parse(source))
 
