@@ -136,7 +136,7 @@ bench: root bench-tools build ## the figures and their targets (root; BENCH="rx 
 		echo "bin/xspin bench $$b"; bin/xspin bench $$b --targets || bad="$$bad $$b"; \
 	done; [ -z "$$bad" ] || { echo "make bench: failed:$$bad" >&2; exit 1; }
 
-generate: go clang ## the eBPF objects and their Go bindings, from bpf/src
+generate: go clang ## the eBPF objects and their Go bindings, from bpf/src and bpf/include
 	go generate ./bpf
 
 # Generated again elsewhere, so that the tree stays as it is and a path in the

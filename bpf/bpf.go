@@ -13,6 +13,10 @@ import "unsafe"
 //go:generate go tool bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -cflags "-O2 -g -mcpu=v3 -Wall -Wextra -Werror -Wno-unused-parameter" -no-global-types -type xspin_meta -type xspin_table -type xspin_queue -type xspin_share -type xspin_stats -type xspin_config -type xspin_context -type xspin_field -type xspin_rule -type xspin_ruleset -type xspin_index_field -type xspin_limits -type xspin_policy -type xspin_context_flags -type xspin_meta_flags Ingress src/ingress.bpf.c
 //go:generate go tool bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -cflags "-O2 -g -mcpu=v3 -Wall -Wextra -Werror -Wno-unused-parameter" Bench src/bench.bpf.c
 //go:generate go tool bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -cflags "-O2 -g -mcpu=v3 -Wall -Wextra -Werror -Wno-unused-parameter" -no-global-types -type xspin_path Impair src/impair.bpf.c
+//go:generate go tool bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -cflags "-O2 -g -mcpu=v3 -Wall -Wextra -Werror -Wno-unused-parameter -Iinclude" -no-global-types HandlersEchoICMP src/handlers/echo_icmp.bpf.c
+//go:generate go tool bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -cflags "-O2 -g -mcpu=v3 -Wall -Wextra -Werror -Wno-unused-parameter -Iinclude" -no-global-types HandlersEchoUDP src/handlers/echo_udp.bpf.c
+//go:generate go tool bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -cflags "-O2 -g -mcpu=v3 -Wall -Wextra -Werror -Wno-unused-parameter -Iinclude" -no-global-types HandlersCount src/handlers/count.bpf.c
+//go:generate go tool bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -cflags "-O2 -g -mcpu=v3 -Wall -Wextra -Werror -Wno-unused-parameter -Iinclude" -no-global-types -type xspin_her -type xspin_constants -type xspin_counters -type xspin_word -type xspin_pair HandlersNoop src/handlers/noop.bpf.c
 
 // The shared types under their short names.
 type (

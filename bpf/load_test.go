@@ -3,6 +3,7 @@
 package bpf
 
 import (
+	"bytes"
 	"errors"
 	"os"
 	"slices"
@@ -105,7 +106,13 @@ func TestRefusedProgram(t *testing.T) {
 // Every object of ours loads: the canary of a kernel.
 func TestEveryProgramLoads(t *testing.T) {
 	needBPF(t)
-	for name, load := range map[string]func() (*ebpf.CollectionSpec, error){"ingress": LoadIngress, "bench": LoadBench, "impair": LoadImpair} {
+	all := map[string]func() (*ebpf.CollectionSpec, error){"ingress": LoadIngress, "bench": LoadBench, "impair": LoadImpair}
+	for name, file := range Handlers {
+		all["handlers "+name] = func() (*ebpf.CollectionSpec, error) {
+			return ebpf.LoadCollectionSpecFromReader(bytes.NewReader(file))
+		}
+	}
+	for name, load := range all {
 		spec, err := load()
 		if err != nil {
 			t.Fatal(err)

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bpf
+
+import "embed"
+
+// Include holds what handlers in C include: xspin_handler.h, and xspin_kernel.h that it
+// includes itself.
+//
+//go:embed include/*.h
+var Include embed.FS
+
+// Handlers are the objects of the built-in handlers by name, each the twin in the kernel
+// of the set of that name in package handlers. They are as clang made them, so whoever
+// loads one checks it as if it came from somebody else.
+var Handlers = map[string][]byte{
+	"count":     _HandlersCountBytes,
+	"echo-icmp": _HandlersEchoICMPBytes,
+	"echo-udp":  _HandlersEchoUDPBytes,
+	"noop":      _HandlersNoopBytes,
+}
+
+// What include/xspin_handler.h shares with user space, under short names.
+type (
+	HandlerConstants = HandlersNoopXspinConstants
+	HandlerCounters  = HandlersNoopXspinCounters
+	HandlerWord      = HandlersNoopXspinWord
+	HandlerPair      = HandlersNoopXspinPair
+)
+
+// HandlersVersion is the version of xspin_handler.h that an object must be made with.
+const HandlersVersion = 1
+
+// Names in an object with handlers.
+const (
+	HandlersProgram   = HandlersNoopProgXspinContext
+	HandlersCPU       = HandlersNoopMapXspinCpu
+	HandlersShared    = HandlersNoopMapXspinShared
+	HandlersOwn       = HandlersNoopMapXspinOwn
+	HandlersConstants = HandlersNoopVarXspin
+	HandlersVersionOf = HandlersNoopVarXspinVersion
+)

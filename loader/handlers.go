@@ -1,0 +1,409 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package loader
+
+import (
+	"errors"
+	"fmt"
+	"math/bits"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"golang.org/x/sys/unix"
+
+	"github.com/xspin/xspin/bpf"
+	"github.com/xspin/xspin/matcher"
+	"github.com/xspin/xspin/spin"
+)
+
+// HandlersConfig is what one life of a context sets in its object.
+type HandlersConfig struct {
+	Context    uint16
+	Format     *matcher.Format // whose messages do not end: "packet", "flow"
+	EOM        *matcher.Rule   // of the context's rulesets. Defaults to the format's
+	Parameters map[string]any  // values as decoded from YAML or JSON
+
+	// HPU memory, as package hostq makes it; nil if there is none. The maps stay the
+	// caller's.
+	Memory        *ebpf.Map
+	MemorySize    int64
+	HPUMemory     *ebpf.Map
+	HPUMemorySize int64 // of each HPU: a divisor or a multiple of 1 MiB if there are several
+}
+
+// Handlers are an object in the kernel, for one life of a context: a program, which
+// somebody calls, and its maps. Safe for concurrent use, except for Close and Run.
+type Handlers struct {
+	coll *ebpf.Collection
+	prog *ebpf.Program
+	rows []byte // mapped
+
+	mu   sync.Mutex
+	base []HandlerStats // what was cleared, of each CPU
+
+	last []HandlerStats // of Run
+	out  []byte
+}
+
+// rowSize is the distance of the counters of two CPUs.
+const rowSize = int(unsafe.Sizeof(bpf.HandlerCounters{}))
+
+// Load loads the object for a life of a context. If the verifier refuses it, the error
+// is a [*Rejection].
+func (o *Object) Load(cfg HandlersConfig) (_ *Handlers, err error) {
+	fail := func(err error) (*Handlers, error) { return nil, fmt.Errorf("load %s: %w", o.name, err) }
+	if err := needToRun("load " + o.name); err != nil {
+		return nil, err
+	}
+	cpus, err := PossibleCPUs()
+	if err != nil {
+		return fail(err)
+	}
+	constants, err := o.constants(&cfg, cpus)
+	if err != nil {
+		return fail(err)
+	}
+	spec := o.spec.Copy()
+	if err := spec.Variables[bpf.HandlersConstants].Set(*constants); err != nil {
+		return fail(err)
+	}
+	if err := o.setParameters(spec, cfg.Parameters); err != nil {
+		return fail(err)
+	}
+	spec.Maps[bpf.HandlersCPU].MaxEntries = uint32(cpus)
+	instead := map[string]*ebpf.Map{}
+	for name, m := range map[string]*ebpf.Map{bpf.HandlersShared: cfg.Memory, bpf.HandlersOwn: cfg.HPUMemory} {
+		switch s := spec.Maps[name]; {
+		case s == nil: // not used
+		case m == nil:
+			// Never looked up: the code is switched off. Without its type, which has the
+			// old size.
+			s.ValueSize, s.Key, s.Value = 8, nil, nil
+		default:
+			s.MaxEntries = m.MaxEntries()
+			instead[name] = m
+		}
+	}
+	coll, err := loadObject(spec, instead)
+	if err != nil {
+		return fail(err)
+	}
+	h := &Handlers{coll: coll, prog: coll.Programs[bpf.HandlersProgram], base: make([]HandlerStats, cpus)}
+	h.rows, err = unix.Mmap(coll.Maps[bpf.HandlersCPU].FD(), 0, cpus*rowSize, unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		coll.Close()
+		return fail(fmt.Errorf("map the counters of %d CPUs: %w", cpus, err))
+	}
+	return h, nil
+}
+
+// loadObject loads without a log first: that of an endless loop has millions of bytes.
+func loadObject(spec *ebpf.CollectionSpec, instead map[string]*ebpf.Map) (*ebpf.Collection, error) {
+	opts := ebpf.CollectionOptions{MapReplacements: instead, Programs: ebpf.ProgramOptions{LogDisabled: true}}
+	coll, err := ebpf.NewCollectionWithOptions(spec.Copy(), opts)
+	switch {
+	case err == nil:
+		return coll, nil
+	case errors.Is(err, unix.E2BIG):
+		return nil, &Rejection{Release: release(), Reason: "the verifier gives up: a handler has too many instructions, or a loop whose end it does not see", Err: err}
+	}
+	opts.Programs.LogDisabled = false
+	coll, err = ebpf.NewCollectionWithOptions(spec, opts)
+	var ve *ebpf.VerifierError
+	switch {
+	case err == nil:
+		return coll, nil
+	case errors.As(err, &ve) && len(ve.Log) > 0:
+		return nil, newRejection(ve)
+	}
+	return nil, loadError(err)
+}
+
+// constants checks a configuration, and makes what the program has for constants.
+func (o *Object) constants(cfg *HandlersConfig, cpus int) (*bpf.HandlerConstants, error) {
+	f := cfg.Format
+	if f.Ends() {
+		return nil, fmt.Errorf("format %s has messages of several packets, and handlers in eBPF take single packets so far: want packet or flow", f.Name)
+	}
+	eom := cfg.EOM
+	if eom == nil {
+		eom = f.EOM
+	}
+	if eom == nil {
+		eom = &matcher.False
+	}
+	c := &bpf.HandlerConstants{
+		Eom:      handlerWord(matcher.Field{Index: eom.Index, Mask: eom.Mask}),
+		EomStart: eom.Start,
+		EomEnd:   eom.End,
+		Header:   uint32(f.Header),
+		Nkey:     uint32(len(f.Key)),
+		Hpus:     uint32(cpus),
+		Context:  cfg.Context,
+	}
+	for i, k := range f.Key {
+		c.Key[i] = handlerWord(k)
+	}
+	if f.Offset != nil {
+		c.Offset = handlerWord(*f.Offset)
+		c.OffsetShift = uint8(bits.TrailingZeros32(f.Offset.Mask))
+	}
+	if f.Length != nil {
+		c.Length = handlerWord(f.Length.Field)
+		c.LengthShift = uint8(bits.TrailingZeros32(f.Length.Mask))
+		c.LengthFrom = uint32(f.Length.From)
+	}
+	if len(f.Key) == 0 && *eom == matcher.Empty {
+		c.Whole = 1
+	} else if !slices.Contains(o.handlers, "payload") {
+		return nil, fmt.Errorf("messages of format %s neither start nor end, and it has no payload handler: no handler would run", f.Name)
+	}
+	var err error
+	if c.Memory, err = memorySize("memory", cfg.Memory, cfg.MemorySize, 1); err != nil {
+		return nil, err
+	}
+	c.HpuMemory, err = memorySize("HPU memory", cfg.HPUMemory, cfg.HPUMemorySize, cpus)
+	return c, err
+}
+
+func handlerWord(f matcher.Field) bpf.HandlerWord {
+	w := field(f)
+	return bpf.HandlerWord{Mask: w.Mask, Off: w.Off, Need: w.Need}
+}
+
+// memorySize checks that a map has n pieces of size bytes, and that handlers reach them.
+func memorySize(what string, m *ebpf.Map, size int64, n int) (uint64, error) {
+	switch {
+	case m == nil && size == 0:
+		return 0, nil
+	case m == nil || size <= 0 || size > 1<<40:
+		return 0, fmt.Errorf("%s of %d bytes: there is no such map", what, size)
+	case m.Type() != ebpf.Array || m.ValueSize() != memoryElement || m.Flags() != memoryFlags:
+		return 0, fmt.Errorf("%s is %v with flags %#x: want an array of elements of %d bytes with flags %#x", what, m, m.Flags(), memoryElement, memoryFlags)
+	case int64(m.MaxEntries())*memoryElement < size*int64(n):
+		return 0, fmt.Errorf("%s is %v: want %d times %d bytes", what, m, n, size)
+	case n > 1 && memoryElement%size != 0 && size%memoryElement != 0:
+		// What lies in two elements cannot be reached, wherever the handler believes
+		// the border to be.
+		return 0, fmt.Errorf("%s of %d bytes: want a divisor or a multiple of %d", what, size, memoryElement)
+	}
+	return uint64(size), nil
+}
+
+// Program is what runs the handlers, for a program array. It lives until Close, and as
+// long as it is in an array.
+func (h *Handlers) Program() *ebpf.Program { return h.prog }
+
+// Instructions returns how many the program has, and how many steps the verifier took
+// through it, which is 0 where the kernel does not tell.
+func (h *Handlers) Instructions() (program, verified int, err error) {
+	info, err := h.prog.Info()
+	if err != nil {
+		return 0, 0, fmt.Errorf("ask the kernel for the program: %w", err)
+	}
+	size, err := info.TranslatedSize()
+	if err != nil {
+		return 0, 0, fmt.Errorf("ask the kernel for the program: %w", err)
+	}
+	n, _ := info.VerifiedInstructions()
+	return size / asm.InstructionSize, int(n), nil
+}
+
+// Close gives everything back. Idempotent.
+func (h *Handlers) Close() error {
+	if h.rows == nil {
+		return nil
+	}
+	err := unix.Munmap(h.rows)
+	h.rows = nil
+	h.coll.Close()
+	if err != nil {
+		return fmt.Errorf("unmap the counters of handlers: %w", err)
+	}
+	return nil
+}
+
+// HandlerStats count what handlers in eBPF did.
+type HandlerStats struct {
+	Handled uint64 // packets whose handlers have returned
+	Dropped uint64 // of these: Drop
+	Failed  uint64 // of these: neither Success nor Drop
+	Sent    uint64 // of these: sent back
+	ToStack uint64 // of these: left to Linux
+	Fault   Fault  // the last of Failed
+
+	// A clock costs as much as a short handler, so one packet in 64 is timed.
+	Timed       uint64
+	HandlerSum  time.Duration
+	HandlerTime spin.Histogram
+
+	User [spin.UserCounters]spin.UserCounter
+}
+
+// A Fault is what a handler returned that failed.
+type Fault struct {
+	Handler string // "header", "payload" or "completion"; "": none failed
+	Code    spin.Code
+}
+
+// add adds, and with sign -1 subtracts. Of faults that of a stays.
+func (s *HandlerStats) add(a *HandlerStats, sign uint64) {
+	s.Handled += sign * a.Handled
+	s.Dropped += sign * a.Dropped
+	s.Failed += sign * a.Failed
+	s.Sent += sign * a.Sent
+	s.ToStack += sign * a.ToStack
+	s.Timed += sign * a.Timed
+	s.HandlerSum += time.Duration(sign) * a.HandlerSum
+	for i, n := range a.HandlerTime {
+		s.HandlerTime[i] += sign * n
+	}
+	for i, c := range a.User {
+		s.User[i].Sum += sign * c.Sum
+		s.User[i].Count += sign * c.Count
+	}
+	if a.Fault.Handler != "" && sign == 1 {
+		s.Fault = a.Fault
+	}
+}
+
+// CPUs returns the statistics of each possible CPU since the last Clear.
+func (h *Handlers) CPUs() []HandlerStats {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	all := h.read()
+	for i := range all {
+		all[i].add(&h.base[i], ^uint64(0))
+		if all[i].Failed == 0 {
+			all[i].Fault = Fault{}
+		}
+	}
+	return all
+}
+
+// Stats returns the sum of CPUs.
+func (h *Handlers) Stats() (sum HandlerStats) {
+	for _, s := range h.CPUs() {
+		sum.add(&s, 1)
+	}
+	return sum
+}
+
+// Clear has statistics start at 0 again. The program goes on counting: only it writes.
+func (h *Handlers) Clear() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.base = h.read()
+}
+
+// read reads what the program has counted.
+func (h *Handlers) read() []HandlerStats {
+	all := make([]HandlerStats, len(h.base))
+	for i := range all {
+		row := (*bpf.HandlerCounters)(unsafe.Pointer(unsafe.SliceData(h.rows[i*rowSize:][:rowSize])))
+		s := &all[i]
+		s.Handled = atomic.LoadUint64(&row.Handled)
+		s.Dropped = atomic.LoadUint64(&row.Dropped)
+		s.Failed = atomic.LoadUint64(&row.Failed)
+		s.Sent = atomic.LoadUint64(&row.Sent)
+		s.ToStack = atomic.LoadUint64(&row.ToStack)
+		s.Timed = atomic.LoadUint64(&row.Timed)
+		s.HandlerSum = time.Duration(atomic.LoadUint64(&row.Time))
+		for k := range s.HandlerTime {
+			s.HandlerTime[k] = atomic.LoadUint64(&row.TimeLog2[k])
+		}
+		for k := range s.User {
+			s.User[k] = readPair(&row.User[k])
+		}
+		if fault := atomic.LoadUint64(&row.Fault); fault != 0 {
+			names := [...]string{"header", "payload", "completion"}
+			which := min(bits.TrailingZeros32(uint32(fault>>32)), len(names)-1)
+			s.Fault = Fault{names[which], spin.Code(int32(fault))}
+		}
+	}
+	return all
+}
+
+// readPair reads a sum and its count while the program may write them: begin first, end
+// last. It waits for no lock, only for the three stores of a program that is under way.
+func readPair(p *bpf.HandlerPair) spin.UserCounter {
+	for {
+		end := atomic.LoadUint64(&p.End)
+		c := spin.UserCounter{Sum: atomic.LoadUint64(&p.Sum), Count: atomic.LoadUint64(&p.Count)}
+		if atomic.LoadUint64(&p.Begin) == end {
+			return c
+		}
+	}
+}
+
+// An Action is what becomes of a frame.
+type Action uint32
+
+// Actions, as XDP has them.
+const (
+	ActionDrop    Action = 1
+	ActionToStack Action = xdpPass
+	ActionSend    Action = 3
+)
+
+func (a Action) String() string {
+	switch a {
+	case ActionDrop:
+		return "drop"
+	case ActionToStack:
+		return "stack"
+	case ActionSend:
+		return "send"
+	}
+	return fmt.Sprintf("Action(%d)", uint32(a))
+}
+
+// A HandlersVerdict is what handlers made of a frame.
+type HandlersVerdict struct {
+	Ran    bool // false: the frame is not what the format says, and goes to Linux
+	Action Action
+	Code   spin.Code // Success; Drop if any of them returned it; what the handler returned that failed
+	Failed string    // the handler that failed
+	Frame  []byte    // as they left it; valid until the next Run
+}
+
+// Run runs the handlers over a frame, attached to nothing. The kernel takes frames of 14
+// bytes to some 70 KiB; for any other length the error wraps ErrFrame. The verdict
+// assumes that nobody else runs them.
+func (h *Handlers) Run(frame []byte) (v HandlersVerdict, err error) {
+	if len(frame) < 14 {
+		return v, fmt.Errorf("%w: %d bytes, an Ethernet header has 14", ErrFrame, len(frame))
+	}
+	if len(frame) > cap(h.out) {
+		h.out = make([]byte, len(frame))
+	}
+	if h.last == nil {
+		h.last = h.read()
+	}
+	// Repeat stays 1: for more, the kernel patches a function that all XDP programs run
+	// through, which takes a grace period, and has stopped emulated machines.
+	opts := &ebpf.RunOptions{Data: frame, DataOut: h.out[:len(frame)], Repeat: 1}
+	ret, err := h.prog.Run(opts)
+	if err != nil {
+		return v, fmt.Errorf("%w: %d bytes: %w", ErrFrame, len(frame), err)
+	}
+	v.Action, v.Frame = Action(ret), opts.DataOut
+	now := h.read()
+	for i := range now {
+		s, before := &now[i], &h.last[i]
+		v.Ran = v.Ran || s.Handled != before.Handled
+		if s.Dropped != before.Dropped {
+			v.Code = spin.Drop
+		}
+		if s.Failed != before.Failed {
+			v.Code, v.Failed = s.Fault.Code, s.Fault.Handler
+		}
+	}
+	h.last = now
+	return v, nil
+}

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package loader
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/btf"
+
+	"github.com/xspin/xspin/bpf"
+)
+
+// allowed are the helpers that handlers may call. What reads or writes the kernel's
+// memory, sends frames elsewhere, changes their length, calls other programs or
+// calls back is not among them. A call in a branch that is never taken counts too.
+var allowed = []asm.BuiltinFunc{
+	asm.FnMapLookupElem, asm.FnMapUpdateElem, asm.FnMapDeleteElem,
+	asm.FnKtimeGetNs, asm.FnKtimeGetBootNs, asm.FnKtimeGetCoarseNs, asm.FnJiffies64,
+	asm.FnGetPrandomU32, asm.FnGetSmpProcessorId,
+	asm.FnCsumDiff, asm.FnXdpGetBuffLen, asm.FnXdpLoadBytes, asm.FnXdpStoreBytes,
+}
+
+// checkCode looks at each instruction of a program and of the functions that it calls.
+//
+// The verifier checks a global function once, wherever it is called from, so the
+// instructions that it counts bound a run of each of them and not of all together: three
+// that call each other in loops ran eight million steps after four thousand were
+// verified. Hence the only global functions are handlers, and the program alone calls
+// them, and in no loop.
+func checkCode(prog *ebpf.ProgramSpec) error {
+	var errs []error
+	add := func(ins *asm.Instruction, fn, format string, args ...any) {
+		err := fmt.Errorf("%s: %s", where(ins, fn), fmt.Sprintf(format, args...))
+		if !slices.ContainsFunc(errs, func(e error) bool { return e.Error() == err.Error() }) {
+			errs = append(errs, err)
+		}
+	}
+	fn := ""
+	var line *asm.Instruction // the last with a source line
+	for i := range prog.Instructions {
+		ins := &prog.Instructions[i]
+		if f := btf.FuncMetadata(ins); f != nil {
+			fn = f.Name
+			if f.Linkage == btf.GlobalFunc && fn != bpf.HandlersProgram && handlerFuncs[fn] == "" {
+				add(ins, fn, "a function that is not static: only handlers are global, add `static`")
+			}
+		}
+		if ins.Source() != nil {
+			line = ins
+		}
+		switch {
+		case ins.OpCode.JumpOp() == asm.JCOND: // loops that the kernel cuts short
+			add(line, fn, "may_goto: loops must have a bound that the verifier sees")
+		case ins.IsBuiltinCall():
+			if f := asm.BuiltinFunc(ins.Constant); !slices.Contains(allowed, f) {
+				add(line, fn, "calls the helper %v, which handlers may not", f)
+			}
+		case ins.IsKfuncCall():
+			add(line, fn, "calls the kernel function %s, and handlers may call none", ins.Reference())
+		case ins.IsLoadOfFunctionPointer():
+			add(line, fn, "takes the address of the function %s: callbacks are not possible", ins.Reference())
+		case ins.OpCode.IsDWordLoad() && ins.Src != asm.R0 && !ins.IsLoadFromMap():
+			add(line, fn, "refers to %s of the kernel, and handlers may refer to nothing there", ins.Reference())
+		case ins.IsFunctionCall() && handlerFuncs[ins.Reference()] != "" && fn != bpf.HandlersProgram:
+			add(line, fn, "calls %s: the program calls handlers, nothing else may", ins.Reference())
+		}
+	}
+	return errors.Join(append(errs, checkCalls(prog.Instructions))...)
+}
+
+// where tells the function and, if it is known, the source line.
+func where(ins *asm.Instruction, fn string) string {
+	if ins == nil || ins.Source() == nil {
+		return fn
+	}
+	if l, ok := ins.Source().(*btf.Line); ok {
+		return fmt.Sprintf("%s, line %d", fn, l.LineNumber())
+	}
+	return fn
+}
+
+// checkCalls finds a handler that the program calls in a loop: a call that can be
+// reached from itself.
+func checkCalls(insns asm.Instructions) error {
+	// The program comes first; the functions that it calls follow.
+	at := map[asm.RawInstructionOffset]int{} // index by offset
+	var offsets []asm.RawInstructionOffset
+	for iter := insns.Iterate(); iter.Next(); {
+		if f := btf.FuncMetadata(iter.Ins); f != nil && f.Name != bpf.HandlersProgram {
+			break
+		}
+		at[iter.Offset] = len(offsets)
+		offsets = append(offsets, iter.Offset)
+	}
+	next := func(i int) (to []int) {
+		ins := &insns[i]
+		jump := func(off int64) {
+			if k, ok := at[asm.RawInstructionOffset(int64(offsets[i])+1+off)]; ok {
+				to = append(to, k)
+			}
+		}
+		switch ins.OpCode.JumpOp() {
+		case asm.Exit:
+			return nil
+		case asm.Ja:
+			if ins.OpCode.Class() == asm.Jump32Class { // gotol
+				jump(ins.Constant)
+			} else {
+				jump(int64(ins.Offset))
+			}
+			return to
+		case asm.InvalidJumpOp, asm.Call:
+		default:
+			jump(int64(ins.Offset))
+		}
+		if i+1 < len(offsets) {
+			to = append(to, i+1)
+		}
+		return to
+	}
+	for call := range offsets {
+		if ins := &insns[call]; !ins.IsFunctionCall() || handlerFuncs[ins.Reference()] == "" {
+			continue
+		}
+		seen := make([]bool, len(offsets))
+		for todo := next(call); len(todo) > 0; {
+			i := todo[len(todo)-1]
+			todo = todo[:len(todo)-1]
+			if i == call {
+				return fmt.Errorf("%s calls %s in a loop", bpf.HandlersProgram, insns[call].Reference())
+			}
+			if !seen[i] {
+				seen[i] = true
+				todo = append(todo, next(i)...)
+			}
+		}
+	}
+	return nil
+}

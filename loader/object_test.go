@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package loader
+
+import (
+	"bytes"
+	"debug/elf"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/xspin/xspin/bpf"
+	"github.com/xspin/xspin/loader/objecttest"
+	"github.com/xspin/xspin/matcher"
+	"github.com/xspin/xspin/netns/netnstest"
+)
+
+// A source that is accepted, in parts.
+const (
+	include = "#include \"xspin_handler.h\"\n"
+	licence = "XSPIN_LICENSE(\"GPL\");\n"
+	named   = "XSPIN_CONTEXT(PAYLOAD);\n"
+	payload = "XSPIN_PAYLOAD { return XSPIN_SUCCESS; }\n"
+)
+
+// How a source names what the kernel has.
+const (
+	ksyms   = "__attribute__((section(\".ksyms\")));"
+	kconfig = "__attribute__((section(\".kconfig\")));"
+)
+
+// around returns a source whose payload handler has this body.
+func around(globals, body string) string {
+	return include + globals + "\nXSPIN_PAYLOAD\n{\n" + body + "\n}\n" + named + licence
+}
+
+// mapOf declares a map and uses it.
+func mapOf(declaration string) string {
+	return around("struct {\n"+declaration+"\n} mine SEC(\".maps\");",
+		"\t__u32 zero = 0;\n\treturn bpf_map_lookup_elem(&mine, &zero) ? XSPIN_DROP : XSPIN_SUCCESS;")
+}
+
+const plainMap = "__uint(type, BPF_MAP_TYPE_ARRAY);\n__uint(max_entries, 4);\n__type(key, __u32);\n"
+
+// What the verifier would let pass, or would say in words that help nobody.
+func TestObjectsThatAreRefused(t *testing.T) {
+	value := func(v string) string { return mapOf(plainMap + "__type(value, " + v + ");") }
+	for _, tc := range []struct{ name, source, want string }{
+		{"none", include + payload + named + licence, ""},
+		{"no licence", include + payload + named, `licence is ""`},
+		{"another licence", include + payload + named + `XSPIN_LICENSE("Proprietary");`, `licence is "Proprietary", and the kernel wants one that the GPL is compatible with: add XSPIN_LICENSE("GPL")`},
+		{"a licence of two", include + payload + named + `XSPIN_LICENSE("Dual MIT/GPL");`, ""},
+		{"no header", "#include \"xspin_kernel.h\"\nSEC(\"xdp.frags\") int xspin_context(struct xdp_md *ctx) { return XDP_PASS + (long)ctx * 0; }\nchar _license[] SEC(\"license\") = \"GPL\";\n",
+			"not made with xspin_handler.h: `xspin object new` writes it"},
+		{"no program", include + payload + licence, "no program: want one program, that of XSPIN_CONTEXT"},
+		{"two programs", include + payload + named + licence + `SEC("xdp.frags") int more(struct xdp_md *ctx) { return ctx->data ? XDP_PASS : XDP_DROP; }`, `other programs: more in section "xdp.frags"`},
+		{"wrong section", include + payload + licence + `SEC("xdp") int xspin_context(struct xdp_md *ctx) { return xspin_run(ctx, XSPIN_HAS_PAYLOAD); }`, `xspin_context is in section "xdp", want "xdp.frags"`},
+		{"no handlers", include + "XSPIN_CONTEXT(0);\n" + licence, "it has no handlers"},
+		{"a handler that is not there", include + "XSPIN_CONTEXT(HEADER | PAYLOAD);\n" + payload + licence, "XSPIN_CONTEXT names HEADER, and there is no XSPIN_HEADER"},
+		{"a handler that never runs", include + payload + "XSPIN_COMPLETION { return XSPIN_SUCCESS; }\n" + named + licence, "there is an XSPIN_COMPLETION that never runs"},
+
+		{"a helper", around("static long (*const bpf_redirect)(__u32, __u64) = (void *)23;", "\tbpf_redirect(1, 0);\n\treturn XSPIN_DROP;"), "xspin_payload, line 5: calls the helper FnRedirect"},
+		{"a helper in a branch that is never taken", around("const volatile __u32 never = 0;\nstatic long (*const bpf_probe_read_kernel)(void *, __u32, const void *) = (void *)113;",
+			"\t__u32 x = 0;\n\tif (never)\n\t\tbpf_probe_read_kernel(&x, 4, (void *)0);\n\treturn x;"), "calls the helper FnProbeReadKernel"},
+		{"a helper in a static function", around("static long (*const bpf_xdp_adjust_tail)(struct xdp_md *, int) = (void *)65;\nstatic __attribute__((noinline)) long cut(struct xdp_md *ctx) { return bpf_xdp_adjust_tail(ctx, -1); }",
+			"\treturn cut(ctx) ? XSPIN_FAIL : XSPIN_SUCCESS;"), "cut, line 3: calls the helper FnXdpAdjustTail"},
+		{"a tail call", around("static long (*const bpf_tail_call)(void *, void *, __u32) = (void *)12;\nstruct { __uint(type, 3); __uint(max_entries, 1); __uint(key_size, 4); __uint(value_size, 4); } others SEC(\".maps\");",
+			"\tbpf_tail_call(ctx, &others, 0);\n\treturn XSPIN_DROP;"), "calls the helper FnTailCall"},
+		{"a callback", around("static long (*const bpf_loop)(__u32, void *, void *, __u64) = (void *)181;\nstatic long step(__u32 i, void *arg) { return i > 5 && arg; }",
+			"\tbpf_loop(10, step, 0, 0);\n\treturn XSPIN_DROP;"), "takes the address of the function step"},
+		{"a kernel function", around("extern void bpf_rcu_read_lock(void) "+ksyms, "\tbpf_rcu_read_lock();\n\treturn XSPIN_DROP;"), "calls the kernel function bpf_rcu_read_lock"},
+		{"a variable of the kernel's", around("extern const int bpf_prog_active "+ksyms, "\treturn (long)&bpf_prog_active >> 3 & 1;"), ".ksyms"},
+		{"a setting of the kernel's", around("extern int CONFIG_HZ "+kconfig, "\treturn CONFIG_HZ == 5;"), "the kernel's configuration"},
+		{"may_goto", around("", "\tfor (__u32 i = 0;; i++) {\n\t\tasm volatile goto(\"1: .byte 0xe5; .byte 0; .long ((%l[out] - 1b - 8) / 8) & 0xffff; .short 0\" :::: out);\n\t\txspin_count(0, i);\n\t}\nout:\n\treturn XSPIN_DROP;"), "may_goto"},
+
+		{"a global function", around("__attribute__((noinline)) int twice(__u32 i) { asm volatile(\"\" : \"+r\"(i)); return i; }", "\treturn twice(her->len) + twice(her->offset);"), "twice, line 2: a function that is not static: only handlers are global, add `static`"},
+		{"a static function", around("static __attribute__((noinline)) int twice(__u32 i) { asm volatile(\"\" : \"+r\"(i)); return i; }", "\treturn twice(her->len) + twice(her->offset);"), ""},
+		{"a handler that calls another", include + "XSPIN_COMPLETION { return XSPIN_SUCCESS; }\nXSPIN_PAYLOAD { return xspin_completion(ctx, her); }\nXSPIN_CONTEXT(PAYLOAD | COMPLETION);\n" + licence, "xspin_payload, line 3: calls xspin_completion: the program calls handlers, nothing else may"},
+		{"a handler in a loop", include + payload + licence + "SEC(\"xdp.frags\") int xspin_context(struct xdp_md *ctx)\n{\n\tstruct xspin_her her = {};\n\tint n = xspin_run(ctx, XSPIN_HAS_PAYLOAD);\n#pragma clang loop unroll(disable)\n\tfor (int i = 0; i < 100; i++)\n\t\tn += xspin_payload(ctx, &her);\n\treturn n;\n}\n", "calls xspin_payload in a loop"},
+		{"a loop around no handler", around("", "\t__u32 n = 0;\n#pragma clang loop unroll(disable)\n\tfor (__u32 i = 0; i < 100; i++)\n\t\tn += bpf_get_prandom_u32();\n\treturn n & 1;"), ""},
+
+		{"an array", value("__u64"), ""},
+		{"a map with a name of the header's", strings.ReplaceAll(value("__u64"), "mine", "xspin_mine"), "map xspin_mine: names that begin with xspin are xspin_handler.h's"},
+		{"a map of programs", mapOf("__uint(type, 3);\n__uint(max_entries, 1);\n__uint(key_size, 4);\n__uint(value_size, 4);"), "map mine: type ProgramArray: want an array, a hash or an LRU hash"},
+		{"a ring buffer", mapOf("__uint(type, 27);\n__uint(max_entries, 4096);"), "map mine: type RingBuf"},
+		{"a pinned map", mapOf(plainMap + "__type(value, __u64);\n__uint(pinning, 1);"), "map mine: it would be pinned"},
+		{"a flag", mapOf(plainMap + "__type(value, __u64);\n__uint(map_flags, 1 << 12);"), "map mine: flags 0x1000"},
+		{"a hash without preallocation", mapOf("__uint(type, BPF_MAP_TYPE_HASH);\n__uint(max_entries, 4);\n__type(key, __u32);\n__type(value, __u32);\n__uint(map_flags, 1);"), ""},
+		{"a timer", "struct bpf_timer { unsigned long long o[2]; };\n" + value("struct { int x; struct bpf_timer t; }"), "map mine: its values hold a struct bpf_timer"},
+		{"a lock in an array in a typedef", "struct bpf_spin_lock { unsigned v; };\ntypedef struct bpf_spin_lock lock[2];\n" + value("struct { int x; const lock l; }"), "its values hold a struct bpf_spin_lock"},
+		{"a pointer into the kernel", "struct task_struct { int i; };\n" + value("struct { struct task_struct __attribute__((btf_type_tag(\"kptr\"))) *p; }"), `a type with the tag "kptr"`},
+		{"a plain pointer", value("struct { struct xspin_her *p; }"), ""},
+		{"a lock among global variables", around("struct bpf_spin_lock { __u32 v; };\nstruct bpf_spin_lock lock;", "\treturn lock.v;"), "map .bss: its values hold a struct bpf_spin_lock"},
+		{"too much memory", mapOf("__uint(type, BPF_MAP_TYPE_ARRAY);\n__uint(max_entries, 1 << 20);\n__type(key, __u32);\n__type(value, __u64);"), " bytes for each context, and the limit is 1048576"},
+		{"far too much memory", mapOf("__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);\n__uint(max_entries, 0xffffffff);\n__type(key, __u32);\n__uint(value_size, 0x7fffffff);"), "and the limit is 1048576"},
+		{"a map that nothing uses", include + "struct {\n__uint(type, 27);\n__uint(max_entries, 4096);\n} mine SEC(\".maps\");\n" + payload + named + licence, ""},
+		{"a parameter that is a structure", around("const volatile struct { int a, b; } two = {};", "\treturn two.a;"), "const volatile two: a parameter is a number, a bool, an enum or an array of char"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			o, err := ReadObject("test.o", objecttest.Compile(t, tc.source), 1<<20)
+			switch {
+			case tc.want == "" && err != nil:
+				t.Error(err)
+			case tc.want == "":
+				if got := o.Handlers(); !slices.Equal(got, []string{"payload"}) {
+					t.Errorf("handlers %v", got)
+				}
+			case err == nil:
+				t.Errorf("it is accepted; want %q", tc.want)
+			case !errors.Is(err, ErrObject) || !strings.Contains(err.Error(), tc.want) || !strings.HasPrefix(err.Error(), "test.o: "):
+				t.Errorf("%v\nwant %q", err, tc.want)
+			}
+		})
+	}
+}
+
+func TestFilesThatAreNoObjects(t *testing.T) {
+	good := objecttest.Compile(t, include+payload+named+licence)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	host, err := os.ReadFile(self)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := elf.NewFile(bytes.NewReader(good))
+	if err != nil {
+		t.Fatal(err)
+	}
+	symbols, err := f.Symbols()
+	if err != nil {
+		t.Fatal(err)
+	}
+	version := bytes.Clone(good)
+	for _, s := range symbols {
+		if s.Name == bpf.HandlersVersionOf {
+			version[f.Sections[s.Section].Offset+s.Value] = 9
+		}
+	}
+	for _, tc := range []struct {
+		name string
+		file []byte
+		want string
+	}{
+		{"empty", nil, "cannot be read"},
+		{"text", []byte("#include <stdio.h>\n"), "cannot be read"},
+		{"cut off", good[:len(good)/2], "cannot be read"},
+		{"for this machine", host, "want what clang -target bpf -g has compiled"},
+		{"big endian", objecttest.Compile(t, include+payload+named+licence, "-target", "bpfeb"), "big endian"},
+		{"without -g", objecttest.Compile(t, include+payload+named+licence, "-g0"), "no BTF: compile with -g"},
+		{"another version", version, "made with version 9 of xspin_handler.h, and this is version 1"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			if _, err := ReadObject("test.o", tc.file, 1<<20); !errors.Is(err, ErrObject) || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("%v, want %q", err, tc.want)
+			}
+		})
+	}
+	// Whatever a file has, it is an error and no panic.
+	for i := 0; i < len(good); i += 97 {
+		bad := bytes.Clone(good)
+		bad[i] ^= 0xff
+		_, _ = ReadObject("test.o", bad, 1<<20)
+	}
+}
+
+// All that is wrong is told at once.
+func TestAllErrorsOfAnObject(t *testing.T) {
+	file := objecttest.Compile(t, include+"static long (*const bpf_redirect)(__u32, __u64) = (void *)23;\nXSPIN_HEADER { return 0; }\nXSPIN_PAYLOAD { return bpf_redirect(1, 0); }\n"+named)
+	_, err := ReadObject("test.o", file, 1<<20)
+	if err == nil {
+		t.Fatal("it is accepted")
+	}
+	if n := strings.Count(err.Error(), "test.o: "); n != 3 || strings.Count(err.Error(), "\n") != 2 {
+		t.Errorf("%v\nwant 3 lines", err)
+	}
+}
+
+func TestBuiltinObjects(t *testing.T) {
+	for name := range bpf.Handlers {
+		o, err := BuiltinObject(name)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		if o.Name() != name || !slices.Equal(o.Handlers(), []string{"payload"}) || o.Maps() != nil {
+			t.Errorf("%s: handlers %v, maps %v", o.Name(), o.Handlers(), o.Maps())
+		}
+	}
+	if _, err := BuiltinObject("echo"); err == nil || !strings.Contains(err.Error(), "there are count, echo-icmp, echo-udp, noop") {
+		t.Error(err)
+	}
+}
+
+// What the verifier refuses is told by reason, handler and source line. The words are the
+// verifier's, and differ from kernel to kernel.
+func TestRejections(t *testing.T) {
+	netnstest.NeedRoot(t)
+	for _, tc := range []struct {
+		name, source string
+		line         int    // of the source; 0: the log does not say
+		handler      string // as line
+		reason       string // in it, if all kernels have the word
+	}{
+		{"a value that may be null", around("struct { __uint(type, BPF_MAP_TYPE_HASH); __uint(max_entries, 4); __type(key, __u32); __type(value, __u32); } mine SEC(\".maps\");",
+			"\t__u32 zero = 0, *n = bpf_map_lookup_elem(&mine, &zero);\n\n\treturn *n;"), 7, "xspin_payload", ""},
+		{"behind the memory", around("", "\t__u64 *p = xspin_memory(0, 8);\n\n\tif (!p)\n\t\treturn XSPIN_FAIL;\n\treturn p[1 << 20];"), 9, "xspin_payload", ""},
+		{"a frame without a check", around("", "\t__u8 *frame = (void *)(long)ctx->data;\n\n\treturn frame[20];"), 7, "xspin_payload", ""},
+		{"the completion handler", include + payload + "XSPIN_COMPLETION\n{\n\treturn *(__u8 *)(long)ctx->data;\n}\nXSPIN_CONTEXT(PAYLOAD | COMPLETION);\n" + licence, 5, "xspin_completion", ""},
+		{"too much stack", around("", "\tvolatile char big[480];\n\n\tbig[her->len & 255] = 1;\n\treturn big[3];"), 0, "", "stack"},
+		{"too many steps", around("", "\tfor (__u32 i = 0; i < 2000000; i++)\n\t\tif (bpf_get_prandom_u32() == 7)\n\t\t\treturn XSPIN_DROP;\n\treturn XSPIN_SUCCESS;"), 0, "", "gives up"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			memory := newMemory(t)
+			h, err := object(t, tc.source).Load(HandlersConfig{Format: matcher.FormatByName("packet"), Memory: memory, MemorySize: 4096})
+			if err == nil {
+				h.Close()
+				t.Fatal("it is loaded")
+			}
+			var r *Rejection
+			if !errors.As(err, &r) {
+				t.Fatalf("%v is no rejection", err)
+			}
+			place := ""
+			if tc.line > 0 {
+				place = fmt.Sprintf("test.bpf.c:%d", tc.line)
+			}
+			if r.Handler != tc.handler || r.Place != place || r.Reason == "" || !strings.Contains(r.Reason, tc.reason) || tc.line > 0 && r.Source == "" {
+				t.Errorf("%v\nhandler %q, place %q, source %q, reason %q; want %q, %q\nlog:\n%s", err, r.Handler, r.Place, r.Source, r.Reason, tc.handler, place, strings.Join(r.Log, "\n"))
+			}
+			if strings.Count(err.Error(), "\n") > 0 || !strings.HasPrefix(err.Error(), "load test.o: the verifier refuses it: "+r.Reason) {
+				t.Errorf("%q: want one line, with the reason first", err)
+			}
+			if len(r.Log) > 2000 {
+				t.Errorf("a log of %d lines", len(r.Log))
+			}
+		})
+	}
+}

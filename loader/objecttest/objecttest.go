@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package objecttest compiles handlers in eBPF for tests, as a user would.
+package objecttest
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/xspin/xspin/bpf"
+)
+
+// Compile compiles a source file that includes xspin_handler.h, and returns the object.
+// Flags are further ones. Without clang it skips the test; with XSPIN_NO_SKIP=1 it fails.
+func Compile(t testing.TB, source string, flags ...string) []byte {
+	t.Helper()
+	if _, err := exec.LookPath("clang-19"); err != nil {
+		if os.Getenv("XSPIN_NO_SKIP") == "1" {
+			t.Fatal(err)
+		}
+		t.Skip(err)
+	}
+	dir := t.TempDir()
+	if err := os.CopyFS(dir, bpf.Include); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "test.bpf.c"), []byte(source), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	args := append([]string{"-target", "bpf", "-O2", "-g", "-mcpu=v3", "-Wall", "-Wextra", "-Werror", "-Iinclude", "-c", "test.bpf.c", "-o", "test.o"}, flags...)
+	cmd := exec.Command("clang-19", args...)
+	cmd.Dir = dir
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("clang-19 %v: %v\n%s", args, err, out)
+	}
+	object, err := os.ReadFile(filepath.Join(dir, "test.o"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return object
+}

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package loader
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+)
+
+func TestReasonIsFoundInTheLog(t *testing.T) {
+	for _, tc := range []struct{ name, log, reason, handler, place, source string }{
+		{"Linux 6.12: a handler", `0: R1=ctx() R10=fp0
+; struct xspin_her her = { .len = bpf_xdp_get_buff_len(ctx) }; @ xspin_handler.h:541
+0: (bf) r6 = r1                       ; R1=ctx() R6_w=ctx()
+Validating xspin_header() func#1...
+7: R1=ctx() R2=mem(sz=64) R10=fp0
+; XSPIN_HEADER { return 0; } @ mine.bpf.c:3
+7: (b4) w0 = 0
+8: (95) exit
+Func#1 ('xspin_header') is safe for any args that match its prototype
+Validating xspin_payload() func#2...
+9: R1=ctx() R2=mem(sz=64) R10=fp0
+; __u64 *p = xspin_memory(0, 8); @ mine.bpf.c:6
+9: (85) call bpf_map_lookup_elem#1    ; R0_w=map_value_or_null(id=1)
+; return *p; @ mine.bpf.c:8
+10: (79) r0 = *(u64 *)(r0 +0)
+R0 invalid mem access 'map_value_or_null'
+processed 12 insns (limit 1000000) max_states_per_insn 0 total_states 0 peak_states 0 mark_read 0`,
+			"R0 invalid mem access 'map_value_or_null'", "xspin_payload", "mine.bpf.c:8", "return *p;"},
+		{"Linux 6.12: inside of the header's", `Validating xspin_payload() func#2...
+; return xspin_load(ctx, 0, &b, her->len); @ mine.bpf.c:8
+10: (79) r0 = *(u64 *)(r0 +0)
+; return bpf_xdp_load_bytes(ctx, off, to, n); @ xspin_handler.h:230
+from 10 to 12: R0=scalar()
+12: (85) call bpf_xdp_load_bytes#189
+R4 invalid zero-sized read: u64=[0,3]
+processed 12 insns (limit 1000000)`,
+			"R4 invalid zero-sized read: u64=[0,3]", "xspin_payload", "mine.bpf.c:8", "return xspin_load(ctx, 0, &b, her->len);"},
+		{"Linux 6.12: of all functions together", `Validating xspin_payload() func#2...
+; return 0; @ mine.bpf.c:8
+10: (95) exit
+Func#2 ('xspin_payload') is safe for any args that match its prototype
+combined stack size of 2 calls is 608. Too large
+processed 12 insns (limit 1000000)`,
+			"combined stack size of 2 calls is 608. Too large", "", "", ""},
+		{"Linux 7.3", `Validating xspin_payload() func#2...
+; return *p; @ mine.bpf.c:8
+10: (79) r0 = *(u64 *)(r0 +0)
+R0 invalid mem access 'map_value_or_null'
+
+Verification failed: Memory Safety: Access outside bounds
+
+Reason:
+  The pointer may be null.
+
+At:
+  xspin_payload @ mine.bpf.c:8:9
+    return *p;
+
+Causal path:
+  xspin_payload @ mine.bpf.c:6:3
+
+Suggestion:
+  Compare it with null.
+
+processed 12 insns (limit 1000000)`,
+			"Memory Safety: Access outside bounds: The pointer may be null.", "xspin_payload", "mine.bpf.c:8", "return *p;"},
+		{"nothing", "", "permission denied", "", "", ""},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r := newRejection(&ebpf.VerifierError{Cause: unix.EACCES, Log: strings.Split(tc.log, "\n")})
+			if r.Reason != tc.reason || r.Handler != tc.handler || r.Place != tc.place || r.Source != tc.source {
+				t.Errorf("reason %q, handler %q, place %q, source %q", r.Reason, r.Handler, r.Place, r.Source)
+			}
+		})
+	}
+}
