@@ -40,6 +40,8 @@ func completeValues(root *cobra.Command) {
 		"mem":            oneContext,
 		"mem read":       oneContext,
 		"mem write":      oneContext,
+		"object check":   first(files),
+		"object new":     first(cobra.FixedCompletions(nil, cobra.ShellCompDirectiveFilterDirs)),
 		"rules check":    files,
 		"rules explain":  first(files),
 		"rules test":     first(files),

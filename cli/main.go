@@ -64,7 +64,7 @@ that exists.`,
 	demo.AddCommand(newPingpongCmd(), newFileCmd(), newDatatypesCmd(), newInboxCmd())
 	rules := newRulesCmd()
 	rules.AddCommand(newRulesLsCmd())
-	root.AddCommand(newRunCmd(), newCtxCmd(), demo, newLabCmd(), rules, newSendCmd(), newStatsCmd(), newTopCmd(), newLogCmd(), newCaptureCmd(), newMemCmd(), newDDTCmd(), newVersionCmd())
+	root.AddCommand(newRunCmd(), newCtxCmd(), demo, newLabCmd(), rules, newSendCmd(), newStatsCmd(), newTopCmd(), newLogCmd(), newCaptureCmd(), newMemCmd(), newDDTCmd(), newObjectCmd(), newVersionCmd())
 	root.AddCommand(more...)
 	root.AddCommand(newHelperCmds()...)
 	root.AddCommand(newDatatypesHelperCmds()...)

@@ -1,0 +1,403 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"bufio"
+	_ "embed"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/xspin/xspin/control"
+	"github.com/xspin/xspin/hostq"
+	"github.com/xspin/xspin/internal/flags"
+	"github.com/xspin/xspin/internal/pcapng"
+	"github.com/xspin/xspin/loader"
+	"github.com/xspin/xspin/matcher"
+	"github.com/xspin/xspin/spin"
+)
+
+// newObjectCmd returns `xspin object`.
+func newObjectCmd() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "object",
+		Short: "Write handlers in eBPF, and check their object files",
+		Long: `Handlers in eBPF run in the kernel, where the packet arrives. They are written in
+C and compiled by clang to an object file: docs/kernel-handlers.md.`,
+		Args: cobra.NoArgs,
+	}
+	cmd.AddCommand(newObjectNewCmd(), newObjectCheckCmd())
+	return cmd
+}
+
+// What `object new` writes beside the headers.
+var (
+	//go:embed object/echo.bpf.c
+	exampleSource string
+	//go:embed object/Makefile
+	exampleMakefile string
+)
+
+func newObjectNewCmd() *cobra.Command {
+	return &cobra.Command{
+		Use:   "new DIR",
+		Short: "Make a folder to write handlers in",
+		Long: `Write xspin_handler.h and what it includes, an example and a Makefile into a folder,
+which is made if it is not there. A source or Makefile that is there stays; headers
+become those of this version.`,
+		Example: "  xspin object new my-handlers && cd my-handlers && make",
+		Args:    wantArgs("DIR"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := newObject(cmd.OutOrStdout(), args[0]); err != nil {
+				return fmt.Errorf("object new: %w", err)
+			}
+			return nil
+		},
+	}
+}
+
+func newObject(out io.Writer, dir string) error {
+	if err := os.MkdirAll(dir, 0o777); err != nil {
+		return err
+	}
+	say := func(what, path string) { fmt.Fprintf(out, "%-8s %s\n", what, path) }
+	headers, err := fs.Glob(loader.Include(), "*.h")
+	if err != nil {
+		return err
+	}
+	for _, name := range headers {
+		text, err := fs.ReadFile(loader.Include(), name)
+		if err != nil {
+			return err
+		}
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, text, 0o666); err != nil {
+			return err
+		}
+		say("written", path)
+	}
+	// The example is for a folder without sources.
+	sources, err := filepath.Glob(filepath.Join(dir, "*.bpf.c"))
+	if err != nil {
+		return err
+	}
+	files := [][2]string{{"Makefile", exampleMakefile}}
+	if len(sources) == 0 {
+		files = append(files, [2]string{"echo.bpf.c", exampleSource})
+	}
+	for _, f := range files {
+		path := filepath.Join(dir, f[0])
+		w, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+		if errors.Is(err, fs.ErrExist) {
+			say("stays", path)
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		_, err = w.WriteString(f[1])
+		if err := errors.Join(err, w.Close()); err != nil {
+			return err
+		}
+		say("written", path)
+	}
+	return nil
+}
+
+// objectReport is what `object check` says about an object.
+type objectReport struct {
+	Schema       int                `json:"schema"`
+	File         string             `json:"file"`
+	Handlers     []string           `json:"handlers"`
+	Maps         []string           `json:"maps"` // of its own
+	MapBytes     int64              `json:"map_bytes"`
+	Parameters   []loader.Parameter `json:"parameters"`
+	Instructions int                `json:"instructions"` // of the program in the kernel
+	Verified     int                `json:"verified"`     // steps of the verifier; 0: the kernel does not tell
+	Frames       []objectVerdict    `json:"frames,omitempty"`
+	User         []userCounter      `json:"user,omitempty"` // counters that are not 0
+}
+
+// objectVerdict is what it says about a frame.
+type objectVerdict struct {
+	Number   int    `json:"number"`   // from 1, as Wireshark counts
+	Length   int    `json:"length"`   // bytes on the wire
+	Captured int    `json:"captured"` // bytes in the file; the verdict is about these
+	Verdict  string `json:"verdict"`  // send, drop, stack, malformed, error
+	Code     string `json:"code,omitempty"`
+	Failed   string `json:"failed,omitempty"` // the handler that failed
+	Error    string `json:"error,omitempty"`
+}
+
+type userCounter struct {
+	Number int `json:"number"`
+	spin.UserCounter
+}
+
+// objectFlags are the flags of `object check`.
+type objectFlags struct {
+	pcap, format, memory, hpuMemory string
+	params                          []string
+	json                            bool
+}
+
+func newObjectCheckCmd() *cobra.Command {
+	var f objectFlags
+	cmd := &cobra.Command{
+		Use:   "check FILE",
+		Short: "Check an object file, and try its handlers on a capture",
+		Long: `Check an object file as a context would that has it, up to and including the kernel's
+verifier, and show what it has. It needs root, and changes nothing: what was loaded
+is gone when the command ends.
+
+With --pcap each frame of an Ethernet capture (pcap or pcapng) is given to the
+handlers, whatever rulesets would say of it, and the verdict is printed: send (back
+to where it came from), drop, stack (on to Linux), or malformed (shorter than the
+message format wants: on to Linux). No frame is sent anywhere.`,
+		Example: `  sudo xspin object check echo.bpf.o
+  sudo xspin object check echo.bpf.o -r trace.pcap --format flow --param port=7`,
+		Args: wantArgs("FILE"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := checkObject(cmd, args[0], &f); err != nil {
+				return fmt.Errorf("object check: %w", err)
+			}
+			return nil
+		},
+	}
+	cmd.Flags().StringVarP(&f.pcap, "pcap", "r", "", "capture to try the handlers on, pcap or pcapng")
+	cmd.Flags().StringVar(&f.format, "format", "packet", "message format: packet or flow")
+	flags.OneOf(cmd.Flags(), "format", []string{"packet", "flow"})
+	cmd.Flags().StringArrayVar(&f.params, "param", nil, "set a parameter, NAME=VALUE (repeatable)")
+	cmd.Flags().StringVar(&f.memory, "memory", "64KiB", "HPU memory of the context, if the handlers use it")
+	cmd.Flags().StringVar(&f.hpuMemory, "hpu-memory", "4KiB", "HPU memory of each HPU, if they use that")
+	cmd.Flags().BoolVar(&f.json, "json", false, "print one JSON document")
+	return cmd
+}
+
+// checkLimit is how much memory the maps of an object may take.
+const checkLimit = 64 << 20
+
+func checkObject(cmd *cobra.Command, path string, f *objectFlags) (err error) {
+	format := matcher.FormatByName(f.format)
+	if format == nil || format.Ends() {
+		return flags.Error("format", f.format, "want packet or flow")
+	}
+	file, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	o, err := loader.ReadObject(path, file, checkLimit)
+	if err != nil {
+		return err
+	}
+	cfg := loader.HandlersConfig{Format: format}
+	if cfg.Parameters, err = parseParams(o, f.params); err != nil {
+		return err
+	}
+	free, err := f.giveMemory(o, &cfg)
+	defer free()
+	if err != nil {
+		return err
+	}
+	h, err := o.Load(cfg)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, h.Close()) }()
+
+	r := objectReport{
+		Schema: 1, File: path, Handlers: o.Handlers(), Maps: append([]string{}, o.Maps()...), MapBytes: o.Memory(),
+		Parameters: append([]loader.Parameter{}, o.Parameters()...),
+	}
+	if r.Instructions, r.Verified, err = h.Instructions(); err != nil {
+		return err
+	}
+	out := bufio.NewWriter(cmd.OutOrStdout())
+	defer func() { err = errors.Join(err, out.Flush()) }()
+	if !f.json {
+		r.print(out)
+	}
+	if f.pcap != "" {
+		err = r.try(cmd.ErrOrStderr(), out, h, f)
+	}
+	if f.json {
+		return errors.Join(err, writeJSON(out, r))
+	}
+	return err
+}
+
+// parseParams reads NAME=VALUE.
+func parseParams(o *loader.Object, args []string) (map[string]any, error) {
+	params := map[string]any{}
+	for _, arg := range args {
+		name, text, ok := strings.Cut(arg, "=")
+		if !ok {
+			return nil, flags.Error("param", arg, "want NAME=VALUE")
+		}
+		params[name] = text // Load refuses names that there are none of
+		all := o.Parameters()
+		if i := slices.IndexFunc(all, func(p loader.Parameter) bool { return p.Name == name }); i >= 0 {
+			value, err := all[i].Parse(text)
+			if err != nil {
+				return nil, err
+			}
+			params[name] = value
+		}
+	}
+	return params, nil
+}
+
+// giveMemory makes the HPU memory that an object uses: without any, the verifier would
+// skip the code that uses it.
+func (f *objectFlags) giveMemory(o *loader.Object, cfg *loader.HandlersConfig) (free func(), err error) {
+	var made []*hostq.Memory
+	free = func() {
+		for _, m := range made {
+			_ = m.Close()
+		}
+	}
+	shared, each := o.UsesMemory()
+	if shared {
+		if cfg.MemorySize, err = sizeFlag("memory", f.memory); err != nil {
+			return free, err
+		}
+		m, err := hostq.NewMemory("check", cfg.MemorySize)
+		if err != nil {
+			return free, err
+		}
+		made = append(made, m)
+		cfg.Memory = m.Map()
+	}
+	if each {
+		if cfg.HPUMemorySize, err = sizeFlag("hpu-memory", f.hpuMemory); err != nil {
+			return free, err
+		}
+		cpus, err := loader.PossibleCPUs()
+		if err != nil {
+			return free, err
+		}
+		m, err := hostq.NewMemory("check", cfg.HPUMemorySize*int64(cpus))
+		if err != nil {
+			return free, err
+		}
+		made = append(made, m)
+		cfg.HPUMemory = m.Map()
+	}
+	return free, nil
+}
+
+// print shows what an object has.
+func (r *objectReport) print(w io.Writer) {
+	list := func(all []string) string {
+		if len(all) == 0 {
+			return "none"
+		}
+		return strings.Join(all, ", ")
+	}
+	fmt.Fprintf(w, "%s\n", r.File)
+	fmt.Fprintf(w, "  handlers      %s\n", list(r.Handlers))
+	fmt.Fprintf(w, "  maps          %s", list(r.Maps))
+	if len(r.Maps) > 0 {
+		fmt.Fprintf(w, " (%v for each context)", control.Size(r.MapBytes))
+	}
+	fmt.Fprintln(w)
+	for i, p := range r.Parameters {
+		fmt.Fprintf(w, "  %-12s  %s = %s: %s\n", map[bool]string{true: "parameters"}[i == 0], p.Name, p.Default, p.Want)
+	}
+	fmt.Fprintf(w, "  instructions  %d", r.Instructions)
+	if r.Verified > 0 {
+		fmt.Fprintf(w, ", which took the verifier %d steps", r.Verified)
+	}
+	fmt.Fprintln(w)
+}
+
+// try gives the frames of a capture to the handlers.
+func (r *objectReport) try(warn, w io.Writer, h *loader.Handlers, f *objectFlags) error {
+	file, err := os.Open(f.pcap)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	c, err := pcapng.NewReader(file)
+	if err != nil {
+		return fmt.Errorf("%s: %w", f.pcap, err)
+	}
+	line := func(number, length, verdict, code any) {
+		if !f.json {
+			fmt.Fprintln(w, strings.TrimRight(fmt.Sprintf("%7v %11v  %-9v  %v", number, length, verdict, code), " "))
+		}
+	}
+	if !f.json {
+		fmt.Fprintln(w)
+	}
+	line("FRAME", "LENGTH", "VERDICT", "CODE")
+	r.Frames = []objectVerdict{}
+	counts := map[string]int{}
+	var cut, failed int
+	for {
+		var frame pcapng.Frame
+		if err := c.Next(&frame); err == io.EOF {
+			break
+		} else if err != nil {
+			return fmt.Errorf("%s: after frame %d: %w", f.pcap, len(r.Frames), err)
+		}
+		v := verdictOn(h, &frame)
+		v.Number = len(r.Frames) + 1
+		r.Frames = append(r.Frames, v)
+		counts[v.Verdict]++
+		length, code := fmt.Sprint(v.Length), v.Code
+		if v.Captured < v.Length {
+			cut++
+			length = fmt.Sprintf("%d/%d", v.Captured, v.Length)
+		}
+		if v.Failed != "" {
+			failed++
+			code = fmt.Sprintf("%s, from the %s handler", v.Code, v.Failed)
+		}
+		line(v.Number, length, v.Verdict, code+v.Error)
+	}
+	for i, u := range h.Stats().User {
+		if u.Count > 0 {
+			r.User = append(r.User, userCounter{i, u})
+		}
+	}
+	if !f.json {
+		fmt.Fprintf(w, "%s: %d send, %d drop, %d stack, %d malformed", count(len(r.Frames), "frame"), counts["send"], counts["drop"], counts["stack"], counts["malformed"])
+		if failed > 0 {
+			fmt.Fprintf(w, "; handlers failed on %d", failed)
+		}
+		fmt.Fprintln(w)
+		for _, u := range r.User {
+			fmt.Fprintf(w, "user counter %d: sum %d, count %d\n", u.Number, u.Sum, u.Count)
+		}
+	}
+	if cut > 0 {
+		fmt.Fprintf(warn, "warning: %d of %s cut short by the capture: the verdicts are about the bytes in the file; capture with -s 0\n", cut, count(len(r.Frames), "frame"))
+	}
+	if n := counts["error"]; n > 0 {
+		return fmt.Errorf("%s: %d of %s without a verdict", f.pcap, n, count(len(r.Frames), "frame"))
+	}
+	return nil
+}
+
+func verdictOn(h *loader.Handlers, frame *pcapng.Frame) objectVerdict {
+	fv := objectVerdict{Length: frame.Length, Captured: len(frame.Data)}
+	v, err := h.Run(frame.Data)
+	switch {
+	case err != nil:
+		fv.Verdict, fv.Error = "error", err.Error()
+	case !v.Ran:
+		fv.Verdict = "malformed"
+	default:
+		fv.Verdict, fv.Code, fv.Failed = v.Action.String(), v.Code.String(), v.Failed
+	}
+	return fv
+}

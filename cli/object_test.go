@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/xspin/xspin/loader/objecttest"
+	"github.com/xspin/xspin/netns/netnstest"
+)
+
+// object runs `xspin object` with arguments.
+func object(t *testing.T, args ...string) (stdout, stderr string, err error) {
+	t.Helper()
+	var out, diag bytes.Buffer
+	err = xspin(t.Context(), nil, &out, &diag, append([]string{"object"}, args...)...)
+	return out.String(), diag.String(), err
+}
+
+// A new folder compiles with its own Makefile, and its example is one that xspin takes.
+func TestNewObject(t *testing.T) {
+	netnstest.NeedRoot(t)
+	dir := filepath.Join(t.TempDir(), "a", "b")
+	out, _, err := object(t, "new", dir)
+	if err != nil || strings.Count(out, "written  "+dir) != 4 {
+		t.Fatalf("%q, %v", out, err)
+	}
+	make := func() string {
+		t.Helper()
+		cmd := exec.Command("make", "-C", dir)
+		cmd.Env = append(os.Environ(), "MAKEFLAGS=")
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("make: %v\n%s", err, out)
+		}
+		return string(out)
+	}
+	if out := make(); strings.Contains(out, "warning") {
+		t.Errorf("make: %s", out)
+	}
+	file := filepath.Join(dir, "echo.bpf.o")
+	out, _, err = object(t, "check", file)
+	want := regexp.MustCompile(`^\Q` + file + `\E
+  handlers      payload
+  maps          none
+  parameters    port = 7: whole number, 0 to 65535
+  instructions  \d+, which took the verifier \d+ steps
+$`)
+	if err != nil || !want.MatchString(out) {
+		t.Errorf("prints\n%s%v", out, err)
+	}
+
+	// What somebody has written stays; headers become this version's.
+	write := func(name, text string) {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("xspin_handler.h", "old\n")
+	write("Makefile", "all:\n\techo mine\n")
+	if err := os.Rename(filepath.Join(dir, "echo.bpf.c"), filepath.Join(dir, "mine.bpf.c")); err != nil {
+		t.Fatal(err)
+	}
+	out, _, err = object(t, "new", dir)
+	if err != nil || strings.Count(out, "written ") != 2 || !strings.Contains(out, "stays    "+filepath.Join(dir, "Makefile")) {
+		t.Errorf("again: %q, %v", out, err)
+	}
+	if !strings.Contains(make(), "mine") {
+		t.Error("the Makefile did not stay")
+	}
+	if _, err := os.Stat(filepath.Join(dir, "echo.bpf.c")); err == nil {
+		t.Error("the example came back")
+	}
+	if b, _ := os.ReadFile(filepath.Join(dir, "xspin_handler.h")); !bytes.Contains(b, []byte("XSPIN_VERSION")) {
+		t.Error("the header stayed")
+	}
+	if _, _, err := object(t, "new", file); err == nil || !strings.HasPrefix(err.Error(), "object new: ") {
+		t.Errorf("a file instead of a folder: %v", err)
+	}
+}
+
+const objectSource = `#include "xspin_handler.h"
+const volatile __u16 port = 7;
+XSPIN_PAYLOAD
+{
+	struct xspin_headers h;
+	__u64 *n = xspin_memory(8, 8), *own = xspin_hpu_memory(her, 0, 8);
+	__u16 to;
+
+	xspin_headers(ctx, her, &h);
+	if (!n || !own)
+		return XSPIN_SEGV;
+	if (!h.udp || xspin_load(ctx, h.udp + 2, &to, 2))
+		return xspin_to_stack(her);
+	if (to == bswap16(1))
+		return XSPIN_FAIL;
+	if (to != bswap16(port))
+		return XSPIN_DROP;
+	xspin_count(3, 10);
+	return xspin_reply_udp(ctx, her) ? xspin_send(her) : XSPIN_DROP;
+}
+XSPIN_CONTEXT(PAYLOAD);
+XSPIN_LICENSE("GPL");
+`
+
+func TestObjectCheckOnCapture(t *testing.T) {
+	netnstest.NeedRoot(t)
+	file := writeFile(t, "mine.o", objecttest.Compile(t, objectSource))
+	arp := make([]byte, 60)
+	arp[12], arp[13] = 0x08, 0x06
+	long := udpFrame(7, make([]byte, 100)...)
+	trace := writeFile(t, "trace.pcap", pcapFile(1,
+		frameOf{arp, len(arp)}, frameOf{udpFrame(7, 'h', 'i'), 44}, frameOf{udpFrame(8), 42},
+		frameOf{long[:60], len(long)}, frameOf{udpFrame(1), 42},
+	))
+	out, diag, err := object(t, "check", file, "-r", trace)
+	_, table, _ := strings.Cut(out, "\n\n")
+	want := `
+  FRAME      LENGTH  VERDICT    CODE
+      1          60  stack      Success
+      2          44  send       Success
+      3          42  drop       Drop
+      4      60/142  stack      Success
+      5          42  drop       Fail, from the payload handler
+5 frames: 1 send, 2 drop, 2 stack, 0 malformed; handlers failed on 1
+user counter 3: sum 10, count 1
+`
+	if err != nil || table != want[1:] {
+		t.Errorf("prints\n%s\nwant\n%s%v", table, want, err)
+	}
+	if !strings.Contains(diag, "1 of 5 frames cut short") {
+		t.Errorf("diagnostics: %q", diag)
+	}
+	out, _, err = object(t, "check", file, "-r", trace, "--param", "port=8", "--format", "flow", "--json")
+	var doc objectReport
+	if err != nil || json.Unmarshal([]byte(out), &doc) != nil {
+		t.Fatalf("%s %v", out, err)
+	}
+	if doc.Schema != 1 || len(doc.Frames) != 5 || doc.Frames[1].Verdict != "drop" || doc.Frames[2].Verdict != "send" || doc.Frames[4].Failed != "payload" || doc.User[0].Number != 3 || doc.Verified == 0 {
+		t.Errorf("%s", out)
+	}
+	short := writeFile(t, "short.pcap", pcapFile(1, frameOf{make([]byte, 10), 10}, frameOf{make([]byte, 20), 20}))
+	out, _, err = object(t, "check", file, "-r", short, "--format", "flow")
+	if err == nil || !strings.Contains(err.Error(), "1 of 2 frames without a verdict") || !strings.Contains(out, "      2          20  malformed\n") {
+		t.Errorf("%s %v", out, err)
+	}
+}
+
+func TestObjectCheckRefuses(t *testing.T) {
+	netnstest.NeedRoot(t)
+	file := writeFile(t, "mine.o", objecttest.Compile(t, objectSource))
+	for _, tc := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"check", file + "x"}, "no such file"},
+		{[]string{"check", "object_test.go"}, "object_test.go: not an object that XsPIN takes: it cannot be read"},
+		{[]string{"check", file, "--format", "slmp"}, "packet"},
+		{[]string{"check", file, "--param", "port"}, "want NAME=VALUE"},
+		{[]string{"check", file, "--param", "prot=1"}, `no param "prot": there are port (whole number, 0 to 65535)`},
+		{[]string{"check", file, "--param", "port=70000"}, `param "port": 70000: want whole number, 0 to 65535`},
+		{[]string{"check", file, "--memory", "lots"}, "memory"},
+		{[]string{"check", file, "--hpu-memory", "3000000"}, "HPU memory of 3000000 bytes: want a divisor or a multiple"},
+		{[]string{"check", file, "-r", file + "x"}, "no such file"},
+		{[]string{"check", file, "-r", file}, file + ": "},
+	} {
+		_, _, err := object(t, tc.args...)
+		if err == nil || !strings.Contains(err.Error(), tc.want) || !strings.HasPrefix(err.Error(), "object check: ") && tc.args[2] != "--format" {
+			t.Errorf("%v: %v, want %q", tc.args, err, tc.want)
+		}
+	}
+}
+
+// The handler of docs/kernel-handlers.md does what the page says, and the page shows all
+// that the header has.
+func TestKernelHandlersOfTheDocuments(t *testing.T) {
+	netnstest.NeedRoot(t)
+	doc, err := os.ReadFile("../docs/kernel-handlers.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := block.FindAllStringSubmatch(string(doc), -1)
+	if len(files) != 1 || files[0][1] != "lengths.bpf.c" {
+		t.Fatalf("files of the page: %q", files)
+	}
+	file := writeFile(t, "lengths.bpf.o", objecttest.Compile(t, files[0][2]))
+	trace := writeFile(t, "trace.pcap", pcapFile(1, frameOf{udpFrame(7, 'h', 'i'), 44}))
+	var out bytes.Buffer
+	if err := xspin(t.Context(), nil, &out, io.Discard, "object", "check", file, "-r", trace, "--param", "width=1"); err != nil || !strings.Contains(out.String(), "stack      Success") {
+		t.Errorf("%s%v", out.String(), err)
+	}
+	header, err := os.ReadFile("../bpf/include/xspin_handler.h")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, calls, _ := strings.Cut(string(header), "what handlers call")
+	calls, _, _ = strings.Cut(calls, "the engine")
+	internal := regexp.MustCompile(`^xspin_(this_cpu|at|fold|update|answerable|swap)$`)
+	found := 0
+	for _, m := range regexp.MustCompile(`(?m)^static __always_inline [^(]*?(\w+)\(`).FindAllStringSubmatch(calls, -1) {
+		if internal.MatchString(m[1]) {
+			continue
+		}
+		found++
+		if !strings.Contains(string(doc), "`"+m[1]+"(") {
+			t.Errorf("the page lacks %s", m[1])
+		}
+	}
+	if found < 11 {
+		t.Errorf("%d functions in the header", found)
+	}
+}
