@@ -268,7 +268,7 @@ func iface(p netns.Port) (i *net.Interface, err error) {
 }
 
 // attach loads a program and attaches it to the NIC's end.
-func (l *benchLab) attach(load func() (*yardstick.Yardstick, error)) (*yardstick.Yardstick, error) {
+func (l *benchLab) attach(load func() (*yardstick.Program, error)) (*yardstick.Program, error) {
 	i, err := iface(l.NIC)
 	if err != nil {
 		return nil, err
@@ -284,8 +284,8 @@ func (l *benchLab) attach(load func() (*yardstick.Yardstick, error)) (*yardstick
 	return y, nil
 }
 
-func plain(p yardstick.Plain) func() (*yardstick.Yardstick, error) {
-	return func() (*yardstick.Yardstick, error) { return yardstick.LoadPlain(p) }
+func plain(p yardstick.Plain) func() (*yardstick.Program, error) {
+	return func() (*yardstick.Program, error) { return yardstick.LoadPlain(p) }
 }
 
 // open opens a NIC on the NIC's end with one active context.

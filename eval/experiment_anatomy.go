@@ -118,10 +118,10 @@ func anatomyPlots(ctx context.Context, t *trial) (err error) {
 func (b *slmpBench) matchNS(frame []byte, d time.Duration) (ns float64, err error) {
 	table := b.local(table([]matcher.Ruleset{matcher.UDPPort(benchPort)}))
 	for _, p := range []struct {
-		load func() (*yardstick.Yardstick, error)
+		load func() (*yardstick.Program, error)
 		want uint32
 		sign float64
-	}{{func() (*yardstick.Yardstick, error) { return yardstick.LoadMatch(table) }, xdpDrop, 1}, {plain(yardstick.Pass), xdpPass, -1}} {
+	}{{func() (*yardstick.Program, error) { return yardstick.LoadMatch(table) }, xdpDrop, 1}, {plain(yardstick.Pass), xdpPass, -1}} {
 		t, err := b.timer(p.load, frame, p.want, d/4)
 		if err != nil {
 			return 0, err

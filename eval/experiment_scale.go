@@ -234,7 +234,7 @@ func scaleMatching(ctx context.Context, t *trial) (err error) {
 		}
 	}()
 	timed := func(l *line, many int, table *matcher.Table, frame []byte, verdict uint32) error {
-		match, err := t.timer(func() (*yardstick.Yardstick, error) { return yardstick.LoadMatch(table) }, frame, verdict, d)
+		match, err := t.timer(func() (*yardstick.Program, error) { return yardstick.LoadMatch(table) }, frame, verdict, d)
 		if err != nil {
 			return fmt.Errorf("%s, %d rulesets: %w", l.name, many, err)
 		}

@@ -59,12 +59,12 @@ func (l *benchLab) matchAndDrop(ctx context.Context, cfg benchConfig, doc *bench
 	}
 	defer g.Close()
 	var a, b rxRuns
-	side := func(runs *rxRuns, load func() (*yardstick.Yardstick, error)) func(context.Context) error {
+	side := func(runs *rxRuns, load func() (*yardstick.Program, error)) func(context.Context) error {
 		return func(context.Context) error {
 			return l.receive(g, rxFrame, cfg.duration, runs, func() (receiver, error) { return l.openDropper(load) })
 		}
 	}
-	match := func() (*yardstick.Yardstick, error) { return yardstick.LoadMatch(l.local(table4x4())) }
+	match := func() (*yardstick.Program, error) { return yardstick.LoadMatch(l.local(table4x4())) }
 	if err := bench.Rounds(ctx, cfg.runs, side(&a, match), side(&b, plain(yardstick.Drop))); err != nil {
 		return err
 	}
@@ -85,11 +85,11 @@ func (l *benchLab) matchAndDrop(ctx context.Context, cfg benchConfig, doc *bench
 
 // A dropper is a receiver of which the program drops every frame that is measured.
 type dropper struct {
-	*yardstick.Yardstick
+	*yardstick.Program
 	lab *benchLab
 }
 
-func (l *benchLab) openDropper(load func() (*yardstick.Yardstick, error)) (receiver, error) {
+func (l *benchLab) openDropper(load func() (*yardstick.Program, error)) (receiver, error) {
 	y, err := l.attach(load)
 	if err != nil {
 		return nil, err
@@ -155,7 +155,7 @@ func (l *benchLab) matchTimes(ctx context.Context, cfg benchConfig, doc *bench.D
 }
 
 func (l *benchLab) matchTime(ctx context.Context, cfg benchConfig, doc *bench.Document, c missCase) (err error) {
-	match, err := l.timer(func() (*yardstick.Yardstick, error) { return yardstick.LoadMatch(c.table) }, c.frame, c.verdict, cfg.duration)
+	match, err := l.timer(func() (*yardstick.Program, error) { return yardstick.LoadMatch(c.table) }, c.frame, c.verdict, cfg.duration)
 	if err != nil {
 		return err
 	}
@@ -174,7 +174,7 @@ func (l *benchLab) matchTime(ctx context.Context, cfg benchConfig, doc *bench.Do
 
 // A timer times runs of a program over a frame.
 type timer struct {
-	*yardstick.Yardstick
+	*yardstick.Program
 	frame  []byte
 	repeat int
 	cpu    int
@@ -183,12 +183,12 @@ type timer struct {
 
 // timer returns one for runs of about so long together. The program's verdict on the frame
 // must be the one wanted.
-func (l *benchLab) timer(load func() (*yardstick.Yardstick, error), frame []byte, want uint32, d time.Duration) (*timer, error) {
+func (l *benchLab) timer(load func() (*yardstick.Program, error), frame []byte, want uint32, d time.Duration) (*timer, error) {
 	y, err := load()
 	if err != nil {
 		return nil, err
 	}
-	t := &timer{Yardstick: y, frame: frame, cpu: l.sender}
+	t := &timer{Program: y, frame: frame, cpu: l.sender}
 	verdict, _, err := y.Time(frame, 1)
 	if err == nil && verdict != want {
 		err = fmt.Errorf("the program returned %d, not %d", verdict, want)

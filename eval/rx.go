@@ -301,7 +301,7 @@ func granted(zeroCopy bool) string {
 
 // bareLoop receives and recycles, one socket a queue.
 type bareLoop struct {
-	program *yardstick.Yardstick
+	program *yardstick.Program
 	umem    *xsk.UMEM
 	queues  []*xsk.Queue
 	sockets []*xsk.Socket
@@ -435,7 +435,7 @@ func (b *bareLoop) Close() error {
 
 // cLoop is the bare loop in a process of its own, written in C.
 type cLoop struct {
-	program *yardstick.Yardstick
+	program *yardstick.Program
 	cmd     *netns.Cmd
 	stdin   io.Closer
 	memory  []byte // of its counters

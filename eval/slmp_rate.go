@@ -193,7 +193,7 @@ func settled(n *nic.NIC, c *nic.Context, segments uint64) (received, spin.Contex
 }
 
 // attachHost attaches a program to the host's end that drops all.
-func (b *slmpBench) attachHost() (*yardstick.Yardstick, error) {
+func (b *slmpBench) attachHost() (*yardstick.Program, error) {
 	i, err := iface(b.Host)
 	if err != nil {
 		return nil, err
@@ -270,7 +270,7 @@ func (b *slmpBench) takeSpeed(memory []byte) (_ float64, err error) {
 // sendSpeed returns how many full segments a second are sent if nobody minds, into
 // a program that drops them.
 func (b *slmpBench) sendSpeed(ctx context.Context) (_ float64, err error) {
-	y, err := b.attach(func() (*yardstick.Yardstick, error) {
+	y, err := b.attach(func() (*yardstick.Program, error) {
 		return yardstick.LoadMatch(b.local(table([]matcher.Ruleset{matcher.SLMP()})))
 	})
 	if err != nil {

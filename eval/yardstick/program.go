@@ -30,9 +30,9 @@ const (
 	Bare Plain = bpf.BenchProgXspinBare // every frame to the AF_XDP socket of its queue
 )
 
-// A Yardstick is a program to measure with: a plain one, or the matching engine
+// A Program is one to measure with: a plain one, or the matching engine
 // alone. Not safe for concurrent use.
-type Yardstick struct {
+type Program struct {
 	prog    *ebpf.Program
 	sockets *ebpf.Map // of Bare
 	link    link.Link
@@ -40,21 +40,21 @@ type Yardstick struct {
 }
 
 // LoadPlain loads a plain program, attached to nothing.
-func LoadPlain(p Plain) (*Yardstick, error) {
+func LoadPlain(p Plain) (*Program, error) {
 	coll, err := loader.LoadBench(string(p), nil)
 	if err != nil {
 		return nil, err
 	}
-	return &Yardstick{prog: coll.Programs[string(p)], sockets: coll.Maps[bpf.BenchMapBareSockets], owner: closer(coll.Close)}, nil
+	return &Program{prog: coll.Programs[string(p)], sockets: coll.Maps[bpf.BenchMapBareSockets], owner: closer(coll.Close)}, nil
 }
 
 // LoadMatch loads the matching engine with a table, see [loader.LoadMatch].
-func LoadMatch(t *matcher.Table) (*Yardstick, error) {
+func LoadMatch(t *matcher.Table) (*Program, error) {
 	in, err := loader.LoadMatch(t)
 	if err != nil {
 		return nil, err
 	}
-	return &Yardstick{prog: in.Program(), owner: in}, nil
+	return &Program{prog: in.Program(), owner: in}, nil
 }
 
 type closer func()
@@ -63,7 +63,7 @@ func (c closer) Close() error { c(); return nil }
 
 // Attach attaches the program to an interface in native mode. The link dies
 // with the process.
-func (y *Yardstick) Attach(iface *net.Interface) (err error) {
+func (y *Program) Attach(iface *net.Interface) (err error) {
 	y.link, err = link.AttachXDP(link.XDPOptions{Program: y.prog, Interface: iface.Index, Flags: link.XDPDriverMode})
 	if err != nil {
 		return fmt.Errorf("attach %v to %s: %w", y.prog, iface.Name, err)
@@ -72,7 +72,7 @@ func (y *Yardstick) Attach(iface *net.Interface) (err error) {
 }
 
 // SetSocket has frames that arrive on a queue go to an AF_XDP socket. For Bare.
-func (y *Yardstick) SetSocket(queue, fd int) error {
+func (y *Program) SetSocket(queue, fd int) error {
 	if err := y.sockets.Put(uint32(queue), uint32(fd)); err != nil {
 		return fmt.Errorf("socket %d for queue %d: %w", fd, queue, err)
 	}
@@ -81,7 +81,7 @@ func (y *Yardstick) SetSocket(queue, fd int) error {
 
 // Sockets returns a descriptor of the map of sockets, by queue, for another
 // process. The caller closes it. For Bare.
-func (y *Yardstick) Sockets() (*os.File, error) {
+func (y *Program) Sockets() (*os.File, error) {
 	fd, err := unix.FcntlInt(uintptr(y.sockets.FD()), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("duplicate the map of sockets: %w", err)
@@ -92,7 +92,7 @@ func (y *Yardstick) Sockets() (*os.File, error) {
 // Time runs the program over a frame again and again on the calling CPU, with
 // nothing around it, and returns its verdict and what a run took on average,
 // in whole nanoseconds as the kernel tells it.
-func (y *Yardstick) Time(frame []byte, repeat int) (verdict uint32, each time.Duration, err error) {
+func (y *Program) Time(frame []byte, repeat int) (verdict uint32, each time.Duration, err error) {
 	verdict, each, err = y.prog.Benchmark(frame, repeat, nil)
 	if err != nil {
 		return 0, 0, fmt.Errorf("run %v %d times: %w", y.prog, repeat, err)
@@ -101,7 +101,7 @@ func (y *Yardstick) Time(frame []byte, repeat int) (verdict uint32, each time.Du
 }
 
 // Close detaches the program and frees it.
-func (y *Yardstick) Close() error {
+func (y *Program) Close() error {
 	var err error
 	if y.link != nil {
 		err = y.link.Close()
