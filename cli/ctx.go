@@ -302,8 +302,8 @@ func newCtxInstallCmd() *cobra.Command {
 		Use:   "install FILE",
 		Short: "Install a context (- is standard input)",
 		Long: `Install a context. FILE has one entry of the list of contexts in the daemon's
-configuration, as YAML or JSON. It is armed as its key activate says: at once unless
-that is manual or attach. A context installed in this way is gone when the daemon
+configuration, as YAML or JSON. Its key activate says when it is armed: at once,
+unless it is manual or attach. A context installed in this way is gone when the daemon
 ends.
 
 The handlers in this xspin (the daemon may be a different one):

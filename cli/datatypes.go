@@ -31,7 +31,7 @@ func newDatatypesCmd() *cobra.Command {
 	var f datatypesFlags
 	cmd := &cobra.Command{
 		Use:   "datatypes",
-		Short: "Messages scattered to where MPI datatypes say, while the application computes",
+		Short: "Messages of MPI datatypes, scattered into an application's memory while it computes",
 		Long: `Send messages of MPI datatypes through the lab, which is brought up if necessary.
 The sender, a process at the host's end, has packed them. Handlers on
 the NIC put every block of every packet where it belongs in the window of an

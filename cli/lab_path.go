@@ -96,7 +96,7 @@ func newLabShowCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "show",
-		Short: "The lab that is up: its shape, what happens to frames, and what did",
+		Short: "The lab that is up: its shape, what happens to frames, and counters",
 		Long: `Show the lab that is up, what happens to frames between its ends, and counters
 of what did since it was built.`,
 		Example: `  sudo xspin lab show

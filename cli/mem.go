@@ -116,7 +116,7 @@ func newMemWriteCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "write CONTEXT",
 		Short: "Copy standard input to HPU memory",
-		Long: `Copy standard input to HPU memory: all of it, or if it does not fit nothing. It
+		Long: `Copy standard input to HPU memory: all of it, or nothing if it does not fit. It
 is lost when the context starts over, as it does when its application detaches.`,
 		Example: `  xspin mem write inbox < table
   printf '\x07\x00\x00\x00' | xspin mem write inbox --hpu 1 --offset 64`,

@@ -31,16 +31,17 @@ func newRulesCmd() *cobra.Command {
   NAME: RULE || RULE ... [; eom RULE] [; format FORMAT] [; dst WHOSE]   any rule holds
   NAME: PREDEFINED       [; eom RULE] [; format FORMAT] [; dst WHOSE]
 
-A rule is INDEX&MASK=VALUE or INDEX&MASK=START:END: the 32-bit word number INDEX
-of the frame, counted from the Ethernet header and read big-endian, under the
-mask, is VALUE or lies in the range. A # starts a comment.
+A rule is INDEX&MASK=VALUE or INDEX&MASK=START:END. It holds if word INDEX of the
+frame, masked with MASK, is VALUE, or lies in the range. Words have 32 bits, are
+big-endian, and are counted from 0 at the Ethernet header. A # starts a comment.
 PREDEFINED is bypass, match-all, udp, udp(PORT), tcp(PORT), icmp-echo, slmp or
 slmp6; FORMAT is packet, flow, slmp or slmp6. The first ruleset that matches a
 frame gets it.
 
 WHOSE is local, for frames to the interface's own MAC and, if they are IP packets, to
-one of its addresses; or any. Predefined rulesets but bypass and match-all are local
-unless told otherwise, others are not. Frames to others go to Linux.`,
+one of its addresses; or any. By default, predefined rulesets are local, except bypass
+and match-all; all others are not. Frames that a local ruleset leaves out go on to the
+next ruleset, or to Linux.`,
 		Args: cobra.NoArgs,
 	}
 	rules.AddCommand(newRulesCheckCmd(), newRulesExplainCmd(), newRulesTestCmd())

@@ -68,7 +68,7 @@ type App struct {
 	ctx context.Context
 	end context.CancelCauseFunc
 
-	// mu is held for reading by who uses mapped memory, for writing by Close.
+	// mu is held for reading while mapped memory is used, for writing by Close.
 	mu     sync.RWMutex
 	host   *hostq.Host // nil: none
 	closed bool
@@ -263,7 +263,7 @@ func (w *Window) Size() int64 { return w.info.Size }
 
 // Bytes returns the window's memory, which handlers change at any time; nil if the
 // application has it for reading by ReadAt only, and after Close. After Close the
-// memory is not there any more: who uses it then crashes.
+// memory is not there any more: a process that uses it then crashes.
 func (w *Window) Bytes() []byte {
 	w.app.mu.RLock()
 	defer w.app.mu.RUnlock()
@@ -386,8 +386,8 @@ type either struct {
 	users  int
 }
 
-// until returns a context that ends with ctx or with the session. Who waits again and
-// again with the same context pays for it once.
+// until returns a context that ends with ctx or with the session. A caller that waits
+// again and again with the same context pays for it once.
 func (a *App) until(ctx context.Context) (_ context.Context, done func()) {
 	if ctx.Done() == nil {
 		return a.ctx, func() {}
@@ -453,7 +453,7 @@ func (a *App) Done(c *hostq.Call) {
 }
 
 // Host returns the queues themselves, for epoll and the like; nil for observers and
-// contexts without queue. Close ends it, too: who uses it makes sure that nobody does
+// contexts without queue. Close ends it, too: the caller makes sure that nobody does
 // both at the same time.
 func (a *App) Host() *hostq.Host { return a.host }
 

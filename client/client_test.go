@@ -683,13 +683,13 @@ func TestKillingTheDaemon(t *testing.T) {
 	app.expect(`^ended: no longer attached to "inbox": the daemon is gone$`)
 	app.expect("^no: .*no daemon answers at .*/s: start one with `sudo xspin run`, or name its socket with --socket or XSPIN_SOCKET")
 	if err := <-following; err == nil || !strings.Contains(err.Error(), "daemon") {
-		t.Errorf("who follows the log is told %v", err)
+		t.Errorf("a follower of the log is told %v", err)
 	}
 	if _, err := asks.Status(t.Context()); !errors.Is(err, control.ErrNoDaemon) {
 		t.Errorf("the caller is told %v", err)
 	}
 	if _, err := control.Dial(f.socket); !errors.Is(err, control.ErrNoDaemon) {
-		t.Errorf("who dials is told %v", err)
+		t.Errorf("a caller that dials is told %v", err)
 	}
 
 	d = f.daemon()
@@ -838,7 +838,7 @@ func TestKillingTheDaemonInHandshakes(t *testing.T) {
 		select {
 		case err := <-told:
 			if err == nil || !strings.Contains(err.Error(), "the daemon went away before it answered") {
-				t.Errorf("who attaches is told %v", err)
+				t.Errorf("a caller that attaches is told %v", err)
 			}
 		case <-time.After(time.Minute):
 			t.Fatal("somebody waits for an answer that will not come")
@@ -903,7 +903,7 @@ func TestKillingTheDaemonThatDrains(t *testing.T) {
 		{"remove", func() { go func() { removed <- asks.Remove(context.Background(), "stuck") }() },
 			func() {
 				if err := <-removed; err == nil || !strings.Contains(err.Error(), "the daemon") {
-					t.Errorf("who removes the context is told %v", err)
+					t.Errorf("a caller that removes the context is told %v", err)
 				}
 				app.ask("ended", "^ended")
 				app.ask("err", `^err no longer attached to "stuck": `)
@@ -924,7 +924,7 @@ func TestKillingTheDaemonThatDrains(t *testing.T) {
 	}
 }
 
-// What is called after Close, or beside it, returns; none of it touches memory that is
+// What is called after Close, or during it, returns; none of it touches memory that is
 // not there any more.
 func TestMethodsAfterClose(t *testing.T) {
 	f := newFixture(t, inbox)

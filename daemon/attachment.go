@@ -247,8 +247,8 @@ func (d *Daemon) admit(name string, p control.Peer, observer bool) (attached, er
 	switch {
 	case closing:
 		err = failf(errBusy, "%s", whyClosing)
-	case h.card.lost() != nil:
-		err = h.card.lost()
+	case h.device.lost() != nil:
+		err = h.device.lost()
 	case h.starved:
 		err = failf(errBusy, "context %q waits for memory: %s", name, h.why)
 	case h.state == stopped || h.state == failed:
@@ -313,7 +313,7 @@ func (a *attachment) mapped(w *heldWindow) bool { return w.app == appMapped && !
 
 // reply is the first document of the session.
 func (a *attachment) reply() control.AttachReply {
-	r := control.AttachReply{Context: a.h.name, Windows: []control.AttachWindow{}, HPUs: a.h.card.nic.HPUs()}
+	r := control.AttachReply{Context: a.h.name, Windows: []control.AttachWindow{}, HPUs: a.h.device.nic.HPUs()}
 	for i := range a.has.windows {
 		w := &a.has.windows[i]
 		if w.app == appNone {
@@ -388,7 +388,7 @@ func (a *attachment) do(ask *control.Ask) control.Answer {
 	var err error
 	switch ask.Do {
 	case "stats":
-		i := a.h.info(a.h.card.stats())
+		i := a.h.info(a.h.device.stats())
 		ans.Info = &i
 	case "read":
 		ans.Data, err = a.read(ask.Read)
@@ -554,7 +554,7 @@ func (a *attachment) leave(reason string) {
 		log.Info("detached")
 		h.end()
 		return
-	case h.card.lost() != nil:
+	case h.device.lost() != nil:
 		h.silence()
 		log.Info("detached")
 		h.end()
@@ -579,7 +579,7 @@ func (a *attachment) leave(reason string) {
 		h.end()
 		return
 	}
-	go func() { // beside: the process need not wait for memory that is another's
+	go func() { // in the background: the process need not wait for memory that is another's
 		defer h.end()
 		h.again(l, had, log)
 	}()

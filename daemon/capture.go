@@ -54,7 +54,7 @@ func (d *Daemon) capture(ctx context.Context, uid int, name string, o control.Ca
 		return failf(errBusy, "context %q is being installed", name)
 	}
 	if h.captures == nil {
-		h.captures = newCaptures(name, h.card.key, h.card.nic.HPUs(), h.setTap, h.book.closed)
+		h.captures = newCaptures(name, h.device.key, h.device.nic.HPUs(), h.setTap, h.book.closed)
 	}
 	cs := h.captures
 	h.mu.Unlock()
@@ -306,7 +306,7 @@ func (c *capture) write(ctx context.Context, cs *captures, out *pcapng.Writer) e
 			}
 		}
 		if end || lost+after > told {
-			// Who ends the client needs not miss what was lost until then.
+			// A client that is interrupted has been told what was lost until then.
 			told = lost + after
 			out.Statistics(0, c.wall+clock.Monotonic()-c.mono, wrote+told, told)
 		}

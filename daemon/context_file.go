@@ -9,8 +9,8 @@ import (
 	"github.com/xspin/xspin/control"
 )
 
-// A ContextFile is a file with one entry of the list of contexts of a configuration, for
-// who sends it to a daemon.
+// A ContextFile is a file with one entry of a configuration's list of contexts, for a
+// program that sends it to a daemon.
 type ContextFile struct {
 	Context control.Context
 	doc     *document

@@ -52,14 +52,14 @@ const opTime = 15 * time.Second
 
 // A managedContext is a context that the daemon owns.
 type managedContext struct {
-	d    *Daemon
-	name string
-	card *card
-	book *logBook // of all its lives
-	file bool     // it is the configuration file's, and a reload may change it
-	seq  uint64   // the order in which contexts were made
+	d      *Daemon
+	name   string
+	device *device
+	book   *logBook // of all its lives
+	file   bool     // it is the configuration file's, and a reload may change it
+	seq    uint64   // the order in which contexts were made
 
-	// Held by who changes the state: making memory and draining take their time.
+	// Held while the state changes: making memory and draining take their time.
 	op chan struct{}
 
 	mu        sync.Mutex
@@ -80,7 +80,7 @@ type managedContext struct {
 	captures  *captures // see Daemon.capture
 }
 
-// begin waits until nothing goes on with the context, and keeps it so until end.
+// begin waits until no operation on the context is under way, and keeps it so until end.
 func (h *managedContext) begin() error {
 	t := time.NewTimer(opTime)
 	defer t.Stop()
@@ -124,12 +124,12 @@ func (d *Daemon) make(b *contextPlan, file bool, numbers []int) (_ *managedConte
 		op: make(chan struct{}, 1), state: installing, since: time.Now(),
 		observers: map[*attachment]bool{},
 	}
-	for _, c := range d.cards {
+	for _, c := range d.devices {
 		if c.key == b.iface {
-			h.card = c
+			h.device = c
 		}
 	}
-	if h.card == nil {
+	if h.device == nil {
 		return nil, failf(errInvalid, "context %q: the daemon has no interface %q", h.name, b.iface)
 	}
 	h.op <- struct{}{}
@@ -137,7 +137,7 @@ func (d *Daemon) make(b *contextPlan, file bool, numbers []int) (_ *managedConte
 	if err := d.enter(h); err != nil {
 		return nil, err
 	}
-	book := newLogBook(h.name, h.card.nic.HPUs(), d.logConfig())
+	book := newLogBook(h.name, h.device.nic.HPUs(), d.logConfig())
 	h.mu.Lock()
 	h.book = book
 	h.mu.Unlock()
@@ -208,7 +208,7 @@ func (d *Daemon) leave(h *managedContext) {
 
 // install makes the context's memory and installs it on the NIC. The caller has op.
 func (h *managedContext) install() error {
-	if err := h.card.lost(); err != nil {
+	if err := h.device.lost(); err != nil {
 		return err
 	}
 	b := h.contextPlan()
@@ -220,7 +220,7 @@ func (h *managedContext) install() error {
 	if wrong := b.schedule(&spec, set); wrong != nil {
 		return kindError{errInvalid, wrong}
 	}
-	has, err := h.d.hold(b, set, h.card.nic.Workers())
+	has, err := h.d.hold(b, set, h.device.nic.Workers())
 	if err != nil {
 		return err
 	}
@@ -238,7 +238,7 @@ func (h *managedContext) install() error {
 	h.mu.Lock()
 	spec.Place = h.place
 	h.mu.Unlock()
-	ctx, err := h.card.nic.Install(spec)
+	ctx, err := h.device.nic.Install(spec)
 	if err != nil {
 		has.drop()
 		return kindError{errBusy, err}
@@ -277,10 +277,10 @@ func (h *managedContext) makeHandlers(b *contextPlan) (*handlers.Set, error) {
 
 // arm activates the context. The caller has op.
 func (h *managedContext) arm() error {
-	if err := h.card.lost(); err != nil {
+	if err := h.device.lost(); err != nil {
 		return err
 	}
-	if err := h.card.nic.Activate(h.ctx); err != nil {
+	if err := h.device.nic.Activate(h.ctx); err != nil {
 		return kindError{errBusy, err}
 	}
 	h.mu.Lock()
@@ -293,7 +293,7 @@ func (h *managedContext) arm() error {
 
 // disarm deactivates it. The caller has op.
 func (h *managedContext) disarm() error {
-	err := h.card.nic.Deactivate(h.ctx)
+	err := h.device.nic.Deactivate(h.ctx)
 	if err != nil && len(h.ctx.Rulesets()) > 0 {
 		return kindError{errBusy, err}
 	}
@@ -303,7 +303,7 @@ func (h *managedContext) disarm() error {
 		h.state, h.since = installed, time.Now()
 	}
 	if err != nil {
-		// It is not active, but not idle either: who asked wants to know.
+		// It is not active, but not idle either: the caller wants to know.
 		return kindError{errBusy, err}
 	}
 	return nil
@@ -327,7 +327,7 @@ func (h *managedContext) tearDown(keep bool) loss {
 }
 
 // finish takes a life of the context from the NIC and frees what it had, or leaves
-// that to who sweeps up behind stuck handlers. Sessions of that life end with it. Its
+// that to the sweep behind stuck handlers. Sessions of that life end with it. Its
 // place stays with keep, and is given up without.
 func (h *managedContext) finish(ctx *nic.Context, has *resources, keep bool) (l loss) {
 	h.mu.Lock()
@@ -345,7 +345,7 @@ func (h *managedContext) finish(ctx *nic.Context, has *resources, keep bool) (l 
 	}
 	h.mu.Unlock()
 	if place != nil && !keep {
-		if err := h.card.nic.Remove(place); err != nil {
+		if err := h.device.nic.Remove(place); err != nil {
 			h.d.logger.Error("credit is not given up", "context", h.name, "error", err)
 		}
 	}
@@ -359,9 +359,9 @@ func (h *managedContext) finish(ctx *nic.Context, has *resources, keep bool) (l 
 		l.requests = has.pair.Stats().Outstanding
 		has.pair.Detach() // whoever waits for the application does so no longer
 	}
-	remove := h.card.nic.Remove
+	remove := h.device.nic.Remove
 	if keep {
-		remove = h.card.nic.Clear
+		remove = h.device.nic.Clear
 	}
 	err := remove(ctx)
 	if l.overran = ctx.Stats().Overruns > 0; err == nil && !l.overran {
@@ -371,7 +371,7 @@ func (h *managedContext) finish(ctx *nic.Context, has *resources, keep bool) (l 
 	l.leaked = true
 	h.d.logger.Warn("handlers of a context may still run: its memory is kept until they have returned",
 		"context", h.name, "bytes", has.bytes, "error", err)
-	h.d.leaks.add(&leak{d: h.d, card: h.card, ctx: ctx, has: has, name: h.name, since: time.Now()})
+	h.d.leaks.add(&leak{d: h.d, device: h.device, ctx: ctx, has: has, name: h.name, since: time.Now()})
 	return l
 }
 
@@ -382,8 +382,8 @@ func (h *managedContext) renew() error {
 	return h.fill(l, had)
 }
 
-// empty ends the life of the context, of which resources are returned that its sessions
-// may still refer to, nil if there are none. The caller has op, and goes on with fill.
+// empty ends the life of the context. It returns the resources that sessions may still
+// refer to, nil if there are none. The caller has op, and continues with fill.
 func (h *managedContext) empty() (loss, *resources) {
 	h.set(draining, "")
 	h.mu.Lock()
@@ -398,8 +398,8 @@ func (h *managedContext) empty() (loss, *resources) {
 // to clear the memory, some 1 s for each GB. The caller has op.
 func (h *managedContext) fill(l loss, had *resources) error {
 	if !l.leaked && had != nil && had.refs.Load() > 0 {
-		// Sessions of observers that are about to end refer to what it had, which
-		// is no reason not to go on. What a process keeps is one.
+		// Sessions of observers that are about to end still refer to what it had: that
+		// is no reason to wait. Memory that a process keeps is one.
 		n := had.bytes - had.kept.Load()
 		h.d.memory.lend(n)
 		defer h.d.memory.lend(-n)
@@ -669,7 +669,7 @@ func (d *Daemon) trigger(name string, t control.Trigger) error {
 }
 
 func (h *managedContext) trigger(t *control.Trigger) error {
-	if err := h.card.lost(); err != nil {
+	if err := h.device.lost(); err != nil {
 		return err
 	}
 	h.mu.Lock()
@@ -692,7 +692,7 @@ func (h *managedContext) trigger(t *control.Trigger) error {
 		}
 		call.Window = w.win
 	}
-	if err := h.card.nic.Trigger(ctx, call); err != nil {
+	if err := h.device.nic.Trigger(ctx, call); err != nil {
 		return kindError{errInvalid, err}
 	}
 	return nil
@@ -756,12 +756,12 @@ func (h *managedContext) setTap(t hpu.Tap) {
 // infos tells of all contexts, by name.
 func (d *Daemon) infos() []control.ContextInfo {
 	all := []control.ContextInfo{}
-	stats := map[*card]map[int]*nic.ContextStats{}
+	stats := map[*device]map[int]*nic.ContextStats{}
 	for _, h := range d.all() {
-		if stats[h.card] == nil {
-			stats[h.card] = h.card.stats()
+		if stats[h.device] == nil {
+			stats[h.device] = h.device.stats()
 		}
-		all = append(all, h.info(stats[h.card]))
+		all = append(all, h.info(stats[h.device]))
 	}
 	return all
 }
@@ -772,12 +772,12 @@ func (d *Daemon) info(name string) (*control.ContextInfo, error) {
 	if err != nil {
 		return nil, err
 	}
-	i := h.info(h.card.stats())
+	i := h.info(h.device.stats())
 	return &i, nil
 }
 
 // stats returns what the NIC knows of its contexts, by number.
-func (c *card) stats() map[int]*nic.ContextStats {
+func (c *device) stats() map[int]*nic.ContextStats {
 	all := map[int]*nic.ContextStats{}
 	s, err := c.nic.Stats()
 	if err != nil {
@@ -797,10 +797,10 @@ func (h *managedContext) info(stats map[int]*nic.ContextStats) control.ContextIn
 		Context: h.b.doc, ID: -1, State: h.state, Error: h.why, Since: h.since,
 		Rules: []control.Rule{}, Attached: []control.Peer{},
 	}
-	if err := h.card.lost(); err != nil {
+	if err := h.device.lost(); err != nil {
 		i.State, i.Error = ifaceGone, err.Error()
 	}
-	i.Interface, i.Link = h.card.key, h.card.nic.Link()
+	i.Interface, i.Link = h.device.key, h.device.nic.Link()
 	i.Memory, i.HPUMemory = control.Size(h.b.memory), control.Size(h.b.perHPU) // its handlers may have asked for it
 	var s *nic.ContextStats
 	if h.ctx != nil {
@@ -846,17 +846,17 @@ func (h *managedContext) info(stats map[int]*nic.ContextStats) control.ContextIn
 
 // A leak is memory that a stuck handler may still touch.
 type leak struct {
-	d     *Daemon
-	card  *card
-	ctx   *nic.Context
-	has   *resources
-	name  string
-	since time.Time
+	d      *Daemon
+	device *device
+	ctx    *nic.Context
+	has    *resources
+	name   string
+	since  time.Time
 }
 
 // free tells whether nothing can touch the memory any more.
 func (l *leak) free() bool {
-	return l.ctx.Stuck() == 0 && l.card.nic.Drained(l.ctx) && time.Since(l.since) > 2*l.card.limit
+	return l.ctx.Stuck() == 0 && l.device.nic.Drained(l.ctx) && time.Since(l.since) > 2*l.device.limit
 }
 
 // leaks sweeps up behind stuck handlers, once a second while there are any.

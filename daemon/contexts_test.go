@@ -689,7 +689,7 @@ func TestAnInterfaceThatGoesDownIsTold(t *testing.T) {
 contexts:
 - {name: ten, handler: test-fault, rulesets: "ten: udp(10)"}
 `)
-	key := f.cards[0].key
+	key := f.devices[0].key
 	set := func(end netns.Port, do func(netlink.Link) error) {
 		t.Helper()
 		must(t, end.NS.Do(func() error {
@@ -739,7 +739,7 @@ contexts:
 func TestAnInterfaceThatIsGoneIsTold(t *testing.T) {
 	f := launch(t, inbox)
 	a := f.admitted(t, "inbox", someone(77), false)
-	key := f.cards[0].key
+	key := f.devices[0].key
 	must(t, f.lab.NIC.NS.Do(func() error {
 		link, err := netlink.LinkByName(f.lab.NIC.Device)
 		if err != nil {
@@ -872,7 +872,7 @@ contexts:
 	defer func() {
 		stuckGate.Store(nil)
 		close(ch)
-		eventually(t, "all have returned", func() bool { s, err := f.cards[0].nic.Stats(); return err == nil && s.Stuck == 0 })
+		eventually(t, "all have returned", func() bool { s, err := f.devices[0].nic.Stats(); return err == nil && s.Stuck == 0 })
 	}()
 	in := stuckIn.Load()
 	a := f.admitted(t, "stuck", root, false)

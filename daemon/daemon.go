@@ -54,7 +54,7 @@ type Daemon struct {
 	server  *server
 	metrics *metricsServer // nil without
 	web     *web.Server    // nil without
-	cards   []*card
+	devices []*device
 	memory  budget
 	leaks   leaks
 	tenants tenants
@@ -62,7 +62,7 @@ type Daemon struct {
 	stop    chan struct{} // closed when that is to end
 	made    atomic.Uint64 // contexts, ever
 
-	reload sync.Mutex // also held by who installs
+	reload sync.Mutex // also held by installs
 
 	mu       sync.RWMutex
 	cfg      *Config // in force
@@ -74,8 +74,8 @@ type Daemon struct {
 	closeErr error
 }
 
-// A card is an interface with its NIC.
-type card struct {
+// A device is an interface with its NIC.
+type device struct {
 	key   string
 	nic   *nic.NIC
 	limit time.Duration // of handlers
@@ -84,7 +84,7 @@ type card struct {
 }
 
 // lost is an error if the interface is gone.
-func (c *card) lost() error {
+func (c *device) lost() error {
 	if !c.gone.Load() {
 		return nil
 	}
@@ -219,7 +219,7 @@ func (d *Daemon) open(f *Interface) error {
 		Limit:     time.Duration(f.Limit),
 		Logger:    d.logger,
 	}
-	c := &card{key: f.key(), limit: cmp.Or(time.Duration(f.Limit), hpu.DefaultLimit), done: make(chan struct{})}
+	c := &device{key: f.key(), limit: cmp.Or(time.Duration(f.Limit), hpu.DefaultLimit), done: make(chan struct{})}
 	open := func() (err error) {
 		c.nic, err = nic.Open(cfg)
 		return err
@@ -237,7 +237,7 @@ func (d *Daemon) open(f *Interface) error {
 	} else if err := open(); err != nil {
 		return fmt.Errorf("interface %s: %w", c.key, err)
 	}
-	d.cards = append(d.cards, c)
+	d.devices = append(d.devices, c)
 	go d.listen(c)
 	go d.watch(c)
 	return nil
@@ -305,13 +305,13 @@ func (m *memory) drop() {
 
 // listen hears what goes wrong in handlers of a NIC, until that is closed. The NIC has
 // logged it.
-func (d *Daemon) listen(c *card) {
+func (d *Daemon) listen(c *device) {
 	defer close(c.done)
 	for e := range c.nic.Events() {
 		d.mu.RLock()
 		h := d.contexts[e.Name] // also while the daemon ends, and the NIC tells the rest
 		d.mu.RUnlock()
-		if h == nil || h.card != c {
+		if h == nil || h.device != c {
 			continue
 		}
 		h.record(e)
@@ -324,7 +324,7 @@ func (d *Daemon) listen(c *card) {
 // watch tells when the interface goes down and comes up, and ends sessions when it is gone,
 // until its NIC is closed. Nothing that is gone comes back by itself: the next interface of
 // the name is another one.
-func (d *Daemon) watch(c *card) {
+func (d *Daemon) watch(c *device) {
 	was := neigh.Up
 	for gone := false; !gone; {
 		select {
@@ -350,7 +350,7 @@ func (d *Daemon) watch(c *card) {
 	c.gone.Store(true)
 	d.logger.Error("interface "+c.key+" is gone: no packets come any more, until the daemon is restarted", "interface", c.key)
 	for _, h := range d.all() {
-		if h.card == c {
+		if h.device == c {
 			h.dismiss(c.lost().Error())
 		}
 	}
@@ -370,7 +370,7 @@ func (d *Daemon) status() control.Status {
 		Links:      []string{},
 		Handlers:   []control.Registration{},
 	}
-	for _, c := range d.cards {
+	for _, c := range d.devices {
 		s.Interfaces = append(s.Interfaces, c.key)
 		s.Links = append(s.Links, c.nic.Link())
 	}
@@ -383,7 +383,7 @@ func (d *Daemon) status() control.Status {
 // stats returns the counters of all NICs.
 func (d *Daemon) stats() ([]nic.Stats, error) {
 	all := []nic.Stats{}
-	for _, c := range d.cards {
+	for _, c := range d.devices {
 		s, err := c.nic.Stats()
 		if err != nil {
 			return nil, err
@@ -472,7 +472,7 @@ func (d *Daemon) close(ctx context.Context) error {
 		h.silence()
 	}
 	left := d.leaks.close()
-	for _, c := range d.cards {
+	for _, c := range d.devices {
 		err := c.nic.Close() // drains all of its contexts
 		errs = append(errs, err)
 		<-c.done
@@ -480,12 +480,12 @@ func (d *Daemon) close(ctx context.Context) error {
 			continue // handlers may still run
 		}
 		for _, h := range all {
-			if h.card == c {
+			if h.device == c {
 				h.letGo()
 			}
 		}
 		for _, l := range left {
-			if l.card == c {
+			if l.device == c {
 				l.has.drop()
 			}
 		}

@@ -85,7 +85,7 @@ func (f *logFile) run() {
 
 // complain tells of the first error.
 func (f *logFile) complain(err error) {
-	f.close() // who knows what it is about: start over
+	f.close() // whatever is wrong with it: start over
 	if !f.failing {
 		f.failing = true
 		f.log.Error("the log file cannot be written: lines are kept in memory, the oldest are lost", "file", f.path, "error", err, "retry", logRetry)

@@ -148,10 +148,10 @@ func (d *Daemon) renumber(moves map[*managedContext][]int) (undo func(), err err
 			f()
 		}
 	}
-	for _, card := range d.cards {
+	for _, device := range d.devices {
 		to, back := map[*nic.Context][]int{}, map[*nic.Context][]int{}
 		for h, numbers := range moves {
-			if h.card != card {
+			if h.device != device {
 				continue
 			}
 			was := h.setNumbers(numbers)
@@ -163,12 +163,12 @@ func (d *Daemon) renumber(moves map[*managedContext][]int) (undo func(), err err
 		if len(to) == 0 {
 			continue
 		}
-		if err := card.nic.Renumber(to); err != nil {
+		if err := device.nic.Renumber(to); err != nil {
 			undo()
 			return nil, kindError{errBusy, err}
 		}
 		done = append(done, func() {
-			if err := card.nic.Renumber(back); err != nil {
+			if err := device.nic.Renumber(back); err != nil {
 				d.logger.Error("rulesets keep numbers that they should not have", "error", err)
 			}
 		})
@@ -268,7 +268,7 @@ func (cfg *Config) Warnings() (all []string) {
 func (d *Daemon) warn(name string) {
 	var contexts []ruled
 	for _, h := range d.all() {
-		contexts = append(contexts, ruled{h.name, h.card.key, h.contextPlan().spec.Rulesets, h.numbersNow()})
+		contexts = append(contexts, ruled{h.name, h.device.key, h.contextPlan().spec.Rulesets, h.numbersNow()})
 	}
 	for _, s := range shadows(contexts) {
 		if s.name == name || s.by == name {

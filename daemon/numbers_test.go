@@ -92,8 +92,8 @@ func (f *fixture) numbered(t *testing.T, want map[string]int) {
 	}
 }
 
-// Who gets a packet that several rulesets match is a matter of the configuration, and
-// not of who was armed when.
+// Which context gets a packet that several rulesets match is a matter of the
+// configuration, and not of which was armed first.
 func TestTheFilesOrderSaysWhoGetsAPacket(t *testing.T) {
 	special, rest := catches("special", 5000, "activate: attach"), catches("rest", 0, "activate: start")
 	f := launch(t, "contexts:\n"+special+rest)
@@ -126,7 +126,7 @@ func TestTheFilesOrderSaysWhoGetsAPacket(t *testing.T) {
 	f.takes(t, 5001, "late")
 	must(t, f.activate("rest"))
 	f.numbered(t, map[string]int{"rest": 1, "late": 2, "later": 3})
-	// Who asks for a number gets it, unless another has asked for the same.
+	// A context that asks for a number gets it, unless another has asked for the same.
 	must(t, install("asks", "r: udp(5003)", 2))
 	fails(t, "number 2", install("asks-too", "r: udp(5003)", 2), errBusy, `ruleset number 2 is taken by context "asks"`)
 	f.numbered(t, map[string]int{"rest": 1, "asks": 2, "late": 3, "later": 4})

@@ -336,7 +336,7 @@ func logsOfAUser(t *testing.T, bin string) {
 	}
 }
 
-// A daemon of the unit's begins as a user of its own, with the capabilities that the
+// The unit's daemon begins as a user of its own, with the capabilities that the
 // unit names.
 func unitCapabilities(t *testing.T, bin string) {
 	lab := netnstest.Temp(t, netns.LabConfig{})
@@ -450,7 +450,7 @@ func linuxGets(t *testing.T, lab *netns.Lab, port int, check func(string), text 
 	check(string(b[:n]))
 }
 
-// pushed calls f until a datagram comes to a port of the host's end.
+// pushed calls f until a datagram comes to a port of the host.
 func pushed(t *testing.T, lab *netns.Lab, port int, f func()) {
 	t.Helper()
 	var l net.PacketConn

@@ -78,7 +78,7 @@ func (d *Daemon) Reload() (changes []string, err error) {
 		d.logger.Warn(w)
 	}
 	changes = p.changes
-	for _, c := range d.cards {
+	for _, c := range d.devices {
 		if err := c.lost(); err != nil {
 			changes = append(changes, err.Error()) // a reload is no help against that
 		}
@@ -166,7 +166,7 @@ func (d *Daemon) plan(cfg *Config) (*plan, error) {
 			a.Attach, z.Attach = nil, nil
 			uses := slices.ContainsFunc(b.windows, func(w windowUse) bool { return w.shared && renewed[w.name] })
 			switch {
-			case h.card.key != b.iface:
+			case h.device.key != b.iface:
 				p.remove, p.add = append(p.remove, h), append(p.add, b)
 				told("context %s moved to interface %s", name, b.iface)
 			case uses || !same(a, z):
@@ -245,9 +245,9 @@ func same(a, b any) bool {
 	return err1 == nil && err2 == nil && string(x) == string(y)
 }
 
-// apply does what the plan says. New lives are made beside the old ones, whose rulesets
-// are disarmed meanwhile, and the old ones end when nothing can fail any more: with an
-// error all is as it was.
+// apply does what the plan says. New lives are made while the old ones are still
+// there, with their rulesets disarmed; the old ones end when nothing can fail any more. With
+// an error all is as it was.
 func (d *Daemon) apply(p *plan) (err error) {
 	var end []*managedContext
 	defer func() {
@@ -334,7 +334,7 @@ func (d *Daemon) apply(p *plan) (err error) {
 			}
 		}
 	}
-	// Who only moves does so before the numbers are taken by others.
+	// Contexts that only move do so before others take their numbers.
 	back, err := d.renumber(p.moves)
 	if err != nil {
 		return err
@@ -439,7 +439,7 @@ func (c *change) begin() {
 	c.ctx, c.has, c.old, c.state, c.starved = c.h.ctx, c.h.has, c.h.b, c.h.state, c.h.starved
 }
 
-// do puts a new life in the place of the old one, which goes on being there, disarmed.
+// do puts a new life in the place of the old one, which stays there, disarmed.
 func (c *change) do() error {
 	h := c.h
 	h.mu.Lock()

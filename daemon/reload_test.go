@@ -89,7 +89,7 @@ func TestReloadChangesWhatHasChanged(t *testing.T) {
 	if err := f.mayAdmin(someone(5)); err != nil {
 		t.Error(err)
 	}
-	// Who may attach can change under who is attached.
+	// Who may attach can change while somebody is attached.
 	a := f.admitted(t, "e", someone(1), false)
 	f.reloaded(t, "limits: {memory: 100MiB}\ncontexts:\n"+echoes("d", 10, "")+echoes("e", 12, "attach: {users: [2]}"),
 		"admins", "limits", "window s removed", "context e changed: who may attach", "context a removed", "context b removed", "context c removed", "other ruleset numbers: d, e, other")

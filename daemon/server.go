@@ -238,7 +238,7 @@ func (s *server) answer(w http.ResponseWriter, r *http.Request, h handler) {
 	w.Header().Set("Content-Length", strconv.Itoa(b.Len()))
 	_ = ctl.SetWriteDeadline(time.Now().Add(stall))
 	w.WriteHeader(status)
-	_, _ = w.Write(b.Bytes()) // who does not read it does not want it
+	_, _ = w.Write(b.Bytes()) // a client that does not read it does not want it
 }
 
 // problemsOf returns what an error says of a document, if that is all that it says.

@@ -756,7 +756,7 @@ func TestRequestsThatAreNoneGetDocuments(t *testing.T) {
 	}
 }
 
-// Who connects and says nothing, or half of something, is disconnected.
+// A peer that connects and says nothing, or half of something, is disconnected.
 func TestPeersThatDoNothingAreDisconnected(t *testing.T) {
 	defer func(d time.Duration) { stall = d }(stall)
 	stall = 100 * time.Millisecond

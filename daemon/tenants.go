@@ -156,7 +156,7 @@ func (t *tenant) end() (n control.Size) {
 	return n
 }
 
-// close ends the watching. Processes that go on are nobody's business any more.
+// close ends the watching. Processes that still run are nobody's business any more.
 func (k *tenants) close() {
 	k.mu.Lock()
 	closed := k.closed

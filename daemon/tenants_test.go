@@ -130,9 +130,9 @@ contexts:
 	eventually(t, "the context starts over", func() bool { return f.state(t, "big") == active })
 }
 
-// Who only looks on has no descriptors: its session may end a little later than the life
+// An observer has no descriptors: its session may end a little later than the life
 // that it has looked at.
-func TestObserversDoNotKeepAContextFromBeginningAnew(t *testing.T) {
+func TestObserversDoNotKeepAContextFromStartingOver(t *testing.T) {
 	f := launch(t, `
 limits: {memory: 4MiB}
 contexts:

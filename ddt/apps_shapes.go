@@ -187,7 +187,7 @@ func fft2d(n numbers) (*Type, error) {
 	return Contiguous(tile, next)
 }
 
-// lammps has the positions of the picked atoms, then each of so many other properties. All
+// lammps has the positions of the picked atoms, then each of their other properties. All
 // are arrays of doubles, one after the other.
 func lammps(n numbers, others int64) (*Type, error) {
 	atoms, err := pick(n["sent"], n["local"], n["seed"])

@@ -373,8 +373,8 @@ func (t *tuner) tune(c *Node) *Node {
 	return d
 }
 
-// room tells whether there may be a table of so many entries, and takes it from what is
-// left: what is made for speed is bounded, however much was written.
+// room tells whether there may be a table of that size, and takes it from what is left:
+// what is made for speed is bounded, however long the type's text is.
 func (t *tuner) room(entries int64) bool {
 	if entries > min(tableBlocks, t.left) {
 		return false

@@ -7,10 +7,10 @@ import (
 	"math"
 )
 
-// checkpoints are copies of a segment that has gone through a type, one every so many
-// bytes of the stream. They are for all messages, and do not change.
+// checkpoints are copies of a segment that has gone through a type, at regular
+// distances in the stream. They are for all messages, and do not change.
 type checkpoints struct {
-	every  int64
+	every  int64 // bytes from one to the next
 	depth  int
 	heads  []head
 	frames []frame // depth of each

@@ -27,7 +27,7 @@ func steps(p Placement) (n int64) {
 	return n
 }
 
-// stepsOf places packets of a message, in this order, each in so many parts, and returns
+// stepsOf places packets of a message, in this order, each in equal parts, and returns
 // the steps.
 func stepsOf(t *testing.T, c *Committed, cfg Config, packets []int, parts int) int64 {
 	t.Helper()

@@ -31,10 +31,10 @@ var _ [64]byte = [segmentSize]byte{}
 // for a handler may panic there and leave it.
 const nowhere = math.MaxInt64
 
-// A head is what a segment has beside its path.
+// A head is what a segment has in addition to its path.
 type head struct {
 	pos int64 // in the stream, or nowhere
-	in  int64 // so many bytes of the leaf's block are done
+	in  int64 // how many bytes of the leaf's block are done
 	top int   // the leaf's frame. -1: the end
 }
 
@@ -78,7 +78,7 @@ func levels(n *Node) int {
 // segmentMemory returns what newSegments takes for each.
 func segmentMemory(depth int) int64 { return segmentSize + (int64(depth)+gap)*frameSize }
 
-// newSegments returns n segments for paths of so many nodes, which are nowhere.
+// newSegments returns n segments for paths of depth nodes. They are nowhere.
 func newSegments(n, depth int) []segment {
 	s := make([]segment, n)
 	stride := depth + int(gap)

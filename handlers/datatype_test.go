@@ -81,7 +81,7 @@ func TestDatatypePlaces(t *testing.T) {
 }
 
 // placeMessages sends as many messages as there can be at the same time, in segments of
-// so many bytes.
+// cut bytes.
 func placeMessages(t *testing.T, c *ddt.Committed, o handlers.DatatypeOptions, cut int, seed byte) {
 	t.Helper()
 	messages := int64(o.Messages)
@@ -317,7 +317,7 @@ func TestDatatypeRefuses(t *testing.T) {
 	}
 }
 
-// A slot that was not reckoned with is no slot of the strategy's.
+// The strategy has no slot for a message that was not reckoned with.
 func TestDatatypeHasSlotsForSoManyMessages(t *testing.T) {
 	set, err := handlers.Datatype(commit(t, "ctg(100)[byte]", 1), handlers.DatatypeOptions{Strategy: ddt.RWCP, Messages: 1})
 	if err != nil {

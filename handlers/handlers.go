@@ -23,7 +23,10 @@ import (
 	"github.com/xspin/xspin/matcher"
 )
 
-// A Set is the handlers of an application, and what they need.
+// A Set is the handlers of an application, and what they need. The handlers are Go
+// functions, called by the HPUs of the user-space tier, and hence of hpu's types: a tier
+// that runs something else would have sets of a type of its own. The other fields
+// say what the context must have, whatever serves it.
 type Set struct {
 	hpu.Handlers
 	Rulesets  []matcher.Ruleset // used if the configuration names none

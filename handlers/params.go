@@ -159,7 +159,7 @@ func set(field reflect.Value, value any) error {
 			return nil
 		}
 	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64:
-		if n, ok := whole(from); ok && !field.OverflowInt(n) {
+		if n, ok := integer(from); ok && !field.OverflowInt(n) {
 			field.SetInt(n)
 			return nil
 		}
@@ -168,12 +168,12 @@ func set(field reflect.Value, value any) error {
 			field.SetUint(from.Uint())
 			return nil
 		}
-		if n, ok := whole(from); ok && n >= 0 && !field.OverflowUint(uint64(n)) {
+		if n, ok := integer(from); ok && n >= 0 && !field.OverflowUint(uint64(n)) {
 			field.SetUint(uint64(n))
 			return nil
 		}
 	case reflect.Float32, reflect.Float64:
-		if n, ok := whole(from); ok {
+		if n, ok := integer(from); ok {
 			field.SetFloat(float64(n))
 			return nil
 		}
@@ -199,8 +199,8 @@ func set(field reflect.Value, value any) error {
 	return wrong
 }
 
-// whole returns the value if it is a whole number, even as a float64, as in JSON.
-func whole(v reflect.Value) (int64, bool) {
+// integer returns the value if it is a whole number, even as a float64, as in JSON.
+func integer(v reflect.Value) (int64, bool) {
 	switch {
 	case v.CanInt():
 		return v.Int(), true

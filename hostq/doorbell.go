@@ -41,11 +41,11 @@ func newPipe() (r, w int, err error) {
 // arm says that the caller sleeps, unless it finds something to do now.
 func arm(word *atomic.Uint32) { word.Swap(1) }
 
-// armFor is arm of who sleeps until a counter is at v, which is not 0.
+// armFor is arm for a caller that sleeps until a counter is at v, which is not 0.
 func armFor(word *atomic.Uint64, v uint64) { word.Swap(v) }
 
-// needed tells whether the other side sleeps and must be woken by the caller, who has just
-// published something. Of several callers one is told so.
+// needed tells whether the other side sleeps, so that the caller, who has just published
+// something, must wake it. Of several callers only one is told so.
 func needed(word *atomic.Uint32) bool {
 	return word.Load() != 0 && word.Swap(0) != 0
 }

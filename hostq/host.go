@@ -21,8 +21,8 @@ import (
 )
 
 // A Host is the application's side of a Pair. It is safe for concurrent use, but for
-// Close: when that is called only Wait and WaitCounter may be running. FD is for those
-// who do not use Wait and WaitCounter.
+// Close: when that is called only Wait and WaitCounter may be running. FD is for
+// callers that do not use Wait and WaitCounter.
 type Host struct {
 	layout Layout
 	mem    *Memory // nil in tests that bring their own memory
@@ -53,8 +53,8 @@ type Host struct {
 }
 
 // A Call is a request as the application gets it. Calls may be answered in any order.
-// Its slot of the ring is in use until Respond or Done: who answers late should copy
-// the payload and call Done first, lest the ring wait for that one slot.
+// Its slot of the ring is in use until Respond or Done: a caller that answers late should
+// copy the payload and call Done first, lest the ring wait for that one slot.
 type Call struct {
 	Tag     uint64
 	Words   [2]uint64
@@ -459,8 +459,8 @@ func (h *Host) wait(ctx context.Context, i int, v uint64) error {
 	}
 }
 
-// watch has the end of ctx wake the leader. Who waits again and again with the same
-// context pays for it once.
+// watch has the end of ctx wake the leader. A caller that waits again and again with
+// the same context pays for it once.
 func (h *Host) watch(ctx context.Context) {
 	done := ctx.Done()
 	if done == h.watched {
@@ -539,8 +539,8 @@ func (h *Host) Disarm() {
 // Counter returns counting event i, below Counters.
 func (h *Host) Counter(i int) *Counter { return &h.counters[i] }
 
-// Close unmaps it. A Wait returns with os.ErrClosed. Who uses the payload of a call, or
-// a counter, after that dies of SIGSEGV. Idempotent.
+// Close unmaps it. A Wait returns with os.ErrClosed. A process that uses the payload of a
+// call, or a counter, after that dies of SIGSEGV. Idempotent.
 func (h *Host) Close() error {
 	h.mu.Lock()
 	if h.closed.Swap(true) {

@@ -11,7 +11,7 @@
 // Each side takes the other for hostile: what lies in shared memory is read once,
 // checked, and used from private copies; an index that cannot be breaks the pair and
 // nothing else. The process that scribbles over all it can map loses its own data.
-// What it can do beside is wake the NIC as often as it can make system calls itself, and
+// All else it can do is wake the NIC as often as it can make system calls itself, and
 // have it make one for each event.
 //
 // # Memory order

@@ -27,7 +27,7 @@ import (
 // never see that. Then it runs each of them with its store made a plain one, and must:
 // else it would not notice if the package's were.
 
-// Who sleeps, and what is published to it.
+// Which side sleeps, and what is published to it.
 const (
 	litmusArm     = iota // Host.Arm: events, requests, batches of requests
 	litmusWait           // Host.Wait: the same

@@ -114,7 +114,7 @@ func (m *Memory) Map() *ebpf.Map { return m.m }
 // FD returns the map's descriptor, which stays the Memory's.
 func (m *Memory) FD() int { return m.m.FD() }
 
-// Close unmaps it: who still has Bytes, or a window, and uses them, dies of SIGSEGV.
+// Close unmaps it: a process that still uses Bytes, or a window, dies of SIGSEGV.
 // Idempotent. Others that have mapped it keep it.
 func (m *Memory) Close() error {
 	m.once.Do(func() {

@@ -59,7 +59,7 @@ type Pair struct {
 }
 
 // A lane is a response ring, the requests that will be answered there, and the doorbell of
-// who polls it.
+// the worker that polls it.
 type lane struct {
 	ring
 	head    *uint64 // shared: ours, never read
@@ -77,7 +77,7 @@ type lane struct {
 	response Response
 	pos      uint64
 	shown    uint64 // what head says, at most lag less than pos
-	cursor   int    // into the table: where the search for abandoned requests goes on
+	cursor   int    // into the table: where the search for abandoned requests continues
 
 	// The lock is held for a few instructions, and mostly by the thread that polls.
 	// What it guards could be had with compare-and-swap, but with more of them, and

@@ -274,7 +274,7 @@ func TestOverflow(t *testing.T) {
 		t.Error("no room")
 	}
 	take(Event{Kind: Overflow, Lost: 1}, Event{Kind: MessageEnded, Number: 8})
-	// Who is about to sleep tells as well.
+	// A call that is about to sleep tells as well.
 	p.LoseEvent()
 	p.Arm(0)
 	take(Event{Kind: Overflow, Lost: 1})
@@ -366,7 +366,7 @@ func TestResponsesThatAnswerNothing(t *testing.T) {
 	if s := p.Stats(); s.Late != 1 || s.Responses != 1 {
 		t.Errorf("stats %+v", s)
 	}
-	// Who floods us with them does not keep Poll.
+	// A flood of them does not keep Poll.
 	for range 20 {
 		forge(0, 0, 0)
 	}
@@ -649,7 +649,7 @@ func TestArmAndDoorbells(t *testing.T) {
 	poll(p, 0)
 	ask(t, p, 0, "", nil)
 	if err := h.Respond(next(t, h), 0, nil); err != nil || readable(t, p.Doorbell(0)) {
-		t.Error("who is awake was rung for", err)
+		t.Error("the doorbell rang for a side that is awake", err)
 	}
 	poll(p, 0)
 

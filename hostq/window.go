@@ -13,7 +13,7 @@ import (
 // A Window is a range of a Memory with rights. It is safe for concurrent use; bytes
 // that two write at the same time are whatever they make of it.
 type Window struct {
-	mem    *Memory // nil: on memory of the process's own
+	mem    *Memory // nil: the window is on memory of this process alone
 	off    int64   // in mem
 	b      []byte
 	rights spin.Rights
@@ -34,7 +34,7 @@ func (m *Memory) Window(off, size int64, r spin.Rights) (*Window, error) {
 // Whole returns a window on all of the memory, with all rights.
 func (m *Memory) Whole() *Window { return &Window{mem: m, b: m.b, rights: spin.All} }
 
-// WindowOn returns a window on memory of the process's own, for tests of handlers and for
+// WindowOn returns a window on memory of this process alone, for tests of handlers and for
 // handlers without an application. For atomic operations it must begin at a multiple of
 // 8, as what make returns does.
 func WindowOn(b []byte, r spin.Rights) (*Window, error) {
@@ -45,7 +45,7 @@ func WindowOn(b []byte, r spin.Rights) (*Window, error) {
 }
 
 // Memory returns the memory that the window is on, whose Map eBPF programs can be given,
-// and where in it the window begins. nil: the window is on memory of the process's own.
+// and where in it the window begins. nil: the window is on memory of this process alone.
 func (w *Window) Memory() (m *Memory, off int64) { return w.mem, w.off }
 
 // Size returns how many bytes it has.

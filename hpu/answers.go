@@ -10,14 +10,14 @@ import (
 	"github.com/xspin/xspin/spin"
 )
 
-// A reply is what the sender of a segment is answered: to whom, and what of the segment
-// with EOM, or of the HER's own.
+// A reply says to whom an answer goes. It has the buffers of two: the answer to the
+// HER's segment, and the one to the segment with EOM.
 type reply struct {
 	to       peer
 	buf, own [256]byte
 }
 
-// say makes an answer, in a buffer of the runner's.
+// say makes an answer, in one of the runner's buffers.
 func (r *runner) say(ms *messages, a spin.AckRequest, processed bool, e *mpq.Entry) []byte {
 	return ms.say(r.reply.buf[:0], a, processed, e)
 }

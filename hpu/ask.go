@@ -298,7 +298,7 @@ func (r *runner) visit() []*Context {
 func (r *runner) left() { r.w.visits.Add(1) }
 
 // unvisited waits until no worker looks at a list of applications that was in force
-// before. Who is taken out of the list is then nobody's.
+// before. After that no worker uses an application that was taken out of it.
 func (p *Pool) unvisited() {
 	for _, w := range p.workers {
 		for v := w.visits.Load(); v&1 == 1 && w.visits.Load() == v; {

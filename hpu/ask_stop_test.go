@@ -145,8 +145,8 @@ func TestWhatWaitsIsTakenBackAfterDrain(t *testing.T) {
 	})
 }
 
-// A handler that is given up is counted before Drain says that nothing runs: who frees
-// memory afterwards looks at that.
+// A handler that is given up is counted before Drain says that nothing runs: whoever
+// frees memory afterwards looks at that count.
 func TestDrainCountsHandlersThatHang(t *testing.T) {
 	r := newRig(t, rigConfig{Config: Config{Limit: 20 * time.Millisecond}})
 	for range 40 {

@@ -9,7 +9,7 @@ import (
 	"github.com/xspin/xspin/xsk"
 )
 
-// takeSpare takes a frame for a send of a handler's own.
+// takeSpare takes a frame for a handler that sends a new one.
 func (r *runner) takeSpare() (uint64, bool) {
 	if r.batch.made == len(r.batch.sends) {
 		return 0, false

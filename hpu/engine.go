@@ -54,11 +54,11 @@ type messages struct {
 	waiting []waiting // by worker, which has it
 	ending  bool      // guarded by Pool.mu: all messages are to end, no more will come
 
-	mu      sync.Mutex
-	hosted  atomic.Bool       // there are words
-	words   map[int][4]uint64 // by slot, of host messages
-	slots   []*Message        // by slot, as far as used
-	flushed bool              // the context was stopped, its held packets are given back
+	mu       sync.Mutex
+	hasWords atomic.Bool       // there are words
+	words    map[int][4]uint64 // by slot, of host messages
+	slots    []*Message        // by slot, as far as used
+	flushed  bool              // the context was stopped, its held packets are given back
 }
 
 // table is a part of a context's messages.
@@ -170,7 +170,7 @@ func (r *runner) adopt(t *table, m *Message) {
 
 // setWords notes the words of a host message, whose trigger is t.
 func (ms *messages) setWords(m *Message, t *triggered) {
-	if t == nil && !ms.hosted.Load() {
+	if t == nil && !ms.hasWords.Load() {
 		return
 	}
 	ms.mu.Lock()
@@ -181,7 +181,7 @@ func (ms *messages) setWords(m *Message, t *triggered) {
 	}
 	if ms.words == nil {
 		ms.words = map[int][4]uint64{}
-		ms.hosted.Store(true)
+		ms.hasWords.Store(true)
 	}
 	ms.words[m.Slot()] = t.Words
 }
@@ -524,7 +524,7 @@ func (r *runner) concluded(t *table, m *Message, res spin.Result, o outcome) boo
 	if o.code &^= spin.Pending; o.end == panicked || o.code != spin.Success {
 		return r.fail(t, m, r.fault(o), true)
 	}
-	if o.asked { // it goes on when the application has answered
+	if o.asked { // it continues when the application has answered
 		return true
 	}
 	return r.notify(t, m, res)

@@ -39,7 +39,7 @@ type bench struct {
 	log []string
 }
 
-// A benchConfig says what the handlers do beside: nil for Success, and no handler
+// A benchConfig says what the handlers do: nil for Success, and no handler
 // for one that is out.
 type benchConfig struct {
 	shared          bool
@@ -48,7 +48,7 @@ type benchConfig struct {
 	completion      CompletionHandler
 	noHeader        bool
 	noPayload       bool
-	events          int // room for so many; 0 for 100
+	events          int // how many there is room for; 0 for 100
 	change          func(*MessageConfig)
 	resources       Resources
 }
@@ -127,7 +127,7 @@ func (b *bench) send(ps ...pkt) {
 	}
 }
 
-// quiet waits until all packets but so many have been dealt with.
+// quiet waits until all but so many packets have been dealt with.
 func (b *bench) quiet(but int) {
 	b.t.Helper()
 	eventually(b.t, fmt.Sprintf("all packets but %d are dealt with", but), func() bool {

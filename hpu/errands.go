@@ -175,7 +175,7 @@ type hostMessage struct {
 	t *triggered
 }
 
-// errands does what was asked for, and goes on with host messages: some
+// errands does what was asked for, and continues with host messages: some
 // slices of each, for packets wait meanwhile. It returns false if the runner was
 // abandoned.
 func (r *runner) errands() bool {

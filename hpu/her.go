@@ -41,7 +41,7 @@ const (
 //
 // What does not need a packet are methods of the [Task] in it, for all handlers
 // alike: memory (Memory, HPUMemory, Window, Message), the application (Ask, Notify,
-// Counter), frames of the handler's own (SendNew, SendUDP, Resolve), Logf, Count and
+// Counter), new frames (SendNew, SendUDP, Resolve), Logf, Count and
 // Fail. docs/handlers.md has all of them in one table.
 type HER struct {
 	Task
@@ -267,8 +267,8 @@ func (h *HER) ToStack() error {
 }
 
 // completeChecksum computes the checksum that a local sender has left to the
-// device. Beside its own frames the kernel notes that nothing is wrong with
-// this; that note does not come through XDP, and the stack would drop the packet.
+// device. The kernel keeps a note with its own frames that nothing is wrong with this;
+// the note does not come through XDP, and without it the stack would drop the packet.
 func (h *HER) completeChecksum() {
 	hdr := packet.Parse(h.head, h.size) // the handler may have changed lengths
 	switch {

@@ -197,8 +197,8 @@ type Completion struct {
 // have finished. With anything but Success the message has failed.
 type CompletionHandler func(*Completion) spin.Code
 
-// A Protocol reads what a frame says beside key, offset and EOM, and answers. It
-// is a pure function of its arguments, called by all workers. slmp.Protocol is one.
+// A Protocol reads what a frame says in addition to key, offset and EOM, and answers.
+// It is a pure function of its arguments, called by all workers. slmp.Protocol is one.
 type Protocol interface {
 	// Inspect reads the header that comes immediately before the payload.
 	// False: the frame is no segment, but an acknowledgement, say.

@@ -10,8 +10,8 @@ import (
 	"github.com/xspin/xspin/spin"
 )
 
-// Resources are what the handlers of a context may use beside their packet. All are
-// optional. They must outlive the context, handlers that are stuck included.
+// Resources are what the handlers of a context may use in addition to their packet. All
+// are optional. They must outlive the context, handlers that are stuck included.
 type Resources struct {
 	Windows []NamedWindow // see Task.Window
 
@@ -52,7 +52,7 @@ type NamedWindow struct {
 // Full says what becomes of a request for which the ring to the application has no room.
 type Full int
 
-// What becomes of it.
+// What Full can be.
 const (
 	FullFails Full = iota // the handler gets ErrFull
 	FullDrops             // it is counted as dropped, and the handler not told

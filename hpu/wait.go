@@ -87,8 +87,8 @@ func (w *waiter) idle() {
 	w.since = woke
 }
 
-// napFor returns how long to sleep, in ms, when so many frames are left that
-// wake nobody; 0 for none.
+// napFor returns how long to sleep, in ms, when left frames are there that wake
+// nobody; 0: not at all.
 func (w *waiter) napFor(left int) int {
 	switch {
 	case left == 0:

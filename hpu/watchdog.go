@@ -62,7 +62,7 @@ func (p *Pool) watch() {
 }
 
 // abandon gives up on a runner that has been in one handler for too long. Its
-// context stops; the worker's HPUs go on with another thread.
+// context stops; the worker's HPUs continue on another thread.
 func (p *Pool) abandon(w *worker, r *runner, s uint64) {
 	c := p.contexts[contextOf(s)].Load()
 	r.stuckIn = c // before leave can look

@@ -262,7 +262,7 @@ func (r *runner) main(cut *takeover) bool {
 	r.w.jobs, r.w.rest = append(slices.Clone(r.w.rest), r.w.jobs...), nil
 	wait := waiter{r: r}
 	for {
-		// What came before Close has one more round, what goes on coming none.
+		// Packets that came before Close get one more round, later ones none.
 		closing := r.pool.closed.Load()
 		worked := false
 		for _, p := range r.w.ports {

@@ -55,8 +55,8 @@ func (m Mode) String() string {
 type Config struct {
 	Interface  *net.Interface
 	Mode       Mode
-	HPUs       int // 1..64
-	Queues     int // receive queues, 1..64
+	HPUs       int // 1 to 64
+	Queues     int // receive queues, 1 to 64
 	BufferSize int // bytes of a frame that one AF_XDP buffer takes
 	MaxBuffers int // of one frame; 1 without multi-buffer support
 }

@@ -18,9 +18,9 @@ const SLMPPort = 9330
 // set. "Don't fragment" and the reserved bit may have any value. FPsPIN ignores the
 // destination address, which does no harm on its point-to-point links; here all
 // rulesets but bypass and match-all are Local.
-func ipv4() Rule               { return Rule{3, 0xffffff00, 0x08004500, 0x08004500} }
-func whole(proto uint32) Rule  { return Rule{5, 0x3fff00ff, proto, proto} }
-func dstPort(port uint16) Rule { return Rule{9, 0xffff0000, uint32(port) << 16, uint32(port) << 16} }
+func ipv4() Rule                     { return Rule{3, 0xffffff00, 0x08004500, 0x08004500} }
+func unfragmented(proto uint32) Rule { return Rule{5, 0x3fff00ff, proto, proto} }
+func dstPort(port uint16) Rule       { return Rule{9, 0xffff0000, uint32(port) << 16, uint32(port) << 16} }
 
 // A rule that every value satisfies still needs its bytes. These require a whole
 // header of 8 bytes (UDP, ICMP) or 20 bytes (TCP) after the 20 bytes of IPv4, so
@@ -51,7 +51,7 @@ func MatchAll() Ruleset {
 // message format decides which packet is EOM; with FPsPIN's fpspin_ruleset_udp
 // none is.
 func UDP() Ruleset {
-	return Ruleset{Name: "udp", Rules: []Rule{ipv4(), whole(protoUDP), header8()}, Local: true}
+	return Ruleset{Name: "udp", Rules: []Rule{ipv4(), unfragmented(protoUDP), header8()}, Local: true}
 }
 
 // UDPPort matches UDP over IPv4 to one destination port, with the whole UDP
@@ -59,7 +59,7 @@ func UDP() Ruleset {
 func UDPPort(port uint16) Ruleset {
 	return Ruleset{
 		Name:  fmt.Sprintf("udp-%d", port),
-		Rules: []Rule{ipv4(), whole(protoUDP), dstPort(port), header8()},
+		Rules: []Rule{ipv4(), unfragmented(protoUDP), dstPort(port), header8()},
 		Local: true,
 	}
 }
@@ -108,7 +108,7 @@ func (rs *Ruleset) fixed(word int, mask uint32) (v uint32, ok bool) {
 func TCPPort(port uint16) Ruleset {
 	return Ruleset{
 		Name:  fmt.Sprintf("tcp-%d", port),
-		Rules: []Rule{ipv4(), whole(protoTCP), dstPort(port), header20()},
+		Rules: []Rule{ipv4(), unfragmented(protoTCP), dstPort(port), header20()},
 		Local: true,
 	}
 }
@@ -119,7 +119,7 @@ func TCPPort(port uint16) Ruleset {
 func ICMPEcho() Ruleset {
 	return Ruleset{
 		Name:  "icmp-echo",
-		Rules: []Rule{ipv4(), whole(protoICMP), {8, 0xffff, 0x0800, 0x0800}, header8()},
+		Rules: []Rule{ipv4(), unfragmented(protoICMP), {8, 0xffff, 0x0800, 0x0800}, header8()},
 		Local: true,
 	}
 }
@@ -132,7 +132,7 @@ func SLMP() Ruleset {
 	eom := *FormatByName("slmp").EOM
 	return Ruleset{
 		Name:   "slmp",
-		Rules:  []Rule{ipv4(), whole(protoUDP), dstPort(SLMPPort)},
+		Rules:  []Rule{ipv4(), unfragmented(protoUDP), dstPort(SLMPPort)},
 		Local:  true,
 		EOM:    &eom,
 		Format: "slmp",

@@ -678,7 +678,7 @@ func TestRemembered(t *testing.T) {
 		want(Key{2, i}, 999*ms, Start, spin.NotDropped)
 	}
 	// Not sooner than a second after it ended, or was last asked for; later,
-	// when the next message of the sender's comes.
+	// when the sender's next message comes.
 	end(Key{1, 1000}, 1900*ms, false)
 	want(Key{1, 4}, 1998*ms, Again, spin.NotDropped)
 	want(Key{1, 4}, 2997*ms, Again, spin.NotDropped)
@@ -764,7 +764,7 @@ func TestSizes(t *testing.T) {
 	if n := unsafe.Sizeof(Entry{}); n > 256 {
 		t.Errorf("an entry has %d bytes", n)
 	}
-	// What a message has beside: its place in the chains and in the timers.
+	// What else a message has: its place in the chains and in the timers.
 	if n := unsafe.Sizeof(timer{}); n > 16 {
 		t.Errorf("a timer has %d bytes", n)
 	}

@@ -32,7 +32,7 @@ type Context struct {
 	id      uint16
 	buckets bpf.Range
 
-	// Held by who activates, deactivates or removes it, which goes on without the
+	// Held while it is activated, deactivated or removed, which happens without the
 	// NIC's lock; taken before that.
 	op     sync.Mutex
 	inited bool // the tier is armed; guarded by op

@@ -21,7 +21,7 @@ import (
 	"github.com/xspin/xspin/spin"
 )
 
-// udpTo returns a frame from the host's end of a lab to a port of the NIC's.
+// udpTo returns a frame from a lab's host to a port of its NIC.
 func udpTo(lab *netns.Lab, to uint16) []byte {
 	b := make([]byte, 60)
 	eth := packet.Ethernet(b)

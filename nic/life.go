@@ -90,7 +90,7 @@ func (n *NIC) freeID() (uint16, error) {
 			return id, nil
 		}
 	}
-	return 0, fmt.Errorf("%w: there are %d", ErrNumbers, bpf.MaxContexts)
+	return 0, fmt.Errorf("%w: all %d are taken", ErrNumbers, bpf.MaxContexts)
 }
 
 // reap frees numbers and buckets of removed contexts whose last packets have
@@ -168,7 +168,7 @@ func (n *NIC) has(c *Context) error {
 }
 
 // enter has f look at or change a context that is there. If it returns nil, Close waits
-// for ops.Done: what takes its time goes on until then, without the NIC's lock.
+// for ops.Done: what takes longer happens until then, without the NIC's lock.
 func (n *NIC) enter(c *Context, f func() error) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()

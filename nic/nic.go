@@ -71,7 +71,7 @@ const (
 type Config struct {
 	Interface string        // name, in the network namespace of the calling thread. Required
 	Mode      Mode          // Defaults to Auto
-	HPUs      int           // 1..64. Defaults to DefaultHPUs
+	HPUs      int           // 1 to 64. Defaults to DefaultHPUs
 	Workers   int           // threads that serve the HPUs. Defaults to GOMAXPROCS, at most one per HPU
 	CPUs      []int         // that these threads run on, in turn. Defaults to any
 	Wait      hpu.Wait      // what they do when idle. Defaults to Adaptive
@@ -102,7 +102,7 @@ type NIC struct {
 	events     chan spin.Fault
 	eventsLost atomic.Uint64
 
-	// Calls that go on without the lock, and that Close waits for. Added to with
+	// Calls that continue without the lock, and that Close waits for. Added to with
 	// the lock, while not closed.
 	ops sync.WaitGroup
 
@@ -129,7 +129,7 @@ type NIC struct {
 }
 
 // Open makes a NIC of an interface. Until a context is activated all its traffic
-// goes on as before. Nothing of the interface is changed but the XDP program,
+// goes to Linux as before. Nothing of the interface is changed but the XDP program,
 // which the kernel detaches when the process ends, whichever way that is.
 func Open(cfg Config) (_ *NIC, err error) {
 	if err := cfg.complete(); err != nil {
@@ -372,7 +372,7 @@ func (n *NIC) Close() error {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	// Frames stop coming first; then who works on them; then what they lie in.
+	// Frames stop coming first; then the workers end; then the memory goes.
 	if n.ingress != nil {
 		errs = append(errs, n.ingress.Detach(), n.ingress.ClearSockets())
 	}

@@ -19,10 +19,10 @@ import (
 	"github.com/xspin/xspin/spin"
 )
 
-// Resolve judges a description for a NIC with so many HPUs (0: unknown), and returns it
-// with all that was left out. The error is spin.Problems: all that is wrong, by the keys
-// that a configuration file has for it. Install resolves what it is given; a caller that has only
-// read a description asks here, so that a rule is in one place and has one text.
+// Resolve judges a description for a NIC with this number of HPUs (0: unknown), and returns
+// it with defaults filled in. The error is spin.Problems: all that is wrong, by the keys
+// that a configuration file has for it. Install resolves what it is given; a caller that has
+// only read a description asks here, so that a rule is in one place and has one text.
 func (s ContextSpec) Resolve(hpus int) (ContextSpec, error) {
 	var wrong spin.Problems
 	s.resolveName(&wrong)
@@ -76,7 +76,7 @@ func (s *ContextSpec) resolveRulesets(wrong *spin.Problems) {
 	s.Numbers = slices.Clone(s.Numbers)
 }
 
-// checkNumbers checks numbers for so many rulesets.
+// checkNumbers checks the numbers of a context's rulesets.
 func checkNumbers(numbers []int, rulesets int) error {
 	if len(numbers) != rulesets {
 		return fmt.Errorf("%d numbers for %d rulesets", len(numbers), rulesets)
@@ -176,7 +176,7 @@ func (s *ContextSpec) checkHandlers(wrong *spin.Problems) {
 	}
 }
 
-// ParseHPUs reads a core mask as a list, such as "0-3,8", for a NIC with so many HPUs
+// ParseHPUs reads a core mask as a list, such as "0-3,8", for a NIC with hpus HPUs
 // (0: unknown).
 func ParseHPUs(list string, hpus int) (mask uint64, err error) {
 	hpus = cmp.Or(hpus, MaxHPUs)

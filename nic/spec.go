@@ -72,7 +72,7 @@ type ContextSpec struct {
 	Memory     int            // for tracking out-of-order data of all messages, in bytes. Defaults to 16 MiB
 	Checksums  hpu.Checksums  // what is done about UDP checksums. Defaults to hpu.VerifyComplete
 
-	// Resources are what handlers use beside packets. Its Host, if there is one,
+	// Resources are what handlers use in addition to packets. Its Host, if there is one,
 	// gets the events of all messages whose binding names nobody else, with its
 	// User if that is a uint64; its lanes must be NIC.Workers. A Resolver is there
 	// without being named.
@@ -89,8 +89,8 @@ type ContextSpec struct {
 	// see NIC.Trigger.
 	HostActivated bool
 
-	// With BlockedRR: a message is cut into sequences of this many bytes, which
-	// are dealt out to so many virtual HPUs, each on one HPU at a time.
+	// With BlockedRR: a message is cut into sequences of Sequence bytes, which
+	// are dealt out to VHPUs virtual HPUs, each on one HPU at a time.
 	Sequence uint32
 	VHPUs    int
 }

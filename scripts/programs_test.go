@@ -183,7 +183,7 @@ func inMakefile(t *testing.T, text string) map[string]string {
 }
 
 // inShell collects the first words of a script's commands, and those of commands that
-// start others. Builtins, functions, and what is called by a path of the script's own,
+// start others. Builtins, functions, and what is called by a path that the script makes,
 // are none.
 func inShell(t *testing.T, name, text string) map[string]string {
 	t.Helper()

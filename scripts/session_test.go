@@ -29,11 +29,11 @@ func readmeSession(t *testing.T) (commands []string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, section, _ := strings.Cut(string(b), "\n## Applications of your own, beside the NIC\n")
+	_, section, _ := strings.Cut(string(b), "\n## Applications of your own, next to the NIC\n")
 	_, block, _ := strings.Cut(section, "\n```\n")
 	block, _, ok := strings.Cut(block, "\n```\n")
 	if !ok {
-		t.Fatal("README.md: no commands below \"Applications of your own, beside the NIC\"")
+		t.Fatal("README.md: no commands below \"Applications of your own, next to the NIC\"")
 	}
 	end := ""
 	for line := range strings.SplitSeq(block, "\n") {

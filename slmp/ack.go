@@ -20,8 +20,8 @@ const (
 	EndMax = math.MaxUint32
 )
 
-// Errors of ParseAck. They are not wrapped in anything that allocates: who can
-// send datagrams to a sender can send many.
+// Errors of ParseAck. They are not wrapped in anything that allocates: anybody
+// who can send a sender one datagram can send it many.
 var (
 	ErrNotAck  = errors.New("datagram is not an acknowledgement: the ACK flag is not set")
 	ErrAckSize = errors.New("acknowledgement of wrong length: want 10 bytes, cumulative ones 14 bytes and 1 to 16 times 8")

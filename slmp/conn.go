@@ -249,7 +249,7 @@ func (c *Conn) RemoteAddr() netip.AddrPort { return c.sock.remote }
 
 // Send sends what r has, to its end, as one message, and returns when the peer
 // has acknowledged all of it, or in mode Unacknowledged when it is sent. The
-// Result is also good, as far as it goes, beside an error.
+// Result says how far it came, also with an error.
 //
 // A file, and any r that is an io.ReaderAt, an io.Seeker and knows its size, is
 // read where it stands, and again for retransmissions. Its position does not

@@ -654,7 +654,7 @@ func TestConnTooLong(t *testing.T) {
 	}
 }
 
-// A file of the kernel's says that it is empty, and is not.
+// A file in /proc says that it is empty, and is not.
 func TestConnFilesThatDoNotKnowTheirLength(t *testing.T) {
 	f, err := os.Open("/proc/self/maps")
 	if err != nil {

@@ -4,8 +4,8 @@ package slmp
 
 import "fmt"
 
-// Bounds is an error if the sender keeps more than so many messages with windows of
-// so many segments need, or has lost count of what it keeps.
+// Bounds is an error if the sender keeps more than this many messages, with windows
+// of this many segments, need, or has lost count of what it keeps.
 func (s *Sender) Bounds(messages, window int) error {
 	// A message goes on beyond a hole for four windows; its ring is doubled.
 	segments := max(4*window, few)

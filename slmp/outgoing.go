@@ -195,7 +195,7 @@ func (o *Outgoing) sendable() bool {
 }
 
 // roomAhead reports whether the window has room for the next segment. Beyond a
-// hole it goes on for some round trips.
+// hole there is room for some round trips more.
 func (o *Outgoing) roomAhead() bool {
 	w := o.s.c.Window
 	if o.s.auto {

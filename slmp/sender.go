@@ -73,8 +73,8 @@ var (
 // ErrInUse is returned, wrapped, by Open for the id of a message that is not over.
 var ErrInUse = errors.New("being sent already")
 
-// Errors of Acknowledge. They allocate nothing: who can send datagrams to a sender
-// can send many.
+// Errors of Acknowledge. They allocate nothing: anybody who can send a sender one
+// datagram can send it many.
 var (
 	ErrStray     = errors.New("acknowledgement of no message that is being sent")
 	ErrNeverSent = errors.New("acknowledgement of a segment that was never sent")
@@ -165,7 +165,7 @@ const (
 // clock, sends nothing, holds no bytes. Times are ns > 0, of any epoch, that never
 // go backwards. It is not safe for concurrent use.
 //
-// Who drives it calls Next until it returns 0, sends what it was given, and calls
+// The caller calls Next until it returns 0, sends what it was given, and calls
 // Next again after each Acknowledge and Supply and at Deadline. The segments of a
 // message:
 //

@@ -68,10 +68,10 @@ type window struct {
 	burst    uint64              // acknowledged since
 
 	floor    floor
-	trial    floor // of the probe going on
+	trial    floor // of the current probe
 	minRTT   int64 // 0: not known
 	minRTTAt int64
-	fresh    int64 // smallest of the probe going on
+	fresh    int64 // smallest of the current probe
 
 	state     uint8
 	fullRate  float64 // in startup: rate when it last grew

@@ -119,7 +119,7 @@ func TestAutoLoss(t *testing.T) {
 	for _, c := range []struct {
 		loss        float64
 		queue       int
-		rate        float64 // of the bottleneck's, at least
+		rate        float64 // at least, as a part of the bottleneck's
 		retransmits float64 // at most
 	}{
 		{0.02, 2000, 0.9, 0.08},

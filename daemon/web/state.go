@@ -83,7 +83,7 @@ type Drop struct {
 	Count     uint64 `json:"count"` // since the start
 }
 
-// A Sample is what went on in about a second.
+// A Sample is what happened in about a second.
 type Sample struct {
 	Seq        uint64                    `json:"seq"`  // from 1
 	Time       int64                     `json:"time"` // ms since 1970

@@ -31,7 +31,7 @@ const (
 	goodbye   = time.Second // for answers under way at the end
 )
 
-// patience is for a request, and for whoever reads an answer. Tests have less.
+// patience is how long a request may take to come, and an answer to be read. Tests have less.
 var patience = 10 * time.Second
 
 //go:embed files
@@ -107,7 +107,7 @@ func (s *Server) Serve(source Source) {
 	stop := make(chan struct{})
 	s.http.RegisterOnShutdown(func() { close(stop) })
 	ended := make(chan struct{})
-	s.recorder.record(source, time.Now()) // who comes at once finds something
+	s.recorder.record(source, time.Now()) // the first to ask finds something
 	go func() {
 		defer close(ended)
 		for tick := time.Tick(time.Second); ; {
@@ -190,7 +190,7 @@ func (s *Server) state(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	w.Header().Set("Content-Type", "application/json")
-	_, _ = w.Write(s.recorder.document(since)) // who does not read it does not want it
+	_, _ = w.Write(s.recorder.document(since)) // a client that does not read it does not want it
 }
 
 // local says if a Host header is of this machine, whatever the port.

@@ -55,7 +55,7 @@ type generator struct {
 	shared []*ddt.Type // all that were made
 }
 
-// nested returns a type that is up to so many constructors deep, mostly all of them.
+// nested returns a type that is up to depth constructors deep, mostly just that.
 func (g *generator) nested(depth int) *ddt.Type {
 	if n := len(g.shared); n > 0 && g.one(6) {
 		if t := g.shared[g.IntN(n)]; g.depth(t) <= depth {

@@ -355,7 +355,7 @@ func (w *window) judge(e *hostq.Event) (known bool, err error) {
 	case spin.Cause(e.Cause) != spin.Complete:
 		return false, fmt.Errorf("message %d: %v: %d of %d bytes are missing", e.Number, spin.Cause(e.Cause), e.Missing, e.Length)
 	case e.User >= uint64(w.Parallel):
-		return false, fmt.Errorf("event of a message in place %d: there are %d", e.User, w.Parallel)
+		return false, fmt.Errorf("event of a message in place %d: want a place below %d", e.User, w.Parallel)
 	case e.Length != uint64(w.size):
 		return false, fmt.Errorf("message %d has %d bytes, and the type %d", e.Number, e.Length, w.size)
 	}

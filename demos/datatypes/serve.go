@@ -120,7 +120,7 @@ func (a *application) serve(ctx context.Context, q *serveAsk, t *terminal) error
 				continue
 			}
 			if e.User >= uint64(w.Parallel) {
-				return fmt.Errorf("event of a message in place %d: there are %d", e.User, w.Parallel)
+				return fmt.Errorf("event of a message in place %d: want a place below %d", e.User, w.Parallel)
 			}
 			asking.heard(e.Source.Addr())
 			m := w.take(&e, q)

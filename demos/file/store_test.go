@@ -326,7 +326,7 @@ func TestAbandonedMessagesLeaveNothing(t *testing.T) {
 	}
 }
 
-// A full file system is an error of the message's, not a signal.
+// A full file system fails the message, and is not a signal.
 func TestAFullFileSystemFailsTheMessage(t *testing.T) {
 	netnstest.NeedRoot(t)
 	dir := t.TempDir()
@@ -368,7 +368,7 @@ func TestAFullFileSystemFailsTheMessage(t *testing.T) {
 	}
 }
 
-// A page that the kernel cannot provide is an error of the message's too.
+// A page that the kernel cannot provide fails the message too.
 func TestAFaultInTheMappingFailsTheMessage(t *testing.T) {
 	s, _ := open(t, StoreConfig{Dir: t.TempDir(), Prepare: 1 << 20})
 	in := begin(t, s, 1)

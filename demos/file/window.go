@@ -245,7 +245,7 @@ func (a *application) takeAll() error {
 			continue
 		}
 		if e.User >= uint64(a.Places) || e.Length > uint64(a.Size) && spin.Cause(e.Cause) == spin.Complete {
-			return fmt.Errorf("event of a message of %d bytes in place %d: there are %d, of %d bytes", e.Length, e.User, a.Places, a.Size)
+			return fmt.Errorf("event of a message of %d bytes in place %d: want a place below %d, and at most %d bytes", e.Length, e.User, a.Places, a.Size)
 		}
 		if err := a.take(&e); err != nil {
 			return err

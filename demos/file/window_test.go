@@ -20,7 +20,7 @@ import (
 	"github.com/xspin/xspin/slmp"
 )
 
-// reachable lets others pass through the directories of the test's.
+// reachable lets others pass through the test's directories.
 func reachable(t *testing.T, dir string) {
 	t.Helper()
 	for d := filepath.Dir(dir); strings.HasPrefix(d, os.TempDir()+"/"); d = filepath.Dir(d) {

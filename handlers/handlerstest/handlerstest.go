@@ -30,6 +30,7 @@ import (
 	"log/slog"
 	"math"
 	"net/netip"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -210,7 +211,7 @@ func (n *NIC) match() error {
 	if cfg.Format == nil {
 		cfg.Format = matcher.FormatByName(cmp.Or(cfg.Rulesets[0].Format, "packet"))
 		if cfg.Format == nil {
-			return fmt.Errorf("message format %q: there are %v", cfg.Rulesets[0].Format, matcher.FormatNames())
+			return fmt.Errorf("no message format %q: want %s", cfg.Rulesets[0].Format, strings.Join(matcher.FormatNames(), ", "))
 		}
 	}
 	n.table = &matcher.Table{

@@ -61,7 +61,7 @@ func NewWriter(w io.Writer, application string, ifaces ...Interface) *Writer {
 	return n
 }
 
-// Frame writes a frame, captured at so many nanoseconds after 1970.
+// Frame writes a frame. at is when it was captured, in nanoseconds after 1970.
 func (n *Writer) Frame(f *Frame, at int64) error {
 	if f.Interface < 0 || f.Interface >= n.ifaces {
 		return fmt.Errorf("frame of interface %d, the section has %d", f.Interface, n.ifaces)

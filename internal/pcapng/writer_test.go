@@ -133,7 +133,7 @@ func TestWriteErrorsStay(t *testing.T) {
 
 var errNoSpace = errors.New("no space")
 
-// limited takes so many bytes.
+// limited is a writer with room for left bytes.
 type limited struct{ left int }
 
 func (l *limited) Write(p []byte) (int, error) {

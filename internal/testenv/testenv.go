@@ -56,7 +56,7 @@ func NeedTime(t testing.TB) {
 	}
 }
 
-// ReadBuffer gives a socket a receive buffer of so many bytes, beyond what the system
+// ReadBuffer gives a socket a receive buffer of size bytes, beyond what the system
 // lets everybody have (208 KiB up to Linux 6.15) if the test runs as root.
 func ReadBuffer(c *net.UDPConn, size int) error {
 	raw, err := c.SyscallConn()

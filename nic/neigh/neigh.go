@@ -69,12 +69,12 @@ type entry struct {
 	way   atomic.Pointer[way]
 	asked atomic.Bool // while stale: somebody has asked for it
 
-	// The run loop's own.
+	// Only the run loop uses these.
 	via   netip.Addr // next hop; not valid without one
 	route way        // all but the MAC
 }
 
-// A neighbour is an entry of the kernel's table.
+// A neighbour is an entry of the kernel's neighbour table.
 type neighbour struct {
 	state int
 	mac   [6]byte
@@ -111,7 +111,7 @@ type Resolver struct {
 	local atomic.Pointer[matcher.Local]
 	mtu   atomic.Int64 // of the interface
 
-	// The run loop's own.
+	// Only the run loop uses these.
 	link    netlink.LinkAttrs
 	table   map[netip.Addr]neighbour // the kernel's, of the interface
 	pending map[netip.Addr]time.Time // next hops that the kernel was asked for, until when to wait
@@ -327,7 +327,7 @@ func (r *Resolver) lookUp(dst netip.Addr) {
 			r.learn(e) // the kernel may have refused to
 		}
 		cache := r.edit()
-		if len(cache) >= maxCache { // any will do: who needs it asks again
+		if len(cache) >= maxCache { // any will do: whoever needs it asks again
 			for old := range cache {
 				delete(cache, old)
 				break
@@ -360,7 +360,7 @@ func (r *Resolver) kick(via netip.Addr) bool {
 	return true
 }
 
-// settle forgets a destination that nobody looks for: who needs it asks again.
+// settle forgets a destination that nobody looks for: whoever needs it asks again.
 func (r *Resolver) settle(dst netip.Addr, e *entry) {
 	if _, ok := r.pending[e.via]; !ok && e.unresolved() {
 		delete(r.edit(), dst)

@@ -173,7 +173,7 @@ type Page struct {
 	problems []string
 }
 
-// Page makes a tab of so many pixels, with nothing in it.
+// Page makes an empty tab of this size, in pixels.
 func (b *Browser) Page(width, height int) *Page {
 	b.t.Helper()
 	var target struct{ TargetID, SessionID string }
