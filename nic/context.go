@@ -63,11 +63,11 @@ func (c *Context) Rulesets() []int {
 	return slices.Clone(c.rules.slots)
 }
 
-// stats returns what the tier knows of the context, less what was cleared.
-func (c *Context) stats() tierStats {
+// Stats returns what the context's handlers did, less what was cleared.
+func (c *Context) Stats() spin.ContextStats {
 	c.counting.Lock()
 	defer c.counting.Unlock()
-	s := c.tier.stats()
+	s := c.tier.Stats()
 	for i, old := range c.cleared {
 		s.User[i].Sum -= old.Sum
 		s.User[i].Count -= old.Count
@@ -75,23 +75,14 @@ func (c *Context) stats() tierStats {
 	return s
 }
 
-// Stats returns what the context's handlers did.
-func (c *Context) Stats() spin.ContextStats { return c.stats().ContextStats }
-
 // Messages returns what became of the context's messages, and false if it has none.
-func (c *Context) Messages() (spin.MessageStats, bool) {
-	m := c.tier.stats().messages
-	if m == nil {
-		return spin.MessageStats{}, false
-	}
-	return *m, true
-}
+func (c *Context) Messages() (spin.MessageStats, bool) { return c.tier.Messages() }
 
 // ClearCounters zeroes the context's user counters and returns what they were.
 func (c *Context) ClearCounters() [spin.UserCounters]spin.UserCounter {
 	c.counting.Lock()
 	defer c.counting.Unlock()
-	now := c.tier.stats().User
+	now := c.tier.Stats().User
 	was := now
 	for i, old := range c.cleared {
 		was[i].Sum -= old.Sum
@@ -103,7 +94,7 @@ func (c *Context) ClearCounters() [spin.UserCounters]spin.UserCounter {
 
 // Stuck returns how many handlers of the context are past their limit and have not
 // returned, also of one that was removed.
-func (c *Context) Stuck() int { return c.tier.stats().stuck }
+func (c *Context) Stuck() int { return c.tier.Stuck() }
 
 // SetTap has a tap see the context's frames; nil ends that. It sees none in a tier that
 // does not take frames to user space.

@@ -128,8 +128,12 @@ func (r *Recorder) arm() error                { return r.note("arm") }
 func (r *Recorder) drain(time.Duration) error { return r.note("drain") }
 func (r *Recorder) stop(time.Duration) error  { return r.note("stop") }
 
-func (r *Recorder) stats() tierStats {
+func (r *Recorder) Stats() spin.ContextStats {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return tierStats{ContextStats: r.runs, messages: &spin.MessageStats{Started: 7}, stuck: 2}
+	return r.runs
 }
+
+func (r *Recorder) Messages() (spin.MessageStats, bool) { return spin.MessageStats{Started: 7}, true }
+func (r *Recorder) Stopped() bool                       { return false }
+func (r *Recorder) Stuck() int                          { return 2 }

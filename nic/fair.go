@@ -133,7 +133,7 @@ func (n *NIC) look(f *fairness, now time.Time) time.Duration {
 		if out > int(credit) {
 			c.load.over = now
 		}
-		full := !c.tier.stats().stopped && 2*out >= int(credit)
+		full := !c.tier.Stopped() && 2*out >= int(credit)
 		if full {
 			queued = true
 			c.load.until = now.Add(fairHold)
@@ -180,7 +180,7 @@ func (n *NIC) workerOf(h int) int { return h % n.cfg.Workers }
 // there is a queue for them.
 func (c *Context) measure(passed time.Duration, queued bool) {
 	l, w := &c.load, weight(passed)
-	handlers, done := c.tier.stats().HandlerSum, uint32(0)
+	handlers, done := c.tier.Stats().HandlerSum, uint32(0)
 	for q := range c.n.queues {
 		done += atomic.LoadUint32(&c.n.ingress.Queue(q).Done[c.id])
 	}
@@ -217,7 +217,7 @@ func (n *NIC) shareOut(f *fairness, now time.Time) {
 	}
 	var rivals []rival
 	for _, c := range n.contexts {
-		if !now.Before(c.load.until) || c.load.each() == 0 || c.tier.stats().stopped || n.unfair {
+		if !now.Before(c.load.until) || c.load.each() == 0 || c.tier.Stopped() || n.unfair {
 			n.setCredit(c, c.credit.granted)
 			c.load.bias = 0
 			continue

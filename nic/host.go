@@ -93,7 +93,7 @@ func (n *NIC) fault(e spin.Fault) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	c := n.contexts[e.Context]
-	if n.closed || c == nil || c.spec.Name != e.Name || !c.tier.stats().stopped { // the number is another's by now
+	if n.closed || c == nil || c.spec.Name != e.Name || !c.tier.Stopped() { // the number is another's by now
 		return
 	}
 	if p := c.spec.events(); p != nil && !p.Event(&hostq.Event{Kind: hostq.ContextFault, Text: e.Detail}) {

@@ -112,12 +112,4 @@ func (t hpuTier) waiting() int {
 
 func (t hpuTier) stop(d time.Duration) error { return t.n.pool.Drain(t.Context, d) }
 
-func (t hpuTier) stats() tierStats {
-	s := tierStats{ContextStats: t.Stats(), stopped: t.Stopped(), stuck: t.Stuck()}
-	if m, ok := t.Messages(); ok {
-		s.messages = &m
-	}
-	return s
-}
-
 func (t hpuTier) trigger(g hpu.Trigger) error { return t.n.pool.Trigger(t.Context, g) }

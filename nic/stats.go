@@ -117,7 +117,6 @@ func (n *NIC) Stats() (*Stats, error) {
 	s.HPUs, s.EventsLost = n.pool.Stats()
 	s.EventsLost += n.eventsLost.Load()
 	for id, c := range n.contexts {
-		tier := c.stats()
 		cs := ContextStats{
 			ID:           int(id),
 			Name:         c.spec.Name,
@@ -129,11 +128,11 @@ func (n *NIC) Stats() (*Stats, error) {
 			Granted:      c.credit.granted,
 			Credits:      atomic.LoadUint32(&n.ingress.Share().Credit[id]),
 			InFlight:     n.inFlight(c),
-			Stopped:      tier.stopped,
-			ContextStats: tier.ContextStats,
+			Stopped:      c.tier.Stopped(),
+			ContextStats: c.Stats(),
 		}
-		if cs.Messages = tier.messages; cs.Messages != nil {
-			cs.Checksums = &c.spec.Checksums
+		if m, ok := c.Messages(); ok {
+			cs.Messages, cs.Checksums = &m, &c.spec.Checksums
 		}
 		for i, slot := range c.rules.slots {
 			cs.Rulesets = append(cs.Rulesets, RulesetStats{Number: slot, Name: c.spec.Rulesets[i].Name, Matched: prog.Matched[slot] - c.rules.matched[i]})

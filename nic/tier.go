@@ -11,7 +11,7 @@ import (
 
 // A tier serves one context: it runs the handlers. Number, place in the matching table,
 // credit, counters and life are the NIC's, which calls install, arm, drain and stop one
-// at a time, and stats at any time, also after stop. When the NIC closes, it stops
+// at a time, and the rest at any time, also after stop. When the NIC closes, it stops
 // contexts with open messages; all else that HPUs have ends with them.
 type tier interface {
 	// install has everything ready but the context's own init. With an error nothing
@@ -30,7 +30,13 @@ type tier interface {
 	// error says what is still out; it is called again until there is none.
 	stop(time.Duration) error
 
-	stats() tierStats
+	// What the tier knows of its context. They are asked often, each by itself: one that
+	// takes the locks of all messages must not cost those who want another. Counters
+	// only grow.
+	Stats() spin.ContextStats
+	Messages() (s spin.MessageStats, ok bool) // not ok: it has no messages
+	Stopped() bool                            // a handler ran past its limit, and no other runs
+	Stuck() int                               // handlers past their limit that have not returned
 }
 
 // What a tier may have in addition.
@@ -38,11 +44,3 @@ type (
 	triggerable interface{ trigger(hpu.Trigger) error }
 	tappable    interface{ SetTap(hpu.Tap) }
 )
-
-// tierStats are what a tier knows of its context. Counters only grow.
-type tierStats struct {
-	spin.ContextStats
-	messages *spin.MessageStats // nil without messages
-	stopped  bool               // a handler ran past its limit, and no other runs
-	stuck    int                // handlers past their limit that have not returned
-}
