@@ -13,7 +13,7 @@
  * A handler has two arguments: ctx, for the functions below, and her, the request.
  * What it returns is an xspin_code. docs/kernel-handlers.md has more.
  *
- * Costs are those of a virtual CPU of 2026, and good for comparing.
+ * Costs were measured in loops of 200 on Linux 6.18 on a virtual CPU: good for comparing.
  */
 #pragma once
 #include "xspin_kernel.h"
@@ -193,14 +193,14 @@ enum xspin_has {
 /* --- what handlers call. All of it is inlined: a handler has 192 bytes of stack, and
  * nothing that it calls here takes more --- */
 
-/* Has the frame sent back where it came from when the handlers have returned. 1 ns. */
+/* Has the frame sent back where it came from when the handlers have returned. Free. */
 static __always_inline int xspin_send(struct xspin_her *her)
 {
 	her->action = XDP_TX;
 	return XSPIN_SUCCESS;
 }
 
-/* Leaves the frame, as it then is, to Linux. 1 ns. The last that asks has it: a frame
+/* Leaves the frame, as it then is, to Linux. Free. The last that asks has it: a frame
  * is sent or left to Linux, not both. */
 static __always_inline int xspin_to_stack(struct xspin_her *her)
 {
@@ -208,20 +208,20 @@ static __always_inline int xspin_to_stack(struct xspin_her *her)
 	return XSPIN_SUCCESS;
 }
 
-/* CLOCK_MONOTONIC in ns. 28 ns. */
+/* CLOCK_MONOTONIC in ns. 24 ns. */
 static __always_inline __u64 xspin_now(void)
 {
 	return bpf_ktime_get_ns();
 }
 
 /* Copies n bytes of the frame from off on; n > 0, for the verifier too. Negative if the
- * frame does not have them. 20 ns, and 1 ns for each 50 bytes. */
+ * frame does not have them. 5 ns up to 128 bytes, 17 ns for 1400. */
 static __always_inline long xspin_load(struct xdp_md *ctx, __u32 off, void *to, __u32 n)
 {
 	return bpf_xdp_load_bytes(ctx, off, to, n);
 }
 
-/* The other direction. */
+/* The other direction, at the same cost. */
 static __always_inline long xspin_store(struct xdp_md *ctx, __u32 off, const void *from, __u32 n)
 {
 	return bpf_xdp_store_bytes(ctx, off, from, n);
@@ -234,7 +234,7 @@ static __always_inline struct xspin_counters *xspin_this_cpu(void)
 	return bpf_map_lookup_elem(&xspin_cpu, &cpu);
 }
 
-/* Adds n to user counter i, 0 to 15, and one to how often; any other i counts nothing. 3 ns. */
+/* Adds n to user counter i, 0 to 15, and one to how often; any other i counts nothing. 2 ns. */
 static __always_inline void xspin_count(__u32 i, __u64 n)
 {
 	struct xspin_counters *cpu = xspin_this_cpu();
@@ -264,7 +264,7 @@ static __always_inline void *xspin_at(void *map, __u64 at, __u32 n)
 
 /*
  * Where n bytes of the context's HPU memory are, which all HPUs share; n is a constant.
- * Null if they are not in it, or lie in two MiB of it. 10 ns: look up once a packet.
+ * Null if they are not in it, or lie in two MiB of it. 2 ns.
  */
 static __always_inline void *xspin_memory(__u64 off, __u32 n)
 {
@@ -275,7 +275,7 @@ static __always_inline void *xspin_memory(__u64 off, __u32 n)
 	return xspin_at(&xspin_shared, off, n);
 }
 
-/* The same for the memory that this HPU has for itself. */
+/* The same for the memory that this HPU has for itself. 2 ns. */
 static __always_inline void *xspin_hpu_memory(const struct xspin_her *her, __u64 off, __u32 n)
 {
 	__u64 size = xspin.hpu_memory;
@@ -299,7 +299,7 @@ struct xspin_headers {
 /*
  * Finds the headers, by the rules of packet.Parse in Go: one that is impossible, cut off
  * or in a fragment is not there, and what lies above it neither. Looks at the part of
- * the frame that is in one piece, and at no checksum. 4 ns.
+ * the frame that is in one piece, and at no checksum. 3 ns.
  */
 static __always_inline void xspin_headers(struct xdp_md *ctx, const struct xspin_her *her,
 					  struct xspin_headers *h)
@@ -406,7 +406,7 @@ static __always_inline void xspin_swap(__u8 *frame, __u8 *ip)
  *
  * Returns 0, and changes nothing, if there is no UDP, if an address cannot be answered,
  * if no hop is left, or if both ports are the same: anybody could forge a datagram that
- * has two echoes answer each other without end. 8 ns.
+ * has two echoes answer each other without end. 7 ns, whatever its length.
  */
 static __always_inline int xspin_reply_udp(struct xdp_md *ctx, const struct xspin_her *her)
 {
@@ -439,7 +439,7 @@ static __always_inline int xspin_reply_udp(struct xdp_md *ctx, const struct xspi
  * Turns an echo request round, into its reply: MAC and IPv4 addresses change places, and
  * so does the type. The checksum is updated, not computed: the payload is not read, and
  * what was damaged stays damaged. Returns 0, and changes nothing, if there is no echo
- * request or if an address cannot be answered. 7 ns, whatever its length.
+ * request or if an address cannot be answered. 4 ns, whatever its length.
  */
 static __always_inline int xspin_reply_icmp_echo(struct xdp_md *ctx, const struct xspin_her *her)
 {
