@@ -120,18 +120,17 @@ func TestBenchSLMPMeasuresEveryRow(t *testing.T) {
 				t.Errorf("JSON %s, error %v", out.String(), err)
 			}
 			noBenchLab(t, os.Getpid())
-			for _, f := range inMemory(t) {
-				if !slices.Contains(before, f) { // what a killed run has left may go meanwhile
-					t.Errorf("file %s is left", f)
-				}
+			if after := inMemory(t); !slices.Equal(after, before) {
+				t.Errorf("files %v are left", after)
 			}
 		})
 	}
 }
 
+// inMemory returns what this process has in memory: others measure at the same time.
 func inMemory(t *testing.T) []string {
 	t.Helper()
-	files, err := filepath.Glob("/dev/shm/xspin-bench-*")
+	files, err := filepath.Glob(fmt.Sprintf("/dev/shm/xspin-bench-%d-*", os.Getpid()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -160,10 +159,8 @@ func TestInterruptedBenchSLMPCleansUp(t *testing.T) {
 				t.Errorf("error %v", err)
 			}
 			noBenchLab(t, os.Getpid())
-			for _, f := range inMemory(t) {
-				if !slices.Contains(before, f) { // what a killed run has left may go meanwhile
-					t.Errorf("file %s is left", f)
-				}
+			if after := inMemory(t); !slices.Equal(after, before) {
+				t.Errorf("files %v are left", after)
 			}
 			if left := children(t); len(left) > 0 {
 				t.Errorf("processes are left: %v", left)
