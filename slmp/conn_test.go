@@ -594,11 +594,12 @@ func TestConnErrorsOfTheReader(t *testing.T) {
 	f := tempFile(t, noise(1<<20))
 	p.deaf.Store(true)
 	failed := make(chan error)
+	before := c.Stats().Segments
 	go func() {
 		_, err := c.Send(t.Context(), f, Options{})
 		failed <- err
 	}()
-	eventually(t, "a segment is sent", func() bool { return c.Stats().Segments > 0 })
+	eventually(t, "a segment is sent", func() bool { return c.Stats().Segments > before })
 	if err := f.Truncate(1); err != nil {
 		t.Fatal(err)
 	}
