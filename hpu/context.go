@@ -53,12 +53,8 @@ type Context struct {
 	hostless atomic.Bool   // a handler has asked, and it was logged that there is nobody
 	leaky    atomic.Bool   // its buckets may be held by packets that were lost
 
-	// On cache lines of their own: whoever asks for the statistics again and again must not
-	// take from the workers what they read for each packet.
-	_     [64]byte
 	mu    sync.Mutex
 	stats spin.ContextStats // merged once a batch, so that pairs are consistent
-	_     [64]byte
 
 	gates [spin.FaultKinds]eventGate // of its events
 }
