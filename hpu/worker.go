@@ -190,6 +190,8 @@ type runner struct {
 	timed  int64 // when it looked at the time of messages, ticks
 	ticks  int64 // when the last handler ended
 
+	touched byte // so that the compiler leaves touch's loads in
+
 	// Of the HER that runs, and of the call into the code of its context: what that
 	// may ask for, and what it says. It is over with the call, see outcome.
 	her   HER
