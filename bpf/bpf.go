@@ -53,6 +53,7 @@ const (
 	PolicyBlocked    = uint8(IngressXspinPolicyXSPIN_POLICY_BLOCKED)
 	ContextTimestamp = uint8(IngressXspinContextFlagsXSPIN_CONTEXT_TIMESTAMP)
 	ContextSpill     = uint8(IngressXspinContextFlagsXSPIN_CONTEXT_SPILL)
+	ContextKernel    = uint8(IngressXspinContextFlagsXSPIN_CONTEXT_KERNEL)
 	MetaEOM          = uint8(IngressXspinMetaFlagsXSPIN_META_EOM)
 )
 

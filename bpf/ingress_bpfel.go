@@ -50,6 +50,7 @@ type IngressXspinContextFlags uint32
 const (
 	IngressXspinContextFlagsXSPIN_CONTEXT_TIMESTAMP IngressXspinContextFlags = 1
 	IngressXspinContextFlagsXSPIN_CONTEXT_SPILL     IngressXspinContextFlags = 2
+	IngressXspinContextFlagsXSPIN_CONTEXT_KERNEL    IngressXspinContextFlags = 4
 )
 
 type IngressXspinField struct {
@@ -159,6 +160,7 @@ type IngressXspinStats struct {
 	Matched    [256]uint64
 	Refused    [256]uint64
 	Spilled    [256]uint64
+	Kernel     [256]uint64
 }
 
 type IngressXspinTable struct {
@@ -191,6 +193,7 @@ type IngressXspinTable struct {
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	IngressMapCounters           = "counters"
+	IngressMapPrograms           = "programs"
 	IngressMapSockets            = "sockets"
 	IngressProgXspinIngress      = "xspin_ingress"
 	IngressProgXspinMatch        = "xspin_match"
@@ -261,6 +264,7 @@ type IngressProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type IngressMapSpecs struct {
 	Counters *ebpf.MapSpec `ebpf:"counters"`
+	Programs *ebpf.MapSpec `ebpf:"programs"`
 	Sockets  *ebpf.MapSpec `ebpf:"sockets"`
 }
 
@@ -303,12 +307,14 @@ func (o *IngressObjects) Close() error {
 // It can be passed to LoadIngressObjects or ebpf.CollectionSpec.LoadAndAssign.
 type IngressMaps struct {
 	Counters *ebpf.Map `ebpf:"counters"`
+	Programs *ebpf.Map `ebpf:"programs"`
 	Sockets  *ebpf.Map `ebpf:"sockets"`
 }
 
 func (m *IngressMaps) Close() error {
 	return _IngressClose(
 		m.Counters,
+		m.Programs,
 		m.Sockets,
 	)
 }

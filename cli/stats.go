@@ -219,14 +219,18 @@ func writeStats(out io.Writer, s *nicStats) error {
 	row("seen", s.Program.Seen, "all that arrived")
 	row("passed", s.Program.Passed, "no ruleset matched: to the Linux stack")
 	row("redirected", s.Program.Redirected, "to an HPU")
+	row("kernel", s.Program.Kernel, "to handlers in eBPF")
 	row("refused", s.Program.Refused, "dropped: their context had no credit left")
 	row("spilled", s.Program.Spilled, "their context had no credit left, and spills: to the Linux stack")
 	row("failed", s.Program.Failed, "matched, but could not be redirected: to the Linux stack")
 	row("malformed", s.Program.Malformed, "matched, but not what their message format says: to the Linux stack")
-	row("oversize", s.Program.Oversize, "matched, but too long for AF_XDP here: to the Linux stack")
+	row("oversize", s.Program.Oversize, "matched, but too long for AF_XDP here, or for handlers in eBPF: to the Linux stack")
 
 	for _, c := range s.Contexts {
-		state := ""
+		state, user := "", c.Tier != "kernel"
+		if !user {
+			state = ", in the kernel"
+		}
 		if c.Stopped {
 			state = ", STOPPED: a handler ran past its time limit"
 		}
@@ -235,21 +239,32 @@ func writeStats(out io.Writer, s *nicStats) error {
 			row(fmt.Sprintf("ruleset %d", r.Number), r.Matched, "frames matched by "+r.Name)
 		}
 		row("active", yesNo(c.Active), "it gets packets, or can be triggered")
-		row("share", c.Share, "weight of its HPU time")
-		row("credits", c.Credits, "buffers it may have in flight on a receive queue")
-		row("granted", c.Granted, "the same, while there is HPU time for all")
-		row("in flight", c.InFlight, "buffers it has, on the queue with the most")
-		row("refused", c.Refused, "frames dropped for lack of credit")
-		row("spilled", c.Spilled, "frames left to the Linux stack for lack of credit")
+		if user {
+			row("share", c.Share, "weight of its HPU time")
+			row("credits", c.Credits, "buffers it may have in flight on a receive queue")
+			row("granted", c.Granted, "the same, while there is HPU time for all")
+			row("in flight", c.InFlight, "buffers it has, on the queue with the most")
+			row("refused", c.Refused, "frames dropped for lack of credit")
+			row("spilled", c.Spilled, "frames left to the Linux stack for lack of credit")
+		}
+		for cpu, n := range c.CPUs {
+			if n > 0 {
+				row(fmt.Sprintf("CPU %d", cpu), n, "packets handled on it")
+			}
+		}
 		row("handled", c.Handled, "handlers that returned")
 		row("dropped", c.Dropped, "of these, with Drop")
 		row("failed", c.Failed, "of these, with Fail or Segv")
-		row("panics", c.Panics, "handlers that panicked")
-		row("overruns", c.Overruns, "handlers that ran past their time limit")
-		row("unrun", c.Unrun, "packets given back without a handler")
-		row("lost", c.Lost, "buffers that the kernel dropped on the way, credit returned")
-		row("sent", c.Sent, "frames of handlers given to a tx ring")
-		row("send full", c.SendFull, "sends refused: ring full, or no frame left")
+		if user {
+			row("panics", c.Panics, "handlers that panicked")
+			row("overruns", c.Overruns, "handlers that ran past their time limit")
+			row("unrun", c.Unrun, "packets given back without a handler")
+			row("lost", c.Lost, "buffers that the kernel dropped on the way, credit returned")
+			row("sent", c.Sent, "frames of handlers given to a tx ring")
+			row("send full", c.SendFull, "sends refused: ring full, or no frame left")
+		} else {
+			row("sent", c.Sent, "frames that XDP sent back")
+		}
 		row("to stack", c.ToStack, "packets handed to the Linux stack")
 		if c.Timers > 0 {
 			row("timers", c.Timers, "timer handlers that returned")
@@ -293,7 +308,11 @@ func writeStats(out io.Writer, s *nicStats) error {
 		if c.Handled > 0 {
 			mean = c.HandlerSum / time.Duration(c.Handled)
 		}
-		row("handler mean", mean, "time from one packet to the next in a batch")
+		timed := "time from one packet to the next in a batch"
+		if !user {
+			timed = "of one packet in 64, whose time is taken"
+		}
+		row("handler mean", mean, timed)
 		row("handler p50", within(&c.HandlerTime, 50), "half of the handlers take at most this")
 		row("handler p99", within(&c.HandlerTime, 99), "of 100 handlers 99 take at most this")
 		for i, u := range c.User {

@@ -415,7 +415,7 @@ func (p *Pool) emit(kind spin.FaultKind, c *Context, hpu int, detail func() stri
 		p.heldEv.Store(true)
 		return
 	}
-	p.tell(spin.Fault{Kind: kind, Context: c.id, Name: c.name, HPU: hpu, Detail: detail(), More: held})
+	p.Report(spin.Fault{Kind: kind, Context: c.id, Name: c.name, HPU: hpu, Detail: detail(), More: held})
 }
 
 // emitHeld tells of events that were held back, when nothing has come for as long as
@@ -444,14 +444,15 @@ func (p *Pool) emitHeldOf(c *Context, now int64) (all bool) {
 			all = false
 		default:
 			if n := g.held.Swap(0); n > 0 { // else one has told of them just now
-				p.tell(spin.Fault{Kind: spin.FaultKind(k), Context: c.id, Name: c.name, HPU: int(g.hpu.Load()), More: n})
+				p.Report(spin.Fault{Kind: spin.FaultKind(k), Context: c.id, Name: c.name, HPU: int(g.hpu.Load()), More: n})
 			}
 		}
 	}
 	return all
 }
 
-func (p *Pool) tell(e spin.Fault) {
+// Report makes and logs an event, also for handlers that are not the pool's.
+func (p *Pool) Report(e spin.Fault) {
 	p.evMu.Lock()
 	if p.evClosed {
 		p.lostEv.Add(1)

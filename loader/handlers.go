@@ -37,14 +37,15 @@ type HandlersConfig struct {
 }
 
 // Handlers are an object in the kernel, for one life of a context: a program, which
-// somebody calls, and its maps. Safe for concurrent use, except for Close and Run.
+// somebody calls, and its maps. Safe for concurrent use, except for Run.
 type Handlers struct {
 	coll *ebpf.Collection
 	prog *ebpf.Program
 	rows []byte // mapped
 
-	mu   sync.Mutex
-	base []HandlerStats // what was cleared, of each CPU
+	mu    sync.Mutex     // guards what follows, and rows
+	base  []HandlerStats // what was cleared, of each CPU
+	final []HandlerStats // after Close: what had been counted
 
 	last []HandlerStats // of Run
 	out  []byte
@@ -122,6 +123,17 @@ func loadObject(spec *ebpf.CollectionSpec, instead map[string]*ebpf.Map) (*ebpf.
 		return nil, newRejection(ve)
 	}
 	return nil, loadError(err)
+}
+
+// Check tells whether the object goes with a configuration, as far as can be said without
+// the kernel: nothing is loaded, and no map needs to be there.
+func (o *Object) Check(cfg HandlersConfig) error {
+	cpus, err := PossibleCPUs()
+	if err != nil {
+		return err
+	}
+	_, err = o.constants(&cfg, cpus)
+	return errors.Join(err, o.setParameters(o.spec.Copy(), cfg.Parameters))
 }
 
 // constants checks a configuration, and makes what the program has for constants.
@@ -214,11 +226,14 @@ func (h *Handlers) Instructions() (program, verified int, err error) {
 	return size / asm.InstructionSize, int(n), nil
 }
 
-// Close gives everything back. Idempotent.
+// Close gives everything back but the statistics, which stay what they were. Idempotent.
 func (h *Handlers) Close() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	if h.rows == nil {
 		return nil
 	}
+	h.final = h.read()
 	err := unix.Munmap(h.rows)
 	h.rows = nil
 	h.coll.Close()
@@ -303,6 +318,9 @@ func (h *Handlers) Clear() {
 
 // read reads what the program has counted.
 func (h *Handlers) read() []HandlerStats {
+	if h.rows == nil {
+		return slices.Clone(h.final)
+	}
 	all := make([]HandlerStats, len(h.base))
 	for i := range all {
 		row := (*bpf.HandlerCounters)(unsafe.Pointer(unsafe.SliceData(h.rows[i*rowSize:][:rowSize])))

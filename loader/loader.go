@@ -247,6 +247,7 @@ func (in *Ingress) load(program string) error {
 	in.objs.XspinIngress = coll.DetachProgram(program)
 	in.objs.Counters = coll.DetachMap(bpf.IngressMapCounters)
 	in.objs.Sockets = coll.DetachMap(bpf.IngressMapSockets)
+	in.objs.Programs = coll.DetachMap(bpf.IngressMapPrograms) // empty as soon as nobody has it open
 	m := coll.Maps[bss]
 	in.bss, err = unix.Mmap(m.FD(), 0, int(m.ValueSize()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
@@ -345,6 +346,24 @@ func (in *Ingress) ClearSockets() error {
 	return nil
 }
 
+// SetHandlers has handlers get the frames of a context whose [Delivery] is to the kernel.
+// Until then, and after ClearHandlers, they pass to the stack.
+func (in *Ingress) SetHandlers(context uint16, h *Handlers) error {
+	if err := in.objs.Programs.Put(uint32(context), h.prog); err != nil {
+		return fmt.Errorf("call the handlers of context %d: %w", context, err)
+	}
+	return nil
+}
+
+// ClearHandlers takes the handlers of a context away. None runs from then on if a table
+// without the context has been published before. Idempotent.
+func (in *Ingress) ClearHandlers(context uint16) error {
+	if err := in.objs.Programs.Delete(uint32(context)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("call no handlers of context %d: %w", context, err)
+	}
+	return nil
+}
+
 // Queue returns the memory that the program and the HPUs share for a queue.
 // Use it with atomic operations only, and not after Close.
 func (in *Ingress) Queue(i int) *bpf.Queue {
@@ -386,7 +405,7 @@ func (in *Ingress) Close() error {
 		errs = append(errs, unix.Munmap(in.bss))
 		in.bss = nil
 	}
-	errs = append(errs, in.objs.Counters.Close(), in.objs.Sockets.Close(), in.barrier.Close(), in.inner.Close(), in.objs.XspinIngress.Close())
+	errs = append(errs, in.objs.Counters.Close(), in.objs.Sockets.Close(), in.objs.Programs.Close(), in.barrier.Close(), in.inner.Close(), in.objs.XspinIngress.Close())
 	in.barrier, in.inner = nil, nil
 	in.objs = bpf.IngressObjects{}
 	if err := errors.Join(errs...); err != nil {

@@ -116,8 +116,8 @@ func addUp(t *testing.T, in *Ingress) Stats {
 	}
 	sum, matched := s.Passed+s.Redirected+s.Failed+s.Malformed+s.Oversize, s.Redirected+s.Failed+s.Malformed+s.Oversize
 	for i := range s.Refused {
-		sum += s.Refused[i] + s.Spilled[i]
-		matched += s.Refused[i] + s.Spilled[i]
+		sum += s.Refused[i] + s.Spilled[i] + s.Kernel[i]
+		matched += s.Refused[i] + s.Spilled[i] + s.Kernel[i]
 	}
 	for _, n := range s.Matched {
 		matched -= n

@@ -10,17 +10,18 @@ import (
 
 // Stats are the program's counters, in frames, summed over CPUs since it was
 // attached: Seen is the sum of Passed, Redirected, Failed, Malformed, Oversize
-// and all of Refused and of Spilled.
+// and all of Refused, of Spilled and of Kernel.
 type Stats struct {
 	Seen       uint64
 	Passed     uint64                  // no ruleset matched
 	Redirected uint64                  // on their way to an HPU
 	Failed     uint64                  // matched, could not be redirected, passed on
 	Malformed  uint64                  // matched, against their message format, passed on
-	Oversize   uint64                  // matched, more buffers than AF_XDP takes here, passed on
+	Oversize   uint64                  // matched, more buffers than handlers get, passed on
 	Matched    [bpf.MaxRulesets]uint64 // by ruleset
 	Refused    [bpf.MaxContexts]uint64 // by context: dropped for lack of credit
 	Spilled    [bpf.MaxContexts]uint64 // by context: passed on for lack of credit
+	Kernel     [bpf.MaxContexts]uint64 // by context: to its handlers in eBPF
 }
 
 // Stats reads the program's counters.
@@ -46,6 +47,9 @@ func (in *Ingress) Stats() (Stats, error) {
 		}
 		for k, n := range c.Spilled {
 			sum.Spilled[k] += n
+		}
+		for k, n := range c.Kernel {
+			sum.Kernel[k] += n
 		}
 	}
 	return sum, nil

@@ -4,6 +4,7 @@ package loader
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math/bits"
 	"reflect"
@@ -54,8 +55,12 @@ func CheckPolicy(p Policy, sequence uint32, vhpus int, f *matcher.Format) (wrong
 	return wrong
 }
 
-// A Delivery says how the program delivers the frames of an execution context to HPUs.
+// A Delivery says how the program delivers the frames of an execution context: to HPUs,
+// or to handlers in eBPF.
 type Delivery struct {
+	// Kernel has handlers in eBPF called, see Ingress.SetHandlers. What follows is about HPUs.
+	Kernel bool
+
 	Policy    Policy
 	CoreMask  uint64    // HPUs it may use, bit h for HPU h
 	Buckets   bpf.Range // for ByMessage and BlockedRR
@@ -170,12 +175,17 @@ func field(f matcher.Field) bpf.Field {
 
 // fill writes what the program needs to know of a context and its message format.
 func (d *Delivery) fill(out *bpf.Context, f *matcher.Format) error {
-	if err := CheckPolicy(d.Policy, d.Sequence, d.VHPUs, f).Err(); err != nil {
+	if d.Kernel {
+		if *d != (Delivery{Kernel: true}) {
+			return errors.New("handlers in eBPF are not on HPUs: want nothing but Kernel")
+		}
+		out.Flags |= bpf.ContextKernel
+	} else if err := CheckPolicy(d.Policy, d.Sequence, d.VHPUs, f).Err(); err != nil {
 		return err
 	}
 	out.Sequence = d.Sequence
 	out.Vhpus = uint16(d.VHPUs)
-	if d.Policy != ByPacket {
+	if !d.Kernel && d.Policy != ByPacket {
 		if n := d.Buckets.Size; n <= 0 || n&(n-1) != 0 || d.Buckets.Base < 0 || d.Buckets.Base+n > bpf.MaxBuckets {
 			return fmt.Errorf("buckets %d+%d: want a power of two within 0 to %d", d.Buckets.Base, n, bpf.MaxBuckets)
 		}

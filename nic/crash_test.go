@@ -38,10 +38,11 @@ func offloads(t testing.TB, port netns.Port) (on [3]bool) {
 // Whenever the process is killed, the interface works as before, at once.
 func TestKilledProcessLeavesTheInterfaceAsItWas(t *testing.T) {
 	lab := netnstest.Temp(t, netns.LabConfig{})
+	wire(t, lab)
 	here, there := offloads(t, lab.NIC), offloads(t, lab.Host)
 	floodPing(t, lab)
-	for round := range 6 {
-		p := spawn(t, lab, "serve")
+	for round := range 9 {
+		p := spawn(t, lab, []string{"serve", "serve", "kernel"}[round%3])
 		if round%2 == 0 { // while it serves, else while it starts
 			p.expect(t, "ready")
 			kernel := snmp(t, lab.NIC.NS, "Icmp", "InEchos")

@@ -35,7 +35,7 @@ func (n *NIC) rebalance() error {
 func (n *NIC) shares() error {
 	total, equals := n.cfg.Ring, 0
 	count := func(c *Context) {
-		if c.spec.Credits == 0 && !c.spec.HostActivated {
+		if c.spec.Credits == 0 && c.spec.credited() {
 			equals++
 		}
 		total -= c.spec.Credits
@@ -49,7 +49,7 @@ func (n *NIC) shares() error {
 		return fmt.Errorf("%w: %d for each queue, contexts ask for %d, %d more share the rest, at least %d each: lower Credits or raise Config.Ring", ErrCredit, n.cfg.Ring, n.cfg.Ring-total, equals, minCredit)
 	}
 	n.each(func(c *Context) {
-		if c.credit.due = uint32(each); c.spec.Credits > 0 || c.spec.HostActivated {
+		if c.credit.due = uint32(each); c.spec.Credits > 0 || !c.spec.credited() {
 			c.credit.due = uint32(c.spec.Credits)
 		}
 	})

@@ -89,3 +89,31 @@ func ExampleNIC_Install() {
 		fmt.Printf("%d queries of %.0f bytes\n", lengths.Count, lengths.Mean())
 	}()
 }
+
+// UDP echo from XDP: no packet leaves the kernel.
+func ExampleNIC_Install_kernel() {
+	n, err := nic.Open(nic.Config{Interface: "eth1"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer n.Close()
+
+	object, err := nic.BuiltinObject("echo-udp") // or nic.LoadObject("echo.bpf.o")
+	if err != nil {
+		log.Fatal(err)
+	}
+	echo, err := n.Install(nic.ContextSpec{
+		Name:     "echo",
+		Rulesets: []matcher.Ruleset{matcher.UDPPort(7)},
+		Kernel:   &nic.Kernel{Object: object},
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := n.Activate(echo); err != nil {
+		log.Fatal(err)
+	}
+	for fault := range n.Events() {
+		log.Print(fault)
+	}
+}

@@ -82,7 +82,7 @@ type Recorder struct {
 func (n *NIC) ServeBy(r *Recorder) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.serve = n.onHPUs
+	n.serve = n.newTier
 	if r != nil {
 		n.serve = func(*Context) (tier, error) { return r, nil }
 	}
@@ -127,6 +127,7 @@ func (r *Recorder) install() error            { return r.note("install") }
 func (r *Recorder) arm() error                { return r.note("arm") }
 func (r *Recorder) drain(time.Duration) error { return r.note("drain") }
 func (r *Recorder) stop(time.Duration) error  { return r.note("stop") }
+func (r *Recorder) close(time.Duration)       {}
 
 func (r *Recorder) Stats() spin.ContextStats {
 	r.mu.Lock()

@@ -124,7 +124,7 @@ func (n *NIC) look(f *fairness, now time.Time) time.Duration {
 	f.work(n, passed, now)
 	active, queued := 0, false
 	for id, c := range n.contexts {
-		if len(c.rules.slots) == 0 {
+		if len(c.rules.slots) == 0 || !c.spec.credited() {
 			continue
 		}
 		active++

@@ -21,9 +21,12 @@ type hpuTier struct {
 	n *NIC
 }
 
-// onHPUs has a context served by it. The caller has the lock.
-func (n *NIC) onHPUs(c *Context) (tier, error) {
+// newTier makes what serves a context. The caller has the lock.
+func (n *NIC) newTier(c *Context) (tier, error) {
 	s := &c.spec
+	if s.Kernel != nil {
+		return &kernelTier{n: n, id: c.id, spec: s}, nil
+	}
 	ctx := hpu.NewContext(c.id, s.Name, s.Handlers, c.buckets)
 	if s.Format.Ends() {
 		var err error
@@ -111,5 +114,12 @@ func (t hpuTier) waiting() int {
 }
 
 func (t hpuTier) stop(d time.Duration) error { return t.n.pool.Drain(t.Context, d) }
+
+// close ends open messages; all else ends with the HPUs.
+func (t hpuTier) close(d time.Duration) {
+	if m, ok := t.Messages(); ok && m.Open > 0 {
+		_ = t.stop(d)
+	}
+}
 
 func (t hpuTier) trigger(g hpu.Trigger) error { return t.n.pool.Trigger(t.Context, g) }

@@ -47,6 +47,13 @@ func child(role, device string) error {
 		return err
 	}
 	specs := []nic.ContextSpec{{Name: "icmp", Rulesets: []matcher.Ruleset{matcher.ICMPEcho()}, Handlers: hpu.Handlers{Payload: echo}}}
+	if role == "kernel" {
+		o, err := nic.BuiltinObject("echo-icmp")
+		if err != nil {
+			return err
+		}
+		specs[0].Handlers, specs[0].Kernel = hpu.Handlers{}, &nic.Kernel{Object: o}
+	}
 	if role == "forever" {
 		forever := func(*hpu.HER) spin.Code {
 			for { //nolint:staticcheck // the point of the test

@@ -96,7 +96,7 @@ type NIC struct {
 	neigh    *neigh.Resolver
 	diag     *netlink.Handle              // see warnOfSockets
 	stirred  chan struct{}                // see fair
-	serve    func(*Context) (tier, error) // makes the tier of a context; onHPUs, but for tests
+	serve    func(*Context) (tier, error) // newTier, but for tests
 	done     chan struct{}                // closed when the NIC closes
 
 	events     chan spin.Fault
@@ -227,7 +227,7 @@ func Open(cfg Config) (_ *NIC, err error) {
 	if n.pool, err = hpu.New(pool); err != nil {
 		return nil, fmt.Errorf("open NIC: %w", err)
 	}
-	n.serve = n.onHPUs
+	n.serve = n.newTier
 	go n.forward()
 	go n.follow()
 	go n.fair()
@@ -380,9 +380,7 @@ func (n *NIC) Close() error {
 	if n.pool != nil {
 		var drains sync.WaitGroup // all at once: one time limit for all
 		for _, c := range n.contexts {
-			if m, ok := c.Messages(); ok && m.Open > 0 {
-				drains.Go(func() { _ = c.tier.stop(n.drain) }) // what is still out is told below
-			}
+			drains.Go(func() { c.tier.close(n.drain) })
 		}
 		drains.Wait()
 		n.pool.Close()

@@ -28,6 +28,10 @@ func (s ContextSpec) Resolve(hpus int) (ContextSpec, error) {
 	s.resolveName(&wrong)
 	s.resolveRulesets(&wrong)
 	s.resolveFormat(&wrong)
+	if s.Kernel != nil {
+		s.resolveKernel(&wrong)
+		return s, wrong.Err()
+	}
 	s.resolveScheduling(&wrong, cmp.Or(hpus, MaxHPUs))
 	s.checkHandlers(&wrong)
 	wrong = append(wrong, s.Resources.Check(&s.Handlers)...)

@@ -34,6 +34,11 @@ type ContextSpec struct {
 
 	Format   *matcher.Format // of messages. Defaults to that of the rulesets, or to `packet`
 	Handlers hpu.Handlers
+
+	// Kernel, if there is one, has the handlers, in eBPF, instead of Handlers. What is
+	// about HPUs or messages has no meaning there, and is refused.
+	Kernel *Kernel
+
 	Policy   Policy // Defaults to ByMessage, which for `packet` is ByPacket
 	CoreMask uint64 // bit h: HPU h may be used. 0 for all
 
@@ -94,6 +99,18 @@ type ContextSpec struct {
 	Sequence uint32
 	VHPUs    int
 }
+
+// Tier names where the context's handlers run: "user" for HPUs, or "kernel".
+func (s *ContextSpec) Tier() string {
+	if s.Kernel != nil {
+		return "kernel"
+	}
+	return "user"
+}
+
+// credited tells whether the context's packets take credit: not those that no buffer of
+// a ring holds.
+func (s *ContextSpec) credited() bool { return !s.HostActivated && s.Kernel == nil }
 
 // A Policy tells how packets are spread over HPUs.
 type Policy = loader.Policy

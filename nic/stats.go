@@ -40,11 +40,12 @@ type ProgramStats struct {
 	Seen       uint64 `json:"seen"`
 	Passed     uint64 `json:"passed"`     // no ruleset matched: to the Linux stack
 	Redirected uint64 `json:"redirected"` // to an HPU
+	Kernel     uint64 `json:"kernel"`     // to handlers in eBPF
 	Refused    uint64 `json:"refused"`    // dropped: their context had no credit
 	Spilled    uint64 `json:"spilled"`    // their context had no credit, and spills: to the stack
 	Failed     uint64 `json:"failed"`     // matched, could not be redirected: to the stack
 	Malformed  uint64 `json:"malformed"`  // matched, against their message format: to the stack
-	Oversize   uint64 `json:"oversize"`   // matched, too long for AF_XDP here: to the stack
+	Oversize   uint64 `json:"oversize"`   // matched, too long for AF_XDP here, or for handlers in eBPF: to the stack
 }
 
 // ContextStats are what became of a context's packets.
@@ -52,6 +53,7 @@ type ContextStats struct {
 	ID       int            `json:"id"`
 	Name     string         `json:"name"`
 	Rulesets []RulesetStats `json:"rulesets"`
+	Tier     string         `json:"tier"`    // that its handlers run in: user or kernel
 	Active   bool           `json:"active"`  // it gets packets, or may be triggered
 	Refused  uint64         `json:"refused"` // frames dropped for lack of credit
 	Spilled  uint64         `json:"spilled"` // frames left to the Linux stack for lack of credit
@@ -59,7 +61,8 @@ type ContextStats struct {
 	Credits  uint32         `json:"credits"` // buffers it may have in flight on a queue, now
 	Granted  uint32         `json:"granted"` // the same, while contexts do not compete for HPUs
 	InFlight int            `json:"in_flight"`
-	Stopped  bool           `json:"stopped"` // a handler ran past its limit
+	Stopped  bool           `json:"stopped"`        // a handler ran past its limit
+	CPUs     []uint64       `json:"cpus,omitempty"` // in the kernel: packets handled, by CPU
 	spin.ContextStats
 	Messages  *spin.MessageStats `json:"messages,omitempty"`  // of contexts with messages
 	Checksums *hpu.Checksums     `json:"checksums,omitempty"` // and which of them it verifies
@@ -114,6 +117,9 @@ func (n *NIC) Stats() (*Stats, error) {
 	for _, spilled := range prog.Spilled {
 		s.Program.Spilled += spilled
 	}
+	for _, kernel := range prog.Kernel {
+		s.Program.Kernel += kernel
+	}
 	s.HPUs, s.EventsLost = n.pool.Stats()
 	s.EventsLost += n.eventsLost.Load()
 	for id, c := range n.contexts {
@@ -121,6 +127,7 @@ func (n *NIC) Stats() (*Stats, error) {
 			ID:           int(id),
 			Name:         c.spec.Name,
 			Rulesets:     []RulesetStats{},
+			Tier:         c.spec.Tier(),
 			Active:       c.active,
 			Refused:      prog.Refused[id] - c.refused,
 			Spilled:      prog.Spilled[id] - c.spilled,
@@ -133,6 +140,9 @@ func (n *NIC) Stats() (*Stats, error) {
 		}
 		if m, ok := c.Messages(); ok {
 			cs.Messages, cs.Checksums = &m, &c.spec.Checksums
+		}
+		if t, ok := c.tier.(perCPU); ok {
+			cs.CPUs = t.Packets()
 		}
 		for i, slot := range c.rules.slots {
 			cs.Rulesets = append(cs.Rulesets, RulesetStats{Number: slot, Name: c.spec.Rulesets[i].Name, Matched: prog.Matched[slot] - c.rules.matched[i]})

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/xspin/xspin/bpf"
 	"github.com/xspin/xspin/loader"
 	"github.com/xspin/xspin/matcher"
 )
@@ -166,20 +167,28 @@ func (n *NIC) publish() error {
 		if len(c.rules.slots) == 0 { // not active, or without any
 			continue
 		}
-		contexts[id] = loader.Delivery{
-			Policy:    c.spec.Policy,
-			CoreMask:  c.spec.CoreMask,
-			Buckets:   c.buckets,
-			Sequence:  c.spec.Sequence,
-			VHPUs:     c.spec.VHPUs,
-			Timestamp: c.spec.Timestamp,
-			Spill:     c.spec.Overload == OverloadSpills,
-		}
+		contexts[id] = c.spec.delivery(c.buckets)
 		for i, s := range c.rules.slots {
 			t.Entries[s] = matcher.Entry{Ruleset: c.spec.Rulesets[i], Context: id, Format: c.spec.Format}
 		}
 	}
 	return n.ingress.Publish(t, contexts)
+}
+
+// delivery says how the program delivers the context's packets.
+func (s *ContextSpec) delivery(buckets bpf.Range) loader.Delivery {
+	if s.Kernel != nil {
+		return loader.Delivery{Kernel: true}
+	}
+	return loader.Delivery{
+		Policy:    s.Policy,
+		CoreMask:  s.CoreMask,
+		Buckets:   buckets,
+		Sequence:  s.Sequence,
+		VHPUs:     s.VHPUs,
+		Timestamp: s.Timestamp,
+		Spill:     s.Overload == OverloadSpills,
+	}
 }
 
 // local is who the interface is, as far as a table takes that.

@@ -10,9 +10,8 @@ import (
 )
 
 // A tier serves one context: it runs the handlers. Number, place in the matching table,
-// credit, counters and life are the NIC's, which calls install, arm, drain and stop one
-// at a time, and the rest at any time, also after stop. When the NIC closes, it stops
-// contexts with open messages; all else that HPUs have ends with them.
+// credit, counters and life are the NIC's, which calls install, arm, drain, stop and close
+// one at a time, and the rest at any time from install on, also after stop.
 type tier interface {
 	// install has everything ready but the context's own init. With an error nothing
 	// is left of it. It does not wait: the NIC's lock is held.
@@ -30,6 +29,10 @@ type tier interface {
 	// error says what is still out; it is called again until there is none.
 	stop(time.Duration) error
 
+	// close ends what must not outlive the NIC, or must end before its HPUs do. No packets
+	// come any more. What is still out by then the pool tells of.
+	close(time.Duration)
+
 	// What the tier knows of its context. They are asked often, each by itself: one that
 	// takes the locks of all messages must not cost those who want another. Counters
 	// only grow.
@@ -43,4 +46,5 @@ type tier interface {
 type (
 	triggerable interface{ trigger(hpu.Trigger) error }
 	tappable    interface{ SetTap(hpu.Tap) }
+	perCPU      interface{ Packets() []uint64 } // handled, by CPU that received them
 )

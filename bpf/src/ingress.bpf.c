@@ -3,6 +3,7 @@
  * The ingress program: matching engine and scheduler of the NIC.
  *
  *   frame -> match -> message key, offset, EOM -> HPU -> metadata -> XSKMAP
+ *                  -> the context's handlers in eBPF
  *
  * Whatever is not matched, or cannot be delivered, goes to the Linux stack as it
  * came. Only a frame whose context has no credit left is dropped, and counted,
@@ -53,6 +54,14 @@ struct {
 	__uint(key_size, 4);
 	__uint(value_size, 4);
 } sockets SEC(".maps");
+
+/* The handlers in eBPF of context c: element c. They say what becomes of the frame. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__uint(max_entries, XSPIN_MAX_CONTEXTS);
+	__uint(key_size, 4);
+	__uint(value_size, 4);
+} programs SEC(".maps");
 
 /* Plain increments are safe: the program does not nest on a CPU. */
 struct {
@@ -233,6 +242,24 @@ malformed:
 }
 
 /*
+ * Calls the context's handlers in eBPF, which do not return here. The frame is as it
+ * came: what they need of the format is constant in their program.
+ */
+static __always_inline int handle(struct xdp_md *ctx, struct xspin_stats *stats,
+				  const struct frame *f, const struct classified *m)
+{
+	if (f->data_end - f->data < m->len) {
+		stats->oversize++; /* they see what is in one piece */
+		return XDP_PASS;
+	}
+	stats->kernel[m->id]++;
+	bpf_tail_call(ctx, &programs, m->id);
+	stats->kernel[m->id]--;
+	stats->failed++; /* no program: the context is going away, the stack takes over */
+	return XDP_PASS;
+}
+
+/*
  * Takes credit, writes the metadata and sends the frame to an HPU; redirect is
  * constant at each use.
  */
@@ -336,6 +363,8 @@ failed:
 	return XDP_PASS;
 }
 
+/* Inlined in the main program, as the tail call must be: one from a subprogram may have
+ * 256 bytes of stack before it. */
 static __always_inline int ingress(struct xdp_md *ctx, int redirect)
 {
 	const struct xspin_table *t = &tables[READ_ONCE(active) & 1];
@@ -350,6 +379,8 @@ static __always_inline int ingress(struct xdp_md *ctx, int redirect)
 	stats->seen++;
 	if (!classify(&f, t, stats, &m))
 		return XDP_PASS;
+	if (redirect && m.context->flags & XSPIN_CONTEXT_KERNEL)
+		return handle(ctx, stats, &f, &m);
 	return deliver(ctx, t, stats, &m, redirect);
 }
 

@@ -4,10 +4,12 @@
 #include "../include/xspin_kernel.h"
 
 enum {
+	BPF_MAP_TYPE_PROG_ARRAY = 3,
 	BPF_MAP_TYPE_ARRAY_OF_MAPS = 12,
 	BPF_MAP_TYPE_XSKMAP = 17,
 };
 
+static long (*const bpf_tail_call)(void *ctx, void *programs, __u32 index) = (void *)12;
 static long (*const bpf_redirect)(__u32 ifindex, __u64 flags) = (void *)23;
 static long (*const bpf_redirect_map)(void *map, __u64 key, __u64 flags) = (void *)51;
 static long (*const bpf_xdp_adjust_meta)(struct xdp_md *ctx, int delta) = (void *)54;

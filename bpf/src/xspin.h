@@ -33,6 +33,7 @@ enum xspin_policy {
 enum xspin_context_flags {
 	XSPIN_CONTEXT_TIMESTAMP = 1 << 0, /* stamp frames with their arrival time */
 	XSPIN_CONTEXT_SPILL = 1 << 1,	  /* out of credit: to the stack, instead of dropped */
+	XSPIN_CONTEXT_KERNEL = 1 << 2,	  /* its handlers are in eBPF: programs[context] */
 };
 
 enum xspin_meta_flags {
@@ -171,10 +172,11 @@ struct xspin_stats {
 	__u64 redirected; /* on their way to an HPU */
 	__u64 failed;	  /* matched, could not be redirected, passed on */
 	__u64 malformed;  /* matched, without the bytes its format needs, passed on */
-	__u64 oversize;	  /* matched, more buffers than AF_XDP takes here, passed on */
+	__u64 oversize;	  /* matched, more buffers than handlers get, passed on */
 	__u64 matched[XSPIN_MAX_RULESETS];
 	__u64 refused[XSPIN_MAX_CONTEXTS]; /* dropped for lack of credit */
 	__u64 spilled[XSPIN_MAX_CONTEXTS]; /* passed on for lack of credit */
+	__u64 kernel[XSPIN_MAX_CONTEXTS];  /* to the context's handlers in eBPF */
 };
 
 struct xspin_config {

@@ -215,7 +215,7 @@ func (s *State) add(n *nic.Stats) {
 	drop("ring full", "an HPU was slow, and its ring full", n.Sockets.RxRingFull)
 	drop("failed", "matched, could not be redirected: to Linux", n.Program.Failed)
 	drop("malformed", "matched, but not what its message format says: to Linux", n.Program.Malformed)
-	drop("oversize", "matched, but too long for AF_XDP here: to Linux", n.Program.Oversize)
+	drop("oversize", "matched, but too long for AF_XDP here, or for handlers in eBPF: to Linux", n.Program.Oversize)
 	drop("stack failures", "packets for Linux that it refused", n.StackFailures)
 	drop("events lost", "that nobody took in time", n.EventsLost)
 }

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nic
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/xspin/xspin/bpf"
+	"github.com/xspin/xspin/hostq"
+	"github.com/xspin/xspin/loader"
+	"github.com/xspin/xspin/matcher"
+	"github.com/xspin/xspin/spin"
+)
+
+// A Kernel has a context's packets processed in the kernel, by handlers in eBPF: where a
+// packet arrives, on the CPU that received it, and answered from there.
+//
+// Each life of a context has a program and maps of its own. Its HPUs are the CPUs of the
+// machine, so Resources.PerHPU is cut in as many parts as there can be CPUs.
+type Kernel struct {
+	Object     *Object        // Required
+	Parameters map[string]any // constants of the object that are not what it says
+}
+
+// An Object has handlers in eBPF, see bpf/include/xspin_handler.h. Contexts may share it.
+type Object = loader.Object
+
+// ObjectMemory is how much memory the maps of an object may take that LoadObject reads.
+const ObjectMemory = 64 << 20
+
+// LoadObject reads an object file, and checks it. What the verifier has against it is
+// told when a context is installed.
+func LoadObject(file string) (*Object, error) {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("load object: %w", err)
+	}
+	return ReadObject(file, b, ObjectMemory)
+}
+
+// ReadObject is LoadObject for bytes that were read, with a name for errors. The maps of
+// each context that has the object may take limit bytes.
+func ReadObject(name string, file []byte, limit int64) (*Object, error) {
+	return loader.ReadObject(name, file, limit)
+}
+
+// BuiltinObjects lists the names of built-in objects.
+func BuiltinObjects() string { return strings.Join(slices.Sorted(maps.Keys(bpf.Handlers)), ", ") }
+
+// KernelHPUs returns how many HPUs a context in the kernel has: the CPUs that there can be.
+func KernelHPUs() (int, error) { return loader.PossibleCPUs() }
+
+// BuiltinObject returns the object of built-in handlers: "count", "echo-icmp", "echo-udp"
+// or "noop", each the twin of the handlers in Go of that name.
+func BuiltinObject(name string) (*Object, error) { return loader.BuiltinObject(name) }
+
+// resolveKernel judges what a context in the kernel has, and has not.
+func (s *ContextSpec) resolveKernel(wrong *spin.Problems) {
+	h, r := &s.Handlers, &s.Resources
+	const hpus = "it is about HPUs, and handlers in eBPF run in the kernel, where packets arrive"
+	const user = "handlers in eBPF have none"
+	for _, set := range []struct {
+		key string
+		is  bool
+		why string
+	}{
+		{"handler", h.Payload != nil || h.Header != nil || h.Completion != nil || h.Init != nil || h.Timer != nil, "there are handlers in Go and in eBPF: want only one of them"},
+		{"triggered", s.HostActivated, "a triggered context runs on HPUs: handlers in eBPF are called by packets"},
+		{"policy", s.Policy != ByMessage || s.Sequence != 0 || s.VHPUs != 0, hpus},
+		{"hpus", s.CoreMask != 0, hpus},
+		{"credits", s.Credits != 0, hpus},
+		{"share", s.Share != 0, hpus},
+		{"overload", s.Overload != OverloadDrops, hpus},
+		{"timestamp", s.Timestamp, hpus},
+		{"messages", s.Messages != 0, user + " so far: each packet is a message, or none"},
+		{"timeout", s.Timeout != 0, user},
+		{"remember", s.Remember != 0, user},
+		{"windows", len(r.Windows) > 0 || s.Window != nil || s.Binder != nil, user + " so far: want packets that need no place"},
+		{"queue", r.Host != nil || s.Events != nil, user + " so far: they count, see xspin_count"},
+		{"timer", r.Timer != 0, user},
+	} {
+		if set.is {
+			wrong.Add(set.key, "%s", set.why)
+		}
+	}
+	for key, w := range map[string]*hostq.Window{"memory": r.Memory, "hpu_memory": r.PerHPU} {
+		if w == nil {
+			continue
+		}
+		if mem, off := w.Memory(); mem == nil || off != 0 {
+			wrong.Add(key, "want a window on a hostq.Memory, from its beginning: handlers in eBPF are given its map")
+		}
+	}
+	s.Policy, s.Share = ByPacket, 1
+	switch {
+	case s.Kernel.Object == nil:
+		wrong.Add("object", "there is none")
+		return
+	case s.Format == nil: // told
+		return
+	case s.eom() == nil:
+		wrong.Add("rulesets", "their EOM rules differ, and handlers in eBPF have one compiled in: make a context of each")
+		return
+	}
+	if err := s.Kernel.Object.Check(loader.HandlersConfig{Format: s.Format, EOM: s.eom(), Parameters: s.Kernel.Parameters}); err != nil {
+		wrong.Add("handler", "%w", err)
+	}
+}
+
+// eom returns what all rulesets say of where messages end, nil if they differ.
+func (s *ContextSpec) eom() *matcher.Rule {
+	var all *matcher.Rule
+	for i := range s.Rulesets {
+		eom := s.Rulesets[i].EOM
+		if eom == nil {
+			eom = s.Format.EOM
+		}
+		if eom == nil {
+			eom = &matcher.False
+		}
+		if all != nil && *all != *eom {
+			return nil
+		}
+		all = eom
+	}
+	if all == nil {
+		all = &matcher.False // without rulesets, which is told
+	}
+	return all
+}
+
+// faultLook is how often a context in the kernel is asked whether handlers have failed.
+const faultLook = time.Second
+
+// kernelTier is the tier whose handlers are in eBPF. The XDP program calls them, and
+// nothing of theirs comes to user space but counters. A packet is handled when the
+// program has run, so nothing is ever on its way.
+type kernelTier struct {
+	n    *NIC
+	id   uint16
+	spec *ContextSpec
+
+	handlers *loader.Handlers // from install on
+	stopped  chan struct{}    // closed by stop
+
+	mu    sync.Mutex // guards what follows
+	ended bool
+	told  []uint64 // by CPU: failures that events have told of
+}
+
+func (t *kernelTier) install() error {
+	cfg := loader.HandlersConfig{
+		Context: t.id, Format: t.spec.Format, EOM: t.spec.eom(), Parameters: t.spec.Kernel.Parameters,
+	}
+	if w := t.spec.Resources.Memory; w != nil {
+		mem, _ := w.Memory()
+		cfg.Memory, cfg.MemorySize = mem.Map(), w.Size()
+	}
+	if w := t.spec.Resources.PerHPU; w != nil {
+		cpus, err := KernelHPUs()
+		if err != nil {
+			return err
+		}
+		mem, _ := w.Memory()
+		cfg.HPUMemory, cfg.HPUMemorySize = mem.Map(), w.Size()/int64(cpus)
+	}
+	h, err := t.spec.Kernel.Object.Load(cfg)
+	if err != nil {
+		return err
+	}
+	if err := t.n.ingress.SetHandlers(t.id, h); err != nil {
+		h.Close()
+		return err
+	}
+	t.handlers, t.stopped, t.told = h, make(chan struct{}), make([]uint64, len(h.CPUs()))
+	go t.watch()
+	return nil
+}
+
+func (t *kernelTier) arm() error { return nil }
+
+// drain: the table without the context is published, and no packet is in its handlers.
+func (t *kernelTier) drain(time.Duration) error { return nil }
+
+func (t *kernelTier) stop(time.Duration) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.ended {
+		return nil
+	}
+	if err := t.n.ingress.ClearHandlers(t.id); err != nil {
+		return err
+	}
+	t.ended = true
+	close(t.stopped)
+	t.report()
+	return t.handlers.Close()
+}
+
+func (t *kernelTier) close(d time.Duration) { _ = t.stop(d) }
+
+// watch reports handlers that failed, until the context is stopped.
+func (t *kernelTier) watch() {
+	tick := time.NewTicker(faultLook)
+	defer tick.Stop()
+	for {
+		select {
+		case <-t.stopped:
+			return
+		case <-tick.C:
+		}
+		t.mu.Lock()
+		if !t.ended {
+			t.report()
+		}
+		t.mu.Unlock()
+	}
+}
+
+// report tells of handlers that have failed since the last time: of the last failure on
+// each CPU, and how many there were before it.
+func (t *kernelTier) report() {
+	for cpu, s := range t.handlers.CPUs() {
+		if s.Failed == t.told[cpu] {
+			continue
+		}
+		more := s.Failed - t.told[cpu] - 1
+		t.told[cpu] = s.Failed
+		t.n.pool.Report(spin.Fault{
+			Kind: spin.HandlerFailed, Context: t.id, Name: t.spec.Name, HPU: cpu, More: more,
+			Detail: fmt.Sprintf("the %s handler returned %v", s.Fault.Handler, s.Fault.Code),
+		})
+	}
+}
+
+// Stats tells what the handlers did. The time of one packet in 64 is taken: the histogram
+// has those, and the sum is what all would have taken.
+func (t *kernelTier) Stats() spin.ContextStats {
+	s := t.handlers.Stats()
+	if s.Timed > 0 {
+		s.HandlerSum = time.Duration(float64(s.HandlerSum) / float64(s.Timed) * float64(s.Handled))
+	}
+	return spin.ContextStats{
+		Handled: s.Handled, Dropped: s.Dropped, Failed: s.Failed, Sent: s.Sent, ToStack: s.ToStack,
+		HandlerTime: s.HandlerTime, HandlerSum: s.HandlerSum, User: s.User,
+	}
+}
+
+// Packets implements perCPU.
+func (t *kernelTier) Packets() (n []uint64) {
+	for _, s := range t.handlers.CPUs() {
+		n = append(n, s.Handled)
+	}
+	return n
+}
+
+func (t *kernelTier) Messages() (spin.MessageStats, bool) { return spin.MessageStats{}, false }
+func (t *kernelTier) Stopped() bool                       { return false }
+func (t *kernelTier) Stuck() int                          { return 0 }

@@ -1,0 +1,464 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nic_test
+
+import (
+	"bytes"
+	"fmt"
+	"net"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+
+	"github.com/xspin/xspin/bpf"
+	"github.com/xspin/xspin/hostq"
+	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/internal/testenv"
+	"github.com/xspin/xspin/loader"
+	"github.com/xspin/xspin/loader/objecttest"
+	"github.com/xspin/xspin/matcher"
+	"github.com/xspin/xspin/netns"
+	"github.com/xspin/xspin/netns/netnstest"
+	"github.com/xspin/xspin/nic"
+	"github.com/xspin/xspin/spin"
+)
+
+// wire attaches a program to the host's end: without one, a veth takes nothing that XDP
+// on its other end sends.
+func wire(t testing.TB, lab *netns.Lab) {
+	t.Helper()
+	spec, err := bpf.LoadBench()
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec.Programs = map[string]*ebpf.ProgramSpec{bpf.BenchProgXspinPass: spec.Programs[bpf.BenchProgXspinPass]}
+	coll, err := ebpf.NewCollection(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(coll.Close)
+	err = lab.Host.NS.Do(func() error {
+		l, err := link.AttachXDP(link.XDPOptions{Program: coll.Programs[bpf.BenchProgXspinPass], Interface: lab.Host.Index, Flags: link.XDPDriverMode})
+		if err == nil {
+			t.Cleanup(func() { l.Close() })
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// builtin is a context of built-in handlers in eBPF.
+func builtin(t testing.TB, name string, rulesets ...matcher.Ruleset) nic.ContextSpec {
+	t.Helper()
+	o, err := nic.BuiltinObject(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return nic.ContextSpec{Name: name, Rulesets: rulesets, Kernel: &nic.Kernel{Object: o}}
+}
+
+// compiled is a context of handlers in C.
+func compiled(t testing.TB, source string, rulesets ...matcher.Ruleset) nic.ContextSpec {
+	t.Helper()
+	file := objecttest.Compile(t, "#include \"xspin_handler.h\"\nXSPIN_LICENSE(\"GPL\");\n"+source)
+	o, err := loader.ReadObject("test.o", file, nic.ObjectMemory)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return nic.ContextSpec{Name: "compiled", Rulesets: rulesets, Kernel: &nic.Kernel{Object: o}}
+}
+
+// statsOf returns the statistics of a context.
+func statsOf(t testing.TB, n *nic.NIC, c *nic.Context) nic.ContextStats {
+	t.Helper()
+	for _, s := range stats(t, n).Contexts {
+		if s.ID == c.ID() {
+			return s
+		}
+	}
+	t.Fatalf("context %d has no statistics", c.ID())
+	return nic.ContextStats{}
+}
+
+// ask sends a datagram and returns what comes back.
+func ask(t testing.TB, conn *net.UDPConn, msg []byte) []byte {
+	t.Helper()
+	if _, err := conn.Write(msg); err != nil {
+		t.Fatal(err)
+	}
+	conn.SetReadDeadline(time.Now().Add(testenv.Slowness() * 5 * time.Second))
+	buf := make([]byte, 2000)
+	n, err := conn.Read(buf)
+	if err != nil {
+		t.Fatalf("%d bytes: %v", len(msg), err)
+	}
+	return buf[:n]
+}
+
+// Ping and a UDP client are answered by XDP, in either mode: Linux's own responder sees
+// nothing, and no HPU runs.
+func TestHandlersInEBPFAnswer(t *testing.T) {
+	for _, mode := range []nic.Mode{nic.Native, nic.Generic} {
+		t.Run(mode.String(), func(t *testing.T) {
+			lab := netnstest.Temp(t, netns.LabConfig{})
+			n := open(t, lab, nic.Config{Mode: mode})
+			if mode == nic.Native {
+				wire(t, lab)
+			}
+			pings := run(t, n, builtin(t, "echo-icmp", matcher.ICMPEcho()))
+			udp := run(t, n, builtin(t, "echo-udp", matcher.UDPPort(7)))
+			before := snmp(t, lab.NIC.NS, "Icmp", "InEchos")
+			count := uint64(0)
+			for _, size := range []int{0, 16, 516, 1016, 1416, 1472} {
+				ping(t, lab, "-c", "20", "-i", "0.002", "-s", fmt.Sprint(size))
+				count += 20
+			}
+			if now := snmp(t, lab.NIC.NS, "Icmp", "InEchos"); now != before {
+				t.Errorf("the kernel saw %d echo requests", now-before)
+			}
+			conn := dialUDP(t, lab, 7)
+			for i := range 100 {
+				msg := bytes.Repeat([]byte{byte(i)}, 1+14*i)
+				if got := ask(t, conn, msg); !bytes.Equal(got, msg) {
+					t.Fatalf("%d bytes came back for %d", len(got), len(msg))
+				}
+			}
+			for c, want := range map[*nic.Context]uint64{pings: count, udp: 100} {
+				s := statsOf(t, n, c)
+				sum := uint64(0)
+				for _, cpu := range s.CPUs {
+					sum += cpu
+				}
+				if s.Handled != want || s.Sent != want || sum != want || s.Tier != "kernel" || len(s.CPUs) < runtime.NumCPU() || s.Credits != 0 || s.HandlerSum <= 0 {
+					t.Errorf("%s: %+v, want %d handled and sent", c.Name(), s, want)
+				}
+			}
+			s := stats(t, n)
+			if p := s.Program; p.Kernel != count+100 || p.Redirected != 0 || p.Seen != p.Kernel+p.Passed+p.Malformed+p.Oversize+p.Failed {
+				t.Errorf("the program counts %+v, want %d to the kernel", p, count+100)
+			}
+		})
+	}
+}
+
+// The handlers' verdicts are the frame's, and a failure is an event.
+func TestHandlersInEBPFDecideAndFail(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	n := open(t, lab, nic.Config{HPUs: 1})
+	c := run(t, n, compiled(t, `
+XSPIN_PAYLOAD
+{
+	__u8 what = 0;
+
+	xspin_load(ctx, 42, &what, 1);
+	xspin_count(3, what);
+	switch (what) {
+	case 1: return xspin_to_stack(her);
+	case 2: return XSPIN_DROP;
+	case 3: return XSPIN_SEGV;
+	case 4: return 77;
+	}
+	return XSPIN_SUCCESS;
+}
+XSPIN_CONTEXT(PAYLOAD);
+`, matcher.UDPPort(7)))
+	var socket *net.UDPConn
+	if err := lab.NIC.NS.Do(func() (err error) {
+		socket, err = net.ListenUDP("udp4", &net.UDPAddr{IP: lab.NIC.Addr.Addr().AsSlice(), Port: 7})
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer socket.Close()
+	conn := dialUDP(t, lab, 7)
+	for _, what := range []byte{0, 1, 2, 3, 4, 4, 1} {
+		if _, err := conn.Write([]byte{what, 42}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 {
+		buf := make([]byte, 10)
+		socket.SetReadDeadline(time.Now().Add(testenv.Slowness() * 5 * time.Second))
+		if k, _, err := socket.ReadFromUDP(buf); err != nil || !bytes.Equal(buf[:k], []byte{1, 42}) {
+			t.Errorf("Linux got % x, %v", buf[:k], err)
+		}
+	}
+	s := c.Stats()
+	if s.Handled != 7 || s.Dropped != 1 || s.Failed != 3 || s.ToStack != 2 || s.Sent != 0 || s.User[3] != (spin.UserCounter{Sum: 15, Count: 7}) {
+		t.Errorf("%+v", s)
+	}
+	told := uint64(0)
+	eventually(t, "three failures are told", func() bool {
+		select {
+		case e := <-n.Events():
+			told += 1 + e.More
+			if e.Kind != spin.HandlerFailed || int(e.Context) != c.ID() || e.Name != "compiled" || !strings.Contains(e.Detail, "payload handler") {
+				t.Errorf("%v", e)
+			}
+		default:
+		}
+		return told == 3
+	})
+	if cleared := c.ClearCounters(); cleared[3].Count != 7 || c.Stats().User[3].Count != 0 {
+		t.Errorf("cleared %+v, %+v are left", cleared[3], c.Stats().User[3])
+	}
+	if err := n.Remove(c); err != nil {
+		t.Fatal(err)
+	}
+	if after := c.Stats(); after.Handled != 7 || after.Failed != 3 {
+		t.Errorf("after Remove: %+v", after)
+	}
+}
+
+// Handlers use the context's memory, and each CPU its own part.
+func TestHandlersInEBPFHaveMemory(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	n := open(t, lab, nic.Config{HPUs: 1})
+	spec := compiled(t, `
+XSPIN_PAYLOAD
+{
+	__u64 *all = xspin_memory(64, 8), *mine = xspin_hpu_memory(her, 8, 8);
+
+	if (!all || !mine)
+		return XSPIN_SEGV;
+	__sync_fetch_and_add(all, 1);
+	++*mine;
+	return XSPIN_SUCCESS;
+}
+XSPIN_CONTEXT(PAYLOAD);
+`, matcher.UDPPort(7))
+	cpus, err := loader.PossibleCPUs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var mems [2]*hostq.Memory
+	for i, size := range []int64{4096, int64(cpus) * 64} {
+		if mems[i], err = hostq.NewMemory("test", size); err != nil {
+			t.Fatal(err)
+		}
+		defer mems[i].Close()
+	}
+	spec.Resources.Memory, spec.Resources.PerHPU = mems[0].Whole(), mems[1].Whole()
+	c := run(t, n, spec)
+	conn := dialUDP(t, lab, 7)
+	for range 50 {
+		if _, err := conn.Write([]byte("hi")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "50 are handled", func() bool { return c.Stats().Handled == 50 })
+	if s := c.Stats(); s.Failed != 0 {
+		t.Errorf("%+v", s)
+	}
+	if got := mems[0].Bytes()[64]; got != 50 {
+		t.Errorf("the shared counter is %d, want 50", got)
+	}
+	for cpu, handled := range statsOf(t, n, c).CPUs {
+		if got := mems[1].Bytes()[64*cpu+8]; uint64(got) != handled {
+			t.Errorf("CPU %d counts %d in its memory, and handled %d", cpu, got, handled)
+		}
+	}
+}
+
+// What is about HPUs, or not there, is refused with its key.
+func TestWrongContextsInTheKernel(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	n := open(t, lab, nic.Config{HPUs: 1})
+	window, err := hostq.WindowOn(make([]byte, 64), spin.All)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := matcher.UDPPort(8)
+	other.EOM = &matcher.Rule{Index: 3, Mask: 1, Start: 1, End: 1}
+	for _, tc := range []struct {
+		change func(*nic.ContextSpec)
+		names  []string
+	}{
+		{func(s *nic.ContextSpec) { s.Kernel.Object = nil }, []string{"object: "}},
+		{func(s *nic.ContextSpec) { s.Handlers = handle(echo) }, []string{"handler: ", "in Go and in eBPF"}},
+		{func(s *nic.ContextSpec) { s.HostActivated, s.Rulesets = true, nil }, []string{"triggered: "}},
+		{func(s *nic.ContextSpec) { s.Policy = nic.ByPacket }, []string{"policy: ", "about HPUs"}},
+		{func(s *nic.ContextSpec) { s.VHPUs = 1 }, []string{"policy: "}},
+		{func(s *nic.ContextSpec) { s.CoreMask = 1 }, []string{"hpus: "}},
+		{func(s *nic.ContextSpec) { s.Credits = 8 }, []string{"credits: "}},
+		{func(s *nic.ContextSpec) { s.Share = 2 }, []string{"share: "}},
+		{func(s *nic.ContextSpec) { s.Overload = nic.OverloadSpills }, []string{"overload: "}},
+		{func(s *nic.ContextSpec) { s.Timestamp = true }, []string{"timestamp: "}},
+		{func(s *nic.ContextSpec) { s.Window = window }, []string{"windows: "}},
+		{func(s *nic.ContextSpec) { s.Resources.Windows = []hpu.NamedWindow{{Name: "w", Window: window}} }, []string{"windows: "}},
+		{func(s *nic.ContextSpec) { s.Events = make(chan spin.MessageEvent, 1) }, []string{"queue: "}},
+		{func(s *nic.ContextSpec) { s.Resources.Timer = time.Second }, []string{"timer: "}},
+		{func(s *nic.ContextSpec) { s.Resources.Memory = window }, []string{"memory: ", "hostq.Memory"}},
+		{func(s *nic.ContextSpec) { s.Rulesets = sets(matcher.SLMP()) }, []string{"handler: ", "slmp", "several packets"}},
+		{func(s *nic.ContextSpec) { s.Rulesets = append(s.Rulesets, other) }, []string{"rulesets: ", "EOM"}},
+		{func(s *nic.ContextSpec) { s.Kernel.Parameters = map[string]any{"nope": 1} }, []string{"handler: ", `no param "nope"`}},
+		{func(s *nic.ContextSpec) { s.Rulesets = nil }, []string{"rulesets: "}},
+		{func(s *nic.ContextSpec) { s.Name = "" }, []string{"name: "}},
+	} {
+		spec := builtin(t, "echo-udp", matcher.UDPPort(7))
+		tc.change(&spec)
+		_, err := n.Install(spec)
+		refused(t, err, tc.names...)
+	}
+	// What the verifier refuses, too, by the name of the handler.
+	_, err = n.Install(compiled(t, "XSPIN_PAYLOAD { return *(int *)(long)her->len; }\nXSPIN_CONTEXT(PAYLOAD);", matcher.UDPPort(7)))
+	refused(t, err, "xspin_payload at test.bpf.c:3")
+	if s := stats(t, n); len(s.Contexts) != 0 {
+		t.Errorf("%+v", s.Contexts)
+	}
+}
+
+// Two contexts in the kernel and one on HPUs; one is flooded, and the others answer. The
+// credit of the one on HPUs is that of a context by itself.
+func TestContextsOfBothTiers(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	n := open(t, lab, nic.Config{HPUs: 1, Ring: 64})
+	wire(t, lab)
+	flooded := run(t, n, builtin(t, "count", matcher.UDPPort(9)))
+	kernel := run(t, n, builtin(t, "echo-udp", matcher.UDPPort(7)))
+	user := run(t, n, nic.ContextSpec{Name: "user", Rulesets: sets(matcher.UDPPort(8)), Handlers: handle(echo)})
+	if s := statsOf(t, n, user); s.Granted != 64 || s.Tier != "user" || s.CPUs != nil {
+		t.Errorf("%+v", s)
+	}
+	flood, stop := dialUDP(t, lab, 9), make(chan bool)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			_, _ = flood.Write(make([]byte, 64)) // Linux says that nobody listens
+		}
+	})
+	for _, port := range []uint16{7, 8} {
+		conn := dialUDP(t, lab, port)
+		answered := 0
+		eventually(t, fmt.Sprintf("port %d answers 200 times", port), func() bool { // the veth's ring may be full
+			buf := make([]byte, 10)
+			if _, err := conn.Write([]byte{42}); err != nil {
+				t.Fatal(err)
+			}
+			conn.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
+			if k, err := conn.Read(buf); err == nil && k == 1 && buf[0] == 42 {
+				answered++
+			}
+			return answered == 200
+		})
+	}
+	close(stop)
+	wg.Wait()
+	eventually(t, "all are handled", func() bool {
+		s := statsOf(t, n, flooded)
+		return s.Handled == s.Rulesets[0].Matched && s.Handled > 1000
+	})
+	if k, u := kernel.Stats(), user.Stats(); k.Sent < 200 || u.Sent < 200 {
+		t.Errorf("%d sent in the kernel, %d by HPUs; want 200 and more", k.Sent, u.Sent)
+	}
+}
+
+// A context in the kernel comes and goes as often as it likes, under traffic.
+func TestContextsInTheKernelLeakNothing(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	n := open(t, lab, nic.Config{HPUs: 1})
+	wire(t, lab)
+	user := run(t, n, nic.ContextSpec{Name: "user", Rulesets: sets(matcher.UDPPort(8)), Handlers: handle(echo)})
+	spec := builtin(t, "echo-udp", matcher.UDPPort(7))
+	floodPing(t, lab)
+	conn := dialUDP(t, lab, 7)
+	round := func(with func(*nic.Context)) {
+		c, err := n.Install(spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		with(c)
+		if err := n.Remove(c); err != nil {
+			t.Fatal(err)
+		}
+		if c.ID() != user.ID()+1 {
+			t.Fatalf("context %d, want %d, which is free", c.ID(), user.ID()+1)
+		}
+	}
+	active := func(c *nic.Context) {
+		if err := n.Activate(c); err != nil {
+			t.Fatal(err)
+		}
+		ask(t, conn, []byte("hi"))
+	}
+	programs := func() (n int) {
+		for id := ebpf.ProgramID(0); ; n++ {
+			var err error
+			if id, err = ebpf.ProgramGetNextID(id); err != nil {
+				return n
+			}
+		}
+	}
+	before := programs()
+	round(active)
+	fds, goroutines := len(descriptors(t)), runtime.NumGoroutine()
+	for i := range 1000 {
+		round(func(c *nic.Context) {
+			if i%50 == 0 { // the table waits for a grace period
+				active(c)
+			}
+		})
+	}
+	eventually(t, "goroutines ended", func() bool { return runtime.NumGoroutine() <= goroutines })
+	if now := len(descriptors(t)); now > fds {
+		t.Errorf("%d descriptors after 1000 rounds, %d before", now, fds)
+	}
+	eventually(t, "no program in the kernel is more than before", func() bool { return programs() <= before })
+}
+
+// The interface goes down and comes up, and handlers answer again.
+func TestHandlersInEBPFOutliveTheirLink(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	n := open(t, lab, nic.Config{HPUs: 1})
+	wire(t, lab)
+	c := run(t, n, builtin(t, "echo-icmp", matcher.ICMPEcho()))
+	ping(t, lab, "-c", "3", "-i", "0.002")
+	for _, set := range []func(netlink.Link) error{netlink.LinkSetDown, netlink.LinkSetUp} {
+		if err := lab.NIC.NS.Do(func() error {
+			l, err := netlink.LinkByIndex(lab.NIC.Index)
+			if err != nil {
+				return err
+			}
+			return set(l)
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ping(t, lab, "-c", "3", "-i", "0.01", "-W", "5")
+	if s := c.Stats(); s.Sent != 6 {
+		t.Errorf("%d sent, want 6", s.Sent)
+	}
+}
+
+// Closing the NIC ends what its contexts in the kernel have.
+func TestClosedNICLeavesNoHandlersBehind(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	spec := builtin(t, "echo-icmp", matcher.ICMPEcho())
+	use := func() {
+		n := open(t, lab, nic.Config{HPUs: 1})
+		run(t, n, spec)
+		if err := n.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	use()
+	fds, goroutines := len(descriptors(t)), runtime.NumGoroutine()
+	for range 2 {
+		use()
+	}
+	eventually(t, "goroutines ended", func() bool { return runtime.NumGoroutine() <= goroutines })
+	eventually(t, "descriptors closed", func() bool { return len(descriptors(t)) <= fds })
+}
