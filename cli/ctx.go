@@ -18,11 +18,13 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/xspin/xspin/control"
 	"github.com/xspin/xspin/daemon"
 	"github.com/xspin/xspin/handlers"
 	"github.com/xspin/xspin/internal/flags"
+	"github.com/xspin/xspin/nic"
 )
 
 // newCtxCmd returns `xspin ctx`.
@@ -107,7 +109,7 @@ func newCtxLsCmd() *cobra.Command {
 	const head = "NAME\tID\tSTATE\tHANDLER\tINTERFACE\tATTACHED\tHANDLED\tDROPPED\tFAILED\tRULESETS"
 	return newListCmd("ctx ls", "List the contexts", "contexts", head, (*control.Client).Contexts, func(x *control.ContextInfo) string {
 		h := &x.HandlerStats
-		return fmt.Sprintf("%s\t%d\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%s", x.Name, x.ID, stateAndLink(x), x.Handler, orDash(x.Interface), attached(x.Attached),
+		return fmt.Sprintf("%s\t%d\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%s", x.Name, x.ID, stateAndLink(x), handlerName(x), orDash(x.Interface), attached(x.Attached),
 			h.Handled, h.Dropped, h.Failed+h.Panics+h.Overruns, ruleNumbers(x))
 	})
 }
@@ -122,6 +124,14 @@ func stateAndLink(x *control.ContextInfo) string {
 		return x.State + " (no carrier)"
 	}
 	return x.State
+}
+
+// handlerName returns which handlers a context has.
+func handlerName(x *control.ContextInfo) string {
+	if x.Object != nil {
+		return x.Object.Name
+	}
+	return x.Handler
 }
 
 func orDash(s string) string {
@@ -207,7 +217,11 @@ func writeContext(out io.Writer, x *control.ContextInfo) error {
 	if x.State == "stopped" || x.State == "failed" {
 		row("way out", "%s: it starts over, with fresh memory", hint("ctx activate "+x.Name))
 	}
-	row("handler", "%s%s", x.Handler, params(x.Params))
+	where := ""
+	if x.Tier == "kernel" {
+		where = ", in the kernel"
+	}
+	row("handler", "%s%s%s", handlerName(x), params(x.Params), where)
 	row("interface", "%s", orDash(x.Interface))
 	for _, r := range x.Rules {
 		where := "not armed"
@@ -249,11 +263,20 @@ func writeContext(out io.Writer, x *control.ContextInfo) error {
 		row(what, "pid %d, uid %d, gid %d, since %s", p.PID, p.UID, p.GID, p.Since.Local().Format(time.DateTime))
 	}
 	h := &x.HandlerStats
-	row("handlers", "%d returned, %d of these Drop, %d Fail; %d panicked, %d ran too long", h.Handled, h.Dropped, h.Failed, h.Panics, h.Overruns)
+	if x.Tier == "kernel" {
+		row("handlers", "%d returned, %d of these Drop, %d Fail", h.Handled, h.Dropped, h.Failed)
+		row("CPUs", "%s", onCPUs(x.CPUs))
+	} else {
+		row("handlers", "%d returned, %d of these Drop, %d Fail; %d panicked, %d ran too long", h.Handled, h.Dropped, h.Failed, h.Panics, h.Overruns)
+	}
 	if h.Handled > 0 {
 		row("handler time", "mean %v, p50 %s, p99 %s", h.HandlerSum/time.Duration(h.Handled), within(&h.HandlerTime, 50), within(&h.HandlerTime, 99))
 	}
-	row("frames", "%d of handlers sent, %d not for lack of room, %d to the stack", h.Sent, h.SendFull, h.ToStack)
+	if x.Tier == "kernel" {
+		row("frames", "%d sent back, %d to the stack", h.Sent, h.ToStack)
+	} else {
+		row("frames", "%d of handlers sent, %d not for lack of room, %d to the stack", h.Sent, h.SendFull, h.ToStack)
+	}
 	if h.Acks > 0 || h.AckFull > 0 {
 		row("acks", "%d sent, %d not for lack of room", h.Acks, h.AckFull)
 	}
@@ -278,6 +301,17 @@ func writeContext(out io.Writer, x *control.ContextInfo) error {
 	return w.Flush()
 }
 
+// onCPUs tells which CPUs have handled packets.
+func onCPUs(packets []uint64) string {
+	var all []string
+	for cpu, n := range packets {
+		if n > 0 {
+			all = append(all, fmt.Sprintf("%d on CPU %d", n, cpu))
+		}
+	}
+	return orDash(strings.Join(all, ", "))
+}
+
 func orElse(s, other string) string {
 	if s == "" {
 		return other
@@ -297,29 +331,46 @@ func params(p map[string]any) string {
 	return " " + string(b)
 }
 
+// contextFlags describe a context without a file.
+type contextFlags struct {
+	control.Context
+	object string
+	params []string
+}
+
 func newCtxInstallCmd() *cobra.Command {
+	var f contextFlags
 	cmd := &cobra.Command{
-		Use:   "install FILE",
+		Use:   "install FILE | --name NAME ...",
 		Short: "Install a context (- is standard input)",
 		Long: `Install a context. FILE has one entry of the list of contexts in the daemon's
 configuration, as YAML or JSON. Its key activate says when it is armed: at once,
-unless it is manual or attach. A context installed in this way is gone when the daemon
-ends.
+unless it is manual or attach. Without FILE, flags say what the context is. A context
+installed in this way is gone when the daemon ends.
 
 The handlers in this xspin (the daemon may be a different one):
 
-` + indent(handlerList()),
+` + indent(handlerList()) + `
+With --tier kernel they are ` + nic.BuiltinObjects() + `,
+or those of an object file: docs/kernel-handlers.md.`,
 		Example: `  xspin ctx install inbox.yaml
-  echo '{name: ping, handler: echo-icmp}' | xspin ctx install -`,
-		Args: wantArgs("FILE"),
+  echo '{name: ping, handler: echo-icmp}' | xspin ctx install -
+  xspin ctx install --name ping --tier kernel --handler echo-icmp
+  xspin ctx install --name mine --object echo.bpf.o --rulesets 'echo: udp(7)'`,
+		Args: cobra.MaximumNArgs(1),
 	}
+	cmd.Flags().StringVar(&f.Name, "name", "", "name of the context, instead of FILE")
+	cmd.Flags().StringVar(&f.Interface, "interface", "", "interface, if the daemon has several")
+	cmd.Flags().StringVar(&f.Tier, "tier", "", "where the handlers run: user or kernel (default user, or kernel with --object)")
+	flags.OneOf(cmd.Flags(), "tier", []string{"user", "kernel"})
+	cmd.Flags().StringVar(&f.Handler, "handler", "", "handlers by name")
+	cmd.Flags().StringVar(&f.object, "object", "", "file with handlers in eBPF")
+	cmd.Flags().StringVar(&f.Rulesets, "rulesets", "", "rulesets in text form, see xspin rules; defaults to the handlers'")
+	cmd.Flags().StringVar(&f.Format, "format", "", "message format; defaults to the rulesets'")
+	cmd.Flags().StringArrayVar(&f.params, "param", nil, "set a parameter of the handlers, NAME=VALUE (repeatable)")
 	dial := socketFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		text, err := readAll(cmd, args[0])
-		if err != nil {
-			return fmt.Errorf("ctx install: %w", err)
-		}
-		f, err := daemon.ParseContext(args[0], text)
+		doc, locate, err := contextToInstall(cmd, args, &f)
 		if err != nil {
 			return fmt.Errorf("ctx install: %s", ownLines(err))
 		}
@@ -327,14 +378,64 @@ The handlers in this xspin (the daemon may be a different one):
 		if err != nil {
 			return err
 		}
-		x, err := c.Install(cmd.Context(), &f.Context)
+		x, err := c.Install(cmd.Context(), doc)
 		if err != nil {
-			return fmt.Errorf("ctx install: %s", ownLines(f.Locate(err)))
+			return fmt.Errorf("ctx install: %s", ownLines(locate(err)))
 		}
 		_, err = fmt.Fprintf(cmd.OutOrStdout(), "context %d, %s: %s\n", x.ID, x.Name, x.State)
 		return err
 	}
 	return cmd
+}
+
+// contextToInstall reads a context from a file or from flags. locate says where an error
+// of the daemon is.
+func contextToInstall(cmd *cobra.Command, args []string, f *contextFlags) (doc *control.Context, locate func(error) error, err error) {
+	given := ""
+	cmd.Flags().Visit(func(flag *pflag.Flag) {
+		if flag.Name != "socket" {
+			given = flag.Name
+		}
+	})
+	switch {
+	case len(args) > 0 && given != "":
+		return nil, nil, fmt.Errorf("--%s goes without FILE, which says what the context is", given)
+	case len(args) > 0:
+		text, err := readAll(cmd, args[0])
+		if err != nil {
+			return nil, nil, err
+		}
+		file, err := daemon.ParseContext(args[0], text)
+		if err != nil {
+			return nil, nil, err
+		}
+		return &file.Context, file.Locate, nil
+	case f.Name == "":
+		return nil, nil, errors.New("missing argument: FILE, or --name and what the context has")
+	}
+	for _, p := range f.params {
+		name, value, ok := strings.Cut(p, "=")
+		if !ok || name == "" {
+			return nil, nil, flags.Error("param", p, "want NAME=VALUE")
+		}
+		if f.Params == nil {
+			f.Params = map[string]any{}
+		}
+		var v any
+		if json.Unmarshal([]byte(value), &v) != nil {
+			v = value // as text
+		}
+		f.Params[name] = v
+	}
+	if f.object != "" {
+		if f.Object, err = daemon.ReadObject(f.object); err != nil {
+			return nil, nil, err
+		}
+		if f.Tier == "" {
+			f.Tier = "kernel"
+		}
+	}
+	return &f.Context, func(err error) error { return err }, nil
 }
 
 // maxDocument is more than anybody writes by hand, in bytes.

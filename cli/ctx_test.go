@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -95,6 +96,11 @@ func (s *standIn) run(stdin string, args ...string) (stdout string, err error) {
 
 func TestCtxTellsAndAsks(t *testing.T) {
 	file := writeFile(t, "ctx.yaml", []byte("name: ping\nhandler: echo-icmp\ntimer: 1s\nwindows: [{name: in, size: 2MiB}]\nparams: {deep: {er: [1, x]}}\n"))
+	object := writeFile(t, "mine.o", []byte("bytes"))
+	beside := filepath.Join(filepath.Dir(object), "mine.yaml")
+	if err := os.WriteFile(beside, []byte("{name: mine, tier: kernel, object: mine.o}"), 0o644); err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct {
 		name  string
 		args  string
@@ -122,6 +128,15 @@ func TestCtxTellsAndAsks(t *testing.T) {
 			`POST /v1/contexts {"name":"ping","handler":"echo-icmp","params":{"deep":{"er":[1,"x"]}},"timer":"1s","windows":[{"name":"in","size":"2MiB"}]}`,
 		}, []string{"context 3, inbox: active"}},
 		{"install JSON from standard input", "ctx install -", `{"name": "a", "handler": "b"}`, []string{`POST /v1/contexts {"name":"a","handler":"b"}`}, nil},
+		{"install by flags", "ctx install --name ping --tier kernel --handler echo-udp --param port=7 --param to=stack --interface eth1", "", []string{
+			`POST /v1/contexts {"name":"ping","interface":"eth1","tier":"kernel","handler":"echo-udp","params":{"port":7,"to":"stack"}}`,
+		}, []string{"context 3, inbox: active"}},
+		{"install an object", "ctx install --name mine --object " + object + " --rulesets mine:udp(7)", "", []string{
+			`POST /v1/contexts {"name":"mine","rulesets":"mine:udp(7)","tier":"kernel","handler":"","object":{"name":"` + object + `","code":"Ynl0ZXM="}}`,
+		}, []string{"context 3, inbox: active"}},
+		{"install an object beside a file", "ctx install " + beside, "", []string{
+			`POST /v1/contexts {"name":"mine","tier":"kernel","handler":"","object":{"name":"mine.o","code":"Ynl0ZXM="}}`,
+		}, []string{"context 3, inbox: active"}},
 		{"activate", "ctx activate a b", "", []string{"POST /v1/contexts/a/activate", "POST /v1/contexts/b/activate"}, nil},
 		{"deactivate", "ctx deactivate a", "", []string{"POST /v1/contexts/a/deactivate"}, nil},
 		{"rm", "ctx rm a", "", []string{"DELETE /v1/contexts/a"}, nil},
@@ -264,6 +279,12 @@ func TestCtxErrors(t *testing.T) {
 		{"one of two", "ctx rm nobody inbox", "", `ctx rm: there is no context "nobody"`, 2},
 		{"unknown key", "ctx install -", "name: x\ncolour: red\n", "-:2:1: unknown key \"colour\": want ", 0},
 		{"nothing", "ctx install -", "", "- is empty", 0},
+		{"neither file nor flags", "ctx install", "", "missing argument: FILE, or --name and what the context has", 0},
+		{"no name", "ctx install --handler echo-udp", "", "missing argument: FILE, or --name", 0},
+		{"file and flags", "ctx install - --name x", "", "--name goes without FILE, which says what the context is", 0},
+		{"parameter", "ctx install --name x --param port", "", "--param port: want NAME=VALUE", 0},
+		{"no object", "ctx install --name x --object /nowhere.o", "", "open /nowhere.o: no such file or directory", 0},
+		{"no object beside a file", "ctx install -", "{name: x, object: /nowhere.o}", "-:1:19: object: open /nowhere.o: no such file or directory", 0},
 		{"no YAML", "ctx install -", "name: x\n\tfoo", "-:2:1: ", 0},
 		{"two documents", "ctx install -", "name: x\n---\nname: y\n", "unexpected second document", 0},
 		{"a list", "ctx install -", "[1]", "-:1:1: want keys with values, found a list", 0},

@@ -33,7 +33,7 @@ xspin-path, where frames are impaired. The machine's own network is not touched.
 
 func newLabUpCmd() *cobra.Command {
 	cfg := netns.LabConfig{StartRelay: startRelay}
-	var asJSON bool
+	var asJSON, wire bool
 	var path func() *impair.Config
 	cmd := &cobra.Command{
 		Use:   "up",
@@ -48,9 +48,13 @@ same fate in a new lab. Frames are impaired as they are on the wire, so both end
 lose their offloads, and checksums are real. A rate counts Ethernet headers, and
 lets bursts of 1 ms pass. Delayed frames wait in order, in a process of their own,
 which ends with the lab. A reordered frame is not delayed. An impairment of 0%, or
-a rate or delay of 0, builds the same path and lets frames pass.`,
+a rate or delay of 0, builds the same path and lets frames pass.
+
+With --wire handlers in eBPF (tier: kernel) can answer: a veth takes what XDP sends
+only if it has an XDP program itself. Without it lab up takes that program off.`,
 		Example: `  sudo xspin lab up
   sudo xspin lab up --mtu 9000 --queues 4
+  sudo xspin lab up --wire
   sudo xspin lab up --loss 5% --dup 1% --reorder 3% --corrupt 0.1% --delay 2ms --rate 1gbit --seed 7`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -72,6 +76,9 @@ a rate or delay of 0, builds the same path and lets frames pass.`,
 				return err
 			}
 			defer l.Close()
+			if err := l.Host.SetWire(wire); err != nil {
+				return fmt.Errorf("lab up: %w", err)
+			}
 			if asJSON {
 				return writeLabJSON(cmd.OutOrStdout(), l)
 			}
@@ -82,6 +89,7 @@ a rate or delay of 0, builds the same path and lets frames pass.`,
 	cmd.Flags().IntVar(&cfg.MTU, "mtu", 0, "bytes, 68 to 65535 (default 1500)")
 	cmd.Flags().IntVar(&cfg.Queues, "queues", 0, "receive and transmit queues of each device, 1 to 256 (default one per CPU, up to the 64 that a NIC serves)")
 	path = addPathFlags(cmd.Flags())
+	cmd.Flags().BoolVar(&wire, "wire", false, "have the host's end take what XDP on the NIC's end sends, as network cards do: it gets an XDP program that lets all pass")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "describe the lab as JSON")
 	return cmd
 }

@@ -5,6 +5,7 @@
 package control
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"time"
@@ -24,7 +25,9 @@ type Context struct {
 	Interface string         `json:"interface,omitempty"` // may be left out if there is only one
 	Rulesets  string         `json:"rulesets,omitempty"`  // text form, see xspin rules; defaults to the handlers'
 	First     int            `json:"first,omitempty"`     // number of the first ruleset
-	Handler   string         `json:"handler"`             // a name of handlers.All
+	Tier      string         `json:"tier,omitempty"`      // that its handlers run in: user (default), or kernel
+	Handler   string         `json:"handler"`             // a name of handlers.All; in the kernel, of built-in handlers in eBPF
+	Object    *Object        `json:"object,omitempty"`    // in the kernel, instead of Handler
 	Params    map[string]any `json:"params,omitempty"`
 	Format    string         `json:"format,omitempty"` // message format; defaults to the rulesets'
 	Policy    string         `json:"policy,omitempty"` // message, packet, blocked-rr
@@ -45,6 +48,36 @@ type Context struct {
 	Attach    *Attach        `json:"attach,omitempty"`     // who may attach; only root if left out
 	Activate  string         `json:"activate,omitempty"`   // start (default), attach (while an application is attached; the default of handlers that use one), or manual
 	Triggered bool           `json:"triggered,omitempty"`  // host-activated: no rulesets; some handlers always are
+}
+
+// Object is a file with handlers in eBPF. A configuration file has its path alone, as text;
+// requests have its bytes, too, and reports do not.
+type Object struct {
+	Name string `json:"name"`           // for people
+	Code []byte `json:"code,omitempty"` // what the file has
+}
+
+// UnmarshalText takes a path.
+func (o *Object) UnmarshalText(text []byte) error {
+	*o = Object{Name: string(text)}
+	return nil
+}
+
+// UnmarshalJSON takes a path or an object.
+func (o *Object) UnmarshalJSON(b []byte) error {
+	if len(b) > 0 && b[0] == '"' {
+		*o = Object{}
+		return json.Unmarshal(b, &o.Name)
+	}
+	type plain Object // without this method
+	var p plain
+	dec := json.NewDecoder(bytes.NewReader(b))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&p); err != nil {
+		return fmt.Errorf("object: want a path, or a name and code: %w", err)
+	}
+	*o = Object(p)
+	return nil
 }
 
 // Window is a window that a context uses.
@@ -96,6 +129,7 @@ type ContextInfo struct {
 	Pair         *hostq.PairStats   `json:"pair,omitempty"` // if it has a queue
 	MessageStats *spin.MessageStats `json:"message_stats,omitempty"`
 	HandlerStats spin.ContextStats  `json:"handler_stats"`
+	CPUs         []uint64           `json:"cpus,omitempty"`     // in the kernel: packets handled, by CPU
 	Reserved     map[string]int64   `json:"reserved,omitempty"` // bytes that its handlers take of limits.memory, by purpose
 }
 

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -23,6 +24,7 @@ type Config struct {
 	Admins     control.Attach    `json:"admins,omitempty"`  // who may do what root may
 	Limits     Limits            `json:"limits,omitempty"`
 	Log        Log               `json:"log,omitempty"`
+	Kernel     string            `json:"kernel,omitempty"` // who may have handlers in eBPF: administrators, or off (default)
 	Interfaces []Interface       `json:"interfaces"`
 	Windows    []control.Window  `json:"windows,omitempty"` // that several contexts may use
 	Contexts   []control.Context `json:"contexts,omitempty"`
@@ -106,6 +108,11 @@ func Load(file string) (*Config, error) {
 	}
 	doc.override(cfg)
 	var c checker
+	for i := range cfg.Contexts {
+		if err := readObject(&cfg.Contexts[i], filepath.Dir(file)); err != nil {
+			c.fail(fmt.Sprintf("contexts[%d].object", i), "%v", err)
+		}
+	}
 	checkConfig(&c, cfg)
 	for _, p := range c.problems {
 		doc.place(p)

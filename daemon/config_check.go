@@ -127,6 +127,7 @@ func (c *checker) between(path string, v, lo, hi int) {
 
 // surroundings are what a context is checked against: the rest of the configuration.
 type surroundings struct {
+	kernel     bool // handlers in eBPF are allowed
 	limits     Limits
 	interfaces []Interface
 	windows    map[string]control.Size // shared ones
@@ -156,7 +157,10 @@ func checkConfig(c *checker, cfg *Config) []*contextPlan {
 		c.fail("admins.observers", "goes with a context's attach")
 	}
 	checkWho(c, "admins", &cfg.Admins)
-	env := &surroundings{limits: cfg.Limits.complete(), interfaces: cfg.Interfaces, windows: map[string]control.Size{}}
+	env := &surroundings{kernel: cfg.Kernel == kernelAdmins, limits: cfg.Limits.complete(), interfaces: cfg.Interfaces, windows: map[string]control.Size{}}
+	if cfg.Kernel != "" && cfg.Kernel != "off" && cfg.Kernel != kernelAdmins {
+		c.fail("kernel", "%q: want off or administrators", cfg.Kernel)
+	}
 	c.between("log.lines", cfg.Log.Lines, 1, 1<<20)
 	c.between("log.rate", cfg.Log.Rate, 1, 1<<20)
 	if cfg.Log.Dir != "" && !filepath.IsAbs(cfg.Log.Dir) {
@@ -367,6 +371,14 @@ func checkContext(c *checker, path string, doc *control.Context, env *surroundin
 			b.hpus = n
 		}
 		b.workers = min(cmp.Or(max(f.Workers, 0), runtime.GOMAXPROCS(0)), b.hpus)
+	}
+	switch {
+	case doc.Tier == tierKernel:
+		return b.checkKernel(c, path, env, before)
+	case doc.Tier != "" && doc.Tier != tierUser:
+		c.fail(at("tier"), "%q: want user or kernel", doc.Tier)
+	case doc.Object != nil:
+		c.fail(at("object"), "handlers in eBPF are of tier kernel: add \"tier: kernel\"")
 	}
 
 	b.checkWindows(c, at, env)
@@ -625,7 +637,7 @@ func (b *contextPlan) judge(c *checker, at func(string) string, set *handlers.Se
 	var wrong spin.Problems
 	errors.As(err, &wrong)
 	for _, p := range wrong {
-		unknown := set == nil && (p.Path == "handler" || p.Path == "timer" || p.Path == "rulesets" && b.doc.Rulesets == "")
+		unknown := set == nil && s.Kernel == nil && (p.Path == "handler" || p.Path == "timer" || p.Path == "rulesets" && b.doc.Rulesets == "")
 		if !unknown && !c.told(at(p.Path)) {
 			c.fail(at(p.Path), "%v", p.Err)
 		}

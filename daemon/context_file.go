@@ -5,6 +5,7 @@ package daemon
 import (
 	"errors"
 	"fmt"
+	"path/filepath"
 
 	"github.com/xspin/xspin/control"
 )
@@ -17,7 +18,8 @@ type ContextFile struct {
 }
 
 // ParseContext reads such a file as Load reads a configuration: errors have their
-// places, unknown keys are errors. What depends on the daemon (its interfaces, windows,
+// places, unknown keys are errors. An object is read, from a path relative to the file's
+// directory. What depends on the daemon (its interfaces, windows,
 // handlers and limits) that daemon checks, see Locate.
 func ParseContext(file string, text []byte) (*ContextFile, error) {
 	f := &ContextFile{}
@@ -27,6 +29,10 @@ func ParseContext(file string, text []byte) (*ContextFile, error) {
 	}
 	if err := f.doc.err(); err != nil {
 		return nil, err
+	}
+	if err := readObject(&f.Context, filepath.Dir(file)); err != nil {
+		f.doc.place(problem{path: "object", msg: err.Error()})
+		return nil, f.doc.err()
 	}
 	return f, nil
 }

@@ -137,7 +137,7 @@ func (d *Daemon) make(b *contextPlan, file bool, numbers []int) (_ *managedConte
 	if err := d.enter(h); err != nil {
 		return nil, err
 	}
-	book := newLogBook(h.name, h.device.nic.HPUs(), d.logConfig())
+	book := newLogBook(h.name, max(h.device.nic.HPUs(), b.hpus), d.logConfig())
 	h.mu.Lock()
 	h.book = book
 	h.mu.Unlock()
@@ -260,6 +260,9 @@ func (h *managedContext) install() error {
 func (h *managedContext) makeHandlers(b *contextPlan) (*handlers.Set, error) {
 	if err := h.d.enough(b.charge()); err != nil {
 		return nil, err
+	}
+	if b.spec.Kernel != nil {
+		return b.kernelSet(), nil
 	}
 	env := b.env
 	env.Memory = spare(h.d.memory.room() - b.charge() + roundUpToElement(b.reserve))
@@ -583,7 +586,7 @@ func (d *Daemon) install(doc *control.Context) (*control.ContextInfo, error) {
 // check checks a context against the configuration in force.
 func (d *Daemon) check(doc *control.Context) (*contextPlan, error) {
 	d.mu.RLock()
-	env := &surroundings{limits: d.cfg.Limits.complete(), interfaces: d.cfg.Interfaces, windows: map[string]control.Size{}}
+	env := &surroundings{kernel: d.cfg.Kernel == kernelAdmins, limits: d.cfg.Limits.complete(), interfaces: d.cfg.Interfaces, windows: map[string]control.Size{}}
 	for name, m := range d.windows {
 		env.windows[name] = control.Size(m.Size())
 	}
@@ -800,6 +803,9 @@ func (h *managedContext) info(stats map[int]*nic.ContextStats) control.ContextIn
 	if err := h.device.lost(); err != nil {
 		i.State, i.Error = ifaceGone, err.Error()
 	}
+	if i.Object != nil {
+		i.Object = &control.Object{Name: i.Object.Name}
+	}
 	i.Interface, i.Link = h.device.key, h.device.nic.Link()
 	i.Memory, i.HPUMemory = control.Size(h.b.memory), control.Size(h.b.perHPU) // its handlers may have asked for it
 	var s *nic.ContextStats
@@ -818,6 +824,9 @@ func (h *managedContext) info(stats map[int]*nic.ContextStats) control.ContextIn
 		if s := &h.has.spec; s.Policy == nic.BlockedRR { // its handlers may have asked for that
 			i.Policy, i.Sequence, i.VHPUs = "blocked-rr", s.Sequence, s.VHPUs
 		}
+	}
+	if s != nil && s.Name == h.name {
+		i.CPUs = s.CPUs
 	}
 	for k, r := range h.b.spec.Rulesets {
 		rule := control.Rule{Number: -1, Text: r.String()}

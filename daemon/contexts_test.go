@@ -115,8 +115,14 @@ func configText(lab *netns.Lab, dir string) string {
 // launch starts a daemon with a configuration, less its beginning.
 func launch(t *testing.T, text string) *fixture {
 	t.Helper()
+	return launchIn(t, t.TempDir(), text)
+}
+
+// launchIn is launch with the configuration in a directory.
+func launchIn(t *testing.T, dir, text string) *fixture {
+	t.Helper()
 	lab := netnstest.Temp(t, netns.LabConfig{})
-	f := &fixture{lab: lab, file: filepath.Join(t.TempDir(), "x.yaml"), logs: &syncBuffer{}}
+	f := &fixture{lab: lab, file: filepath.Join(dir, "x.yaml"), logs: &syncBuffer{}}
 	f.write(t, text)
 	cfg, err := Load(f.file)
 	if err != nil {

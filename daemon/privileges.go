@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/user"
 	"path/filepath"
+	"slices"
 	"strconv"
 
 	"github.com/xspin/xspin/internal/capability"
@@ -20,6 +21,10 @@ var needed = []capability.Cap{
 	capability.BPF,      // to make memory that is shared, and matching tables
 	capability.NetAdmin, // to have the kernel ask for neighbours
 }
+
+// neededInKernel is needed, too, if contexts may have handlers in eBPF: they begin anew,
+// and their programs with them.
+const neededInKernel = capability.Perfmon
 
 // dropPrivileges gives up what the daemon does not need any more.
 func (d *Daemon) dropPrivileges() error {
@@ -38,7 +43,11 @@ func (d *Daemon) dropPrivileges() error {
 			return err
 		}
 	}
-	err := capability.Drop(uid, gid, needed...)
+	keep := slices.Clone(needed)
+	if d.cfg.Kernel == kernelAdmins {
+		keep = append(keep, neededInKernel)
+	}
+	err := capability.Drop(uid, gid, keep...)
 	if errors.Is(err, capability.ErrThreads) {
 		if uid >= 0 {
 			return fmt.Errorf("become user %s: %w", d.cfg.User, err)

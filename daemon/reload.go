@@ -113,6 +113,7 @@ func (d *Daemon) plan(cfg *Config) (*plan, error) {
 		{"metrics", old.Metrics, cfg.Metrics},
 		{"user", old.User, cfg.User},
 		{"log", old.Log, cfg.Log},
+		{"kernel", cmp.Or(old.Kernel, "off"), cmp.Or(cfg.Kernel, "off")},
 		{"interfaces", old.Interfaces, cfg.Interfaces},
 	} {
 		if !same(f.old, f.new) {

@@ -125,15 +125,16 @@ func loadObject(spec *ebpf.CollectionSpec, instead map[string]*ebpf.Map) (*ebpf.
 	return nil, loadError(err)
 }
 
-// Check tells whether the object goes with a configuration, as far as can be said without
-// the kernel: nothing is loaded, and no map needs to be there.
-func (o *Object) Check(cfg HandlersConfig) error {
-	cpus, err := PossibleCPUs()
-	if err != nil {
-		return err
-	}
-	_, err = o.constants(&cfg, cpus)
-	return errors.Join(err, o.setParameters(o.spec.Copy(), cfg.Parameters))
+// CheckFormat tells whether the handlers go with a message format, and CheckParameters
+// whether these are parameters of theirs. Nothing is loaded.
+func (o *Object) CheckFormat(f *matcher.Format) error {
+	_, err := o.constants(&HandlersConfig{Format: f}, 1)
+	return err
+}
+
+// CheckParameters is explained at CheckFormat.
+func (o *Object) CheckParameters(values map[string]any) error {
+	return o.setParameters(o.spec.Copy(), values)
 }
 
 // constants checks a configuration, and makes what the program has for constants.

@@ -98,18 +98,22 @@ func (s *ContextSpec) resolveKernel(wrong *spin.Problems) {
 		}
 	}
 	s.Policy, s.Share = ByPacket, 1
-	switch {
-	case s.Kernel.Object == nil:
+	if s.Kernel.Object == nil {
 		wrong.Add("object", "there is none")
 		return
+	}
+	if err := s.Kernel.Object.CheckParameters(s.Kernel.Parameters); err != nil {
+		wrong.Add("params", "%w", err)
+	}
+	switch {
 	case s.Format == nil: // told
 		return
 	case s.eom() == nil:
 		wrong.Add("rulesets", "their EOM rules differ, and handlers in eBPF have one compiled in: make a context of each")
 		return
 	}
-	if err := s.Kernel.Object.Check(loader.HandlersConfig{Format: s.Format, EOM: s.eom(), Parameters: s.Kernel.Parameters}); err != nil {
-		wrong.Add("handler", "%w", err)
+	if err := s.Kernel.Object.CheckFormat(s.Format); err != nil {
+		wrong.Add("format", "%w", err)
 	}
 }
 

@@ -13,10 +13,8 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 
-	"github.com/xspin/xspin/bpf"
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/internal/testenv"
@@ -29,30 +27,14 @@ import (
 	"github.com/xspin/xspin/spin"
 )
 
-// wire attaches a program to the host's end: without one, a veth takes nothing that XDP
-// on its other end sends.
+// wire has the host's end take what XDP on the NIC's end sends.
 func wire(t testing.TB, lab *netns.Lab) {
 	t.Helper()
-	spec, err := bpf.LoadBench()
+	w, err := lab.Host.Wire()
 	if err != nil {
 		t.Fatal(err)
 	}
-	spec.Programs = map[string]*ebpf.ProgramSpec{bpf.BenchProgXspinPass: spec.Programs[bpf.BenchProgXspinPass]}
-	coll, err := ebpf.NewCollection(spec)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(coll.Close)
-	err = lab.Host.NS.Do(func() error {
-		l, err := link.AttachXDP(link.XDPOptions{Program: coll.Programs[bpf.BenchProgXspinPass], Interface: lab.Host.Index, Flags: link.XDPDriverMode})
-		if err == nil {
-			t.Cleanup(func() { l.Close() })
-		}
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	t.Cleanup(func() { w.Close() })
 }
 
 // builtin is a context of built-in handlers in eBPF.
@@ -297,9 +279,9 @@ func TestWrongContextsInTheKernel(t *testing.T) {
 		{func(s *nic.ContextSpec) { s.Events = make(chan spin.MessageEvent, 1) }, []string{"queue: "}},
 		{func(s *nic.ContextSpec) { s.Resources.Timer = time.Second }, []string{"timer: "}},
 		{func(s *nic.ContextSpec) { s.Resources.Memory = window }, []string{"memory: ", "hostq.Memory"}},
-		{func(s *nic.ContextSpec) { s.Rulesets = sets(matcher.SLMP()) }, []string{"handler: ", "slmp", "several packets"}},
+		{func(s *nic.ContextSpec) { s.Rulesets = sets(matcher.SLMP()) }, []string{"format: ", "slmp", "several packets"}},
 		{func(s *nic.ContextSpec) { s.Rulesets = append(s.Rulesets, other) }, []string{"rulesets: ", "EOM"}},
-		{func(s *nic.ContextSpec) { s.Kernel.Parameters = map[string]any{"nope": 1} }, []string{"handler: ", `no param "nope"`}},
+		{func(s *nic.ContextSpec) { s.Kernel.Parameters = map[string]any{"nope": 1} }, []string{"params: ", `no param "nope"`}},
 		{func(s *nic.ContextSpec) { s.Rulesets = nil }, []string{"rulesets: "}},
 		{func(s *nic.ContextSpec) { s.Name = "" }, []string{"name: "}},
 	} {

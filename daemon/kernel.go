@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/xspin/xspin/control"
+	"github.com/xspin/xspin/handlers"
+	"github.com/xspin/xspin/hostq"
+	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/nic"
+)
+
+// Contexts whose handlers are in eBPF.
+
+// Where a context's handlers run.
+const (
+	tierUser   = "user"
+	tierKernel = "kernel"
+)
+
+// kernelAdmins is the word of Config.Kernel that allows such contexts.
+const kernelAdmins = "administrators"
+
+// maxObject is more than any object file has, in bytes, and less than a request may have.
+const maxObject = 512 << 10
+
+// ReadObject reads an object file, for a request.
+func ReadObject(path string) (*control.Object, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err == nil && !st.Mode().IsRegular() {
+		err = fmt.Errorf("%s is not a file", path)
+	}
+	if err != nil {
+		return nil, err
+	}
+	b, err := io.ReadAll(io.LimitReader(f, maxObject+1))
+	if err == nil && len(b) > maxObject {
+		err = fmt.Errorf("%s has more than %v: no object with handlers has", path, control.Size(maxObject))
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &control.Object{Name: path, Code: b}, nil
+}
+
+// readObject has a context's object hold what its file has. Paths are relative to dir.
+func readObject(doc *control.Context, dir string) error {
+	o := doc.Object
+	if o == nil || o.Code != nil {
+		return nil
+	}
+	path := o.Name
+	if !filepath.IsAbs(path) {
+		path = filepath.Join(dir, path)
+	}
+	read, err := ReadObject(path)
+	if err != nil {
+		return err
+	}
+	o.Code = read.Code
+	return nil
+}
+
+// checkKernel checks a context whose handlers are in eBPF. It returns nil if anything is
+// wrong, or was before.
+func (b *contextPlan) checkKernel(c *checker, path string, env *surroundings, wrong int) *contextPlan {
+	doc := &b.doc
+	at := func(key string) string { return join(path, key) }
+	if !env.kernel {
+		c.fail(at("tier"), "handlers in eBPF are not allowed here: the configuration's `kernel: administrators` does that, from the daemon's start")
+	}
+	cpus, err := nic.KernelHPUs()
+	if err != nil {
+		c.fail(path, "%v", err)
+		return nil
+	}
+	b.hpus = cpus
+	const none = "handlers in eBPF have none so far"
+	for _, set := range []struct {
+		key string
+		is  bool
+		why string
+	}{
+		{"windows", len(doc.Windows) > 0, none + ": they take single packets, which need no place"},
+		{"queue", doc.Queue != nil, none + ": they count, see xspin_count"},
+		{"attach", doc.Attach != nil, "there is nothing to attach to: handlers in eBPF have neither windows nor a queue so far"},
+		{"activate", doc.Activate == atAttach, "nobody attaches to handlers in eBPF: want start or manual"},
+	} {
+		if set.is {
+			c.fail(at(set.key), "%s", set.why)
+		}
+	}
+	b.checkMemory(c, at, env, int64(doc.Memory), piece(int64(doc.HPUMemory)))
+	b.env = handlers.Env{HPUs: cpus, Messages: nic.DefaultMessages, Memory: hostq.Element}
+	k, twin := b.readHandlers(c, at, env)
+	b.spec.Kernel = &k
+	b.readRulesets(c, at, twin)
+	b.readScheduling(c, at, nil)
+	if doc.Policy != "" && !c.told(at("policy")) {
+		c.fail(at("policy"), "handlers in eBPF run where packets arrive: there is nothing to schedule")
+	}
+	b.timer = time.Duration(doc.Timer)
+	if k.Object != nil {
+		b.judge(c, at, nil)
+		b.reserve = k.Object.Memory() + int64(cpus)<<10 // and counters
+	}
+	if doc.Activate = cmp.Or(doc.Activate, atStart); !slices.Contains([]string{atStart, atAttach, manually}, doc.Activate) {
+		c.fail(at("activate"), "%q: want start or manual", doc.Activate)
+	}
+	if len(c.problems) > wrong {
+		return nil
+	}
+	if b.charge() > int64(env.limits.Memory) {
+		b.tooLarge(c, path, env, "")
+		return nil
+	}
+	return b
+}
+
+// readHandlers reads which handlers a context in the kernel has: those of an object file,
+// or built-in ones, with the default rulesets of the set in Go whose twin they are.
+func (b *contextPlan) readHandlers(c *checker, at func(string) string, env *surroundings) (k nic.Kernel, twin *handlers.Set) {
+	doc := &b.doc
+	k.Parameters = doc.Params
+	var err error
+	switch {
+	case doc.Object != nil && doc.Handler != "":
+		c.fail(at("object"), "there is a handler, too: want only one of them")
+	case doc.Object != nil && doc.Object.Code == nil:
+		if !c.told(at("object")) { // that its file could not be read
+			c.fail(at("object"), "%s: its bytes are missing: they travel in the request", doc.Object.Name)
+		}
+	case doc.Object != nil:
+		if k.Object, err = nic.ReadObject(doc.Object.Name, doc.Object.Code, int64(env.limits.Window)); err != nil {
+			for _, err := range flatten(err) {
+				c.fail(at("object"), "%v", err)
+			}
+		}
+	case doc.Handler == "":
+		c.fail(at("handler"), "is missing: want one of %s, or an object", nic.BuiltinObjects())
+	default:
+		if k.Object, err = nic.BuiltinObject(doc.Handler); err != nil {
+			c.fail(at("handler"), "%v", err)
+			break
+		}
+		reg, ok := handlers.Lookup(doc.Handler)
+		if !ok {
+			break // it has no twin
+		}
+		// The twin takes all parameters, and those that its rulesets are made of the object
+		// does not know.
+		b.factory = reg.New
+		set, err := b.makeSet(b.env)
+		if err != nil {
+			c.params(at("params"), doc.Handler, err)
+			break
+		}
+		twin = &handlers.Set{Rulesets: set.Rulesets}
+		k.Parameters = map[string]any{}
+		for _, p := range k.Object.Parameters() {
+			if v, ok := doc.Params[p.Name]; ok {
+				k.Parameters[p.Name] = v
+			}
+		}
+	}
+	return k, twin
+}
+
+// piece rounds the HPU memory of a CPU up to what handlers in eBPF can reach: no part of
+// it may lie in two elements of the memory.
+func piece(n int64) int64 {
+	if n > hostq.Element {
+		return roundUpToElement(n)
+	}
+	size := int64(1)
+	for size < n {
+		size *= 2
+	}
+	if n == 0 {
+		return 0
+	}
+	return max(size, 8)
+}
+
+// kernelSet is what a context in the kernel has for a set: nothing but what its object's
+// maps take.
+func (b *contextPlan) kernelSet() *handlers.Set {
+	return &handlers.Set{Handlers: hpu.Handlers{}, Reserved: map[string]int64{"maps": b.reserve}}
+}

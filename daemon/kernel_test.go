@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/xspin/xspin/bpf"
+	"github.com/xspin/xspin/control"
+	"github.com/xspin/xspin/internal/capability"
+	"github.com/xspin/xspin/loader/objecttest"
+	"github.com/xspin/xspin/netns"
+	"github.com/xspin/xspin/netns/netnstest"
+)
+
+const inKernel = "kernel: administrators\n"
+
+// counting compiles handlers that count packets in HPU memory, by so much each.
+func counting(t *testing.T, by int) []byte {
+	t.Helper()
+	return objecttest.Compile(t, fmt.Sprintf(`#include "xspin_handler.h"
+
+const volatile __u32 twice = 0;
+
+XSPIN_PAYLOAD
+{
+	__u64 *all = xspin_memory(8, 8), *mine = xspin_hpu_memory(her, 0, 8);
+
+	if (!all || !mine)
+		return XSPIN_SEGV;
+	__sync_fetch_and_add(all, twice ? 2 * %[1]d : %[1]d);
+	++*mine;
+	return xspin_reply_udp(ctx, her) ? xspin_send(her) : XSPIN_DROP;
+}
+
+XSPIN_CONTEXT(PAYLOAD);
+XSPIN_LICENSE("GPL");
+`, by))
+}
+
+// shown returns what the daemon tells of a context.
+func (f *fixture) shown(t *testing.T, name string) *control.ContextInfo {
+	t.Helper()
+	i, err := f.info(name)
+	must(t, err)
+	return i
+}
+
+// A file has contexts in the kernel, of built-in handlers and of an object beside it;
+// a reload sees when the object has changed.
+func TestContextsInTheKernel(t *testing.T) {
+	const text = inKernel + `contexts:
+- {name: ping, tier: kernel, handler: echo-icmp}
+- {name: echo, tier: kernel, handler: echo-udp, params: {port: 9}}
+- name: mine
+  tier: kernel
+  object: mine.o
+  params: {twice: 1}
+  rulesets: "mine: udp(7)"
+  memory: 64
+  hpu_memory: 24
+`
+	f := launchBeside(t, text, map[string][]byte{"mine.o": counting(t, 1)})
+	w, err := f.lab.Host.Wire()
+	must(t, err)
+	t.Cleanup(func() { w.Close() })
+	f.answers(t, 7)
+	f.answers(t, 9)
+	if out, err := f.lab.Host.NS.Command(context.Background(), "ping", "-c", "3", "-i", "0.01", f.lab.NIC.Addr.Addr().String()).CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+	for name, want := range map[string]uint64{"ping": 3, "echo": 1, "mine": 1} {
+		i := f.shown(t, name)
+		sum := uint64(0)
+		for _, n := range i.CPUs {
+			sum += n
+		}
+		if i.State != active || i.Tier != tierKernel || i.HandlerStats.Handled < want || sum != i.HandlerStats.Handled || i.HandlerStats.Failed != 0 {
+			t.Errorf("%s: %+v", name, i)
+		}
+	}
+	i := f.shown(t, "mine")
+	if i.Object == nil || i.Object.Name != "mine.o" || i.Object.Code != nil || i.HPUMemory != 32 || i.Reserved["maps"] <= 0 {
+		t.Errorf("object %v, %v for each HPU, reserved %v", i.Object, i.HPUMemory, i.Reserved)
+	}
+	count := func() (n uint64) {
+		must(t, f.withMemory("mine", -1, func(b []byte) error {
+			n = binary.NativeEndian.Uint64(b[8:])
+			return nil
+		}))
+		return n
+	}
+	if n := count(); n != 2*i.HandlerStats.Handled {
+		t.Errorf("%d is counted of %d packets, want twice as much", n, i.HandlerStats.Handled)
+	}
+	mine := uint64(0)
+	for hpu := range len(i.CPUs) {
+		must(t, f.withMemory("mine", hpu, func(b []byte) error {
+			mine += binary.NativeEndian.Uint64(b)
+			return nil
+		}))
+	}
+	if mine != i.HandlerStats.Handled {
+		t.Errorf("the HPUs count %d, want %d", mine, i.HandlerStats.Handled)
+	}
+	err = f.capture(context.Background(), 0, "mine", control.CaptureOptions{}, &bytes.Buffer{})
+	fails(t, "capture", err, errInvalid, "in the kernel")
+
+	// Unchanged, then changed on disk.
+	if changes, err := f.Reload(); err != nil || len(changes) != 0 {
+		t.Errorf("reload: %v, %v; want nothing", changes, err)
+	}
+	must(t, os.WriteFile(filepath.Join(filepath.Dir(f.file), "mine.o"), counting(t, 100), 0o644))
+	if changes, err := f.Reload(); err != nil || strings.Join(changes, ";") != "context mine changed" {
+		t.Errorf("reload: %v, %v; want mine to change", changes, err)
+	}
+	f.answers(t, 7)
+	if n := count(); n == 0 || n%200 != 0 {
+		t.Errorf("%d is counted, want multiples of 200", n)
+	}
+	f.write(t, "kernel: 'off'\n")
+	if _, err := f.Reload(); err == nil || !strings.Contains(err.Error(), "kernel has changed: that takes a restart") {
+		t.Errorf("reload without kernel: %v", err)
+	}
+}
+
+// launchBeside is launch with files beside the configuration.
+func launchBeside(t *testing.T, text string, files map[string][]byte) *fixture {
+	t.Helper()
+	dir := t.TempDir()
+	for name, b := range files {
+		must(t, os.WriteFile(filepath.Join(dir, name), b, 0o644))
+	}
+	return launchIn(t, dir, text)
+}
+
+// Requests bring the object's bytes.
+func TestObjectsTravelInRequests(t *testing.T) {
+	f := launch(t, inKernel)
+	file := filepath.Join(t.TempDir(), "mine.o")
+	must(t, os.WriteFile(file, counting(t, 1), 0o644))
+	o, err := ReadObject(file)
+	must(t, err)
+	i, err := f.install(&control.Context{
+		Name: "mine", Tier: tierKernel, Object: o, Rulesets: "mine: udp(7)", Memory: 64, HPUMemory: 8,
+	})
+	must(t, err)
+	if i.State != active || i.Object.Code != nil {
+		t.Errorf("%+v", i)
+	}
+	must(t, f.deactivate("mine"))
+	must(t, f.activate("mine"))
+	must(t, f.remove("mine"))
+	_, err = f.install(&control.Context{Name: "mine", Tier: tierKernel, Object: &control.Object{Name: "mine.o"}, Rulesets: "mine: udp(7)"})
+	fails(t, "without its bytes", err, errInvalid, "object: mine.o: its bytes are missing")
+}
+
+func TestErrorsOfContextsInTheKernel(t *testing.T) {
+	for _, tc := range []struct{ name, text, want string }{
+		{"off", eth + "contexts:\n- {name: a, tier: kernel, handler: echo-icmp}\n", "F:3:19: contexts[0].tier: handlers in eBPF are not allowed here: the configuration's `kernel: administrators` does that, from the daemon's start"},
+		{"another word", "kernel: everybody\n" + eth, `F:1:9: kernel: "everybody": want off or administrators`},
+		{"no tier", eth + "contexts:\n- {name: a, tier: hardware, handler: echo-icmp}\n", `F:3:19: contexts[0].tier: "hardware": want user or kernel`},
+		{"object of the user tier", eth + "contexts:\n- {name: a, object: /dev/null, handler: echo-icmp}\n", "F:3:21: contexts[0].object: /dev/null is not a file\n"},
+		{"no file", inKernel + eth + "contexts:\n- {name: a, tier: kernel, object: /nowhere.o}\n", "F:4:35: contexts[0].object: open /nowhere.o: no such file or directory"},
+		{"neither", inKernel + eth + "contexts:\n- {name: a, tier: kernel}\n", "F:4:3: contexts[0].handler: is missing: want one of count, echo-icmp, echo-udp, noop, or an object"},
+		{"no such twin", inKernel + eth + "contexts:\n- {name: a, tier: kernel, handler: deposit}\n", `F:4:36: contexts[0].handler: no built-in handler in eBPF "deposit": there are count, echo-icmp, echo-udp, noop`},
+		{"parameter", inKernel + eth + "contexts:\n- {name: a, tier: kernel, handler: count, rulesets: 'a: udp(7)', params: {to: nowhere}}\n", `F:4:74: contexts[0].params: handler count: param "to": "nowhere": want stack or drop`},
+		{"format", inKernel + eth + "contexts:\n- {name: a, tier: kernel, handler: echo-udp, rulesets: 'a: slmp'}\n", "F:4:3: contexts[0].format: format slmp has messages of several packets"},
+		{"scheduling", inKernel + eth + "contexts:\n- {name: a, tier: kernel, handler: echo-udp, policy: message, hpus: '0', share: 2}\n",
+			"F:4:54: contexts[0].policy: handlers in eBPF run where packets arrive\nF:4:69: contexts[0].hpus: it is about HPUs\nF:4:81: contexts[0].share: it is about HPUs"},
+		{"application", inKernel + eth + "contexts:\n- {name: a, tier: kernel, handler: echo-udp, queue: {}, attach: {users: ['0']}, windows: [{name: w, size: 1MiB}], activate: attach}\n",
+			"F:4:53: contexts[0].queue: \nF:4:65: contexts[0].attach: \nF:4:90: contexts[0].windows: \nF:4:125: contexts[0].activate: "},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			_, got := load(t, tc.text)
+			g, w := strings.Split(got, "\n"), strings.Split(strings.TrimSuffix(tc.want, "\n"), "\n")
+			for i := range max(len(g), len(w)) {
+				if i >= len(w) && strings.HasSuffix(tc.want, "\n") {
+					break // what else is wrong
+				}
+				if i >= len(g) || i >= len(w) || !strings.HasPrefix(g[i], w[i]) {
+					t.Errorf("got\n%s\nwant\n%s", got, tc.want)
+					return
+				}
+			}
+		})
+	}
+}
+
+// An object that is none is refused with all that is wrong, and its name.
+func TestObjectsThatAreNone(t *testing.T) {
+	f := launch(t, inKernel)
+	for what, code := range map[string][]byte{"it cannot be read": []byte("hello"), "xspin_handler.h": notOurs(t)} {
+		_, err := f.install(&control.Context{Name: "mine", Tier: tierKernel, Object: &control.Object{Name: "mine.o", Code: code}, Rulesets: "mine: udp(7)"})
+		fails(t, what, err, errInvalid, what)
+	}
+	// What the verifier refuses is told by the handler's name, and nothing stays.
+	bad := objecttest.Compile(t, "#include \"xspin_handler.h\"\nXSPIN_PAYLOAD { return *(int *)(long)her->len; }\nXSPIN_CONTEXT(PAYLOAD);\nXSPIN_LICENSE(\"GPL\");\n")
+	_, err := f.install(&control.Context{Name: "mine", Tier: tierKernel, Object: &control.Object{Name: "mine.o", Code: bad}, Rulesets: "mine: udp(7)"})
+	fails(t, "verifier", err, errBusy, "in xspin_payload at test.bpf.c:2")
+	if all := f.infos(); len(all) != 0 {
+		t.Errorf("%v are there", all)
+	}
+}
+
+// notOurs is an object of ours that handlers are not made like.
+func notOurs(t *testing.T) []byte {
+	t.Helper()
+	b, err := os.ReadFile("../bpf/bench_bpfel.o")
+	must(t, err)
+	return b
+}
+
+// Without privileges, but for those that it needs, the daemon installs such contexts, and
+// has them start over.
+func TestPrivilegesOfTheKernelTier(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	dir := openDir(t)
+	text := fmt.Sprintf("user: nobody\nsocket: %s/s\n%sinterfaces:\n- {name: %s, netns: %s}\ncontexts:\n- {name: first, tier: kernel, handler: count, rulesets: 'a: udp(9)'}\n", dir, inKernel, lab.NIC.Device, lab.NIC.Namespace)
+	p := run(t, exec.Command(build(t), writeFile(t, filepath.Join(dir, "xspin.yaml"), text)))
+	p.ask(t, "", "ready")
+	want := fmt.Sprintf("CapPrm:%016x CapEff:%016[1]x", keptMask()|1<<capability.Perfmon)
+	if caps := p.ask(t, "capabilities", "capabilities:"); !strings.Contains(caps, want) {
+		t.Errorf("capabilities %s, want %s", caps, want)
+	}
+	c, err := control.Dial(filepath.Join(dir, "s"))
+	must(t, err)
+	ctx := context.Background()
+	_, err = c.Install(ctx, &control.Context{Name: "second", Tier: tierKernel, Rulesets: "b: udp(10)", Object: &control.Object{Name: "count.o", Code: bpf.Handlers["count"]}})
+	must(t, err)
+	must(t, c.Remove(ctx, "first"))
+	_, err = c.Install(ctx, &control.Context{Name: "first", Tier: tierKernel, Handler: "count", Rulesets: "a: udp(9)"})
+	must(t, err)
+	for _, port := range []int{9, 10} {
+		linuxGets(t, lab, port, func(got string) {
+			if got != "for linux" {
+				t.Errorf("Linux got %q", got)
+			}
+		}, "for linux")
+	}
+	for _, name := range []string{"first", "second"} {
+		i, err := c.Context(ctx, name)
+		must(t, err)
+		if i.HandlerStats.ToStack == 0 {
+			t.Errorf("%s: %+v", name, i.HandlerStats)
+		}
+	}
+	p.stdin.Close()
+	if got := p.ask(t, "", "closed:"); got != "<nil>" {
+		t.Errorf("closed with error %s", got)
+	}
+}
