@@ -8,7 +8,7 @@ CLANG    := 19.1.7
 COUNT := 2000
 SIZE  := 256MiB
 # What `make bench` runs.
-BENCH := rx match rtt bystander slmp hostq ddt
+BENCH := rx match rtt kernel bystander slmp hostq ddt
 
 # Commands that tests and benches run, and the Debian packages they are in.
 TEST_TOOLS  := chromium-headless-shell:chromium-headless-shell curl:curl git:git gcc:gcc,libc6-dev ip:iproute2 mpicc:mpich,libmpich-dev ping:iputils-ping iperf3:iperf3 python3:python3 tshark:tshark clang-19:clang-19 llvm-strip-19:llvm-19
@@ -131,7 +131,7 @@ fresh: root go fresh-tools ## both commands of the README on a Debian that has n
 test-quick: go ## the short tests, in a minute; those that need root skip without it
 	go test -short -count=1 -p 1 ./...
 
-bench: root bench-tools build ## the figures and their targets (root; BENCH="rx match rtt bystander slmp hostq ddt")
+bench: root bench-tools build ## the figures and their targets (root; BENCH="rx match rtt kernel bystander slmp hostq ddt")
 	@bad=; for b in $(BENCH); do \
 		echo "bin/xspin bench $$b"; bin/xspin bench $$b --targets || bad="$$bad $$b"; \
 	done; [ -z "$$bad" ] || { echo "make bench: failed:$$bad" >&2; exit 1; }

@@ -33,6 +33,7 @@ const (
 	BenchMapBareSockets    = "bare_sockets"
 	BenchProgXspinBare     = "xspin_bare"
 	BenchProgXspinDrop     = "xspin_drop"
+	BenchProgXspinEcho     = "xspin_echo"
 	BenchProgXspinPass     = "xspin_pass"
 	BenchProgXspinSegments = "xspin_segments"
 	BenchProgXspinSend     = "xspin_send"
@@ -84,6 +85,7 @@ type BenchSpecs struct {
 type BenchProgramSpecs struct {
 	XspinBare     *ebpf.ProgramSpec `ebpf:"xspin_bare"`
 	XspinDrop     *ebpf.ProgramSpec `ebpf:"xspin_drop"`
+	XspinEcho     *ebpf.ProgramSpec `ebpf:"xspin_echo"`
 	XspinPass     *ebpf.ProgramSpec `ebpf:"xspin_pass"`
 	XspinSegments *ebpf.ProgramSpec `ebpf:"xspin_segments"`
 	XspinSend     *ebpf.ProgramSpec `ebpf:"xspin_send"`
@@ -147,6 +149,7 @@ type BenchVariables struct {
 type BenchPrograms struct {
 	XspinBare     *ebpf.Program `ebpf:"xspin_bare"`
 	XspinDrop     *ebpf.Program `ebpf:"xspin_drop"`
+	XspinEcho     *ebpf.Program `ebpf:"xspin_echo"`
 	XspinPass     *ebpf.Program `ebpf:"xspin_pass"`
 	XspinSegments *ebpf.Program `ebpf:"xspin_segments"`
 	XspinSend     *ebpf.Program `ebpf:"xspin_send"`
@@ -156,6 +159,7 @@ func (p *BenchPrograms) Close() error {
 	return _BenchClose(
 		p.XspinBare,
 		p.XspinDrop,
+		p.XspinEcho,
 		p.XspinPass,
 		p.XspinSegments,
 		p.XspinSend,

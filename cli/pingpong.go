@@ -31,7 +31,8 @@ func newPingpongCmd() *cobra.Command {
 		Use:   "pingpong",
 		Short: "Pings answered by handlers on the NIC, alone or with an application, and by Linux",
 		Long: `Measure round trips of ICMP echo and UDP echo in the lab, which is brought up
-if necessary. In mode nic, handlers on XsPIN's HPUs answer. In mode
+if necessary. In mode nic, handlers on XsPIN's HPUs answer, and then, as tier
+kernel, handlers in eBPF, from XDP. In mode
 host, Linux does: its own ICMP responder, and for UDP a blocking socket in a
 process of its own, without any XDP program on either end. In mode host+nic,
 handlers swap the addresses, and an unprivileged application, attached to the NIC
@@ -43,11 +44,12 @@ your own programs can ping them.`,
 		Example: `  sudo xspin demo pingpong
   sudo xspin demo pingpong --proto udp --size 16,1416 --count 100000 --json
   sudo xspin demo pingpong --pin --client-wait spin --wait spin
+  sudo xspin demo pingpong --mode host,nic --tier kernel
   sudo xspin demo pingpong --serve --mode host+nic`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			// Check all flags before setting anything up.
-			cfg, err := f.config(cmd.Flags().Changed("mode"))
+			cfg, err := f.config(cmd.Flags().Changed)
 			if err != nil {
 				return fmt.Errorf("demo pingpong: %w", err)
 			}
@@ -89,6 +91,7 @@ type pingpongFlags struct {
 	demoFlags
 	proto, clientWait string
 	modes, sizes      []string
+	tiers             []string // of mode nic
 	count, warmup     int
 	interval, timeout time.Duration
 	appSpin           time.Duration
@@ -100,13 +103,17 @@ const bothProtos rtt.Proto = "both"
 var (
 	pingProtos  = []rtt.Proto{rtt.ICMP, rtt.UDP, bothProtos}
 	clientWaits = []rtt.Wait{rtt.Block, rtt.Spin}
+	pingModes   = []pingpong.Mode{pingpong.Host, pingpong.NIC, pingpong.HostNIC}
+	pingTiers   = []string{"user", "kernel"}
 )
 
 func (f *pingpongFlags) bind(fl *pflag.FlagSet) {
 	fl.StringVar(&f.proto, "proto", "both", "icmp, udp or both")
 	flags.OneOf(fl, "proto", pingProtos)
 	fl.StringSliceVar(&f.modes, "mode", []string{"host", "nic", "host+nic"}, "who answers: host, nic, host+nic or several, in this order")
-	flags.ListOf(fl, "mode", pingpong.Modes)
+	flags.ListOf(fl, "mode", pingModes)
+	fl.StringSliceVar(&f.tiers, "tier", pingTiers, "where the handlers of mode nic run: user (on HPUs), kernel (in XDP) or both")
+	flags.ListOf(fl, "tier", pingTiers)
 	fl.StringSliceVar(&f.sizes, "size", []string{"16", "516", "1016", "1416"}, fmt.Sprintf("payload bytes, %d to %d", rtt.MinSize, maxPing))
 	fl.IntVar(&f.count, "count", 10000, "pings measured per protocol, mode and size")
 	fl.IntVar(&f.warmup, "warmup", 1000, "pings before those")
@@ -120,9 +127,9 @@ func (f *pingpongFlags) bind(fl *pflag.FlagSet) {
 	fl.Lookup("pin").Usage += " (HPUs, application, mode host's UDP echo)"
 }
 
-// config checks the flags. modeSet says whether the user set --mode, whose default differs
-// with --serve.
-func (f pingpongFlags) config(modeSet bool) (c pingpong.Config, err error) {
+// config checks the flags. changed says whether the user set one: --mode and --tier have
+// other defaults with --serve.
+func (f pingpongFlags) config(changed func(string) bool) (c pingpong.Config, err error) {
 	switch p := rtt.Proto(f.proto); {
 	case !slices.Contains(pingProtos, p):
 		return c, flags.Error("proto", f.proto, "want icmp, udp or both")
@@ -132,20 +139,37 @@ func (f pingpongFlags) config(modeSet bool) (c pingpong.Config, err error) {
 		c.Protos = []rtt.Proto{p}
 	}
 
-	modes := f.modes
-	if f.serve && !modeSet {
+	modes, tiers := f.modes, f.tiers
+	if f.serve && !changed("mode") {
 		modes = []string{"nic"}
 	}
-	for _, m := range modes {
+	if f.serve && !changed("tier") {
+		tiers = pingTiers[:1]
+	}
+	for i, t := range tiers {
+		if !slices.Contains(pingTiers, t) || slices.Contains(tiers[:i], t) {
+			return c, flags.Error("tier", strings.Join(tiers, ","), "want user, kernel or both")
+		}
+	}
+	if len(tiers) == 0 {
+		return c, flags.Error("tier", "", "want user, kernel or both")
+	}
+	for i, m := range modes {
 		switch {
-		case !slices.Contains(pingpong.Modes, pingpong.Mode(m)):
+		case !slices.Contains(pingModes, pingpong.Mode(m)):
 			return c, flags.Error("mode", m, wantModes)
 		case m == "host" && f.serve:
 			return c, flags.Error("mode", m, "with --serve nic or host+nic: Linux answers without help")
-		case slices.Contains(c.Modes, pingpong.Mode(m)):
+		case slices.Contains(modes[:i], m):
 			return c, flags.Error("mode", strings.Join(modes, ","), "want each mode once")
 		}
-		c.Modes = append(c.Modes, pingpong.Mode(m))
+		if m != string(pingpong.NIC) {
+			c.Modes = append(c.Modes, pingpong.Mode(m))
+			continue
+		}
+		for _, t := range tiers {
+			c.Modes = append(c.Modes, map[string]pingpong.Mode{"user": pingpong.NIC, "kernel": pingpong.Kernel}[t])
+		}
 	}
 	if c.Sizes, err = numbers("size", f.sizes, rtt.MinSize, maxPing, "bytes of payload"); err != nil {
 		return c, err
@@ -156,8 +180,10 @@ func (f pingpongFlags) config(modeSet bool) (c pingpong.Config, err error) {
 	switch {
 	case len(c.Modes) == 0:
 		return c, flags.Error("mode", "", wantModes)
-	case f.serve && len(c.Modes) > 1:
+	case f.serve && len(modes) > 1:
 		return c, flags.Error("mode", strings.Join(modes, ","), "with --serve nic or host+nic, not both")
+	case f.serve && len(c.Modes) > 1:
+		return c, flags.Error("tier", strings.Join(tiers, ","), "with --serve user or kernel, not both")
 	case len(c.Sizes) == 0:
 		return c, flags.Error("size", "", fmt.Sprintf("want numbers from %d to %d", rtt.MinSize, maxPing))
 	case f.count < 1 || f.count > rtt.MaxCount:

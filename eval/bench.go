@@ -78,6 +78,14 @@ on either end. Pinning and ways of waiting stand with each row.`,
 		200 * time.Millisecond, 50 * time.Millisecond, 50 * time.Millisecond, time.Millisecond, benchRTT, nil,
 	},
 	{
+		"kernel", "Handlers in eBPF, next to the plainest XDP programs, to a socket and to Linux",
+		`Frames from an in-kernel generator go to handlers in eBPF that drop them, next to a
+program that drops at once. A client in a process of its own pings handlers that
+answer from XDP, then a program that does nothing else, a blocking socket, and
+Linux's ICMP responder.`,
+		200 * time.Millisecond, 50 * time.Millisecond, 50 * time.Millisecond, time.Millisecond, benchKernel, nil,
+	},
+	{
 		"bystander", "What TCP through the interface loses when a NIC is on it",
 		`iperf3 runs into the interface with the NIC attached and a context active that
 matches none of it, with a bare XDP program that passes everything, and without

@@ -39,28 +39,29 @@ var comesWith = map[string]string{
 // for programs that are built here. Of a function that starts what its callers say, it is
 // what they say.
 var named = map[string][]string{
-	"eval/peers/peers.go Version":                    {"cc", "iperf3", "mpichversion"},
-	"eval/rx.go openC":                               nil,
-	"eval/slmp.go send":                              nil,
-	"eval/slmp_load.go runLoads":                     nil,
-	"eval/slmp_load.go smallEcho":                    nil,
-	"cli/own_test.go TestOwnXspin":                   {"go"},
-	"daemon/privileges_test.go unitCapabilities":     nil,
-	"daemon/privileges_test.go logsOfAUser":          nil,
-	"daemon/privileges_test.go withoutPrivileges":    nil,
-	"demos/file/run.go send":                         nil,
-	"demos/pingpong/rtt/rtt_test.go TestEchoProcess": nil,
-	"eval/mpich/gemm_test.go TestGEMMLibrary":        nil,
-	"eval/mpich/compare_test.go newPeer":             nil,
-	"eval/mpich/pair.go Start":                       nil,
-	"eval/mpich/unpacker.go StartUnpacker":           nil,
-	"netns/namespace.go Command":                     nil, // its callers are looked at
-	"netns/namespace.go Exec":                        nil, // what a user says
-	"scripts/install_test.go verify":                 nil, // it does without
-	"scripts/newuser_test.go environ":                {"git", "go", "id", "make", "sh"},
-	"scripts/newuser_test.go run":                    {"git", "make"},
-	"scripts/tap/main.go run":                        nil,
-	"slmp/conn_test.go run":                          {"ip", "tc"},
+	"eval/peers/peers.go Version":                         {"cc", "iperf3", "mpichversion"},
+	"eval/rx.go openC":                                    nil,
+	"eval/slmp.go send":                                   nil,
+	"eval/slmp_load.go runLoads":                          nil,
+	"eval/slmp_load.go smallEcho":                         nil,
+	"cli/own_test.go TestOwnXspin":                        {"go"},
+	"daemon/privileges_test.go unitCapabilities":          nil,
+	"daemon/privileges_test.go logsOfAUser":               nil,
+	"daemon/privileges_test.go withoutPrivileges":         nil,
+	"daemon/kernel_test.go TestPrivilegesOfTheKernelTier": nil,
+	"demos/file/run.go send":                              nil,
+	"demos/pingpong/rtt/rtt_test.go TestEchoProcess":      nil,
+	"eval/mpich/gemm_test.go TestGEMMLibrary":             nil,
+	"eval/mpich/compare_test.go newPeer":                  nil,
+	"eval/mpich/pair.go Start":                            nil,
+	"eval/mpich/unpacker.go StartUnpacker":                nil,
+	"netns/namespace.go Command":                          nil, // its callers are looked at
+	"netns/namespace.go Exec":                             nil, // what a user says
+	"scripts/install_test.go verify":                      nil, // it does without
+	"scripts/newuser_test.go environ":                     {"git", "go", "id", "make", "sh"},
+	"scripts/newuser_test.go run":                         {"git", "make"},
+	"scripts/tap/main.go run":                             nil,
+	"slmp/conn_test.go run":                               {"ip", "tc"},
 }
 
 // The Makefile says what a machine needs, and installs it. So that nothing is forgotten

@@ -2,7 +2,7 @@
 /* Peers and traffic of the benchmarks, and the programs a lab may need. */
 #include "kernel.h"
 
-const volatile __u32 target; /* of xspin_send and xspin_segments: interface index */
+const volatile __u32 target; /* interface index; of xspin_echo a port */
 
 /*
  * What xspin_segments sends next: segment `next` of `count`, of message `id` +
@@ -41,6 +41,25 @@ SEC("xdp.frags")
 int xspin_bare(struct xdp_md *ctx)
 {
 	return bpf_redirect_map(&bare_sockets, ctx->rx_queue_index, XDP_PASS);
+}
+
+/* The least that answers: datagrams to the port `target` go back. */
+SEC("xdp.frags")
+int xspin_echo(struct xdp_md *ctx)
+{
+	__u8 *frame = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+	__u16 *eth = (__u16 *)frame, *udp = (__u16 *)(frame + 34), half;
+	__u32 *ip = (__u32 *)(frame + 26), whole;
+
+	if (frame + 42 > end || eth[6] != bswap16(0x0800) || frame[14] != 0x45 || frame[23] != 17 ||
+	    udp[1] != bswap16(target))
+		return XDP_PASS;
+	for (int i = 0; i < 3; i++)
+		half = eth[i], eth[i] = eth[i + 3], eth[i + 3] = half;
+	whole = ip[0], ip[0] = ip[1], ip[1] = whole;
+	half = udp[0], udp[0] = udp[1], udp[1] = half;
+	udp[3] = 0; /* of a local sender it is a part only */
+	return XDP_TX;
 }
 
 /* Live-frame runs of this send their frames out of `target`. */

@@ -52,8 +52,11 @@ type server struct {
 
 // start opens a NIC on the lab's NIC end and activates a context per protocol.
 func start(ctx context.Context, lab *netns.Lab, c ServerConfig) (_ NICServer, err error) {
-	if c.Mode == HostNIC {
+	switch c.Mode {
+	case HostNIC:
 		return startShared(ctx, lab, c)
+	case Kernel:
+		return startKernel(lab, c)
 	}
 	wait, err := hpu.ParseWait(c.Wait)
 	if err != nil {

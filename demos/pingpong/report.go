@@ -52,7 +52,7 @@ type Env struct {
 type Result struct {
 	Proto rtt.Proto `json:"proto"`
 	Mode  Mode      `json:"mode"`
-	Tier  string    `json:"tier"` // of the handlers in the modes that have some: always user
+	Tier  string    `json:"tier"` // of the handlers in the modes that have some: user or kernel
 	Size  int       `json:"size"` // payload, bytes
 	Count int       `json:"count"`
 	Lost  int       `json:"lost"`
@@ -84,7 +84,11 @@ type Micros struct {
 }
 
 func newResult(p rtt.Proto, m Mode, size int, pings rtt.Result) Result {
-	r := Result{Proto: p, Mode: m, Tier: "user", Size: size, Count: pings.Sent, Lost: pings.Lost, Bad: pings.Bad}
+	tier := "user"
+	if m == Kernel {
+		m, tier = NIC, "kernel"
+	}
+	r := Result{Proto: p, Mode: m, Tier: tier, Size: size, Count: pings.Sent, Lost: pings.Lost, Bad: pings.Bad}
 	if len(pings.Samples) > 0 {
 		us := make([]float64, len(pings.Samples))
 		for i, ns := range pings.Samples {
@@ -94,6 +98,14 @@ func newResult(p rtt.Proto, m Mode, size int, pings rtt.Result) Result {
 		r.RTT = &RTT{s.Min, s.P50, s.P95, s.P99, s.CI95}
 	}
 	return r
+}
+
+// column is the Mode that the result was measured in.
+func (r *Result) column() Mode {
+	if r.Tier == "kernel" {
+		return Kernel
+	}
+	return r.Mode
 }
 
 // newMicros makes means of round trips, in sending order, and of what the NIC noted,
@@ -133,7 +145,7 @@ func (r *Report) verdict() error {
 	for _, res := range r.Results {
 		if res.Bad > 0 || res.RTT == nil {
 			return fmt.Errorf("%w: %s by %s, %d bytes: of %d pings %d lost, %d with a wrong reply",
-				ErrReplies, res.Proto, res.Mode, res.Size, res.Count, res.Lost, res.Bad)
+				ErrReplies, res.Proto, res.column(), res.Size, res.Count, res.Lost, res.Bad)
 		}
 	}
 	return nil
@@ -169,6 +181,8 @@ func (r *Report) WriteText(w io.Writer) error {
 			fmt.Fprintf(&b, "host: Linux's ICMP responder; UDP socket, waits by %s, %s\n", e.HostWait, cpuList(first))
 		case NIC:
 			fmt.Fprintf(&b, "nic: %s\n", hpus)
+		case Kernel:
+			fmt.Fprintf(&b, "%s: handlers in eBPF, on the CPU that the request comes from\n", Kernel)
 		case HostNIC:
 			fmt.Fprintf(&b, "host+nic: %s;\n  application, user %d, spins %g us before it sleeps, %s\n", hpus, rtt.Nobody, e.AppSpinUS, cpuList(first))
 		}
@@ -193,36 +207,42 @@ func (r *Report) modes() (ran []Mode) {
 	return ran
 }
 
-// compare is one row per protocol and size, with the modes side by side.
+// A pinged is what the rows of compare are about.
+type pinged struct {
+	proto rtt.Proto
+	size  int
+}
+
+// compare is one row per protocol and size, with the modes side by side. Of more than
+// three, the ratios need a table of their own.
 func (r *Report) compare(w io.Writer) {
-	type key struct {
-		proto rtt.Proto
-		size  int
-	}
-	rows := map[key]map[Mode]*Result{}
-	var order []key
+	rows := map[pinged]map[Mode]*Result{}
+	var order []pinged
 	for i, res := range r.Results {
-		k := key{res.Proto, res.Size}
+		k := pinged{res.Proto, res.Size}
 		if rows[k] == nil {
 			rows[k] = map[Mode]*Result{}
 			order = append(order, k)
 		}
-		rows[k][res.Mode] = &r.Results[i]
+		rows[k][res.column()] = &r.Results[i]
 	}
 
-	fmt.Fprint(w, "\nMedian round trip [95 % interval], us\n\n")
-	t := newTable(w)
 	modes := r.modes()
 	var ratios []Mode // to Host
-	fmt.Fprint(t, "proto\tsize\t")
 	for _, m := range modes {
-		fmt.Fprintf(t, "%s\t", m)
 		if m != Host && modes[0] == Host {
 			ratios = append(ratios, m)
 		}
 	}
-	for _, m := range ratios {
-		fmt.Fprint(t, map[Mode]string{NIC: "nic/host\t", HostNIC: "h+n/host\t"}[m])
+	const wide = 3
+	fmt.Fprint(w, "\nMedian round trip [95 % interval], us\n\n")
+	t := newTable(w)
+	fmt.Fprint(t, "proto\tsize\t")
+	for _, m := range modes {
+		fmt.Fprintf(t, "%s\t", m)
+	}
+	if len(modes) <= wide {
+		writeRatioNames(t, ratios)
 	}
 	fmt.Fprintln(t)
 	for _, k := range order {
@@ -237,17 +257,46 @@ func (r *Report) compare(w io.Writer) {
 				fmt.Fprintf(t, "%s [%s,%s]\t", digits(res.RTT.P50), digits(res.RTT.CI95[0]), digits(res.RTT.CI95[1]))
 			}
 		}
-		for _, m := range ratios {
-			a, b := rows[k][m], rows[k][Host]
-			if a != nil && b != nil && a.RTT != nil && b.RTT != nil {
-				fmt.Fprintf(t, "%.2f\t", a.RTT.P50/b.RTT.P50)
-			} else {
-				fmt.Fprint(t, "-\t")
-			}
+		if len(modes) <= wide {
+			writeRatios(t, rows[k], ratios)
 		}
 		fmt.Fprintln(t)
 	}
 	t.Flush()
+	if len(modes) <= wide || len(ratios) == 0 {
+		return
+	}
+	fmt.Fprint(w, "\nMedians, over those of host\n\n")
+	t = newTable(w)
+	fmt.Fprint(t, "proto\tsize\t")
+	writeRatioNames(t, ratios)
+	fmt.Fprintln(t)
+	for _, k := range order {
+		if rows[k][Host] == nil {
+			continue
+		}
+		fmt.Fprintf(t, "%s\t%d\t", k.proto, k.size)
+		writeRatios(t, rows[k], ratios)
+		fmt.Fprintln(t)
+	}
+	t.Flush()
+}
+
+func writeRatioNames(t io.Writer, modes []Mode) {
+	for _, m := range modes {
+		fmt.Fprint(t, map[Mode]string{NIC: "nic/host\t", Kernel: "kernel/host\t", HostNIC: "h+n/host\t"}[m])
+	}
+}
+
+func writeRatios(t io.Writer, row map[Mode]*Result, modes []Mode) {
+	for _, m := range modes {
+		a, b := row[m], row[Host]
+		if a != nil && b != nil && a.RTT != nil && b.RTT != nil {
+			fmt.Fprintf(t, "%.2f\t", a.RTT.P50/b.RTT.P50)
+		} else {
+			fmt.Fprint(t, "-\t")
+		}
+	}
 }
 
 // list is one row per result, with everything but the interval.
@@ -257,7 +306,7 @@ func (r *Report) list(w io.Writer) {
 	t := newTable(w)
 	fmt.Fprint(t, "proto\tmode\tsize\tcount\tlost\tbad\tmin\tp50\tp95\tp99\twire\twait\thpu\thost\t\n")
 	for _, res := range r.Results {
-		fmt.Fprintf(t, "%s\t%s\t%d\t%d\t%d\t%d\t", res.Proto, res.Mode, res.Size, res.Count, res.Lost, res.Bad)
+		fmt.Fprintf(t, "%s\t%s\t%d\t%d\t%d\t%d\t", res.Proto, res.column(), res.Size, res.Count, res.Lost, res.Bad)
 		if v := res.RTT; v != nil {
 			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t", digits(v.Min), digits(v.P50), digits(v.P95), digits(v.P99))
 		} else {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package pingpong is the first demo: ICMP and UDP echo answered by handlers on
-// XsPIN's HPUs, alone or together with an application, next to the same pings
-// answered by Linux.
+// XsPIN's HPUs, alone or together with an application, or by handlers in eBPF, next to
+// the same pings answered by Linux.
 package pingpong
 
 import (
@@ -26,13 +26,16 @@ const (
 	Host Mode = "host"
 	// NIC is handlers on the HPUs.
 	NIC Mode = "nic"
+	// Kernel is mode NIC with handlers in eBPF. In a Result it is mode NIC, of tier
+	// kernel.
+	Kernel Mode = "nic/kernel"
 	// HostNIC is both: handlers swap the addresses, and an unprivileged
 	// application in a process of its own computes the checksums.
 	HostNIC Mode = "host+nic"
 )
 
 // Modes are all modes.
-var Modes = []Mode{Host, NIC, HostNIC}
+var Modes = []Mode{Host, NIC, Kernel, HostNIC}
 
 // Port is where UDP echo listens, in all modes; FPsPIN's udp_ping has the same.
 const Port = 15000
@@ -63,10 +66,10 @@ type Config struct {
 	Server     ServerConfig
 }
 
-// ServerConfig says how modes NIC and HostNIC are set up. The UDP echo of mode Host
+// ServerConfig says how all modes but Host are set up. The UDP echo of mode Host
 // uses only CPUs[0] of it: that server always blocks, as is usual.
 type ServerConfig struct {
-	Mode    Mode        // NIC or HostNIC
+	Mode    Mode        // any but Host
 	Protos  []rtt.Proto // answered on the NIC's address, UDP on Port
 	HPUs    int
 	Wait    string        // of the HPUs: adaptive, sleep or spin
@@ -177,7 +180,7 @@ func (r *Report) measure(ctx context.Context, lab *netns.Lab, c Config, m Mode, 
 				return err
 			}
 			res := newResult(p, m, size, pings)
-			if nic != nil && res.RTT != nil {
+			if nic != nil && m != Kernel && res.RTT != nil {
 				res.Breakdown = newMicros(nic.Breakdown(p, c.Warmup+len(pings.Samples)), pings.Samples, c.Warmup)
 			}
 			r.Results = append(r.Results, res)

@@ -48,6 +48,15 @@ func LoadPlain(p Plain) (*Program, error) {
 	return &Program{prog: coll.Programs[string(p)], sockets: coll.Maps[bpf.BenchMapBareSockets], owner: closer(coll.Close)}, nil
 }
 
+// LoadEcho loads a program that sends datagrams to a port back.
+func LoadEcho(port uint16) (*Program, error) {
+	coll, err := loader.LoadBench(bpf.BenchProgXspinEcho, map[string]any{bpf.BenchVarTarget: uint32(port)})
+	if err != nil {
+		return nil, err
+	}
+	return &Program{prog: coll.Programs[bpf.BenchProgXspinEcho], owner: closer(coll.Close)}, nil
+}
+
 // LoadMatch loads the matching engine with a table, see [loader.LoadMatch].
 func LoadMatch(t *matcher.Table) (*Program, error) {
 	in, err := loader.LoadMatch(t)

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pingpong
+
+import (
+	"errors"
+	"io"
+
+	"github.com/xspin/xspin/demos/pingpong/rtt"
+	"github.com/xspin/xspin/matcher"
+	"github.com/xspin/xspin/netns"
+	"github.com/xspin/xspin/nic"
+)
+
+// inKernel is a NIC whose handlers, in eBPF, answer from XDP.
+type inKernel struct {
+	*nic.NIC
+	wire io.Closer
+}
+
+func startKernel(lab *netns.Lab, c ServerConfig) (_ NICServer, err error) {
+	s := &inKernel{}
+	if s.wire, err = lab.Host.Wire(); err != nil { // or the answers arrive nowhere
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.Close())
+		}
+	}()
+	err = lab.NIC.NS.Do(func() (err error) {
+		s.NIC, err = nic.Open(nic.Config{Interface: lab.NIC.Device, HPUs: c.HPUs, CPUs: c.CPUs})
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range c.Protos {
+		object, err := nic.BuiltinObject("echo-" + string(p))
+		if err != nil {
+			return nil, err
+		}
+		ruleset := matcher.ICMPEcho()
+		if p == rtt.UDP {
+			ruleset = matcher.UDPPort(Port)
+		}
+		ctx, err := s.Install(nic.ContextSpec{
+			Name:     string(p) + "-echo",
+			Rulesets: []matcher.Ruleset{ruleset},
+			Kernel:   &nic.Kernel{Object: object},
+		})
+		if err != nil {
+			return nil, err
+		}
+		if err := s.Activate(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if c.Stats {
+		return s, s.ServeStats()
+	}
+	return s, nil
+}
+
+// Breakdown implements NICServer: nothing is timed on its own.
+func (s *inKernel) Breakdown(rtt.Proto, int) Breakdown { return Breakdown{} }
+
+func (s *inKernel) Close() error {
+	var err error
+	if s.NIC != nil {
+		err = s.NIC.Close()
+	}
+	return errors.Join(err, s.wire.Close())
+}
