@@ -366,6 +366,12 @@ func TestCostMeasuresEveryRow(t *testing.T) {
 			if len(s.Points) != len(p.X.Names) || s.Points[0].Y+s.Points[1].Y <= 0 {
 				t.Errorf("%s, %s: %+v", p.Name, s.Name, s.Points)
 			}
+			for i, peer := range p.X.Names[1:] { // what was on is told of each
+				ours, rest, ok := strings.Cut(s.On, ". "+peer+": xs-nic: XDP ")
+				if want := []string{"none", "native"}[i]; !ok || !strings.HasPrefix(ours, "SLMP, handlers: xs-nic: XDP native") || !strings.HasPrefix(rest, want) {
+					t.Errorf("%s, %s: on: %s", p.Name, s.Name, s.On)
+				}
+			}
 		}
 	}
 }

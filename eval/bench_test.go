@@ -303,7 +303,7 @@ func TestHardTableSharesNothingAndNoRulesetDropsOutEarly(t *testing.T) {
 func TestAllocationsBelowTheStrayOnesAreNone(t *testing.T) {
 	for x, met := range map[float64]bool{0: true, 0.0009: true, 0.0011: false, 1: false} {
 		row, err := allocsRow([]float64{x})
-		if err != nil || *row.Met != met || *row.Target != 0 || row.Median != x {
+		if err != nil || *row.Met != met || *row.Target != strayAllocs || row.Median != x {
 			t.Errorf("%g: %+v, error %v", x, row, err)
 		}
 	}

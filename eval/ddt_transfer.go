@@ -423,7 +423,8 @@ func (b *ddtBench) overlap(ctx context.Context, t datatypes.Transfer) (err error
 	}
 	paper := "FPsPIN's ratio: time of products by time until the look between two products that finds all messages; it tends to 1 by construction; " + conditions
 	hidden := "share of the messages' time that is hidden: (products + messages - both) / messages, of the first two alone; " + conditions
-	if err := b.absolute("ddt/overlap_ratio_"+t.Name, bench.AtLeast(0.99), paper, ours.side(one, "ratio", ours.ratio)); err != nil {
+	// It has no target: long products meet any.
+	if err := b.absolute("ddt/overlap_ratio_"+t.Name, bench.Higher, paper, ours.side(one, "ratio", ours.ratio)); err != nil {
 		return err
 	}
 	if err := b.absolute("ddt/hidden_"+t.Name, bench.Higher, hidden, ours.side(one, "share", ours.hidden)); err != nil || p == nil {

@@ -90,6 +90,7 @@ func costPlots(ctx context.Context, t *trial) error {
 		plot := func(unit string) (*report.Plot, []*line) {
 			return &report.Plot{Y: report.Axis{Label: "CPU time", Unit: unit}}, []*line{newLine("sender's CPU", ""), newLine("receiver's CPU", "")}
 		}
+		ons := map[*report.Plot]map[string]string{} // of the contestants of a plot, what was on
 		gigabyte, perByte := plot("s/GB")
 		million, perMessage := plot("s/million messages")
 		// contestant adds one to a plot: what it runs says how many units were done, and what was on.
@@ -108,8 +109,11 @@ func costPlots(ctx context.Context, t *trial) error {
 				if err != nil {
 					return fmt.Errorf("%s: %w", name, err)
 				}
+				if ons[p] == nil {
+					ons[p] = map[string]string{}
+				}
+				ons[p][name] = name + ": " + on
 				for i, l := range lines {
-					l.on = on
 					l.add(x, cost[i]/units, -1)
 				}
 				return nil
@@ -181,6 +185,15 @@ func costPlots(ctx context.Context, t *trial) error {
 		}
 		if err := bench.Rounds(ctx, t.runs, sides...); err != nil {
 			return err
+		}
+		for p, lines := range map[*report.Plot][]*line{gigabyte: perByte, million: perMessage} {
+			var all []string
+			for _, name := range p.X.Names {
+				all = append(all, ons[p][name])
+			}
+			for _, l := range lines {
+				l.on = strings.Join(all, ". ")
+			}
 		}
 		gigabyte.Name, gigabyte.Title = "cost-bytes", "CPU time per gigabyte"
 		million.Name, million.Title = "cost-messages", fmt.Sprintf("CPU time per million messages of %d bytes", smallSize)

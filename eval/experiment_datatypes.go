@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/xspin/xspin/ddt"
@@ -52,7 +53,7 @@ var datatypeAxes = []datatypeAxis{
 	{
 		"length", "by message length", report.Axis{Label: "message length", Unit: "KiB"},
 		map[string][][2]float64{"Simple": {{1944, 1.1624}}, "Complex": {{1080, 0.8012}}},
-		[2]float64{216, 0.94}, "FPsPIN, minimum",
+		[2]float64{216, 0.94}, "FPsPIN, at least",
 	},
 }
 
@@ -141,11 +142,12 @@ func (s *datatypeSide) add(p *datatypePoint, o overlapped, on string) {
 // plots measures figures 27 to 29 of D4.7.
 func (s datatypeSweep) plots(ctx context.Context, t *trial) (err error) {
 	b := t.ddt(s.duration)
-	b.cfg.warn("no lines of Open MPI: it is not measured, if it is installed (openmpi-bin) or not. Its ranks need a launcher of its own, and MPICH is the peer here")
+	b.cfg.warn("no lines of Open MPI: it is not measured, even if it is installed, since its ranks need its own launcher")
 	var pair *pair // which MPICH prepares anew for each place
 	var sides []func(context.Context) error
 	ours, theirs, alone := map[string]*datatypeSide{}, map[string]*datatypeSide{}, map[string]*datatypeSide{}
-	types, unsettled := []string{"Simple", "Complex"}, 0
+	types := []string{"Simple", "Complex"}
+	var unsettled []string // places
 	for _, typ := range types {
 		ours[typ], theirs[typ], alone[typ] = newDatatypeSide(typ, "XsPIN", "user"), newDatatypeSide(typ, "MPICH over TCP", ""), newDatatypeSide(typ, "", "")
 		points, err := s.points(typ)
@@ -160,7 +162,7 @@ func (s datatypeSweep) plots(ctx context.Context, t *trial) (err error) {
 		}
 		sides = append(sides, func(ctx context.Context) error {
 			n, err := b.datatypesOurs(ctx, points, ours[typ], alone[typ])
-			unsettled += n
+			unsettled = append(unsettled, n...)
 			return err
 		})
 		if pair != nil {
@@ -170,8 +172,8 @@ func (s datatypeSweep) plots(ctx context.Context, t *trial) (err error) {
 	if err := bench.Rounds(ctx, min(t.runs, 3), sides...); err != nil {
 		return err
 	}
-	if unsettled > 0 {
-		b.cfg.warn(fmt.Sprintf("datatypes-*: at %d places the size of matrices had not settled after FPsPIN's tuning: the machine was busy with something else", unsettled))
+	if len(unsettled) > 0 {
+		b.cfg.warn(fmt.Sprintf("datatypes-*: distrust these points: %s. The size of matrices had not settled there after FPsPIN's tuning, as happens if the machine is not left alone", strings.Join(unsettled, ", ")))
 	}
 
 	for i, a := range datatypeAxes {
@@ -207,20 +209,20 @@ func (s datatypeSweep) plots(ctx context.Context, t *trial) (err error) {
 }
 
 // datatypesOurs is a run of all places of a type, in a session. The first one tunes, as
-// FPsPIN does; it returns at how many places that did not settle.
-func (b *ddtBench) datatypesOurs(ctx context.Context, points []*datatypePoint, to, alone *datatypeSide) (unsettled int, err error) {
+// FPsPIN does; it returns the places where that did not settle.
+func (b *ddtBench) datatypesOurs(ctx context.Context, points []*datatypePoint, to, alone *datatypeSide) (unsettled []string, err error) {
 	var transfers []datatypes.Transfer
 	for _, p := range points {
 		transfers = append(transfers, p.Transfer)
 	}
 	s, err := datatypes.Open(ctx, b.Lab, b.setup(b.sender), transfers...)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
 	on, err := b.state()
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	for i, p := range points {
 		err := func() error {
@@ -236,7 +238,7 @@ func (b *ddtBench) datatypesOurs(ctx context.Context, points []*datatypePoint, t
 					return err
 				}
 				if p.gemms = g; !tuned {
-					unsettled++
+					unsettled = append(unsettled, p.Name)
 				}
 			}
 			var o overlapped
@@ -284,7 +286,7 @@ func overlapRowsPlot(_ context.Context, t *trial) error {
 	var lines []*line
 	for _, typ := range []string{"simple", "complex"} {
 		for _, peer := range []struct{ suffix, name, tier string }{{"", "XsPIN", "user"}, {"_mpich", "MPICH over TCP", ""}} {
-			l := newLine(typ+", "+peer.name, peer.tier)
+			l := newLine(strings.ToUpper(typ[:1])+typ[1:]+", "+peer.name, peer.tier)
 			for i, row := range []string{"ddt/overlap_ratio_", "ddt/hidden_"} {
 				if r := t.row(row + typ + peer.suffix); r != nil {
 					l.row(float64(i), r.A)

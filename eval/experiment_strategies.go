@@ -495,6 +495,9 @@ func reuses(all []appRuns) (lines []*line) {
 	return lines
 }
 
+// strategySpelling turns what rows call strategies into what plots do.
+var strategySpelling = strings.NewReplacer("_", " ", "hpu-local", "HPU-local", "ro-cp", "RO-CP", "rw-cp", "RW-CP")
+
 // strategyRowsPlots draws rows of ddt: order and HPUs, and what committing takes.
 func strategyRowsPlots(_ context.Context, t *trial) error {
 	x := report.Axis{Label: "strategy"}
@@ -508,7 +511,7 @@ func strategyRowsPlots(_ context.Context, t *trial) error {
 				if !ok {
 					continue
 				}
-				name = strings.ReplaceAll(name, "_", " ")
+				name = strategySpelling.Replace(name)
 				if !slices.Contains(x.Names, name) {
 					x.Names = append(x.Names, name)
 				}
@@ -534,7 +537,7 @@ func strategyRowsPlots(_ context.Context, t *trial) error {
 		}
 	}
 	t.plot(report.Plot{
-		Name: "strategies-commit", Title: "Cost of committing a type, in message times",
+		Name: "strategies-commit", Title: "Time to commit a type for direct, divided by time of a message over the network",
 		X: x, Y: report.Axis{Label: "time to commit / time of a message", Unit: "ratio", Log: true, Better: "lower"},
 	}, commit)
 	return nil

@@ -86,7 +86,7 @@ var experiments = []experiment{
 	{
 		report.Experiment{
 			Name: "loss", Title: "Loss",
-			Shows: "How much slower SLMP and TCP are when packets are lost.",
+			Shows: "Goodput of SLMP and of TCP when packets are lost, and the time for a small file.",
 			Method: "A third namespace between sender and receiver drops frames at random, as many each way. Goodput of SLMP is that of a file, goodput of TCP that of one second of iperf3 through the same path. TCP has TSO off, as the NIC stays attached to the receiver's end. " +
 				"SLMP's time for a small file is measured, from the first byte to the acknowledgement of the last. TCP's is not measured but computed: the bytes divided by the goodput that iperf3 reports for them. A run is the median of three such times.",
 		},
@@ -100,7 +100,7 @@ var experiments = []experiment{
 			Method: "Messages of Simple and Complex, FPsPIN's types, by handlers on the NIC, next to MPICH over TCP, whose receiver scatters in the MPI library. Goodput is from the receiver's request for messages until it knows that all are there. " +
 				"By number of messages at a time, each has 20 elements, 2160 KiB; by length, 16 are sent at a time. " +
 				"Beside messages the receiver's one thread multiplies matrices, 20 products of the same code on both sides, and looks for messages between two. As in FPsPIN's evaluation the matrices' size is tuned, before the first run, so that XsPIN's messages are found at the 15th to the last product. " +
-				"The receiver is on one CPU; the sender is on another, and the NIC's one HPU shares that when there are matrices. FPsPIN's ratio, the share of the time until messages are found that products take, tends to 1 by construction; the share of the messages' time that is hidden does not. Sides take turns, 3 runs of each place.",
+				"The receiver is on one CPU, the sender on another. In the plots, and in the rows overlap_* and hidden_*, the NIC's one HPU shares the sender's CPU, so that the receiver's is left to the products; it is there for the lines without products, too. In the rows goodput_* and cpu_* nothing is computed: the HPU is on the receiver's CPU, where the application sleeps, which is why goodput is higher there than in the plots. FPsPIN's ratio, the share of the time until messages are found that products take, tends to 1 by construction; the share of the messages' time that is hidden does not. Sides take turns, 3 runs of each place.",
 		},
 		pace{5, 210 * time.Second}, pace{3, 16 * time.Second},
 		[]benchRows{{"ddt", "cpu,overlap", "-"}}, []step{overlapRowsPlot, datatypesPlots},
@@ -108,7 +108,7 @@ var experiments = []experiment{
 	{
 		report.Experiment{
 			Name: "strategies", Title: "Ways to scatter MPI datatypes",
-			Shows: "How fast the strategies of SC 2019 put a message in place, next to MPI_Unpack and to loops written by hand.",
+			Shows: "How fast strategies, XsPIN's own and those of Di Girolamo et al. (SC 2019), put a message in place, next to MPI_Unpack and to loops written by hand.",
 			Method: "In memory, packet by packet in order, one thread on a CPU that MPI_Unpack, with the whole message at once, has in turn; without a network. " +
 				"Strategies are made for 4 HPUs, and RO-CP and RW-CP have the checkpoints that the paper's model asks for. Blocks are half of their stride; a packet has 1408 bytes of a message. " +
 				"The parts of a handler are differences: init is the time of a packet without bytes and, of RO-CP, what one takes beyond copying that finds its checkpoint where it begins; processing is its share of the message placed at once; setup is the rest. " +
@@ -125,7 +125,7 @@ var experiments = []experiment{
 	{
 		report.Experiment{
 			Name: "anatomy", Title: "Anatomy",
-			Shows: "Where the nanoseconds of a packet go, and what a NIC takes of the machine.",
+			Shows: "Where the nanoseconds of a packet go, what matching costs (match/*) and what exchange with an application does (hostq/*), and what a NIC takes of the machine.",
 			Method: "UDP frames from a generator in the kernel, on one CPU, which runs the XDP program and its redirect too, come to one HPU on another, in bursts of 512: the next one comes when all are handled, so that nothing is lost. The median of the bursts counts, since whoever else takes a CPU is in some of them. " +
 				"Match is a run of the matching engine with one ruleset (BPF_PROG_RUN), less that of a program that passes everything. " +
 				"Redirect is what a frame takes the sending CPU, less that of a program that drops it and less match: credit, metadata, and the kernel's copy into a buffer of AF_XDP. " +
@@ -140,7 +140,7 @@ var experiments = []experiment{
 	{
 		report.Experiment{
 			Name: "scale", Title: "Scaling: messages, contexts, rulesets",
-			Shows: "How the cost of a packet, and the memory for each, grow with the number of messages in flight, of contexts and of rulesets.",
+			Shows: "How the cost of a packet, and the memory for each, grow with the number of messages in flight, contexts and rulesets.",
 			Method: "64-byte frames from a generator in the kernel on one CPU, which runs the XDP program too, to one HPU on another, whose handler does nothing. " +
 				"Messages in flight: so many are opened that do not end, then their segments take turns, none of which asks for an acknowledgement; no more come than the receiver takes. " +
 				"Contexts: one ruleset each, and packets for them take turns; more come than the receiver takes, and the rest is lost in the XDP program. " +
@@ -166,7 +166,7 @@ var experiments = []experiment{
 	{
 		report.Experiment{
 			Name: "bystander", Title: "What other traffic loses when XsPIN is attached",
-			Shows:  "How much slower TCP through an interface is while XsPIN is attached to it.",
+			Shows:  "Goodput of TCP through an interface with XsPIN attached, relative to without.",
 			Method: "One TCP stream of iperf3 goes into the interface and one out of it: without an XDP program, with a bare XDP program that passes everything, and with the NIC attached and a context active that matches none of it. Any XDP program on one end of a veth pair takes TSO and GSO from the other end, so that each segment is a frame: that is most of the loss, and a physical NIC does not have it.",
 		},
 		pace{11, 2 * time.Minute}, pace{3, 23 * time.Second},

@@ -32,12 +32,12 @@ func countMallocs() func() float64 {
 	}
 }
 
-// allocsRow holds allocations of the receiver against a target of none.
+// allocsRow holds allocations of the receiver against those that are not of packets.
 func (b *slmpBench) allocsRow(name string, runs []float64) (bench.Row, error) {
 	row, err := allocsRow(runs)
 	row.Name = name
 	if row.A != nil {
-		row.A.What = fmt.Sprintf("allocations of the whole receiving process, while the sender's process runs, less than %g counts as none", strayAllocs)
+		row.A.What = fmt.Sprintf("allocations of the whole receiving process, while the sender's process runs; %g or less are not of packets", strayAllocs)
 	}
 	return row, err
 }
@@ -460,14 +460,14 @@ func (b *slmpBench) windowRows(ctx context.Context) (err error) {
 	p.Add("v_recv_kps", scaled(takeRate, 1e-3))
 	p.Add("s_recv_segments", []float64{nic.DefaultRing})
 	p.Add("measured_knee", knees)
-	row, err := bench.Absolute("slmp/predicted_window", bench.Higher, p)
+	row, err := bench.Absolute("slmp/predicted_window", bench.Neither, p)
 	if err := b.doc.Add(fmt.Sprintf("FPsPIN's report, equations 1 to 3: S_recv the credit of a queue, v_send by xspin send --mode none into a program that drops, v_recv segments of as many bytes from the in-kernel generator put into memory by 1 HPU; "+
 		"%d, the largest that can be asked for, where the receiver is the faster one and its buffer never fills", slmp.MaxWindow), row, err); err != nil {
 		return err
 	}
 	k := bench.NewSide(fmt.Sprintf("the smallest window swept with %g %% of the best goodput", 100*kneeAt), "segments", knees)
 	k.Add("predicted_window", predicted)
-	row, err = bench.Absolute("slmp/window_knee", bench.Lower, k)
+	row, err = bench.Absolute("slmp/window_knee", bench.Neither, k)
 	return b.doc.Add(fmt.Sprintf("of the sweep of windows with %d messages at a time; %s", b.o.parallels[0], conditions), row, err)
 }
 

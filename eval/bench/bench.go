@@ -31,10 +31,12 @@ type Goal struct {
 	set    bool
 }
 
-// Goals without a target.
+// Goals without a target. Neither is of figures that are not better if they are higher or
+// lower.
 var (
-	Higher = Goal{better: "higher"}
-	Lower  = Goal{better: "lower"}
+	Higher  = Goal{better: "higher"}
+	Lower   = Goal{better: "lower"}
+	Neither = Goal{}
 )
 
 // AtLeast is the goal of reaching x.
@@ -91,9 +93,9 @@ type Row struct {
 	Unit       string            `json:"unit"` // "ratio" is that of A to B
 	Median     float64           `json:"median"`
 	CI95       quantile.Interval `json:"ci95"`
-	Better     string            `json:"better"` // higher or lower
+	Better     string            `json:"better"` // higher or lower, "" if neither is
 	Target     *float64          `json:"target,omitempty"`
-	Met        *bool             `json:"met,omitempty"`     // by the median
+	Met        *bool             `json:"met,omitempty"`     // by the median alone, whatever the verdict
 	Verdict    string            `json:"verdict,omitempty"` // met, missed, or within noise: the target is in the interval
 	A          *Side             `json:"a,omitempty"`
 	B          *Side             `json:"b,omitempty"`

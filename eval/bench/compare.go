@@ -56,8 +56,8 @@ func (d *Document) Check() error {
 			return fmt.Errorf("row %s: no runs", r.Name)
 		case r.B != nil && len(r.B.Runs) != len(r.A.Runs):
 			return fmt.Errorf("row %s: %d runs of a and %d of b: want pairs", r.Name, len(r.A.Runs), len(r.B.Runs))
-		case r.Better != Higher.better && r.Better != Lower.better:
-			return fmt.Errorf("row %s: better %q: want %s or %s", r.Name, r.Better, Higher.better, Lower.better)
+		case r.Better != Higher.better && r.Better != Lower.better && r.Better != Neither.better:
+			return fmt.Errorf("row %s: better %q: want %s, %s or nothing", r.Name, r.Better, Higher.better, Lower.better)
 		}
 		seen[r.Name] = true
 	}
@@ -158,6 +158,8 @@ func change(before, after *Row) (Change, error) {
 	switch {
 	case before.Unit != after.Unit:
 		return c, fmt.Errorf("in %s before, in %s after", before.Unit, after.Unit)
+	case after.Better == Neither.better:
+		return c, errors.New("neither higher nor lower is better")
 	case before.Better != after.Better:
 		return c, fmt.Errorf("better if %s before, better if %s after", before.Better, after.Better)
 	case (before.B == nil) != (after.B == nil):

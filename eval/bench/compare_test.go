@@ -178,3 +178,13 @@ func TestBadDocumentsAreRefused(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 }
+
+func TestWhatIsNeitherBetterNorWorseIsNotCompared(t *testing.T) {
+	d := documentOf(must(Absolute("r", Neither, NewSide("it", "segments", []float64{1, 2, 3}))))
+	if err := d.Check(); err != nil || d.Results[0].Better != "" || d.Results[0].Verdict != "" {
+		t.Errorf("%+v, error %v", d.Results[0], err)
+	}
+	if c := Compare("a", d, "b", d); len(c.Changes) != 0 || len(c.Others) != 1 || c.Others[0].Why != "neither higher nor lower is better" {
+		t.Errorf("%+v", c)
+	}
+}

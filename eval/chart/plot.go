@@ -79,6 +79,9 @@ func Of(p *report.Plot) (*Chart, error) {
 		return nil, fmt.Errorf("plot %s: %w", p.Name, err)
 	}
 	c.title = p.Title
+	if len(c.legend.entries) == 1 { // the title says what it is
+		c.legend.entries = nil
+	}
 	c.height = plotHeight + legendLine*vg.Length(len(c.legend.rows(c.width-2*edge)))
 	return c, nil
 }

@@ -31,14 +31,14 @@ var source string
 
 var page = template.Must(template.New("page").Funcs(template.FuncMap{
 	"figure": bench.Figure, "sources": sources, "percent": percent, "noisy": func(spread float64) bool { return spread > 0.2 }, "svg": svg, "table": table, "join": strings.Join, "class": class, "lost": lost,
-	"times": times, "reason": Reason, "words": func() any { return words },
+	"times": times, "show": Show, "words": func() any { return Words }, "reading": func() any { return Reading },
 	"seconds": func(s float64) string { return time.Duration(s * float64(time.Second)).Round(time.Second).String() },
 }).Parse(source))
 
 // Write writes the page and what belongs to it into the directory of the report.
 func Write(dir string, r *report.Report) error {
 	var b bytes.Buffer
-	if err := page.Execute(&b, view{r, ahead(r, true), ahead(r, false), r.Verdicts()}); err != nil {
+	if err := page.Execute(&b, newView(r)); err != nil {
 		return fmt.Errorf("page: %w", err)
 	}
 	if err := report.Replace(filepath.Join(dir, Index), b.Bytes()); err != nil {
@@ -63,7 +63,16 @@ func Write(dir string, r *report.Report) error {
 type view struct {
 	*report.Report
 	Ahead, Behind []bench.Row
+	Conclusions   []Conclusions
 	Targets       []bench.Row
+	Notes         []int    // of the targets, see Notes
+	Reasons       []string // by those, from 1
+}
+
+func newView(r *report.Report) view {
+	v := view{Report: r, Ahead: ahead(r, true), Behind: ahead(r, false), Conclusions: Conclude(r), Targets: r.Verdicts()}
+	v.Notes, v.Reasons = Notes(v.Targets)
+	return v
 }
 
 // Count returns how many targets have a verdict.

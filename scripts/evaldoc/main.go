@@ -6,20 +6,19 @@
 //
 //	evaldoc REPORT docs/evaluation.md
 //
-// REPORT is the directory of a report; without files of plots, those of the folder stay.
+// REPORT is the directory of a report. Plots are drawn anew from its results.json.
 package main
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 	"time"
 
 	"github.com/xspin/xspin/eval/bench"
+	"github.com/xspin/xspin/eval/chart"
 	"github.com/xspin/xspin/eval/page"
 	"github.com/xspin/xspin/eval/report"
 )
@@ -56,27 +55,36 @@ func write(dir, to string) error {
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return err
 	}
-	files := []string{report.File}
+	all, err := os.ReadFile(filepath.Join(dir, report.File))
+	if err == nil {
+		err = os.WriteFile(filepath.Join(folder, report.File), all, 0o644)
+	}
+	if err != nil {
+		return err
+	}
 	for _, e := range r.Experiments {
 		for _, p := range e.Plots {
-			files = append(files, p.Name+".svg")
-		}
-	}
-	for _, f := range files {
-		b, err := os.ReadFile(filepath.Join(dir, f))
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err == nil {
-			err = os.WriteFile(filepath.Join(folder, f), b, 0o644)
-		}
-		if err != nil {
-			return err
+			if err := draw(p, filepath.Join(folder, p.Name+".svg")); err != nil {
+				return err
+			}
 		}
 	}
 	var b bytes.Buffer
 	results(&b, r, filepath.Base(folder))
 	return os.WriteFile(to, []byte(before+begin+b.String()+end+after), 0o644)
+}
+
+// draw draws a plot as this release does, whichever measured it.
+func draw(p *report.Plot, to string) error {
+	c, err := chart.Of(p)
+	if err != nil {
+		return err
+	}
+	var b bytes.Buffer
+	if err := c.Write(&b, ".svg"); err != nil {
+		return err
+	}
+	return os.WriteFile(to, b.Bytes(), 0o644)
 }
 
 // results writes what a report has found, with plots from a folder.
@@ -94,20 +102,27 @@ func results(b *bytes.Buffer, r *report.Report, folder string) {
 			fmt.Fprintf(b, "| %s | %s |\n", f.Name, cell(f.Value))
 		}
 	}
-	b.WriteString("\n### Targets\n\n| figure | target | measured | 95 % interval | verdict | why |\n|---|---|---|---|---|---|\n")
-	for _, row := range r.Verdicts() {
-		sign := "≥"
-		if row.Better == "lower" {
-			sign = "≤"
+	if conclusions := page.Conclude(r); len(conclusions) > 0 {
+		b.WriteString("\n### In short\n\nRatios of this run, with their intervals.\n")
+		for _, c := range conclusions {
+			fmt.Fprintf(b, "\n%s:\n\n", c.Heading)
+			for _, l := range c.Lines {
+				fmt.Fprintf(b, "* %s\n", l)
+			}
 		}
-		verdict, why := row.Verdict, ""
-		if verdict == "missed" {
-			verdict, why = "**missed**", page.Reason(row.Name)
-		}
-		fmt.Fprintf(b, "| `%s` | %s %s | %s | %s to %s | %s | %s |\n", row.Name, sign, bench.Figure(*row.Target), bench.Figure(row.Median), bench.Figure(row.CI95[0]), bench.Figure(row.CI95[1]), verdict, why)
 	}
+	b.WriteString("\n### How to read the tables\n\n")
+	for _, l := range page.Reading {
+		fmt.Fprintf(b, "* %s\n", l)
+	}
+	b.WriteString("\n<details><summary>Words</summary>\n\n")
+	for _, w := range page.Words {
+		fmt.Fprintf(b, "* **%s**: %s\n", w.Word, w.Is)
+	}
+	b.WriteString("\n</details>\n")
+	targets(b, r.Verdicts())
 	for _, e := range r.Experiments {
-		fmt.Fprintf(b, "\n### %s\n\n%s\n", e.Title, e.Shows)
+		fmt.Fprintf(b, "\n### %s\n\n%s\n\nHow: %s\n", e.Title, e.Shows, e.Method)
 		if e.Status != report.Done {
 			fmt.Fprintf(b, "\n%s: %s\n", strings.ToUpper(string(e.Status[:1]))+string(e.Status[1:]), cell(e.Why))
 		}
@@ -118,14 +133,35 @@ func results(b *bytes.Buffer, r *report.Report, folder string) {
 			fmt.Fprintf(b, "\n![%s](%s/%s.svg)\n", p.Title, folder, p.Name)
 		}
 		if len(e.Rows) > 0 {
-			b.WriteString("\n<details><summary>Figures</summary>\n\n| figure | median | unit | 95 % interval | better |\n|---|---|---|---|---|\n")
+			b.WriteString("\n<details><summary>Figures</summary>\n\n| figure | median | unit | interval | runs | better |\n|---|---|---|---|---|---|\n")
 			for _, row := range e.Rows {
-				fmt.Fprintf(b, "| `%s` | %s | %s | %s to %s | %s |\n", row.Name, bench.Figure(row.Median), row.Unit, bench.Figure(row.CI95[0]), bench.Figure(row.CI95[1]), row.Better)
+				s := page.Show(row)
+				fmt.Fprintf(b, "| `%s` | %s | %s | %s to %s | %d | %s |\n", row.Name, s.Median, s.Unit, s.Low, s.High, len(row.A.Runs), row.Better)
 			}
 			b.WriteString("\n</details>\n")
 		}
 	}
 	b.WriteString("\n")
+}
+
+// targets writes the rows that have one.
+func targets(b *bytes.Buffer, rows []bench.Row) {
+	b.WriteString("\n### Targets\n\n| figure | better | target | measured | interval | verdict |\n|---|---|---|---|---|---|\n")
+	notes, reasons := page.Notes(rows)
+	for i, row := range rows {
+		verdict := row.Verdict
+		if notes[i] > 0 {
+			verdict = fmt.Sprintf("**missed** (%d)", notes[i])
+		}
+		s := page.Show(row)
+		fmt.Fprintf(b, "| `%s` | %s | %s | %s | %s to %s | %s |\n", row.Name, row.Better, s.Target, s.Median, s.Low, s.High, verdict)
+	}
+	if len(reasons) > 0 {
+		b.WriteString("\nWhy targets are missed, by the numbers behind the verdicts:\n\n")
+	}
+	for i, why := range reasons {
+		fmt.Fprintf(b, "%d. %s\n", i+1, why)
+	}
 }
 
 // cell is a text that does not end a table's cell.
