@@ -93,7 +93,7 @@ type Sample struct {
 
 // InterfaceRates are per second, but Busy.
 type InterfaceRates struct {
-	HPUs    float64   `json:"hpus"`    // frames to HPUs
+	HPUs    float64   `json:"hpus"`    // frames to HPUs, those of the kernel tier, which are CPUs, too
 	Linux   float64   `json:"linux"`   // and to the Linux stack
 	Dropped float64   `json:"dropped"` // and to nobody
 	Busy    []float64 `json:"busy"`    // percent of the time, of each HPU
@@ -221,8 +221,15 @@ func (s *State) add(n *nic.Stats) {
 }
 
 func (s *State) context(c *control.ContextInfo, n *nic.ContextStats) {
+	handler := c.Handler
+	if c.Object != nil {
+		handler = c.Object.Name
+	}
+	if c.Tier == "kernel" {
+		handler += ", in the kernel"
+	}
 	x := Context{
-		Name: c.Name, Interface: c.Interface, State: c.State, Error: c.Error, Handler: c.Handler, Policy: c.Policy,
+		Name: c.Name, Interface: c.Interface, State: c.State, Error: c.Error, Handler: handler, Policy: c.Policy,
 		Rules: append([]control.Rule{}, c.Rules...), Windows: append([]control.Window{}, c.Windows...), Attached: append([]control.Peer{}, c.Attached...),
 		Handled: c.HandlerStats.Handled, InFlight: n.InFlight, Credits: n.Credits,
 	}
@@ -277,7 +284,7 @@ func (s *Sample) compare(d time.Duration, nics1, nics2 []nic.Stats, contexts1, c
 		linux := func(p *nic.ProgramStats) uint64 { return p.Passed + p.Spilled + p.Failed + p.Malformed + p.Oversize }
 		dropped := func(n *nic.Stats) uint64 { return n.Program.Refused + n.Sockets.RxDropped + n.Sockets.RxRingFull }
 		r := InterfaceRates{
-			HPUs:    rate(old.Program.Redirected, n.Program.Redirected),
+			HPUs:    rate(old.Program.Redirected+old.Program.Kernel, n.Program.Redirected+n.Program.Kernel),
 			Linux:   rate(linux(&old.Program), linux(&n.Program)),
 			Dropped: rate(dropped(old), dropped(n)),
 			Busy:    []float64{},

@@ -35,7 +35,7 @@ func some(n uint64) Source {
 		Stats: func() ([]nic.Stats, error) {
 			return []nic.Stats{{
 				Interface: "lab/nic", Link: "up", Queues: 1,
-				Program:  nic.ProgramStats{Passed: 10 * n, Redirected: 20 * n, Refused: 3 * n, Malformed: n},
+				Program:  nic.ProgramStats{Passed: 10 * n, Redirected: 15 * n, Kernel: 5 * n, Refused: 3 * n, Malformed: n},
 				Sockets:  nic.SocketStats{RxRingFull: 2 * n},
 				HPUs:     []hpu.Stats{{HPU: 0, Handled: 20 * n, Busy: time.Duration(n) * 500 * time.Millisecond}, {HPU: 1}},
 				Contexts: []nic.ContextStats{{ID: 1, Name: "box", InFlight: 4, Credits: 8, Refused: 3 * n}},
@@ -46,7 +46,7 @@ func some(n uint64) Source {
 				Context: control.Context{Name: "box", Interface: "lab/nic", Handler: "deposit", Params: map[string]any{"key": "secret"}}, ID: 1, State: "active",
 				HandlerStats: spin.ContextStats{Handled: 20 * n, Dropped: 5 * n, HandlerTime: spin.Histogram{10: 15 * n, 20: 5 * n}},
 				MessageStats: &spin.MessageStats{Open: 6, Ended: 2 * n, Dropped: spin.Drops{spin.DropDead: n}},
-			}, {Context: control.Context{Name: "idle", Interface: "lab/nic"}, State: "installed"}}
+			}, {Context: control.Context{Name: "idle", Interface: "lab/nic", Tier: "kernel", Object: &control.Object{Name: "mine.o"}}, State: "installed"}}
 		},
 		Log: &Tail{},
 	}
@@ -74,7 +74,7 @@ func TestSamplesAreDifferences(t *testing.T) {
 	var r recorder
 	start := time.Unix(1000, 0)
 	r.record(some(1), start)
-	if d := r.get(t, 0); len(d.Samples) != 0 || d.Contexts[0].Name != "box" || d.Contexts[0].Open != 6 || d.Contexts[0].InFlight != 4 || d.Interfaces[0].Frames.Redirected != 20 {
+	if d := r.get(t, 0); len(d.Samples) != 0 || d.Contexts[0].Name != "box" || d.Contexts[0].Open != 6 || d.Contexts[0].InFlight != 4 || d.Interfaces[0].Frames.Redirected != 15 || d.Contexts[1].Handler != "mine.o, in the kernel" {
 		t.Errorf("%+v", d)
 	}
 	r.record(some(3), start.Add(2*time.Second))
