@@ -164,7 +164,13 @@ func plotsOf(t *testing.T, e *report.Experiment) (plots []string) {
 		for _, s := range p.Series {
 			series = append(series, fmt.Sprintf("%s %d", s.Name, len(s.Points)))
 			ours := !strings.Contains(s.Name, "TCP") && !strings.Contains(s.Name, "XDP") && !strings.Contains(s.Name, "Linux")
-			if (s.Tier == "user") != ours {
+			want := ""
+			if strings.Contains(s.Name, "in eBPF") {
+				want = "kernel"
+			} else if ours {
+				want = "user"
+			}
+			if s.Tier != want {
 				t.Errorf("%s: tier %q of %s", p.Name, s.Tier, s.Name)
 			}
 			if !p.Stack && !strings.HasSuffix(p.Name, "-spread") && !strings.Contains(s.On, "XDP") {
@@ -188,7 +194,7 @@ func TestPingpongMeasuresEveryRow(t *testing.T) {
 	if !measures(t) {
 		return
 	}
-	const modes = "Linux 4, handlers 4, handlers and an application 4"
+	const modes = "Linux 4, handlers 4, handlers in eBPF 4, handlers and an application 4"
 	const nic, both = "wire and client 4, dispatch 4, handler 4", "wire and client 4, dispatch 4, handler 4, application 4"
 	dir := t.TempDir()
 	x := experiments[0]
@@ -212,6 +218,13 @@ pingpong-udp-parts-host-nic: `+both)
 	for _, p := range r.Experiments[0].Plots {
 		if marks := map[bool]int{true: 12}[p.Name == "pingpong-icmp" || p.Name == "pingpong-udp"]; len(p.Marks) != marks {
 			t.Errorf("%s: marks %+v", p.Name, p.Marks)
+		}
+		for _, s := range p.Series {
+			for _, pt := range s.Points {
+				if len(pt.Runs) != x.quick.runs { // those of two modes would be more
+					t.Errorf("%s, %s at %g: runs %v, want %d", p.Name, s.Name, pt.X, pt.Runs, x.quick.runs)
+				}
+			}
 		}
 	}
 	pagetest.Look(t, dir, x.Title, x.Shows, x.Method, "UDP echo: round trip by payload size", "Linux: ", "A quick run", "FPsPIN (D4.7, figure 24)")

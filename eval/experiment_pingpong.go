@@ -40,7 +40,7 @@ var fpspinRTT = map[rtt.Proto]map[pingpong.Mode]map[int]float64{
 
 // pingpongNames are the modes, as the legend has them.
 var pingpongNames = map[pingpong.Mode]string{
-	pingpong.Host: "Linux", pingpong.NIC: "handlers", pingpong.HostNIC: "handlers and an application",
+	pingpong.Host: "Linux", pingpong.NIC: "handlers", pingpong.Kernel: "handlers in eBPF", pingpong.HostNIC: "handlers and an application",
 }
 
 // pingpongParts are the parts of a round trip, bottom up.
@@ -76,10 +76,7 @@ func pingpongPlots(ctx context.Context, t *trial) error {
 	protos := []rtt.Proto{rtt.ICMP, rtt.UDP}
 	for _, p := range protos {
 		for _, m := range pingpong.Modes {
-			tier := "user"
-			if m == pingpong.Host {
-				tier = ""
-			}
+			tier := map[pingpong.Mode]string{pingpong.NIC: "user", pingpong.Kernel: "kernel", pingpong.HostNIC: "user"}[m]
 			k := key{p, m}
 			medians[k], spread[k] = newLine(pingpongNames[m], tier), newLine(pingpongNames[m], tier)
 			for _, part := range pingpongParts {
@@ -103,8 +100,8 @@ func pingpongPlots(ctx context.Context, t *trial) error {
 			if res.RTT == nil || res.Bad > 0 {
 				continue
 			}
-			k := key{res.Proto, res.Mode}
-			medians[k].on = linkStates(r.Env.Links[res.Mode])
+			k := key{res.Proto, res.Measured()}
+			medians[k].on = linkStates(r.Env.Links[k.mode])
 			medians[k].add(float64(res.Size), res.RTT.P50, float64(res.Lost)/float64(res.Count))
 			if res.Size == sizes[0] {
 				for i, q := range pingpongQuantiles {

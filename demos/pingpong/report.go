@@ -100,8 +100,8 @@ func newResult(p rtt.Proto, m Mode, size int, pings rtt.Result) Result {
 	return r
 }
 
-// column is the Mode that the result was measured in.
-func (r *Result) column() Mode {
+// Measured is the Mode that the result was measured in.
+func (r *Result) Measured() Mode {
 	if r.Tier == "kernel" {
 		return Kernel
 	}
@@ -145,7 +145,7 @@ func (r *Report) verdict() error {
 	for _, res := range r.Results {
 		if res.Bad > 0 || res.RTT == nil {
 			return fmt.Errorf("%w: %s by %s, %d bytes: of %d pings %d lost, %d with a wrong reply",
-				ErrReplies, res.Proto, res.column(), res.Size, res.Count, res.Lost, res.Bad)
+				ErrReplies, res.Proto, res.Measured(), res.Size, res.Count, res.Lost, res.Bad)
 		}
 	}
 	return nil
@@ -224,7 +224,7 @@ func (r *Report) compare(w io.Writer) {
 			rows[k] = map[Mode]*Result{}
 			order = append(order, k)
 		}
-		rows[k][res.column()] = &r.Results[i]
+		rows[k][res.Measured()] = &r.Results[i]
 	}
 
 	modes := r.modes()
@@ -306,7 +306,7 @@ func (r *Report) list(w io.Writer) {
 	t := newTable(w)
 	fmt.Fprint(t, "proto\tmode\tsize\tcount\tlost\tbad\tmin\tp50\tp95\tp99\twire\twait\thpu\thost\t\n")
 	for _, res := range r.Results {
-		fmt.Fprintf(t, "%s\t%s\t%d\t%d\t%d\t%d\t", res.Proto, res.column(), res.Size, res.Count, res.Lost, res.Bad)
+		fmt.Fprintf(t, "%s\t%s\t%d\t%d\t%d\t%d\t", res.Proto, res.Measured(), res.Size, res.Count, res.Lost, res.Bad)
 		if v := res.RTT; v != nil {
 			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t", digits(v.Min), digits(v.P50), digits(v.P95), digits(v.P99))
 		} else {
