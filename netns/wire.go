@@ -3,6 +3,7 @@
 package netns
 
 import (
+	"errors"
 	"fmt"
 	"io"
 
@@ -49,8 +50,8 @@ func (p Port) wire() (l link.Link, err error) {
 	return l, err
 }
 
-// SetWire is Wire for as long as the port is there, or ends that. Another program than
-// Wire's stays.
+// SetWire is Wire for as long as the port is there, or ends that. Another program stays, and
+// so does that of a process which has called Wire.
 func (p Port) SetWire(on bool) error {
 	err := p.NS.Do(func() error {
 		l, err := netlink.LinkByIndex(p.Index)
@@ -81,7 +82,11 @@ func (p Port) SetWire(on bool) error {
 			defer prog.Close()
 			return netlink.LinkSetXdpFdWithFlags(l, prog.FD(), unix.XDP_FLAGS_UPDATE_IF_NOEXIST|unix.XDP_FLAGS_DRV_MODE)
 		case !on && wired:
-			return netlink.LinkSetXdpFdWithFlags(l, -1, unix.XDP_FLAGS_DRV_MODE)
+			err := netlink.LinkSetXdpFdWithFlags(l, -1, unix.XDP_FLAGS_DRV_MODE)
+			if errors.Is(err, unix.EBUSY) { // what a link has attached goes with that link
+				return nil
+			}
+			return err
 		}
 		return nil
 	})

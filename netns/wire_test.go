@@ -40,6 +40,10 @@ func TestWire(t *testing.T) {
 	if _, err := lab.Host.Wire(); err == nil {
 		t.Error("wired twice")
 	}
+	// lab up leaves the wire of a demo that runs.
+	if err := errors.Join(lab.Host.SetWire(true), lab.Host.SetWire(false)); err != nil || !xdp(t, lab.Host) {
+		t.Errorf("error %v, program there: %t", err, xdp(t, lab.Host))
+	}
 	if err := w.Close(); err != nil {
 		t.Error(err)
 	}

@@ -89,12 +89,15 @@ func (s *ContextSpec) resolveKernel(wrong *spin.Problems) {
 			wrong.Add(set.key, "%s", set.why)
 		}
 	}
-	for key, w := range map[string]*hostq.Window{"memory": r.Memory, "hpu_memory": r.PerHPU} {
-		if w == nil {
+	for _, m := range []struct {
+		key string
+		w   *hostq.Window
+	}{{"memory", r.Memory}, {"hpu_memory", r.PerHPU}} {
+		if m.w == nil {
 			continue
 		}
-		if mem, off := w.Memory(); mem == nil || off != 0 {
-			wrong.Add(key, "want a window on a hostq.Memory, from its beginning: handlers in eBPF are given its map")
+		if mem, off := m.w.Memory(); mem == nil || off != 0 {
+			wrong.Add(m.key, "want a window on a hostq.Memory, from its beginning: handlers in eBPF are given its map")
 		}
 	}
 	s.Policy, s.Share = ByPacket, 1

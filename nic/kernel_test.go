@@ -15,6 +15,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 
+	"github.com/xspin/xspin/bpf"
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/internal/testenv"
@@ -376,12 +377,20 @@ func TestContextsInTheKernelLeakNothing(t *testing.T) {
 		}
 		ask(t, conn, []byte("hi"))
 	}
-	programs := func() (n int) {
-		for id := ebpf.ProgramID(0); ; n++ {
+	programs := func() (n int) { // with handlers, whoever else loads some
+		for id := ebpf.ProgramID(0); ; {
 			var err error
 			if id, err = ebpf.ProgramGetNextID(id); err != nil {
 				return n
 			}
+			p, err := ebpf.NewProgramFromID(id)
+			if err != nil {
+				continue // it has gone meanwhile
+			}
+			if info, err := p.Info(); err == nil && info.Name == bpf.HandlersProgram {
+				n++
+			}
+			p.Close()
 		}
 	}
 	before := programs()
