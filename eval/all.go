@@ -48,7 +48,15 @@ the place of what was found before. Leave the machine alone meanwhile.`,
 		Example: `  sudo xspin bench all --quick
   sudo xspin bench all --out /srv/www/xspin
   sudo xspin bench all --only pingpong,packets`,
-		Args: cobra.NoArgs,
+		Args: func(cmd *cobra.Command, args []string) error {
+			// A flag that was left without names takes the next one for a name.
+			for _, n := range o.only {
+				if strings.HasPrefix(n, "-") {
+					return fmt.Errorf("bench all: --only needs names of experiments before %s: %s", n, strings.Join(names, ", "))
+				}
+			}
+			return cobra.NoArgs(cmd, args)
+		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			for _, n := range o.only {
 				if !slices.Contains(names, n) {

@@ -133,12 +133,23 @@ func TestBenchAllGoesOnWhereItStopped(t *testing.T) {
 }
 
 func TestBenchAllRefusesUnknownExperiments(t *testing.T) {
-	root := benchCmd()
-	root.SetArgs([]string{"all", "--only", "packets,nothing", "--out", filepath.Join(t.TempDir(), "x")})
-	root.SetOut(new(bytes.Buffer))
-	root.SetErr(new(bytes.Buffer))
-	if err := root.Execute(); err == nil || !strings.Contains(err.Error(), "bench all: --only nothing: want pingpong, ") {
-		t.Errorf("error %v", err)
+	out := filepath.Join(t.TempDir(), "x")
+	for _, tc := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"--only", "packets,nothing", "--out", out}, "bench all: --only nothing: want pingpong, "},
+		{[]string{"--only", "--out", out}, "bench all: --only needs names of experiments before --out: pingpong, "},
+		{[]string{"--only", "--quick"}, "bench all: --only needs names of experiments before --quick: pingpong, "},
+		{[]string{"packets"}, `unknown command "packets"`},
+	} {
+		root := benchCmd()
+		root.SetArgs(append([]string{"all"}, tc.args...))
+		root.SetOut(new(bytes.Buffer))
+		root.SetErr(new(bytes.Buffer))
+		if err := root.Execute(); err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%q: error %v, want %q", tc.args, err, tc.want)
+		}
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
 
 	"github.com/spf13/cobra"
 
@@ -20,21 +21,27 @@ import (
 
 func newCompareCmd() *cobra.Command {
 	var (
-		asJSON  bool
-		picture string
+		asJSON, all bool
+		picture     string
 	)
 	cmd := &cobra.Command{
-		Use:   "compare BEFORE.json AFTER.json",
+		Use:   "compare BEFORE AFTER",
 		Short: "What has got better or worse between two runs of a benchmark, beyond the noise",
-		Long: `The files are what xspin bench X --json printed, or the results.json of bench all, on
-one machine: with two releases, two configurations, two kernels. Each row and each
-point of a plot that both have is compared with itself.
-It is better or worse if the 95 % interval of the change, by a bootstrap over the
-runs of both, does not contain 0; else it is within noise. Needs no root.`,
+		Long: fmt.Sprintf(`BEFORE and AFTER are files that xspin bench X --json printed, or the results.json of
+bench all, or its directory, on one machine: with two releases, two configurations,
+two kernels. Each row and each point of a plot that both have is compared with itself.
+It is better or worse if the 95 %% interval of the change, by a bootstrap over the
+runs of both, does not contain 0; else it is within noise. A verdict takes %d runs or
+more on both sides: a full run has them for most rows, and a quick one for few.
+The runs of a document are of one process: what differs from process to process is in no
+interval. Compare a second run of the same release, to see how much that is.
+
+Rows that are worse or better are listed, the largest change first; --all lists
+the others, too, and --json has all. Needs no root.`, bench.LeastRuns),
 		Example: `  sudo xspin bench rx --json > before.json
   sudo xspin bench rx --json > after.json
   xspin bench compare before.json after.json --plot changes.svg
-  xspin bench compare old/results.json new/results.json`,
+  xspin bench compare old-report new-report`,
 		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			defer func() {
@@ -65,16 +72,20 @@ runs of both, does not contain 0; else it is within noise. Needs no root.`,
 			if asJSON {
 				return c.WriteJSON(cmd.OutOrStdout())
 			}
-			return c.WriteText(cmd.OutOrStdout())
+			return c.WriteText(cmd.OutOrStdout(), all)
 		},
 	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON document")
-	cmd.Flags().StringVar(&picture, "plot", "", "draw the changes into a file, .svg or .png")
+	cmd.Flags().BoolVar(&all, "all", false, "list all rows, those that have not changed too")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON document, with all rows")
+	cmd.Flags().StringVar(&picture, "plot", "", "draw the largest changes into a file, .svg or .png")
 	return cmd
 }
 
-// readDocument reads what a bench has printed, or the report of all.
+// readDocument reads what a bench has printed, or the report of all, or that of a directory.
 func readDocument(name string) (d *bench.Document, err error) {
+	if fi, err := os.Stat(name); err == nil && fi.IsDir() {
+		name = filepath.Join(name, report.File)
+	}
 	defer func() {
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			err = fmt.Errorf("%s: %w", name, err)

@@ -47,18 +47,28 @@ func TestBenchCompare(t *testing.T) {
 	if err := os.WriteFile(text, []byte("rx 1"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	other, lookalike := filepath.Join(dir, "other.json"), filepath.Join(dir, "lookalike.json")
+	if err := errors.Join(os.WriteFile(other, []byte(`{"name":"tool"}`), 0o600), os.WriteFile(lookalike, []byte(`{"experiments":[]}`), 0o600)); err != nil {
+		t.Fatal(err)
+	}
 	svg, png := filepath.Join(dir, "a.svg"), filepath.Join(dir, "a.png")
 	for _, tc := range []struct {
 		args []string
 		want string // in the output, or in the error
 		bad  bool
 	}{
-		{[]string{before, after}, "Rows: 0 better, 1 worse, 0 within noise", false},
-		{[]string{after, before}, "Rows: 1 better, 0 worse, 0 within noise", false},
-		{[]string{before, before}, "Rows: 0 better, 0 worse, 1 within noise", false},
-		{[]string{before, after, "--plot", svg}, "Rows: 0 better, 1 worse, 0 within noise, 0 too few runs.", false},
+		{[]string{before, after}, "Rows: 1 worse, 0 better, 0 within noise", false},
+		{[]string{after, before}, "Rows: 0 worse, 1 better, 0 within noise", false},
+		{[]string{before, before}, "Rows: 0 worse, 0 better, 1 within noise", false},
+		{[]string{before, after, "--plot", svg}, "Rows: 1 worse, 0 better, 0 within noise, 0 too few runs.", false},
 		{[]string{before, after, "--plot", png, "--json"}, `"verdict": "worse"`, false},
-		{[]string{report1, report2}, "Rows: 1 better, 0 worse, 0 within noise", false},
+		{[]string{report1, report2}, "Rows: 0 worse, 1 better, 0 within noise", false},
+		{[]string{filepath.Join(dir, "old"), filepath.Join(dir, "new")}, "Rows: 0 worse, 1 better, 0 within noise", false},
+		{[]string{dir, after}, "bench compare: open " + dir + "/results.json: no such file", true},
+		{[]string{other, after}, "bench compare: " + other + ": neither the output of xspin bench X --json nor a report of xspin bench all", true},
+		{[]string{lookalike, after}, "bench compare: " + lookalike + ": not a report of xspin bench all", true},
+		{[]string{before, before, "--all"}, "\nWithin noise\n", false},
+		{[]string{"--help"}, "A verdict takes 5 runs", false},
 		{[]string{before}, "accepts 2 arg(s), received 1", true},
 		{[]string{before, filepath.Join(dir, "none")}, "bench compare: open " + dir + "/none: no such file", true},
 		{[]string{text, after}, "bench compare: " + text + ": not the output of xspin bench --json", true},

@@ -100,6 +100,7 @@ type Row struct {
 	A          *Side             `json:"a,omitempty"`
 	B          *Side             `json:"b,omitempty"`
 	Conditions string            `json:"conditions"`
+	Experiment string            `json:"-"` // of a report's rows, for Compare
 }
 
 func newRow(name, unit string, g Goal, median float64, ci quantile.Interval) (Row, error) {
@@ -218,6 +219,7 @@ type Document struct {
 	Schema  int   `json:"schema"`
 	Env     Env   `json:"env"`
 	Results []Row `json:"results"`
+	Quick   bool  `json:"-"` // of a report: it is of a quick run
 }
 
 // NewDocument returns a document without rows.

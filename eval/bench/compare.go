@@ -3,6 +3,7 @@
 package bench
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -31,7 +32,11 @@ func ReadDocument(r io.Reader) (*Document, error) {
 	if err := ReadJSON(r, maxDocument, "the output of xspin bench --json", &d); err != nil {
 		return nil, err
 	}
-	if d.Schema != schema {
+	switch d.Schema {
+	case schema:
+	case 0: // which none of ours has
+		return nil, errors.New("neither the output of xspin bench X --json nor a report of xspin bench all")
+	default:
 		return nil, fmt.Errorf("schema %d: want %d, of this release", d.Schema, schema)
 	}
 	if err := d.Check(); err != nil {
@@ -81,14 +86,16 @@ func ReadJSON(r io.Reader, limit int64, what string, into any) error {
 
 // Named is a row that is not compared.
 type Named struct {
-	Row string `json:"row"`
-	Why string `json:"why"`
+	Row        string `json:"row"`
+	Experiment string `json:"experiment,omitempty"`
+	Why        string `json:"why"`
 }
 
 // Measured is one of the documents compared.
 type Measured struct {
-	Name string `json:"name"` // of the file
-	Env  Env    `json:"env"`
+	Name  string `json:"name"` // of the file
+	Quick bool   `json:"quick,omitempty"`
+	Env   Env    `json:"env"`
 }
 
 // A Comparison is what has changed from one document to another.
@@ -109,13 +116,14 @@ const (
 	TooFew = "too few runs" // to tell
 )
 
-// leastRuns is how many runs of both documents a verdict takes. The interval of a median of
+// LeastRuns is how many runs of both documents a verdict takes. The interval of a median of
 // fewer is that of the least and the most, which is no 95 %.
-const leastRuns = 5
+const LeastRuns = 5
 
 // A Change is that of one row.
 type Change struct {
 	Name       string             `json:"name"`
+	Experiment string             `json:"experiment,omitempty"`
 	Unit       string             `json:"unit"`
 	Better     string             `json:"better"` // higher or lower
 	Before     float64            `json:"before"`
@@ -124,6 +132,7 @@ type Change struct {
 	Relative   *float64           `json:"relative,omitempty"`      // 0.1 is 10 % more than before; not if that was 0 or less
 	RelativeCI *quantile.Interval `json:"relative_ci95,omitempty"` // of Relative
 	Verdict    string             `json:"verdict"`
+	Other      string             `json:"other,omitempty"` // what was different about measuring it
 }
 
 // figure is what a row states of runs, which are drawn from its own: all of them in their
@@ -154,7 +163,7 @@ func (r *Row) figure(pick func(n int) int) float64 {
 // change compares a row with itself in another document: the interval is a bootstrap's
 // that draws the runs of both.
 func change(before, after *Row) (Change, error) {
-	c := Change{Name: after.Name, Unit: after.Unit, Better: after.Better, Before: before.Median, After: after.Median}
+	c := Change{Name: after.Name, Experiment: after.Experiment, Unit: after.Unit, Better: after.Better, Before: before.Median, After: after.Median}
 	switch {
 	case before.Unit != after.Unit:
 		return c, fmt.Errorf("in %s before, in %s after", before.Unit, after.Unit)
@@ -188,7 +197,7 @@ func change(before, after *Row) (Change, error) {
 		}
 	}
 	switch {
-	case min(len(before.A.Runs), len(after.A.Runs)) < leastRuns:
+	case min(len(before.A.Runs), len(after.A.Runs)) < LeastRuns:
 		c.Verdict = TooFew
 	case c.CI95[0] <= 0 && c.CI95[1] >= 0:
 		c.Verdict = Noise
@@ -203,33 +212,50 @@ func change(before, after *Row) (Change, error) {
 // Compare says what has changed, row by row. The names are those of the documents.
 func Compare(beforeName string, before *Document, afterName string, after *Document) *Comparison {
 	c := &Comparison{
-		Schema: schema, Before: Measured{beforeName, before.Env}, After: Measured{afterName, after.Env},
+		Schema: schema, Before: Measured{beforeName, before.Quick, before.Env}, After: Measured{afterName, after.Quick, after.Env},
 		Changes: []Change{},
 	}
-	c.differ()
+	old, now := byName(before), byName(after)
 	for i := range after.Results {
 		a := &after.Results[i]
-		j := slices.IndexFunc(before.Results, func(r Row) bool { return r.Name == a.Name })
-		if j < 0 {
-			c.Others = append(c.Others, Named{a.Name, "only in " + afterName})
+		b := old[a.Name]
+		if b == nil {
+			c.Others = append(c.Others, Named{a.Name, a.Experiment, "only in " + afterName})
 			continue
 		}
-		ch, err := change(&before.Results[j], a)
+		ch, err := change(b, a)
 		if err != nil {
-			c.Others = append(c.Others, Named{a.Name, err.Error()})
+			c.Others = append(c.Others, Named{a.Name, a.Experiment, err.Error()})
 			continue
 		}
+		ch.Other = conditions(b, a)
 		c.Changes = append(c.Changes, ch)
-		if what := conditions(&before.Results[j], a); what != "" {
-			c.Differs = append(c.Differs, fmt.Sprintf("%s: other %s", a.Name, what))
+	}
+	for i := range before.Results {
+		if b := &before.Results[i]; now[b.Name] == nil {
+			c.Others = append(c.Others, Named{b.Name, b.Experiment, "only in " + beforeName})
 		}
 	}
-	for _, b := range before.Results {
-		if !slices.ContainsFunc(after.Results, func(r Row) bool { return r.Name == b.Name }) {
-			c.Others = append(c.Others, Named{b.Name, "only in " + beforeName})
-		}
-	}
+	c.differ()
 	return c
+}
+
+func byName(d *Document) map[string]*Row {
+	m := map[string]*Row{}
+	for i := range d.Results {
+		m[d.Results[i].Name] = &d.Results[i]
+	}
+	return m
+}
+
+// group is what rows are counted as that have something in common: an experiment or, where
+// the document is of one bench, a part of it.
+func group(experiment, row string) string {
+	if experiment != "" {
+		return "experiment " + experiment
+	}
+	part, _, _ := strings.Cut(row, "/")
+	return part + "/*"
 }
 
 // conditions says what is different about how a row was measured.
@@ -263,6 +289,23 @@ func (c *Comparison) differ() {
 			c.Differs = append(c.Differs, fmt.Sprintf("%s: %v before, %v after", d.what, d.before, d.after))
 		}
 	}
+	var other tally
+	for _, ch := range c.Changes {
+		if ch.Other != "" {
+			other.add(group(ch.Experiment, ch.Name) + ": other " + ch.Other)
+		}
+	}
+	switch quick, full := c.Before, c.After; {
+	case quick.Quick == full.Quick:
+		for _, k := range other.keys {
+			c.Differs = append(c.Differs, fmt.Sprintf("%s of %s", rowCount(other.n[k]), k))
+		}
+	default:
+		if full.Quick {
+			quick, full = full, quick
+		}
+		c.Differs = append(c.Differs, fmt.Sprintf("%s is a quick run, %s is a full one: a quick run has fewer and shorter runs, and leaves rows out", quick.Name, full.Name))
+	}
 	for _, e := range []Measured{c.Before, c.After} {
 		if e.Env.Busy {
 			c.Differs = append(c.Differs, fmt.Sprintf("%s: the machine was busy, with a load of %s on %d CPUs", e.Name, e.Env.Load, e.Env.CPUs))
@@ -283,8 +326,52 @@ func (c *Comparison) Count(verdict string) (n int) {
 // WriteJSON writes the comparison for programs.
 func (c *Comparison) WriteJSON(w io.Writer) error { return writeJSON(w, c) }
 
-// WriteText writes the comparison for people.
-func (c *Comparison) WriteText(w io.Writer) error {
+// A tally counts what is the same, and keeps the order in which it came.
+type tally struct {
+	keys []string
+	n    map[string]int
+}
+
+func (t *tally) add(key string) {
+	if t.n == nil {
+		t.n = map[string]int{}
+	}
+	if t.n[key] == 0 {
+		t.keys = append(t.keys, key)
+	}
+	t.n[key]++
+}
+
+func rowCount(n int) string {
+	if n == 1 {
+		return "1 row"
+	}
+	return fmt.Sprintf("%d rows", n)
+}
+
+// verdicts are in the order in which rows are listed: who compares looks for what is worse.
+var verdicts = []struct {
+	verdict, heading string
+	unchanged        bool
+}{
+	{Worse, "Worse", false},
+	{Better, "Better", false},
+	{Noise, "Within noise", true},
+	{TooFew, "Too few runs", true},
+}
+
+// Summary says how many rows have which verdict.
+func (c *Comparison) Summary() string {
+	var counts []string
+	for _, v := range verdicts {
+		counts = append(counts, fmt.Sprintf("%d %s", c.Count(v.verdict), v.verdict))
+	}
+	return strings.Join(counts, ", ")
+}
+
+// WriteText writes the comparison for people: counts, and the rows that have changed. All
+// rows are listed if asked for.
+func (c *Comparison) WriteText(w io.Writer, all bool) error {
 	var b strings.Builder
 	for _, m := range []struct {
 		when string
@@ -295,33 +382,87 @@ func (c *Comparison) WriteText(w io.Writer) error {
 	for _, d := range c.Differs {
 		fmt.Fprintf(&b, "WARNING %s\n", d)
 	}
-	b.WriteByte('\n')
-	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprint(t, "row\tunit\tbefore\tafter\tchange\t95 % interval\t\t\n")
-	for _, ch := range c.Changes {
-		verdict := ch.Verdict
-		if verdict == Worse {
-			verdict = "WORSE"
+	fmt.Fprintf(&b, "\nRows: %s.\n"+
+		"Within noise: 0 is in the interval. One row in twenty that has not changed is called better or\n"+
+		"worse by chance: measure those again.\n", c.Summary())
+	if c.Count(TooFew) > 0 {
+		fmt.Fprintf(&b, "Too few runs: a verdict takes %d or more on both sides. A full run has them for most rows.\n", LeastRuns)
+	}
+	for _, v := range verdicts {
+		if c.Count(v.verdict) > 0 && (all || !v.unchanged) {
+			fmt.Fprintf(&b, "\n%s\n", v.heading)
+			c.table(&b, v.verdict)
 		}
+	}
+	if len(c.Others) > 0 {
+		b.WriteString("\nNot compared\n")
+		c.writeOthers(&b, all)
+	}
+	if n := c.Count(Noise) + c.Count(TooFew) + len(c.Others); n > 0 && !all {
+		b.WriteString("\n--all lists the other rows, too.\n")
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// table writes the rows that have a verdict, the largest change first.
+func (c *Comparison) table(b *strings.Builder, verdict string) {
+	t := tabwriter.NewWriter(b, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprint(t, "row\tunit\tbefore\tafter\tchange\t95 % interval\t\n")
+	for _, ch := range c.Largest(verdict) {
 		change, ci, print := ch.After-ch.Before, ch.CI95, difference
 		if ch.Relative != nil {
 			change, ci, print = *ch.Relative, *ch.RelativeCI, percent
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t[%s, %s]\t%s\t\n", ch.Name, ch.Unit, Figure(ch.Before), Figure(ch.After),
-			print(change), print(ci[0]), print(ci[1]), verdict)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t[%s, %s]\t\n", ch.Name, ch.Unit, Figure(ch.Before), Figure(ch.After),
+			print(change), print(ci[0]), print(ci[1]))
 	}
 	t.Flush()
-	fmt.Fprintf(&b, "\nRows: %d %s, %d %s, %d %s, %d %s.\n"+
-		"Within noise: 0 is in the interval. One row in twenty that has not changed is called better or\n"+
-		"worse by chance: measure those again.\n", c.Count(Better), Better, c.Count(Worse), Worse, c.Count(Noise), Noise, c.Count(TooFew), TooFew)
-	if len(c.Others) > 0 {
-		b.WriteString("\nNot compared\n")
-		for _, o := range c.Others {
-			fmt.Fprintf(&b, "  %s: %s\n", o.Row, o.Why)
+}
+
+// Largest returns the rows that have one of these verdicts, the largest change first: that is
+// the one of the largest factor. Changes from 0 come before all others.
+func (c *Comparison) Largest(verdicts ...string) (list []Change) {
+	for _, ch := range c.Changes {
+		if slices.Contains(verdicts, ch.Verdict) {
+			list = append(list, ch)
 		}
 	}
-	_, err := io.WriteString(w, b.String())
-	return err
+	slices.SortStableFunc(list, func(a, b Change) int { return cmp.Compare(b.factor(), a.factor()) })
+	return list
+}
+
+// factor is by how much the larger figure is more than the smaller, as a logarithm.
+func (c *Change) factor() float64 {
+	if c.Relative == nil || *c.Relative <= -1 {
+		return math.Inf(1)
+	}
+	return math.Abs(math.Log1p(*c.Relative))
+}
+
+// writeOthers writes which rows are not compared, and why: how many of each experiment, or
+// all.
+func (c *Comparison) writeOthers(b *strings.Builder, all bool) {
+	compared := map[string]bool{}
+	for _, ch := range c.Changes {
+		compared[group(ch.Experiment, ch.Name)] = true
+	}
+	var t tally
+	for _, o := range c.Others {
+		if all {
+			fmt.Fprintf(b, "  %s: %s\n", o.Row, o.Why)
+			continue
+		}
+		t.add(o.Why + ": |" + group(o.Experiment, o.Row))
+	}
+	for _, k := range t.keys {
+		why, g, _ := strings.Cut(k, "|")
+		if compared[g] { // a part of it
+			fmt.Fprintf(b, "  %s%s of %s\n", why, rowCount(t.n[k]), g)
+		} else {
+			fmt.Fprintf(b, "  %s%s, %s\n", why, g, rowCount(t.n[k]))
+		}
+	}
 }
 
 // difference prints a change in the unit of its row.

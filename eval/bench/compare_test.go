@@ -5,6 +5,7 @@ package bench
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"reflect"
@@ -79,7 +80,7 @@ func TestCompareFromZero(t *testing.T) {
 		t.Errorf("%+v", ch)
 	}
 	var b bytes.Buffer
-	if err := c.WriteText(&b); err != nil || !strings.Contains(b.String(), "+5.00  [+5.00, +5.00]  WORSE") || !strings.Contains(b.String(), "WARNING r: other conditions") {
+	if err := c.WriteText(&b, false); err != nil || !strings.Contains(b.String(), "+5.00  [+5.00, +5.00]") || !strings.Contains(b.String(), "WARNING 1 row of r/*: other conditions") {
 		t.Errorf("%s, error %v", b.String(), err)
 	}
 }
@@ -124,13 +125,13 @@ func TestCompareSaysWhatItDoesNotCompare(t *testing.T) {
 	before.Env.Kernel, before.Env.Busy = "Linux 0.1", true
 	c := Compare("a.json", before, "b.json", after)
 	var b1 bytes.Buffer
-	if err := c.WriteText(&b1); err != nil {
+	if err := c.WriteText(&b1, true); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
 		"new: only in b.json", "gone: only in a.json", "unit: in us before, in ms after", "sides: compares in one of the documents only",
 		"other: better if lower before, better if higher after", "forged: a median of 2 is not that of its runs, 1",
-		"WARNING kernel: Linux 0.1 before, ", "WARNING a.json: the machine was busy", "Rows: 0 better, 0 worse",
+		"WARNING kernel: Linux 0.1 before, ", "WARNING a.json: the machine was busy", "Rows: 0 worse, 0 better",
 	} {
 		if !strings.Contains(b1.String(), want) {
 			t.Errorf("%q is not in\n%s", want, b1.String())
@@ -161,7 +162,8 @@ func TestBadDocumentsAreRefused(t *testing.T) {
 		{"", "not the output of xspin bench --json: unexpected end"},
 		{"rx 1 2 3", "not the output of xspin bench --json: invalid"},
 		{`{"schema":2}`, "schema 2: want 1"},
-		{`{}`, "schema 0: want 1"},
+		{`{}`, "neither the output of xspin bench X --json nor a report of xspin bench all"},
+		{`{"name":"tool","version":"1.0"}`, "neither the output of xspin bench X --json nor a report of xspin bench all"},
 		{`{"schema":1,"experiments":[]}`, "no rows: not the output of xspin bench X --json"},
 		{`{"schema":1,"results":[{"name":"a\u001b[2J"}]}`, "results[0]: no name and unit that can be printed"},
 		{fmt.Sprintf(`{"schema":1,"results":[%s,%s]}`, row, row), "results[1]: a second row r"},
@@ -186,5 +188,101 @@ func TestWhatIsNeitherBetterNorWorseIsNotCompared(t *testing.T) {
 	}
 	if c := Compare("a", d, "b", d); len(c.Changes) != 0 || len(c.Others) != 1 || c.Others[0].Why != "neither higher nor lower is better" {
 		t.Errorf("%+v", c)
+	}
+}
+
+// What has changed is on top, the largest first; the rest is counted, and listed if asked for.
+func TestTextBeginsWithWhatHasChanged(t *testing.T) {
+	side := func(seed uint64, x float64) Side { return NewSide("it", "ns", runs(seed, x, 0.05)) }
+	few := NewSide("it", "ns", []float64{1, 2, 3})
+	before := documentOf(must(Absolute("e/same", Lower, side(1, 100))), must(Absolute("e/few", Lower, few)),
+		must(Absolute("e/faster", Lower, side(1, 100))), must(Absolute("e/slower", Lower, side(1, 100))), must(Absolute("e/slowest", Lower, side(1, 100))))
+	after := documentOf(must(Absolute("e/same", Lower, side(5, 100))), must(Absolute("e/few", Lower, few)),
+		must(Absolute("e/faster", Lower, side(2, 50))), must(Absolute("e/slower", Lower, side(2, 150))), must(Absolute("e/slowest", Lower, side(2, 300))))
+	c := Compare("a", before, "b", after)
+	var short, long, asJSON bytes.Buffer
+	if err := errors.Join(c.WriteText(&short, false), c.WriteText(&long, true), c.WriteJSON(&asJSON)); err != nil {
+		t.Fatal(err)
+	}
+	inOrder := func(text string, want ...string) {
+		t.Helper()
+		rest := text
+		for _, w := range want {
+			_, after, ok := strings.Cut(rest, w)
+			if !ok {
+				t.Errorf("%q is not where it should be in\n%s", w, text)
+				return
+			}
+			rest = after
+		}
+	}
+	summary := []string{"Rows: 2 worse, 1 better, 1 within noise, 1 too few runs.", "Too few runs: a verdict takes 5 or more on both sides. A full run has them for most rows.", "\nWorse\n", "e/slowest", "e/slower", "\nBetter\n", "e/faster"}
+	inOrder(short.String(), append(summary, "--all lists the other rows, too.\n")...)
+	if strings.Contains(short.String(), "e/same") || strings.Contains(short.String(), "e/few") {
+		t.Errorf("rows that have not changed:\n%s", short.String())
+	}
+	inOrder(long.String(), append(summary, "\nWithin noise\n", "e/same", "\nToo few runs\n", "e/few")...)
+	if strings.Contains(long.String(), "--all") {
+		t.Errorf("all of it tells how to get all:\n%s", long.String())
+	}
+	if n := strings.Count(asJSON.String(), `"verdict"`); n != 5 {
+		t.Errorf("%d rows in the JSON, want 5", n)
+	}
+}
+
+// Runs that differ in experiments, or in pace, are told in a line for each experiment.
+func TestWhatDiffersIsToldByExperiment(t *testing.T) {
+	of := func(conditions string, quick bool, names ...string) *Document {
+		d := documentOf()
+		d.Quick = quick
+		for _, n := range names {
+			r := must(Absolute(n, Lower, NewSide("it", "ns", []float64{1, 1, 1, 1, 1})))
+			r.Experiment, _, _ = strings.Cut(n, "-")
+			r.Conditions = conditions
+			d.Results = append(d.Results, r)
+		}
+		return d
+	}
+	text := func(c *Comparison, all bool) string {
+		var b bytes.Buffer
+		if err := c.WriteText(&b, all); err != nil {
+			t.Fatal(err)
+		}
+		return b.String()
+	}
+	a := of("one", false, "x-1", "x-2", "y-1", "y-2", "y-3", "z-1")
+	for _, tc := range []struct {
+		b       *Document
+		want    string
+		without string
+	}{
+		{of("two", false, "x-1", "x-2", "y-1", "v-1", "v-2"), `
+WARNING 2 rows of experiment x: other conditions
+WARNING 1 row of experiment y: other conditions
+  only in B: experiment v, 2 rows
+  only in A: 2 rows of experiment y
+  only in A: experiment z, 1 row`, "y-2"},
+		{of("two", true, "x-1", "x-2", "y-1", "y-2", "y-3", "z-1"), `
+WARNING B is a quick run, A is a full one: a quick run has fewer and shorter runs, and leaves rows out`, "conditions"},
+	} {
+		c := Compare("A", a, "B", tc.b)
+		var got strings.Builder
+		short := text(c, false)
+		for _, l := range strings.Split(short, "\n") {
+			if strings.HasPrefix(l, "WARNING") || strings.HasPrefix(l, "  only in") {
+				got.WriteString("\n" + l)
+			}
+		}
+		if got.String() != tc.want || strings.Contains(short, tc.without) {
+			t.Errorf("got%s\nwant%s\nwithout %s, in\n%s", got.String(), tc.want, tc.without, short)
+		}
+		for _, ch := range c.Changes {
+			if ch.Other != "conditions" {
+				t.Errorf("the JSON lacks that %s has other conditions: %q", ch.Name, ch.Other)
+			}
+		}
+	}
+	if all := text(Compare("A", a, "B", of("one", false, "x-1")), true); !strings.Contains(all, "  y-2: only in A\n") {
+		t.Errorf("all rows:\n%s", all)
 	}
 }

@@ -205,9 +205,13 @@ func (r *Report) Verdicts() (rows []bench.Row) {
 // what is better as rows of their own, for bench.Compare.
 func (r *Report) Document() *bench.Document {
 	d := bench.NewDocument(r.Env)
+	d.Quick = r.Quick
 	for _, e := range r.Experiments {
 		d.Env.Runs = max(d.Env.Runs, e.Runs)
-		d.Results = append(d.Results, e.Rows...)
+		for _, row := range e.Rows {
+			row.Experiment = e.Name
+			d.Results = append(d.Results, row)
+		}
 		for _, p := range e.Plots {
 			better := p.Y.Goal()
 			if better == "" {
@@ -219,7 +223,7 @@ func (r *Report) Document() *bench.Document {
 					side.Lost, side.On = pt.Lost, s.On
 					d.Results = append(d.Results, bench.Row{
 						Name: fmt.Sprintf("%s/%s/%s", p.Name, s.Name, p.X.Place(pt.X)), Unit: p.Y.Unit,
-						Median: pt.Y, CI95: pt.CI95, Better: better, A: &side, Conditions: e.Method,
+						Median: pt.Y, CI95: pt.CI95, Better: better, A: &side, Conditions: e.Method, Experiment: e.Name,
 					})
 				}
 			}
@@ -298,7 +302,11 @@ func Read(from io.Reader) (*Report, error) {
 	if err := bench.ReadJSON(from, Most, "a report of xspin bench all", &r); err != nil {
 		return nil, err
 	}
-	if r.Schema != Schema {
+	switch r.Schema {
+	case Schema:
+	case 0: // which none of ours has
+		return nil, errors.New("not a report of xspin bench all")
+	default:
 		return nil, fmt.Errorf("schema %d: want %d, of this release", r.Schema, Schema)
 	}
 	names := map[string]bool{}
