@@ -165,7 +165,7 @@ func TestObjectCheckRefuses(t *testing.T) {
 		{[]string{"check", "object_test.go"}, "object_test.go: not an object that XsPIN takes: it cannot be read"},
 		{[]string{"check", file, "--format", "slmp"}, "packet"},
 		{[]string{"check", file, "--param", "port"}, "want NAME=VALUE"},
-		{[]string{"check", file, "--param", "prot=1"}, `no param "prot": there are port (whole number, 0 to 65535)`},
+		{[]string{"check", file, "--param", "prot=1"}, `param "prot": no such parameter: there are port (whole number, 0 to 65535)`},
 		{[]string{"check", file, "--param", "port=70000"}, `param "port": 70000: want whole number, 0 to 65535`},
 		{[]string{"check", file, "--memory", "lots"}, "memory"},
 		{[]string{"check", file, "--hpu-memory", "3000000"}, "HPU memory of 3000000 bytes: want a divisor or a multiple"},

@@ -93,7 +93,7 @@ func TestOwnXspin(t *testing.T) {
 		t.Fatal(err)
 	}
 	write("bad.yaml", strings.Replace(string(text), "port: 5000", "port: many", 1))
-	if out := run(true, "./ownxspin", "run", "--check", "bad.yaml"); !strings.Contains(out, `param "port": "many": want whole number, 0 to 65535`) {
+	if out := run(true, "./ownxspin", "run", "--check", "bad.yaml"); !strings.Contains(out, `params.port: handler reverse: "many": want whole number, 0 to 65535`) {
 		t.Errorf("bad parameter: %q", out)
 	}
 }

@@ -55,7 +55,7 @@ func TestRunChecks(t *testing.T) {
 		t.Fatalf("%q, %v", out, err)
 	}
 	lines := strings.Split(err.Error(), "\n")
-	if len(lines) != 3 || lines[0] != "run: 2 errors:" || !strings.HasPrefix(lines[1], bad+":5:") || !strings.Contains(lines[2], `no param "prt"`) {
+	if len(lines) != 3 || lines[0] != "run: 2 errors:" || !strings.HasPrefix(lines[1], bad+":5:") || !strings.Contains(lines[2], `:8:19: contexts[1].params.prt: handler echo-udp: no such parameter: want port (`) {
 		t.Errorf("errors are not told one on a line, with their places:\n%v", err)
 	}
 	shadowed := writeFile(t, "shadowed.yaml", []byte("interfaces:\n- name: eth1\ncontexts:\n- {name: a, handler: echo-udp}\n- {name: b, handler: echo-udp}\n"))

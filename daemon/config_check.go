@@ -488,11 +488,13 @@ func (b *contextPlan) largest() (size int64) {
 
 // params says what is wrong with parameters, and in which, if that is known.
 func (c *checker) params(path, handler string, err error) {
-	p := problem{path: path, msg: fmt.Sprintf("handler %s: %v", handler, err)}
-	if wrong := (*handlers.ParamError)(nil); errors.As(err, &wrong) {
-		p = problem{join(path, wrong.Param), wrong.Line, wrong.Column, fmt.Sprintf("handler %s: %v", handler, wrong.Err)}
+	for _, err := range spin.Flatten(err) {
+		p := problem{path: path, msg: fmt.Sprintf("handler %s: %v", handler, err)}
+		if wrong := (*spin.ParamError)(nil); errors.As(err, &wrong) {
+			p = problem{join(path, wrong.Param), wrong.Line, wrong.Column, fmt.Sprintf("handler %s: %v", handler, wrong.Err)}
+		}
+		c.problems = append(c.problems, p)
 	}
-	c.problems = append(c.problems, p)
 }
 
 // checkMemory has the context have at least so much HPU memory, and so much of each HPU.
@@ -567,7 +569,7 @@ func (b *contextPlan) readRulesets(c *checker, at func(string) string, set *hand
 	}
 	if doc.Rulesets != "" {
 		rules, err := matcher.ParseFile("", strings.NewReader(doc.Rulesets))
-		for _, err := range flatten(err) {
+		for _, err := range spin.Flatten(err) {
 			p := problem{path: at("rulesets"), msg: err.Error()}
 			var parse *matcher.ParseError
 			if errors.As(err, &parse) {
@@ -585,17 +587,6 @@ func (b *contextPlan) readRulesets(c *checker, at func(string) string, set *hand
 			c.fail(at("format"), "no message format %q: want %s", doc.Format, strings.Join(matcher.FormatNames(), ", "))
 		}
 	}
-}
-
-// flatten returns the errors that errors.Join has joined.
-func flatten(err error) []error {
-	if err == nil {
-		return nil
-	}
-	if many, ok := err.(interface{ Unwrap() []error }); ok {
-		return many.Unwrap()
-	}
-	return []error{err}
 }
 
 // readScheduling reads what is about HPUs, credit, overload and time.
@@ -634,10 +625,13 @@ func (b *contextPlan) judge(c *checker, at func(string) string, set *handlers.Se
 	}
 	resolved, err := s.Resolve(b.hpus)
 	b.ending = resolved.Format != nil && resolved.Format.Ends()
+	noSet := set == nil && s.Kernel == nil
+	// Those of the handlers are made of their parameters.
+	noRules := b.doc.Rulesets == "" && (noSet || slices.ContainsFunc(c.problems, func(p problem) bool { return strings.HasPrefix(p.path, at("params")) }))
 	var wrong spin.Problems
 	errors.As(err, &wrong)
 	for _, p := range wrong {
-		unknown := set == nil && s.Kernel == nil && (p.Path == "handler" || p.Path == "timer" || p.Path == "rulesets" && b.doc.Rulesets == "")
+		unknown := noSet && (p.Path == "handler" || p.Path == "timer") || noRules && p.Path == "rulesets"
 		if !unknown && !c.told(at(p.Path)) {
 			c.fail(at(p.Path), "%v", p.Err)
 		}

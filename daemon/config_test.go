@@ -99,7 +99,7 @@ func TestErrorsOfConfigurationsAreToldWithTheirPlaces(t *testing.T) {
 		{"name", eth + "contexts:\n- {name: a/b, handler: echo-udp}\n- {name: x, handler: echo-icmp}\n- {name: x, handler: echo-icmp}\n",
 			"F:3:10: contexts[0].name: \"a/b\": names have up to 63 of the characters A-Z a-z 0-9 . _ -, and do not begin with . or -\n" +
 				"F:5:10: contexts[2].name: context \"x\" is there already: contexts[1].name"},
-		{"params", eth + "contexts:\n- name: a\n  handler: echo-udp\n  params: {prot: 8}\n", `F:5:11: contexts[0].params: handler echo-udp: `},
+		{"params", eth + "contexts:\n- name: a\n  handler: echo-udp\n  params: {prot: 8}\n", `F:5:18: contexts[0].params.prot: handler echo-udp: no such parameter: want port (whole number, 0 to 65535)`},
 		{"params twice", eth + "contexts:\n- name: a\n  handler: echo-udp\n  params: {port: 8, port: 9}\n",
 			`F:5:21: contexts[0].params.port: appears twice, first on line 5`},
 		{"interface of a context", eth + "contexts: [{name: a, handler: deposit, interface: eth2}]\n", `F:2:51: contexts[0].interface: no interface "eth2": want eth1`},
@@ -161,7 +161,7 @@ func TestErrorsOfConfigurationsAreToldWithTheirPlaces(t *testing.T) {
 		{"datatype: column of the type", eth + datatype("type: 'vec(3 1)[int]'"), `F:6:19: contexts[0].params.type: handler datatype: `},
 		{"datatype: line and column of the type", eth + datatype("type: |\n      vec(3 1 2)\n      [itn]"), `F:8:8: contexts[0].params.type: handler datatype: `},
 		{"datatype: column of what is written otherwise", eth + datatype("Type: 'vec(3 1)[int]'"), `F:6:5: contexts[0].params.type:1:8: handler datatype: `},
-		{"datatype: no type", eth + datatype("count: 3"), `F:6:5: contexts[0].params: handler datatype: param "type" is missing: string`},
+		{"datatype: no type", eth + datatype("count: 3"), `F:6:5: contexts[0].params.type: handler datatype: is missing: want string`},
 		{"datatype: strategy", eth + datatype("type: int\n    strategy: fast"),
 			`F:7:15: contexts[0].params.strategy: handler datatype: "fast": want direct, specialized, hpu-local, ro-cp, rw-cp`},
 		{"datatype: larger than the windows", eth + datatype("type: 'hvec(3 1 40000)[int]'"),

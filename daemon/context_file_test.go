@@ -20,7 +20,7 @@ func TestProblemsOfDocumentsAreFoundInTheirFiles(t *testing.T) {
 		{"JSON", `{"name": "a", "handler": "deposit", "windows": [{"name": "w", "size": "5MiB"}]}`,
 			"F:1:71: windows[0].size: a window of 5MiB is larger than the limit of 4MiB: raise limits.window"},
 		{"what is missing", "# a context\nname: a\n", "F:2:1: handler: is missing: "},
-		{"one line", "{name: a, handler: tick}", "F:1:1: params: handler tick: "},
+		{"one line", "{name: a, handler: tick}", "F:1:1: params.to: handler tick: is missing"},
 		{"what is no problem of the document", "{name: there, handler: echo-icmp}", `context "there" is there already`},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

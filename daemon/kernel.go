@@ -16,6 +16,7 @@ import (
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/nic"
+	"github.com/xspin/xspin/spin"
 )
 
 // Contexts whose handlers are in eBPF.
@@ -145,7 +146,7 @@ func (b *contextPlan) readHandlers(c *checker, at func(string) string, env *surr
 		}
 	case doc.Object != nil:
 		if k.Object, err = nic.ReadObject(doc.Object.Name, doc.Object.Code, int64(env.limits.Window)); err != nil {
-			for _, err := range flatten(err) {
+			for _, err := range spin.Flatten(err) {
 				c.fail(at("object"), "%v", err)
 			}
 		}
@@ -166,6 +167,7 @@ func (b *contextPlan) readHandlers(c *checker, at func(string) string, env *surr
 		set, err := b.makeSet(b.env)
 		if err != nil {
 			c.params(at("params"), doc.Handler, err)
+			k.Parameters = nil // told
 			break
 		}
 		twin = &handlers.Set{Rulesets: set.Rulesets}

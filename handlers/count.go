@@ -3,8 +3,6 @@
 package handlers
 
 import (
-	"fmt"
-
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/spin"
 )
@@ -27,7 +25,7 @@ func newCount(p Params) (*Set, error) {
 		return nil, err
 	}
 	if c.To != "stack" && c.To != "drop" {
-		return nil, fmt.Errorf("param \"to\": %q: want stack or drop", c.To)
+		return nil, badParam("to", "%q: want stack or drop", c.To)
 	}
 	toStack := c.To == "stack"
 	return &Set{Handlers: hpu.Handlers{Payload: func(h *hpu.HER) spin.Code {

@@ -57,7 +57,7 @@ func newDatatype(p Params, env Env) (*Set, error) {
 		return nil, err
 	}
 	if !slices.Contains(ddt.Strategies(), c.Strategy) {
-		return nil, &ParamError{Param: "strategy", Err: fmt.Errorf("%q: want %s", c.Strategy, strings.Join(ddt.Strategies(), ", "))}
+		return nil, badParam("strategy", "%q: want %s", c.Strategy, strings.Join(ddt.Strategies(), ", "))
 	}
 	typ, count, err := ddt.Resolve(c.Type)
 	if err != nil {

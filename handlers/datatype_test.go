@@ -502,7 +502,7 @@ func TestDatatypeParams(t *testing.T) {
 		{handlers.Params{"type": "MILC"}, handlers.Env{}, resolved(t, "MILC", -1), ""},
 		{handlers.Params{"type": "MILC", "count": 2}, handlers.Env{}, resolved(t, "MILC", 2), ""},
 		{handlers.Params{"type": "int", "partial": true, "strategy": "rw-cp", "interval": 1000, "epsilon": 0.1, "packet": 1000}, handlers.Env{HPUs: 2, Messages: 3}, 4, ""},
-		{nil, handlers.Env{}, 0, `param "type" is missing`},
+		{nil, handlers.Env{}, 0, `param "type": is missing: want string`},
 		{handlers.Params{"type": "vec(3 1)[int]"}, handlers.Env{}, 0, `param "type":1:`},
 		{handlers.Params{"type": "ctg(2)[\n ctg(3)[itn]]"}, handlers.Env{}, 0, `param "type":2:9: `},
 		{handlers.Params{"type": "MILC(x=3)"}, handlers.Env{}, 0, `param "type"`},

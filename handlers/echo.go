@@ -4,7 +4,6 @@ package handlers
 
 import (
 	"encoding/binary"
-	"fmt"
 
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/matcher"
@@ -74,7 +73,7 @@ func newEchoHost(p Params) (*Set, error) {
 	case "udp":
 		s.Rulesets = []matcher.Ruleset{matcher.UDPPort(c.Port)}
 	default:
-		return nil, fmt.Errorf("param \"proto\": %q: want udp or icmp", c.Proto)
+		return nil, badParam("proto", "%q: want udp or icmp", c.Proto)
 	}
 	return s, nil
 }

@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/xspin/xspin/spin"
 )
 
 // Params are a set's parameters in the configuration: keys and values as decoded from
@@ -48,14 +50,14 @@ func (p Params) Decode(into any) error {
 				continue
 			}
 			if found++; found > 1 {
-				errs = append(errs, fmt.Errorf("param %q appears twice", key))
+				errs = append(errs, badParam(key, "appears twice"))
 			} else if err := set(field, left[key]); err != nil {
-				errs = append(errs, fmt.Errorf("param %q: %w", key, err))
+				errs = append(errs, badParam(key, "%w", err))
 			}
 			delete(left, key)
 		}
 		if found == 0 && option == "required" {
-			errs = append(errs, fmt.Errorf("param %q is missing: %s", name, want(field)))
+			errs = append(errs, badParam(name, "is missing: want %s", want(field)))
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(left)) {
@@ -63,26 +65,19 @@ func (p Params) Decode(into any) error {
 		if len(known) > 0 {
 			there = "want " + strings.Join(known, ", ")
 		}
-		errs = append(errs, fmt.Errorf("no param %q: %s", key, there))
+		errs = append(errs, badParam(key, "no such parameter: %s", there))
 	}
 	return errors.Join(errs...)
 }
 
-// A ParamError says what is wrong with the text of a parameter, and where.
-type ParamError struct {
-	Param        string
-	Line, Column int // in the text, from 1; 0: all of it
-	Err          error
-}
+// A ParamError says what is wrong with a parameter, and where in its text. Factories return
+// it, or several that are joined, so that the configuration's line can be told.
+type ParamError = spin.ParamError
 
-func (e *ParamError) Error() string {
-	if e.Line == 0 {
-		return fmt.Sprintf("param %q: %v", e.Param, e.Err)
-	}
-	return fmt.Sprintf("param %q:%d:%d: %v", e.Param, e.Line, e.Column, e.Err)
+// badParam makes one about all of a parameter.
+func badParam(param, format string, args ...any) error {
+	return &ParamError{Param: param, Err: fmt.Errorf(format, args...)}
 }
-
-func (e *ParamError) Unwrap() error { return e.Err }
 
 var durationType = reflect.TypeFor[time.Duration]()
 

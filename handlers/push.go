@@ -3,7 +3,6 @@
 package handlers
 
 import (
-	"fmt"
 	"net/netip"
 
 	"github.com/xspin/xspin/hpu"
@@ -27,7 +26,7 @@ func newPush(p Params) (*Set, error) {
 		return nil, err
 	}
 	if !s.To.Addr().Is4() || s.To.Port() == 0 {
-		return nil, fmt.Errorf("param \"to\": %v: want an IPv4 address and a port", s.To)
+		return nil, badParam("to", "%v: want an IPv4 address and a port", s.To)
 	}
 	return &Set{Handlers: hpu.Handlers{Init: s.init, Header: s.begin, Payload: s.send}, Triggered: true}, nil
 }

@@ -5,7 +5,6 @@ package handlers
 import (
 	"encoding/binary"
 	"errors"
-	"fmt"
 
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/matcher"
@@ -35,7 +34,7 @@ func newRequests(p Params) (*Set, error) {
 		return nil, err
 	}
 	if s.MTU < 68 || s.MTU > 65535 {
-		return nil, fmt.Errorf("param \"mtu\": %d: want 68 to 65535", s.MTU)
+		return nil, badParam("mtu", "%d: want 68 to 65535", s.MTU)
 	}
 	s.then = s.reply
 	return &Set{

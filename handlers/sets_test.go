@@ -556,7 +556,7 @@ func TestSets(t *testing.T) {
 	var names []string
 	for _, r := range all {
 		names = append(names, r.Name)
-		if _, err := r.New(handlers.Params{"nonsense": 1}, handlers.Env{}); err == nil || !strings.Contains(err.Error(), `no param "nonsense"`) {
+		if _, err := r.New(handlers.Params{"nonsense": 1}, handlers.Env{}); err == nil || !strings.Contains(err.Error(), `param "nonsense": no such parameter: `) {
 			t.Errorf("%s: %v", r.Name, err)
 		}
 		if r.Help == "" || strings.Contains(r.Help, "\n") {
@@ -574,7 +574,7 @@ func TestSets(t *testing.T) {
 	}{
 		{"echo-host", handlers.Params{"proto": "tcp"}, `"tcp": want udp or icmp`},
 		{"count", handlers.Params{"to": "hell"}, `"hell": want stack or drop`},
-		{"requests", nil, `"port" is missing`},
+		{"requests", nil, `param "port": is missing`},
 		{"requests", handlers.Params{"port": 1, "mtu": 20}, "want 68 to 65535"},
 		{"tick", handlers.Params{"to": "[::1]:1"}, "want an IPv4 address"},
 		{"tick", handlers.Params{"to": "10.0.0.1:0"}, "and a port"},

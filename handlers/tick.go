@@ -5,7 +5,6 @@ package handlers
 import (
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"net/netip"
 	"sync/atomic"
 	"time"
@@ -38,7 +37,7 @@ func newTick(p Params) (*Set, error) {
 		return nil, err
 	}
 	if !t.To.Addr().Is4() || t.To.Port() == 0 {
-		return nil, fmt.Errorf("param \"to\": %v: want an IPv4 address and a port", t.To)
+		return nil, badParam("to", "%v: want an IPv4 address and a port", t.To)
 	}
 	return &Set{
 		Handlers: hpu.Handlers{Init: t.init, Payload: t.count, Timer: t.send},

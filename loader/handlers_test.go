@@ -640,9 +640,9 @@ small = 3: whole number, 0 to 255
 		value any
 		want  string
 	}{
-		{"smal", 1, `no param "smal": there are colour (red, green, blue), flag`},
-		{"table", 1, `no param "table"`},
-		{"xspin", 1, `no param "xspin"`},
+		{"smal", 1, `param "smal": no such parameter: there are colour (red, green, blue), flag`},
+		{"table", 1, `param "table": no such parameter`},
+		{"xspin", 1, `param "xspin": no such parameter`},
 		{"small", 256, `param "small": 256: want whole number, 0 to 255`},
 		{"small", -1, "-1: want"},
 		{"small", 1.5, "1.5: want"},

@@ -14,6 +14,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
+
+	"github.com/xspin/xspin/spin"
 )
 
 // A Parameter is a global `const volatile` variable of an object. A context sets it before
@@ -231,7 +233,7 @@ func (o *Object) setParameters(spec *ebpf.CollectionSpec, values map[string]any)
 			if known != nil {
 				there = "there are " + strings.Join(known, ", ")
 			}
-			errs = append(errs, fmt.Errorf("no param %q: %s", name, there))
+			errs = append(errs, &spin.ParamError{Param: name, Err: fmt.Errorf("no such parameter: %s", there)})
 			continue
 		}
 		b, err := o.params[i].kind.bytes(values[name])
@@ -239,7 +241,7 @@ func (o *Object) setParameters(spec *ebpf.CollectionSpec, values map[string]any)
 			err = spec.Variables[name].Set(b)
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("param %q: %w", name, err))
+			errs = append(errs, &spin.ParamError{Param: name, Err: err})
 		}
 	}
 	return errors.Join(errs...)

@@ -105,9 +105,7 @@ func (s *ContextSpec) resolveKernel(wrong *spin.Problems) {
 		wrong.Add("object", "there is none")
 		return
 	}
-	if err := s.Kernel.Object.CheckParameters(s.Kernel.Parameters); err != nil {
-		wrong.Add("params", "%w", err)
-	}
+	wrong.AddParams(s.Kernel.Object.CheckParameters(s.Kernel.Parameters))
 	switch {
 	case s.Format == nil: // told
 		return

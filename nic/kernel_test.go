@@ -282,7 +282,7 @@ func TestWrongContextsInTheKernel(t *testing.T) {
 		{func(s *nic.ContextSpec) { s.Resources.Memory = window }, []string{"memory: ", "hostq.Memory"}},
 		{func(s *nic.ContextSpec) { s.Rulesets = sets(matcher.SLMP()) }, []string{"format: ", "slmp", "several packets"}},
 		{func(s *nic.ContextSpec) { s.Rulesets = append(s.Rulesets, other) }, []string{"rulesets: ", "EOM"}},
-		{func(s *nic.ContextSpec) { s.Kernel.Parameters = map[string]any{"nope": 1} }, []string{"params: ", `no param "nope"`}},
+		{func(s *nic.ContextSpec) { s.Kernel.Parameters = map[string]any{"nope": 1} }, []string{"params.nope: no such parameter: "}},
 		{func(s *nic.ContextSpec) { s.Rulesets = nil }, []string{"rulesets: "}},
 		{func(s *nic.ContextSpec) { s.Name = "" }, []string{"name: "}},
 	} {
