@@ -78,12 +78,9 @@ to lose less.`,
 		if o.Filter, err = filterText(filter); err != nil {
 			return fmt.Errorf("capture: %w", err)
 		}
-		out := &lateFile{path: to}
-		if to == "-" {
-			out.w = cmd.OutOrStdout()
-			if isTerminal(out.w) {
-				return errors.New("capture: standard output is a terminal, and frames are not text: pipe them into wireshark -k -i -, or name a file with -w")
-			}
+		out := &lateFile{path: to, stdout: cmd.OutOrStdout()}
+		if to == "-" && isTerminal(out.stdout) {
+			return errors.New("capture: standard output is a terminal, and frames are not text: pipe them into wireshark -k -i -, or name a file with -w")
 		}
 		c, err := dial()
 		if err != nil {
@@ -93,7 +90,7 @@ to lose less.`,
 		defer stop()
 		total, err := runCapture(ctx, c, args[0], o, out)
 		err = errors.Join(err, out.close())
-		if out.w != nil {
+		if out.w != nil { // else it was refused
 			fmt.Fprintf(cmd.ErrOrStderr(), "%s, %s; lost %d\n", count(int(total.Frames), "frame"), count(int(total.Bytes), "byte"), total.Lost)
 		}
 		if err != nil {
@@ -149,13 +146,18 @@ func runCapture(ctx context.Context, c *control.Client, name string, o control.C
 
 // A lateFile creates its file at the first write, so that an error before leaves none.
 type lateFile struct {
-	path string
-	w    io.Writer
-	f    *os.File
+	path   string // - for stdout
+	stdout io.Writer
+	w      io.Writer // nil: nothing has been written
+	f      *os.File
 }
 
 func (l *lateFile) Write(p []byte) (int, error) {
-	if l.w == nil {
+	switch {
+	case l.w != nil:
+	case l.path == "-":
+		l.w = l.stdout
+	default:
 		f, err := os.OpenFile(l.path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 		if err != nil {
 			return 0, err

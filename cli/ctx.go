@@ -106,10 +106,10 @@ func newListCmd[T any](name, short, key, head string, ask func(*control.Client, 
 }
 
 func newCtxLsCmd() *cobra.Command {
-	const head = "NAME\tID\tSTATE\tHANDLER\tINTERFACE\tATTACHED\tHANDLED\tDROPPED\tFAILED\tRULESETS"
+	const head = "NAME\tID\tSTATE\tTIER\tHANDLER\tINTERFACE\tATTACHED\tHANDLED\tDROPPED\tFAILED\tRULESETS"
 	return newListCmd("ctx ls", "List the contexts", "contexts", head, (*control.Client).Contexts, func(x *control.ContextInfo) string {
 		h := &x.HandlerStats
-		return fmt.Sprintf("%s\t%d\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%s", x.Name, x.ID, stateAndLink(x), handlerName(x), orDash(x.Interface), attached(x.Attached),
+		return fmt.Sprintf("%s\t%d\t%s\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%s", x.Name, x.ID, stateAndLink(x), orElse(x.Tier, "user"), handlerName(x), orDash(x.Interface), attached(x.Attached),
 			h.Handled, h.Dropped, h.Failed+h.Panics+h.Overruns, ruleNumbers(x))
 	})
 }
@@ -357,7 +357,7 @@ or those of an object file: docs/kernel-handlers.md.`,
   echo '{name: ping, handler: echo-icmp}' | xspin ctx install -
   xspin ctx install --name ping --tier kernel --handler echo-icmp
   xspin ctx install --name mine --object echo.bpf.o --rulesets 'echo: udp(7)'`,
-		Args: cobra.MaximumNArgs(1),
+		Args: wantArgs("[FILE]"),
 	}
 	cmd.Flags().StringVar(&f.Name, "name", "", "name of the context, instead of FILE")
 	cmd.Flags().StringVar(&f.Interface, "interface", "", "interface, if the daemon has several")

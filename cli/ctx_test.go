@@ -109,8 +109,8 @@ func TestCtxTellsAndAsks(t *testing.T) {
 		out   []string // on lines of the output, columns by single spaces
 	}{
 		{"ls", "ctx ls", "", []string{"GET /v1/contexts"}, []string{
-			"NAME ID STATE HANDLER INTERFACE ATTACHED HANDLED DROPPED FAILED RULESETS",
-			"inbox 3 active deposit eth1 pid 77, pid 78 (observer) 12 2 4 5:slmp, more",
+			"NAME ID STATE TIER HANDLER INTERFACE ATTACHED HANDLED DROPPED FAILED RULESETS",
+			"inbox 3 active user deposit eth1 pid 77, pid 78 (observer) 12 2 4 5:slmp, more",
 		}},
 		{"show", "ctx show inbox", "", []string{"GET /v1/contexts/inbox"}, []string{
 			"context 3, inbox: active since",
@@ -313,6 +313,7 @@ func TestCtxErrors(t *testing.T) {
 		"stast":               `unknown command "stast" for "xspin": did you mean stats?`,
 		"ctx show":            "ctx show: NAME is missing: xspin ctx show NAME",
 		"ctx show a b":        `ctx show: unexpected argument "b": xspin ctx show NAME`,
+		"ctx install a b":     `ctx install: unexpected argument "b": xspin ctx install FILE | --name NAME ...`,
 		"ctx rm":              "ctx rm: NAME is missing: xspin ctx rm NAME...",
 		"capture -w x":        "capture: CONTEXT is missing: xspin capture CONTEXT [-w FILE]",
 		"rules explain":       "rules explain: FILE is missing: xspin rules explain FILE [NAME]",

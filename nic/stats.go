@@ -4,6 +4,7 @@ package nic
 
 import (
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -66,6 +67,26 @@ type ContextStats struct {
 	spin.ContextStats
 	Messages  *spin.MessageStats `json:"messages,omitempty"`  // of contexts with messages
 	Checksums *hpu.Checksums     `json:"checksums,omitempty"` // and which of them it verifies
+}
+
+// MarshalJSON leaves out, in the kernel tier, what only HPUs have: there is no credit to run
+// out of, and no HPU time to share.
+func (s ContextStats) MarshalJSON() ([]byte, error) {
+	type plain ContextStats // without this method
+	if s.Tier != "kernel" {
+		return json.Marshal(plain(s))
+	}
+	type none *struct{}
+	return json.Marshal(struct {
+		plain
+		Refused  none `json:"refused,omitempty"`
+		Spilled  none `json:"spilled,omitempty"`
+		Share    none `json:"share,omitempty"`
+		Credits  none `json:"credits,omitempty"`
+		Granted  none `json:"granted,omitempty"`
+		InFlight none `json:"in_flight,omitempty"`
+		Stopped  none `json:"stopped,omitempty"`
+	}{plain: plain(s)})
 }
 
 // RulesetStats count the frames that a ruleset matched.
