@@ -251,6 +251,56 @@ XSPIN_CONTEXT(PAYLOAD);
 	}
 }
 
+// A map is a life's own, whatever its name: another context's, of the same object, and that
+// of the context's next life begin at 0.
+func TestMapsOfHandlersInEBPFAreTheirOwn(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	n := open(t, lab, nic.Config{HPUs: 1})
+	const source = `
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} seen SEC(".maps");
+
+XSPIN_PAYLOAD
+{
+	__u32 zero = 0;
+	__u64 *n = bpf_map_lookup_elem(&seen, &zero);
+
+	if (!n)
+		return XSPIN_SEGV;
+	xspin_count(0, __sync_fetch_and_add(n, 1));
+	return XSPIN_SUCCESS;
+}
+XSPIN_CONTEXT(PAYLOAD);
+`
+	first := compiled(t, source, matcher.UDPPort(7))
+	second := first
+	second.Name, second.Rulesets = "second", sets(matcher.UDPPort(9))
+	count := func(port uint16, c *nic.Context, packets int, want uint64) {
+		t.Helper()
+		conn := dialUDP(t, lab, port)
+		for range packets {
+			if _, err := conn.Write([]byte("hi")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		eventually(t, "all are counted", func() bool { return c.Stats().User[0].Count == uint64(packets) })
+		if got := c.Stats().User[0].Sum; got != want {
+			t.Errorf("port %d: the sum is %d, want %d", port, got, want)
+		}
+	}
+	a, b := run(t, n, first), run(t, n, second)
+	count(7, a, 4, 0+1+2+3)
+	count(9, b, 3, 0+1+2)
+	if err := n.Remove(a); err != nil {
+		t.Fatal(err)
+	}
+	count(7, run(t, n, first), 2, 0+1)
+}
+
 // What is about HPUs, or not there, is refused with its key.
 func TestWrongContextsInTheKernel(t *testing.T) {
 	lab := netnstest.Temp(t, netns.LabConfig{})
