@@ -87,10 +87,17 @@ func (o *Object) Load(cfg HandlersConfig) (_ *Handlers, err error) {
 			s.ValueSize, s.Key, s.Value = 8, nil, nil
 		default:
 			s.MaxEntries = m.MaxEntries()
-			instead[name] = m
+			// The load may outlive this call, and the caller's map.
+			if instead[name], err = m.Clone(); err != nil {
+				closeMaps(instead)
+				return fail(err)
+			}
 		}
 	}
-	coll, err := loadObject(spec, instead)
+	coll, err := within(loadTime, func() (*ebpf.Collection, error) {
+		defer closeMaps(instead)
+		return loadObject(spec, instead)
+	})
 	if err != nil {
 		return fail(err)
 	}
@@ -101,6 +108,50 @@ func (o *Object) Load(cfg HandlersConfig) (_ *Handlers, err error) {
 		return fail(fmt.Errorf("map the counters of %d CPUs: %w", cpus, err))
 	}
 	return h, nil
+}
+
+func closeMaps(all map[string]*ebpf.Map) {
+	for _, m := range all {
+		m.Close()
+	}
+}
+
+// loadTime is how long the kernel may take for an object. A verifier takes seconds for the
+// longest loop that it follows.
+const loadTime = time.Minute
+
+// ErrNoAnswer is wrapped by the error of an object for which the kernel takes too long.
+var ErrNoAnswer = errors.New("its verifier may have crashed; look at dmesg, and bound the handler's loops")
+
+// within loads on a thread of its own, and waits for a limited time: when a verifier
+// crashes, the kernel ends the thread inside of the system call, which never returns. What
+// is loaded later is closed.
+func within(limit time.Duration, load func() (*ebpf.Collection, error)) (*ebpf.Collection, error) {
+	type answer struct {
+		coll *ebpf.Collection
+		err  error
+	}
+	answers := make(chan answer)
+	late := make(chan struct{})
+	go func() {
+		coll, err := load()
+		select {
+		case answers <- answer{coll, err}:
+		case <-late:
+			if err == nil {
+				coll.Close()
+			}
+		}
+	}()
+	timeout := time.NewTimer(limit)
+	defer timeout.Stop()
+	select {
+	case a := <-answers:
+		return a.coll, a.err
+	case <-timeout.C:
+		close(late)
+		return nil, fmt.Errorf("the kernel has not answered for %g s: %w", limit.Seconds(), ErrNoAnswer)
+	}
 }
 
 // loadObject loads without a log first: that of an endless loop has millions of bytes.

@@ -9,10 +9,12 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 
@@ -894,4 +896,62 @@ func TestCountersUnderLoadArePairs(t *testing.T) {
 	if s := h.Stats(); s.Handled != 5000 || s.User[0].Count != 5000 {
 		t.Errorf("%+v", s)
 	}
+}
+
+// A verifier that crashes never answers. Whoever waits goes on after a while, and what
+// comes late is closed.
+func TestKernelThatDoesNotAnswer(t *testing.T) {
+	netnstest.NeedRoot(t)
+	m := newMemory(t)
+	for _, fails := range []error{nil, errors.New("refused")} {
+		answer, closed := make(chan struct{}), make(chan struct{})
+		var late *ebpf.Map
+		_, err := within(10*time.Millisecond, func() (coll *ebpf.Collection, err error) {
+			<-answer
+			defer close(closed)
+			if fails != nil {
+				return nil, fails
+			}
+			late, err = m.Clone()
+			return &ebpf.Collection{Maps: map[string]*ebpf.Map{"late": late}}, err
+		})
+		if want := "the kernel has not answered for 0.01 s: its verifier may have crashed; look at dmesg, and bound the handler's loops"; !errors.Is(err, ErrNoAnswer) || err.Error() != want {
+			t.Errorf("%v, want %s", err, want)
+		}
+		close(answer)
+		<-closed
+		for fails == nil && late.FD() >= 0 {
+			time.Sleep(time.Millisecond) // the test's time limit ends this
+		}
+	}
+	want := errors.New("refused")
+	if _, err := within(time.Minute, func() (*ebpf.Collection, error) { return nil, want }); err != want {
+		t.Errorf("%v, want the load's error", err)
+	}
+}
+
+// The load may outlive the caller's maps.
+func TestLoadHasMapsOfItsOwn(t *testing.T) {
+	netnstest.NeedRoot(t)
+	before := fds(t)
+	memory := newMemory(t)
+	h := load(t, object(t, around("", "\treturn xspin_memory(0, 8) ? XSPIN_SUCCESS : XSPIN_SEGV;")), HandlersConfig{Memory: memory, MemorySize: 4096})
+	if v, err := h.Run(make([]byte, 64)); err != nil || v.Code != spin.Success {
+		t.Errorf("%+v, %v", v, err)
+	}
+	if err := h.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if n := fds(t) - before; n != 1 {
+		t.Errorf("%d files are open more than before, want the memory's", n)
+	}
+}
+
+func fds(t *testing.T) int {
+	t.Helper()
+	all, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(all)
 }

@@ -70,6 +70,9 @@ func (n *NIC) SetUnfair(on bool) {
 	n.unfair = on
 }
 
+// LoadBy has objects loaded by another function than Object.Load.
+func (n *NIC) LoadBy(f func(*Object, loader.HandlersConfig) (*loader.Handlers, error)) { n.load = f }
+
 // A Recorder is a tier that runs nothing: it notes what it is asked for.
 type Recorder struct {
 	mu    sync.Mutex

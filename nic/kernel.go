@@ -151,7 +151,7 @@ type kernelTier struct {
 	id   uint16
 	spec *ContextSpec
 
-	handlers *loader.Handlers // from install on
+	handlers *loader.Handlers // from load on
 	stopped  chan struct{}    // closed by stop
 
 	mu    sync.Mutex // guards what follows
@@ -159,7 +159,10 @@ type kernelTier struct {
 	told  []uint64 // by CPU: failures that events have told of
 }
 
-func (t *kernelTier) install() error {
+type loadFunc func(*Object, loader.HandlersConfig) (*loader.Handlers, error)
+
+// load shows the object to the kernel, which may take seconds to refuse it.
+func (t *kernelTier) load() (err error) {
 	cfg := loader.HandlersConfig{
 		Context: t.id, Format: t.spec.Format, EOM: t.spec.eom(), Parameters: t.spec.Kernel.Parameters,
 	}
@@ -175,15 +178,21 @@ func (t *kernelTier) install() error {
 		mem, _ := w.Memory()
 		cfg.HPUMemory, cfg.HPUMemorySize = mem.Map(), w.Size()/int64(cpus)
 	}
-	h, err := t.spec.Kernel.Object.Load(cfg)
-	if err != nil {
+	t.handlers, err = t.n.load(t.spec.Kernel.Object, cfg)
+	return err
+}
+
+func (t *kernelTier) unload() {
+	if t.handlers != nil {
+		_ = t.handlers.Close()
+	}
+}
+
+func (t *kernelTier) install() error {
+	if err := t.n.ingress.SetHandlers(t.id, t.handlers); err != nil {
 		return err
 	}
-	if err := t.n.ingress.SetHandlers(t.id, h); err != nil {
-		h.Close()
-		return err
-	}
-	t.handlers, t.stopped, t.told = h, make(chan struct{}), make([]uint64, len(h.CPUs()))
+	t.stopped, t.told = make(chan struct{}), make([]uint64, len(t.handlers.CPUs()))
 	go t.watch()
 	return nil
 }

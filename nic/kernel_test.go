@@ -4,6 +4,7 @@ package nic_test
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"net"
 	"runtime"
@@ -502,4 +503,63 @@ func TestClosedNICLeavesNoHandlersBehind(t *testing.T) {
 	}
 	eventually(t, "goroutines ended", func() bool { return runtime.NumGoroutine() <= goroutines })
 	eventually(t, "descriptors closed", func() bool { return len(descriptors(t)) <= fds })
+}
+
+// While the kernel looks at an object, the NIC goes on. When it is closed meanwhile,
+// nothing of the context is left.
+func TestSlowVerifierHoldsUpNothing(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	n := open(t, lab, nic.Config{HPUs: 1})
+	asked, answer := make(chan struct{}), make(chan error)
+	var loaded *loader.Handlers
+	n.LoadBy(func(o *nic.Object, cfg loader.HandlersConfig) (_ *loader.Handlers, err error) {
+		asked <- struct{}{}
+		if err := <-answer; err != nil {
+			return nil, err
+		}
+		loaded, err = o.Load(cfg)
+		return loaded, err
+	})
+	install := func() (result chan error) {
+		result = make(chan error)
+		go func() {
+			_, err := n.Install(builtin(t, "noop", matcher.UDPPort(7)))
+			result <- err
+		}()
+		<-asked
+		return result
+	}
+	slow := install()
+	other := run(t, n, nic.ContextSpec{Name: "icmp", Rulesets: sets(matcher.ICMPEcho()), Handlers: handle(echo)})
+	if other.ID() != 1 {
+		t.Errorf("the other context is number %d, want 1: 0 is reserved", other.ID())
+	}
+	ping(t, lab, "-c", "3", "-i", "0.01")
+	if got := stats(t, n).Contexts; len(got) != 1 {
+		t.Errorf("statistics of %d contexts, want 1", len(got))
+	}
+	answer <- loader.ErrNoAnswer
+	if err := <-slow; !errors.Is(err, loader.ErrNoAnswer) {
+		t.Errorf("%v, want the load's error", err)
+	}
+	// The number is free again.
+	slow = install()
+	answer <- nil
+	if err := <-slow; err != nil {
+		t.Fatal(err)
+	}
+	if got := stats(t, n).Contexts; len(got) != 2 || got[0].ID != 0 && got[1].ID != 0 {
+		t.Errorf("%+v, want contexts 0 and 1", got)
+	}
+	slow = install()
+	if err := n.Close(); err != nil {
+		t.Fatal(err)
+	}
+	answer <- nil
+	if err := <-slow; !errors.Is(err, nic.ErrClosed) {
+		t.Errorf("%v, want %v", err, nic.ErrClosed)
+	}
+	if fd := loaded.Program().FD(); fd >= 0 {
+		t.Errorf("the program is still open, as %d", fd)
+	}
 }

@@ -49,6 +49,19 @@ func (n *NIC) Install(spec ContextSpec) (_ *Context, err error) {
 	if c.tier, err = n.serve(c); err != nil {
 		return nil, err
 	}
+	if t, ok := c.tier.(loadable); ok {
+		defer func() {
+			if err != nil {
+				t.unload()
+			}
+		}()
+		if err := n.unlocked(id, t.load); err != nil {
+			return nil, err
+		}
+		if n.closed {
+			return nil, ErrClosed
+		}
+	}
 	prog, err := n.ingress.Stats()
 	if err != nil {
 		return nil, err
@@ -83,10 +96,22 @@ func (n *NIC) Install(spec ContextSpec) (_ *Context, err error) {
 	return c, nil
 }
 
+// unlocked runs what may take long without the NIC's lock, which the caller has. Nobody
+// gets the number meanwhile. Close does not wait for it.
+func (n *NIC) unlocked(id uint16, f func() error) error {
+	n.loading[id] = true
+	n.mu.Unlock()
+	defer func() {
+		n.mu.Lock()
+		delete(n.loading, id)
+	}()
+	return f()
+}
+
 // freeID returns a context id of which nothing is on its way any more.
 func (n *NIC) freeID() (uint16, error) {
 	for id := range uint16(bpf.MaxContexts) {
-		if n.contexts[id] == nil && n.retired[id] == nil {
+		if n.contexts[id] == nil && n.retired[id] == nil && !n.loading[id] {
 			return id, nil
 		}
 	}

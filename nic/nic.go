@@ -97,6 +97,7 @@ type NIC struct {
 	diag     *netlink.Handle              // see warnOfSockets
 	stirred  chan struct{}                // see fair
 	serve    func(*Context) (tier, error) // newTier, but for tests
+	load     loadFunc                     // Object.Load, but for tests
 	done     chan struct{}                // closed when the NIC closes
 
 	events     chan spin.Fault
@@ -112,6 +113,7 @@ type NIC struct {
 	// life
 	closed   bool
 	contexts map[uint16]*Context
+	loading  map[uint16]bool     // numbers of contexts that are being made without the lock
 	retired  map[uint16]*Context // removed, with buffers still out
 	buckets  bucketRanges
 	places   map[*Context]bool // cleared, with credit that is reserved
@@ -146,6 +148,7 @@ func Open(cfg Config) (_ *NIC, err error) {
 		cfg:      cfg,
 		iface:    iface,
 		contexts: map[uint16]*Context{},
+		loading:  map[uint16]bool{},
 		retired:  map[uint16]*Context{},
 		buckets:  newBucketRanges(),
 		places:   map[*Context]bool{},
@@ -227,7 +230,7 @@ func Open(cfg Config) (_ *NIC, err error) {
 	if n.pool, err = hpu.New(pool); err != nil {
 		return nil, fmt.Errorf("open NIC: %w", err)
 	}
-	n.serve = n.newTier
+	n.serve, n.load = n.newTier, (*Object).Load
 	go n.forward()
 	go n.follow()
 	go n.fair()
