@@ -7,7 +7,6 @@ import (
 	"io"
 
 	"github.com/xspin/xspin/demos/pingpong/rtt"
-	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/nic"
 )
@@ -35,29 +34,13 @@ func startKernel(lab *netns.Lab, c ServerConfig) (_ NICServer, err error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, p := range c.Protos {
+	err = echo(s.NIC, c, func(p rtt.Proto, spec *nic.ContextSpec) error {
 		object, err := nic.BuiltinObject("echo-" + string(p))
-		if err != nil {
-			return nil, err
-		}
-		ruleset := matcher.ICMPEcho()
-		if p == rtt.UDP {
-			ruleset = matcher.UDPPort(Port)
-		}
-		ctx, err := s.Install(nic.ContextSpec{
-			Name:     string(p) + "-echo",
-			Rulesets: []matcher.Ruleset{ruleset},
-			Kernel:   &nic.Kernel{Object: object},
-		})
-		if err != nil {
-			return nil, err
-		}
-		if err := s.Activate(ctx); err != nil {
-			return nil, err
-		}
-	}
-	if c.Stats {
-		return s, s.ServeStats()
+		spec.Kernel = &nic.Kernel{Object: object}
+		return err
+	})
+	if err != nil {
+		return nil, err
 	}
 	return s, nil
 }

@@ -75,29 +75,45 @@ func start(ctx context.Context, lab *netns.Lab, c ServerConfig) (_ NICServer, er
 			s.Close()
 		}
 	}()
-	for _, p := range c.Protos {
-		ruleset, handler := matcher.ICMPEcho(), echoICMP
+	err = echo(s.NIC, c, func(p rtt.Proto, spec *nic.ContextSpec) error {
+		handler := echoICMP
 		if p == rtt.UDP {
-			ruleset, handler = matcher.UDPPort(Port), echoUDP
+			handler = echoUDP
 		}
 		s.samples[p] = new(samples)
-		ctx, err := s.Install(nic.ContextSpec{
-			Name:      string(p) + "-echo",
-			Rulesets:  []matcher.Ruleset{ruleset},
-			Handlers:  hpu.Handlers{Payload: timed(handler, s.samples[p])},
-			Timestamp: true,
-		})
-		if err != nil {
-			return nil, err
+		spec.Handlers.Payload = timed(handler, s.samples[p])
+		spec.Timestamp = true
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// echo activates a context for each protocol; give adds its handlers.
+func echo(n *nic.NIC, c ServerConfig, give func(rtt.Proto, *nic.ContextSpec) error) error {
+	for _, p := range c.Protos {
+		ruleset := matcher.ICMPEcho()
+		if p == rtt.UDP {
+			ruleset = matcher.UDPPort(Port)
 		}
-		if err := s.Activate(ctx); err != nil {
-			return nil, err
+		spec := nic.ContextSpec{Name: string(p) + "-echo", Rulesets: []matcher.Ruleset{ruleset}}
+		if err := give(p, &spec); err != nil {
+			return err
+		}
+		ctx, err := n.Install(spec)
+		if err != nil {
+			return err
+		}
+		if err := n.Activate(ctx); err != nil {
+			return err
 		}
 	}
 	if c.Stats {
-		return s, s.ServeStats()
+		return n.ServeStats()
 	}
-	return s, nil
+	return nil
 }
 
 // Breakdown implements NICServer.
