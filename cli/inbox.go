@@ -122,12 +122,21 @@ func (l inboxLines) Lost(events uint64) {
 	fmt.Fprintf(l.w, "%s lost: they came faster than they were taken\n", count(int(events), "event"))
 }
 
+func (l inboxLines) Refused(r inbox.Refused) {
+	slots := fmt.Sprintf("the only slot, of %s, was", file.Bytes(r.Size))
+	if r.Slots > 1 {
+		slots = fmt.Sprintf("all %d slots of %s were", r.Slots, file.Bytes(r.Size))
+	}
+	fmt.Fprintf(l.w, "%s refused: %s in use; for more messages at a time raise --slots, and the window's size if these become too small\n", count(int(r.Packets), "packet"), slots)
+}
+
 // inboxDocument is an inbox.Report for programs.
 type inboxDocument struct {
 	Schema   int             `json:"schema"`
 	Messages []inbox.Message `json:"messages"`
 	Requests []inbox.Request `json:"requests"`
-	Missed   uint64          `json:"lost"` // events
+	Missed   uint64          `json:"lost"`    // events
+	Turned   uint64          `json:"refused"` // packets
 
 	said inboxLines
 }
@@ -138,3 +147,7 @@ func (d *inboxDocument) Attached(context string, slots int, size int64) {
 func (d *inboxDocument) Message(m inbox.Message) { d.Messages = append(d.Messages, m) }
 func (d *inboxDocument) Request(r inbox.Request) { d.Requests = append(d.Requests, r) }
 func (d *inboxDocument) Lost(events uint64)      { d.Missed += events }
+func (d *inboxDocument) Refused(r inbox.Refused) {
+	d.Turned += r.Packets
+	d.said.Refused(r)
+}

@@ -9,11 +9,13 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -22,6 +24,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/xspin/xspin/control"
 	"github.com/xspin/xspin/demos/inbox"
 )
 
@@ -164,6 +167,77 @@ func TestInboxNamesSlots(t *testing.T) {
 }
 
 // TestInboxAnswers has the application answer datagrams, and end by a signal.
+// TestInboxSaysWhenAllSlotsAreInUse has a message come while another one, whose sender takes
+// its time, has the only slot.
+func TestInboxSaysWhenAllSlotsAreInUse(t *testing.T) {
+	d := startDaemon(t, fmt.Sprintf(`contexts:
+  - name: inbox
+    handler: deposit
+    windows: [{name: in, size: 4MiB}]
+    attach: {users: ["%d"]}
+    activate: manual
+`, nobody))
+	cmd := d.asNobody("demo", "inbox", "--count", "1", "--slots", "1")
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Process.Kill()
+	lines := bufio.NewScanner(stdout)
+	if !lines.Scan() || lines.Text() != "attached to inbox: waiting for messages, in 1 slot of 4 MiB" {
+		t.Fatalf("said %q", lines.Text())
+	}
+	to := d.lab.NIC.Addr.Addr().String()
+	slow := d.lab.Host.NS.Command(t.Context(), "/proc/self/exe", "send", "--to", to, "-")
+	in, err := slow.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := slow.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer slow.Process.Kill()
+	if _, err := in.Write(make([]byte, 1<<20)); err != nil {
+		t.Fatal(err)
+	}
+	client, err := control.Dial(d.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+		info, err := client.Context(t.Context(), "inbox")
+		if err != nil || time.Now().After(end) {
+			t.Fatalf("the slow message does not begin: %v", err)
+		}
+		if info.MessageStats.Open == 1 {
+			break
+		}
+	}
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, []byte("hello"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	other := d.lab.Host.NS.Command(t.Context(), "/proc/self/exe", "send", "--to", to, "--timeout", "200ms", file)
+	if out, err := other.CombinedOutput(); err == nil {
+		t.Errorf("sent a second message into the only slot: %s", out)
+	}
+	if !lines.Scan() || !regexp.MustCompile(`^\d+ packets? refused: the only slot, of 4 MiB, was in use; for more messages at a time raise --slots, `).MatchString(lines.Text()) {
+		t.Errorf("said %q", lines.Text())
+	}
+	if err := errors.Join(in.Close(), slow.Wait()); err != nil {
+		t.Error(err)
+	}
+	if !lines.Scan() || !strings.Contains(lines.Text(), ": 1 MiB, sha256 ") {
+		t.Errorf("said %q", lines.Text())
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestInboxAnswers(t *testing.T) {
 	d := startDaemon(t, fmt.Sprintf(`contexts:
   - name: shout

@@ -224,7 +224,7 @@ func runSend(cmd *cobra.Command, f sendFlags, cfg slmp.Config, files []string) (
 	} else if report.Bytes > 0 || !s.failed.Load() {
 		_, err = fmt.Fprintln(cmd.OutOrStdout(), report)
 	}
-	return errors.Join(s.failure(), err)
+	return errors.Join(s.failure(ctx), err)
 }
 
 // checkFiles checks all files before anything is sent. It returns the sum of their sizes,
@@ -341,22 +341,57 @@ func (s *sending) send(ctx context.Context, j *sendJob) (slmp.Result, error) {
 	return result, err
 }
 
-// failure joins the errors of the messages that were started, each error once.
-func (s *sending) failure() error {
+// failure joins the errors of the messages that were started, each error once. Of those that
+// were stopped, as ctx was canceled, it tells how many there are.
+func (s *sending) failure(ctx context.Context) error {
+	cause := context.Cause(ctx)
+	canceled := errors.Is(cause, context.Canceled) // and not by --timeout
 	var errs []error
-	left := 0
+	left, parts := 0, 0
 	for i := range s.jobs {
 		switch err := s.jobs[i].err; {
 		case err == errNotBegun:
 			left++
+		case canceled && errors.Is(err, context.Canceled):
+			parts++
 		case err != nil:
 			errs = append(errs, err)
 		}
 	}
-	if left > 0 {
-		errs = append(errs, fmt.Errorf("%s not sent for that", count(left, "more message")))
+	switch {
+	case canceled && left+parts > 0:
+		errs = append(errs, &stoppedError{cause, left, parts})
+	case left > 0:
+		errs = append(errs, fmt.Errorf("%s not sent", were(left, "more message")))
 	}
 	return errors.Join(errs...)
+}
+
+// A stoppedError says what a signal has kept from being sent.
+type stoppedError struct {
+	cause       error
+	left, parts int // messages of which nothing was sent, and those of which some was
+}
+
+func (e *stoppedError) Error() string {
+	text := "stopped by a signal: "
+	switch {
+	case e.left == 0:
+		return text + were(e.parts, "message") + " sent only in part"
+	case e.parts == 0:
+		return text + were(e.left, "message") + " not sent"
+	}
+	return text + were(e.left, "message") + fmt.Sprintf(" not sent, and %d only in part", e.parts)
+}
+
+func (e *stoppedError) Unwrap() error { return e.cause }
+
+// were counts, for the beginning of a sentence.
+func were(n int, what string) string {
+	if n == 1 {
+		return "1 " + what + " was"
+	}
+	return count(n, what) + " were"
 }
 
 func (s *sending) report(mode string, took time.Duration) *sendReport {

@@ -301,7 +301,7 @@ func TestSendSaysWhatFailed(t *testing.T) {
 
 	t.Run("timeout", func(t *testing.T) {
 		out, err := send(t.Context(), nil, io.Discard, small, small, small, "--to", to, "--parallel", "1", "--timeout", "20ms", "--json")
-		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), small+": ") || !strings.Contains(err.Error(), "--timeout of 20ms") || !strings.Contains(err.Error(), "2 more messages not sent") {
+		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), small+": ") || !strings.Contains(err.Error(), "--timeout of 20ms") || !strings.Contains(err.Error(), "\n2 more messages were not sent") {
 			t.Errorf("error %v", err)
 		}
 		var doc sendReport
@@ -315,7 +315,12 @@ func TestSendSaysWhatFailed(t *testing.T) {
 	t.Run("interrupt", func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(20*time.Millisecond, cancel)
-		if _, err := send(ctx, nil, io.Discard, small, "--to", to); !errors.Is(err, context.Canceled) {
+		if _, err := send(ctx, nil, io.Discard, small, "--to", to); !errors.Is(err, context.Canceled) || err.Error() != "send: stopped by a signal: 1 message was sent only in part" {
+			t.Errorf("error %v", err)
+		}
+		ctx, cancel = context.WithCancel(t.Context())
+		time.AfterFunc(20*time.Millisecond, cancel)
+		if _, err := send(ctx, nil, io.Discard, small, "--to", to, "--repeat", "95330"); !errors.Is(err, context.Canceled) || err.Error() != "send: stopped by a signal: 95326 messages were not sent, and 4 only in part" {
 			t.Errorf("error %v", err)
 		}
 	})
@@ -447,7 +452,7 @@ func TestSendEndsThoughNothingCanBeSent(t *testing.T) {
 		signal     os.Signal
 	}{
 		{"--timeout", "--timeout of 200ms", []string{"--timeout", "200ms"}, nil},
-		{"Ctrl-C", "interrupt", nil, os.Interrupt},
+		{"Ctrl-C", "send: stopped by a signal: 1 message was sent only in part", nil, os.Interrupt},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)

@@ -15,6 +15,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/xspin/xspin/client"
 	"github.com/xspin/xspin/control"
@@ -54,6 +55,14 @@ type Report interface {
 	Message(Message)
 	Request(Request)
 	Lost(events uint64) // events of messages, because the inbox was too slow
+	Refused(r Refused)  // since it was told last
+}
+
+// Refused are packets of messages for which the inbox had no slot.
+type Refused struct {
+	Packets uint64 // those that were sent again are counted again
+	Slots   int    // all of them were in use
+	Size    int64  // of a slot
 }
 
 // inbox is an attached application.
@@ -64,7 +73,13 @@ type inbox struct {
 	slot   int64          // bytes of a slot
 	report Report
 	left   int // how much of Config.Count is left
+
+	refused uint64    // that was told
+	asked   time.Time // for refusals, last
 }
+
+// patience is how long refusals may stay untold: no event brings them.
+const patience = time.Second
 
 var errEnough = errors.New("enough")
 
@@ -82,18 +97,57 @@ func Run(ctx context.Context, cfg Config, report Report) (err error) {
 	if err := in.open(ctx); err != nil {
 		return err
 	}
+	if err := in.serve(ctx); err != nil {
+		return err
+	}
+	// A last look, though ctx may have ended; all messages are here.
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+	defer cancel()
+	_ = in.refusals(last)
+	return nil
+}
+
+func (in *inbox) serve(ctx context.Context) error {
 	for {
 		if err := in.take(ctx); errors.Is(err, errEnough) {
 			return nil
 		} else if err != nil {
 			return err
 		}
-		if err := app.Wait(ctx); ctx.Err() != nil {
+		if time.Since(in.asked) >= patience {
+			if err := in.refusals(ctx); err != nil && ctx.Err() == nil {
+				return err
+			}
+		}
+		wait, cancel := context.WithTimeout(ctx, patience)
+		err := in.app.Wait(wait)
+		cancel()
+		if ctx.Err() != nil {
 			return nil
-		} else if err != nil {
+		} else if err != nil && !errors.Is(err, context.DeadlineExceeded) {
 			return err
 		}
 	}
+}
+
+// refusals reports packets that were refused since the last call. There was no slot, unless
+// the context may have fewer messages in flight than there are slots.
+func (in *inbox) refusals(ctx context.Context) error {
+	if in.window == nil {
+		return nil
+	}
+	info, err := in.app.Info(ctx)
+	if err != nil {
+		return err
+	}
+	in.asked = time.Now()
+	if m := info.MessageStats; m != nil && m.Refused != in.refused {
+		if m.Refused > in.refused && (info.Messages == 0 || info.Messages >= in.cfg.Slots) {
+			in.report.Refused(Refused{m.Refused - in.refused, in.cfg.Slots, in.slot})
+		}
+		in.refused = m.Refused // less, if the context has started over
+	}
+	return nil
 }
 
 // open posts a receive for each slot of the window. Then it activates the context, if that
@@ -119,6 +173,9 @@ func (in *inbox) open(ctx context.Context) error {
 		if err := in.app.Activate(ctx); err != nil {
 			return err
 		}
+	}
+	if info.MessageStats != nil {
+		in.refused = info.MessageStats.Refused // before this inbox was here
 	}
 	slots := in.cfg.Slots
 	if in.window == nil {
