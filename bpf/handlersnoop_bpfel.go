@@ -25,13 +25,11 @@ type HandlersNoopXspinConstants struct {
 	EomEnd      uint32
 	LengthFrom  uint32
 	Header      uint32
-	Nkey        uint32
 	Hpus        uint32
-	Context     uint16
+	Nkey        uint8
 	OffsetShift uint8
 	LengthShift uint8
 	Whole       uint8
-	Pad         [3]uint8
 }
 
 type HandlersNoopXspinCounters struct {

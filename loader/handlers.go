@@ -23,7 +23,6 @@ import (
 
 // HandlersConfig is what one life of a context sets in its object.
 type HandlersConfig struct {
-	Context    uint16
 	Format     *matcher.Format // whose messages do not end: "packet", "flow"
 	EOM        *matcher.Rule   // of the context's rulesets. Defaults to the format's
 	Parameters map[string]any  // values as decoded from YAML or JSON
@@ -206,9 +205,8 @@ func (o *Object) constants(cfg *HandlersConfig, cpus int) (*bpf.HandlerConstants
 		EomStart: eom.Start,
 		EomEnd:   eom.End,
 		Header:   uint32(f.Header),
-		Nkey:     uint32(len(f.Key)),
+		Nkey:     uint8(len(f.Key)),
 		Hpus:     uint32(cpus),
-		Context:  cfg.Context,
 	}
 	for i, k := range f.Key {
 		c.Key[i] = handlerWord(k)

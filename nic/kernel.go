@@ -164,7 +164,7 @@ type loadFunc func(*Object, loader.HandlersConfig) (*loader.Handlers, error)
 // load shows the object to the kernel, which may take seconds to refuse it.
 func (t *kernelTier) load() (err error) {
 	cfg := loader.HandlersConfig{
-		Context: t.id, Format: t.spec.Format, EOM: t.spec.eom(), Parameters: t.spec.Kernel.Parameters,
+		Format: t.spec.Format, EOM: t.spec.eom(), Parameters: t.spec.Kernel.Parameters,
 	}
 	if w := t.spec.Resources.Memory; w != nil {
 		mem, _ := w.Memory()

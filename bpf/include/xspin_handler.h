@@ -72,13 +72,11 @@ struct xspin_constants {
 	__u32 eom_end;
 	__u32 length_from; /* the field counts bytes from here */
 	__u32 header;	   /* bytes before the payload */
-	__u32 nkey;
 	__u32 hpus;
-	__u16 context;	 /* its number */
+	__u8 nkey;
 	__u8 offset_shift; /* to the lowest bit of the mask */
 	__u8 length_shift;
 	__u8 whole; /* every packet is a message: all three handlers run */
-	__u8 pad[3];
 };
 
 const volatile struct xspin_constants xspin = {};
