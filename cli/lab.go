@@ -76,13 +76,24 @@ only if it has an XDP program itself. Without it lab up takes that program off.`
 				return err
 			}
 			defer l.Close()
+			before, err := l.Host.Wired()
+			if err != nil {
+				return fmt.Errorf("lab up: %w", err)
+			}
 			if err := l.Host.SetWire(wire); err != nil {
 				return fmt.Errorf("lab up: %w", err)
 			}
-			if asJSON {
-				return writeLabJSON(cmd.OutOrStdout(), l)
+			after, err := l.Host.Wired()
+			if err != nil {
+				return fmt.Errorf("lab up: %w", err)
 			}
-			_, err = io.WriteString(cmd.OutOrStdout(), drawLab(l))
+			if before && !after {
+				cfg.Warn("the XDP program of the host's end was taken off: handlers in eBPF cannot answer; --wire keeps it")
+			}
+			if asJSON {
+				return writeLabJSON(cmd.OutOrStdout(), l, after)
+			}
+			_, err = io.WriteString(cmd.OutOrStdout(), drawLab(l, after))
 			return err
 		},
 	}
@@ -176,9 +187,9 @@ func warnTo(w io.Writer) func(string) {
 	return func(msg string) { fmt.Fprintln(w, "warning:", msg) }
 }
 
-// drawLab draws the lab in three lines, or four with impairments, and suggests the next
-// command.
-func drawLab(l *netns.Lab) string {
+// drawLab draws the lab in three lines, says what is between the ends and whether handlers
+// in eBPF can answer, and suggests the next command.
+func drawLab(l *netns.Lab, wired bool) string {
 	left := []string{l.NIC.Namespace, l.NIC.Device + " " + l.NIC.Addr.String(), l.NIC.MAC.String()}
 	right := []string{l.Host.Namespace, l.Host.Device + " " + l.Host.Addr.String(), l.Host.MAC.String()}
 	mid := []string{fmt.Sprintf("MTU %d", l.MTU), "<---- veth ---->", fmt.Sprintf("queues %d", l.Queues)}
@@ -193,11 +204,16 @@ func drawLab(l *netns.Lab) string {
 	if l.Path != nil {
 		fmt.Fprintf(&b, "  between: %s\n", l.Path)
 	}
+	if wired {
+		b.WriteString("  wire: yes, the host's end takes what XDP sends\n")
+	} else {
+		b.WriteString("  wire: no, the host's end takes nothing that XDP sends\n")
+	}
 	fmt.Fprintf(&b, "next: %s ping -c 3 %s\n", hint("lab exec host --"), l.NIC.Addr.Addr())
 	return b.String()
 }
 
-func writeLabJSON(w io.Writer, l *netns.Lab) error {
+func writeLabJSON(w io.Writer, l *netns.Lab, wired bool) error {
 	type port struct {
 		Namespace string `json:"namespace"`
 		Device    string `json:"device"`
@@ -218,6 +234,7 @@ func writeLabJSON(w io.Writer, l *netns.Lab) error {
 		Host   port `json:"host"`
 		MTU    int  `json:"mtu"`
 		Queues int  `json:"queues"`
+		Wire   bool `json:"wire"` // whether the host's end takes what XDP sends
 		Path   any  `json:"path,omitempty"`
-	}{1, of(l.NIC), of(l.Host), l.MTU, l.Queues, path})
+	}{1, of(l.NIC), of(l.Host), l.MTU, l.Queues, wired, path})
 }

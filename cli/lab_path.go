@@ -108,14 +108,18 @@ of what did since it was built.`,
 				return fmt.Errorf("lab show: %w", err)
 			}
 			defer l.Close()
+			wired, err := l.Host.Wired()
+			if err != nil {
+				return fmt.Errorf("lab show: %w", err)
+			}
 			if asJSON {
-				return writeLabJSON(cmd.OutOrStdout(), l)
+				return writeLabJSON(cmd.OutOrStdout(), l, wired)
 			}
 			st, err := l.PathState()
 			if err != nil {
 				return fmt.Errorf("lab show: %w", err)
 			}
-			if _, err := io.WriteString(cmd.OutOrStdout(), drawLab(l)); err != nil || st == nil {
+			if _, err := io.WriteString(cmd.OutOrStdout(), drawLab(l, wired)); err != nil || st == nil {
 				return err
 			}
 			return writeCounters(cmd.OutOrStdout(), st)

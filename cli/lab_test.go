@@ -135,10 +135,28 @@ func TestLabUpDrawsTheLab(t *testing.T) {
 	const want = `  xspin-nic                   MTU 1500      xspin-host
   xs-nic 10.0.0.1/24      <---- veth ---->  xs-host 10.0.0.2/24
   02:00:00:00:00:01           queues 2      02:00:00:00:00:02
+  wire: no, the host's end takes nothing that XDP sends
 next: bin/xspin lab exec host -- ping -c 3 10.0.0.1
 `
 	if out != want || errs != "" || status != 0 {
 		t.Errorf("got\n%s%s, status %d, want\n%s", out, errs, status, want)
+	}
+}
+
+// Handlers in eBPF that answered do so no more: who sees neither that nor why looks for the
+// mistake in the handlers.
+func TestLabUpTellsThatItTakesTheWireOff(t *testing.T) {
+	const yes, no, off = "  wire: yes, ", "  wire: no, ", "warning: the XDP program of the host's end was taken off: "
+	out, errs, status := runLab(t, "up --wire", "show", "up --wire")
+	if strings.Count(out, yes) != 3 || strings.Contains(out, no) || errs != "" || status != 0 {
+		t.Errorf("with the wire:\n%s%s, status %d", out, errs, status)
+	}
+	out, errs, status = runLab(t, "up --wire --json", "up", "show", "up", "show --json")
+	if strings.Count(out, no) != 3 || strings.Contains(out, yes) || strings.Count(errs, off) != 1 || strings.Count(errs, "\n") != 1 || status != 0 {
+		t.Errorf("without it:\n%s%s, status %d", out, errs, status)
+	}
+	if strings.Count(out, `"wire": true`) != 1 || strings.Count(out, `"wire": false`) != 1 {
+		t.Errorf("documents:\n%s", out)
 	}
 }
 
@@ -151,7 +169,7 @@ func TestLabUpDescribesTheLabAsJSON(t *testing.T) {
 	port := func(side, n string) map[string]any {
 		return map[string]any{"namespace": "xspin-" + side, "device": "xs-" + side, "index": 2.0, "mac": "02:00:00:00:00:0" + n, "addr": "10.0.0." + n + "/24"}
 	}
-	want := map[string]any{"schema": 1.0, "mtu": 9000.0, "queues": 3.0, "nic": port("nic", "1"), "host": port("host", "2")}
+	want := map[string]any{"schema": 1.0, "mtu": 9000.0, "queues": 3.0, "wire": false, "nic": port("nic", "1"), "host": port("host", "2")}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
@@ -163,6 +181,7 @@ func TestLabUpWithImpairmentsDrawsThem(t *testing.T) {
   xs-nic 10.0.0.1/24      <- xspin-path ->  xs-host 10.0.0.2/24
   02:00:00:00:00:01           queues 2      02:00:00:00:00:02
   between: loss 5%, dup 1%, reorder 3%, corrupt 0.1%, delay 2ms, rate 1gbit, direction to-host, seed 7
+  wire: no, the host's end takes nothing that XDP sends
 next: bin/xspin lab exec host -- ping -c 3 10.0.0.1
 `
 	if out != want || errs != "" || status != 0 {

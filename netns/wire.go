@@ -11,6 +11,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -48,6 +49,23 @@ func (p Port) wire() (l link.Link, err error) {
 		return err
 	})
 	return l, err
+}
+
+// Wired tells whether a port takes what XDP at the other end of its link sends: whether it
+// has an XDP program in its driver, from whomever.
+func (p Port) Wired() (on bool, err error) {
+	err = p.NS.Do(func() error {
+		l, err := netlink.LinkByIndex(p.Index)
+		if err == nil {
+			x := l.Attrs().Xdp
+			on = x != nil && x.AttachMode == nl.XDP_ATTACHED_DRV
+		}
+		return err
+	})
+	if err != nil {
+		return false, fmt.Errorf("wire %s in namespace %s: %w", p.Device, p.NS.Name(), err)
+	}
+	return on, nil
 }
 
 // SetWire is Wire for as long as the port is there, or ends that. Another program stays, and

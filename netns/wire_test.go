@@ -24,6 +24,9 @@ func xdp(t *testing.T, p netns.Port) (on bool) {
 	}); err != nil {
 		t.Fatal(err)
 	}
+	if wired, err := p.Wired(); err != nil || wired != on {
+		t.Errorf("wired: %t, %v; want %t", wired, err, on)
+	}
 	return on
 }
 
