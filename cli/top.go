@@ -370,12 +370,25 @@ func (r *topReport) hpuLines(width int) []pageLine {
 	t := columns{left: make([]bool, 6)}
 	t.left[0] = true
 	t.row("INTERFACE", "HPU", "PACKETS", "BUSY%", "BATCH", "DEPTH")
-	for _, h := range r.HPUs {
-		batch := any("-")
-		if h.Batch > 0 {
-			batch = fmt.Sprintf("%.1f", h.Batch)
+	for rest := r.HPUs; len(rest) > 0; {
+		n := slices.IndexFunc(rest, func(h hpuReport) bool { return h.Interface != rest[0].Interface })
+		if n < 0 {
+			n = len(rest)
 		}
-		t.row(h.Interface, h.HPU, h.Packets, fmt.Sprintf("%.1f", h.Busy), batch, h.Depth)
+		hpus := rest[:n]
+		rest = rest[n:]
+		// Only if all are idle: lines must not come and go with every packet.
+		if n > 1 && !slices.ContainsFunc(hpus, hpuReport.works) {
+			t.row(hpus[0].Interface, fmt.Sprintf("%d idle", n), 0, "0.0", "-", 0)
+			continue
+		}
+		for _, h := range hpus {
+			batch := any("-")
+			if h.Batch > 0 {
+				batch = fmt.Sprintf("%.1f", h.Batch)
+			}
+			t.row(h.Interface, h.HPU, h.Packets, fmt.Sprintf("%.1f", h.Busy), batch, h.Depth)
+		}
 	}
 	return t.lines(width)
 }

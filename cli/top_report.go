@@ -77,6 +77,9 @@ type hpuReport struct {
 	Depth     uint64  `json:"depth"`
 }
 
+// works tells whether an HPU has anything to do.
+func (h hpuReport) works() bool { return h.Packets > 0 || h.Busy > 0 || h.Depth > 0 }
+
 // newTopReport compares two samples.
 func newTopReport(before, now *sample) *topReport {
 	p := period(now.at.Sub(before.at).Seconds())

@@ -10,7 +10,28 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/xspin/xspin/hpu"
 )
+
+// With all contexts in the kernel the HPUs have nothing to do, and as many lines would say so.
+func TestTopSumsUpIdleHPUs(t *testing.T) {
+	before, now := twoSamples()
+	for _, s := range []*sample{before, now} {
+		s.nics[1].HPUs = make([]hpu.Stats, 16)
+	}
+	const busy = "lab/xs-nic 0 320 50.0 10.0 4\nlab/xs-nic 1 0 0.0 - 0\n"
+	if got := columnsOf(page(before, now, 0)); !strings.HasSuffix(got, busy+"eth9 16 idle 0 0.0 - 0\n") {
+		t.Errorf("idle:\n%s", got)
+	}
+	now.nics[1].HPUs[3].Occupancy = 1
+	if got := columnsOf(page(before, now, 0)); strings.Count(got, "\neth9 ") != 1+16 {
+		t.Errorf("one of 16 has a packet:\n%s", got)
+	}
+	if r := newTopReport(before, before); len(r.HPUs) != 18 {
+		t.Errorf("%d HPUs in the document", len(r.HPUs))
+	}
+}
 
 func TestTopAsJSON(t *testing.T) {
 	before, now := twoSamples()
