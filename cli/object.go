@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -144,9 +145,9 @@ type userCounter struct {
 
 // objectFlags are the flags of `object check`.
 type objectFlags struct {
-	pcap, format, memory, hpuMemory string
-	params                          []string
-	json                            bool
+	pcap, write, format, memory, hpuMemory string
+	params                                 []string
+	json                                   bool
 }
 
 func newObjectCheckCmd() *cobra.Command {
@@ -161,9 +162,15 @@ is gone when the command ends.
 With --pcap each frame of an Ethernet capture (pcap or pcapng) is given to the
 handlers, whatever rulesets would say of it, and the verdict is printed: send (back
 to where it came from), drop, stack (on to Linux), or malformed (shorter than the
-message format wants: on to Linux). No frame is sent anywhere.`,
+message format wants: on to Linux). No frame is sent anywhere. At the end are the user
+counters that the handlers have added to.
+
+With --write the frames that would be sent, and those that go on to Linux, are written
+to a capture (pcapng) as the handlers leave them. A comment at each says which frame of
+the other capture it was, and the verdict; the direction of those that are sent is out.`,
 		Example: `  sudo xspin object check echo.bpf.o
-  sudo xspin object check echo.bpf.o -r trace.pcap --format flow --param port=7`,
+  sudo xspin object check echo.bpf.o -r trace.pcap --format flow --param port=7
+  sudo xspin object check echo.bpf.o -r trace.pcap -w after.pcapng`,
 		Args: wantArgs("FILE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := checkObject(cmd, args[0], &f); err != nil {
@@ -173,6 +180,7 @@ message format wants: on to Linux). No frame is sent anywhere.`,
 		},
 	}
 	cmd.Flags().StringVarP(&f.pcap, "pcap", "r", "", "capture to try the handlers on, pcap or pcapng")
+	cmd.Flags().StringVarP(&f.write, "write", "w", "", "capture to write, with the frames as the handlers leave them")
 	cmd.Flags().StringVar(&f.format, "format", "packet", "message format: packet or flow")
 	flags.OneOf(cmd.Flags(), "format", []string{"packet", "flow"})
 	cmd.Flags().StringArrayVar(&f.params, "param", nil, "set a parameter, NAME=VALUE (repeatable)")
@@ -189,6 +197,14 @@ func checkObject(cmd *cobra.Command, path string, f *objectFlags) (err error) {
 	format := matcher.FormatByName(f.format)
 	if format == nil || format.Ends() {
 		return flags.Error("format", f.format, "want packet or flow")
+	}
+	if f.write != "" {
+		if f.pcap == "" {
+			return errors.New("--write goes with --pcap, whose frames the handlers get")
+		}
+		if sameFile(f.pcap, f.write) {
+			return flags.Error("write", f.write, "want another file than that of --pcap")
+		}
 	}
 	file, err := os.ReadFile(path)
 	if err != nil {
@@ -232,6 +248,13 @@ func checkObject(cmd *cobra.Command, path string, f *objectFlags) (err error) {
 		return errors.Join(err, writeJSON(out, r))
 	}
 	return err
+}
+
+// sameFile tells whether two paths lead to one file.
+func sameFile(a, b string) bool {
+	x, err1 := os.Stat(a)
+	y, err2 := os.Stat(b)
+	return err1 == nil && err2 == nil && os.SameFile(x, y)
 }
 
 // parseParams reads NAME=VALUE.
@@ -320,7 +343,7 @@ func (r *objectReport) print(w io.Writer) {
 }
 
 // try gives the frames of a capture to the handlers.
-func (r *objectReport) try(warn, w io.Writer, h *loader.Handlers, f *objectFlags) error {
+func (r *objectReport) try(warn, w io.Writer, h *loader.Handlers, f *objectFlags) (err error) {
 	file, err := os.Open(f.pcap)
 	if err != nil {
 		return err
@@ -330,6 +353,8 @@ func (r *objectReport) try(warn, w io.Writer, h *loader.Handlers, f *objectFlags
 	if err != nil {
 		return fmt.Errorf("%s: %w", f.pcap, err)
 	}
+	after := newAfter(f)
+	defer func() { err = errors.Join(err, after.close()) }()
 	line := func(number, length, verdict, code any) {
 		if !f.json {
 			fmt.Fprintln(w, strings.TrimRight(fmt.Sprintf("%7v %11v  %-9v  %v", number, length, verdict, code), " "))
@@ -349,8 +374,11 @@ func (r *objectReport) try(warn, w io.Writer, h *loader.Handlers, f *objectFlags
 		} else if err != nil {
 			return fmt.Errorf("%s: after frame %d: %w", f.pcap, len(r.Frames), err)
 		}
-		v := verdictOn(h, &frame)
+		v, left := verdictOn(h, &frame)
 		v.Number = len(r.Frames) + 1
+		if err := after.frame(&v, left); err != nil {
+			return err
+		}
 		r.Frames = append(r.Frames, v)
 		counts[v.Verdict]++
 		length, code := fmt.Sprint(v.Length), v.Code
@@ -388,8 +416,9 @@ func (r *objectReport) try(warn, w io.Writer, h *loader.Handlers, f *objectFlags
 	return nil
 }
 
-func verdictOn(h *loader.Handlers, frame *pcapng.Frame) objectVerdict {
-	fv := objectVerdict{Length: frame.Length, Captured: len(frame.Data)}
+// verdictOn returns what the handlers do with a frame, and how they leave it.
+func verdictOn(h *loader.Handlers, frame *pcapng.Frame) (fv objectVerdict, left []byte) {
+	fv = objectVerdict{Length: frame.Length, Captured: len(frame.Data)}
 	v, err := h.Run(frame.Data)
 	switch {
 	case err != nil:
@@ -399,5 +428,44 @@ func verdictOn(h *loader.Handlers, frame *pcapng.Frame) objectVerdict {
 	default:
 		fv.Verdict, fv.Code, fv.Failed = v.Action.String(), v.Code.String(), v.Failed
 	}
-	return fv
+	return fv, v.Frame
+}
+
+// An after writes the frames that handlers do not drop. Nil writes nothing.
+type after struct {
+	file lateFile
+	out  *pcapng.Writer
+}
+
+func newAfter(f *objectFlags) *after {
+	if f.write == "" {
+		return nil
+	}
+	a := &after{file: lateFile{path: f.write}}
+	a.out = pcapng.NewWriter(&a.file, "XsPIN", pcapng.Interface{Name: filepath.Base(f.pcap), Description: "after the handlers"})
+	return a
+}
+
+// frame writes a frame as the handlers have left it.
+func (a *after) frame(v *objectVerdict, left []byte) error {
+	if a == nil {
+		return nil
+	}
+	f := pcapng.Frame{Data: left, Length: v.Length, Comments: []string{fmt.Sprintf("frame %d: %s", v.Number, v.Verdict)}}
+	switch v.Verdict {
+	case "send":
+		f.Direction = pcapng.Out
+	case "stack", "malformed":
+		f.Direction = pcapng.In
+	default:
+		return nil
+	}
+	return a.out.Frame(&f, time.Now().UnixNano())
+}
+
+func (a *after) close() error {
+	if a == nil {
+		return nil
+	}
+	return errors.Join(a.out.Flush(), a.file.close())
 }

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/xspin/xspin/internal/pcapng"
 	"github.com/xspin/xspin/loader/objecttest"
 	"github.com/xspin/xspin/netns/netnstest"
 )
@@ -151,6 +152,62 @@ user counter 3: sum 10, count 1
 	out, _, err = object(t, "check", file, "-r", short, "--format", "flow")
 	if err == nil || !strings.Contains(err.Error(), "1 of 2 frames without a verdict") || !strings.Contains(out, "      2          20  malformed\n") {
 		t.Errorf("%s %v", out, err)
+	}
+}
+
+// What the handlers make of a frame is in a capture, not only what becomes of it.
+func TestObjectCheckWritesTheFrames(t *testing.T) {
+	netnstest.NeedRoot(t)
+	file := writeFile(t, "mine.o", objecttest.Compile(t, objectSource))
+	arp := make([]byte, 60)
+	arp[12], arp[13] = 0x08, 0x06
+	long := udpFrame(7, make([]byte, 100)...)
+	trace := writeFile(t, "trace.pcap", pcapFile(1,
+		frameOf{udpFrame(8), 42}, frameOf{udpFrame(7, 'h', 'i'), 44}, frameOf{arp, len(arp)}, frameOf{udpFrame(1), 42}, frameOf{long[:60], len(long)},
+	))
+	to := filepath.Join(t.TempDir(), "after.pcapng")
+	if _, _, err := object(t, "check", file, "-r", trace, "-w", to); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	c, err := pcapng.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	next := func(comment string, direction pcapng.Direction, length int) []byte {
+		t.Helper()
+		var g pcapng.Frame
+		if err := c.Next(&g); err != nil {
+			t.Fatal(err)
+		}
+		if len(g.Comments) != 1 || g.Comments[0] != comment || g.Direction != direction || g.Length != length {
+			t.Errorf("%q, direction %d, %d bytes; want %q, %d, %d", g.Comments, g.Direction, g.Length, comment, direction, length)
+		}
+		return g.Data
+	}
+	asked := udpFrame(7, 'h', 'i')
+	if got := next("frame 2: send", pcapng.Out, 44); !bytes.Equal(got[:6], asked[6:12]) || !bytes.Equal(got[34:36], asked[36:38]) || !bytes.Equal(got[42:], asked[42:]) {
+		t.Errorf("the answer is\n%x, asked was\n%x", got, asked)
+	}
+	if got := next("frame 3: stack", pcapng.In, 60); !bytes.Equal(got, arp) {
+		t.Errorf("a frame that was left alone is\n%x", got)
+	}
+	next("frame 5: stack", pcapng.In, len(long))
+	if err := c.Next(new(pcapng.Frame)); err != io.EOF {
+		t.Errorf("another frame: %v", err)
+	}
+	// The capture itself stays what it is, by whatever name.
+	if err := os.Symlink(trace, to+"l"); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"-w", to}, {"-r", trace, "-w", to + "l"}} {
+		if _, _, err := object(t, append([]string{"check", file}, args...)...); err == nil || !strings.Contains(err.Error(), "--pcap") {
+			t.Errorf("%v: %v", args, err)
+		}
 	}
 }
 
