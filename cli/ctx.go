@@ -547,7 +547,8 @@ func newCtxReloadCmd() *cobra.Command {
 		Short: "Make the daemon read its configuration file again",
 		Long: `Make the daemon read its configuration file again and apply the changes: all of
 them, or none. SIGHUP to the daemon does the same. Contexts that have not changed lose
-no packet.`,
+no packet. Those that have begin anew, with counters and memory at 0; in between their
+frames go to Linux.`,
 		Args: cobra.NoArgs,
 	}
 	dial := socketFlag(cmd)

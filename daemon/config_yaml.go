@@ -201,6 +201,20 @@ func (d *document) unique(n *yaml.Node, path string) bool {
 	return ok
 }
 
+// hasKey tells whether the document has a key at its top, known or not.
+func (d *document) hasKey(name string) bool {
+	n := d.at[""]
+	if n == nil || n.Kind != yaml.MappingNode {
+		return false
+	}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		if n.Content[i].Value == name {
+			return true
+		}
+	}
+	return false
+}
+
 // mapping puts the keys of a node into the fields of a struct.
 func (d *document) mapping(n *yaml.Node, v reflect.Value, path string, depth int) {
 	d.unique(n, path)

@@ -24,6 +24,9 @@ type ContextFile struct {
 func ParseContext(file string, text []byte) (*ContextFile, error) {
 	f := &ContextFile{}
 	f.doc = parseYAML(file, text, &f.Context)
+	if f.doc.hasKey("contexts") || f.doc.hasKey("interfaces") {
+		return nil, fmt.Errorf("%s: this is a daemon's configuration, not a context's: want one entry of its contexts, such as {name: ping, handler: echo-icmp}; the daemon that has the file reads it again with xspin ctx reload", file)
+	}
 	if f.doc.at[""] == nil && !f.doc.broken {
 		return nil, fmt.Errorf("%s is empty: want a context, such as {name: ping, handler: echo-icmp}", file)
 	}

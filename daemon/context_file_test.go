@@ -3,10 +3,28 @@
 package daemon
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/xspin/xspin/control"
 )
+
+// A whole configuration is one mistake, and not one for each of its keys.
+func TestConfigurationIsNoContext(t *testing.T) {
+	for _, text := range []string{
+		"kernel: administrators\ninterfaces:\n- {name: xs-nic, netns: xspin-nic}\ncontexts:\n- {name: ping, handler: echo-icmp}\n",
+		"interfaces: [{name: xs-nic}]\n",
+		"admins: {users: [5]}\ncontexts: []\n",
+	} {
+		_, err := ParseContext("x.yaml", []byte(text))
+		if err == nil || !strings.HasPrefix(err.Error(), "x.yaml: this is a daemon's configuration, not a context's: ") || strings.Contains(err.Error(), "unknown key") {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+	if _, err := ParseContext("x.yaml", []byte("[contexts]")); err == nil || !strings.Contains(err.Error(), "want keys with values, found a list") {
+		t.Errorf("a list: %v", err)
+	}
+}
 
 // What the daemon says of a document has its place in the file that it came from.
 func TestProblemsOfDocumentsAreFoundInTheirFiles(t *testing.T) {

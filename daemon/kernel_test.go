@@ -119,7 +119,7 @@ func TestContextsInTheKernel(t *testing.T) {
 		t.Errorf("reload: %v, %v; want nothing", changes, err)
 	}
 	must(t, os.WriteFile(filepath.Join(filepath.Dir(f.file), "mine.o"), counting(t, 100), 0o644))
-	if changes, err := f.Reload(); err != nil || strings.Join(changes, ";") != "context mine changed" {
+	if changes, err := f.Reload(); err != nil || strings.Join(changes, ";") != "context mine changed: began anew" {
 		t.Errorf("reload: %v, %v; want mine to change", changes, err)
 	}
 	f.answers(t, 7)

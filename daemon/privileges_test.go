@@ -398,7 +398,7 @@ func unitCapabilities(t *testing.T, bin string) {
 			t.Errorf("it answers %q, error %v", got, err)
 		}
 		writeFile(t, file, fmt.Sprintf("socket: %s/s\ninterfaces: [{name: %s}]\ncontexts:\n%s", dir, lab.NIC.Device, echoes("a", 8, "windows: [{name: w, size: 1MiB}], queue: {}")))
-		if got := p.ask(t, "reload", "reloaded:"); got != `["context a changed"] <nil>` {
+		if got := p.ask(t, "reload", "reloaded:"); got != `["context a changed: began anew"] <nil>` {
 			t.Errorf("reload: %s", got)
 		}
 		if got, err := exchange(t, lab, 8, "hello"); err != nil || got != "hello" {

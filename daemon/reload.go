@@ -169,10 +169,10 @@ func (d *Daemon) plan(cfg *Config) (*plan, error) {
 			switch {
 			case h.device.key != b.iface:
 				p.remove, p.add = append(p.remove, h), append(p.add, b)
-				told("context %s moved to interface %s", name, b.iface)
+				told("context %s moved to interface %s: began anew", name, b.iface)
 			case uses || !same(a, z):
 				p.change = append(p.change, change{h: h, b: b})
-				told("context %s changed", name)
+				told("context %s changed: began anew", name)
 			case !same(was.doc.Attach, b.doc.Attach):
 				p.who = append(p.who, change{h: h, b: b})
 				told("context %s changed: who may attach", name)

@@ -78,7 +78,7 @@ func TestReloadChangesWhatHasChanged(t *testing.T) {
 	f.reloaded(t, shared("1MiB")+"contexts:\n"+echoes("a", 7, "first: 3")+echoes("b", 8, "first: 4")+echoes("c", 9, users)+echoes("d", 10, ""))
 	// Two contexts take each other's numbers, a third one's window grows, and so on.
 	f.reloaded(t, "admins: {users: [5]}\n"+shared("2MiB")+"contexts:\n"+echoes("a", 17, "first: 4")+echoes("b", 8, "first: 3")+echoes("c", 9, users)+echoes("d", 10, "")+echoes("e", 12, "attach: {users: [1]}"),
-		"admins", "window s changed", "context a changed", "context b changed", "context c changed", "context e added", "other ruleset numbers: other")
+		"admins", "window s changed", "context a changed: began anew", "context b changed: began anew", "context c changed: began anew", "context e added", "other ruleset numbers: other")
 	for _, port := range []int{17, 8, 9, 10, 11, 12} {
 		f.answers(t, port)
 	}
