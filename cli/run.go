@@ -165,11 +165,11 @@ func runDaemon(cmd *cobra.Command, file, page string, cfg *daemon.Config) error 
 	if err != nil {
 		return fmt.Errorf("run: %w", err)
 	}
-	log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
-	d, err := daemon.Start(cfg, daemon.Options{File: abs, Version: version(), Logger: log, Web: page})
+	d, err := daemon.Start(cfg, daemon.Options{File: abs, Version: version(), Logger: slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil)), Web: page})
 	if err != nil {
 		return fmt.Errorf("run: %s", ownLines(err))
 	}
+	log := d.Logger()
 	log.Info("running", "config", abs, "interfaces", interfaceNames(cfg), "contexts", contextNames(cfg), "socket", d.Socket(), "see", seeContexts(d.Socket()))
 	for s := range signals {
 		if s == unix.SIGHUP {

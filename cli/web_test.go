@@ -4,6 +4,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -33,7 +34,8 @@ func cell(context string, column int) string {
 
 // What somebody sees in a browser of a daemon under traffic.
 func TestPageOfADaemon(t *testing.T) {
-	const contexts = `contexts:
+	const contexts = `kernel: administrators
+contexts:
   - name: inbox
     handler: deposit
     windows: [{name: in, size: 2MiB}]
@@ -41,6 +43,7 @@ func TestPageOfADaemon(t *testing.T) {
     activate: manual
   - {name: ping, handler: echo-icmp}
   - {name: telnet, rulesets: "telnet: tcp(23)", handler: count, params: {to: drop}, activate: manual}
+  - {name: xdp, tier: kernel, handler: echo-udp, params: {port: 9}}
 `
 	d := startDaemon(t, contexts, "--web", "0")
 	url := d.page
@@ -52,6 +55,8 @@ func TestPageOfADaemon(t *testing.T) {
 	page := browser.Page(1280, 900)
 	page.Open(url)
 	page.Until(`document.getElementById("live").textContent === "live" && document.querySelector(".picture")?.textContent.includes("no process")`, "document.body.innerText")
+	page.Until(`document.getElementById("no-drops").checkVisibility()`, "document.body.innerText")
+	page.Until(`document.getElementById("log").textContent.includes("running")`, `document.getElementById("log").innerText`)
 
 	// An application takes a message, and pings go on while we look.
 	app := d.asNobody("demo", "inbox", "--count", "2", "--slots", "2", "--dir", nobodysDir(t))
@@ -87,8 +92,11 @@ func TestPageOfADaemon(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, c := range infos {
-		state := c.State
-		page.Until(fmt.Sprintf("%s === %q && %s === %q", cell(c.Name, 1), state, cell(c.Name, 2), c.Handler), "document.body.innerText")
+		state, handler := c.State, c.Handler
+		if c.Tier == "kernel" {
+			handler += ", in the kernel"
+		}
+		page.Until(fmt.Sprintf("%s === %q && %s === %q", cell(c.Name, 1), state, cell(c.Name, 2), handler), "document.body.innerText")
 	}
 	var handled, ended uint64
 	page.Eval(`last.contexts.find(c => c.name === "inbox").ended`, &ended)
@@ -100,6 +108,20 @@ func TestPageOfADaemon(t *testing.T) {
 	if ended != 1 || handled == 0 || handled > stats.HandlerStats.Handled {
 		t.Errorf("%d messages and %d pings on the page; pings are %d a moment later", ended, handled, stats.HandlerStats.Handled)
 	}
+	// Frames of handlers in the kernel have a wire and a line of their own, and HPUs none of them.
+	if err := d.lab.Host.NS.Do(func() error {
+		c, err := net.Dial("udp", net.JoinHostPort(d.lab.NIC.Addr.Addr().String(), "9"))
+		for range 200 {
+			if err == nil {
+				_, err = c.Write([]byte("hello"))
+			}
+		}
+		return errors.Join(err, c.Close())
+	}); err != nil {
+		t.Fatal(err)
+	}
+	page.Until(`samples.some(s => Object.values(s.interfaces).some(i => i.kernel > 0)) && [...cards.values()][0].frames.legend.textContent.includes("to handlers in the kernel")`, "samples")
+	page.Until(`[...cards.values()].every(({picture: {parts: p}}) => p["to kernel"].path.getTotalLength() > 0 && p["into xdp"].kind === "kernel" && p["into ping"].kind === "hpus" && !p["context xdp"].meter)`, "document.body.innerText")
 	// What is dropped, and why.
 	if err := client.Activate(t.Context(), "telnet"); err != nil {
 		t.Fatal(err)
@@ -209,14 +231,14 @@ func keyboard(t *testing.T, page *chromium.Page) {
 	page.Until(`charts.handled.cursor === -1`, "charts.handled.cursor")
 	page.Press("Tab")
 	page.Press("Enter")
-	page.Until(`charts.handled.details.open && charts.handled.table.rows.length > 0 && charts.handled.head.cells.length === 4`, "charts.handled.figure.innerText")
+	page.Until(`charts.handled.details.open && charts.handled.table.rows.length > 0 && charts.handled.head.cells.length === 5`, "charts.handled.figure.innerText")
 	page.Press("Enter")
 	page.Until(`!charts.handled.details.open`, "charts.handled.figure.innerText")
 	page.Eval(`[...document.querySelectorAll("#contexts button")].find(b => b.textContent === "ping").focus()`, nil)
 	page.Press("Enter")
 	page.Until(`charts.handled.series.length === 1 && charts.handled.series[0].name === "ping" && document.activeElement.textContent === "ping"`, "charts.handled.legend.textContent")
 	page.Press("Enter")
-	page.Until(`charts.handled.series.length === 3`, "charts.handled.legend.textContent")
+	page.Until(`charts.handled.series.length === 4`, "charts.handled.legend.textContent")
 }
 
 // sizes has the page fit a telephone, and be dark where people like that.

@@ -206,6 +206,9 @@ func Start(cfg *Config, o Options) (_ *Daemon, err error) {
 	return d, nil
 }
 
+// Logger is Options.Logger, whose lines the live page shows, too.
+func (d *Daemon) Logger() *slog.Logger { return d.logger }
+
 // open makes a NIC of an interface.
 func (d *Daemon) open(f *Interface) error {
 	cfg := nic.Config{

@@ -38,7 +38,7 @@ func many(second int, tail *Tail) Source {
 		},
 		Stats: func() ([]nic.Stats, error) {
 			s := nic.Stats{Interface: "eth1", Link: "up", Mode: "native", ZeroCopy: true, Queues: 4,
-				Program: nic.ProgramStats{Passed: sum(1, 40_000), Redirected: sum(0, 800_000), Refused: sum(3, 2000)}}
+				Program: nic.ProgramStats{Passed: sum(1, 40_000), Redirected: sum(0, 800_000), Kernel: sum(2, 300_000), Refused: sum(3, 2000)}}
 			for k := range 64 {
 				s.HPUs = append(s.HPUs, hpu.Stats{HPU: k, Occupancy: uint32(k), Busy: time.Duration(float64(sum(k, 5e8)))})
 			}
@@ -56,6 +56,9 @@ func many(second int, tail *Tail) Source {
 					MessageStats: &spin.MessageStats{Open: int(40 * wave(k)), Ended: sum(k, 90)},
 				}
 				c.HandlerStats.HandlerTime[9+k%8] = c.HandlerStats.Handled
+				if k%4 == 3 {
+					c.Tier, c.Windows, c.Attached, c.MessageStats = "kernel", nil, nil, nil
+				}
 				if k == 2 {
 					c.State, c.Error, c.Attached = "failed", hostile, nil
 				}
@@ -75,13 +78,18 @@ func TestPageOfMuch(t *testing.T) {
 	}
 	var tail Tail
 	tail.Keep(slog.New(slog.NewTextHandler(io.Discard, nil))).Error(hostile, "key", hostile)
-	for i := range history + 2 {
-		s.recorder.record(many(i, &tail), time.Unix(int64(1_000_000+i), 0))
-	}
 	go func() { _ = s.http.Serve(s.listener) }() // the clock stands still
 	defer s.http.Close()
 	page := chromium.Start(t).Page(1280, 900)
 	page.Open(s.URL())
+	page.Until(`document.getElementById("live").textContent === "gone"`, "document.body.innerText")
+	var said bool
+	if page.Eval(`document.getElementById("no-drops").checkVisibility()`, &said); said {
+		t.Error("without an answer, the page says that nothing has been dropped")
+	}
+	for i := range history + 2 {
+		s.recorder.record(many(i, &tail), time.Unix(int64(1_000_000+i), 0))
+	}
 	page.Until(`document.getElementById("live").textContent === "live"`, "document.body.innerText")
 	for _, width := range []int{1280, 360} {
 		page.Resize(width, 800)
@@ -95,6 +103,8 @@ func TestPageOfMuch(t *testing.T) {
 	}
 	for what, script := range map[string]string{
 		"names are text":            fmt.Sprintf(`document.title === "XsPIN" && document.querySelectorAll("main img, main script").length === 0 && document.querySelector("#contexts button").textContent === %q`, hostile),
+		"the kernel has a line":     `[...cards.values()].map(c => c.frames.series.map(s => s.name).join()).join("; ") === "to HPUs,to Linux,dropped by the NIC,to handlers in the kernel; to HPUs,to Linux,dropped by the NIC"`,
+		"and wires of its own":      `(p => p.querySelectorAll(".wire.kernel").length === 4 && p.querySelector("svg").getAttribute("aria-label").includes("to handlers in the kernel"))(document.querySelector(".picture"))`,
 		"the log is text":           fmt.Sprintf(`document.querySelector("#log li").textContent.includes(%q)`, hostile),
 		"all contexts are there":    `document.querySelectorAll("#contexts tbody tr").length === 41`,
 		"a failed one stands out":   `document.querySelectorAll("#contexts td.bad").length === 1 && document.querySelectorAll(".picture .box.bad").length === 2`,

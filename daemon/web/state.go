@@ -4,6 +4,7 @@ package web
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -59,6 +60,7 @@ type Context struct {
 	Interface string           `json:"interface"`
 	State     string           `json:"state"`
 	Error     string           `json:"error,omitempty"`
+	Tier      string           `json:"tier"` // user, or kernel
 	Handler   string           `json:"handler"`
 	Policy    string           `json:"policy"`
 	Rules     []control.Rule   `json:"rules"`
@@ -93,9 +95,10 @@ type Sample struct {
 
 // InterfaceRates are per second, but Busy.
 type InterfaceRates struct {
-	HPUs    float64   `json:"hpus"`    // frames to HPUs, those of the kernel tier, which are CPUs, too
+	HPUs    float64   `json:"hpus"`    // frames to HPUs
+	Kernel  float64   `json:"kernel"`  // and to handlers in eBPF
 	Linux   float64   `json:"linux"`   // and to the Linux stack
-	Dropped float64   `json:"dropped"` // and to nobody
+	Dropped float64   `json:"dropped"` // and to nobody, for lack of credit, buffers or room
 	Busy    []float64 `json:"busy"`    // percent of the time, of each HPU
 }
 
@@ -225,11 +228,12 @@ func (s *State) context(c *control.ContextInfo, n *nic.ContextStats) {
 	if c.Object != nil {
 		handler = c.Object.Name
 	}
-	if c.Tier == "kernel" {
+	tier := cmp.Or(c.Tier, "user")
+	if tier == "kernel" {
 		handler += ", in the kernel"
 	}
 	x := Context{
-		Name: c.Name, Interface: c.Interface, State: c.State, Error: c.Error, Handler: handler, Policy: c.Policy,
+		Name: c.Name, Interface: c.Interface, State: c.State, Error: c.Error, Tier: tier, Handler: handler, Policy: c.Policy,
 		Rules: append([]control.Rule{}, c.Rules...), Windows: append([]control.Window{}, c.Windows...), Attached: append([]control.Peer{}, c.Attached...),
 		Handled: c.HandlerStats.Handled, InFlight: n.InFlight, Credits: n.Credits,
 	}
@@ -284,7 +288,8 @@ func (s *Sample) compare(d time.Duration, nics1, nics2 []nic.Stats, contexts1, c
 		linux := func(p *nic.ProgramStats) uint64 { return p.Passed + p.Spilled + p.Failed + p.Malformed + p.Oversize }
 		dropped := func(n *nic.Stats) uint64 { return n.Program.Refused + n.Sockets.RxDropped + n.Sockets.RxRingFull }
 		r := InterfaceRates{
-			HPUs:    rate(old.Program.Redirected+old.Program.Kernel, n.Program.Redirected+n.Program.Kernel),
+			HPUs:    rate(old.Program.Redirected, n.Program.Redirected),
+			Kernel:  rate(old.Program.Kernel, n.Program.Kernel),
 			Linux:   rate(linux(&old.Program), linux(&n.Program)),
 			Dropped: rate(dropped(old), dropped(n)),
 			Busy:    []float64{},

@@ -74,7 +74,7 @@ func TestSamplesAreDifferences(t *testing.T) {
 	var r recorder
 	start := time.Unix(1000, 0)
 	r.record(some(1), start)
-	if d := r.get(t, 0); len(d.Samples) != 0 || d.Contexts[0].Name != "box" || d.Contexts[0].Open != 6 || d.Contexts[0].InFlight != 4 || d.Interfaces[0].Frames.Redirected != 15 || d.Contexts[1].Handler != "mine.o, in the kernel" {
+	if d := r.get(t, 0); len(d.Samples) != 0 || d.Contexts[0].Name != "box" || d.Contexts[0].Open != 6 || d.Contexts[0].InFlight != 4 || d.Interfaces[0].Frames.Redirected != 15 || d.Contexts[1].Handler != "mine.o, in the kernel" || d.Contexts[0].Tier != "user" || d.Contexts[1].Tier != "kernel" {
 		t.Errorf("%+v", d)
 	}
 	r.record(some(3), start.Add(2*time.Second))
@@ -83,7 +83,7 @@ func TestSamplesAreDifferences(t *testing.T) {
 		t.Fatalf("%+v", d.Samples)
 	}
 	s := d.Samples[0]
-	if i := s.Interfaces["lab/nic"]; s.Seq != 1 || s.Time != 1002_000 || i.HPUs != 20 || i.Linux != 11 || i.Dropped != 5 || !slices.Equal(i.Busy, []float64{50, 0}) {
+	if i := s.Interfaces["lab/nic"]; s.Seq != 1 || s.Time != 1002_000 || i.HPUs != 15 || i.Kernel != 5 || i.Linux != 11 || i.Dropped != 5 || !slices.Equal(i.Busy, []float64{50, 0}) {
 		t.Errorf("%+v", s)
 	}
 	if c := s.Contexts["box"]; c != (ContextRates{Handled: 20, Messages: 2, Open: 6, P50: 1 << 10, P99: 1 << 20}) {
@@ -99,7 +99,7 @@ func TestSamplesAreDifferences(t *testing.T) {
 	}
 	// A NIC that has started over, and one that fails.
 	r.record(some(1), start.Add(3*time.Second))
-	if s := r.get(t, 1).Samples; len(s) != 1 || s[0].Seq != 2 || s[0].Interfaces["lab/nic"].HPUs != 20 {
+	if s := r.get(t, 1).Samples; len(s) != 1 || s[0].Seq != 2 || s[0].Interfaces["lab/nic"].HPUs != 15 {
 		t.Errorf("%+v", s)
 	}
 	broken := some(1)

@@ -73,6 +73,11 @@ function since(ms) {
   return d > 0 ? `${d} d ${h} h` : h > 0 ? `${h} h ${m} min` : m > 0 ? `${m} min ${s % 60} s` : `${s} s`;
 }
 
+// inKernel says if XDP runs a context's handlers, and not HPUs.
+function inKernel(c) {
+  return c.tier === "kernel";
+}
+
 function plural(n, word) {
   return `${n} ${word}${n === 1 ? "" : "s"}`;
 }
@@ -345,7 +350,7 @@ class Picture {
 
   update(nic, contexts, rates) {
     const width = Math.max(280, this.svg.clientWidth || 900);
-    const signature = JSON.stringify([width, nic.queues, nic.hpus.length, contexts.map((c) => [c.name, c.handler, c.windows, c.queue, c.attached.map((a) => [a.pid, a.observer])])]);
+    const signature = JSON.stringify([width, nic.queues, nic.hpus.length, contexts.map((c) => [c.name, c.tier, c.handler, c.windows, c.queue, c.attached.map((a) => [a.pid, a.observer])])]);
     if (signature !== this.signature) {
       this.signature = signature;
       this.build(width, nic, contexts);
@@ -377,7 +382,9 @@ class Picture {
     this.all = [];
     this.wires = [];
     this.parts = {};
-    this.shown = contexts.slice(0, 12);
+    // Those in the kernel come last: their wire goes past the HPUs, on the far side.
+    const some = contexts.slice(0, 12);
+    this.shown = [...some.filter((c) => !inKernel(c)), ...some.filter(inKernel)];
     const more = contexts.length - this.shown.length;
     const height = width >= 760 ? this.wide(width, nic) : this.narrow(width, nic);
     if (more > 0) {
@@ -411,11 +418,15 @@ class Picture {
 
   context(c, x, y, w, h) {
     this.box(x, y, w, h, c.name, "", "context " + c.name);
+    if (inKernel(c)) {
+      return; // it has no credit
+    }
     const m = {x: x + 10, y: y + h - 10, width: w - 20, height: 4, rx: 2};
     const meter = make("rect", {...m, width: 0, class: "meter"});
     this.all.push(make("rect", {...m, class: "track"}), meter);
     Object.assign(this.parts["context " + c.name], {meter, full: w - 20});
   }
+
   // wide goes from the left to the right.
   wide(width, nic) {
     const gap = Math.min(74, width * 0.066), inner = width - 4 * gap - 2;
@@ -439,11 +450,17 @@ class Picture {
     this.wire(`M${middle},${mid - 24}V52`, "linux", "to linux", middle + 8, (mid + 28) / 2 + 4, "start");
     this.wire(`M${middle},${mid + 24}V${tall - 44}`, "dropped", "to dropped", middle + 8, (mid + tall - 20) / 2 + 4, "start");
     this.wire(`M${x[1] + w[1]},${mid}H${x[2]}`, "hpus", "to hpus", x[1] + w[1] + gap / 2, mid - 8);
+    const below = mid + hpuHeight / 2 + 18; // the HPUs, which the frames of handlers in the kernel do not see
+    if (list.some(inKernel)) {
+      const from = x[1] + w[1];
+      this.wire(`M${from},${mid + 10}C${from + gap * 0.5},${mid + 10} ${from + gap * 0.5},${below} ${x[2]},${below}H${x[2] + w[2]}`,
+        "kernel", "to kernel", x[2] + w[2] / 2, below - 5);
+    }
     const first = mid - (list.length * pitch - 12) / 2;
     list.forEach((c, i) => {
-      const y = first + i * pitch, at = y + 27, from = x[2] + w[2];
+      const y = first + i * pitch, at = y + 27, from = x[2] + w[2], out = inKernel(c) ? below : mid, kind = inKernel(c) ? "kernel" : "hpus";
       this.context(c, x[3], y, w[3], 54);
-      this.wire(`M${from},${mid}C${from + gap * 0.6},${mid} ${x[3] - gap * 0.6},${at} ${x[3]},${at}`, "hpus", "into " + c.name, 0, 0);
+      this.wire(`M${from},${out}C${from + gap * 0.6},${out} ${x[3] - gap * 0.6},${at} ${x[3]},${at}`, kind, "into " + c.name, 0, 0);
       const items = this.items(c), each = (w[4] - (items.length - 1) * 8) / Math.max(1, items.length);
       items.forEach((item, k) => {
         const ix = x[4] + k * (each + 8);
@@ -488,16 +505,26 @@ class Picture {
     this.box(width - third + 11, 75, third - 12, 48, "dropped", "", "dropped");
     this.wire(`M${third + 12},99H${third - 11}`, "linux", "to linux", 0, 0);
     this.wire(`M${2 * third + 12},99H${width - third + 11}`, "dropped", "to dropped", 0, 0);
-    this.wire(`M${half},123V149`, "hpus", "to hpus", half + 8, 140, "start");
-    let y = 149 + this.shift(149, () => this.hpus(1, 0, width - 2, nic.hpus.length));
+    // On the right, past the HPUs, a lane to the contexts in the kernel.
+    const lane = this.shown.some(inKernel) ? width - 6 : 0, inner = lane ? width - 18 : width - 2, top = lane ? 158 : 149;
+    this.wire(`M${half},123V${top}`, "hpus", "to hpus", half + (lane ? -8 : 8), lane ? 145 : 140, lane ? "end" : "start");
+    let y = top + this.shift(top, () => this.hpus(1, 0, inner, nic.hpus.length)), last = 0;
     for (const c of this.shown) {
-      this.wire(`M${half},${y}V${y + 20}`, "hpus", "into " + c.name, 0, 0);
+      if (!inKernel(c)) {
+        this.wire(`M${half},${y}V${y + 20}`, "hpus", "into " + c.name, 0, 0);
+      } else if (last) {
+        this.wire(`M${lane},${last}V${y + 47}H${1 + inner}`, "kernel", "into " + c.name, 0, 0);
+      } else {
+        this.wire(`M${2 * third + 6},123V136H${lane}V${y + 47}`, "kernel", "to kernel", lane - 8, 152, "end");
+        this.wire(`M${lane},${y + 47}H${1 + inner}`, "kernel", "into " + c.name, 0, 0);
+      }
       y += 20;
-      this.context(c, 1, y, width - 2, 54);
+      last = inKernel(c) ? y + 27 : 0;
+      this.context(c, 1, y, inner, 54);
       y += 54;
       const items = this.items(c);
       if (items.length > 0) {
-        const each = (width - 2 - (items.length - 1) * 6) / items.length;
+        const each = (inner - (items.length - 1) * 6) / items.length;
         items.forEach((item, k) => this.item(item, 1 + k * (each + 6), y + 6, each, 44));
         y += 50;
       }
@@ -528,17 +555,18 @@ class Picture {
   }
 
   figures(nic, contexts, rates) {
-    const parts = this.parts, r = rates.interfaces[nic.name] || {hpus: 0, linux: 0, dropped: 0, busy: []};
+    const parts = this.parts, r = rates.interfaces[nic.name] || {hpus: 0, kernel: 0, linux: 0, dropped: 0, busy: []};
     const up = nic.link === "up";
     parts.wire.rect.setAttribute("class", up ? "box" : "box bad");
     setText(parts.wire.text, short(up ? plural(nic.queues, "queue") : nic.link, (parts.wire.width - 16) * 1.15));
     setText(parts.linux.text, `${count(r.linux)}/s`);
     setText(parts.dropped.text, `${count(r.dropped)}/s`);
-    const seen = r.hpus + r.linux + r.dropped;
+    const seen = r.hpus + r.kernel + r.linux + r.dropped;
     this.flow("in", seen, true);
     this.flow("to linux", r.linux);
     this.flow("to dropped", r.dropped);
     this.flow("to hpus", r.hpus, true);
+    this.flow("to kernel", r.kernel, true);
     let sum = 0;
     parts.hpus.cells.forEach((cell, i) => {
       const b = r.busy[i] || 0;
@@ -558,13 +586,13 @@ class Picture {
       p.rect.setAttribute("class", "box" + (broken ? " bad" : now.state === "active" ? "" : " quiet"));
       const what = now.state !== "active" ? now.state : `${count(rate.handled)}/s` + (now.open > 0 ? `, ${plural(now.open, "message")}` : "");
       setText(p.text, short(what, (p.width - 20) * 1.15));
-      p.meter.setAttribute("width", now.credits > 0 ? Math.min(1, now.in_flight / now.credits) * p.full : 0);
+      p.meter?.setAttribute("width", now.credits > 0 ? Math.min(1, now.in_flight / now.credits) * p.full : 0);
       this.flow("into " + c.name, rate.handled);
       this.flow("on " + c.name, rate.handled);
       told.push(`${c.name}: ${what}`);
     }
-    this.svg.setAttribute("aria-label", `NIC ${nic.name}, link ${nic.link}. ${count(seen)} frames a second come: ${count(r.hpus)} go to HPUs, ` +
-      `${count(r.linux)} to Linux, ${count(r.dropped)} are dropped. HPUs are busy ${percent(mean)}. ${told.join("; ")}`);
+    this.svg.setAttribute("aria-label", `NIC ${nic.name}, link ${nic.link}. ${count(seen)} frames a second come: ${count(r.hpus)} go to HPUs, ${parts["to kernel"] ? count(r.kernel) + " to handlers in the kernel, " : ""}` +
+      `${count(r.linux)} to Linux, ${count(r.dropped)} are dropped by the NIC. HPUs are busy ${percent(mean)}. ${told.join("; ")}`);
   }
 }
 
@@ -591,7 +619,8 @@ function showInterfaces(doc, rates, times) {
       card.sub = make("small");
       card.title.append(names, card.sub);
       card.section = make("section", {"aria-label": "NIC " + nic.name}, card.title, card.picture.figure,
-        make("div", {class: "charts"}, card.frames.figure, card.busy.figure));
+        make("div", {class: "charts"}, card.frames.figure, card.busy.figure),
+        make("p", {class: "hint"}, "Dropped by the NIC: for lack of credit, buffers or room in a ring. What handlers drop, and segments of messages, are in the table of drops."));
       byId("interfaces").append(card.section);
       cards.set(nic.name, card);
     }
@@ -599,10 +628,12 @@ function showInterfaces(doc, rates, times) {
       plural(nic.queues, "receive queue"), nic.stuck ? plural(nic.stuck, "handler") + " stuck" : ""].filter(Boolean).join(", "));
     card.picture.update(nic, doc.contexts.filter((c) => c.interface === nic.name), rates);
     const of = (f) => samples.map((s) => (s.interfaces[nic.name] ? f(s.interfaces[nic.name]) : 0));
+    const kernel = of((i) => i.kernel);
     card.frames.update(times, [
       {name: "to HPUs", values: of((i) => i.hpus)},
       {name: "to Linux", values: of((i) => i.linux)},
-      {name: "dropped", values: of((i) => i.dropped)},
+      {name: "dropped by the NIC", values: of((i) => i.dropped)},
+      ...(kernel.some((v) => v > 0) || doc.contexts.some((c) => c.interface === nic.name && inKernel(c)) ? [{name: "to handlers in the kernel", values: kernel}] : []),
     ]);
     card.busy.update(times, nic.hpus.map((h, k) => ({name: "HPU " + h.hpu, values: of((i) => i.busy[k] || 0)})));
   }
