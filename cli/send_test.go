@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -320,7 +321,7 @@ func TestSendSaysWhatFailed(t *testing.T) {
 		}
 		ctx, cancel = context.WithCancel(t.Context())
 		time.AfterFunc(20*time.Millisecond, cancel)
-		if _, err := send(ctx, nil, io.Discard, small, "--to", to, "--repeat", "95330"); !errors.Is(err, context.Canceled) || err.Error() != "send: stopped by a signal: 95326 messages were not sent, and 4 only in part" {
+		if _, err := send(ctx, nil, io.Discard, small, "--to", to, "--repeat", "95330"); !errors.Is(err, context.Canceled) || !regexp.MustCompile(`^send: stopped by a signal: 9532[6-9] messages were not sent, and [1-4] only in part$`).MatchString(err.Error()) {
 			t.Errorf("error %v", err)
 		}
 	})
