@@ -95,8 +95,8 @@ type allOptions struct {
 	only         []string
 }
 
-// runAll measures what the report of a directory lacks, tells how far it is, and keeps what
-// it has found after each experiment. It tells whether there is a page now.
+// runAll measures what the report of a directory lacks, tells how far it is and, at the end, in
+// short what it has found, which it keeps after each experiment. It tells whether there is a page now.
 func runAll(ctx context.Context, tell io.Writer, all []experiment, o allOptions) (written bool, err error) {
 	if err := report.Prepare(o.dir); err != nil {
 		return false, err
@@ -142,6 +142,7 @@ func runAll(ctx context.Context, tell io.Writer, all []experiment, o allOptions)
 			return written, errors.Join(failed, fmt.Errorf("interrupted after %s: the same command goes on behind it", x.Name))
 		}
 	}
+	fmt.Fprint(tell, page.Summary(r))
 	return written, failed
 }
 

@@ -20,36 +20,72 @@ type Conclusions struct {
 // level is how far from 1 a ratio is that still is about the same.
 const level = 0.05
 
+// standing is 1 if a ratio is better than about the same, with its whole interval, -1 if it is
+// worse, and else 0.
+func standing(r *bench.Row) int {
+	sign := 0
+	switch {
+	case r.CI95[0] > 1+level:
+		sign = 1
+	case r.CI95[1] < 1-level:
+		sign = -1
+	}
+	if r.Better == "lower" {
+		return -sign
+	}
+	return sign
+}
+
 // Conclude returns what a report says about XsPIN next to its peers: where it is better, the
-// same and worse, by the intervals of ratios. What was not measured is left out.
+// same and worse, by the intervals of ratios, and what only a full run would tell. What was
+// not measured for another reason is left out.
 func Conclude(r *report.Report) (all []Conclusions) {
-	all = []Conclusions{{Heading: "Better"}, {Heading: "About the same"}, {Heading: "Worse"}}
+	all = []Conclusions{{Heading: "Better"}, {Heading: "About the same"}, {Heading: "Worse"}, {Heading: "Not measured in a quick run"}}
 	for _, f := range findings {
-		head, ok := f[0].of(r)
+		parts := f.parts
+		head, ok := parts[0].of(r)
+		if e := r.Experiment(f.experiment); !ok && r.Quick && f.full != "" && e != nil && e.Status == report.Done {
+			all[3].Lines = append(all[3].Lines, f.full+".")
+		}
+		if !ok && len(f.instead) > 0 {
+			parts = f.instead
+			head, ok = parts[0].of(r)
+		}
 		if !ok {
 			continue
 		}
 		var line []string
-		for _, p := range f {
+		for _, p := range parts {
 			if row, ok := p.of(r); ok {
 				figure := fmt.Sprintf("%s [%s, %s]", bench.Figure(row.Median), bench.Figure(row.CI95[0]), bench.Figure(row.CI95[1]))
 				line = append(line, strings.Replace(p.text, "{}", figure, 1))
 			}
 		}
-		i := 1
-		switch low, high := head.CI95[0], head.CI95[1]; {
-		case low > 1+level && head.Better == "higher", high < 1-level && head.Better == "lower":
-			i = 0
-		case low > 1+level, high < 1-level:
-			i = 2
-		}
+		i := 1 - standing(&head)
 		all[i].Lines = append(all[i].Lines, strings.Join(line, "; ")+".")
 	}
 	return slices.DeleteFunc(all, func(c Conclusions) bool { return len(c.Lines) == 0 })
 }
 
+// Summary is what a report says about XsPIN, for a terminal.
+func Summary(r *report.Report) string {
+	var b strings.Builder
+	for _, c := range Conclude(r) {
+		fmt.Fprintf(&b, "%s:\n", c.Heading)
+		for _, l := range c.Lines {
+			fmt.Fprintf(&b, "* %s\n", l)
+		}
+	}
+	return b.String()
+}
+
 // A finding is one line: the first of its parts says whether that is good news.
-type finding []part
+type finding struct {
+	parts      []part
+	instead    []part // if the first part was not measured
+	experiment string // that measures the parts
+	full       string // what they tell that a quick run does not, "" if it does
+}
 
 // A part has a ratio in place of its {}.
 type part struct {
@@ -59,18 +95,48 @@ type part struct {
 
 var findings = []finding{
 	{
-		{"UDP echo by a handler in Go, on a CPU of its own, takes {} of the time of a socket that blocks", row("rtt/udp_cross_core")},
-		{"of one that spins, as the handler does, {}", row("rtt/udp_spin_over_spin")},
+		parts: []part{
+			{"UDP echo by a handler in Go, on a CPU of its own, takes {} of the time of a socket that blocks", row("rtt/udp_cross_core")},
+			{"of one that spins, as the handler does, {}", row("rtt/udp_spin_over_spin")},
+		},
+		instead:    []part{{"UDP echo by a handler in Go takes {} of the time of a socket that blocks, in runs of 100 pings", pings("udp", "handlers")}},
+		experiment: "pingpong", full: "UDP echo in longer runs, next to sockets that block and that spin",
 	},
-	{{"ICMP echo by a handler in Go takes {} of the time of Linux, which answers on the client's CPU", row("rtt/icmp_awake_16")}},
-	{{"A file by SLMP has {} of the goodput of TCP in frames of the same size", row("slmp/file_over_tcp_same_frames")}},
-	{{"A file by SLMP has {} of the goodput of TCP with TSO", row("slmp/file_over_tcp")}, {"a gigabyte takes {} times the CPU time", costOfBytes}},
-	{{"With 10 % of the frames lost, SLMP has {} of its goodput without loss", lossOfTenth}},
-	{{"Other TCP traffic into a veth interface has {} of its goodput once XsPIN is attached: any XDP program there turns TSO off, on a veth pair but not on a physical NIC", row("bystander/tcp_over_none")}},
-	{{"16 MPI messages (Simple) and what the receiver computes meanwhile take {} of the time with MPICH", row("ddt/overlap_simple_over_mpich")}},
-	{{"If the receiver computes nothing, such messages have {} of the goodput of MPICH, over TCP with TSO", row("ddt/goodput_simple_over_mpich")}},
-	{{"Scattering a message in memory has {} of the speed of MPI_Unpack, in the geometric mean of all types", row("ddt/place_over_unpack")}},
-	{{"Two HPUs that share each message place {} of the packets of two that have messages of their own", sharedMessages}},
+	{parts: []part{{"UDP echo by a handler in eBPF takes {} of the time of a socket that blocks, in runs of 100 pings", pings("udp", "handlers in eBPF")}}},
+	{
+		parts:      []part{{"ICMP echo by a handler in Go takes {} of the time of Linux, which answers on the client's CPU", row("rtt/icmp_awake_16")}},
+		instead:    []part{{"ICMP echo by a handler in Go takes {} of the time of Linux, which answers on the client's CPU, in runs of 100 pings", pings("icmp", "handlers")}},
+		experiment: "pingpong", full: "ICMP echo in longer runs",
+	},
+	{parts: []part{{"ICMP echo by a handler in eBPF takes {} of the time of Linux, in runs of 100 pings", pings("icmp", "handlers in eBPF")}}},
+	{parts: []part{{"A file by SLMP has {} of the goodput of TCP in frames of the same size", row("slmp/file_over_tcp_same_frames")}}},
+	{parts: []part{
+		{"A file by SLMP has {} of the goodput of TCP with TSO", row("slmp/file_over_tcp")},
+		{"a gigabyte takes {} times the CPU time", costOfBytes},
+	}},
+	{
+		parts:      []part{{"With 10 % of the frames lost, SLMP has {} of its goodput without loss", loss(10)}},
+		instead:    []part{{"With 5 % of the frames lost, SLMP has {} of its goodput without loss", loss(5)}},
+		experiment: "loss", full: "Goodput with 10 % of the frames lost",
+	},
+	{parts: []part{{"Other TCP traffic into a veth interface has {} of its goodput once XsPIN is attached: any XDP program there turns TSO off, on a veth pair but not on a physical NIC", row("bystander/tcp_over_none")}}},
+	{
+		parts:      []part{{"16 MPI messages (Simple) and what the receiver computes meanwhile take {} of the time with MPICH", row("ddt/overlap_simple_over_mpich")}},
+		experiment: "datatypes", full: "The time that MPI messages take and what the receiver computes meanwhile, next to MPICH",
+	},
+	{
+		parts:      []part{{"If the receiver computes nothing, such messages have {} of the goodput of MPICH, over TCP with TSO", row("ddt/goodput_simple_over_mpich")}},
+		experiment: "datatypes", full: "Goodput of MPI messages if the receiver computes nothing, next to MPICH",
+	},
+	{
+		parts:      []part{{"Scattering a message in memory has {} of the speed of MPI_Unpack, in the geometric mean of all types", row("ddt/place_over_unpack")}},
+		experiment: "strategies", full: "Scattering a message in memory next to MPI_Unpack, in the mean of all types",
+	},
+	{
+		parts:      []part{{"Two HPUs that share each message place {} of the packets of two that have messages of their own", sharedMessages}},
+		instead:    []part{{"Two HPUs that share each message of 1 MiB place {} of the bytes of two that have messages of their own", sharedBytes}},
+		experiment: "strategies", full: "Two HPUs that share messages, with packets in order and shuffled",
+	},
 }
 
 // row finds a row by its name.
@@ -90,7 +156,7 @@ func row(name string) func(*report.Report) (bench.Row, bool) {
 // costOfBytes is the CPU time of SLMP for a gigabyte, of both ends, to that of TCP with TSO.
 func costOfBytes(r *report.Report) (bench.Row, bool) {
 	p := plot(r, "cost-bytes")
-	if p == nil {
+	if p.Plot == nil {
 		return bench.Row{}, false
 	}
 	var sides [2][]float64 // by run
@@ -111,16 +177,28 @@ func costOfBytes(r *report.Report) (bench.Row, bool) {
 	return ratio(bench.Lower, sides[0], sides[1])
 }
 
-// lossOfTenth is the goodput of SLMP with a tenth of the frames lost, to that without loss.
-func lossOfTenth(r *report.Report) (bench.Row, bool) {
-	if p := plot(r, "loss-goodput"); p != nil {
-		for _, s := range p.Series {
-			if s.Name == "SLMP" {
-				return ratio(bench.Higher, runsAt(&s, 10), runsAt(&s, 0))
-			}
-		}
+// pings is the round trip of 16 bytes that somebody of the ping-pong's plots answers, to that
+// of Linux.
+func pings(proto, who string) func(*report.Report) (bench.Row, bool) {
+	return func(r *report.Report) (bench.Row, bool) {
+		const size = 16
+		p := plot(r, "pingpong-"+proto)
+		return ratio(bench.Lower, p.runs(who, size), p.runs("Linux", size))
 	}
-	return bench.Row{}, false
+}
+
+// loss is the goodput of SLMP with so many percent of the frames lost, to that without loss.
+func loss(percent float64) func(*report.Report) (bench.Row, bool) {
+	return func(r *report.Report) (bench.Row, bool) {
+		p := plot(r, "loss-goodput")
+		return ratio(bench.Higher, p.runs("SLMP", percent), p.runs("SLMP", 0))
+	}
+}
+
+// sharedBytes is how fast two HPUs place that share messages, to two that do not.
+func sharedBytes(r *report.Report) (bench.Row, bool) {
+	p := plot(r, "strategies-hpus")
+	return ratio(bench.Higher, p.runs("direct, XsPIN's own", 2), p.runs("direct, each HPU with messages of its own", 2))
 }
 
 // sharedMessages is how fast two HPUs are that share messages, to two that do not.
@@ -139,12 +217,28 @@ func ratio(g bench.Goal, a, b []float64) (bench.Row, bool) {
 	return row, err == nil
 }
 
-func plot(r *report.Report, name string) *report.Plot {
+// figures are those of a plot, which may be nil: then it has none.
+type figures struct{ *report.Plot }
+
+func plot(r *report.Report, name string) figures {
 	for _, e := range r.Experiments {
 		for _, p := range e.Plots {
 			if p.Name == name {
-				return p
+				return figures{p}
 			}
+		}
+	}
+	return figures{}
+}
+
+// runs are those of a series at x, nil if it was not measured there.
+func (f figures) runs(series string, x float64) []float64 {
+	if f.Plot == nil {
+		return nil
+	}
+	for _, s := range f.Series {
+		if s.Name == series {
+			return runsAt(&s, x)
 		}
 	}
 	return nil

@@ -4,6 +4,8 @@ package page_test
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -68,6 +70,88 @@ Worse: 10 0.12 [0.12 0.12] .
 Worse: 0.25 [0.25 0.25] .`
 	if s := strings.Join(got, "\n"); s != want {
 		t.Errorf("got\n%s\nwant\n%s", s, want)
+	}
+}
+
+// A quick run has no rows of round trips, but pings; and it says what it has left out, of the
+// experiments that it has measured.
+func TestQuickRunsConcludeFromWhatTheyHave(t *testing.T) {
+	series := func(name string, points map[float64]float64) report.Series {
+		s := report.Series{Name: name}
+		for x, y := range points {
+			s.Points = append(s.Points, report.NewPoint(x, []float64{y, y, y}))
+		}
+		return s
+	}
+	echo := func(proto string, linux, handlers, kernel float64) *report.Plot {
+		at := func(name string, y float64) report.Series {
+			return series(name, map[float64]float64{16: y, 516: 99})
+		}
+		return &report.Plot{Name: "pingpong-" + proto, Series: []report.Series{at("Linux", linux), at("handlers", handlers), at("handlers in eBPF", kernel)}}
+	}
+	r := &report.Report{Quick: true, Experiments: []*report.Experiment{
+		{Name: "pingpong", Status: report.Done, Plots: []*report.Plot{echo("udp", 20, 4, 1), echo("icmp", 2, 4, 1.98)}},
+		{Name: "loss", Status: report.Done, Plots: []*report.Plot{{Name: "loss-goodput", Series: []report.Series{series("SLMP", map[float64]float64{0: 4, 5: 3})}}}},
+		{Name: "strategies", Status: report.Failed},
+	}}
+	want := `Better:
+* UDP echo by a handler in Go takes 0.20 [0.20, 0.20] of the time of a socket that blocks, in runs of 100 pings.
+* UDP echo by a handler in eBPF takes 0.0500 [0.0500, 0.0500] of the time of a socket that blocks, in runs of 100 pings.
+About the same:
+* ICMP echo by a handler in eBPF takes 0.99 [0.99, 0.99] of the time of Linux, in runs of 100 pings.
+Worse:
+* ICMP echo by a handler in Go takes 2.00 [2.00, 2.00] of the time of Linux, which answers on the client's CPU, in runs of 100 pings.
+* With 5 % of the frames lost, SLMP has 0.75 [0.75, 0.75] of its goodput without loss.
+Not measured in a quick run:
+* UDP echo in longer runs, next to sockets that block and that spin.
+* ICMP echo in longer runs.
+* Goodput with 10 % of the frames lost.
+`
+	if got := page.Summary(r); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+	// A full run that has the rows tells those, and does not speak of quick runs.
+	r.Quick = false
+	r.Experiments[0].Rows = []bench.Row{ratioOf(t, "rtt/udp_cross_core", bench.Lower, 0.3), ratioOf(t, "rtt/icmp_awake_16", bench.Lower, 2.1)}
+	got := page.Summary(r)
+	for _, s := range []string{"on a CPU of its own, takes 0.30", "ICMP echo by a handler in Go takes 2.10"} {
+		if !strings.Contains(got, s) {
+			t.Errorf("%q is not in\n%s", s, got)
+		}
+	}
+	for _, s := range []string{"quick", "0.20", "2.00"} {
+		if strings.Contains(got, s) {
+			t.Errorf("%q is in\n%s", s, got)
+		}
+	}
+}
+
+// A ratio is called better in the summary and in the tables below it, or in neither.
+func TestThereIsOneRuleForAboutTheSame(t *testing.T) {
+	for _, tc := range []struct {
+		ratio         float64
+		better, worse bool
+	}{{1.04, false, false}, {1.07, true, false}, {0.97, false, false}, {0.94, false, true}} {
+		row := ratioOf(t, "slmp/file_over_tcp_same_frames", bench.Higher, tc.ratio)
+		row.B.Peer = "TCP"
+		r := &report.Report{Schema: report.Schema, Experiments: []*report.Experiment{{Name: "messages", Title: "Messages", Status: report.Done, Rows: []bench.Row{row}}}}
+		dir := t.TempDir()
+		if err := page.Write(dir, r); err != nil {
+			t.Fatal(err)
+		}
+		b, err := os.ReadFile(filepath.Join(dir, page.Index))
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, summary := string(b), page.Summary(r)
+		for what, got := range map[string][2]bool{
+			"summary": {strings.HasPrefix(summary, "Better:"), strings.HasPrefix(summary, "Worse:")},
+			"tables":  {strings.Contains(text, "<h3>Faster than"), strings.Contains(text, "<h3>Slower than")},
+		} {
+			if got != [2]bool{tc.better, tc.worse} {
+				t.Errorf("%g: the %s call it better, worse: %v; want %v, %v", tc.ratio, what, got, tc.better, tc.worse)
+			}
+		}
 	}
 }
 

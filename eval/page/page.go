@@ -30,7 +30,7 @@ const Index = "index.html"
 var source string
 
 var page = template.Must(template.New("page").Funcs(template.FuncMap{
-	"figure": bench.Figure, "sources": sources, "percent": percent, "noisy": func(spread float64) bool { return spread > 0.2 }, "svg": svg, "table": table, "join": strings.Join, "class": class, "lost": lost,
+	"figure": bench.Figure, "sources": sources, "percent": percent, "noisy": func(spread float64) bool { return spread > 0.2 }, "svg": svg, "table": table, "join": strings.Join, "level": func() string { return percent(level) }, "class": class, "lost": lost,
 	"times": times, "show": Show, "words": func() any { return Words }, "reading": func() any { return Reading },
 	"seconds": func(s float64) string { return time.Duration(s * float64(time.Second)).Round(time.Second).String() },
 }).Parse(source))
@@ -85,19 +85,15 @@ func (v view) Count(verdict string) (n int) {
 	return n
 }
 
-// ahead returns the ratios to a peer that are better than 1 with their whole interval, or
-// worse, the farthest first.
+// ahead returns the ratios to a peer that are better than about the same with their whole
+// interval, or worse, the farthest first.
 func ahead(r *report.Report, better bool) (list []bench.Row) {
 	for _, e := range r.Experiments {
 		for _, row := range e.Rows {
 			if row.Unit != "ratio" || row.B == nil || row.B.Peer == "" || row.CI95[0] <= 0 {
 				continue
 			}
-			above, below := row.CI95[0] > 1, row.CI95[1] < 1
-			if row.Better == "lower" {
-				above, below = below, above
-			}
-			if better && above || !better && below {
+			if standing(&row) == map[bool]int{true: 1, false: -1}[better] {
 				list = append(list, row)
 			}
 		}
