@@ -44,7 +44,10 @@ after each experiment.
 If it is interrupted, the same command goes on with the experiments that were not
 finished. In a directory that has a report already, experiments that have failed are
 measured again; --only names others, and --again measures all. What is measured takes
-the place of what was found before. Leave the machine alone meanwhile.`,
+the place of what was found before. Leave the machine alone meanwhile.
+
+Intervals are over the runs of this one process: what differs from one process to the
+next is not in them.`,
 		Example: `  sudo xspin bench all --quick
   sudo xspin bench all --out /srv/www/xspin
   sudo xspin bench all --only pingpong,packets`,
@@ -101,12 +104,13 @@ func runAll(ctx context.Context, tell io.Writer, all []experiment, o allOptions)
 	if err := report.Prepare(o.dir); err != nil {
 		return false, err
 	}
-	r, todo, err := begin(all, o)
+	now := environment("xspin bench all", 0, 0)
+	r, todo, err := begin(all, o, now)
 	if err != nil {
 		return false, err
 	}
-	if env := bench.Environment("", 0, 0); env.Busy {
-		fmt.Fprintf(tell, "warning: the machine is busy: a load of %s on %d CPUs. Other programs make the figures less reliable\n", env.Load, env.CPUs)
+	if w := now.Warning(); w != "" {
+		fmt.Fprintf(tell, "warning: %s. Other programs make the figures less reliable\n", w)
 	}
 	for _, p := range peers.Missing() {
 		fmt.Fprintf(tell, "warning: %s is not installed, so %s is not measured: --install-peers installs it, or apt-get install %s\n", p.Name, p.For, strings.Join(p.Packages, " "))
@@ -147,9 +151,9 @@ func runAll(ctx context.Context, tell io.Writer, all []experiment, o allOptions)
 }
 
 // begin returns the report to go on with, and the experiments to measure.
-func begin(all []experiment, o allOptions) (r *report.Report, todo []experiment, err error) {
+func begin(all []experiment, o allOptions, now bench.Env) (r *report.Report, todo []experiment, err error) {
 	fresh := &report.Report{
-		Schema: report.Schema, Release: release(), Quick: o.quick, Env: bench.Environment("xspin bench all", 0, 0), Machine: machine(),
+		Schema: report.Schema, Release: release(), Quick: o.quick, Env: now, Machine: machine(),
 	}
 	r, err = report.Load(o.dir)
 	switch {

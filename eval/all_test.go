@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -132,6 +133,32 @@ func TestBenchAllGoesOnWhereItStopped(t *testing.T) {
 	noBenchLab(t, os.Getpid())
 }
 
+// It is what runs now that counts, and this test is.
+func TestTheMachineIsLookedAtNow(t *testing.T) {
+	var stop atomic.Bool
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for !stop.Load() {
+		}
+	}()
+	e := environment("xspin bench test", 1, 0)
+	stop.Store(true)
+	<-done
+	stat, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A thread that spins has a CPU to itself, or shares it with whoever else is at work.
+	used := -1.0
+	if e.Used != nil {
+		used = *e.Used
+	}
+	if cpus := strings.Count(string(stat), "\ncpu"); used < 0.5/float64(cpus) || used > 1 {
+		t.Errorf("of the time of %d CPUs %g was in use", cpus, used)
+	}
+}
+
 func TestBenchAllRefusesUnknownExperiments(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "x")
 	for _, tc := range []struct {
@@ -210,8 +237,17 @@ func TestPingpongMeasuresEveryRow(t *testing.T) {
 	dir := t.TempDir()
 	x := experiments[0]
 	x.rows, x.quick.runs = nil, 1
-	if _, err := runAll(t.Context(), t.Output(), []experiment{x}, allOptions{dir: dir, quick: true}); err != nil {
+	var told bytes.Buffer
+	if _, err := runAll(t.Context(), &told, []experiment{x}, allOptions{dir: dir, quick: true}); err != nil {
 		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"UDP echo by a handler in Go takes ", "UDP echo by a handler in eBPF takes ", "ICMP echo by a handler in Go takes ", "ICMP echo by a handler in eBPF takes ",
+		"Not measured in a quick run:\n* UDP echo in longer runs, next to sockets that block and that spin.\n",
+	} {
+		if !strings.Contains(told.String(), want) {
+			t.Errorf("at the end it did not say %q, but\n%s", want, &told)
+		}
 	}
 	r, err := report.Load(dir)
 	if err != nil {
@@ -229,6 +265,9 @@ pingpong-udp-parts-host-nic: `+both)
 	for _, p := range r.Experiments[0].Plots {
 		if marks := map[bool]int{true: 12}[p.Name == "pingpong-icmp" || p.Name == "pingpong-udp"]; len(p.Marks) != marks {
 			t.Errorf("%s: marks %+v", p.Name, p.Marks)
+		}
+		if len(p.Marks) > 0 && !p.Y.Log {
+			t.Errorf("%s: FPsPIN's marks press the lines together", p.Name)
 		}
 		for _, s := range p.Series {
 			for _, pt := range s.Points {
@@ -457,6 +496,9 @@ func TestTheEvaluationIsDocumented(t *testing.T) {
 		case reflect.Struct:
 			for i := 0; i < typ.NumField() && !seen[typ]; i++ {
 				name, _, _ := strings.Cut(typ.Field(i).Tag.Get("json"), ",")
+				if name == "-" { // no key
+					continue
+				}
 				if !strings.Contains(text, "`"+name+"`") {
 					t.Errorf("%v: no key `%s`", typ, name)
 				}

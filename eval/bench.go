@@ -134,7 +134,8 @@ func newBenchCmd() *cobra.Command {
 
 It runs in a lab of its own, which is removed afterwards. The contestants take
 turns, and a row compares their medians, with the 95 % interval of a bootstrap
-over the turns. Leave the machine alone meanwhile.`,
+over the turns. All are of one process: what differs from one process to the next
+is not in the interval. Leave the machine alone meanwhile.`,
 			Example: fmt.Sprintf("  sudo xspin bench %s\n  sudo xspin bench %s --runs 21 --json", b.name, b.name),
 			Args:    cobra.NoArgs,
 			RunE: func(cmd *cobra.Command, _ []string) error {
@@ -152,7 +153,7 @@ over the turns. Leave the machine alone meanwhile.`,
 					}
 				}
 				cfg.warn = func(msg string) { fmt.Fprintln(cmd.ErrOrStderr(), "warning:", msg) }
-				doc := bench.NewDocument(bench.Environment("xspin bench "+b.name, cfg.runs, cfg.duration))
+				doc := bench.NewDocument(environment("xspin bench "+b.name, cfg.runs, cfg.duration))
 				err := runBench(cmd.Context(), cfg, doc, measure)
 				if err != nil {
 					err = fmt.Errorf("bench %s: %w", b.name, err)

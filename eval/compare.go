@@ -33,8 +33,8 @@ two kernels. Each row and each point of a plot that both have is compared with i
 It is better or worse if the 95 %% interval of the change, by a bootstrap over the
 runs of both, does not contain 0; else it is within noise. A verdict takes %d runs or
 more on both sides: a full run has them for most rows, and a quick one for few.
-The runs of a document are of one process: what differs from process to process is in no
-interval. Compare a second run of the same release, to see how much that is.
+The runs of a document are of one process, so what differs from one process to the next
+is in no interval. To see how much that is, compare two runs of the same release.
 
 Rows that are worse or better are listed, the largest change first; --all lists
 the others, too, and --json has all. Needs no root.`, bench.LeastRuns),

@@ -69,6 +69,7 @@ func TestBenchCompare(t *testing.T) {
 		{[]string{lookalike, after}, "bench compare: " + lookalike + ": not a report of xspin bench all", true},
 		{[]string{before, before, "--all"}, "\nWithin noise\n", false},
 		{[]string{"--help"}, "A verdict takes 5 runs", false},
+		{[]string{"--help"}, "what differs from one process to the next", false},
 		{[]string{before}, "accepts 2 arg(s), received 1", true},
 		{[]string{before, filepath.Join(dir, "none")}, "bench compare: open " + dir + "/none: no such file", true},
 		{[]string{text, after}, "bench compare: " + text + ": not the output of xspin bench --json", true},

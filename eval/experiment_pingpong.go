@@ -126,7 +126,7 @@ func pingpongPlots(ctx context.Context, t *trial) error {
 		echo := strings.ToUpper(string(proto)) + " echo"
 		plot := report.Plot{
 			Name: "pingpong-" + string(proto), Title: echo + ": round trip by payload size",
-			X: report.Axis{Label: "payload", Unit: "bytes"}, Y: report.Axis{Label: "round trip, median", Unit: "us"},
+			X: report.Axis{Label: "payload", Unit: "bytes"}, Y: report.Axis{Label: "round trip, median", Unit: "us", Log: true}, // or FPsPIN's marks would press the lines together
 		}
 		var lines, quantiles []*line
 		for _, mode := range pingpong.Modes {

@@ -28,7 +28,7 @@ type watcher struct {
 // watch begins to.
 func watch() *watcher {
 	w := &watcher{before: loadAverage(), quit: make(chan struct{}), most: make(chan float64)}
-	w.stolen, w.time = stolen()
+	_, w.stolen, w.time = cpuTimes()
 	go func() {
 		most := 0.0
 		tick := time.NewTicker(5 * time.Second)
@@ -52,7 +52,7 @@ func watch() *watcher {
 func (w *watcher) stop() report.Weather {
 	close(w.quit)
 	out := report.Weather{Before: w.before, Most: <-w.most}
-	if s, t := stolen(); t > w.time {
+	if _, s, t := cpuTimes(); t > w.time {
 		out.Stolen = (s - w.stolen) / (t - w.time)
 	}
 	return out
@@ -61,26 +61,43 @@ func (w *watcher) stop() report.Weather {
 // loadAverage is the average over the last minute.
 func loadAverage() string { return bench.Environment("", 0, 0).Load }
 
-// stolen returns how much time of all CPUs a hypervisor gave to other machines, and how
-// much there was, in ticks: the sums of proc_stat(5).
-func stolen() (taken, all float64) {
+// environment describes this machine, and looks whether others use it now: the load average
+// takes minutes to forget what has ended, such as the measurement before.
+func environment(command string, runs int, d time.Duration) bench.Env {
+	const look = 300 * time.Millisecond // 30 ticks of each CPU
+	e := bench.Environment(command, runs, d)
+	idle, stolen, all := cpuTimes()
+	time.Sleep(look)
+	idle2, stolen2, all2 := cpuTimes()
+	if all2 > all {
+		used := 1 - (idle2-idle+stolen2-stolen)/(all2-all)
+		e.Used = &used
+	}
+	return e
+}
+
+// cpuTimes returns for how much time all CPUs were idle, how much a hypervisor gave to other
+// machines, and how much there was, in ticks since boot: the sums of proc_stat(5).
+func cpuTimes() (idle, stolen, all float64) {
 	b, err := os.ReadFile("/proc/stat")
 	if err != nil {
-		return 0, 0
+		return 0, 0, 0
 	}
 	first, _, _ := strings.Cut(string(b), "\n")
 	for i, f := range strings.Fields(first) {
 		x, err := strconv.ParseFloat(f, 64)
-		switch {
-		case err != nil || i > 8: // guests are in user
-		case i == 8:
-			taken = x
-			fallthrough
-		default:
-			all += x
+		if err != nil || i > 8 { // guests are in user
+			continue
+		}
+		all += x
+		switch i {
+		case 4, 5: // iowait, too
+			idle += x
+		case 8:
+			stolen = x
 		}
 	}
-	return taken, all
+	return idle, stolen, all
 }
 
 // waitedForCPU is how long the calling thread has been ready to run while others ran, 0 where

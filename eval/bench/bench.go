@@ -186,8 +186,23 @@ type Env struct {
 	Runs       int     `json:"runs"`       // of each side
 	DurationS  float64 `json:"duration_s"` // of a run
 	Started    string  `json:"started"`    // RFC 3339
-	Load       string  `json:"load"`       // average over the minute before: others at work spoil figures
+	Load       string  `json:"load"`       // average over the minute before, of whatever ran then
 	Busy       bool    `json:"busy"`       // the load is more than a quarter of the CPUs
+	// Used is the share of the CPUs' time that something used just before, when this program
+	// waited; nil if nobody looked. What has ended by then is not in it, unlike in Load.
+	Used *float64 `json:"used,omitempty"`
+}
+
+// Warning says that others were at work, who spoil figures; "" if not.
+func (e *Env) Warning() string {
+	const much = 0.25
+	switch {
+	case e.Used == nil && e.Busy:
+		return fmt.Sprintf("the machine was busy: a load of %s on %d CPUs in the minute before", e.Load, e.CPUs)
+	case e.Used != nil && *e.Used > much:
+		return fmt.Sprintf("the machine was busy: %.0f %% of the time of its CPUs was in use just before", 100**e.Used)
+	}
+	return ""
 }
 
 // Environment describes this machine.
@@ -250,8 +265,8 @@ func writeJSON(w io.Writer, v any) error {
 func (d *Document) WriteText(w io.Writer, targets bool) error {
 	var b strings.Builder
 	e := d.Env
-	if e.Busy {
-		fmt.Fprintf(&b, "WARNING: the machine was busy: a load of %s on %d CPUs. Others at work spoil the figures: have them stop, and measure again\n\n", e.Load, e.CPUs)
+	if w := e.Warning(); w != "" {
+		fmt.Fprintf(&b, "WARNING: %s. Others at work spoil the figures: have them stop, and measure again\n\n", w)
 	}
 	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	fmt.Fprint(t, "ROW\tMEDIAN\tUNIT\t95 % INTERVAL\tBETTER")

@@ -87,6 +87,20 @@ func TestABusyMachineIsWarnedOf(t *testing.T) {
 	}
 }
 
+// What has ended by now is in the load average still, and spoils nothing.
+func TestThePresentCountsAndNotTheMinuteBefore(t *testing.T) {
+	for _, tc := range []struct {
+		used float64
+		busy bool
+		want string
+	}{{0.02, true, ""}, {0.6, false, "the machine was busy: 60 % of the time of its CPUs was in use just before"}} {
+		e := Env{Load: "1.90", CPUs: 2, Busy: tc.busy, Used: &tc.used}
+		if got := e.Warning(); got != tc.want {
+			t.Errorf("%g in use: %q, want %q", tc.used, got, tc.want)
+		}
+	}
+}
+
 func TestRowsCompareRunByRun(t *testing.T) {
 	a, b := NewSide("a", "ns", []float64{10, 40, 30}), NewSide("b", "ns", []float64{5, 20, 10})
 	ratio, err := Ratio("r", Higher, a, b)

@@ -307,8 +307,8 @@ func (c *Comparison) differ() {
 		c.Differs = append(c.Differs, fmt.Sprintf("%s is a quick run, %s is a full one: a quick run has fewer and shorter runs, and leaves rows out", quick.Name, full.Name))
 	}
 	for _, e := range []Measured{c.Before, c.After} {
-		if e.Env.Busy {
-			c.Differs = append(c.Differs, fmt.Sprintf("%s: the machine was busy, with a load of %s on %d CPUs", e.Name, e.Env.Load, e.Env.CPUs))
+		if w := e.Env.Warning(); w != "" {
+			c.Differs = append(c.Differs, fmt.Sprintf("%s: %s", e.Name, w))
 		}
 	}
 }

@@ -166,6 +166,15 @@ func TestReasonsAreToldOnce(t *testing.T) {
 	}
 }
 
+// A user of a quick run found that this one was not explained.
+func TestAllocationsOfShortRunsHaveAReason(t *testing.T) {
+	for _, row := range []string{"slmp/allocs_per_packet_small", "rtt/icmp_awake_16"} {
+		if page.Reason(row) == page.Reason("") {
+			t.Errorf("%s has no reason", row)
+		}
+	}
+}
+
 func TestBytesAreShownInUnitsOfTheirSize(t *testing.T) {
 	for x, want := range map[float64]string{506: "506 bytes \u2264 2048", 20 << 10: "20.0 KiB \u2264 2.00", 7632848: "7.28 MiB \u2264 0.0020", 20107264: "19.2 MiB \u2264 0.0020"} {
 		r, err := bench.Absolute("m", bench.AtMost(2048), bench.NewSide("a", "bytes", []float64{x, x, x}))

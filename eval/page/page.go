@@ -30,7 +30,7 @@ const Index = "index.html"
 var source string
 
 var page = template.Must(template.New("page").Funcs(template.FuncMap{
-	"figure": bench.Figure, "sources": sources, "percent": percent, "noisy": func(spread float64) bool { return spread > 0.2 }, "svg": svg, "table": table, "join": strings.Join, "level": func() string { return percent(level) }, "class": class, "lost": lost,
+	"figure": bench.Figure, "sources": sources, "percent": percent, "noisy": func(spread float64) bool { return spread > 0.2 }, "svg": svg, "table": table, "join": strings.Join, "states": states, "level": func() string { return fmt.Sprintf("%g %%", 100*level) }, "class": class, "lost": lost,
 	"times": times, "show": Show, "words": func() any { return Words }, "reading": func() any { return Reading },
 	"seconds": func(s float64) string { return time.Duration(s * float64(time.Second)).Round(time.Second).String() },
 }).Parse(source))
@@ -164,6 +164,30 @@ func table(p *report.Plot) (t struct{ Head, Rows [][]string }) {
 		t.Rows = append(t.Rows, row)
 	}
 	return t
+}
+
+// A state is what was on at the ends of the link, and for which series.
+type state struct {
+	Of []string
+	On string
+}
+
+// states returns those of an experiment, each once: most series of all plots have the same.
+func states(e *report.Experiment) (all []state) {
+	for _, p := range e.Plots {
+		for _, s := range p.Series {
+			i := slices.IndexFunc(all, func(st state) bool { return st.On == s.On })
+			switch {
+			case s.On == "":
+				continue
+			case i < 0:
+				all = append(all, state{[]string{s.Name}, s.On})
+			case !slices.Contains(all[i].Of, s.Name):
+				all[i].Of = append(all[i].Of, s.Name)
+			}
+		}
+	}
+	return all
 }
 
 // sources are where the marks of a plot come from.

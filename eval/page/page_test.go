@@ -76,7 +76,7 @@ func TestThePageHasAllOfTheReport(t *testing.T) {
 	for _, want := range []string{
 		"A quick run", "This run was noisy, so small differences do not show: half of the ratios have a 95 % interval of at most", "iperf3 was not installed, so TCP " + hostile + " was not measured", "Targets: 1 met, 1 missed, 0 within noise.", "Crosses: " + hostile, "Not measured: iperf3 is needed", "This failed: it broke",
 		"first/ahead", "first/behind", "first/even", "Title " + hostile, "2.00 [1.00, 3.00], 50.0 % lost", "64Ki", "ours " + hostile, "4.00 ns: ours " + hostile + ", 50.0 % lost",
-		"XsPIN is a SmartNIC in software", "With 3 to 5 runs that is practically from the smallest run to the largest", "handler processing unit", "Lower is better.", "not looked into yet",
+		"XsPIN is a SmartNIC in software", "With 3 to 5 runs that is practically from the smallest run to the largest", "an interval does not tell what differs from one process to the next", "handler processing unit", "Lower is better.", "not looked into yet",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the page lacks %q", want)
@@ -134,6 +134,30 @@ func textOf(t *testing.T, source string) string {
 			if !slices.Contains(open, "style") {
 				text.Write(z.Text())
 			}
+		}
+	}
+}
+
+// What was on at the ends of the link is told once, for all the series that had it.
+func TestStatesOfTheLinkAreToldOnce(t *testing.T) {
+	r := fixture(t)
+	pt := []report.Point{report.NewPoint(64, []float64{1, 2, 3})}
+	r.Experiments[0].Plots = []*report.Plot{
+		{Name: "one", Series: []report.Series{{Name: "Linux", On: "TSO on", Points: pt}, {Name: "ours", On: "XDP native", Points: pt}, {Name: "none", Points: pt}}},
+		{Name: "two", Series: []report.Series{{Name: "ours", On: "XDP native", Points: pt}, {Name: "ours too", On: "XDP native", Points: pt}}},
+	}
+	dir := t.TempDir()
+	if err := page.Write(dir, r); err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile(filepath.Join(dir, page.Index))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := textOf(t, string(b))
+	for _, once := range []string{"TSO on", "XDP native", "Linux: TSO on", "ours; ours too: XDP native"} {
+		if n := strings.Count(text, once); n != 1 {
+			t.Errorf("%q is there %d times", once, n)
 		}
 	}
 }

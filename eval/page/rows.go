@@ -14,6 +14,7 @@ var Reading = []string{
 	"The figure of a name X_over_Y, with the unit \u201cratio\u201d, is that of X divided by that of Y. In results.json, X is side a and Y is side b.",
 	"\u201cBetter\u201d says whether higher or lower figures are; nothing stands there if neither is.",
 	"The interval is a 95 % interval, by a bootstrap over the runs. With 3 to 5 runs that is practically from the smallest run to the largest, which are too few for 95 %: about 75 % with 3 runs, and 94 % with 5.",
+	"The runs of a report are of one process, so an interval does not tell what differs from one process to the next: match/hit256_ns was 45 ns in one and 57 ns in another, each with a narrow interval. Before you take a small difference between two reports for a change, measure one of the releases twice.",
 	"Some figures have a target, which is the project's own. Met or missed: the whole interval is on that side of the target. Within noise: the target is in the interval, so this run cannot tell.",
 }
 

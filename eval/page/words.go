@@ -38,6 +38,7 @@ var reasons = map[string]string{
 	"hostq/notify_over_spsc":                "Each record carries its own turn word and is copied before use, so a process that scribbles over the ring harms only itself; the bare ring trusts its content.",
 	"match/drop4x4_over_drop":               "The target leaves matching a third of the time of a drop alone. It is missed where match/hit4x4_ns is more than a third of the time that match/drop_64B takes for a frame.",
 	"slmp/file_stored_over_tcp_same_frames": "Near a draw: two full runs on one machine had 0.95 and 1.01. This receiver also makes a file and renames it before the end is acknowledged, which TCP's does not.",
+	"slmp/allocs_per_packet_small":          "Of short runs. The tables that remember which messages have ended double as they fill: some 70 allocations in a run, however long it is, and a quick run has few packets to divide them by. With runs of two seconds there is a tenth as much for each packet.",
 	"rtt/icmp_awake":                        "Linux answers ICMP within the client's system call, on the client's CPU. A handler is on another CPU, so two cache misses and a turn of a poll loop come on top, whatever the handler does.",
 	"slmp/auto_over_best/":                  "With 40 ms there and back, a transfer of half a second is a dozen round trips. The window starts small and takes several of them to find its size, which the best fixed window has from the start. Longer transfers lose less.",
 }
