@@ -128,8 +128,9 @@ func TestInbox(t *testing.T) {
 	}
 }
 
-// TestInboxNamesSlots has a message come that fits the window, but no slot of it.
-func TestInboxNamesSlots(t *testing.T) {
+// startInbox starts a daemon and an inbox for one message, in a window of 4 MiB.
+func startInbox(t *testing.T, slots, said string) (*daemonProcess, *exec.Cmd, *bufio.Scanner) {
+	t.Helper()
 	d := startDaemon(t, fmt.Sprintf(`contexts:
   - name: inbox
     handler: deposit
@@ -137,7 +138,7 @@ func TestInboxNamesSlots(t *testing.T) {
     attach: {users: ["%d"]}
     activate: manual
 `, nobody))
-	cmd := d.asNobody("demo", "inbox", "--count", "1", "--slots", "4")
+	cmd := d.asNobody("demo", "inbox", "--count", "1", "--slots", slots)
 	stdout, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -145,11 +146,17 @@ func TestInboxNamesSlots(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	defer cmd.Process.Kill()
+	t.Cleanup(func() { _ = cmd.Process.Kill() })
 	lines := bufio.NewScanner(stdout)
-	if !lines.Scan() || lines.Text() != "attached to inbox: waiting for messages, in 4 slots of 1 MiB" {
+	if !lines.Scan() || lines.Text() != "attached to inbox: waiting for messages, in "+said {
 		t.Fatalf("said %q", lines.Text())
 	}
+	return d, cmd, lines
+}
+
+// TestInboxNamesSlots has a message come that fits the window, but no slot of it.
+func TestInboxNamesSlots(t *testing.T) {
+	d, cmd, lines := startInbox(t, "4", "4 slots of 1 MiB")
 	long := filepath.Join(t.TempDir(), "long")
 	if err := os.WriteFile(long, make([]byte, 2<<20), 0o600); err != nil {
 		t.Fatal(err)
@@ -170,26 +177,7 @@ func TestInboxNamesSlots(t *testing.T) {
 // TestInboxSaysWhenAllSlotsAreInUse has a message come while another one, whose sender takes
 // its time, has the only slot.
 func TestInboxSaysWhenAllSlotsAreInUse(t *testing.T) {
-	d := startDaemon(t, fmt.Sprintf(`contexts:
-  - name: inbox
-    handler: deposit
-    windows: [{name: in, size: 4MiB}]
-    attach: {users: ["%d"]}
-    activate: manual
-`, nobody))
-	cmd := d.asNobody("demo", "inbox", "--count", "1", "--slots", "1")
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	defer cmd.Process.Kill()
-	lines := bufio.NewScanner(stdout)
-	if !lines.Scan() || lines.Text() != "attached to inbox: waiting for messages, in 1 slot of 4 MiB" {
-		t.Fatalf("said %q", lines.Text())
-	}
+	d, cmd, lines := startInbox(t, "1", "1 slot of 4 MiB")
 	to := d.lab.NIC.Addr.Addr().String()
 	slow := d.lab.Host.NS.Command(t.Context(), "/proc/self/exe", "send", "--to", to, "-")
 	in, err := slow.StdinPipe()
