@@ -184,8 +184,8 @@ the other capture it was, and the verdict; the direction of those that are sent 
 	cmd.Flags().StringVar(&f.format, "format", "packet", "message format: packet or flow")
 	flags.OneOf(cmd.Flags(), "format", []string{"packet", "flow"})
 	cmd.Flags().StringArrayVar(&f.params, "param", nil, "set a parameter, NAME=VALUE (repeatable)")
-	cmd.Flags().StringVar(&f.memory, "memory", "64KiB", "HPU memory of the context, if the handlers use it")
-	cmd.Flags().StringVar(&f.hpuMemory, "hpu-memory", "4KiB", "HPU memory of each HPU, if they use that")
+	cmd.Flags().StringVar(&f.memory, "memory", control.Size(loader.DefaultMemory).String(), "HPU memory of the context, if the handlers use it")
+	cmd.Flags().StringVar(&f.hpuMemory, "hpu-memory", control.Size(loader.DefaultHPUMemory).String(), "HPU memory of each HPU, if they use that")
 	cmd.Flags().BoolVar(&f.json, "json", false, "print one JSON document")
 	return cmd
 }
@@ -216,6 +216,9 @@ func checkObject(cmd *cobra.Command, path string, f *objectFlags) (err error) {
 	}
 	cfg := loader.HandlersConfig{Format: format}
 	if cfg.Parameters, err = parseParams(o, f.params); err != nil {
+		return err
+	}
+	if err := loader.NeedVerifier(); err != nil {
 		return err
 	}
 	free, err := f.giveMemory(o, &cfg)
@@ -257,25 +260,26 @@ func sameFile(a, b string) bool {
 	return err1 == nil && err2 == nil && os.SameFile(x, y)
 }
 
-// parseParams reads NAME=VALUE.
+// parseParams reads NAME=VALUE, and says of all what is wrong.
 func parseParams(o *loader.Object, args []string) (map[string]any, error) {
 	params := map[string]any{}
+	var errs []error
 	for _, arg := range args {
 		name, text, ok := strings.Cut(arg, "=")
 		if !ok {
 			return nil, flags.Error("param", arg, "want NAME=VALUE")
 		}
-		params[name] = text // Load refuses names that there are none of
 		all := o.Parameters()
-		if i := slices.IndexFunc(all, func(p loader.Parameter) bool { return p.Name == name }); i >= 0 {
-			value, err := all[i].Parse(text)
-			if err != nil {
-				return nil, err
-			}
-			params[name] = value
+		i := slices.IndexFunc(all, func(p loader.Parameter) bool { return p.Name == name })
+		if i < 0 {
+			errs = append(errs, o.CheckParameters(map[string]any{name: text})) // says which there are
+			continue
 		}
+		value, err := all[i].Parse(text)
+		errs = append(errs, err)
+		params[name] = value
 	}
-	return params, nil
+	return params, errors.Join(errs...)
 }
 
 // giveMemory makes the HPU memory that an object uses: without any, the verifier would
@@ -287,34 +291,46 @@ func (f *objectFlags) giveMemory(o *loader.Object, cfg *loader.HandlersConfig) (
 			_ = m.Close()
 		}
 	}
+	memory, err := memoryFlag("memory", f.memory)
+	if err != nil {
+		return free, err
+	}
+	hpuMemory, err := memoryFlag("hpu-memory", f.hpuMemory)
+	if err != nil {
+		return free, err
+	}
+	memory, hpuMemory = o.MemoryFor(memory, hpuMemory)
 	shared, each := o.UsesMemory()
 	if shared {
-		if cfg.MemorySize, err = sizeFlag("memory", f.memory); err != nil {
-			return free, err
-		}
-		m, err := hostq.NewMemory("check", cfg.MemorySize)
+		m, err := hostq.NewMemory("check", memory)
 		if err != nil {
 			return free, err
 		}
 		made = append(made, m)
-		cfg.Memory = m.Map()
+		cfg.Memory, cfg.MemorySize = m.Map(), memory
 	}
 	if each {
-		if cfg.HPUMemorySize, err = sizeFlag("hpu-memory", f.hpuMemory); err != nil {
-			return free, err
-		}
 		cpus, err := loader.PossibleCPUs()
 		if err != nil {
 			return free, err
 		}
-		m, err := hostq.NewMemory("check", cfg.HPUMemorySize*int64(cpus))
+		m, err := hostq.NewMemory("check", hpuMemory*int64(cpus))
 		if err != nil {
 			return free, err
 		}
 		made = append(made, m)
-		cfg.HPUMemory = m.Map()
+		cfg.HPUMemory, cfg.HPUMemorySize = m.Map(), hpuMemory
 	}
 	return free, nil
+}
+
+// memoryFlag reads how much memory there is: some, or the flag is left out.
+func memoryFlag(name, text string) (int64, error) {
+	n, err := sizeFlag(name, text)
+	if err == nil && n == 0 {
+		err = flags.Error(name, text, "want at least 1 byte")
+	}
+	return n, err
 }
 
 // print shows what an object has.

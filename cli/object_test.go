@@ -5,12 +5,14 @@ package cli
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/xspin/xspin/internal/pcapng"
@@ -219,19 +221,43 @@ func TestObjectCheckRefuses(t *testing.T) {
 		want string
 	}{
 		{[]string{"check", file + "x"}, "no such file"},
-		{[]string{"check", "object_test.go"}, "object_test.go: not an object that XsPIN takes: it cannot be read"},
+		{[]string{"check", "object_test.go"}, "object_test.go: not an object that XsPIN takes: it is not an ELF object file (is it the C source?)"},
 		{[]string{"check", file, "--format", "slmp"}, "packet"},
 		{[]string{"check", file, "--param", "port"}, "want NAME=VALUE"},
 		{[]string{"check", file, "--param", "prot=1"}, `param "prot": no such parameter: there are port (whole number, 0 to 65535)`},
 		{[]string{"check", file, "--param", "port=70000"}, `param "port": 70000: want whole number, 0 to 65535`},
 		{[]string{"check", file, "--memory", "lots"}, "memory"},
-		{[]string{"check", file, "--hpu-memory", "3000000"}, "HPU memory of 3000000 bytes: want a divisor or a multiple"},
+		{[]string{"check", file, "--memory", "0"}, "--memory 0: want at least 1 byte"},
+		{[]string{"check", file, "--hpu-memory", "0"}, "--hpu-memory 0: want at least 1 byte"},
+		{[]string{"check", file, "--param", "prot=1", "--param", "port=70000"}, "prot\": no such parameter: there are port (whole number, 0 to 65535)\nparam \"port\": 70000"},
 		{[]string{"check", file, "-r", file + "x"}, "no such file"},
 		{[]string{"check", file, "-r", file}, file + ": "},
 	} {
 		_, _, err := object(t, tc.args...)
 		if err == nil || !strings.Contains(err.Error(), tc.want) || !strings.HasPrefix(err.Error(), "object check: ") && tc.args[2] != "--format" {
 			t.Errorf("%v: %v, want %q", tc.args, err, tc.want)
+		}
+	}
+}
+
+// Without root it says what is wrong with the file, and then who may ask the verifier.
+func TestObjectCheckNeedsRoot(t *testing.T) {
+	netnstest.NeedRoot(t)
+	dir, err := os.MkdirTemp("", "check")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	good, bad := filepath.Join(dir, "good.o"), filepath.Join(dir, "bad.o")
+	if err := errors.Join(os.Chmod(dir, 0o755), os.WriteFile(good, objecttest.Compile(t, objectSource), 0o644), os.WriteFile(bad, []byte("#include"), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	for file, want := range map[string]string{good: "object check: ask the kernel's verifier: missing capability CAP_NET_ADMIN, CAP_BPF, CAP_PERFMON: run it as root", bad: "it is not an ELF object file"} {
+		cmd := exec.Command("/proc/self/exe", "object", "check", file)
+		cmd.Env = append(os.Environ(), "XSPIN_TEST_DAEMON=1")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+		if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), want) {
+			t.Errorf("%s%v, want %q", out, err, want)
 		}
 	}
 }

@@ -104,10 +104,13 @@ func (b *contextPlan) checkKernel(c *checker, path string, env *surroundings, wr
 			c.fail(at(set.key), "%s", set.why)
 		}
 	}
-	b.checkMemory(c, at, env, int64(doc.Memory), piece(int64(doc.HPUMemory)))
 	b.env = handlers.Env{HPUs: cpus, Messages: nic.DefaultMessages, Memory: hostq.Element}
 	k, twin := b.readHandlers(c, at, env)
 	b.spec.Kernel = &k
+	if k.Object != nil {
+		memory, perHPU := k.Object.MemoryFor(int64(doc.Memory), int64(doc.HPUMemory))
+		b.checkMemory(c, at, env, memory, perHPU)
+	}
 	b.readRulesets(c, at, twin)
 	b.readScheduling(c, at, nil)
 	if doc.Policy != "" && !c.told(at("policy")) {
@@ -179,22 +182,6 @@ func (b *contextPlan) readHandlers(c *checker, at func(string) string, env *surr
 		}
 	}
 	return k, twin
-}
-
-// piece rounds the HPU memory of a CPU up to what handlers in eBPF can reach: no part of
-// it may lie in two elements of the memory.
-func piece(n int64) int64 {
-	if n > hostq.Element {
-		return roundUpToElement(n)
-	}
-	size := int64(1)
-	for size < n {
-		size *= 2
-	}
-	if n == 0 {
-		return 0
-	}
-	return max(size, 8)
 }
 
 // kernelSet is what a context in the kernel has for a set: nothing but what its object's

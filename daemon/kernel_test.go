@@ -159,6 +159,14 @@ func TestObjectsTravelInRequests(t *testing.T) {
 	must(t, f.deactivate("mine"))
 	must(t, f.activate("mine"))
 	must(t, f.remove("mine"))
+
+	// Handlers that use memory have some, whoever forgets to say so.
+	i, err = f.install(&control.Context{Name: "mine", Tier: tierKernel, Object: o, Rulesets: "mine: udp(7)"})
+	must(t, err)
+	if i.Memory != 64<<10 || i.HPUMemory != 4<<10 {
+		t.Errorf("%v of memory, and %v of each HPU; want 64KiB and 4KiB", i.Memory, i.HPUMemory)
+	}
+	must(t, f.remove("mine"))
 	_, err = f.install(&control.Context{Name: "mine", Tier: tierKernel, Object: &control.Object{Name: "mine.o"}, Rulesets: "mine: udp(7)"})
 	fails(t, "without its bytes", err, errInvalid, "object: mine.o: its bytes are missing")
 }
@@ -200,7 +208,7 @@ func TestErrorsOfContextsInTheKernel(t *testing.T) {
 // An object that is none is refused with all that is wrong, and its name.
 func TestObjectsThatAreNone(t *testing.T) {
 	f := launch(t, inKernel)
-	for what, code := range map[string][]byte{"it cannot be read": []byte("hello"), "xspin_handler.h": notOurs(t)} {
+	for what, code := range map[string][]byte{"it is not an ELF object file": []byte("hello"), "xspin_handler.h": notOurs(t)} {
 		_, err := f.install(&control.Context{Name: "mine", Tier: tierKernel, Object: &control.Object{Name: "mine.o", Code: code}, Rulesets: "mine: udp(7)"})
 		fails(t, what, err, errInvalid, what)
 	}

@@ -160,8 +160,8 @@ func loadObject(spec *ebpf.CollectionSpec, instead map[string]*ebpf.Map) (*ebpf.
 	switch {
 	case err == nil:
 		return coll, nil
-	case errors.Is(err, unix.E2BIG):
-		return nil, &Rejection{Release: release(), Reason: "the verifier gives up: a handler has too many instructions, or a loop whose end it does not see", Err: err}
+	case outOfBounds(err):
+		return nil, &Rejection{Release: release(), Reason: tooMuch, Err: err}
 	}
 	opts.Programs.LogDisabled = false
 	coll, err = ebpf.NewCollectionWithOptions(spec, opts)
@@ -170,7 +170,7 @@ func loadObject(spec *ebpf.CollectionSpec, instead map[string]*ebpf.Map) (*ebpf.
 	case err == nil:
 		return coll, nil
 	case errors.As(err, &ve) && len(ve.Log) > 0:
-		return nil, newRejection(ve)
+		return nil, newRejection(ve, spec.Programs[bpf.HandlersProgram].Instructions)
 	}
 	return nil, loadError(err)
 }

@@ -56,6 +56,9 @@ func haveMetadata(size int) error {
 	return nil
 }
 
+// NeedVerifier tells why the verifier cannot be asked here about handlers.
+func NeedVerifier() error { return needToRun("ask the kernel's verifier") }
+
 // needToRun tells why programs cannot be loaded and run here.
 func needToRun(op string) error {
 	if err := capability.Need(op, capability.NetAdmin, capability.BPF, capability.Perfmon); err != nil {

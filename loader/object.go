@@ -49,6 +49,9 @@ func ReadObject(name string, file []byte, limit int64) (*Object, error) {
 		return nil, errors.Join(errs...)
 	}
 	const want = "want what clang -target bpf -g has compiled"
+	if !bytes.HasPrefix(file, []byte(elf.ELFMAG)) {
+		return fail(fmt.Errorf("it is not an ELF object file (is it the C source?): %s", want))
+	}
 	f, err := elf.NewFile(bytes.NewReader(file))
 	switch {
 	case err != nil:

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
+	"unicode"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -57,7 +59,7 @@ func checkCode(prog *ebpf.ProgramSpec) error {
 			add(line, fn, "may_goto: loops must have a bound that the verifier sees")
 		case ins.IsBuiltinCall():
 			if f := asm.BuiltinFunc(ins.Constant); !slices.Contains(allowed, f) {
-				add(line, fn, "calls the helper %v, which handlers may not", f)
+				add(line, fn, "calls %s, which handlers may not: docs/kernel-handlers.md lists the helpers that they may call", helperName(f))
 			}
 		case ins.IsKfuncCall():
 			add(line, fn, "calls the kernel function %s, and handlers may call none", ins.Reference())
@@ -70,6 +72,26 @@ func checkCode(prog *ebpf.ProgramSpec) error {
 		}
 	}
 	return errors.Join(append(errs, checkCalls(prog.Instructions))...)
+}
+
+// helperName returns what a helper is called in C: bpf_trace_printk for FnTracePrintk.
+func helperName(f asm.BuiltinFunc) string {
+	name, ok := strings.CutPrefix(f.String(), "Fn")
+	switch {
+	case !ok:
+		return fmt.Sprintf("helper %d of the kernel", int(f))
+	case f == asm.FnDPath:
+		return "bpf_d_path"
+	}
+	var b strings.Builder
+	b.WriteString("bpf")
+	for i, c := range name {
+		if unicode.IsUpper(c) && (i == 0 || !unicode.IsUpper(rune(name[i-1]))) {
+			b.WriteByte('_')
+		}
+		b.WriteRune(unicode.ToLower(c))
+	}
+	return b.String()
 }
 
 // where tells the function and, if it is known, the source line.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"math/bits"
 	"slices"
 	"strings"
 	"unsafe"
@@ -23,6 +24,33 @@ const memoryElement = 1 << 20
 
 // memoryFlags are those of the maps of HPU memory.
 const memoryFlags = unix.BPF_F_MMAPABLE | unix.BPF_F_INNER_MAP
+
+// HPU memory that handlers have if they use it and their context does not say how much.
+const (
+	DefaultMemory    = 64 << 10
+	DefaultHPUMemory = 4 << 10 // of each HPU
+)
+
+// MemoryFor returns how much HPU memory a context has that asks for so much, or for none
+// with 0: in all, and of each HPU. The latter is rounded up to what handlers can reach: no
+// part of it may lie in two elements of the memory.
+func (o *Object) MemoryFor(shared, each int64) (int64, int64) {
+	usesShared, usesEach := o.UsesMemory()
+	if usesShared && shared == 0 {
+		shared = DefaultMemory
+	}
+	if usesEach && each == 0 {
+		each = DefaultHPUMemory
+	}
+	switch {
+	case each == 0:
+	case each > memoryElement:
+		each = (each + memoryElement - 1) / memoryElement * memoryElement
+	default:
+		each = max(8, int64(1)<<bits.Len64(uint64(each-1)))
+	}
+	return shared, each
+}
 
 // headerMaps are the maps of xspin_handler.h.
 var headerMaps = map[string]ebpf.MapSpec{

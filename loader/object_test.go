@@ -8,9 +8,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/cilium/ebpf/asm"
 
 	"github.com/xspin/xspin/bpf"
 	"github.com/xspin/xspin/loader/objecttest"
@@ -62,13 +66,13 @@ func TestObjectsThatAreRefused(t *testing.T) {
 		{"a handler that is not there", include + "XSPIN_CONTEXT(HEADER | PAYLOAD);\n" + payload + licence, "XSPIN_CONTEXT names HEADER, and there is no XSPIN_HEADER"},
 		{"a handler that never runs", include + payload + "XSPIN_COMPLETION { return XSPIN_SUCCESS; }\n" + named + licence, "there is an XSPIN_COMPLETION that never runs"},
 
-		{"a helper", around("static long (*const bpf_redirect)(__u32, __u64) = (void *)23;", "\tbpf_redirect(1, 0);\n\treturn XSPIN_DROP;"), "xspin_payload, line 5: calls the helper FnRedirect"},
+		{"a helper", around("static long (*const bpf_redirect)(__u32, __u64) = (void *)23;", "\tbpf_redirect(1, 0);\n\treturn XSPIN_DROP;"), "xspin_payload, line 5: calls bpf_redirect, which handlers may not: docs/kernel-handlers.md lists"},
 		{"a helper in a branch that is never taken", around("const volatile __u32 never = 0;\nstatic long (*const bpf_probe_read_kernel)(void *, __u32, const void *) = (void *)113;",
-			"\t__u32 x = 0;\n\tif (never)\n\t\tbpf_probe_read_kernel(&x, 4, (void *)0);\n\treturn x;"), "calls the helper FnProbeReadKernel"},
+			"\t__u32 x = 0;\n\tif (never)\n\t\tbpf_probe_read_kernel(&x, 4, (void *)0);\n\treturn x;"), "calls bpf_probe_read_kernel, which handlers may not: docs/kernel-handlers.md lists"},
 		{"a helper in a static function", around("static long (*const bpf_xdp_adjust_tail)(struct xdp_md *, int) = (void *)65;\nstatic __attribute__((noinline)) long cut(struct xdp_md *ctx) { return bpf_xdp_adjust_tail(ctx, -1); }",
-			"\treturn cut(ctx) ? XSPIN_FAIL : XSPIN_SUCCESS;"), "cut, line 3: calls the helper FnXdpAdjustTail"},
+			"\treturn cut(ctx) ? XSPIN_FAIL : XSPIN_SUCCESS;"), "cut, line 3: calls bpf_xdp_adjust_tail, which handlers may not: docs/kernel-handlers.md lists"},
 		{"a tail call", around("static long (*const bpf_tail_call)(void *, void *, __u32) = (void *)12;\nstruct { __uint(type, 3); __uint(max_entries, 1); __uint(key_size, 4); __uint(value_size, 4); } others SEC(\".maps\");",
-			"\tbpf_tail_call(ctx, &others, 0);\n\treturn XSPIN_DROP;"), "calls the helper FnTailCall"},
+			"\tbpf_tail_call(ctx, &others, 0);\n\treturn XSPIN_DROP;"), "calls bpf_tail_call, which handlers may not: docs/kernel-handlers.md lists"},
 		{"a callback", around("static long (*const bpf_loop)(__u32, void *, void *, __u64) = (void *)181;\nstatic long step(__u32 i, void *arg) { return i > 5 && arg; }",
 			"\tbpf_loop(10, step, 0, 0);\n\treturn XSPIN_DROP;"), "takes the address of the function step"},
 		{"a kernel function", around("extern void bpf_rcu_read_lock(void) "+ksyms, "\tbpf_rcu_read_lock();\n\treturn XSPIN_DROP;"), "calls the kernel function bpf_rcu_read_lock"},
@@ -147,8 +151,8 @@ func TestFilesThatAreNoObjects(t *testing.T) {
 		file []byte
 		want string
 	}{
-		{"empty", nil, "cannot be read"},
-		{"text", []byte("#include <stdio.h>\n"), "cannot be read"},
+		{"empty", nil, "it is not an ELF object file"},
+		{"text", []byte("#include <stdio.h>\n"), "it is not an ELF object file (is it the C source?): want what clang -target bpf -g has compiled"},
 		{"cut off", good[:len(good)/2], "cannot be read"},
 		{"for this machine", host, "want what clang -target bpf -g has compiled"},
 		{"big endian", objecttest.Compile(t, include+payload+named+licence, "-target", "bpfeb"), "big endian"},
@@ -166,6 +170,28 @@ func TestFilesThatAreNoObjects(t *testing.T) {
 		bad := bytes.Clone(good)
 		bad[i] ^= 0xff
 		_, _ = ReadObject("test.o", bad, 1<<20)
+	}
+}
+
+// Helpers have their names in C: those that linux/bpf.h has, where there is one.
+func TestHelperNames(t *testing.T) {
+	for f, want := range map[asm.BuiltinFunc]string{
+		asm.FnTracePrintk: "bpf_trace_printk", asm.FnGetPrandomU32: "bpf_get_prandom_u32", asm.FnL3CsumReplace: "bpf_l3_csum_replace",
+		asm.FnDPath: "bpf_d_path", asm.FnSkcToTcp6Sock: "bpf_skc_to_tcp6_sock", asm.FnLoop: "bpf_loop", 9999: "helper 9999 of the kernel",
+	} {
+		if got := helperName(f); got != want {
+			t.Errorf("%v is %s, want %s", f, got, want)
+		}
+	}
+	header, err := os.ReadFile("/usr/include/linux/bpf.h")
+	if err != nil {
+		t.Skip(err)
+	}
+	for _, m := range regexp.MustCompile(`FN\((\w+), (\d+), `).FindAllStringSubmatch(string(header), -1) {
+		f, _ := strconv.Atoi(m[2])
+		if got := helperName(asm.BuiltinFunc(f)); f > 0 && got != "bpf_"+m[1] && !strings.HasPrefix(got, "helper ") {
+			t.Errorf("helper %d is %s, want bpf_%s", f, got, m[1])
+		}
 	}
 }
 
@@ -206,18 +232,25 @@ func TestRejections(t *testing.T) {
 		line         int    // of the source; 0: the log does not say
 		handler      string // as line
 		reason       string // in it, if all kernels have the word
+		hint         string // as reason
 	}{
 		{"a value that may be null", around("struct { __uint(type, BPF_MAP_TYPE_HASH); __uint(max_entries, 4); __type(key, __u32); __type(value, __u32); } mine SEC(\".maps\");",
-			"\t__u32 zero = 0, *n = bpf_map_lookup_elem(&mine, &zero);\n\n\treturn *n;"), 7, "xspin_payload", ""},
-		{"behind the memory", around("", "\t__u64 *p = xspin_memory(0, 8);\n\n\tif (!p)\n\t\treturn XSPIN_FAIL;\n\treturn p[1 << 20];"), 9, "xspin_payload", ""},
-		{"a frame without a check", around("", "\t__u8 *frame = (void *)(long)ctx->data;\n\n\treturn frame[20];"), 7, "xspin_payload", ""},
-		{"the completion handler", include + payload + "XSPIN_COMPLETION\n{\n\treturn *(__u8 *)(long)ctx->data;\n}\nXSPIN_CONTEXT(PAYLOAD | COMPLETION);\n" + licence, 5, "xspin_completion", ""},
-		{"too much stack", around("", "\tvolatile char big[480];\n\n\tbig[her->len & 255] = 1;\n\treturn big[3];"), 0, "", "stack"},
-		{"too many steps", around("", "\tfor (__u32 i = 0; i < 2000000; i++)\n\t\tif (bpf_get_prandom_u32() == 7)\n\t\t\treturn XSPIN_DROP;\n\treturn XSPIN_SUCCESS;"), 0, "", "gives up"},
+			"\t__u32 zero = 0, *n = bpf_map_lookup_elem(&mine, &zero);\n\n\treturn *n;"), 7, "xspin_payload", "", ""},
+		{"behind the memory", around("", "\t__u64 *p = xspin_memory(0, 8);\n\n\tif (!p)\n\t\treturn XSPIN_FAIL;\n\treturn p[1 << 20];"), 9, "xspin_payload", "", ""},
+		{"a frame without a check", around("", "\t__u8 *frame = (void *)(long)ctx->data;\n\n\treturn frame[20];"), 7, "xspin_payload", "", ""},
+		{"the completion handler", include + payload + "XSPIN_COMPLETION\n{\n\treturn *(__u8 *)(long)ctx->data;\n}\nXSPIN_CONTEXT(PAYLOAD | COMPLETION);\n" + licence, 5, "xspin_completion", "", ""},
+		{"too much stack", around("", "\tvolatile char big[480];\n\n\tbig[her->len & 255] = 1;\n\treturn big[3];"), 0, "", "stack", "a handler has 192 bytes of stack"},
+		{"too many steps", around("", "\t__u32 n = 0;\n\n\tfor (__u32 i = 0; i < 10000000; i++) {\n\t\tn += i;\n\t\tasm volatile(\"\" : \"+r\"(n));\n\t}\n\treturn n & 1;"), 0, "", "too many branches or steps for the verifier: bound the loop, or make it smaller", ""},
+		{"a loop without end", around("", "\tfor (;;)\n\t\t;\n\treturn XSPIN_SUCCESS;"), 5, "xspin_payload", "it may loop without end", ""},
+		{"another", around("", "\twhile (her->len)\n\t\txspin_now();\n\treturn XSPIN_SUCCESS;"), 5, "xspin_payload", "it may loop without end", ""},
+		{"memory without a check", around("", "\t__u64 *n = xspin_memory(8 * (her->len & 7), 8);\n\n\t*n += 1;\n\treturn XSPIN_SUCCESS;"), 5, "xspin_payload", "", "with null"},
+		{"memory of a HPU without a check", around("", "\t__u64 *n = xspin_hpu_memory(her, 8, 8);\n\n\treturn *n == 5;"), 7, "xspin_payload", "", "with null"},
+		{"memory without a check, counted", around("", "\t__u64 *n = xspin_memory(8, 8);\n\n\t__sync_fetch_and_add(n, 1);\n\treturn XSPIN_SUCCESS;"), 7, "xspin_payload", "", "with null"},
+		{"a length that may be 0", around("", "\t__u8 b[64];\n\t__u32 n = her->payload_len;\n\n\tif (n > 64)\n\t\tn = 64;\n\tif (xspin_load(ctx, her->payload, b, n))\n\t\treturn XSPIN_DROP;\n\treturn b[0] == 1;"), 10, "xspin_payload", "", "n must be at least 1 for the verifier"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			memory := newMemory(t)
-			h, err := object(t, tc.source).Load(HandlersConfig{Format: matcher.FormatByName("packet"), Memory: memory, MemorySize: 4096})
+			h, err := object(t, tc.source).Load(HandlersConfig{Format: matcher.FormatByName("packet"), Memory: memory, MemorySize: 4096, HPUMemory: memory, HPUMemorySize: 4096})
 			if err == nil {
 				h.Close()
 				t.Fatal("it is loaded")
@@ -230,8 +263,8 @@ func TestRejections(t *testing.T) {
 			if tc.line > 0 {
 				place = fmt.Sprintf("test.bpf.c:%d", tc.line)
 			}
-			if r.Handler != tc.handler || r.Place != place || r.Reason == "" || !strings.Contains(r.Reason, tc.reason) || tc.line > 0 && r.Source == "" {
-				t.Errorf("%v\nhandler %q, place %q, source %q, reason %q; want %q, %q\nlog:\n%s", err, r.Handler, r.Place, r.Source, r.Reason, tc.handler, place, strings.Join(r.Log, "\n"))
+			if r.Handler != tc.handler || r.Place != place || r.Reason == "" || !strings.Contains(r.Reason, tc.reason) || !strings.Contains(r.Hint, tc.hint) || tc.line > 0 && r.Source == "" {
+				t.Errorf("%v\nhandler %q, place %q, source %q, reason %q, hint %q; want %q, %q\nlog:\n%s", err, r.Handler, r.Place, r.Source, r.Reason, r.Hint, tc.handler, place, strings.Join(r.Log, "\n"))
 			}
 			if strings.Count(err.Error(), "\n") > 0 || !strings.HasPrefix(err.Error(), "load test.o: the verifier refuses it: "+r.Reason) {
 				t.Errorf("%q: want one line, with the reason first", err)
@@ -241,4 +274,11 @@ func TestRejections(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A handler has the stack that the documents give it, whatever else runs.
+func TestStackOfAHandler(t *testing.T) {
+	body := "{\n\tvolatile char own[192];\n\n\town[her->len & 127] = 1;\n\treturn own[3];\n}\n"
+	o := object(t, include+"XSPIN_HEADER "+body+"XSPIN_PAYLOAD "+body+"XSPIN_COMPLETION "+body+"XSPIN_CONTEXT(HEADER | PAYLOAD | COMPLETION);\n"+licence)
+	load(t, o, HandlersConfig{})
 }

@@ -4,11 +4,16 @@ package loader
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
+	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/btf"
 	"golang.org/x/sys/unix"
 )
 
@@ -20,6 +25,7 @@ type Rejection struct {
 	Handler string   // the function, such as "xspin_payload"; "" if the log does not say
 	Place   string   // such as "echo.bpf.c:7"; "" if the log does not say
 	Source  string   // the line there
+	Hint    string   // what to do about it; "" if we know no better than the reason
 	Log     []string // all of it; nil if it would have been millions of lines
 	Err     error
 }
@@ -37,6 +43,9 @@ func (r *Rejection) Error() string {
 		b.WriteString(": " + r.Source)
 	}
 	fmt.Fprintf(&b, " (Linux %s)", r.Release)
+	if r.Hint != "" {
+		b.WriteString("; " + r.Hint)
+	}
 	return b.String()
 }
 
@@ -50,17 +59,87 @@ var (
 	// A comment with the source line of the instructions that follow.
 	comment = regexp.MustCompile(`^; (.*) @ ([^ ]*:\d+)$`)
 	// Lines that are no reason: instructions, and the state of registers.
-	instruction = regexp.MustCompile(`^(from \d+ to \d+|\d+)(: \(|: [RP]|:)|^mark_precise|^processed `)
+	instruction = regexp.MustCompile(`^(from \d+ to \d+|\d+)(: \(|: [RP]|:)|^mark_precise|^processed |^(cur|old) state: `)
+	// The number of an instruction that was looked at.
+	number = regexp.MustCompile(`^(\d+): \(`)
 	// What newer kernels write under At:, as `xspin_payload @ echo.bpf.c:7:12`.
 	at = regexp.MustCompile(`^(\w+) @ ([^ ]+?:\d+)(?::\d+)?$`)
 )
 
-// newRejection finds the reason in a log. There are two forms. Up to some 7.0, the reason
+// hints say what to do about a reason, in whose words it is found.
+var hints = []struct {
+	words *regexp.Regexp
+	hint  string
+}{
+	{regexp.MustCompile(`_or_null`), "compare what xspin_memory() or a map returned with null before it is used"},
+	{regexp.MustCompile(`invalid mem access 'scalar'`), "compare what xspin_memory() or a map returned with null: a number is no pointer"},
+	{regexp.MustCompile(`invalid zero-sized read`), "n must be at least 1 for the verifier: compare it before"},
+	{regexp.MustCompile(`outside of the packet`), "compare the end of what is read with ctx->data_end before"},
+	{regexp.MustCompile(`combined stack size`), "a handler has 192 bytes of stack on all kernels: keep what is larger in a map or in HPU memory"},
+}
+
+// Reasons that are ours.
+const (
+	endless = "it may loop without end"
+	tooMuch = "it has too many branches or steps for the verifier: bound the loop, or make it smaller"
+)
+
+// outOfBounds tells whether the verifier has given up: at its limit of steps, or at that of
+// pending branches, for which some kernels say EFAULT.
+func outOfBounds(err error) bool { return errors.Is(err, unix.E2BIG) || errors.Is(err, unix.EFAULT) }
+
+// newRejection finds the reason in a log, and what to do about it. The instructions are
+// those that were loaded.
+func newRejection(ve *ebpf.VerifierError, insns asm.Instructions) *Rejection {
+	r, last := readLog(ve)
+	if isHeader(r.Place) {
+		if place, source := usersLine(insns, r.Handler, last); place != "" {
+			r.Place, r.Source = place, source
+		}
+	}
+	if strings.Contains(r.Reason, "infinite loop detected") {
+		r.Reason = endless
+	}
+	for _, h := range hints {
+		if h.words.MatchString(r.Reason) {
+			r.Hint = h.hint
+			break
+		}
+	}
+	return r
+}
+
+// isHeader tells whether a place is in the header, whose functions are inlined.
+func isHeader(place string) bool { return strings.HasPrefix(place, "xspin_handler.h:") }
+
+// usersLine finds the last line of the user's before an instruction of a handler, or the
+// next one: clang may have put all that is the user's behind what it has inlined.
+func usersLine(insns asm.Instructions, handler string, number int) (place, source string) {
+	fn := ""
+	for iter := insns.Iterate(); iter.Next(); {
+		if f := btf.FuncMetadata(iter.Ins); f != nil {
+			fn = f.Name
+		}
+		line, ok := iter.Ins.Source().(*btf.Line)
+		if !ok || fn != handler {
+			continue
+		}
+		if int(iter.Offset) > number && place != "" {
+			break
+		}
+		if at := fmt.Sprintf("%s:%d", filepath.Base(line.FileName()), line.LineNumber()); !isHeader(at) {
+			place, source = at, strings.TrimSpace(line.Line())
+		}
+	}
+	return place, source
+}
+
+// readLog finds the reason in a log, and the last instruction that was looked at. There are two forms. Up to some 7.0, the reason
 // is the last line before the statistics, and the source line the last comment. Linux 7.3
 // has them under headings in the middle, followed by how it came to that and suggestions;
 // for some reasons it still has the old form.
-func newRejection(ve *ebpf.VerifierError) *Rejection {
-	r := &Rejection{Release: release(), Log: ve.Log, Err: ve}
+func readLog(ve *ebpf.VerifierError) (r *Rejection, insn int) {
+	r = &Rejection{Release: release(), Log: ve.Log, Err: ve}
 	var last string // what may be the reason
 	headed := false
 	for i := 0; i < len(ve.Log); i++ {
@@ -81,7 +160,7 @@ func newRejection(ve *ebpf.VerifierError) *Rejection {
 				r.Reason += ": " + strings.TrimSpace(ve.Log[i])
 			case line == "At:":
 				r.readAt(ve.Log[i+1:])
-				return r
+				return r, insn
 			}
 			continue
 		}
@@ -98,10 +177,13 @@ func newRejection(ve *ebpf.VerifierError) *Rejection {
 		if m := comment.FindStringSubmatch(line); m != nil {
 			// A line of the header is of a function that was called in the line before, if
 			// clang has left that in place.
-			if ours := "xspin_handler.h:"; r.Place == "" || strings.HasPrefix(r.Place, ours) || !strings.HasPrefix(m[2], ours) {
+			if r.Place == "" || isHeader(r.Place) || !isHeader(m[2]) {
 				r.Source, r.Place = m[1], m[2]
 			}
 			continue
+		}
+		if m := number.FindStringSubmatch(line); m != nil {
+			insn, _ = strconv.Atoi(m[1])
 		}
 		if !instruction.MatchString(line) {
 			last = line
@@ -113,7 +195,7 @@ func newRejection(ve *ebpf.VerifierError) *Rejection {
 	if r.Reason == "" {
 		r.Reason = ve.Cause.Error()
 	}
-	return r
+	return r, insn
 }
 
 // readAt reads what stands under At:.

@@ -3,6 +3,7 @@
 package loader
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -71,10 +72,19 @@ processed 12 insns (limit 1000000)`,
 		{"nothing", "", "permission denied", "", "", ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			r := newRejection(&ebpf.VerifierError{Cause: unix.EACCES, Log: strings.Split(tc.log, "\n")})
+			r := newRejection(&ebpf.VerifierError{Cause: unix.EACCES, Log: strings.Split(tc.log, "\n")}, nil)
 			if r.Reason != tc.reason || r.Handler != tc.handler || r.Place != tc.place || r.Source != tc.source {
 				t.Errorf("reason %q, handler %q, place %q, source %q", r.Reason, r.Handler, r.Place, r.Source)
 			}
 		})
+	}
+}
+
+// At its limit of pending branches, Linux 6.18 says what it says of bad pointers.
+func TestVerifierThatGivesUp(t *testing.T) {
+	for err, want := range map[error]bool{unix.E2BIG: true, fmt.Errorf("load program: %w (hit verifier bug)", unix.EFAULT): true, unix.EINVAL: false} {
+		if outOfBounds(err) != want {
+			t.Errorf("%v: want %v", err, want)
+		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/xspin/xspin/bpf"
 	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/loader"
 	"github.com/xspin/xspin/spin"
 )
 
@@ -24,9 +25,10 @@ var (
 // A Context is an execution context that was installed. Its methods are safe
 // for concurrent use.
 type Context struct {
-	n    *NIC
-	spec ContextSpec // as completed, and nobody's to change after Install
-	tier tier
+	n      *NIC
+	spec   ContextSpec      // as completed, and nobody's to change after Install
+	loaded *loader.Handlers // in the kernel, nil for handlers in Go
+	tier   tier
 
 	// What it has of the program, from Install until its last packet is back.
 	id      uint16

@@ -25,7 +25,7 @@ type hpuTier struct {
 func (n *NIC) newTier(c *Context) (tier, error) {
 	s := &c.spec
 	if s.Kernel != nil {
-		return &kernelTier{n: n, id: c.id, spec: s}, nil
+		return &kernelTier{n: n, id: c.id, spec: s, handlers: c.loaded}, nil
 	}
 	ctx := hpu.NewContext(c.id, s.Name, s.Handlers, c.buckets)
 	if s.Format.Ends() {

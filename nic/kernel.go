@@ -3,6 +3,7 @@
 package nic
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -147,45 +148,42 @@ const faultLook = time.Second
 // nothing of theirs comes to user space but counters. A packet is handled when the
 // program has run, so nothing is ever on its way.
 type kernelTier struct {
-	n    *NIC
-	id   uint16
-	spec *ContextSpec
+	n        *NIC
+	id       uint16
+	spec     *ContextSpec
+	handlers *loader.Handlers
 
-	handlers *loader.Handlers // from load on
-	stopped  chan struct{}    // closed by stop
+	stopped chan struct{} // closed by stop
 
 	mu    sync.Mutex // guards what follows
 	ended bool
 	told  []uint64 // by CPU: failures that events have told of
 }
 
+// A loadFunc loads an object as Object.Load does.
 type loadFunc func(*Object, loader.HandlersConfig) (*loader.Handlers, error)
 
-// load shows the object to the kernel, which may take seconds to refuse it.
-func (t *kernelTier) load() (err error) {
-	cfg := loader.HandlersConfig{
-		Format: t.spec.Format, EOM: t.spec.eom(), Parameters: t.spec.Kernel.Parameters,
-	}
-	if w := t.spec.Resources.Memory; w != nil {
+// loadKernel shows a context's object to the kernel.
+func (n *NIC) loadKernel(s *ContextSpec) (*loader.Handlers, error) {
+	k, cfg := s.Kernel, loader.HandlersConfig{Format: s.Format, EOM: s.eom(), Parameters: s.Kernel.Parameters}
+	shared, each := k.Object.UsesMemory()
+	if w := s.Resources.Memory; w != nil {
 		mem, _ := w.Memory()
 		cfg.Memory, cfg.MemorySize = mem.Map(), w.Size()
+	} else if shared {
+		return nil, errors.New("its handlers call xspin_memory(), and there is no memory")
 	}
-	if w := t.spec.Resources.PerHPU; w != nil {
+	if w := s.Resources.PerHPU; w != nil {
 		cpus, err := KernelHPUs()
 		if err != nil {
-			return err
+			return nil, err
 		}
 		mem, _ := w.Memory()
 		cfg.HPUMemory, cfg.HPUMemorySize = mem.Map(), w.Size()/int64(cpus)
+	} else if each {
+		return nil, errors.New("its handlers call xspin_hpu_memory(), and there is no memory of each HPU")
 	}
-	t.handlers, err = t.n.load(t.spec.Kernel.Object, cfg)
-	return err
-}
-
-func (t *kernelTier) unload() {
-	if t.handlers != nil {
-		_ = t.handlers.Close()
-	}
+	return n.load(k.Object, cfg)
 }
 
 func (t *kernelTier) install() error {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/xspin/xspin/bpf"
+	"github.com/xspin/xspin/loader"
 )
 
 // removeTime is how long Remove waits for packets that are on their way.
@@ -25,6 +26,18 @@ func (n *NIC) Install(spec ContextSpec) (_ *Context, err error) {
 	if spec, err = spec.Resolve(n.cfg.HPUs); err != nil {
 		return nil, err
 	}
+	var loaded *loader.Handlers
+	if spec.Kernel != nil {
+		// Without the lock: a verifier takes seconds for some objects, and may crash.
+		if loaded, err = n.loadKernel(&spec); err != nil {
+			return nil, err
+		}
+		defer func() {
+			if err != nil {
+				_ = loaded.Close()
+			}
+		}()
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.closed {
@@ -35,7 +48,7 @@ func (n *NIC) Install(spec ContextSpec) (_ *Context, err error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Context{n: n, spec: spec, id: id, rules: rules{numbers: spec.Numbers}}
+	c := &Context{n: n, spec: spec, id: id, loaded: loaded, rules: rules{numbers: spec.Numbers}}
 	if spec.Policy != ByPacket && !spec.HostActivated {
 		if c.buckets, err = n.buckets.take(min(pow2(spec.Messages), bpf.MaxBuckets)); err != nil {
 			return nil, err
@@ -48,19 +61,6 @@ func (n *NIC) Install(spec ContextSpec) (_ *Context, err error) {
 	}
 	if c.tier, err = n.serve(c); err != nil {
 		return nil, err
-	}
-	if t, ok := c.tier.(loadable); ok {
-		defer func() {
-			if err != nil {
-				t.unload()
-			}
-		}()
-		if err := n.unlocked(id, t.load); err != nil {
-			return nil, err
-		}
-		if n.closed {
-			return nil, ErrClosed
-		}
 	}
 	prog, err := n.ingress.Stats()
 	if err != nil {
@@ -96,22 +96,10 @@ func (n *NIC) Install(spec ContextSpec) (_ *Context, err error) {
 	return c, nil
 }
 
-// unlocked runs what may take long without the NIC's lock, which the caller has. Nobody
-// gets the number meanwhile. Close does not wait for it.
-func (n *NIC) unlocked(id uint16, f func() error) error {
-	n.loading[id] = true
-	n.mu.Unlock()
-	defer func() {
-		n.mu.Lock()
-		delete(n.loading, id)
-	}()
-	return f()
-}
-
 // freeID returns a context id of which nothing is on its way any more.
 func (n *NIC) freeID() (uint16, error) {
 	for id := range uint16(bpf.MaxContexts) {
-		if n.contexts[id] == nil && n.retired[id] == nil && !n.loading[id] {
+		if n.contexts[id] == nil && n.retired[id] == nil {
 			return id, nil
 		}
 	}

@@ -113,7 +113,6 @@ type NIC struct {
 	// life
 	closed   bool
 	contexts map[uint16]*Context
-	loading  map[uint16]bool     // numbers of contexts that are being made without the lock
 	retired  map[uint16]*Context // removed, with buffers still out
 	buckets  bucketRanges
 	places   map[*Context]bool // cleared, with credit that is reserved
@@ -148,7 +147,6 @@ func Open(cfg Config) (_ *NIC, err error) {
 		cfg:      cfg,
 		iface:    iface,
 		contexts: map[uint16]*Context{},
-		loading:  map[uint16]bool{},
 		retired:  map[uint16]*Context{},
 		buckets:  newBucketRanges(),
 		places:   map[*Context]bool{},

@@ -44,12 +44,6 @@ type tier interface {
 
 // What a tier may have in addition.
 type (
-	// What takes its time and needs nothing of the NIC but the context's number: load comes
-	// before install, without the NIC's lock. If either fails, unload leaves nothing of it.
-	loadable interface {
-		load() error
-		unload()
-	}
 	triggerable interface{ trigger(hpu.Trigger) error }
 	tappable    interface{ SetTap(hpu.Tap) }
 	perCPU      interface{ Packets() []uint64 } // handled, by CPU that received them
