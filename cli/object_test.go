@@ -4,6 +4,7 @@ package cli
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"io"
@@ -18,6 +19,7 @@ import (
 	"github.com/xspin/xspin/internal/pcapng"
 	"github.com/xspin/xspin/loader/objecttest"
 	"github.com/xspin/xspin/netns/netnstest"
+	"github.com/xspin/xspin/packet"
 )
 
 // object runs `xspin object` with arguments.
@@ -270,23 +272,26 @@ func TestKernelHandlersOfTheDocuments(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	files := block.FindAllStringSubmatch(string(doc), -1)
-	if len(files) != 1 || files[0][1] != "lengths.bpf.c" {
+	files := map[string]string{}
+	for _, m := range block.FindAllStringSubmatch(string(doc), -1) {
+		files[m[1]] = writeFile(t, m[1], objecttest.Compile(t, m[2]))
+	}
+	if len(files) != 2 || files["lengths.bpf.c"] == "" || files["stamp.bpf.c"] == "" {
 		t.Fatalf("files of the page: %q", files)
 	}
-	file := writeFile(t, "lengths.bpf.o", objecttest.Compile(t, files[0][2]))
 	trace := writeFile(t, "trace.pcap", pcapFile(1, frameOf{udpFrame(7, 'h', 'i'), 44}))
 	var out bytes.Buffer
-	if err := xspin(t.Context(), nil, &out, io.Discard, "object", "check", file, "-r", trace, "--param", "width=1"); err != nil || !strings.Contains(out.String(), "stack      Success") {
+	if err := xspin(t.Context(), nil, &out, io.Discard, "object", "check", files["lengths.bpf.c"], "-r", trace, "--param", "width=1"); err != nil || !strings.Contains(out.String(), "stack      Success") {
 		t.Errorf("%s%v", out.String(), err)
 	}
+	checkStamps(t, files["stamp.bpf.c"])
 	header, err := os.ReadFile("../bpf/include/xspin_handler.h")
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, calls, _ := strings.Cut(string(header), "what handlers call")
 	calls, _, _ = strings.Cut(calls, "the engine")
-	internal := regexp.MustCompile(`^xspin_(this_cpu|at|fold|update|answerable|swap)$`)
+	internal := regexp.MustCompile(`^xspin_(this_cpu|at|answerable|swap)$`)
 	found := 0
 	for _, m := range regexp.MustCompile(`(?m)^static __always_inline [^(]*?(\w+)\(`).FindAllStringSubmatch(calls, -1) {
 		if internal.MatchString(m[1]) {
@@ -297,7 +302,103 @@ func TestKernelHandlersOfTheDocuments(t *testing.T) {
 			t.Errorf("the page lacks %s", m[1])
 		}
 	}
-	if found < 11 {
+	if found < 13 {
 		t.Errorf("%d functions in the header", found)
+	}
+}
+
+// checkStamps has the handler of the page change datagrams with and without a checksum.
+func checkStamps(t *testing.T, file string) {
+	t.Helper()
+	var frames []frameOf
+	for _, payload := range []string{"12345678", "123456789", "\x00\x00\x00\x00\x00\x00\x00\x00", "without a checksum", "a longer one, of no even length"} {
+		f := udpFrame(7, []byte(payload)...)
+		h := packet.Parse(f, len(f))
+		if payload != "without a checksum" {
+			sum, ok := h.UDPChecksum()
+			if !ok {
+				t.Fatal("no checksum")
+			}
+			h.UDP.SetChecksum(sum)
+		}
+		frames = append(frames, frameOf{f, len(f)})
+	}
+	short := udpFrame(7, 'h', 'i')
+	frames = append(frames, frameOf{short, len(short)})
+	to := filepath.Join(t.TempDir(), "after.pcapng")
+	if out, _, err := object(t, "check", file, "-r", writeFile(t, "trace.pcap", pcapFile(1, frames...)), "-w", to); err != nil || !strings.Contains(out, "6 frames: 5 send, 0 drop, 1 stack") {
+		t.Fatalf("%s%v", out, err)
+	}
+	f, err := os.Open(to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	c, err := pcapng.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, asked := range frames[:5] {
+		var answer pcapng.Frame
+		if err := c.Next(&answer); err != nil {
+			t.Fatal(err)
+		}
+		was, h := packet.Parse(asked.data, len(asked.data)), packet.Parse(answer.Data, len(answer.Data))
+		if !h.UDPChecksumValid() || (h.UDP.Checksum() == 0) != (was.UDP.Checksum() == 0) {
+			t.Errorf("checksum %#04x of\n%x", h.UDP.Checksum(), answer.Data)
+		}
+		// Little-endian ns since the machine has started.
+		if at := binary.LittleEndian.Uint64(answer.Data[42:]); at == 0 || at > 1<<56 || !bytes.Equal(answer.Data[50:], asked.data[50:]) {
+			t.Errorf("time %d in\n%x", at, answer.Data)
+		}
+	}
+}
+
+// What the page says of the verifier's words: each is what this handler is refused with, and
+// what is to be written instead is accepted.
+func TestVerifiersWordsOfTheDocuments(t *testing.T) {
+	netnstest.NeedRoot(t)
+	doc, err := os.ReadFile("../docs/kernel-handlers.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(doc), "| the error says | write |\n")
+	table, _, _ = strings.Cut(table, "\n\n")
+	const array = "__u8 b[16] = {}, i = 0; __u32 n = her->payload_len; if (xspin_load(ctx, 0, b, 16) || xspin_load(ctx, 20, &i, 1)) return XSPIN_DROP; "
+	const frame = "__u8 *p = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end; "
+	for _, tc := range []struct{ says, bad, good string }{
+		{"map_value_or_null", "__u64 *n = xspin_memory(0, 8); *n += 1; return 0;", "__u64 *n = xspin_memory(0, 8); if (!n) return XSPIN_SEGV; *n += 1; return 0;"},
+		{"offset is outside of the packet", frame + "p += her->payload; return p + 4 <= end ? p[3] : 0;", frame + "p += her->payload & 127; return p + 4 <= end ? p[3] : 0;"},
+		{"variable-offset read from stack", array + "return b[i] + n;", array + "return b[i & 15] + n;"},
+		{"invalid zero-sized read", array + "if (n > sizeof(b)) return XSPIN_DROP; return xspin_load(ctx, 14, b, n) + b[i & 15];",
+			array + "if (n < 1 || n > sizeof(b)) return XSPIN_DROP; return xspin_load(ctx, 14, b, n) + b[i & 15];"},
+		{"unbounded memory access", array + "if (n < 1) return XSPIN_DROP; return xspin_load(ctx, 14, b, n) + b[i & 15];", ""},
+		{"bitwise operator &= on pointer", "__u8 *p = xspin_memory(0, 64); if (!p) return XSPIN_SEGV; return *(__u8 *)((long)(p + 9) & ~7L);",
+			"__u8 *p = xspin_memory(0, 64); if (!p) return XSPIN_SEGV; return p[her->len & 56];"},
+		{"it may loop without end", "while (bpf_get_prandom_u32()) xspin_count(0, 1); return 0;", "for (__u32 i = 0; i < 64 && i < her->len; i++) if (!bpf_get_prandom_u32()) break; return 0;"},
+		{"combined stack size of 2 calls", "__u8 b[400]; if (xspin_load(ctx, 0, b, 400)) return XSPIN_DROP; for (int i = 0; i < 400; i += 8) xspin_count(i & 7, b[i]); return 0;",
+			"__u8 b[176]; if (xspin_load(ctx, 0, b, 176)) return XSPIN_DROP; for (int i = 0; i < 176; i += 8) xspin_count(i & 7, b[i]); return 0;"},
+	} {
+		check := func(body string) error {
+			o := objecttest.Compile(t, "#include \"xspin_handler.h\"\nXSPIN_PAYLOAD { (void)her; "+body+" }\nXSPIN_CONTEXT(PAYLOAD);\nXSPIN_LICENSE(\"GPL\");\n")
+			_, _, err := object(t, "check", writeFile(t, "mine.o", o))
+			return err
+		}
+		if !strings.Contains(table, "`"+tc.says+"`") {
+			t.Errorf("the page lacks %s", tc.says)
+		}
+		// Linux 7 has other words for some.
+		if err := check(tc.bad); err == nil || strings.Contains(err.Error(), "(Linux 6.") && !strings.Contains(err.Error(), tc.says) {
+			t.Errorf("%s: %v", tc.says, err)
+		}
+		if tc.good == "" {
+			continue
+		}
+		if err := check(tc.good); err != nil {
+			t.Errorf("instead of %s: %v", tc.says, err)
+		}
+	}
+	if rows := strings.Count(table, "\n| "); rows != 8 {
+		t.Errorf("the table has %d rows", rows)
 	}
 }
