@@ -38,10 +38,10 @@ rest is for root and the daemon's admins.`,
 		Args: cobra.NoArgs,
 	}
 	ctx.AddCommand(newCtxLsCmd(), newCtxShowCmd(), newCtxInstallCmd(),
-		newCtxDoCmd("activate", "Arm the rulesets of contexts", `Arm the rulesets of contexts. A context that was stopped, because a handler ran past
+		newCtxDoCmd("activate", "", "Arm the rulesets of contexts", `Arm the rulesets of contexts. A context that was stopped, because a handler ran past
 its time limit, or has failed, starts over first: with zeroed memory and new windows.`, (*control.Client).Activate),
-		newCtxDoCmd("deactivate", "Disarm the rulesets of contexts, which stay installed", "", (*control.Client).Deactivate),
-		newCtxDoCmd("rm", "Remove contexts: their messages end, their applications are detached", "", (*control.Client).Remove),
+		newCtxDoCmd("deactivate", "", "Disarm the rulesets of contexts, which stay installed", "", (*control.Client).Deactivate),
+		newCtxDoCmd("rm", "removed", "Remove contexts: their messages end, their applications are detached", "", (*control.Client).Remove),
 		newCtxTriggerCmd(), newCtxReloadCmd())
 	return ctx
 }
@@ -334,8 +334,8 @@ func params(p map[string]any) string {
 // contextFlags describe a context without a file.
 type contextFlags struct {
 	control.Context
-	object string
-	params []string
+	object, memory, hpuMemory string
+	params                    []string
 }
 
 func newCtxInstallCmd() *cobra.Command {
@@ -368,6 +368,8 @@ or those of an object file: docs/kernel-handlers.md.`,
 	cmd.Flags().StringVar(&f.Rulesets, "rulesets", "", "rulesets in text form, see xspin rules; defaults to the handlers'")
 	cmd.Flags().StringVar(&f.Format, "format", "", "message format; defaults to the rulesets'")
 	cmd.Flags().StringArrayVar(&f.params, "param", nil, "set a parameter of the handlers, NAME=VALUE (repeatable)")
+	cmd.Flags().StringVar(&f.memory, "memory", "", "HPU memory that all HPUs share, such as 64KiB (default: what the handlers need)")
+	cmd.Flags().StringVar(&f.hpuMemory, "hpu-memory", "", "HPU memory of each HPU, such as 4KiB (default: what the handlers need)")
 	dial := socketFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		doc, locate, err := contextToInstall(cmd, args, &f)
@@ -381,6 +383,9 @@ or those of an object file: docs/kernel-handlers.md.`,
 		x, err := c.Install(cmd.Context(), doc)
 		if err != nil {
 			return fmt.Errorf("ctx install: %s", ownLines(locate(err)))
+		}
+		for _, w := range x.Warnings {
+			fmt.Fprintf(cmd.ErrOrStderr(), "warning: %s\n", w)
 		}
 		_, err = fmt.Fprintf(cmd.OutOrStdout(), "context %d, %s: %s\n", x.ID, x.Name, x.State)
 		return err
@@ -427,6 +432,19 @@ func contextToInstall(cmd *cobra.Command, args []string, f *contextFlags) (doc *
 		}
 		f.Params[name] = v
 	}
+	for _, m := range []struct {
+		name, text string
+		into       *control.Size
+	}{{"memory", f.memory, &f.Memory}, {"hpu-memory", f.hpuMemory, &f.HPUMemory}} {
+		if m.text == "" {
+			continue
+		}
+		n, err := memoryFlag(m.name, m.text)
+		if err != nil {
+			return nil, nil, err
+		}
+		*m.into = control.Size(n)
+	}
 	if f.object != "" {
 		if f.Object, err = daemon.ReadObject(f.object); err != nil {
 			return nil, nil, err
@@ -459,8 +477,9 @@ func readAll(cmd *cobra.Command, path string) ([]byte, error) {
 	return b, err
 }
 
-// newCtxDoCmd returns a command that does the same with each of several contexts.
-func newCtxDoCmd(verb, short, long string, do func(*control.Client, context.Context, string) error) *cobra.Command {
+// newCtxDoCmd returns a command that does the same with each of several contexts, and says
+// what is done unless that is "".
+func newCtxDoCmd(verb, done, short, long string, do func(*control.Client, context.Context, string) error) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     verb + " NAME...",
 		Short:   short,
@@ -478,6 +497,8 @@ func newCtxDoCmd(verb, short, long string, do func(*control.Client, context.Cont
 		for _, name := range args {
 			if err := do(c, cmd.Context(), name); err != nil {
 				errs = append(errs, fmt.Errorf("ctx %s: %w", verb, err))
+			} else if done != "" {
+				fmt.Fprintf(cmd.OutOrStdout(), "context %s %s\n", name, done)
 			}
 		}
 		return errors.Join(errs...)

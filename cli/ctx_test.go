@@ -131,6 +131,9 @@ func TestCtxTellsAndAsks(t *testing.T) {
 		{"install by flags", "ctx install --name ping --tier kernel --handler echo-udp --param port=7 --param to=stack --interface eth1", "", []string{
 			`POST /v1/contexts {"name":"ping","interface":"eth1","tier":"kernel","handler":"echo-udp","params":{"port":7,"to":"stack"}}`,
 		}, []string{"context 3, inbox: active"}},
+		{"install with memory", "ctx install --name mine --handler count --memory 64KiB --hpu-memory 24", "", []string{
+			`POST /v1/contexts {"name":"mine","handler":"count","memory":"64KiB","hpu_memory":24}`,
+		}, []string{"context 3, inbox: active"}},
 		{"install an object", "ctx install --name mine --object " + object + " --rulesets mine:udp(7)", "", []string{
 			`POST /v1/contexts {"name":"mine","rulesets":"mine:udp(7)","tier":"kernel","handler":"","object":{"name":"` + object + `","code":"Ynl0ZXM="}}`,
 		}, []string{"context 3, inbox: active"}},
@@ -139,7 +142,7 @@ func TestCtxTellsAndAsks(t *testing.T) {
 		}, []string{"context 3, inbox: active"}},
 		{"activate", "ctx activate a b", "", []string{"POST /v1/contexts/a/activate", "POST /v1/contexts/b/activate"}, nil},
 		{"deactivate", "ctx deactivate a", "", []string{"POST /v1/contexts/a/deactivate"}, nil},
-		{"rm", "ctx rm a", "", []string{"DELETE /v1/contexts/a"}, nil},
+		{"rm", "ctx rm a", "", []string{"DELETE /v1/contexts/a"}, []string{"context a removed"}},
 		{"trigger", "ctx trigger a --words 9500,0x10 --window out --offset 4KiB --length 100 --slice 50", "", []string{
 			`POST /v1/contexts/a/trigger {"words":[9500,16,0,0],"window":"out","offset":4096,"length":100,"slice":50}`,
 		}, nil},

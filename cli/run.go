@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -96,7 +97,11 @@ the daemon, after open messages.`,
 				for _, w := range cfg.Warnings() {
 					fmt.Fprintf(cmd.ErrOrStderr(), "warning: %s\n", w)
 				}
-				_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s: %s, %s\n", file, count(len(cfg.Interfaces), "interface"), count(len(cfg.Contexts), "context"))
+				note := ""
+				if slices.ContainsFunc(cfg.Contexts, func(c control.Context) bool { return c.Object != nil }) {
+					note = "; no object was loaded: `xspin object check` asks the kernel's verifier"
+				}
+				_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s: %s, %s%s\n", file, count(len(cfg.Interfaces), "interface"), count(len(cfg.Contexts), "context"), note)
 				return err
 			}
 			return runDaemon(cmd, file, page, cfg)

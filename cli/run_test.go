@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/xspin/xspin/bpf"
 	"github.com/xspin/xspin/control"
 	"github.com/xspin/xspin/daemon"
 	"github.com/xspin/xspin/netns"
@@ -66,6 +67,10 @@ func TestRunChecks(t *testing.T) {
 	root.SetArgs([]string{"run", "--check", shadowed})
 	if err := root.Execute(); err != nil || !strings.HasPrefix(warnings.String(), "warning: contexts[1]: ") || !strings.Contains(warnings.String(), "is shadowed by") {
 		t.Errorf("%q, %v", warnings.String(), err)
+	}
+	inKernel := writeFile(t, "kernel.yaml", []byte("kernel: administrators\ninterfaces: [{name: eth1}]\ncontexts:\n- {name: a, tier: kernel, object: "+writeFile(t, "a.o", bpf.Handlers["noop"])+", rulesets: 'a: udp(7)'}\n"))
+	if out, err := runCheck(t, inKernel, "--check"); err != nil || out != inKernel+": 1 interface, 1 context; no object was loaded: `xspin object check` asks the kernel's verifier\n" {
+		t.Errorf("%q, %v", out, err)
 	}
 	for args, want := range map[string]string{
 		"/nonexistent.yaml": "no such file",
@@ -229,6 +234,13 @@ func TestRunReloadsAndEnds(t *testing.T) {
 	s := &standIn{socket: d.socket}
 	if out, err := s.run("{name: drop, handler: count, params: {to: drop}, rulesets: 'd: udp(9)'}", "ctx", "install", "-"); err != nil || !strings.Contains(out, "drop: active") {
 		t.Fatalf("%q, %v", out, err)
+	}
+	var said, warned bytes.Buffer
+	if err := xspin(t.Context(), strings.NewReader("{name: late, handler: count, rulesets: 'd: udp(9)'}"), &said, &warned, "ctx", "install", "-", "--socket", d.socket); err != nil || !strings.HasPrefix(warned.String(), `warning: context "late": ruleset d is shadowed by the same one of context "drop"`) {
+		t.Errorf("%s%s%v", &said, &warned, err)
+	}
+	if out, err := s.run("", "ctx", "rm", "late"); err != nil || out != "context late removed\n" {
+		t.Errorf("%q, %v", out, err)
 	}
 	if out, err := s.run("", "rules", "ls"); err != nil || !strings.Contains(out, "d: ") || strings.Count(out, "\n") != 4 {
 		t.Errorf("%v\n%s", err, out)

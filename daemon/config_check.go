@@ -378,7 +378,8 @@ func checkContext(c *checker, path string, doc *control.Context, env *surroundin
 	case doc.Tier != "" && doc.Tier != tierUser:
 		c.fail(at("tier"), "%q: want user or kernel", doc.Tier)
 	case doc.Object != nil:
-		c.fail(at("object"), "handlers in eBPF are of tier kernel: add \"tier: kernel\"")
+		c.fail(at("object"), "needs tier: kernel, since its handlers are in eBPF")
+		return nil // or the handlers in Go are found missing
 	}
 
 	b.checkWindows(c, at, env)

@@ -241,7 +241,7 @@ func (h *managedContext) install() error {
 	ctx, err := h.device.nic.Install(spec)
 	if err != nil {
 		has.drop()
-		return kindError{errBusy, err}
+		return kindError{errBusy, cause(err)}
 	}
 	spec.Place = nil
 	h.mu.Lock()
@@ -255,6 +255,9 @@ func (h *managedContext) install() error {
 	h.state, h.why, h.since, h.starved = installed, "", time.Now(), false
 	return nil
 }
+
+// cause is an error of the NIC's without what it begins with: which context it is about.
+func cause(err error) error { return cmp.Or(errors.Unwrap(err), err) }
 
 // makeHandlers makes the context's set, if there is memory for all that the context needs.
 func (h *managedContext) makeHandlers(b *contextPlan) (*handlers.Set, error) {
@@ -284,7 +287,7 @@ func (h *managedContext) arm() error {
 		return err
 	}
 	if err := h.device.nic.Activate(h.ctx); err != nil {
-		return kindError{errBusy, err}
+		return kindError{errBusy, cause(err)}
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -579,8 +582,12 @@ func (d *Daemon) install(doc *control.Context) (*control.ContextInfo, error) {
 	if _, err := d.add(b, false, numbers); err != nil {
 		return nil, err
 	}
-	d.warn(doc.Name)
-	return d.info(doc.Name)
+	told := d.warn(doc.Name)
+	i, err := d.info(doc.Name)
+	if err == nil {
+		i.Warnings = told
+	}
+	return i, err
 }
 
 // check checks a context against the configuration in force.

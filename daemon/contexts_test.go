@@ -902,8 +902,11 @@ func TestInstallAndRemove(t *testing.T) {
 	_, err = f.install(&control.Context{Name: "x", Handler: "echo-udp", Windows: []control.Window{{Name: "w", Size: 5 << 20}}})
 	fails(t, "window", err, errInvalid, "windows[0].size: a window of 5MiB is larger than the limit of 4MiB: raise limits.window")
 	_, err = f.install(&control.Context{Name: "x", Handler: "test-init", Params: map[string]any{"fail": true}, Rulesets: "a: udp(9)"})
-	fails(t, "init", err, errBusy, `context "x": activate context "x"`)
+	fails(t, "init", err, errBusy, `context "x": `)
 	fails(t, "init", err, errBusy, "not today")
+	if strings.Count(err.Error(), `"x"`) != 1 {
+		t.Errorf("%v: want the context named once", err)
+	}
 	if _, err := f.info("x"); !errors.Is(err, errNotFound) {
 		t.Errorf("something is left of a context that was not installed: %v", err)
 	}

@@ -265,7 +265,7 @@ func (cfg *Config) Warnings() (all []string) {
 }
 
 // warn tells of shadows that a context has got, or throws, when it was installed.
-func (d *Daemon) warn(name string) {
+func (d *Daemon) warn(name string) (told []string) {
 	var contexts []ruled
 	for _, h := range d.all() {
 		contexts = append(contexts, ruled{h.name, h.device.key, h.contextPlan().spec.Rulesets, h.numbersNow()})
@@ -273,6 +273,8 @@ func (d *Daemon) warn(name string) {
 	for _, s := range shadows(contexts) {
 		if s.name == name || s.by == name {
 			d.logger.Warn(s.String(), "context", s.name)
+			told = append(told, fmt.Sprintf("context %q: %v", s.name, s))
 		}
 	}
+	return told
 }

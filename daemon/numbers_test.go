@@ -204,8 +204,11 @@ func TestShadowsAreTold(t *testing.T) {
 		t.Errorf("with the number 9: %q", got)
 	}
 	f := launch(t, text)
-	_, err := f.install(&control.Context{Name: "late", Handler: "echo-udp", Params: map[string]any{"port": 8}})
+	i, err := f.install(&control.Context{Name: "late", Handler: "echo-udp", Params: map[string]any{"port": 8}})
 	must(t, err)
+	if want := `context "late": ruleset udp-8 is shadowed by the same one of context "b": it gets packets only while that is not active`; len(i.Warnings) != 1 || i.Warnings[0] != want {
+		t.Errorf("warnings %q, want %q", i.Warnings, want)
+	}
 	for _, want := range []string{"contexts[2]: ruleset mine is shadowed", `shadowed by the same one of context \"b\"`, "context=late"} {
 		if !strings.Contains(f.logs.String(), want) {
 			t.Errorf("the log does not say %s", want)

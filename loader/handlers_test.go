@@ -364,8 +364,9 @@ func TestCodesAndActions(t *testing.T) {
 		{"nothing is asked for", 0, 0, 0, none, ActionDrop, spin.Success, "", "hpc"},
 		{"send", 0, 0, 0, 1, ActionSend, spin.Success, "", "hpc"},
 		{"stack", 0, 0, 0, 2, ActionToStack, spin.Success, "", "hpc"},
-		{"an action that is none", 0, 0, 0, 4, ActionDrop, spin.Success, "", "hpc"},
-		{"aborted is none either", 0, 0, 0, 200, ActionDrop, spin.Success, "", "hpc"},
+		{"an action that is none", 0, 0, 0, 4, ActionDrop, spin.Fail, "completion", "hpc"},
+		{"another", 0, 0, 0, 200, ActionDrop, spin.Fail, "completion", "hpc"},
+		{"none, and a drop", 0, 1, 0, 4, ActionDrop, spin.Fail, "completion", "hpc"},
 		{"header drops, the payload handler does not run", 1, 0, 0, 1, ActionSend, spin.Drop, "", "hc"},
 		{"payload drops, and what was asked for holds", 0, 1, 0, 1, ActionSend, spin.Drop, "", "hpc"},
 		{"completion drops", 0, 0, 1, 2, ActionToStack, spin.Drop, "", "hpc"},
@@ -954,4 +955,18 @@ func fds(t *testing.T) int {
 		t.Fatal(err)
 	}
 	return len(all)
+}
+
+// An action that is none of the three is told of the last handler that ran.
+func TestActionsThatAreNone(t *testing.T) {
+	for source, failed := range map[string]string{
+		"XSPIN_PAYLOAD { her->action = 0; return XSPIN_SUCCESS; }\nXSPIN_CONTEXT(PAYLOAD);\n":                                                           "payload",
+		"XSPIN_HEADER { her->action = 4; return XSPIN_DROP; }\nXSPIN_PAYLOAD { return XSPIN_SUCCESS; }\nXSPIN_CONTEXT(HEADER | PAYLOAD);\n":             "header",
+		"XSPIN_PAYLOAD { her->action = -1; return XSPIN_SUCCESS; }\nXSPIN_COMPLETION { return XSPIN_SUCCESS; }\nXSPIN_CONTEXT(PAYLOAD | COMPLETION);\n": "completion",
+	} {
+		h := load(t, object(t, include+source+licence), HandlersConfig{})
+		if v := run(t, h, make([]byte, 64)); v.Action != ActionDrop || v.Failed != failed || v.Code != spin.Fail {
+			t.Errorf("%s: %+v, want a failure of %s", source, v, failed)
+		}
+	}
 }

@@ -48,7 +48,8 @@ struct xspin_her {
 	__u32 flags;	   /* xspin_flags */
 	__u32 hpu;	   /* which this is: the CPU's number */
 	__u32 hpus;	   /* how many there may be */
-	__u32 action;	   /* what becomes of the frame: XDP_DROP, until a function asks for more */
+	__u32 action;	   /* what becomes of the frame: XDP_DROP, until a function asks for more.
+			      Set by hand to anything but XDP_DROP, XDP_TX and XDP_PASS: fails */
 };
 
 /* --- what the loader sets before a life of the context: constants for the verifier,
@@ -598,16 +599,24 @@ static __always_inline int xspin_run(struct xdp_md *ctx, const __u32 has)
 	}
 	if (start)
 		xspin_took(cpu, bpf_ktime_get_ns() - start);
-	if (header | payload | completion)
-		cpu->dropped++;
 
 	switch (her.action) {
 	case XDP_TX:
 		cpu->sent++;
-		return XDP_TX;
+		break;
 	case XDP_PASS:
 		cpu->to_stack++;
-		return XDP_PASS;
+		break;
+	case XDP_DROP:
+		break;
+	default: /* set by a handler's own hand: told as a failure of the last one that ran */
+		if (has & XSPIN_HAS_COMPLETION && whole)
+			return xspin_failed(cpu, XSPIN_HAS_COMPLETION, XSPIN_FAIL);
+		if (has & XSPIN_HAS_PAYLOAD && header == XSPIN_SUCCESS)
+			return xspin_failed(cpu, XSPIN_HAS_PAYLOAD, XSPIN_FAIL);
+		return xspin_failed(cpu, XSPIN_HAS_HEADER, XSPIN_FAIL);
 	}
-	return XDP_DROP;
+	if (header | payload | completion)
+		cpu->dropped++;
+	return her.action;
 }
