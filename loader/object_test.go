@@ -244,6 +244,7 @@ func TestRejections(t *testing.T) {
 		{"a loop without end", around("", "\tfor (;;)\n\t\t;\n\treturn XSPIN_SUCCESS;"), 5, "xspin_payload", "it may loop without end", ""},
 		{"another", around("", "\twhile (her->len)\n\t\txspin_now();\n\treturn XSPIN_SUCCESS;"), 5, "xspin_payload", "it may loop without end", ""},
 		{"memory without a check", around("", "\t__u64 *n = xspin_memory(8 * (her->len & 7), 8);\n\n\t*n += 1;\n\treturn XSPIN_SUCCESS;"), 5, "xspin_payload", "", "with null"},
+		{"memory without a check, and a parameter", around("const volatile __u32 width = 128;", "\t__u64 *n = xspin_memory(8, 8);\n\n\t*n += width;\n\treturn xspin_to_stack(her);"), 7, "xspin_payload", "", "with null"},
 		{"memory of a HPU without a check", around("", "\t__u64 *n = xspin_hpu_memory(her, 8, 8);\n\n\treturn *n == 5;"), 7, "xspin_payload", "", "with null"},
 		{"memory without a check, counted", around("", "\t__u64 *n = xspin_memory(8, 8);\n\n\t__sync_fetch_and_add(n, 1);\n\treturn XSPIN_SUCCESS;"), 7, "xspin_payload", "", "with null"},
 		{"a length that may be 0", around("", "\t__u8 b[64];\n\t__u32 n = her->payload_len;\n\n\tif (n > 64)\n\t\tn = 64;\n\tif (xspin_load(ctx, her->payload, b, n))\n\t\treturn XSPIN_DROP;\n\treturn b[0] == 1;"), 10, "xspin_payload", "", "n must be at least 1 for the verifier"},

@@ -92,7 +92,7 @@ func outOfBounds(err error) bool { return errors.Is(err, unix.E2BIG) || errors.I
 // those that were loaded.
 func newRejection(ve *ebpf.VerifierError, insns asm.Instructions) *Rejection {
 	r, last := readLog(ve)
-	if isHeader(r.Place) {
+	if isNobodys(r.Place, r.Source) {
 		if place, source := usersLine(insns, r.Handler, last); place != "" {
 			r.Place, r.Source = place, source
 		}
@@ -109,8 +109,13 @@ func newRejection(ve *ebpf.VerifierError, insns asm.Instructions) *Rejection {
 	return r
 }
 
-// isHeader tells whether a place is in the header, whose functions are inlined.
-func isHeader(place string) bool { return strings.HasPrefix(place, "xspin_handler.h:") }
+// isNobodys tells whether a line is none of a handler's body: one of the header, whose
+// functions are inlined, or the one that begins the handler.
+func isNobodys(place, source string) bool {
+	return strings.HasPrefix(place, "xspin_handler.h:") || begins.MatchString(source)
+}
+
+var begins = regexp.MustCompile(`^XSPIN_(HEADER|PAYLOAD|COMPLETION)\s*{?$`)
 
 // usersLine finds the last line of the user's before an instruction of a handler, or the
 // next one: clang may have put all that is the user's behind what it has inlined.
@@ -127,8 +132,9 @@ func usersLine(insns asm.Instructions, handler string, number int) (place, sourc
 		if int(iter.Offset) > number && place != "" {
 			break
 		}
-		if at := fmt.Sprintf("%s:%d", filepath.Base(line.FileName()), line.LineNumber()); !isHeader(at) {
-			place, source = at, strings.TrimSpace(line.Line())
+		at, text := fmt.Sprintf("%s:%d", filepath.Base(line.FileName()), line.LineNumber()), strings.TrimSpace(line.Line())
+		if !isNobodys(at, text) {
+			place, source = at, text
 		}
 	}
 	return place, source
@@ -177,7 +183,7 @@ func readLog(ve *ebpf.VerifierError) (r *Rejection, insn int) {
 		if m := comment.FindStringSubmatch(line); m != nil {
 			// A line of the header is of a function that was called in the line before, if
 			// clang has left that in place.
-			if r.Place == "" || isHeader(r.Place) || !isHeader(m[2]) {
+			if r.Place == "" || isNobodys(r.Place, r.Source) || !isNobodys(m[2], m[1]) {
 				r.Source, r.Place = m[1], m[2]
 			}
 			continue
