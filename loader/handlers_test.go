@@ -10,6 +10,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -903,27 +904,42 @@ func TestCountersUnderLoadArePairs(t *testing.T) {
 // comes late is closed.
 func TestKernelThatDoesNotAnswer(t *testing.T) {
 	netnstest.NeedRoot(t)
-	m := newMemory(t)
 	for _, fails := range []error{nil, errors.New("refused")} {
-		answer, closed := make(chan struct{}), make(chan struct{})
+		answer, answered := make(chan struct{}), make(chan ebpf.MapID, 1)
 		var late *ebpf.Map
-		_, err := within(10*time.Millisecond, func() (coll *ebpf.Collection, err error) {
+		_, err := within(10*time.Millisecond, func() (*ebpf.Collection, error) {
 			<-answer
-			defer close(closed)
+			defer close(answered)
 			if fails != nil {
 				return nil, fails
 			}
-			late, err = m.Clone()
-			return &ebpf.Collection{Maps: map[string]*ebpf.Map{"late": late}}, err
+			var err error
+			late, err = ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+			if err != nil {
+				return nil, err
+			}
+			info, err := late.Info()
+			if err != nil {
+				return nil, err
+			}
+			id, _ := info.ID()
+			answered <- id
+			return &ebpf.Collection{Maps: map[string]*ebpf.Map{"late": late}}, nil
 		})
 		if want := "the kernel has not answered for 0.01 s: its verifier may have crashed; look at dmesg, and bound the handler's loops"; !errors.Is(err, ErrNoAnswer) || err.Error() != want {
 			t.Errorf("%v, want %s", err, want)
 		}
 		close(answer)
-		<-closed
-		for fails == nil && late.FD() >= 0 {
-			time.Sleep(time.Millisecond) // the test's time limit ends this
+		id, ok := <-answered
+		if ok != (fails == nil) {
+			t.Fatal("the late load has failed")
 		}
+		for ok { // until the kernel has no such map; the test's time limit ends this
+			m, err := ebpf.NewMapFromID(id)
+			m.Close()
+			ok = !errors.Is(err, os.ErrNotExist)
+		}
+		runtime.KeepAlive(late) // or the garbage collector closes it
 	}
 	want := errors.New("refused")
 	if _, err := within(time.Minute, func() (*ebpf.Collection, error) { return nil, want }); err != want {
