@@ -4,6 +4,7 @@ package loader
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -91,17 +92,17 @@ func outOfBounds(err error) bool { return errors.Is(err, unix.E2BIG) || errors.I
 // newRejection finds the reason in a log, and what to do about it. The instructions are
 // those that were loaded.
 func newRejection(ve *ebpf.VerifierError, insns asm.Instructions) *Rejection {
-	r, last := readLog(ve)
+	r, words, last := readLog(ve)
 	if isNobodys(r.Place, r.Source) {
 		if place, source := usersLine(insns, r.Handler, last); place != "" {
 			r.Place, r.Source = place, source
 		}
 	}
-	if strings.Contains(r.Reason, "infinite loop detected") {
+	if strings.Contains(words, "infinite loop detected") {
 		r.Reason = endless
 	}
 	for _, h := range hints {
-		if h.words.MatchString(r.Reason) {
+		if h.words.MatchString(words) {
 			r.Hint = h.hint
 			break
 		}
@@ -140,11 +141,12 @@ func usersLine(insns asm.Instructions, handler string, number int) (place, sourc
 	return place, source
 }
 
-// readLog finds the reason in a log, and the last instruction that was looked at. There are two forms. Up to some 7.0, the reason
+// readLog finds the reason in a log, the words in which older kernels would tell it, and the
+// last instruction that was looked at. There are two forms. Up to some 7.0, the reason
 // is the last line before the statistics, and the source line the last comment. Linux 7.3
 // has them under headings in the middle, followed by how it came to that and suggestions;
 // for some reasons it still has the old form.
-func readLog(ve *ebpf.VerifierError) (r *Rejection, insn int) {
+func readLog(ve *ebpf.VerifierError) (r *Rejection, words string, insn int) {
 	r = &Rejection{Release: release(), Log: ve.Log, Err: ve}
 	var last string // what may be the reason
 	headed := false
@@ -166,7 +168,7 @@ func readLog(ve *ebpf.VerifierError) (r *Rejection, insn int) {
 				r.Reason += ": " + strings.TrimSpace(ve.Log[i])
 			case line == "At:":
 				r.readAt(ve.Log[i+1:])
-				return r, insn
+				return r, last, insn
 			}
 			continue
 		}
@@ -201,16 +203,25 @@ func readLog(ve *ebpf.VerifierError) (r *Rejection, insn int) {
 	if r.Reason == "" {
 		r.Reason = ve.Cause.Error()
 	}
-	return r, insn
+	return r, cmp.Or(last, r.Reason), insn
 }
+
+// A line of the source under At:, with its number, and >>> before the one that matters.
+var context = regexp.MustCompile(`^(>>> )?\d+ \| +(.*)$`)
 
 // readAt reads what stands under At:.
 func (r *Rejection) readAt(lines []string) {
-	for _, line := range lines[:min(4, len(lines))] {
+	for _, line := range lines[:min(8, len(lines))] {
 		line = strings.TrimSpace(line)
-		if m := at.FindStringSubmatch(line); m != nil {
+		around := context.FindStringSubmatch(line)
+		switch m := at.FindStringSubmatch(line); {
+		case m != nil && r.Place == "":
 			r.Handler, r.Place = m[1], m[2]
-		} else if r.Place != "" && line != "" {
+		case r.Place == "" || line == "" || line == "Source context:" || around != nil && around[1] == "":
+		case around != nil:
+			r.Source = around[2]
+			return
+		default:
 			r.Source = line
 			return
 		}

@@ -69,12 +69,37 @@ Suggestion:
 
 processed 12 insns (limit 1000000)`,
 			"Memory Safety: Access outside bounds: The pointer may be null.", "xspin_payload", "mine.bpf.c:8", "return *p;"},
+		{"Linux 7.3, with what is around", `Validating xspin_payload() func#2...
+10: (db) lock *(u64 *)(r1 +0) += r2
+R1 invalid mem access 'scalar'
+
+Verification failed: Register Type Safety: Invalid dereference
+
+Reason:
+  R1 is an integer scalar here, not a pointer to memory.
+
+At:
+  xspin_payload @ mine.bpf.c:7:2
+  Source context:
+      5 | ...
+      6 |         __u64 *n = 0;
+  >>> 7 |         __sync_fetch_and_add(n, 1);
+        |         ^-- error: invalid dereference of R1 (an integer scalar)
+      8 |         return XSPIN_SUCCESS;
+  Instruction context:
+  >>> 10 | (db) lock *(u64 *)(r1 +0) += r2
+
+processed 12 insns (limit 1000000)`,
+			"Register Type Safety: Invalid dereference: R1 is an integer scalar here, not a pointer to memory.", "xspin_payload", "mine.bpf.c:7", "__sync_fetch_and_add(n, 1);"},
 		{"nothing", "", "permission denied", "", "", ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			r := newRejection(&ebpf.VerifierError{Cause: unix.EACCES, Log: strings.Split(tc.log, "\n")}, nil)
 			if r.Reason != tc.reason || r.Handler != tc.handler || r.Place != tc.place || r.Source != tc.source {
 				t.Errorf("reason %q, handler %q, place %q, source %q", r.Reason, r.Handler, r.Place, r.Source)
+			}
+			if null := strings.Contains(tc.log, "invalid mem access"); null != strings.Contains(r.Hint, "with null") {
+				t.Errorf("hint %q", r.Hint)
 			}
 		})
 	}
