@@ -20,12 +20,27 @@ var Handlers = map[string][]byte{
 	"noop":      _HandlersNoopBytes,
 }
 
+// Deposit is the object of the built-in handlers that put messages into a window.
+var Deposit = _HandlersDepositBytes
+
 // What include/xspin_handler.h shares with user space, under short names.
 type (
 	HandlerConstants = HandlersNoopXspinConstants
 	HandlerCounters  = HandlersNoopXspinCounters
 	HandlerWord      = HandlersNoopXspinWord
 	HandlerPair      = HandlersNoopXspinPair
+)
+
+// What include/xspin_message.h shares with user space, under short names.
+type (
+	MessageSettings = HandlersDepositXspinSettings
+	MessageRange    = HandlersDepositXspinRange
+	MessageSlot     = HandlersDepositXspinMessage
+	MessageClaims   = HandlersDepositXspinClaims
+	MessageTally    = HandlersDepositXspinTally
+	MessageEvent    = HandlersDepositXspinEvent
+	MessageOrder    = HandlersDepositXspinOrder
+	MessageScratch  = HandlersDepositXspinScratch
 )
 
 // HandlersVersion is the version of xspin_handler.h that an object must be made with.
@@ -39,4 +54,19 @@ const (
 	HandlersOwn       = HandlersNoopMapXspinOwn
 	HandlersConstants = HandlersNoopVarXspin
 	HandlersVersionOf = HandlersNoopVarXspinVersion
+
+	// In one with handlers of messages.
+	MessagesExpire   = HandlersDepositProgXspinExpire
+	MessagesSettings = HandlersDepositVarXspinSetup
+	MessagesTable    = HandlersDepositMapXspinTable
+	MessagesSlots    = HandlersDepositMapXspinMessages
+	MessagesBits     = HandlersDepositMapXspinBits
+	MessagesFree     = HandlersDepositMapXspinFree
+	MessagesEnded    = HandlersDepositMapXspinEnded
+	MessagesEvents   = HandlersDepositMapXspinEvents
+	MessagesTallies  = HandlersDepositMapXspinTallies
+	MessagesBuffer   = HandlersDepositMapXspinBuffer
 )
+
+// MessagesWindows are the maps of windows.
+var MessagesWindows = [...]string{HandlersDepositMapXspinWindow0, HandlersDepositMapXspinWindow1, HandlersDepositMapXspinWindow2, HandlersDepositMapXspinWindow3}

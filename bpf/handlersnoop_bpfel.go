@@ -57,6 +57,7 @@ type HandlersNoopXspinHer struct {
 	Hpu        uint32
 	Hpus       uint32
 	Action     uint32
+	Slot       uint32
 }
 
 type HandlersNoopXspinPair struct {

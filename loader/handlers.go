@@ -23,7 +23,7 @@ import (
 
 // HandlersConfig is what one life of a context sets in its object.
 type HandlersConfig struct {
-	Format     *matcher.Format // whose messages do not end: "packet", "flow"
+	Format     *matcher.Format // whose messages end if the handlers are for messages, else not: "packet", "flow"
 	EOM        *matcher.Rule   // of the context's rulesets. Defaults to the format's
 	Parameters map[string]any  // values as decoded from YAML or JSON
 
@@ -33,6 +33,8 @@ type HandlersConfig struct {
 	MemorySize    int64
 	HPUMemory     *ebpf.Map
 	HPUMemorySize int64 // of each HPU: a divisor or a multiple of 1 MiB if there are several
+
+	Messages MessagesConfig // for handlers of messages
 }
 
 // Handlers are an object in the kernel, for one life of a context: a program, which
@@ -41,6 +43,8 @@ type Handlers struct {
 	coll *ebpf.Collection
 	prog *ebpf.Program
 	rows []byte // mapped
+
+	messages *messages // nil: the handlers are for packets
 
 	mu    sync.Mutex     // guards what follows, and rows
 	base  []HandlerStats // what was cleared, of each CPU
@@ -76,8 +80,14 @@ func (o *Object) Load(cfg HandlersConfig) (_ *Handlers, err error) {
 		return fail(err)
 	}
 	spec.Maps[bpf.HandlersCPU].MaxEntries = uint32(cpus)
+	given := map[string]*ebpf.Map{bpf.HandlersShared: cfg.Memory, bpf.HandlersOwn: cfg.HPUMemory}
+	if o.messages {
+		if err := cfg.Messages.set(spec, given, cpus); err != nil {
+			return fail(err)
+		}
+	}
 	instead := map[string]*ebpf.Map{}
-	for name, m := range map[string]*ebpf.Map{bpf.HandlersShared: cfg.Memory, bpf.HandlersOwn: cfg.HPUMemory} {
+	for name, m := range given {
 		switch s := spec.Maps[name]; {
 		case s == nil: // not used
 		case m == nil:
@@ -105,6 +115,12 @@ func (o *Object) Load(cfg HandlersConfig) (_ *Handlers, err error) {
 	if err != nil {
 		coll.Close()
 		return fail(fmt.Errorf("map the counters of %d CPUs: %w", cpus, err))
+	}
+	if o.messages {
+		if h.messages, err = openMessages(coll, &cfg.Messages, cpus); err != nil {
+			h.Close()
+			return fail(err)
+		}
 	}
 	return h, nil
 }
@@ -190,8 +206,13 @@ func (o *Object) CheckParameters(values map[string]any) error {
 // constants checks a configuration, and makes what the program has for constants.
 func (o *Object) constants(cfg *HandlersConfig, cpus int) (*bpf.HandlerConstants, error) {
 	f := cfg.Format
-	if f.Ends() {
-		return nil, fmt.Errorf("format %s has messages of several packets, and handlers in eBPF take single packets so far: want packet or flow", f.Name)
+	switch {
+	case o.messages && !f.Ends():
+		return nil, fmt.Errorf("messages of format %s do not end, and these handlers are for messages that do: want slmp", f.Name)
+	case o.messages && f.Name == "slmp6":
+		return nil, errors.New("format slmp6: handlers in eBPF answer over IPv4 only: want slmp")
+	case !o.messages && f.Ends():
+		return nil, fmt.Errorf("format %s has messages of several packets, and these handlers take single packets: want packet or flow, or handlers made with xspin_message.h", f.Name)
 	}
 	eom := cfg.EOM
 	if eom == nil {
@@ -220,7 +241,9 @@ func (o *Object) constants(cfg *HandlersConfig, cpus int) (*bpf.HandlerConstants
 		c.LengthShift = uint8(bits.TrailingZeros32(f.Length.Mask))
 		c.LengthFrom = uint32(f.Length.From)
 	}
-	if len(f.Key) == 0 && *eom == matcher.Empty {
+	if o.messages {
+		// All handlers have their place.
+	} else if len(f.Key) == 0 && *eom == matcher.Empty {
 		c.Whole = 1
 	} else if !slices.Contains(o.handlers, "payload") {
 		return nil, fmt.Errorf("messages of format %s neither start nor end, and it has no payload handler: no handler would run", f.Name)
@@ -284,7 +307,7 @@ func (h *Handlers) Close() error {
 		return nil
 	}
 	h.final = h.read()
-	err := unix.Munmap(h.rows)
+	err := errors.Join(unix.Munmap(h.rows), h.messages.close())
 	h.rows = nil
 	h.coll.Close()
 	if err != nil {
@@ -447,15 +470,16 @@ func (h *Handlers) Run(frame []byte) (v HandlersVerdict, err error) {
 	if len(frame) < 14 {
 		return v, fmt.Errorf("%w: %d bytes, an Ethernet header has 14", ErrFrame, len(frame))
 	}
-	if len(frame) > cap(h.out) {
-		h.out = make([]byte, len(frame))
+	const answer = 256 // may be longer than its segment
+	if len(frame)+answer > len(h.out) {
+		h.out = make([]byte, len(frame)+answer)
 	}
 	if h.last == nil {
 		h.last = h.read()
 	}
 	// Repeat stays 1: for more, the kernel patches a function that all XDP programs run
 	// through, which takes a grace period, and has stopped emulated machines.
-	opts := &ebpf.RunOptions{Data: frame, DataOut: h.out[:len(frame)], Repeat: 1}
+	opts := &ebpf.RunOptions{Data: frame, DataOut: h.out, Repeat: 1}
 	ret, err := h.prog.Run(opts)
 	if err != nil {
 		return v, fmt.Errorf("%w: %d bytes: %w", ErrFrame, len(frame), err)

@@ -28,6 +28,7 @@ type Object struct {
 	name     string
 	spec     *ebpf.CollectionSpec
 	handlers []string
+	messages bool // its handlers are for messages: xspin_message.h
 	params   []Parameter
 	memory   int64
 }
@@ -72,17 +73,21 @@ func ReadObject(name string, file []byte, limit int64) (*Object, error) {
 	if err := checkVersion(spec); err != nil {
 		return fail(err)
 	}
-	prog, err := onlyProgram(spec)
+	prog, expire, err := programs(spec)
 	if err != nil {
 		return fail(err)
 	}
+	o.messages = expire != nil
 	var errs []error
 	if !compatible(prog.License) {
 		errs = append(errs, fmt.Errorf("its licence is %q, and the kernel wants one that the GPL is compatible with: add XSPIN_LICENSE(\"GPL\"), or %s", prog.License, strings.Join(licences[1:], ", ")))
 	}
 	o.handlers, err = checkHandlers(f, prog)
 	errs = append(errs, err, checkCode(prog))
-	o.memory, err = checkMaps(spec, prog, limit)
+	if o.messages {
+		errs = append(errs, checkCode(expire))
+	}
+	o.memory, err = checkMaps(spec, limit)
 	errs = append(errs, err)
 	o.params, err = parameters(spec)
 	if err := errors.Join(append(errs, err)...); err != nil {
@@ -128,6 +133,9 @@ func (o *Object) Name() string { return o.name }
 // Handlers returns which handlers there are: "header", "payload", "completion".
 func (o *Object) Handlers() []string { return o.handlers }
 
+// Messages tells whether the handlers are for messages of several packets.
+func (o *Object) Messages() bool { return o.messages }
+
 // Parameters returns what can be set, sorted by name.
 func (o *Object) Parameters() []Parameter { return o.params }
 
@@ -168,27 +176,31 @@ func checkVersion(spec *ebpf.CollectionSpec) error {
 	return nil
 }
 
-// onlyProgram returns the program that XSPIN_CONTEXT makes.
-func onlyProgram(spec *ebpf.CollectionSpec) (*ebpf.ProgramSpec, error) {
+// programs returns the program that XSPIN_CONTEXT makes; or the two of XSPIN_MESSAGES.
+func programs(spec *ebpf.CollectionSpec) (prog, expire *ebpf.ProgramSpec, err error) {
 	const want = "want one program, that of XSPIN_CONTEXT(...), and handlers as functions"
+	prog, expire = spec.Programs[bpf.HandlersProgram], spec.Programs[bpf.MessagesExpire]
 	var others []string
 	for _, name := range slices.Sorted(maps.Keys(spec.Programs)) {
-		if name != bpf.HandlersProgram {
-			others = append(others, fmt.Sprintf("%s in section %q", name, spec.Programs[name].SectionName))
+		if p := spec.Programs[name]; p != prog && p != expire {
+			others = append(others, fmt.Sprintf("%s in section %q", name, p.SectionName))
 		}
 	}
-	if len(others) > 0 {
-		return nil, fmt.Errorf("it has other programs: %s: %s", strings.Join(others, ", "), want)
+	switch {
+	case len(others) > 0:
+		return nil, nil, fmt.Errorf("it has other programs: %s: %s", strings.Join(others, ", "), want)
+	case prog == nil:
+		return nil, nil, fmt.Errorf("it has no program: %s", want)
+	case expire != nil && spec.Variables[bpf.MessagesSettings] == nil:
+		return nil, nil, fmt.Errorf("it has a program %s, and no xspin_message.h: %s", expire.Name, want)
 	}
-	p := spec.Programs[bpf.HandlersProgram]
-	if p == nil {
-		return nil, fmt.Errorf("it has no program: %s", want)
+	for _, p := range []*ebpf.ProgramSpec{prog, expire} {
+		// A program that does not take frames in fragments cannot be called by one that does.
+		if p != nil && p.SectionName != "xdp.frags" {
+			return nil, nil, fmt.Errorf("%s is in section %q, want \"xdp.frags\": %s", p.Name, p.SectionName, want)
+		}
 	}
-	// A program that does not take frames in fragments cannot be called by one that does.
-	if p.SectionName != "xdp.frags" {
-		return nil, fmt.Errorf("%s is in section %q, want \"xdp.frags\": %s", p.Name, p.SectionName, want)
-	}
-	return p, nil
+	return prog, expire, nil
 }
 
 // licences are those that the kernel takes for compatible (include/linux/license.h).

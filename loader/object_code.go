@@ -26,13 +26,30 @@ var allowed = []asm.BuiltinFunc{
 	asm.FnCsumDiff, asm.FnXdpGetBuffLen, asm.FnXdpLoadBytes, asm.FnXdpStoreBytes,
 }
 
+// engineAllowed are those that the engine of messages may call beside: it answers in the
+// segment's frame, and hands slots and events on.
+var engineAllowed = []asm.BuiltinFunc{
+	asm.FnXdpAdjustTail, asm.FnMapPushElem, asm.FnMapPopElem, asm.FnRingbufOutput,
+}
+
+// engineFuncs are the functions of the engine of messages in xspin_message.h; true: a
+// global one.
+var engineFuncs = map[string]bool{
+	bpf.HandlersProgram: true, bpf.MessagesExpire: true,
+	"xspin_copy": true, "xspin_verify": true, "xspin_answer": true,
+	"xspin_begin": false, "xspin_end": false, "xspin_post": false, "xspin_fail": false, "xspin_conclude": false,
+}
+
+// isProgram tells whether a function is a program, which calls handlers.
+func isProgram(fn string) bool { return fn == bpf.HandlersProgram || fn == bpf.MessagesExpire }
+
 // checkCode looks at each instruction of a program and of the functions that it calls.
 //
 // The verifier checks a global function once, wherever it is called from, so the
 // instructions that it counts bound a run of each of them and not of all together: three
 // that call each other in loops ran eight million steps after four thousand were
-// verified. Hence the only global functions are handlers, and the program alone calls
-// them, and in no loop.
+// verified. Hence the only global functions are handlers, which the program alone calls,
+// and some of the engine's, and nothing calls one in a loop.
 func checkCode(prog *ebpf.ProgramSpec) error {
 	var errs []error
 	add := func(ins *asm.Instruction, fn, format string, args ...any) {
@@ -47,7 +64,7 @@ func checkCode(prog *ebpf.ProgramSpec) error {
 		ins := &prog.Instructions[i]
 		if f := btf.FuncMetadata(ins); f != nil {
 			fn = f.Name
-			if f.Linkage == btf.GlobalFunc && fn != bpf.HandlersProgram && handlerFuncs[fn] == "" {
+			if f.Linkage == btf.GlobalFunc && !isGlobal(fn) {
 				add(ins, fn, "a function that is not static: only handlers are global, add `static`")
 			}
 		}
@@ -58,7 +75,8 @@ func checkCode(prog *ebpf.ProgramSpec) error {
 		case ins.OpCode.JumpOp() == asm.JCOND: // loops that the kernel cuts short
 			add(line, fn, "may_goto: loops must have a bound that the verifier sees")
 		case ins.IsBuiltinCall():
-			if f := asm.BuiltinFunc(ins.Constant); !slices.Contains(allowed, f) {
+			_, engine := engineFuncs[fn]
+			if f := asm.BuiltinFunc(ins.Constant); !slices.Contains(allowed, f) && !(engine && slices.Contains(engineAllowed, f)) {
 				add(line, fn, "calls %s, which handlers may not: docs/kernel-handlers.md lists the helpers that they may call", helperName(f))
 			}
 		case ins.IsKfuncCall():
@@ -67,7 +85,7 @@ func checkCode(prog *ebpf.ProgramSpec) error {
 			add(line, fn, "takes the address of the function %s: callbacks are not possible", ins.Reference())
 		case ins.OpCode.IsDWordLoad() && ins.Src != asm.R0 && !ins.IsLoadFromMap():
 			add(line, fn, "refers to %s of the kernel, and handlers may refer to nothing there", ins.Reference())
-		case ins.IsFunctionCall() && handlerFuncs[ins.Reference()] != "" && fn != bpf.HandlersProgram:
+		case ins.IsFunctionCall() && handlerFuncs[ins.Reference()] != "" && !isProgram(fn):
 			add(line, fn, "calls %s: the program calls handlers, nothing else may", ins.Reference())
 		}
 	}
@@ -105,16 +123,33 @@ func where(ins *asm.Instruction, fn string) string {
 	return fn
 }
 
-// checkCalls finds a handler that the program calls in a loop: a call that can be
-// reached from itself.
+// isGlobal tells whether a function is one that may be global.
+func isGlobal(fn string) bool { return handlerFuncs[fn] != "" || engineFuncs[fn] }
+
+// checkCalls finds a global function that is called in a loop: a call that can be reached
+// from itself.
 func checkCalls(insns asm.Instructions) error {
-	// The program comes first; the functions that it calls follow.
+	var errs []error
+	for from := 0; from < len(insns); {
+		to := from + 1
+		for to < len(insns) && btf.FuncMetadata(&insns[to]) == nil {
+			to++
+		}
+		fn := bpf.HandlersProgram
+		if f := btf.FuncMetadata(&insns[from]); f != nil {
+			fn = f.Name
+		}
+		errs = append(errs, checkLoops(fn, insns[from:to]))
+		from = to
+	}
+	return errors.Join(errs...)
+}
+
+// checkLoops is checkCalls for one function.
+func checkLoops(fn string, insns asm.Instructions) error {
 	at := map[asm.RawInstructionOffset]int{} // index by offset
 	var offsets []asm.RawInstructionOffset
 	for iter := insns.Iterate(); iter.Next(); {
-		if f := btf.FuncMetadata(iter.Ins); f != nil && f.Name != bpf.HandlersProgram {
-			break
-		}
 		at[iter.Offset] = len(offsets)
 		offsets = append(offsets, iter.Offset)
 	}
@@ -145,7 +180,7 @@ func checkCalls(insns asm.Instructions) error {
 		return to
 	}
 	for call := range offsets {
-		if ins := &insns[call]; !ins.IsFunctionCall() || handlerFuncs[ins.Reference()] == "" {
+		if ins := &insns[call]; !ins.IsFunctionCall() || !isGlobal(ins.Reference()) {
 			continue
 		}
 		seen := make([]bool, len(offsets))
@@ -153,7 +188,7 @@ func checkCalls(insns asm.Instructions) error {
 			i := todo[len(todo)-1]
 			todo = todo[:len(todo)-1]
 			if i == call {
-				return fmt.Errorf("%s calls %s in a loop", bpf.HandlersProgram, insns[call].Reference())
+				return fmt.Errorf("%s calls %s in a loop", fn, insns[call].Reference())
 			}
 			if !seen[i] {
 				seen[i] = true

@@ -52,11 +52,24 @@ func (o *Object) MemoryFor(shared, each int64) (int64, int64) {
 	return shared, each
 }
 
-// headerMaps are the maps of xspin_handler.h.
+// headerMaps are the maps of xspin_handler.h and xspin_message.h.
 var headerMaps = map[string]ebpf.MapSpec{
 	bpf.HandlersCPU:    {Type: ebpf.Array, KeySize: 4, ValueSize: uint32(unsafe.Sizeof(bpf.HandlerCounters{})), MaxEntries: 1, Flags: unix.BPF_F_MMAPABLE},
 	bpf.HandlersShared: {Type: ebpf.Array, KeySize: 4, ValueSize: memoryElement, MaxEntries: 1, Flags: memoryFlags},
 	bpf.HandlersOwn:    {Type: ebpf.Array, KeySize: 4, ValueSize: memoryElement, MaxEntries: 1, Flags: memoryFlags},
+
+	bpf.MessagesTable:      {Type: ebpf.Hash, KeySize: messageKey, ValueSize: 8, MaxEntries: 1},
+	bpf.MessagesSlots:      {Type: ebpf.Array, KeySize: 4, ValueSize: slotSize, MaxEntries: 1, Flags: unix.BPF_F_MMAPABLE},
+	bpf.MessagesBits:       {Type: ebpf.Array, KeySize: 4, ValueSize: claimsSize, MaxEntries: 1, Flags: unix.BPF_F_MMAPABLE},
+	bpf.MessagesFree:       {Type: ebpf.Queue, ValueSize: 4, MaxEntries: 1},
+	bpf.MessagesEnded:      {Type: ebpf.LRUHash, KeySize: messageKey, ValueSize: 8, MaxEntries: 1},
+	bpf.MessagesEvents:     {Type: ebpf.RingBuf, MaxEntries: 4096},
+	bpf.MessagesTallies:    {Type: ebpf.Array, KeySize: 4, ValueSize: tallySize, MaxEntries: 1, Flags: unix.BPF_F_MMAPABLE},
+	bpf.MessagesBuffer:     {Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: scratchSize, MaxEntries: 1},
+	bpf.MessagesWindows[0]: {Type: ebpf.Array, KeySize: 4, ValueSize: memoryElement, MaxEntries: 1, Flags: memoryFlags},
+	bpf.MessagesWindows[1]: {Type: ebpf.Array, KeySize: 4, ValueSize: memoryElement, MaxEntries: 1, Flags: memoryFlags},
+	bpf.MessagesWindows[2]: {Type: ebpf.Array, KeySize: 4, ValueSize: memoryElement, MaxEntries: 1, Flags: memoryFlags},
+	bpf.MessagesWindows[3]: {Type: ebpf.Array, KeySize: 4, ValueSize: memoryElement, MaxEntries: 1, Flags: memoryFlags},
 }
 
 // mapTypes are those that an object may have of its own, and the flags that they may have.
@@ -72,13 +85,15 @@ var mapTypes = map[ebpf.MapType]uint32{
 // isSection tells whether a map holds global variables.
 func isSection(name string) bool { return strings.HasPrefix(name, ".") }
 
-// checkMaps takes the maps that the program does not use out of the specification, checks
+// checkMaps takes the maps that no program uses out of the specification, checks
 // the others, and returns how many bytes they take.
-func checkMaps(spec *ebpf.CollectionSpec, prog *ebpf.ProgramSpec, limit int64) (size int64, err error) {
+func checkMaps(spec *ebpf.CollectionSpec, limit int64) (size int64, err error) {
 	used := map[string]bool{}
-	for i := range prog.Instructions {
-		if ins := &prog.Instructions[i]; ins.IsLoadFromMap() {
-			used[ins.Reference()] = true
+	for _, prog := range spec.Programs {
+		for i := range prog.Instructions {
+			if ins := &prog.Instructions[i]; ins.IsLoadFromMap() {
+				used[ins.Reference()] = true
+			}
 		}
 	}
 	var errs []error

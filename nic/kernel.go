@@ -106,6 +106,10 @@ func (s *ContextSpec) resolveKernel(wrong *spin.Problems) {
 		wrong.Add("object", "there is none")
 		return
 	}
+	if s.Kernel.Object.Messages() {
+		wrong.Add("object", "its handlers are for messages of several packets, which a NIC does not give to handlers in eBPF so far")
+		return
+	}
 	wrong.AddParams(s.Kernel.Object.CheckParameters(s.Kernel.Parameters))
 	switch {
 	case s.Format == nil: // told

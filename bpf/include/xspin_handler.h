@@ -50,6 +50,7 @@ struct xspin_her {
 	__u32 hpus;	   /* how many there may be */
 	__u32 action;	   /* what becomes of the frame: XDP_DROP, until a function asks for more.
 			      Set by hand to anything but XDP_DROP, XDP_TX and XDP_PASS: fails */
+	__u32 slot;	   /* of the message: no two in flight have the same. xspin_message.h only */
 };
 
 /* --- what the loader sets before a life of the context: constants for the verifier,

@@ -11,6 +11,7 @@ typedef unsigned short __u16;
 typedef unsigned int __u32;
 typedef unsigned long long __u64;
 typedef int __s32;
+typedef long long __s64;
 
 enum xdp_action { XDP_ABORTED, XDP_DROP, XDP_PASS, XDP_TX, XDP_REDIRECT };
 
@@ -48,6 +49,7 @@ static __u32 (*const bpf_get_prandom_u32)(void) = (void *)7;
 static __u32 (*const bpf_get_smp_processor_id)(void) = (void *)8;
 static long (*const bpf_csum_diff)(const __u32 *from, __u32 from_size, const __u32 *to, __u32 to_size, __u32 seed) = (void *)28;
 static __u64 (*const bpf_jiffies64)(void) = (void *)118;
+static __u64 (*const bpf_ktime_get_coarse_ns)(void) = (void *)160;
 static __u64 (*const bpf_xdp_get_buff_len)(struct xdp_md *ctx) = (void *)188;
 static long (*const bpf_xdp_load_bytes)(struct xdp_md *ctx, __u32 off, void *buf, __u32 len) = (void *)189;
 static long (*const bpf_xdp_store_bytes)(struct xdp_md *ctx, __u32 off, const void *buf, __u32 len) = (void *)190;
@@ -67,3 +69,4 @@ static long (*const bpf_xdp_store_bytes)(struct xdp_md *ctx, __u32 off, const vo
 #define unlikely(x) __builtin_expect(!!(x), 0)
 #define bswap16(x) __builtin_bswap16(x)
 #define bswap32(x) __builtin_bswap32(x)
+#define bswap64(x) __builtin_bswap64(x)

@@ -1,0 +1,1265 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * Handlers in eBPF for messages: segments that come in any order, more than once, and on
+ * several CPUs at a time. A whole file:
+ *
+ *   #include "xspin_message.h"
+ *
+ *   XSPIN_HEADER { return XSPIN_PROCEED; }
+ *
+ *   XSPIN_MESSAGES(HEADER);
+ *   XSPIN_LICENSE("GPL");
+ *
+ * The header handler runs once, before anything else of its message; the payload handler
+ * once for each segment; the completion handler once, after all of these. A message is
+ * complete when every byte up to its end has been processed. What its protocol wants
+ * answered is answered from here.
+ *
+ * Segments must be as long as the message's first, except for the last one, which may be
+ * shorter or empty. Others are dropped and counted.
+ */
+#pragma once
+#include "xspin_handler.h"
+
+/* Of the kernel's interface, what the engine uses and handlers may not. */
+enum {
+	BPF_MAP_TYPE_QUEUE = 22,
+	BPF_MAP_TYPE_RINGBUF = 27,
+};
+
+static long (*const bpf_xdp_adjust_tail)(struct xdp_md *ctx, int delta) = (void *)65;
+static long (*const bpf_map_push_elem)(void *map, const void *value, __u64 flags) = (void *)87;
+static long (*const bpf_map_pop_elem)(void *map, void *value) = (void *)88;
+static long (*const bpf_ringbuf_output)(void *ringbuf, const void *data, __u64 size, __u64 flags) = (void *)130;
+
+/* --- what the loader sets before a life of the context --- */
+
+enum {
+	XSPIN_WINDOWS = 4,
+	XSPIN_WINDOW_READ = 1 << 0,
+	XSPIN_WINDOW_WRITE = 1 << 1,
+	XSPIN_WINDOW_ATOMIC = 1 << 2,
+};
+
+struct xspin_range {
+	__u64 off; /* of the window in its memory, a multiple of 8 */
+	__u64 size;
+	__u32 rights;
+	__u32 pad;
+};
+
+enum xspin_protocol {
+	XSPIN_NO_PROTOCOL, /* nothing is answered */
+	XSPIN_SLMP,	   /* docs/slmp.md, over IPv4 */
+};
+
+enum xspin_checksums {
+	XSPIN_VERIFY_COMPLETE, /* those that are there; a partial one is taken for right */
+	XSPIN_VERIFY_ALL,
+	XSPIN_VERIFY_NONE,
+};
+
+struct xspin_settings {
+	struct xspin_range window[XSPIN_WINDOWS];
+	__u32 words;	 /* elements of xspin_bits that a message has */
+	__u32 protocol;	 /* xspin_protocol */
+	__u32 checksums; /* xspin_checksums */
+	__u32 target;	 /* window that messages go into; XSPIN_WINDOWS: none */
+	__u64 remember;	 /* ns that an ended message is remembered */
+	__u32 tell;	 /* events are wanted */
+	__u32 pad;
+};
+
+const volatile struct xspin_settings xspin_setup = {};
+
+/* --- maps --- */
+
+/* How far a message is. The word of a slot has it in its lower half, and above it the lap. */
+enum xspin_state_of {
+	XSPIN_FREE,
+	XSPIN_STARTING, /* its header handler runs */
+	XSPIN_OPEN,
+	XSPIN_ENDING,	/* complete: its completion handler runs */
+	XSPIN_DEFERRED, /* ended, but the event found no room */
+	XSPIN_FAILED,	/* a handler failed; others may still run. User space ends it */
+	XSPIN_STOPPED,	/* user space ends it: it is too old, or its context goes away */
+};
+
+enum xspin_mode {
+	XSPIN_MODE_RUN, /* the payload handler */
+	XSPIN_MODE_DEPOSIT,
+	XSPIN_MODE_DISCARD,
+};
+
+/*
+ * A slot. Each message in it is a lap, counted from 1, and what has an older lap counts
+ * as zero: so slots are reused at once, and nothing is cleared. A CPU that has looked a
+ * message up and comes late finds another lap and does nothing.
+ */
+struct xspin_message {
+	__u64 word;   /* lap << 32 | xspin_state_of */
+	__u32 key[8]; /* read before extent, written after it: see xspin_known() */
+	__u64 extent; /* where the message ends, or has come to: see xspin_extent */
+	__u64 done;   /* bytes that were processed, and one more for the segment with EOM */
+	__u64 dropped;
+	__u64 seen;    /* when the last new segment came: xspin_clock() */
+	__u64 started; /* the same, of the first */
+	__u64 place;   /* of the message in its window */
+	__u64 room;    /* bytes that it may take there */
+	__u64 user;    /* of the receive */
+	__u64 hint;    /* lap << 32 | elements of xspin_bits that are done, or fewer */
+	__u32 size;    /* of segments */
+	__u32 mode;    /* xspin_mode */
+	__u32 window;
+	__u32 pad0;
+	__u32 eom_flags; /* of the protocol, of the segment with EOM */
+	__u32 eom_offset;
+	__u32 starved; /* packets of it were dropped for lack of room */
+	__u32 source;  /* address and port of the sender, in the frame's byte order, or 0 */
+	__u32 port;
+	__u32 code; /* what the handler returned that failed, in the upper half which (xspin_has) */
+	__u8 pad[104];
+};
+_Static_assert(sizeof(struct xspin_message) == 256, "whole cache lines");
+
+/*
+ * The word `extent`: 29 bits of lap, whether the end is known, whether the segment that
+ * told it is empty, and 33 bits with the end, or of the last byte claimed. A CPU must raise
+ * it before it claims a segment, and it cannot be raised beyond a known end, nor an end
+ * set below it. So once the end is known, nothing beyond it is claimed, and when all
+ * bytes up to it are processed, nobody is still at work.
+ */
+#define XSPIN_EXTENT_BYTES ((1ULL << 33) - 1)
+#define XSPIN_EXTENT_EMPTY (1ULL << 33)
+#define XSPIN_EXTENT_KNOWN (1ULL << 34)
+#define XSPIN_EXTENT_LAP(lap) ((__u64)(lap) << 35)
+
+/* Of 32 segments; in the upper half of each word the lap. */
+struct xspin_claims {
+	__u64 claimed;
+	__u64 done;
+};
+
+/* What became of segments and messages, a row for each CPU. */
+struct xspin_tally {
+	__u64 started;	  /* messages */
+	__u64 ended;	  /* of these, complete */
+	__u64 failed;	  /* a handler failed */
+	__u64 abandoned;  /* ended by user space */
+	__u64 refused;	  /* no receive, or no window */
+	__u64 duplicates; /* segments that had been processed before */
+	__u64 waits;	  /* of segments still being processed, or of EOM too early */
+	__u64 corrupt;	  /* a wrong checksum */
+	__u64 unverified; /* none, or a partial one */
+	__u64 stray;	  /* no segment, but an acknowledgement */
+	__u64 headers;	  /* handlers that ran */
+	__u64 completions;
+	__u64 acks;
+	__u64 mute;	/* answers that did not fit, or failed */
+	__u64 deferred; /* events that found no room */
+	__u64 lost;	/* events that were not told, ever */
+	__u64 leaked;	/* slots and entries that a map did not take, or give up */
+	__u64 busy;	/* segments dropped as a word was contended, or their message was starting */
+	__u64 dropped[8]; /* by reason: xspin_reason */
+	__u64 pad[6];
+};
+_Static_assert(sizeof(struct xspin_tally) == 256, "CPUs share no cache line");
+
+/* spin.DropReason */
+enum xspin_reason {
+	XSPIN_NOT_DROPPED,
+	XSPIN_NO_MESSAGES,
+	XSPIN_NO_MEMORY,
+	XSPIN_NO_HEADER,
+	XSPIN_OVERLAP,
+	XSPIN_TWO_ENDS,
+	XSPIN_BEYOND,
+	XSPIN_DEAD,
+};
+
+/* How a message ended: spin.Cause. */
+enum xspin_cause {
+	XSPIN_COMPLETE,
+	XSPIN_TIMED_OUT,
+	XSPIN_REMOVED,
+	XSPIN_FAILURE,
+};
+
+/* In the ring buffer. */
+struct xspin_event {
+	__u32 cause;
+	__u32 slot;
+	__u32 key[8];
+	__u64 length;
+	__u64 dropped;
+	__u64 missing;
+	__u64 time;
+	__u64 user;
+	__u32 source;
+	__u32 port;
+	__u32 starved;
+	__u32 code;
+	__u32 pad[6];
+};
+_Static_assert(sizeof(struct xspin_event) == 120, "with the ring buffer's own 8 bytes: 128");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct xspin_tally);
+} xspin_tallies SEC(".maps");
+
+/* The whole key of a message, to slot << 32 | lap. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1);
+	__uint(key_size, 32);
+	__type(value, __u64);
+} xspin_table SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct xspin_message);
+} xspin_messages SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct xspin_claims);
+} xspin_bits SEC(".maps");
+
+/* Slots that are free. */
+struct {
+	__uint(type, BPF_MAP_TYPE_QUEUE);
+	__uint(max_entries, 1);
+	__uint(value_size, 4);
+} xspin_free SEC(".maps");
+
+/* Messages that have ended: when << 1 | failed. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1);
+	__uint(key_size, 32);
+	__type(value, __u64);
+} xspin_ended SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 4096);
+} xspin_events SEC(".maps");
+
+/* What a segment asks for, and what it is to be told. */
+struct xspin_reply {
+	__u32 flags;
+	__u32 id;
+	__u32 offset;
+	__u32 slot;
+	__u32 lap;
+	__u32 size; /* of segments */
+	__u32 processed;
+	__u32 open; /* the message is: what has come is in xspin_bits. Else `end` says all */
+	__u64 end;
+	__u64 high; /* of bytes that have come */
+	__u32 source; /* address and port that it comes from, in the frame's byte order */
+	__u32 port;
+	__u32 hint;  /* see xspin_tell() */
+	__u32 words; /* of the answer's bitmap */
+};
+
+/* What user space asks for, in the place of a frame. */
+struct xspin_order {
+	__u32 slot;
+	__u32 lap;
+	__u32 cause; /* xspin_cause */
+	__u32 pad;
+};
+
+/* What does not fit on the stack: a datagram that is summed up (512 spare, see xspin_sum()),
+ * and an answer with its frame. */
+enum { XSPIN_PIECE = 16384 };
+
+struct xspin_scratch {
+	__u8 datagram[XSPIN_PIECE + 512];
+	__u8 answer[256];
+	struct xspin_reply reply;
+	struct xspin_event event;
+	struct xspin_order order;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct xspin_scratch);
+} xspin_buffer SEC(".maps");
+
+/* Windows: the loader puts the application's memories in their place. */
+#define XSPIN_WINDOW_MAP(name)                                        \
+	struct {                                                      \
+		__uint(type, BPF_MAP_TYPE_ARRAY);                     \
+		__uint(map_flags, BPF_F_MMAPABLE | BPF_F_INNER_MAP);  \
+		__uint(max_entries, 1);                               \
+		__type(key, __u32);                                   \
+		__type(value, struct xspin_element);                  \
+	} name SEC(".maps")
+XSPIN_WINDOW_MAP(xspin_window0);
+XSPIN_WINDOW_MAP(xspin_window1);
+XSPIN_WINDOW_MAP(xspin_window2);
+XSPIN_WINDOW_MAP(xspin_window3);
+
+/* --- windows --- */
+
+/*
+ * A length that the verifier knows to be 1 to max, a power of two. It was checked before:
+ * this tells the verifier, which does not believe a comparison of two registers.
+ */
+#define XSPIN_LENGTH(n, max)                             \
+	({                                               \
+		__u64 n_ = (n);                          \
+		asm volatile("%0 += -1; %0 &= %1; %0 += 1" \
+			     : "+r"(n_)                  \
+			     : "i"((max) - 1));          \
+		n_;                                      \
+	})
+
+static __always_inline __u8 *xspin_element(__u32 window, __u32 k)
+{
+	switch (window) {
+	case 0:
+		return xspin_setup.window[0].size ? bpf_map_lookup_elem(&xspin_window0, &k) : 0;
+	case 1:
+		return xspin_setup.window[1].size ? bpf_map_lookup_elem(&xspin_window1, &k) : 0;
+	case 2:
+		return xspin_setup.window[2].size ? bpf_map_lookup_elem(&xspin_window2, &k) : 0;
+	case 3:
+		return xspin_setup.window[3].size ? bpf_map_lookup_elem(&xspin_window3, &k) : 0;
+	}
+	return 0;
+}
+
+/*
+ * Copies n bytes of the frame from off on into a window, whose bounds were checked. At
+ * most XSPIN_PIECE bytes, which may lie in two elements.
+ */
+__weak int xspin_copy(struct xdp_md *ctx, __u32 off, __u32 window, __u64 at, __u32 n)
+{
+	__u64 o = at & (XSPIN_ELEMENT - 1), l;
+	__u32 first = n;
+	__u8 *p;
+
+	/* Or clang masks again, behind the comparison. */
+	asm volatile("" : "+r"(o));
+
+	if (!n)
+		return XSPIN_SUCCESS;
+	if (n > XSPIN_PIECE)
+		return XSPIN_SEGV;
+	p = xspin_element(window, at >> 20);
+	if (!p)
+		return XSPIN_SEGV;
+	if (likely(o <= XSPIN_ELEMENT - XSPIN_PIECE)) {
+		l = XSPIN_LENGTH(n, XSPIN_PIECE);
+		return bpf_xdp_load_bytes(ctx, off, p + o, l) ? XSPIN_SEGV : XSPIN_SUCCESS;
+	}
+
+	/*
+	 * Up to the element's end in pieces of constant length, the largest first; then the
+	 * rest, from the next one's beginning. Where a piece lies is computed from `first` and
+	 * not added up, so that the verifier finds the same state whichever pieces there are.
+	 */
+	first = XSPIN_ELEMENT - o;
+	if (first > n)
+		first = n;
+	n -= first;
+#define XSPIN_PIECE_OF(bit)                                                            \
+	if (first & 1u << (bit)) {                                                     \
+		__u64 before = first & ~((2u << (bit)) - 1), to = o + before;          \
+                                                                                       \
+		asm volatile("" : "+r"(to));                                           \
+		if (to > XSPIN_ELEMENT - (1u << (bit)) ||                              \
+		    bpf_xdp_load_bytes(ctx, off + before, p + to, 1u << (bit)))        \
+			return XSPIN_SEGV;                                             \
+	}
+	XSPIN_PIECE_OF(14) XSPIN_PIECE_OF(13) XSPIN_PIECE_OF(12) XSPIN_PIECE_OF(11)
+	XSPIN_PIECE_OF(10) XSPIN_PIECE_OF(9) XSPIN_PIECE_OF(8) XSPIN_PIECE_OF(7)
+	XSPIN_PIECE_OF(6) XSPIN_PIECE_OF(5) XSPIN_PIECE_OF(4) XSPIN_PIECE_OF(3)
+	XSPIN_PIECE_OF(2) XSPIN_PIECE_OF(1) XSPIN_PIECE_OF(0)
+#undef XSPIN_PIECE_OF
+	if (!n)
+		return XSPIN_SUCCESS;
+	p = xspin_element(window, (at >> 20) + 1);
+	if (!p)
+		return XSPIN_SEGV;
+	l = XSPIN_LENGTH(n, XSPIN_PIECE);
+	return bpf_xdp_load_bytes(ctx, off + first, p, l) ? XSPIN_SEGV : XSPIN_SUCCESS;
+}
+
+/* --- what handlers of messages call --- */
+
+static __always_inline struct xspin_message *xspin_message(const struct xspin_her *her)
+{
+	__u32 slot = her->slot;
+
+	return bpf_map_lookup_elem(&xspin_messages, &slot);
+}
+
+/*
+ * Copies the payload to its place in the message's window. Success; Segv if the message
+ * has no window, no right to write to it, or no room there. 20 ns, and what the bytes cost.
+ */
+static __always_inline int xspin_deposit(struct xdp_md *ctx, const struct xspin_her *her)
+{
+	struct xspin_message *m = xspin_message(her);
+
+	if (!m || m->window >= XSPIN_WINDOWS || (__u64)her->offset + her->payload_len > m->room)
+		return XSPIN_SEGV;
+	return xspin_copy(ctx, her->payload, m->window, m->place + her->offset, her->payload_len);
+}
+
+/* --- the engine --- */
+
+/* CLOCK_MONOTONIC as of the last tick, in ns: good enough for timeouts. 3 ns. */
+static __always_inline __u64 xspin_clock(void)
+{
+	return bpf_ktime_get_coarse_ns();
+}
+
+static __always_inline struct xspin_scratch *xspin_scratch(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&xspin_buffer, &zero);
+}
+
+/* The Internet checksum of n bytes at b, not inverted: up to XSPIN_PIECE, the up to 3 after
+ * them are zeroed. 512 bytes at a time: Linux 6.12 takes no more. */
+static __always_inline __u32 xspin_sum(struct xspin_scratch *s, __u32 n)
+{
+	__u32 at = n, all = (n + 3) & ~3u;
+	__u8 *b = s->datagram;
+	long sum = 0;
+
+	asm volatile("" : "+r"(at));
+	at &= 2 * XSPIN_PIECE - 1;
+	if (at > XSPIN_PIECE)
+		return 0;
+	b[at] = b[at + 1] = b[at + 2] = 0;
+	for (__u32 i = 0; i < XSPIN_PIECE; i += 512) {
+		__u32 piece = all - i;
+
+		if (i >= all)
+			break;
+		if (piece > 512)
+			piece = 512;
+		asm volatile("" : "+r"(piece));
+		piece &= 0x3fc;
+		if (piece > 512)
+			piece = 512;
+		sum = bpf_csum_diff(0, 0, (void *)(b + i), piece, sum);
+	}
+	sum = (__u32)sum;
+	sum = (sum >> 16) + (sum & 0xffff);
+	return (sum >> 16) + (sum & 0xffff);
+}
+
+enum xspin_verdict_of { XSPIN_SUM_NONE, XSPIN_SUM_PARTIAL, XSPIN_SUM_RIGHT, XSPIN_SUM_WRONG };
+
+/* The UDP checksum of a datagram over IPv4 without options. One complete checksum in 65536
+ * is the same as that of the pseudo-header, which is partial; only XSPIN_VERIFY_ALL looks
+ * closer. */
+__weak int xspin_verify(struct xdp_md *ctx, __u32 len)
+{
+	const __u8 *frame = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+	struct xspin_scratch *s = xspin_scratch();
+	__u32 n, sum, partial;
+	__u64 l;
+	__u16 have;
+
+	if (!s || frame + 42 > end || *(__u16 *)(frame + 12) != bswap16(0x0800) ||
+	    frame[14] != 0x45 || frame[23] != 17)
+		return XSPIN_SUM_NONE;
+	have = *(__u16 *)(frame + 40);
+	if (!have)
+		return XSPIN_SUM_NONE;
+	n = bswap16(*(__u16 *)(frame + 38));
+	if (n < 8 || 34 + n > len)
+		return XSPIN_SUM_WRONG;
+	sum = *(__u16 *)(frame + 26) + *(__u16 *)(frame + 28) + *(__u16 *)(frame + 30) +
+	      *(__u16 *)(frame + 32) + bswap16(17) + *(__u16 *)(frame + 38);
+	sum = xspin_fold(sum);
+	partial = sum == have;
+	if (partial && xspin_setup.checksums != XSPIN_VERIFY_ALL)
+		return XSPIN_SUM_PARTIAL;
+	l = n;
+	asm volatile("" : "+r"(l));
+	if (l < 1 || l > XSPIN_PIECE || bpf_xdp_load_bytes(ctx, 34, s->datagram, l))
+		return XSPIN_SUM_WRONG;
+	if (xspin_fold(sum + xspin_sum(s, n)) == 0xffff)
+		return XSPIN_SUM_RIGHT;
+	return partial ? XSPIN_SUM_PARTIAL : XSPIN_SUM_WRONG;
+}
+
+/* SLMP's header: docs/slmp.md. */
+enum {
+	XSPIN_SLMP_EOM = 0x8000,
+	XSPIN_SLMP_SYN = 0x4000,
+	XSPIN_SLMP_ACK = 0x2000,
+	XSPIN_SLMP_CUMULATIVE = 0x1000,
+	XSPIN_SLMP_WAIT = 0x0800,
+	XSPIN_SLMP_HEADER = 10,
+	XSPIN_SLMP_WORDS = 16,
+	XSPIN_SLMP_AT = 42, /* in a frame: behind Ethernet, IPv4 without options, and UDP */
+};
+
+static __always_inline __u32 xspin_done_bits(__u32 slot, __u32 lap, __u32 word)
+{
+	__u32 i = slot * xspin_setup.words + word;
+	struct xspin_claims *b;
+	__u64 v;
+
+	if (word >= xspin_setup.words)
+		return 0;
+	b = bpf_map_lookup_elem(&xspin_bits, &i);
+	if (!b)
+		return 0;
+	v = READ_ONCE(b->done);
+	return v >> 32 == lap ? (__u32)v : 0;
+}
+
+static __always_inline int xspin_lowest(__u32 v)
+{
+	int n = 0;
+
+	if (!(v & 0xffff))
+		n += 16, v >>= 16;
+	if (!(v & 0xff))
+		n += 8, v >>= 8;
+	if (!(v & 0xf))
+		n += 4, v >>= 4;
+	if (!(v & 3))
+		n += 2, v >>= 2;
+	return v & 1 ? n : n + 1;
+}
+
+/*
+ * Puts into an answer what has been processed: the contiguous end, and bitmap words as
+ * slmp.Ack has them, at least 1. What loops find is kept in memory: of that the verifier
+ * knows nothing, so however often they ran, what follows is the same to it.
+ */
+static __always_inline void xspin_tell(struct xspin_scratch *s)
+{
+	struct xspin_reply *r = &s->reply;
+	__u32 slot = r->slot, lap = r->lap, word, bits = 0, at, shift;
+	__u64 end = r->end, base, segments, hint;
+	__u8 *out = s->answer;
+	struct xspin_message *m;
+
+	__builtin_memset(out + XSPIN_SLMP_AT + 14, 0, 8 * XSPIN_SLMP_WORDS + 2);
+	WRITE_ONCE(r->words, 1);
+	m = r->open ? bpf_map_lookup_elem(&xspin_messages, &slot) : 0;
+	if (m && r->size) {
+		hint = READ_ONCE(m->hint);
+		WRITE_ONCE(r->hint, hint >> 32 == lap ? (__u32)hint : 0);
+		for (int i = 0; i < 64; i++) {
+			word = READ_ONCE(r->hint);
+			if (~xspin_done_bits(slot, lap, word))
+				break;
+			WRITE_ONCE(r->hint, word + 1);
+		}
+		word = READ_ONCE(r->hint);
+		WRITE_ONCE(m->hint, (__u64)lap << 32 | word);
+		bits = xspin_done_bits(slot, lap, word);
+		base = (__u64)word * 32 + (~bits ? xspin_lowest(~bits) : 0);
+		end = base * r->size;
+		if (end > r->high)
+			end = r->high;
+		segments = (r->high + r->size - 1) / r->size; /* none from here on */
+		base = end / r->size + 1;		      /* bit 0 */
+		at = base / 32;
+		shift = base & 31;
+		for (int i = 0; i < 2 * XSPIN_SLMP_WORDS; i++) {
+			__u32 v;
+
+			if (base + 32 * i >= segments)
+				break;
+			v = ((__u64)xspin_done_bits(slot, lap, at + i + 1) << 32 |
+			     xspin_done_bits(slot, lap, at + i)) >> shift;
+			if (segments - base - 32 * i < 32)
+				v &= (1u << (segments - base - 32 * i)) - 1;
+			/* Big-endian words of 64 bits: the lower half comes second. */
+			*(__u32 *)(out + XSPIN_SLMP_AT + 14 + 8 * (i / 2) + (i & 1 ? 0 : 4)) = bswap32(v);
+			if (v)
+				WRITE_ONCE(r->words, i / 2 + 1);
+		}
+	}
+	if (end > ~0U)
+		end = ~0U;
+	*(__u32 *)(out + XSPIN_SLMP_AT + XSPIN_SLMP_HEADER) = bswap32((__u32)end);
+}
+
+/*
+ * Turns the segment into its answer. False: there is none, as the frame has no room for it,
+ * or the message is another one now. Then the frame is not to be sent.
+ */
+__weak int xspin_answer(struct xdp_md *ctx)
+{
+	const __u16 *f = (void *)(long)ctx->data;
+	struct xspin_scratch *s = xspin_scratch();
+	struct xspin_reply *r;
+	__u32 words = 0, n = XSPIN_SLMP_HEADER, flags = XSPIN_SLMP_ACK, len, want, sum;
+	__u16 *o;
+
+	if (!s || f + 26 > (__u16 *)(long)ctx->data_end)
+		return 0;
+	r = &s->reply;
+	o = (__u16 *)s->answer;
+	len = bpf_xdp_get_buff_len(ctx);
+	if (r->flags & XSPIN_SLMP_CUMULATIVE) {
+		xspin_tell(s);
+		words = READ_ONCE(r->words);
+		want = XSPIN_SLMP_AT + 14 + 8 * words;
+		if (want > len && bpf_xdp_adjust_tail(ctx, want - len))
+			words = len < XSPIN_SLMP_AT + 14 + 8 ? 0 : (len - XSPIN_SLMP_AT - 14) / 8;
+		if (words > XSPIN_SLMP_WORDS)
+			return 0;
+	}
+	if (words) {
+		flags |= XSPIN_SLMP_CUMULATIVE | (r->processed ? 0 : XSPIN_SLMP_WAIT);
+		n = 14 + 8 * words;
+	} else if (!r->processed) {
+		return 0;
+	} else {
+		__builtin_memset(s->answer + XSPIN_SLMP_AT + n, 0, 8);
+	}
+
+	/* What may have been moved. */
+	f = (void *)(long)ctx->data;
+	if (f + 26 > (__u16 *)(long)ctx->data_end)
+		return 0;
+	for (int i = 0; i < 3; i++) {
+		o[i] = f[3 + i];
+		o[3 + i] = f[i];
+	}
+	o[6] = f[6];
+	o[7] = bswap16(0x4500);
+	o[8] = bswap16(28 + n);
+	o[9] = 0;
+	o[10] = bswap16(0x4000); /* don't fragment */
+	o[11] = bswap16(64 << 8 | 17);
+	o[12] = 0;
+	o[13] = f[15];
+	o[14] = f[16];
+	o[15] = f[13];
+	o[16] = f[14];
+	o[17] = f[18];
+	o[18] = f[17];
+	o[19] = bswap16(8 + n);
+	o[20] = 0;
+	o[21] = bswap16(flags);
+	o[22] = bswap32(r->id);
+	o[23] = bswap32(r->id) >> 16;
+	o[24] = bswap32(r->offset);
+	o[25] = bswap32(r->offset) >> 16;
+	sum = bpf_csum_diff(0, 0, (void *)(o + 7), 20, 0);
+	o[12] = ~xspin_fold(xspin_fold(sum));
+	sum = xspin_fold(o[13] + o[14] + o[15] + o[16] + bswap16(17) + o[19]);
+	if (words) {
+		sum = xspin_fold(sum + o[27]);
+		sum = bpf_csum_diff(0, 0, (void *)(o + 17), 20, sum);
+		sum = bpf_csum_diff(0, 0, (void *)(o + 28), XSPIN_LENGTH(8 * words, 128), sum);
+	} else {
+		sum = xspin_fold(sum + o[25]);
+		sum = bpf_csum_diff(0, 0, (void *)(o + 17), 16, sum);
+	}
+	sum = (__u16)~xspin_fold(xspin_fold(sum));
+	o[20] = sum ?: 0xffff;
+
+	len = bpf_xdp_get_buff_len(ctx);
+	want = XSPIN_SLMP_AT + n;
+	if (want < 60 && (len >= 60 || !bpf_xdp_adjust_tail(ctx, 60 - len))) {
+		want = 60;
+		if (len < 60)
+			len = 60;
+	}
+	if (want != len && bpf_xdp_adjust_tail(ctx, (int)want - (int)len))
+		return 0;
+	if (bpf_xdp_store_bytes(ctx, 0, s->answer, XSPIN_LENGTH(want, 256)))
+		return 0;
+	if (r->open) {
+		__u32 slot = r->slot;
+		struct xspin_message *m = bpf_map_lookup_elem(&xspin_messages, &slot);
+
+		/* What was told is of another message: of its own, all has been processed. It
+		 * is asked for again. */
+		if (!m || READ_ONCE(m->word) >> 32 != r->lap)
+			return 0;
+	}
+	return 1;
+}
+
+enum {
+	XSPIN_LATE = -1,      /* the slot has another message now */
+	XSPIN_CONTENDED = -2, /* others changed the word four times: the segment comes again */
+};
+
+/* Before a segment is claimed: see xspin_message.extent. 0, a reason, or one of these. */
+static __always_inline int xspin_reach(struct xspin_message *m, __u32 lap, __u64 start, __u64 end, int eom)
+{
+	for (int i = 0; i < 4; i++) {
+		__u64 v = READ_ONCE(m->extent), to = v & XSPIN_EXTENT_BYTES, new;
+
+		if (v >> 35 != (lap & ((1 << 29) - 1)))
+			return XSPIN_LATE;
+		if (v & XSPIN_EXTENT_KNOWN) {
+			int empty = !!(v & XSPIN_EXTENT_EMPTY);
+
+			if (end > to || (eom && end != to))
+				return XSPIN_TWO_ENDS;
+			if (eom ? empty != (start == end) : end == to && !empty)
+				return XSPIN_OVERLAP;
+			return 0;
+		}
+		if (eom) {
+			if (end < to)
+				return XSPIN_TWO_ENDS;
+			new = XSPIN_EXTENT_LAP(lap) | XSPIN_EXTENT_KNOWN | end;
+			if (start == end)
+				new |= XSPIN_EXTENT_EMPTY;
+		} else {
+			if (end <= to)
+				return 0;
+			new = XSPIN_EXTENT_LAP(lap) | end;
+		}
+		if (__sync_val_compare_and_swap(&m->extent, v, new) == v)
+			return 0;
+	}
+	return XSPIN_CONTENDED;
+}
+
+/* Claims a segment. 0, 1 if it was claimed before, or one of the above. */
+static __always_inline int xspin_claim(struct xspin_claims *b, __u32 lap, __u32 bit)
+{
+	__u64 v = READ_ONCE(b->done), fresh = (__u64)lap << 32, is;
+
+	/* The done word first: whoever finds his lap in `claimed` finds it there, too. */
+	for (int i = 0; i < 4 && v >> 32 != lap; i++) {
+		if ((__s32)((__u32)(v >> 32) - lap) > 0)
+			return XSPIN_LATE;
+		is = __sync_val_compare_and_swap(&b->done, v, fresh);
+		v = is == v ? fresh : is;
+	}
+	if (v >> 32 != lap)
+		return XSPIN_CONTENDED;
+	v = READ_ONCE(b->claimed);
+	for (int i = 0; i < 4; i++) {
+		__u64 old = v >> 32 == lap ? v : fresh;
+
+		if ((__s32)((__u32)(v >> 32) - lap) > 0)
+			return XSPIN_LATE;
+		if (old & 1ULL << bit)
+			return 1;
+		is = __sync_val_compare_and_swap(&b->claimed, v, old | 1ULL << bit);
+		if (is == v)
+			return 0;
+		v = is;
+	}
+	return XSPIN_CONTENDED;
+}
+
+/* Moves a message from one state to another; false if it was not in it. */
+static __always_inline int xspin_move(struct xspin_message *m, __u32 lap, __u32 from, __u32 to)
+{
+	__u64 old = (__u64)lap << 32 | from;
+
+	return __sync_val_compare_and_swap(&m->word, old, (__u64)lap << 32 | to) == old;
+}
+
+/* Tells the application that a message has ended. False: there is no room. */
+static __noinline int xspin_post(struct xspin_message *m, __u32 slot, __u32 cause)
+{
+	struct xspin_scratch *s = xspin_scratch();
+	__u64 to = m->extent & XSPIN_EXTENT_BYTES, done = m->done;
+	struct xspin_event *e;
+
+	if (!xspin_setup.tell)
+		return 1;
+	if (!s)
+		return 0;
+	e = &s->event;
+	e->cause = cause;
+	e->slot = slot;
+	__builtin_memcpy(e->key, m->key, sizeof(e->key));
+	e->length = to;
+	e->missing = done > to ? 0 : to - done;
+	e->dropped = m->dropped;
+	e->time = xspin_now();
+	e->user = m->user;
+	e->source = m->source;
+	e->port = m->port;
+	e->starved = m->starved;
+	e->code = m->code;
+	return !bpf_ringbuf_output(&xspin_events, e, sizeof(*e), 0);
+}
+
+/* Ends a message for which nothing runs any more: remembers it, and frees its slot. */
+static __noinline int xspin_end(struct xspin_message *m, struct xspin_tally *t, __u32 slot, __u32 failed)
+{
+	__u64 ended = xspin_clock() << 1 | !!failed, lap = m->word >> 32;
+	__u32 key[8];
+
+	__builtin_memcpy(key, m->key, sizeof(key));
+	if (bpf_map_update_elem(&xspin_ended, key, &ended, BPF_ANY))
+		t->leaked++;
+	if (bpf_map_delete_elem(&xspin_table, key))
+		t->leaked++;
+	WRITE_ONCE(m->word, lap << 32 | XSPIN_FREE);
+	if (bpf_map_push_elem(&xspin_free, &slot, 0))
+		t->leaked++;
+	return 0;
+}
+
+/*
+ * Begins a message with its header packet, in a slot of its own, and returns slot << 32 |
+ * lap. 0: the packet is dropped, and comes again.
+ */
+static __noinline __u64 xspin_begin(struct xspin_her *her, struct xspin_tally *t)
+{
+	const __u32 target = xspin_setup.target;
+	struct xspin_message *m;
+	__u32 slot = 0, lap;
+	__u64 at;
+
+	if (bpf_map_pop_elem(&xspin_free, &slot)) {
+		t->dropped[XSPIN_NO_MESSAGES]++;
+		return 0;
+	}
+	m = bpf_map_lookup_elem(&xspin_messages, &slot);
+	if (!m) {
+		t->leaked++;
+		return 0;
+	}
+	lap = (m->word >> 32) + 1;
+	if (lap >> 31) { /* laps are compared: the slot is used up */
+		t->leaked++;
+		return 0;
+	}
+	/* In this order: who finds the old lap in extent has found the old key. */
+	__sync_lock_test_and_set(&m->extent, XSPIN_EXTENT_LAP(lap));
+	__sync_lock_test_and_set(&m->word, (__u64)lap << 32 | XSPIN_STARTING);
+	__builtin_memcpy(m->key, her->key, sizeof(m->key));
+	m->seen = m->started = xspin_clock();
+	m->done = m->dropped = m->user = 0;
+	m->size = her->payload_len;
+	m->starved = m->code = 0;
+	m->mode = XSPIN_MODE_RUN;
+	m->window = target;
+	m->place = target < XSPIN_WINDOWS ? xspin_setup.window[target].off : 0;
+	m->room = target < XSPIN_WINDOWS ? xspin_setup.window[target].size : 0;
+	at = (__u64)slot << 32 | lap;
+	if (!bpf_map_update_elem(&xspin_table, her->key, &at, BPF_NOEXIST)) {
+		/* A copy of it may have begun and ended since it was not found. */
+		if (!bpf_map_lookup_elem(&xspin_ended, her->key)) {
+			t->started++;
+			return at;
+		}
+		if (bpf_map_delete_elem(&xspin_table, her->key))
+			t->leaked++;
+	}
+	WRITE_ONCE(m->word, (__u64)lap << 32 | XSPIN_FREE);
+	if (bpf_map_push_elem(&xspin_free, &slot, 0))
+		t->leaked++;
+	t->busy++;
+	return 0;
+}
+
+/* A handler has failed. The first of a message says so; others may still run, so user
+ * space ends it. */
+static __noinline int xspin_fail(struct xspin_message *m, struct xspin_tally *t, __u64 at, __u32 from, __u64 fault)
+{
+	if (!xspin_move(m, (__u32)at, from, XSPIN_FAILED))
+		return 0;
+	m->code = (__u32)fault;
+	t->failed++;
+	if (!xspin_post(m, at >> 32, XSPIN_FAILURE))
+		t->lost++;
+	return 1;
+}
+
+/* What a completion leads to. True: the message has ended, which the sender may hear. */
+static __noinline int xspin_conclude(struct xspin_message *m, struct xspin_tally *t, __u32 slot)
+{
+	__u64 word = m->word;
+
+	if (!xspin_post(m, slot, XSPIN_COMPLETE)) {
+		t->deferred++;
+		WRITE_ONCE(m->word, word >> 32 << 32 | XSPIN_DEFERRED);
+		return 0;
+	}
+	t->ended++;
+	xspin_end(m, t, slot, 0);
+	return 1;
+}
+
+static __always_inline int xspin_fault(struct xspin_counters *cpu, enum xspin_has handler, int code)
+{
+	cpu->failed++;
+	cpu->fault = (__u64)handler << 32 | (__u32)code;
+	return handler << 16 | (code & 0xffff);
+}
+
+/* Whether a slot still has the message with this key; then its word. 0: it has not. */
+static __always_inline __u64 xspin_known(const struct xspin_message *m, const struct xspin_her *her, __u32 lap)
+{
+	__u64 word = READ_ONCE(m->word);
+	__u32 other = 0;
+
+	for (int i = 0; i < 8; i++)
+		other |= READ_ONCE(m->key[i]) ^ her->key[i];
+	return word >> 32 == lap && !other ? word : 0;
+}
+
+/*
+ * A packet. Calls the handlers, each at one place and in no loop: so the instructions that
+ * the verifier has counted for each of them bound a packet's run.
+ */
+static __always_inline int xspin_run_messages(struct xdp_md *ctx, const __u32 has)
+{
+	struct xspin_her her = { .len = ctx->data_end - ctx->data, .action = XDP_DROP };
+	struct xspin_scratch *s = xspin_scratch();
+	struct xspin_reply *r;
+	struct xspin_counters *cpu = xspin_this_cpu();
+	__u32 me = bpf_get_smp_processor_id(), k = 0, n;
+	struct xspin_tally *t = bpf_map_lookup_elem(&xspin_tallies, &me);
+	struct xspin_message *m;
+	struct xspin_claims *b;
+	__u64 at, word, extent, done, start = 0, *found;
+	int code = XSPIN_SUCCESS, eom;
+
+	if (!cpu || !t || !s || !xspin_read(ctx, &her))
+		return XDP_PASS; /* as if no ruleset had matched */
+	r = &s->reply;
+	__builtin_memset(r, 0, sizeof(*r));
+	her.hpu = me;
+	her.hpus = xspin.hpus;
+	eom = her.flags & XSPIN_EOM;
+
+	if (xspin_setup.checksums != XSPIN_VERIFY_NONE) {
+		int sum = xspin_verify(ctx, her.len);
+
+		if (sum == XSPIN_SUM_WRONG ||
+		    (sum != XSPIN_SUM_RIGHT && xspin_setup.checksums == XSPIN_VERIFY_ALL)) {
+			t->corrupt++;
+			return XDP_DROP;
+		}
+		if (sum != XSPIN_SUM_RIGHT)
+			t->unverified++;
+	}
+	if (xspin_setup.protocol == XSPIN_SLMP) {
+		const __u8 *p = (void *)(long)ctx->data + XSPIN_SLMP_AT;
+
+		if (p + XSPIN_SLMP_HEADER > (__u8 *)(long)ctx->data_end)
+			return XDP_PASS;
+		r->source = *(__u32 *)(p - 16);
+		r->port = *(__u16 *)(p - 8);
+		r->flags = bswap16(*(__u16 *)p);
+		r->id = bswap32(*(__u32 *)(p + 2));
+		r->offset = bswap32(*(__u32 *)(p + 6));
+		if (r->flags & XSPIN_SLMP_ACK) {
+			t->stray++;
+			return XDP_DROP;
+		}
+	}
+	if ((__u64)her.offset + her.payload_len > 1ULL << 32) {
+		t->dropped[XSPIN_BEYOND]++;
+		return XDP_DROP;
+	}
+
+	found = bpf_map_lookup_elem(&xspin_table, her.key);
+	if (found) {
+		at = READ_ONCE(*found); /* may be another message's already: see xspin_known() */
+	} else {
+		__u64 *old = bpf_map_lookup_elem(&xspin_ended, her.key);
+
+		if (old) {
+			__u64 when = READ_ONCE(*old);
+
+			/* It may be another message's already, one that has ended as well. */
+			if (xspin_clock() - (when >> 1) < xspin_setup.remember) {
+				if (when & 1) {
+					t->dropped[XSPIN_DEAD]++;
+					return XDP_DROP;
+				}
+				t->duplicates++;
+				r->processed = 1;
+				r->end = ~0U;
+				goto answer;
+			}
+			bpf_map_delete_elem(&xspin_ended, her.key);
+		}
+		if (her.offset) {
+			t->dropped[XSPIN_NO_HEADER]++;
+			return XDP_DROP;
+		}
+		at = xspin_begin(&her, t);
+		if (!at)
+			return XDP_DROP;
+	}
+	her.slot = at >> 32;
+	m = bpf_map_lookup_elem(&xspin_messages, &her.slot);
+	if (!m)
+		return XDP_DROP;
+	if (!(cpu->handled % XSPIN_TIMED))
+		start = xspin_now();
+	if (!found) {
+		m->source = r->source;
+		m->port = r->port;
+		if (has & XSPIN_HAS_HEADER) {
+			t->headers++;
+			code = xspin_header(ctx, &her) & ~XSPIN_PENDING;
+			if (code == XSPIN_DROP) {
+				m->mode = XSPIN_MODE_DISCARD;
+			} else if (code == XSPIN_PROCEED) {
+				m->mode = XSPIN_MODE_DEPOSIT;
+			} else if (code != XSPIN_SUCCESS) {
+				code = xspin_fault(cpu, XSPIN_HAS_HEADER, code);
+				xspin_fail(m, t, at, XSPIN_STARTING, code);
+				xspin_end(m, t, her.slot, 1); /* nothing else ran */
+				return XDP_DROP;
+			}
+		}
+		if (!(has & XSPIN_HAS_PAYLOAD) && m->mode == XSPIN_MODE_RUN)
+			m->mode = XSPIN_MODE_DEPOSIT;
+		xspin_move(m, at, XSPIN_STARTING, XSPIN_OPEN);
+	}
+
+	word = xspin_known(m, &her, at);
+	switch ((__u32)word) {
+	case XSPIN_FREE:
+	case XSPIN_STARTING:
+		t->busy++; /* also: it has ended meanwhile */
+		return XDP_DROP;
+	case XSPIN_FAILED:
+	case XSPIN_STOPPED:
+		t->dropped[XSPIN_DEAD]++;
+		return XDP_DROP;
+	}
+	if (m->size) {
+		k = her.offset / m->size;
+		if (k * m->size != her.offset || her.payload_len > m->size ||
+		    (her.payload_len != m->size && !eom)) {
+			t->dropped[XSPIN_OVERLAP]++;
+			return XDP_DROP;
+		}
+	} else if (her.offset || her.payload_len) {
+		t->dropped[XSPIN_OVERLAP]++;
+		return XDP_DROP;
+	}
+	if (k >> 5 >= xspin_setup.words) {
+		t->dropped[XSPIN_NO_MEMORY]++;
+		m->starved = 1;
+		return XDP_DROP;
+	}
+	code = xspin_reach(m, at, her.offset, (__u64)her.offset + her.payload_len, eom);
+	if (code) {
+		if (code > 0)
+			t->dropped[code & 7]++;
+		else
+			t->busy++;
+		return XDP_DROP;
+	}
+	n = her.slot * xspin_setup.words + (k >> 5);
+	b = bpf_map_lookup_elem(&xspin_bits, &n);
+	if (!b)
+		return XDP_DROP;
+	r->slot = her.slot;
+	r->lap = at;
+	r->size = m->size;
+	r->open = 1;
+	switch (xspin_claim(b, at, k & 31)) {
+	case 0:
+		break;
+	case 1:
+		done = READ_ONCE(b->done);
+		extent = READ_ONCE(m->extent);
+		r->high = extent & XSPIN_EXTENT_BYTES;
+		if ((__u32)word == XSPIN_DEFERRED && eom && xspin_move(m, at, XSPIN_DEFERRED, XSPIN_ENDING)) {
+			m->seen = xspin_clock();
+			goto conclude;
+		}
+		r->processed = !eom && done >> 32 == (__u32)at && done >> (k & 31) & 1;
+		if (r->processed)
+			t->duplicates++;
+		else
+			t->waits++;
+		goto answer;
+	default:
+		t->busy++;
+		return XDP_DROP;
+	}
+
+	/* The segment is ours: until it is done, the message cannot end. */
+	WRITE_ONCE(m->seen, xspin_clock());
+	code = XSPIN_DROP;
+	if (m->mode == XSPIN_MODE_DEPOSIT) {
+		code = m->window < XSPIN_WINDOWS ? xspin_deposit(ctx, &her) : XSPIN_SUCCESS;
+		cpu->handled++;
+	} else if (has & XSPIN_HAS_PAYLOAD && m->mode == XSPIN_MODE_RUN) {
+		code = xspin_payload(ctx, &her) & ~XSPIN_PENDING;
+		cpu->handled++;
+	}
+	if (start)
+		xspin_took(cpu, xspin_now() - start);
+	if ((__u32)code > XSPIN_DROP) {
+		code = xspin_fault(cpu, XSPIN_HAS_PAYLOAD, code);
+		xspin_fail(m, t, at, XSPIN_OPEN, code);
+		return XDP_DROP;
+	}
+	if (code == XSPIN_DROP) {
+		cpu->dropped++;
+		__sync_fetch_and_add(&m->dropped, her.payload_len);
+	}
+	__sync_fetch_and_or(&b->done, 1ULL << (k & 31));
+	if (eom) {
+		m->eom_flags = r->flags;
+		m->eom_offset = r->offset;
+	}
+	n = her.payload_len + !!eom;
+	done = __sync_fetch_and_add(&m->done, n) + n;
+	extent = READ_ONCE(m->extent);
+	r->high = extent & XSPIN_EXTENT_BYTES;
+	r->processed = !eom;
+	if (!(extent & XSPIN_EXTENT_KNOWN) || done != r->high + 1 ||
+	    !xspin_move(m, at, XSPIN_OPEN, XSPIN_ENDING))
+		goto answer;
+
+	if (has & XSPIN_HAS_COMPLETION) {
+		t->completions++;
+		code = xspin_completion(ctx, &her) & ~XSPIN_PENDING;
+		if (code != XSPIN_SUCCESS) {
+			code = xspin_fault(cpu, XSPIN_HAS_COMPLETION, code);
+			xspin_fail(m, t, at, XSPIN_ENDING, code);
+			xspin_end(m, t, her.slot, 1);
+			return XDP_DROP;
+		}
+	}
+conclude:
+	/* A late segment that completes a message is answered by EOM's answer: one packet can
+	 * have one. */
+	if (!eom && m->eom_flags & XSPIN_SLMP_SYN) {
+		r->flags = m->eom_flags;
+		r->offset = m->eom_offset;
+	}
+	r->open = 0;
+	r->end = r->high;
+	r->processed = xspin_conclude(m, t, her.slot);
+
+answer:
+	if (xspin_setup.protocol == XSPIN_SLMP && r->flags & XSPIN_SLMP_SYN &&
+	    (r->processed || r->flags & XSPIN_SLMP_CUMULATIVE)) {
+		if (!xspin_answer(ctx)) {
+			t->mute++;
+			return XDP_DROP;
+		}
+		t->acks++;
+		return XDP_TX;
+	}
+	switch (her.action) {
+	case XDP_TX:
+		cpu->sent++;
+		return XDP_TX;
+	case XDP_PASS:
+		cpu->to_stack++;
+		return XDP_PASS;
+	}
+	return XDP_DROP;
+}
+
+/*
+ * Ends a message that user space has stopped, or that has failed, when it has made sure
+ * that nothing runs for it any more. The return value says whether it did.
+ */
+static __always_inline int xspin_run_expire(struct xdp_md *ctx, const __u32 has)
+{
+	struct xspin_her her = { .action = XDP_DROP };
+	struct xspin_counters *cpu = xspin_this_cpu();
+	__u32 me = bpf_get_smp_processor_id();
+	struct xspin_tally *t = bpf_map_lookup_elem(&xspin_tallies, &me);
+	struct xspin_scratch *s = xspin_scratch();
+	struct xspin_message *m;
+	struct xspin_order o;
+	__u64 word;
+	int code;
+
+	if (!cpu || !t || !s || bpf_xdp_load_bytes(ctx, 0, &s->order, sizeof(s->order)))
+		return 0;
+	o = s->order;
+	m = bpf_map_lookup_elem(&xspin_messages, &o.slot);
+	if (!m)
+		return 0;
+	word = READ_ONCE(m->word);
+	if (word >> 32 != o.lap)
+		return 0;
+	switch ((__u32)word) {
+	case XSPIN_STOPPED:
+		break;
+	case XSPIN_FAILED:
+		xspin_end(m, t, o.slot, 1);
+		return 1;
+	default:
+		return 0;
+	}
+	if (o.cause == XSPIN_COMPLETE) { /* it was deferred for too long */
+		t->ended++;
+		if (!xspin_post(m, o.slot, XSPIN_COMPLETE))
+			t->lost++;
+		xspin_end(m, t, o.slot, 0);
+		return 1;
+	}
+	__builtin_memcpy(her.key, m->key, sizeof(her.key));
+	her.hpu = me;
+	her.hpus = xspin.hpus;
+	her.slot = o.slot;
+	if (has & XSPIN_HAS_COMPLETION) {
+		t->completions++;
+		code = xspin_completion(ctx, &her) & ~XSPIN_PENDING;
+		if (code != XSPIN_SUCCESS) {
+			code = xspin_fault(cpu, XSPIN_HAS_COMPLETION, code);
+			xspin_fail(m, t, (__u64)o.slot << 32 | o.lap, XSPIN_STOPPED, code);
+			xspin_end(m, t, o.slot, 1);
+			return 1;
+		}
+	}
+	t->abandoned++;
+	if (!xspin_post(m, o.slot, o.cause))
+		t->lost++;
+	xspin_end(m, t, o.slot, 1);
+	return 1;
+}
+
+/*
+ * Names the handlers that there are, joined by |, of HEADER, PAYLOAD and COMPLETION, and
+ * makes the programs that call them. Without PAYLOAD, payload goes into the window.
+ */
+#define XSPIN_MESSAGES(handlers)                                           \
+	SEC("xdp.frags") int xspin_context(struct xdp_md *ctx)             \
+	{                                                                  \
+		enum { HEADER = XSPIN_HAS_HEADER,                          \
+		       PAYLOAD = XSPIN_HAS_PAYLOAD,                        \
+		       COMPLETION = XSPIN_HAS_COMPLETION };                \
+		return xspin_run_messages(ctx, handlers);                  \
+	}                                                                  \
+	SEC("xdp.frags") int xspin_expire(struct xdp_md *ctx)              \
+	{                                                                  \
+		enum { HEADER = XSPIN_HAS_HEADER,                          \
+		       PAYLOAD = XSPIN_HAS_PAYLOAD,                        \
+		       COMPLETION = XSPIN_HAS_COMPLETION };                \
+		return xspin_run_expire(ctx, handlers);                    \
+	}                                                                  \
+	_Static_assert(1, "for the semicolon")

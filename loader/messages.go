@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package loader
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/xspin/xspin/bpf"
+	"github.com/xspin/xspin/spin"
+)
+
+// Sizes in the maps of xspin_message.h, in bytes.
+const (
+	messageKey  = 32
+	slotSize    = uint32(unsafe.Sizeof(bpf.MessageSlot{}))
+	claimsSize  = uint32(unsafe.Sizeof(bpf.MessageClaims{}))
+	tallySize   = uint32(unsafe.Sizeof(bpf.MessageTally{}))
+	scratchSize = uint32(unsafe.Sizeof(bpf.MessageScratch{}))
+)
+
+// MaxWindows is how many windows handlers of messages can be given.
+const MaxWindows = len(bpf.MessagesWindows)
+
+// A Protocol is what segments are answered in.
+type Protocol uint32
+
+// Protocols.
+const (
+	NoProtocol Protocol = iota // nothing is answered
+	SLMP                       // docs/slmp.md
+)
+
+// Checksums is what is done about UDP checksums, as hpu.Checksums.
+type Checksums uint32
+
+// Checksums that are verified.
+const (
+	VerifyComplete Checksums = iota // those that are there, but for partial ones
+	VerifyAll
+	VerifyNone
+)
+
+// A WindowConfig is a window that handlers may use: bytes of a map as package hostq makes
+// it. The map stays the caller's.
+type WindowConfig struct {
+	Map    *ebpf.Map
+	Off    int64 // in the map, a multiple of 8
+	Size   int64
+	Rights spin.Rights
+}
+
+// MessagesConfig says how many messages a context takes, and where they go. Zero fields
+// take the defaults.
+type MessagesConfig struct {
+	Messages  int           // most in flight. Defaults to 256
+	Segments  int           // most of a message, rounded up to a multiple of 32. Defaults to 65536
+	Remember  time.Duration // how long a message that has ended is remembered. Defaults to 4 s
+	Protocol  Protocol
+	Checksums Checksums
+	Windows   []WindowConfig // at most MaxWindows. Messages go into the first that may be written
+	Events    int            // bytes for events, a power of two and at least a page. 0: nobody reads any
+}
+
+// Bounds of MessagesConfig.
+const (
+	MaxMessages  = 1 << 16
+	MaxSegments  = 1 << 22
+	MaxClaims    = 1 << 28 // messages times segments
+	endedEntries = 1 << 16
+)
+
+func (c *MessagesConfig) complete() error {
+	for _, d := range []struct {
+		v        *int
+		name     string
+		def, max int
+	}{{&c.Messages, "messages in flight", 256, MaxMessages}, {&c.Segments, "segments of a message", 1 << 16, MaxSegments}} {
+		if *d.v == 0 {
+			*d.v = d.def
+		}
+		if *d.v < 0 || *d.v > d.max {
+			return fmt.Errorf("%d %s: want 1 to %d, or 0 for %d", *d.v, d.name, d.max, d.def)
+		}
+	}
+	c.Segments = (c.Segments + 31) &^ 31
+	if c.Remember == 0 {
+		c.Remember = 4 * time.Second
+	}
+	switch {
+	case c.Messages*c.Segments > MaxClaims:
+		return fmt.Errorf("%d messages of %d segments: want a product of at most %d", c.Messages, c.Segments, MaxClaims)
+	case c.Remember < 0:
+		return fmt.Errorf("messages remembered for %v: want a positive time, or 0 for 4s", c.Remember)
+	case c.Protocol > SLMP:
+		return fmt.Errorf("protocol %d: there is none", c.Protocol)
+	case c.Checksums > VerifyNone:
+		return fmt.Errorf("checksums %d: there is no such way", c.Checksums)
+	case c.Events != 0 && (c.Events < 0 || c.Events&(c.Events-1) != 0 || c.Events < unix.Getpagesize() || c.Events > 1<<30):
+		return fmt.Errorf("%d bytes for events: want a power of two, %d to %d", c.Events, unix.Getpagesize(), 1<<30)
+	case len(c.Windows) > MaxWindows:
+		return fmt.Errorf("%d windows: handlers in eBPF can be given %d", len(c.Windows), MaxWindows)
+	}
+	for i, w := range c.Windows {
+		switch m := w.Map; {
+		case m == nil || m.Type() != ebpf.Array || m.ValueSize() != memoryElement || m.Flags() != memoryFlags:
+			return fmt.Errorf("window %d is on %v: want an array of elements of %d bytes with flags %#x", i, m, memoryElement, memoryFlags)
+		case w.Off < 0 || w.Off%8 != 0 || w.Size <= 0 || w.Off > int64(m.MaxEntries())*memoryElement-w.Size:
+			return fmt.Errorf("window %d has %d bytes at %d of a map of %d: want a range of it, from a multiple of 8 on", i, w.Size, w.Off, int64(m.MaxEntries())*memoryElement)
+		}
+	}
+	return nil
+}
+
+// set sets constants and sizes, and adds the maps that are given.
+func (c *MessagesConfig) set(spec *ebpf.CollectionSpec, given map[string]*ebpf.Map, cpus int) error {
+	if err := c.complete(); err != nil {
+		return err
+	}
+	s := bpf.MessageSettings{
+		Words: uint32(c.Segments / 32), Protocol: uint32(c.Protocol), Checksums: uint32(c.Checksums),
+		Target: uint32(MaxWindows), Remember: uint64(c.Remember),
+	}
+	if c.Events > 0 {
+		s.Tell = 1
+		spec.Maps[bpf.MessagesEvents].MaxEntries = uint32(c.Events)
+	}
+	for i, name := range bpf.MessagesWindows {
+		given[name] = nil
+		if i >= len(c.Windows) {
+			continue
+		}
+		w := c.Windows[i]
+		given[name] = w.Map
+		s.Window[i] = bpf.MessageRange{Off: uint64(w.Off), Size: uint64(w.Size), Rights: uint32(w.Rights)}
+		if w.Rights&spin.Write != 0 && s.Target == uint32(MaxWindows) {
+			s.Target = uint32(i)
+		}
+	}
+	if err := spec.Variables[bpf.MessagesSettings].Set(s); err != nil {
+		return err
+	}
+	for name, n := range map[string]int{
+		bpf.MessagesTable: c.Messages, bpf.MessagesSlots: c.Messages, bpf.MessagesFree: c.Messages,
+		bpf.MessagesBits: c.Messages * c.Segments / 32, bpf.MessagesEnded: endedEntries, bpf.MessagesTallies: cpus,
+	} {
+		spec.Maps[name].MaxEntries = uint32(n)
+	}
+	return nil
+}
+
+// messages are those of a context, as user space sees them.
+type messages struct {
+	slots   []bpf.MessageSlot  // mapped
+	tallies []bpf.MessageTally // mapped, by CPU
+
+	expire *ebpf.Program
+	events *ebpf.Map
+}
+
+// openMessages maps what user space reads, and puts all slots on the list of free ones.
+func openMessages(coll *ebpf.Collection, c *MessagesConfig, cpus int) (m *messages, err error) {
+	m = &messages{expire: coll.Programs[bpf.MessagesExpire], events: coll.Maps[bpf.MessagesEvents]}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, m.close())
+		}
+	}()
+	if m.slots, err = mapAll[bpf.MessageSlot](coll.Maps[bpf.MessagesSlots], c.Messages); err != nil {
+		return nil, err
+	}
+	if m.tallies, err = mapAll[bpf.MessageTally](coll.Maps[bpf.MessagesTallies], cpus); err != nil {
+		return nil, err
+	}
+	free := coll.Maps[bpf.MessagesFree]
+	for slot := range uint32(c.Messages) {
+		if err := free.Update(nil, slot, ebpf.UpdateAny); err != nil {
+			return nil, fmt.Errorf("free slot %d: %w", slot, err)
+		}
+	}
+	return m, nil
+}
+
+// mapAll maps the first n elements of an array.
+func mapAll[T any](m *ebpf.Map, n int) ([]T, error) {
+	b, err := unix.Mmap(m.FD(), 0, n*int(unsafe.Sizeof(*new(T))), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("map %d elements of %v: %w", n, m, err)
+	}
+	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), n), nil
+}
+
+func unmapAll[T any](all []T) error {
+	if all == nil {
+		return nil
+	}
+	return unix.Munmap(unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(all))), len(all)*int(unsafe.Sizeof(*new(T)))))
+}
+
+func (m *messages) close() error {
+	if m == nil {
+		return nil
+	}
+	err := errors.Join(unmapAll(m.slots), unmapAll(m.tallies))
+	m.slots, m.tallies = nil, nil
+	return err
+}
+
+// MessageTally counts what became of a context's segments and messages.
+type MessageTally struct {
+	spin.MessageStats
+	Corrupt    uint64 // segments with a wrong checksum
+	Unverified uint64 // segments without one, or with a partial one
+	Stray      uint64 // frames that are no segments
+	Headers    uint64 // handlers that ran
+	Complete   uint64 // completion handlers that ran
+	Acks       uint64 // answers
+	Mute       uint64 // answers that were not sent: for lack of room in the frame
+	Deferred   uint64 // times that an event found no room
+	Lost       uint64 // events that were never told
+	Leaked     uint64 // slots and entries that a map did not take, or give up
+	Busy       uint64 // segments that came while their message was beginning, or contended for: they come again
+}
+
+// Tally returns the sum of all CPUs. Zero for handlers of packets, and after Close.
+func (h *Handlers) Tally() (t MessageTally) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.messages == nil {
+		return t
+	}
+	for i := range h.messages.tallies {
+		c := &h.messages.tallies[i]
+		for _, p := range []struct{ to, from *uint64 }{
+			{&t.Started, &c.Started}, {&t.Ended, &c.Ended}, {&t.Failed, &c.Failed}, {&t.Abandoned, &c.Abandoned},
+			{&t.Refused, &c.Refused}, {&t.Duplicates, &c.Duplicates}, {&t.Waits, &c.Waits}, {&t.Corrupt, &c.Corrupt},
+			{&t.Unverified, &c.Unverified}, {&t.Stray, &c.Stray}, {&t.Headers, &c.Headers}, {&t.Complete, &c.Completions},
+			{&t.Acks, &c.Acks}, {&t.Mute, &c.Mute}, {&t.Deferred, &c.Deferred}, {&t.Lost, &c.Lost}, {&t.Leaked, &c.Leaked}, {&t.Busy, &c.Busy},
+		} {
+			*p.to += atomic.LoadUint64(p.from)
+		}
+		for r := range t.Dropped {
+			t.Dropped[r] += atomic.LoadUint64(&c.Dropped[r])
+		}
+	}
+	t.Open = int(t.Started - t.Ended - t.Failed - t.Abandoned)
+	return t
+}
+
+// States of a slot, in the lower half of its word: xspin_state_of.
+const (
+	slotOpen     = 2
+	slotDeferred = 4
+	slotFailed   = 5
+	slotStopped  = 6
+)
+
+// A StoppedMessage is one that is to be ended.
+type StoppedMessage struct {
+	slot  uint32
+	lap   uint32
+	cause spin.Cause
+}
+
+// Stop stops the messages that have had no new segment since a time of CLOCK_MONOTONIC in
+// ns, and finds those that have failed: of none of them a handler will begin to run. When
+// those that run have returned, which takes a grace period of the kernel, Expire ends them.
+// The cause is for messages that are not complete.
+func (h *Handlers) Stop(since int64, cause spin.Cause) (all []StoppedMessage) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.messages == nil {
+		return nil
+	}
+	for i := range h.messages.slots {
+		s := &h.messages.slots[i]
+		word := atomic.LoadUint64(&s.Word)
+		m := StoppedMessage{uint32(i), uint32(word >> 32), cause}
+		switch uint32(word) {
+		case slotOpen:
+		case slotDeferred:
+			m.cause = spin.Complete
+		case slotFailed:
+			all = append(all, m)
+			continue
+		default:
+			continue
+		}
+		if int64(atomic.LoadUint64(&s.Seen)) < since &&
+			atomic.CompareAndSwapUint64(&s.Word, word, uint64(m.lap)<<32|slotStopped) {
+			all = append(all, m)
+		}
+	}
+	return all
+}
+
+// Expire ends messages that were stopped: their completion handlers learn what is missing,
+// the application is told, and their slots are free. It returns how many there were.
+func (h *Handlers) Expire(all []StoppedMessage) (n int, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.messages == nil {
+		return 0, nil
+	}
+	for _, m := range all {
+		// A frame must have 14 bytes. Repeat is as in Run.
+		order := (*[unsafe.Sizeof(bpf.MessageOrder{})]byte)(unsafe.Pointer(&bpf.MessageOrder{Slot: m.slot, Lap: m.lap, Cause: uint32(m.cause)}))
+		ended, err := h.messages.expire.Run(&ebpf.RunOptions{Data: order[:], Repeat: 1})
+		if err != nil {
+			return n, fmt.Errorf("end the message of slot %d: %w", m.slot, err)
+		}
+		n += int(ended)
+	}
+	return n, nil
+}
+
+// Events returns the ring buffer in which ends of messages are told, as bpf.MessageEvent;
+// nil for handlers of packets. It is good until Close.
+func (h *Handlers) Events() *ebpf.Map {
+	if h.messages == nil {
+		return nil
+	}
+	return h.messages.events
+}
