@@ -52,7 +52,7 @@ type HandlersDepositXspinMessage struct {
 	Size      uint32
 	Mode      uint32
 	Window    uint32
-	Pad0      uint32
+	EomDone   uint32
 	EomFlags  uint32
 	EomOffset uint32
 	Starved   uint32

@@ -76,7 +76,7 @@ func newObject(out io.Writer, dir string) error {
 	}
 	for _, name := range headers {
 		if name == "xspin_message.h" {
-			continue // what is made with it runs on no NIC so far
+			continue // the daemon does not run what is made with it so far
 		}
 		text, err := fs.ReadFile(loader.Include(), name)
 		if err != nil {

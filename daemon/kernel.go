@@ -152,6 +152,9 @@ func (b *contextPlan) readHandlers(c *checker, at func(string) string, env *surr
 			for _, err := range spin.Flatten(err) {
 				c.fail(at("object"), "%v", err)
 			}
+		} else if k.Object.Messages() {
+			c.fail(at("object"), "%s: its handlers are for messages of several packets: the daemon gives handlers in eBPF single packets so far", doc.Object.Name)
+			k.Object = nil
 		}
 	case doc.Handler == "":
 		c.fail(at("handler"), "is missing: want one of %s, or an object", nic.BuiltinObjects())

@@ -174,6 +174,8 @@ func TestObjectsTravelInRequests(t *testing.T) {
 func TestErrorsOfContextsInTheKernel(t *testing.T) {
 	file, err := filepath.Abs("../bpf/bench_bpfel.o")
 	must(t, err)
+	messages, err := filepath.Abs("../bpf/handlersdeposit_bpfel.o")
+	must(t, err)
 	for _, tc := range []struct{ name, text, want string }{
 		{"off", eth + "contexts:\n- {name: a, tier: kernel, handler: echo-icmp}\n", "F:3:19: contexts[0].tier: handlers in eBPF are not allowed here: the configuration's `kernel: administrators` does that, from the daemon's start"},
 		{"another word", "kernel: everybody\n" + eth, `F:1:9: kernel: "everybody": want off or administrators`},
@@ -181,6 +183,7 @@ func TestErrorsOfContextsInTheKernel(t *testing.T) {
 		{"object without a tier", inKernel + eth + "contexts:\n- {name: a, object: " + file + ", rulesets: 'a: udp(7)'}\n", "F:4:21: contexts[0].object: needs tier: kernel"},
 		{"object of the user tier", eth + "contexts:\n- {name: a, object: /dev/null, handler: echo-icmp}\n", "F:3:21: contexts[0].object: /dev/null is not a file\n"},
 		{"no file", inKernel + eth + "contexts:\n- {name: a, tier: kernel, object: /nowhere.o}\n", "F:4:35: contexts[0].object: open /nowhere.o: no such file or directory"},
+		{"handlers of messages", inKernel + eth + "contexts:\n- {name: a, tier: kernel, object: " + messages + ", rulesets: 'a: slmp'}\n", "F:4:35: contexts[0].object: " + messages + ": its handlers are for messages of several packets"},
 		{"neither", inKernel + eth + "contexts:\n- {name: a, tier: kernel}\n", "F:4:3: contexts[0].handler: is missing: want one of count, echo-icmp, echo-udp, noop, or an object"},
 		{"no such twin", inKernel + eth + "contexts:\n- {name: a, tier: kernel, handler: deposit}\n", `F:4:36: contexts[0].handler: no built-in handler in eBPF "deposit": there are count, echo-icmp, echo-udp, noop`},
 		{"parameter", inKernel + eth + "contexts:\n- {name: a, tier: kernel, handler: count, rulesets: 'a: udp(7)', params: {to: nowhere}}\n", `F:4:79: contexts[0].params.to: handler count: "nowhere": want stack or drop`},

@@ -50,6 +50,8 @@ type Handlers struct {
 	base  []HandlerStats // what was cleared, of each CPU
 	final []HandlerStats // after Close: what had been counted
 
+	finalTally MessageTally // the same
+
 	last []HandlerStats // of Run
 	out  []byte
 }
@@ -307,6 +309,7 @@ func (h *Handlers) Close() error {
 		return nil
 	}
 	h.final = h.read()
+	h.finalTally = h.tally()
 	err := errors.Join(unix.Munmap(h.rows), h.messages.close())
 	h.rows = nil
 	h.coll.Close()
@@ -412,12 +415,16 @@ func (h *Handlers) read() []HandlerStats {
 			s.User[k] = readPair(&row.User[k])
 		}
 		if fault := atomic.LoadUint64(&row.Fault); fault != 0 {
-			names := [...]string{"header", "payload", "completion"}
-			which := min(bits.TrailingZeros32(uint32(fault>>32)), len(names)-1)
-			s.Fault = Fault{names[which], spin.Code(int32(fault))}
+			s.Fault = Fault{HandlerName(uint32(fault >> 32)), spin.Code(int32(fault))}
 		}
 	}
 	return all
+}
+
+// HandlerName names a handler by its bit: see xspin_has.
+func HandlerName(bit uint32) string {
+	names := [...]string{"header", "payload", "completion"}
+	return names[min(bits.TrailingZeros32(bit), len(names)-1)]
 }
 
 // readPair reads a sum and its count while the program may write them: begin first, end

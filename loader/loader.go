@@ -327,6 +327,14 @@ func (in *Ingress) synchronize() error {
 	return nil
 }
 
+// Synchronize waits until no run of the program, nor of handlers in eBPF, that is under way
+// now is under way any more.
+func (in *Ingress) Synchronize() error {
+	in.publish.Lock()
+	defer in.publish.Unlock()
+	return in.synchronize()
+}
+
 // SetSocket tells the program where to send the frames for an HPU that arrive
 // on a queue.
 func (in *Ingress) SetSocket(queue, hpu, fd int) error {

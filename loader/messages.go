@@ -228,12 +228,19 @@ type MessageTally struct {
 	Busy       uint64 // segments that came while their message was beginning, or contended for: they come again
 }
 
-// Tally returns the sum of all CPUs. Zero for handlers of packets, and after Close.
-func (h *Handlers) Tally() (t MessageTally) {
+// Tally returns the sum of all CPUs; after Close what it was. Zero for handlers of packets.
+func (h *Handlers) Tally() MessageTally {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.messages == nil {
+	return h.tally()
+}
+
+func (h *Handlers) tally() (t MessageTally) {
+	switch {
+	case h.messages == nil:
 		return t
+	case h.messages.tallies == nil:
+		return h.finalTally
 	}
 	for i := range h.messages.tallies {
 		c := &h.messages.tallies[i]
@@ -268,16 +275,18 @@ type StoppedMessage struct {
 	cause spin.Cause
 }
 
-// Stop stops the messages that have had no new segment since a time of CLOCK_MONOTONIC in
-// ns, and finds those that have failed: of none of them a handler will begin to run. When
-// those that run have returned, which takes a grace period of the kernel, Expire ends them.
-// The cause is for messages that are not complete.
-func (h *Handlers) Stop(since int64, cause spin.Cause) (all []StoppedMessage) {
+// Stop stops the messages that have had no new segment for so long, and finds those that
+// have failed: of none of them a handler will begin to run. When those that run have
+// returned, which takes a grace period of the kernel, Expire ends them. The cause is for
+// messages that are not complete.
+func (h *Handlers) Stop(idle time.Duration, cause spin.Cause) (all []StoppedMessage) {
+	since := monotonic() - int64(idle)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.messages == nil {
 		return nil
 	}
+	// None after Close.
 	for i := range h.messages.slots {
 		s := &h.messages.slots[i]
 		word := atomic.LoadUint64(&s.Word)
@@ -292,7 +301,7 @@ func (h *Handlers) Stop(since int64, cause spin.Cause) (all []StoppedMessage) {
 		default:
 			continue
 		}
-		if int64(atomic.LoadUint64(&s.Seen)) < since &&
+		if int64(atomic.LoadUint64(&s.Seen)) <= since &&
 			atomic.CompareAndSwapUint64(&s.Word, word, uint64(m.lap)<<32|slotStopped) {
 			all = append(all, m)
 		}
@@ -300,12 +309,19 @@ func (h *Handlers) Stop(since int64, cause spin.Cause) (all []StoppedMessage) {
 	return all
 }
 
+// monotonic is CLOCK_MONOTONIC in ns, as programs have it.
+func monotonic() int64 {
+	var now unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // fails for other clocks
+	return now.Nano()
+}
+
 // Expire ends messages that were stopped: their completion handlers learn what is missing,
 // the application is told, and their slots are free. It returns how many there were.
 func (h *Handlers) Expire(all []StoppedMessage) (n int, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.messages == nil {
+	if h.messages == nil || h.messages.slots == nil {
 		return 0, nil
 	}
 	for _, m := range all {
@@ -320,8 +336,12 @@ func (h *Handlers) Expire(all []StoppedMessage) (n int, err error) {
 	return n, nil
 }
 
-// Events returns the ring buffer in which ends of messages are told, as bpf.MessageEvent;
-// nil for handlers of packets. It is good until Close.
+// ReadEvent reads what lies in the ring buffer of Events. False: it is no event.
+func ReadEvent(raw []byte) (e bpf.MessageEvent, ok bool) {
+	return e, copy(unsafe.Slice((*byte)(unsafe.Pointer(&e)), unsafe.Sizeof(e)), raw) == int(unsafe.Sizeof(e))
+}
+
+// Events returns the ring buffer in which ends of messages are told, see ReadEvent; nil for handlers of packets. It is good until Close.
 func (h *Handlers) Events() *ebpf.Map {
 	if h.messages == nil {
 		return nil

@@ -384,12 +384,12 @@ func TestMessageExpires(t *testing.T) {
 	cfg, _ := messagesConfig(t, 1<<20, MessagesConfig{Messages: 1, Segments: 4096, Events: 1 << 16})
 	h := load(t, depositObject(t), cfg)
 	ten := make([]byte, 10)
-	runs(t, h, segment{payload: ten}, segment{offset: 20, payload: ten})
-	if all := h.Stop(0, spin.TimedOut); len(all) != 0 {
-		t.Fatalf("%d are stopped that have come after the beginning of time", len(all))
+	runs(t, h, segment{payload: ten}, segment{offset: 20, payload: ten, flags: slmp.EOM})
+	if all := h.Stop(time.Hour, spin.TimedOut); len(all) != 0 {
+		t.Fatalf("%d are stopped that are not an hour old", len(all))
 	}
-	all := h.Stop(1<<62, spin.TimedOut)
-	if len(all) != 1 || len(h.Stop(1<<62, spin.TimedOut)) != 0 {
+	all := h.Stop(0, spin.TimedOut)
+	if len(all) != 1 || len(h.Stop(0, spin.TimedOut)) != 0 {
 		t.Fatalf("%d are stopped, want 1, and once", len(all))
 	}
 	if a := runs(t, h, segment{offset: 10, payload: ten, flags: slmp.SYN}); a[0] != nil {
@@ -443,7 +443,7 @@ func TestEventsWithoutRoom(t *testing.T) {
 	}
 	event(t, h)
 	// Those whose senders do not come again are told when their time is up.
-	n, err := h.Expire(h.Stop(1<<62, spin.TimedOut))
+	n, err := h.Expire(h.Stop(0, spin.TimedOut))
 	if want := room + 8 - answered - 1; n != want || err != nil {
 		t.Errorf("%d expired, %v, want %d", n, err, want)
 	}
@@ -464,10 +464,11 @@ func event(t *testing.T, h *Handlers) (e bpf.MessageEvent) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(rec.RawSample) != int(unsafe.Sizeof(e)) {
+	e, ok := ReadEvent(rec.RawSample)
+	if !ok {
 		t.Fatalf("an event of %d bytes", len(rec.RawSample))
 	}
-	return *(*bpf.MessageEvent)(unsafe.Pointer(unsafe.SliceData(rec.RawSample)))
+	return e
 }
 
 func noEvent(t *testing.T, h *Handlers) {

@@ -27,6 +27,7 @@ import (
 type Kernel struct {
 	Object     *Object        // Required
 	Parameters map[string]any // constants of the object that are not what it says
+	Segments   int            // most of a message, for handlers of messages. Defaults to 65536
 }
 
 // An Object has handlers in eBPF, see bpf/include/xspin_handler.h. Contexts may share it.
@@ -64,8 +65,12 @@ func BuiltinObject(name string) (*Object, error) { return loader.BuiltinObject(n
 // resolveKernel judges what a context in the kernel has, and has not.
 func (s *ContextSpec) resolveKernel(wrong *spin.Problems) {
 	h, r := &s.Handlers, &s.Resources
+	messages := s.Kernel.Object != nil && s.Kernel.Object.Messages()
+	if messages {
+		s.resolveMessages(wrong)
+	}
 	const hpus = "it is about HPUs, and handlers in eBPF run in the kernel, where packets arrive"
-	const user = "handlers in eBPF have none"
+	const user = "handlers in eBPF for packets have none"
 	for _, set := range []struct {
 		key string
 		is  bool
@@ -79,12 +84,12 @@ func (s *ContextSpec) resolveKernel(wrong *spin.Problems) {
 		{"share", s.Share != 0, hpus},
 		{"overload", s.Overload != OverloadDrops, hpus},
 		{"timestamp", s.Timestamp, hpus},
-		{"messages", s.Messages != 0, user + " so far: each packet is a message, or none"},
-		{"timeout", s.Timeout != 0, user},
-		{"remember", s.Remember != 0, user},
-		{"windows", len(r.Windows) > 0 || s.Window != nil || s.Binder != nil, user + " so far: want packets that need no place"},
-		{"queue", r.Host != nil || s.Events != nil, user + " so far: they count, see xspin_count"},
-		{"timer", r.Timer != 0, user},
+		{"messages", !messages && (s.Messages != 0 || s.Kernel.Segments != 0), user + ": each packet is a message, or none"},
+		{"timeout", !messages && s.Timeout != 0, user},
+		{"remember", !messages && s.Remember != 0, user},
+		{"windows", !messages && (len(r.Windows) > 0 || s.Window != nil || s.Binder != nil), user + ": want packets that need no place"},
+		{"queue", !messages && (r.Host != nil || s.Events != nil), user + ": they count, see xspin_count"},
+		{"timer", r.Timer != 0, "handlers in eBPF have none"},
 	} {
 		if set.is {
 			wrong.Add(set.key, "%s", set.why)
@@ -104,10 +109,6 @@ func (s *ContextSpec) resolveKernel(wrong *spin.Problems) {
 	s.Policy, s.Share = ByPacket, 1
 	if s.Kernel.Object == nil {
 		wrong.Add("object", "there is none")
-		return
-	}
-	if s.Kernel.Object.Messages() {
-		wrong.Add("object", "its handlers are for messages of several packets, which a NIC does not give to handlers in eBPF so far")
 		return
 	}
 	wrong.AddParams(s.Kernel.Object.CheckParameters(s.Kernel.Parameters))
@@ -157,6 +158,8 @@ type kernelTier struct {
 	spec     *ContextSpec
 	handlers *loader.Handlers
 
+	messages *kernelMessages // nil: the handlers are for packets
+
 	stopped chan struct{} // closed by stop
 
 	mu    sync.Mutex // guards what follows
@@ -187,12 +190,20 @@ func (n *NIC) loadKernel(s *ContextSpec) (*loader.Handlers, error) {
 	} else if each {
 		return nil, errors.New("its handlers call xspin_hpu_memory(), and there is no memory of each HPU")
 	}
+	if k.Object.Messages() {
+		cfg.Messages = s.messagesConfig()
+	}
 	return n.load(k.Object, cfg)
 }
 
-func (t *kernelTier) install() error {
+func (t *kernelTier) install() (err error) {
 	if err := t.n.ingress.SetHandlers(t.id, t.handlers); err != nil {
 		return err
+	}
+	if t.spec.Kernel.Object.Messages() {
+		if t.messages, err = t.startMessages(); err != nil {
+			return errors.Join(err, t.n.ingress.ClearHandlers(t.id))
+		}
 	}
 	t.stopped, t.told = make(chan struct{}), make([]uint64, len(t.handlers.CPUs()))
 	go t.watch()
@@ -215,6 +226,9 @@ func (t *kernelTier) stop(time.Duration) error {
 	}
 	t.ended = true
 	close(t.stopped)
+	if t.messages != nil {
+		t.messages.stop()
+	}
 	t.report()
 	return t.handlers.Close()
 }
@@ -262,10 +276,16 @@ func (t *kernelTier) Stats() spin.ContextStats {
 	if s.Timed > 0 {
 		s.HandlerSum = time.Duration(float64(s.HandlerSum) / float64(s.Timed) * float64(s.Handled))
 	}
-	return spin.ContextStats{
+	c := spin.ContextStats{
 		Handled: s.Handled, Dropped: s.Dropped, Failed: s.Failed, Sent: s.Sent, ToStack: s.ToStack,
 		HandlerTime: s.HandlerTime, HandlerSum: s.HandlerSum, User: s.User,
 	}
+	if t.messages != nil {
+		m := t.handlers.Tally()
+		c.Headers, c.Completions, c.Acks, c.AckFull = m.Headers, m.Complete, m.Acks, m.Mute
+		c.Stray, c.Corrupt, c.Unverified, c.EventsLost = m.Stray, m.Corrupt, m.Unverified, m.Lost+t.messages.lost.Load()
+	}
+	return c
 }
 
 // Packets implements perCPU.
@@ -276,6 +296,10 @@ func (t *kernelTier) Packets() (n []uint64) {
 	return n
 }
 
-func (t *kernelTier) Messages() (spin.MessageStats, bool) { return spin.MessageStats{}, false }
-func (t *kernelTier) Stopped() bool                       { return false }
-func (t *kernelTier) Stuck() int                          { return 0 }
+// Messages tells what became of messages.
+func (t *kernelTier) Messages() (spin.MessageStats, bool) {
+	return t.handlers.Tally().MessageStats, t.messages != nil
+}
+
+func (t *kernelTier) Stopped() bool { return false }
+func (t *kernelTier) Stuck() int    { return 0 }

@@ -111,7 +111,7 @@ struct xspin_message {
 	__u32 size;    /* of segments */
 	__u32 mode;    /* xspin_mode */
 	__u32 window;
-	__u32 pad0;
+	__u32 eom_done; /* 1: that segment was processed */
 	__u32 eom_flags; /* of the protocol, of the segment with EOM */
 	__u32 eom_offset;
 	__u32 starved; /* packets of it were dropped for lack of room */
@@ -785,7 +785,7 @@ static __always_inline int xspin_move(struct xspin_message *m, __u32 lap, __u32 
 static __noinline int xspin_post(struct xspin_message *m, __u32 slot, __u32 cause)
 {
 	struct xspin_scratch *s = xspin_scratch();
-	__u64 to = m->extent & XSPIN_EXTENT_BYTES, done = m->done;
+	__u64 to = m->extent & XSPIN_EXTENT_BYTES, done = m->done - m->eom_done;
 	struct xspin_event *e;
 
 	if (!xspin_setup.tell)
@@ -857,7 +857,7 @@ static __noinline __u64 xspin_begin(struct xspin_her *her, struct xspin_tally *t
 	m->seen = m->started = xspin_clock();
 	m->done = m->dropped = m->user = 0;
 	m->size = her->payload_len;
-	m->starved = m->code = 0;
+	m->starved = m->code = m->eom_done = 0;
 	m->mode = XSPIN_MODE_RUN;
 	m->window = target;
 	m->place = target < XSPIN_WINDOWS ? xspin_setup.window[target].off : 0;
@@ -1129,6 +1129,7 @@ static __always_inline int xspin_run_messages(struct xdp_md *ctx, const __u32 ha
 	if (eom) {
 		m->eom_flags = r->flags;
 		m->eom_offset = r->offset;
+		m->eom_done = 1;
 	}
 	n = her.payload_len + !!eom;
 	done = __sync_fetch_and_add(&m->done, n) + n;

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nic
+
+import (
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cilium/ebpf/ringbuf"
+
+	"github.com/xspin/xspin/bpf"
+	"github.com/xspin/xspin/hostq"
+	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/loader"
+	"github.com/xspin/xspin/mpq"
+	"github.com/xspin/xspin/spin"
+)
+
+const (
+	defaultTimeout = 10 * time.Second
+	// eventBytes is the size of a context's ring of events: those of 2048 messages.
+	eventBytes = 256 << 10
+	// roomLook is how often somebody who waits for room in the application's queue looks.
+	roomLook = time.Millisecond
+	// stopPatience is how long events wait for room when their context is removed.
+	stopPatience = 100 * time.Millisecond
+)
+
+// resolveMessages judges what a context of messages in the kernel has, and has not.
+func (s *ContextSpec) resolveMessages(wrong *spin.Problems) {
+	for _, set := range []struct {
+		key string
+		is  bool
+		why string
+	}{
+		{"windows", s.Binder != nil, "handlers in eBPF put messages into the context's window: a binder is for handlers in Go"},
+		{"incomplete", s.Incomplete != mpq.Abandon || s.Linger != 0, "handlers in eBPF abandon incomplete messages: want none of the other ways"},
+		{"state", s.State != 0 || len(s.InitialState) > 0, "handlers in eBPF have none so far"},
+		{"held", s.Held > 0, "no packet waits in the kernel: it comes again"},
+		{"queue", s.Events != nil && s.Resources.Host != nil, "events go to a channel or to an application, not to both"},
+	} {
+		if set.is {
+			wrong.Add(set.key, "%s", set.why)
+		}
+	}
+	wrong.Between("messages", s.Messages, 1, loader.MaxMessages)
+	wrong.Between("segments", s.Kernel.Segments, 1, loader.MaxSegments)
+	if s.Timeout < 0 || s.Remember < 0 {
+		wrong.Add("timeout", "%v, and ended messages remembered for %v: want positive times, or 0 for the defaults", s.Timeout, s.Remember)
+	}
+	s.Messages, s.Timeout = cmp.Or(s.Messages, 256), cmp.Or(s.Timeout, defaultTimeout)
+	if n := len(s.messageWindows()); n > loader.MaxWindows {
+		wrong.Add("windows", "%d, and handlers in eBPF can be given %d", n, loader.MaxWindows)
+	}
+	for _, w := range s.messageWindows() {
+		if h, ok := w.Window.(*hostq.Window); !ok {
+			wrong.Add("windows", "%s: want a window on a hostq.Memory: handlers in eBPF are given its map", w.Name)
+		} else if mem, off := h.Memory(); mem == nil || off%8 != 0 || h.Size() == 0 {
+			wrong.Add("windows", "%s: want a window on a hostq.Memory, not empty and from a multiple of 8: handlers in eBPF are given its map", w.Name)
+		}
+	}
+}
+
+// messageWindows are the windows that handlers are given. Messages go into the first.
+func (s *ContextSpec) messageWindows() (all []hpu.NamedWindow) {
+	if s.Window != nil {
+		all = append(all, hpu.NamedWindow{Name: "the window of messages", Window: s.Window})
+	}
+	return append(all, s.Resources.Windows...)
+}
+
+// messagesConfig is what the loader is told of them.
+func (s *ContextSpec) messagesConfig() (cfg loader.MessagesConfig) {
+	cfg = loader.MessagesConfig{
+		Messages: s.Messages, Segments: s.Kernel.Segments, Remember: s.Remember,
+		Checksums: loader.Checksums(s.Checksums),
+	}
+	if s.Format.Name == "slmp" {
+		cfg.Protocol = loader.SLMP
+	}
+	if s.eventSink() != nil {
+		cfg.Events = eventBytes
+	}
+	for _, w := range s.messageWindows() {
+		h := w.Window.(*hostq.Window) // see resolveMessages
+		mem, off := h.Memory()
+		cfg.Windows = append(cfg.Windows, loader.WindowConfig{Map: mem.Map(), Off: off, Size: h.Size(), Rights: h.Rights()})
+	}
+	return cfg
+}
+
+// eventSink is who is told of the ends of messages; nil: nobody.
+func (s *ContextSpec) eventSink() spin.EventSink {
+	if s.Events != nil {
+		return spin.EventChan(s.Events)
+	}
+	if p := s.events(); p != nil {
+		return pairSink{p}
+	}
+	return nil
+}
+
+// kernelMessages are the messages of a context in the kernel, as far as user space is
+// concerned with them: it ends those that have become too old or have failed, and hands
+// their events on. Two goroutines, from start to stop.
+type kernelMessages struct {
+	t      *kernelTier
+	reader *ringbuf.Reader // nil: there are no events
+	sink   spin.EventSink
+	over   chan struct{} // closed by stop
+	wg     sync.WaitGroup
+	lost   atomic.Uint64 // events that the application had no room for
+}
+
+func (t *kernelTier) startMessages() (m *kernelMessages, err error) {
+	m = &kernelMessages{t: t, sink: t.spec.eventSink(), over: make(chan struct{})}
+	if m.sink != nil {
+		if m.reader, err = ringbuf.NewReader(t.handlers.Events()); err != nil {
+			return nil, fmt.Errorf("read the events of context %q: %w", t.spec.Name, err)
+		}
+		m.wg.Go(m.forward)
+	}
+	m.wg.Go(m.expire)
+	return m, nil
+}
+
+// expire ends messages whose time is up, and those that have failed.
+func (m *kernelMessages) expire() {
+	timeout := m.t.spec.Timeout
+	tick := time.NewTicker(max(min(timeout/8, 250*time.Millisecond), time.Millisecond))
+	defer tick.Stop()
+	for {
+		select {
+		case <-m.over:
+			return
+		case <-tick.C:
+		}
+		m.end(timeout, spin.TimedOut)
+	}
+}
+
+// end ends messages without news for so long. Whoever works for one of them has done so
+// when a grace period is over.
+func (m *kernelMessages) end(idle time.Duration, cause spin.Cause) {
+	all := m.t.handlers.Stop(idle, cause)
+	if len(all) == 0 {
+		return
+	}
+	if err := m.t.n.ingress.Synchronize(); err != nil {
+		time.Sleep(time.Second) // a run of the program takes microseconds
+	}
+	if _, err := m.t.handlers.Expire(all); err != nil {
+		m.t.n.pool.Report(spin.Fault{Kind: spin.HandlerFailed, Context: m.t.id, Name: m.t.spec.Name, Detail: err.Error()})
+	}
+}
+
+// forward hands events on. That of a complete message waits for room: meanwhile the ring
+// fills, and when it is full, EOM is not acknowledged.
+func (m *kernelMessages) forward() {
+	var rec ringbuf.Record
+	for {
+		err := m.reader.ReadInto(&rec)
+		switch {
+		case errors.Is(err, ringbuf.ErrFlushed):
+			return
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			continue
+		case err != nil:
+			return // it is closed
+		}
+		// Handlers can post none, and the engine posts whole ones.
+		if raw, ok := loader.ReadEvent(rec.RawSample); ok {
+			e := m.event(&raw)
+			m.post(&e)
+		}
+	}
+}
+
+// post gives an event to the application. That of a complete message waits for room, when
+// the context is being removed no longer than stopPatience.
+func (m *kernelMessages) post(e *spin.MessageEvent) {
+	var end time.Time
+	for !m.sink.Post(e) {
+		select {
+		case <-m.over:
+			if end.IsZero() {
+				end = time.Now().Add(stopPatience)
+			}
+		default:
+		}
+		if e.Cause != spin.Complete || !end.IsZero() && time.Now().After(end) {
+			m.lost.Add(1)
+			return
+		}
+		time.Sleep(roomLook)
+	}
+}
+
+// event is what the application is told.
+func (m *kernelMessages) event(e *bpf.MessageEvent) spin.MessageEvent {
+	s := m.t.spec
+	out := spin.MessageEvent{
+		Result: spin.Result{
+			Cause: spin.Cause(e.Cause), Length: e.Length, Dropped: e.Dropped, Missing: e.Missing,
+			FlowControl: e.Starved != 0, Time: int64(e.Time),
+		},
+		Context: s.Name,
+		Number:  e.Key[max(len(s.Format.Key)-1, 0)],
+		Slot:    int(e.Slot),
+	}
+	if e.User != 0 {
+		out.User = e.User
+	}
+	if e.Source != 0 {
+		var a [4]byte
+		var port [2]byte
+		binary.LittleEndian.PutUint32(a[:], e.Source)
+		binary.LittleEndian.PutUint16(port[:], uint16(e.Port))
+		out.Source = netip.AddrPortFrom(netip.AddrFrom4(a), binary.BigEndian.Uint16(port[:]))
+	}
+	if out.Cause == spin.Failed {
+		out.Err = fmt.Errorf("the %s handler returned %v", loader.HandlerName(e.Code>>16), spin.Code(int16(e.Code)))
+	}
+	return out
+}
+
+// stop ends all messages. No packet comes any more, and no handler runs.
+func (m *kernelMessages) stop() {
+	close(m.over)
+	m.end(0, spin.Removed)
+	if m.reader != nil {
+		_ = m.reader.Flush() // forward takes what there is, and ends
+	}
+	m.wg.Wait()
+	if m.reader != nil {
+		_ = m.reader.Close()
+	}
+}

@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nic_test
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/xspin/xspin/bpf"
+	"github.com/xspin/xspin/hostq"
+	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/loader"
+	"github.com/xspin/xspin/matcher"
+	"github.com/xspin/xspin/mpq"
+	"github.com/xspin/xspin/netns"
+	"github.com/xspin/xspin/netns/impair"
+	"github.com/xspin/xspin/netns/netnstest"
+	"github.com/xspin/xspin/nic"
+	"github.com/xspin/xspin/slmp"
+	"github.com/xspin/xspin/spin"
+)
+
+// depositing is a context in the kernel that puts messages of SLMP into a window.
+func depositing(t testing.TB, size int64) (spec nic.ContextSpec, w *hostq.Window, events chan spin.MessageEvent) {
+	t.Helper()
+	o, err := loader.ReadObject("deposit", bpf.Deposit, nic.ObjectMemory)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mem, err := hostq.NewMemory("test", size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { mem.Close() })
+	events = make(chan spin.MessageEvent, 100)
+	w = mem.Whole()
+	return nic.ContextSpec{
+		Name: "deposit", Rulesets: sets(matcher.SLMP()), Kernel: &nic.Kernel{Object: o}, Window: w, Events: events,
+	}, w, events
+}
+
+// The sender's messages are in the window, whatever the network does to them, and all of
+// them began and ended in the kernel.
+func TestMessagesInTheKernelThroughABadNetwork(t *testing.T) {
+	const size = 4 << 20
+	for _, tt := range []struct {
+		name string
+		path *impair.Config
+	}{
+		{"a wire", nil},
+		{"everything", &impair.Config{Loss: 0.02, Duplicate: 0.02, Corrupt: 0.01, Reorder: 0.03, Delay: time.Millisecond, Seed: 3}},
+		{"loss", &impair.Config{Loss: 0.03, Seed: 4}},
+	} {
+		for _, plain := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, plain=%v", tt.name, plain), func(t *testing.T) {
+				lab := netnstest.Temp(t, netns.LabConfig{Path: tt.path})
+				if tt.path == nil {
+					wire(t, lab)
+				}
+				n := open(t, lab, nic.Config{HPUs: 1})
+				spec, w, events := depositing(t, size)
+				if tt.path != nil {
+					spec.Checksums = hpu.VerifyAll
+				}
+				c := run(t, n, spec)
+				conn := connect(t, lab, slmp.Port, slmp.Config{Plain: plain})
+				lengths := []int{0, 1, conn.Stats().Payload, conn.Stats().Payload + 1, 300_000, 1, size}
+				for _, length := range lengths {
+					data := noise(length)
+					if _, err := conn.SendBytes(patient(t), data, slmp.Options{}); err != nil {
+						t.Fatalf("%d bytes: %v\n%+v\n%+v\n%+v", length, err, conn.Stats(), messages(t, c), c.Stats())
+					}
+					if e := nextEvent(t, events); e.Cause != spin.Complete || e.Length != uint64(length) || e.Missing != 0 || e.Source != conn.LocalAddr() || e.Context != "deposit" {
+						t.Errorf("%d bytes: event %+v", length, e)
+					}
+					got := make([]byte, length)
+					if _, err := w.ReadAt(got, 0); err != nil || !bytes.Equal(got, data) {
+						t.Errorf("%d bytes: others are in the window, %v", length, err)
+					}
+				}
+				st, cs := messages(t, c), c.Stats()
+				if all := uint64(len(lengths)); st.Started != all || st.Ended != all || st.Open != 0 || cs.Headers != all || cs.Failed != 0 || cs.EventsLost != 0 {
+					t.Errorf("%+v\n%+v", st, cs)
+				}
+				if damaged := tt.path != nil && tt.path.Corrupt > 0; (cs.Corrupt > 0) != damaged || damaged && st.Duplicates == 0 {
+					t.Errorf("%+v\n%+v", st, cs)
+				}
+				if len(events) > 0 {
+					t.Errorf("%d more events: %+v", len(events), <-events)
+				}
+			})
+		}
+	}
+}
+
+// Several at a time take slots of their own.
+func TestManyMessagesInTheKernel(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	wire(t, lab)
+	n := open(t, lab, nic.Config{HPUs: 1})
+	spec, _, _ := depositing(t, 1<<20)
+	spec.Messages, spec.Events = 8, nil
+	c := run(t, n, spec)
+	var wg sync.WaitGroup
+	const senders, each = 4, 200
+	for i := range senders {
+		conn := connect(t, lab, slmp.Port, slmp.Config{})
+		wg.Go(func() {
+			for k := range each {
+				if _, err := conn.SendBytes(patient(t), noise(1+(i+k)%5*1000), slmp.Options{}); err != nil {
+					t.Errorf("sender %d, message %d: %v", i, k, err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if st := messages(t, c); st.Ended != senders*each || st.Open != 0 {
+		t.Errorf("%+v", st)
+	}
+}
+
+// A message that stays incomplete ends, by its timeout or with its context, and what is
+// missing is told.
+func TestIncompleteMessagesInTheKernel(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	wire(t, lab)
+	n := open(t, lab, nic.Config{HPUs: 1})
+	begin := func(id uint32, ks ...int) {
+		t.Helper()
+		sock := dialUDP(t, lab, slmp.Port)
+		for _, k := range ks {
+			b := make([]byte, slmp.HeaderLen+100)
+			slmp.Header{ID: id, Offset: uint32(100 * k)}.Put(b)
+			if _, err := sock.Write(b); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	spec, _, events := depositing(t, 1<<20)
+	spec.Timeout = 100 * time.Millisecond
+	c := run(t, n, spec)
+	begin(7, 0, 1, 3)
+	if e := nextEvent(t, events); e.Cause != spin.TimedOut || e.Number != 7 || e.Length != 400 || e.Missing != 100 {
+		t.Errorf("event %+v", e)
+	}
+	if st := messages(t, c); st.Abandoned != 1 || st.Open != 0 {
+		t.Errorf("%+v", st)
+	}
+	if err := n.Remove(c); err != nil {
+		t.Fatal(err)
+	}
+
+	spec.Timeout = 0
+	c = run(t, n, spec)
+	begin(8, 0)
+	begin(9, 0, 2)
+	eventually(t, "both have begun", func() bool { return messages(t, c).Open == 2 && c.Stats().Handled == 3 })
+	if err := n.Remove(c); err != nil {
+		t.Fatal(err)
+	}
+	missing := map[uint32]uint64{}
+	for range 2 {
+		e := nextEvent(t, events)
+		if e.Cause != spin.Removed {
+			t.Errorf("event %+v", e)
+		}
+		missing[e.Number] = e.Missing
+	}
+	if missing[8] != 0 || missing[9] != 100 || len(missing) != 2 {
+		t.Errorf("missing: %v", missing)
+	}
+	if st := messages(t, c); st.Abandoned != 2 || st.Open != 0 {
+		t.Errorf("after removal: %+v", st)
+	}
+}
+
+// EOM is acknowledged when the application can know, and not before.
+func TestEventsOfTheKernelWaitForRoom(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	wire(t, lab)
+	n := open(t, lab, nic.Config{HPUs: 1})
+	spec, _, _ := depositing(t, 1<<20)
+	events := make(chan spin.MessageEvent) // no room at all
+	spec.Events = events
+	c := run(t, n, spec)
+	conn := connect(t, lab, slmp.Port, slmp.Config{})
+	for range 3 {
+		if _, err := conn.SendBytes(patient(t), noise(100), slmp.Options{}); err != nil {
+			t.Fatal(err) // the ring has room for 2048
+		}
+	}
+	for range 3 {
+		if e := nextEvent(t, events); e.Length != 100 {
+			t.Errorf("%+v", e)
+		}
+	}
+	if _, err := conn.SendBytes(patient(t), noise(100), slmp.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Remove(c); err != nil { // does not wait for ever
+		t.Fatal(err)
+	}
+	if lost := c.Stats().EventsLost; lost != 1 {
+		t.Errorf("%d events are lost, want the last", lost)
+	}
+}
+
+// What handlers of messages in eBPF do not do is refused with its key.
+func TestWrongMessagesInTheKernel(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	n := open(t, lab, nic.Config{HPUs: 1})
+	own, err := hostq.WindowOn(make([]byte, 4096), spin.All)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		what string
+		set  func(s *nic.ContextSpec)
+		want string
+	}{
+		{"packets", func(s *nic.ContextSpec) { s.Rulesets = sets(matcher.UDPPort(7)) }, "format: messages of format packet do not end"},
+		{"IPv6", func(s *nic.ContextSpec) { s.Rulesets = sets(matcher.SLMP6()) }, "format: format slmp6: handlers in eBPF answer over IPv4 only"},
+		{"a binder", func(s *nic.ContextSpec) { s.Binder = &hpu.Receives{} }, "windows: handlers in eBPF put messages into the context's window"},
+		{"lingering", func(s *nic.ContextSpec) { s.Incomplete = mpq.Linger }, "incomplete: handlers in eBPF abandon"},
+		{"memory of its own", func(s *nic.ContextSpec) { s.Window = own }, "windows: the window of messages: want a window on a hostq.Memory"},
+		{"too many messages", func(s *nic.ContextSpec) { s.Messages = 1 << 20 }, "messages: 1048576: want 1 to 65536"},
+		{"too many segments", func(s *nic.ContextSpec) { s.Kernel.Segments = 1 << 30 }, "segments: 1073741824: want 1 to 4194304"},
+		{"too much of both", func(s *nic.ContextSpec) { s.Messages, s.Kernel.Segments = 1<<16, 1<<22 }, "65536 messages of 4194304 segments: want a product of at most"},
+		{"credits", func(s *nic.ContextSpec) { s.Credits = 4 }, "credits: it is about HPUs"},
+	} {
+		spec, _, _ := depositing(t, 1<<20)
+		k := *spec.Kernel
+		spec.Kernel = &k
+		tt.set(&spec)
+		if c, err := n.Install(spec); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: %v, want %q", tt.what, err, tt.want)
+			if err == nil {
+				_ = n.Remove(c)
+			}
+		}
+	}
+}
