@@ -20,8 +20,12 @@ var Handlers = map[string][]byte{
 	"noop":      _HandlersNoopBytes,
 }
 
-// Deposit is the object of the built-in handlers that put messages into a window.
-var Deposit = _HandlersDepositBytes
+// The objects of built-in handlers of messages: Deposit puts them into a window,
+// NoopMessages has three handlers that do nothing.
+var (
+	Deposit      = _HandlersDepositBytes
+	NoopMessages = _HandlersNoopMessagesBytes
+)
 
 // What include/xspin_handler.h shares with user space, under short names.
 type (

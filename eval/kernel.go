@@ -46,7 +46,7 @@ func benchKernel(ctx context.Context, lab *benchLab, cfg benchConfig, doc *bench
 			return fmt.Errorf("%s: %w", c.name, err)
 		}
 	}
-	return nil
+	return lab.messageRows(ctx, cfg, doc)
 }
 
 // kernelSpec is a context of built-in handlers in eBPF.

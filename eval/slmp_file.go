@@ -3,7 +3,6 @@
 package eval
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -116,30 +115,8 @@ func (b *slmpBench) fileRows(ctx context.Context) (err error) {
 }
 
 // transfer sends a file into a window of a new NIC.
-func (b *slmpBench) transfer(ctx context.Context, runs *sendRuns, window []byte, source string, args ...string) (err error) {
-	n, c, err := b.openContext(b.oneHPU(), depositSpec(window))
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, n.Close()) }()
-	clear(window)
-	if runs.on, err = b.granted(n); err != nil {
-		return err
-	}
-	runtime.GC()
-	r, err := b.send(ctx, source, 0, args...)
-	if err != nil {
-		return err
-	}
-	runs.allocs = append(runs.allocs, b.allocs/float64(max(r.Segments, 1)))
-	st := c.Stats()
-	runs.unverified = append(runs.unverified, 100*float64(st.Unverified)/float64(max(st.Handled, 1)))
-	runs.add(r)
-	runs.on += "; sent by " + r.Offload
-	if !bytes.Equal(window, b.bytes[:len(window)]) {
-		return fmt.Errorf("%w: what arrived in memory", file.ErrContents)
-	}
-	return nil
+func (b *slmpBench) transfer(ctx context.Context, runs *sendRuns, window []byte, source string, args ...string) error {
+	return b.transferTo(ctx, runs, depositSpec(window), window, source, args...)
 }
 
 // store sends a file to the file demo's receiver.
