@@ -82,7 +82,8 @@ on either end. Pinning and ways of waiting stand with each row.`,
 		`Frames from an in-kernel generator go to handlers in eBPF that drop them, next to a
 program that drops at once. A client in a process of its own pings handlers that
 answer from XDP, then a program that does nothing else, a blocking socket, and
-Linux's ICMP responder.`,
+Linux's ICMP responder. Then segments of messages go to handlers in eBPF, next to a
+program that drops them, and a file into a window, next to an HPU that puts it there.`,
 		200 * time.Millisecond, 50 * time.Millisecond, 50 * time.Millisecond, time.Millisecond, benchKernel, nil,
 	},
 	{
