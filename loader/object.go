@@ -83,9 +83,9 @@ func ReadObject(name string, file []byte, limit int64) (*Object, error) {
 		errs = append(errs, fmt.Errorf("its licence is %q, and the kernel wants one that the GPL is compatible with: add XSPIN_LICENSE(\"GPL\"), or %s", prog.License, strings.Join(licences[1:], ", ")))
 	}
 	o.handlers, err = checkHandlers(f, prog)
-	errs = append(errs, err, checkCode(prog))
+	errs = append(errs, err, checkCode(prog, o.messages))
 	if o.messages {
-		errs = append(errs, checkCode(expire))
+		errs = append(errs, checkCode(expire, true))
 	}
 	o.memory, err = checkMaps(spec, limit)
 	errs = append(errs, err)

@@ -33,7 +33,7 @@ var engineAllowed = []asm.BuiltinFunc{
 }
 
 // engineFuncs are the functions of the engine of messages in xspin_message.h; true: a
-// global one.
+// global one. They are nothing special in other objects.
 var engineFuncs = map[string]bool{
 	bpf.HandlersProgram: true, bpf.MessagesExpire: true,
 	"xspin_copy": true, "xspin_verify": true, "xspin_answer": true,
@@ -49,8 +49,8 @@ func isProgram(fn string) bool { return fn == bpf.HandlersProgram || fn == bpf.M
 // instructions that it counts bound a run of each of them and not of all together: three
 // that call each other in loops ran eight million steps after four thousand were
 // verified. Hence the only global functions are handlers, which the program alone calls,
-// and some of the engine's, and nothing calls one in a loop.
-func checkCode(prog *ebpf.ProgramSpec) error {
+// and some of the engine's; and each is called at few places, none in a loop.
+func checkCode(prog *ebpf.ProgramSpec, messages bool) error {
 	var errs []error
 	add := func(ins *asm.Instruction, fn, format string, args ...any) {
 		err := fmt.Errorf("%s: %s", where(ins, fn), fmt.Sprintf(format, args...))
@@ -59,23 +59,31 @@ func checkCode(prog *ebpf.ProgramSpec) error {
 		}
 	}
 	fn := ""
+	calls := map[string]int{} // of global functions
 	var line *asm.Instruction // the last with a source line
 	for i := range prog.Instructions {
 		ins := &prog.Instructions[i]
 		if f := btf.FuncMetadata(ins); f != nil {
 			fn = f.Name
-			if f.Linkage == btf.GlobalFunc && !isGlobal(fn) {
+			if f.Linkage == btf.GlobalFunc && !isGlobal(fn, messages) {
 				add(ins, fn, "a function that is not static: only handlers are global, add `static`")
 			}
 		}
 		if ins.Source() != nil {
 			line = ins
 		}
+		if ins.IsFunctionCall() && isGlobal(ins.Reference(), messages) {
+			calls[ins.Reference()]++
+			if calls[ins.Reference()] == mostCalls+1 {
+				add(line, fn, "calls %s once more: it may be called at %d places", ins.Reference(), mostCalls)
+			}
+		}
 		switch {
 		case ins.OpCode.JumpOp() == asm.JCOND: // loops that the kernel cuts short
 			add(line, fn, "may_goto: loops must have a bound that the verifier sees")
 		case ins.IsBuiltinCall():
 			_, engine := engineFuncs[fn]
+			engine = engine && messages
 			if f := asm.BuiltinFunc(ins.Constant); !slices.Contains(allowed, f) && !(engine && slices.Contains(engineAllowed, f)) {
 				add(line, fn, "calls %s, which handlers may not: docs/kernel-handlers.md lists the helpers that they may call", helperName(f))
 			}
@@ -89,7 +97,7 @@ func checkCode(prog *ebpf.ProgramSpec) error {
 			add(line, fn, "calls %s: the program calls handlers, nothing else may", ins.Reference())
 		}
 	}
-	return errors.Join(append(errs, checkCalls(prog.Instructions))...)
+	return errors.Join(append(errs, checkCalls(prog.Instructions, messages))...)
 }
 
 // helperName returns what a helper is called in C: bpf_trace_printk for FnTracePrintk.
@@ -124,11 +132,17 @@ func where(ins *asm.Instruction, fn string) string {
 }
 
 // isGlobal tells whether a function is one that may be global.
-func isGlobal(fn string) bool { return handlerFuncs[fn] != "" || engineFuncs[fn] }
+func isGlobal(fn string, messages bool) bool {
+	return fn == bpf.HandlersProgram || handlerFuncs[fn] != "" || messages && engineFuncs[fn]
+}
+
+// mostCalls is at how many places of a program a global function may be called. One is
+// enough for handlers, but clang makes several of one.
+const mostCalls = 8
 
 // checkCalls finds a global function that is called in a loop: a call that can be reached
 // from itself.
-func checkCalls(insns asm.Instructions) error {
+func checkCalls(insns asm.Instructions, messages bool) error {
 	var errs []error
 	for from := 0; from < len(insns); {
 		to := from + 1
@@ -139,14 +153,14 @@ func checkCalls(insns asm.Instructions) error {
 		if f := btf.FuncMetadata(&insns[from]); f != nil {
 			fn = f.Name
 		}
-		errs = append(errs, checkLoops(fn, insns[from:to]))
+		errs = append(errs, checkLoops(fn, insns[from:to], messages))
 		from = to
 	}
 	return errors.Join(errs...)
 }
 
 // checkLoops is checkCalls for one function.
-func checkLoops(fn string, insns asm.Instructions) error {
+func checkLoops(fn string, insns asm.Instructions, messages bool) error {
 	at := map[asm.RawInstructionOffset]int{} // index by offset
 	var offsets []asm.RawInstructionOffset
 	for iter := insns.Iterate(); iter.Next(); {
@@ -180,7 +194,7 @@ func checkLoops(fn string, insns asm.Instructions) error {
 		return to
 	}
 	for call := range offsets {
-		if ins := &insns[call]; !ins.IsFunctionCall() || !isGlobal(ins.Reference()) {
+		if ins := &insns[call]; !ins.IsFunctionCall() || !isGlobal(ins.Reference(), messages) {
 			continue
 		}
 		seen := make([]bool, len(offsets))

@@ -411,8 +411,13 @@ func without(t *testing.T, fn func(), caps ...capability.Cap) {
 	}
 }
 
-func TestTesterNamesTheMissingCapability(t *testing.T) {
+// Frames that are tested, and handlers in eBPF.
+func TestTheMissingCapabilityIsNamed(t *testing.T) {
 	netnstest.NeedRoot(t)
+	o, err := BuiltinObject("noop")
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, tt := range []struct {
 		caps []capability.Cap
 		want string // nothing: it loads
@@ -429,6 +434,13 @@ func TestTesterNamesTheMissingCapability(t *testing.T) {
 				tester.Close()
 			case tt.want == "" || !errors.Is(err, capability.ErrMissing) || !strings.Contains(err.Error(), tt.want):
 				t.Errorf("without %v: %v", tt.caps, err)
+			}
+			h, err := o.Load(HandlersConfig{Format: matcher.FormatByName("packet")})
+			switch {
+			case tt.want == "" && err == nil:
+				h.Close()
+			case tt.want == "" || !errors.Is(err, capability.ErrMissing) || !strings.Contains(err.Error(), tt.want):
+				t.Errorf("handlers without %v: %v", tt.caps, err)
 			}
 		}, tt.caps...)
 	}
