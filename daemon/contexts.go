@@ -89,7 +89,7 @@ func (h *managedContext) begin() error {
 	case <-t.C:
 		h.mu.Lock()
 		defer h.mu.Unlock()
-		return failf(errBusy, "context %q is %s, since %v", h.name, h.state, time.Since(h.since).Round(time.Second))
+		return failf(errBusy, "context %q is %s, and another operation on it goes on", h.name, h.state)
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -206,26 +206,38 @@ func (d *Daemon) leave(h *managedContext) {
 	}
 }
 
-// install makes the context's memory and installs it on the NIC. The caller has op.
+// install gives a life to the context, which has none. The caller has op.
 func (h *managedContext) install() error {
-	if err := h.device.lost(); err != nil {
-		return err
-	}
-	b := h.contextPlan()
-	set, err := h.makeHandlers(b)
+	ctx, has, err := h.build(h.contextPlan(), h.numbersNow())
 	if err != nil {
 		return err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.adopt(ctx, has)
+	return nil
+}
+
+// build makes the memory of a life and installs it on the NIC, beside the life that the
+// context may have, which goes on. The caller has op, and continues with adopt or finish.
+func (h *managedContext) build(b *contextPlan, numbers []int) (*nic.Context, *resources, error) {
+	if err := h.device.lost(); err != nil {
+		return nil, nil, err
+	}
+	set, err := h.makeHandlers(b)
+	if err != nil {
+		return nil, nil, err
 	}
 	spec := b.spec
 	if wrong := b.schedule(&spec, set); wrong != nil {
-		return kindError{errInvalid, wrong}
+		return nil, nil, kindError{errInvalid, wrong}
 	}
 	has, err := h.d.hold(b, set, h.device.nic.Workers())
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	if !spec.HostActivated {
-		spec.Numbers = h.numbersNow()
+		spec.Numbers = numbers
 	}
 	spec.Handlers = set.Handlers
 	spec.Timestamp = set.Timestamp
@@ -241,19 +253,23 @@ func (h *managedContext) install() error {
 	ctx, err := h.device.nic.Install(spec)
 	if err != nil {
 		has.drop()
-		return kindError{errBusy, cause(err)}
+		return nil, nil, kindError{errBusy, cause(err)}
 	}
 	spec.Place = nil
+	has.spec = spec
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.place = nil
+	return ctx, has, nil
+}
+
+// adopt makes a life that was built the context's. The caller has op and mu.
+func (h *managedContext) adopt(ctx *nic.Context, has *resources) {
 	if h.tap != nil {
 		ctx.SetTap(h.tap)
 	}
-	has.spec = spec
 	h.ctx, h.has = ctx, has
 	h.state, h.why, h.since, h.starved = installed, "", time.Now(), false
-	return nil
 }
 
 // cause is an error of the NIC's without what it begins with: which context it is about.

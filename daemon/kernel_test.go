@@ -7,11 +7,14 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/xspin/xspin/bpf"
 	"github.com/xspin/xspin/control"
@@ -272,5 +275,117 @@ func TestPrivilegesOfTheKernelTier(t *testing.T) {
 	p.stdin.Close()
 	if got := p.ask(t, "", "closed:"); got != "<nil>" {
 		t.Errorf("closed with error %s", got)
+	}
+}
+
+// A lockstep client sends a datagram to port 7 when the one before has been answered, or has
+// not been for a while.
+type lockstep struct {
+	stop     atomic.Bool
+	answered atomic.Uint64
+	lost     uint64        // without an answer, or refused by Linux
+	silence  time.Duration // the longest without an answer
+	done     chan error
+}
+
+func (f *fixture) lockstep(t *testing.T, patience time.Duration) *lockstep {
+	t.Helper()
+	l := &lockstep{done: make(chan error, 1)}
+	go func() {
+		l.done <- f.lab.Host.NS.Do(func() error {
+			c, err := net.Dial("udp", fmt.Sprintf("%v:7", f.lab.NIC.Addr.Addr()))
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			b := make([]byte, 100)
+			last := time.Now()
+			for seq := uint64(1); !l.stop.Load(); seq++ {
+				binary.BigEndian.PutUint64(b, seq)
+				_, err := c.Write(b)
+				c.SetReadDeadline(time.Now().Add(patience))
+				for err == nil {
+					if _, err = c.Read(b); err == nil && binary.BigEndian.Uint64(b) == seq {
+						break
+					}
+				}
+				if err != nil {
+					l.lost++
+					continue
+				}
+				l.silence = max(l.silence, time.Since(last))
+				last = time.Now()
+				l.answered.Add(1)
+			}
+			return nil
+		})
+	}()
+	eventually(t, "the client is answered", func() bool { return l.answered.Load() > 10 })
+	return l
+}
+
+func (l *lockstep) end(t *testing.T) {
+	t.Helper()
+	l.stop.Store(true)
+	must(t, <-l.done)
+}
+
+// A context goes on while the object that is to replace its own is loaded. One that the
+// verifier refuses, after it has taken its time, changes nothing.
+func TestReloadsLoadObjectsFirst(t *testing.T) {
+	const text = inKernel + `contexts:
+- {name: mine, tier: kernel, object: mine.o, rulesets: "mine: udp(7)", memory: 64, hpu_memory: 24, params: {twice: %d}}
+`
+	mine := counting(t, 1)
+	f := launchBeside(t, fmt.Sprintf(text, 0), map[string][]byte{"mine.o": mine})
+	w, err := f.lab.Host.Wire()
+	must(t, err)
+	t.Cleanup(func() { w.Close() })
+	file := filepath.Join(filepath.Dir(f.file), "mine.o")
+	must(t, os.WriteFile(file, objecttest.Compile(t, `#include "xspin_handler.h"
+
+const volatile __u32 twice = 0;
+
+XSPIN_PAYLOAD
+{
+	volatile __u64 x = twice;
+
+	for (__u32 i = 0; i < 100000000; i++)
+		x ^= i;
+	return xspin_reply_udp(ctx, her) ? xspin_send(her) : XSPIN_DROP;
+}
+
+XSPIN_CONTEXT(PAYLOAD);
+XSPIN_LICENSE("GPL");
+`), 0o644))
+	was, used := f.shown(t, "mine"), f.inUse()
+	l := f.lockstep(t, 5*time.Second)
+	before, start := l.answered.Load(), time.Now()
+	_, err = f.Reload()
+	took, n := time.Since(start), l.answered.Load()-before
+	l.end(t)
+	fails(t, "reload", err, errBusy, `nothing was changed: context "mine"`)
+	t.Logf("refused after %v: %d datagrams answered meanwhile, longest silence %v", took, n, l.silence)
+	if l.lost > 0 || n == 0 {
+		t.Errorf("%d datagrams were lost as an object was refused, %d answered", l.lost, n)
+	}
+	now := f.shown(t, "mine")
+	if now.ID != was.ID || now.State != active || !now.Since.Equal(was.Since) || f.inUse() != used || now.HandlerStats.Handled < l.answered.Load() {
+		t.Errorf("the context is %+v, with %d bytes in use; it was %+v, with %d", now, f.inUse(), was, used)
+	}
+
+	must(t, os.WriteFile(file, mine, 0o644))
+	l = f.lockstep(t, 20*time.Millisecond)
+	const rounds = 20
+	start = time.Now()
+	for i := range rounds {
+		f.reloaded(t, fmt.Sprintf(text, (i+1)%2), "context mine changed: began anew")
+	}
+	took = time.Since(start)
+	l.end(t)
+	t.Logf("%d replacements in %v: %d datagrams lost, %d answered, longest silence %v", rounds, took, l.lost, l.answered.Load(), l.silence)
+	f.answers(t, 7)
+	if f.inUse() != used {
+		t.Errorf("%d bytes are in use, want %d", f.inUse(), used)
 	}
 }

@@ -40,6 +40,9 @@ type change struct {
 	old     *contextPlan
 	state   string
 	starved bool
+	// The life after, while it is not the only one.
+	next  *nic.Context
+	needs *resources
 	// Of the rulesets, now and before.
 	numbers, was []int
 }
@@ -246,9 +249,10 @@ func same(a, b any) bool {
 	return err1 == nil && err2 == nil && string(x) == string(y)
 }
 
-// apply does what the plan says. New lives are made while the old ones are still
-// there, with their rulesets disarmed; the old ones end when nothing can fail any more. With
-// an error all is as it was.
+// apply does what the plan says. New lives of contexts that change are made while the old
+// ones go on, as that takes its time and may fail: a verifier takes seconds for some objects.
+// The old ones are disarmed then, and end when nothing can fail any more. With an error all
+// is as it was.
 func (d *Daemon) apply(p *plan) (err error) {
 	var end []*managedContext
 	defer func() {
@@ -314,6 +318,19 @@ func (d *Daemon) apply(p *plan) (err error) {
 		}
 	}
 
+	for i := range p.change {
+		c := &p.change[i]
+		c.begin()
+		undo = append(undo, c.unload)
+		if err := c.load(); err != nil {
+			return fmt.Errorf("context %q: %w", c.h.name, err)
+		}
+	}
+	// Messages may have begun meanwhile.
+	if err := d.lively(p); err != nil {
+		return err
+	}
+
 	// All are disarmed before any is armed: ruleset numbers may be dealt out again.
 	for _, h := range p.remove {
 		if h.currentState() == active {
@@ -327,7 +344,7 @@ func (d *Daemon) apply(p *plan) (err error) {
 	}
 	for i := range p.change {
 		c := &p.change[i]
-		c.begin()
+		c.begin() // again: a handler may have stopped it meanwhile
 		if c.state == active {
 			undo = append(undo, c.h.rearm)
 			if err := c.h.disarm(); err != nil {
@@ -440,18 +457,29 @@ func (c *change) begin() {
 	c.ctx, c.has, c.old, c.state, c.starved = c.h.ctx, c.h.has, c.h.b, c.h.state, c.h.starved
 }
 
-// do puts a new life in the place of the old one, which stays there, disarmed.
+// load makes the new life, while the old one goes on.
+func (c *change) load() (err error) {
+	c.next, c.needs, err = c.h.build(c.b, c.numbers)
+	return err
+}
+
+// unload ends the new life, if there is one.
+func (c *change) unload() {
+	if c.next != nil {
+		c.h.finish(c.next, c.needs, c.ctx == nil)
+		c.next, c.needs = nil, nil
+	}
+}
+
+// do puts the new life in the place of the old one, which stays there, disarmed.
 func (c *change) do() error {
 	h := c.h
 	h.mu.Lock()
 	off := h.off
-	h.b, h.ctx, h.has = c.b, nil, nil
+	h.b = c.b
 	c.was, h.numbers = h.numbers, c.numbers
-	h.state, h.since = installing, time.Now()
+	h.adopt(c.next, c.needs)
 	h.mu.Unlock()
-	if err := h.install(); err != nil {
-		return err
-	}
 	if c.b.doc.Activate == atStart && !off {
 		return h.arm()
 	}
@@ -462,12 +490,11 @@ func (c *change) do() error {
 func (c *change) undo() {
 	h := c.h
 	h.mu.Lock()
-	ctx, has := h.ctx, h.has
 	h.b, h.ctx, h.has, h.numbers = c.old, c.ctx, c.has, c.was
 	h.since, h.starved = time.Now(), c.starved
 	if h.state = c.state; c.state == active {
 		h.state = installed
 	}
 	h.mu.Unlock()
-	h.finish(ctx, has, c.ctx == nil)
+	c.unload()
 }
