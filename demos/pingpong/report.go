@@ -52,8 +52,8 @@ type Env struct {
 type Result struct {
 	Proto rtt.Proto `json:"proto"`
 	Mode  Mode      `json:"mode"`
-	Tier  string    `json:"tier"` // of the handlers in the modes that have some: user or kernel
-	Size  int       `json:"size"` // payload, bytes
+	Tier  string    `json:"tier,omitempty"` // where the handlers ran: user or kernel; mode host has none
+	Size  int       `json:"size"`           // payload, bytes
 	Count int       `json:"count"`
 	Lost  int       `json:"lost"`
 	Bad   int       `json:"bad,omitempty"` // wrong replies
@@ -85,7 +85,10 @@ type Micros struct {
 
 func newResult(p rtt.Proto, m Mode, size int, pings rtt.Result) Result {
 	tier := "user"
-	if m == Kernel {
+	switch m {
+	case Host:
+		tier = ""
+	case Kernel:
 		m, tier = NIC, "kernel"
 	}
 	r := Result{Proto: p, Mode: m, Tier: tier, Size: size, Count: pings.Sent, Lost: pings.Lost, Bad: pings.Bad}
