@@ -45,6 +45,8 @@ type (
 	MessageEvent    = HandlersDepositXspinEvent
 	MessageOrder    = HandlersDepositXspinOrder
 	MessageScratch  = HandlersDepositXspinScratch
+	MessageReceive  = HandlersDepositXspinReceive
+	MessageRing     = HandlersDepositXspinRing
 )
 
 // HandlersVersion is the version of xspin_handler.h that an object must be made with.
@@ -70,6 +72,8 @@ const (
 	MessagesEvents   = HandlersDepositMapXspinEvents
 	MessagesTallies  = HandlersDepositMapXspinTallies
 	MessagesBuffer   = HandlersDepositMapXspinBuffer
+	MessagesReceives = HandlersDepositMapXspinReceives
+	MessagesPosted   = HandlersDepositMapXspinPosted
 )
 
 // MessagesWindows are the maps of windows.

@@ -78,6 +78,27 @@ type HandlersDepositXspinRange struct {
 	Pad    uint32
 }
 
+type HandlersDepositXspinReceive struct {
+	_      structs.HostLayout
+	Word   uint64
+	Tag    uint32
+	Ignore uint32
+	Keep   uint32
+	Window uint32
+	Place  uint64
+	Room   uint64
+	User   uint64
+	Pad    [2]uint64
+}
+
+type HandlersDepositXspinRing struct {
+	_    structs.HostLayout
+	Head uint64
+	Tail uint64
+	Ever uint64
+	Pad  [5]uint64
+}
+
 type HandlersDepositXspinScratch struct {
 	_        structs.HostLayout
 	Datagram [16896]uint8
@@ -151,6 +172,8 @@ const (
 	HandlersDepositMapXspinFree     = "xspin_free"
 	HandlersDepositMapXspinMessages = "xspin_messages"
 	HandlersDepositMapXspinOwn      = "xspin_own"
+	HandlersDepositMapXspinPosted   = "xspin_posted"
+	HandlersDepositMapXspinReceives = "xspin_receives"
 	HandlersDepositMapXspinShared   = "xspin_shared"
 	HandlersDepositMapXspinTable    = "xspin_table"
 	HandlersDepositMapXspinTallies  = "xspin_tallies"
@@ -223,6 +246,8 @@ type HandlersDepositMapSpecs struct {
 	XspinFree     *ebpf.MapSpec `ebpf:"xspin_free"`
 	XspinMessages *ebpf.MapSpec `ebpf:"xspin_messages"`
 	XspinOwn      *ebpf.MapSpec `ebpf:"xspin_own"`
+	XspinPosted   *ebpf.MapSpec `ebpf:"xspin_posted"`
+	XspinReceives *ebpf.MapSpec `ebpf:"xspin_receives"`
 	XspinShared   *ebpf.MapSpec `ebpf:"xspin_shared"`
 	XspinTable    *ebpf.MapSpec `ebpf:"xspin_table"`
 	XspinTallies  *ebpf.MapSpec `ebpf:"xspin_tallies"`
@@ -269,6 +294,8 @@ type HandlersDepositMaps struct {
 	XspinFree     *ebpf.Map `ebpf:"xspin_free"`
 	XspinMessages *ebpf.Map `ebpf:"xspin_messages"`
 	XspinOwn      *ebpf.Map `ebpf:"xspin_own"`
+	XspinPosted   *ebpf.Map `ebpf:"xspin_posted"`
+	XspinReceives *ebpf.Map `ebpf:"xspin_receives"`
 	XspinShared   *ebpf.Map `ebpf:"xspin_shared"`
 	XspinTable    *ebpf.Map `ebpf:"xspin_table"`
 	XspinTallies  *ebpf.Map `ebpf:"xspin_tallies"`
@@ -288,6 +315,8 @@ func (m *HandlersDepositMaps) Close() error {
 		m.XspinFree,
 		m.XspinMessages,
 		m.XspinOwn,
+		m.XspinPosted,
+		m.XspinReceives,
 		m.XspinShared,
 		m.XspinTable,
 		m.XspinTallies,

@@ -24,6 +24,8 @@ const (
 	HandlersNoopMessagesMapXspinFree     = "xspin_free"
 	HandlersNoopMessagesMapXspinMessages = "xspin_messages"
 	HandlersNoopMessagesMapXspinOwn      = "xspin_own"
+	HandlersNoopMessagesMapXspinPosted   = "xspin_posted"
+	HandlersNoopMessagesMapXspinReceives = "xspin_receives"
 	HandlersNoopMessagesMapXspinShared   = "xspin_shared"
 	HandlersNoopMessagesMapXspinTable    = "xspin_table"
 	HandlersNoopMessagesMapXspinTallies  = "xspin_tallies"
@@ -96,6 +98,8 @@ type HandlersNoopMessagesMapSpecs struct {
 	XspinFree     *ebpf.MapSpec `ebpf:"xspin_free"`
 	XspinMessages *ebpf.MapSpec `ebpf:"xspin_messages"`
 	XspinOwn      *ebpf.MapSpec `ebpf:"xspin_own"`
+	XspinPosted   *ebpf.MapSpec `ebpf:"xspin_posted"`
+	XspinReceives *ebpf.MapSpec `ebpf:"xspin_receives"`
 	XspinShared   *ebpf.MapSpec `ebpf:"xspin_shared"`
 	XspinTable    *ebpf.MapSpec `ebpf:"xspin_table"`
 	XspinTallies  *ebpf.MapSpec `ebpf:"xspin_tallies"`
@@ -142,6 +146,8 @@ type HandlersNoopMessagesMaps struct {
 	XspinFree     *ebpf.Map `ebpf:"xspin_free"`
 	XspinMessages *ebpf.Map `ebpf:"xspin_messages"`
 	XspinOwn      *ebpf.Map `ebpf:"xspin_own"`
+	XspinPosted   *ebpf.Map `ebpf:"xspin_posted"`
+	XspinReceives *ebpf.Map `ebpf:"xspin_receives"`
 	XspinShared   *ebpf.Map `ebpf:"xspin_shared"`
 	XspinTable    *ebpf.Map `ebpf:"xspin_table"`
 	XspinTallies  *ebpf.Map `ebpf:"xspin_tallies"`
@@ -161,6 +167,8 @@ func (m *HandlersNoopMessagesMaps) Close() error {
 		m.XspinFree,
 		m.XspinMessages,
 		m.XspinOwn,
+		m.XspinPosted,
+		m.XspinReceives,
 		m.XspinShared,
 		m.XspinTable,
 		m.XspinTallies,

@@ -157,8 +157,9 @@ func (c *MessagesConfig) set(spec *ebpf.CollectionSpec, given map[string]*ebpf.M
 
 // messages are those of a context, as user space sees them.
 type messages struct {
-	slots   []bpf.MessageSlot  // mapped
-	tallies []bpf.MessageTally // mapped, by CPU
+	slots    []bpf.MessageSlot  // mapped
+	tallies  []bpf.MessageTally // mapped, by CPU
+	receives *receives
 
 	expire *ebpf.Program
 	events *ebpf.Map
@@ -176,6 +177,9 @@ func openMessages(coll *ebpf.Collection, c *MessagesConfig, cpus int) (m *messag
 		return nil, err
 	}
 	if m.tallies, err = mapAll[bpf.MessageTally](coll.Maps[bpf.MessagesTallies], cpus); err != nil {
+		return nil, err
+	}
+	if m.receives, err = openReceives(coll, c.Windows); err != nil {
 		return nil, err
 	}
 	free := coll.Maps[bpf.MessagesFree]
@@ -207,8 +211,8 @@ func (m *messages) close() error {
 	if m == nil {
 		return nil
 	}
-	err := errors.Join(unmapAll(m.slots), unmapAll(m.tallies))
-	m.slots, m.tallies = nil, nil
+	err := errors.Join(unmapAll(m.slots), unmapAll(m.tallies), m.receives.close())
+	m.slots, m.tallies, m.receives = nil, nil, nil
 	return err
 }
 

@@ -66,6 +66,8 @@ var headerMaps = map[string]ebpf.MapSpec{
 	bpf.MessagesEvents:     {Type: ebpf.RingBuf, MaxEntries: 4096},
 	bpf.MessagesTallies:    {Type: ebpf.Array, KeySize: 4, ValueSize: tallySize, MaxEntries: 1, Flags: unix.BPF_F_MMAPABLE},
 	bpf.MessagesBuffer:     {Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: scratchSize, MaxEntries: 1},
+	bpf.MessagesReceives:   {Type: ebpf.Array, KeySize: 4, ValueSize: receiveSize, MaxEntries: MaxReceives, Flags: unix.BPF_F_MMAPABLE},
+	bpf.MessagesPosted:     {Type: ebpf.Array, KeySize: 4, ValueSize: ringSize, MaxEntries: 1, Flags: unix.BPF_F_MMAPABLE},
 	bpf.MessagesWindows[0]: {Type: ebpf.Array, KeySize: 4, ValueSize: memoryElement, MaxEntries: 1, Flags: memoryFlags},
 	bpf.MessagesWindows[1]: {Type: ebpf.Array, KeySize: 4, ValueSize: memoryElement, MaxEntries: 1, Flags: memoryFlags},
 	bpf.MessagesWindows[2]: {Type: ebpf.Array, KeySize: 4, ValueSize: memoryElement, MaxEntries: 1, Flags: memoryFlags},

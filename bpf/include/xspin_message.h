@@ -255,6 +255,48 @@ struct {
 	__uint(max_entries, 4096);
 } xspin_events SEC(".maps");
 
+/* A receive that user space has posted: its message goes there. */
+enum { XSPIN_RECEIVES = 4096, XSPIN_RECEIVES_SEEN = 256 };
+
+enum xspin_receive_is { XSPIN_VOID, XSPIN_POSTED, XSPIN_TAKEN };
+
+struct xspin_receive {
+	__u64 word; /* number << 2 | xspin_receive_is. User space writes the rest while it is void */
+	__u32 tag;  /* of the last word of a message's key, but for the bits in ignore */
+	__u32 ignore;
+	__u32 keep; /* 1: it stays posted after a message has taken it */
+	__u32 window;
+	__u64 place; /* in the window's memory */
+	__u64 room;
+	__u64 user;
+	__u64 pad[2];
+};
+_Static_assert(sizeof(struct xspin_receive) == 64, "a cache line");
+
+/* Receives are numbered as they are posted; number n lies in element n % XSPIN_RECEIVES. */
+struct xspin_ring {
+	__u64 head; /* those before this one are not posted any more */
+	__u64 tail; /* the next to be posted. User space writes it */
+	__u64 ever; /* 1: there was one */
+	__u64 pad[5];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, XSPIN_RECEIVES);
+	__type(key, __u32);
+	__type(value, struct xspin_receive);
+} xspin_receives SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct xspin_ring);
+} xspin_posted SEC(".maps");
+
 /* What a segment asks for, and what it is to be told. */
 struct xspin_reply {
 	__u32 flags;
@@ -826,12 +868,61 @@ static __noinline int xspin_end(struct xspin_message *m, struct xspin_tally *t, 
 }
 
 /*
+ * Says where a message goes: to the first of the receives that matches, of
+ * XSPIN_RECEIVES_SEEN that were posted. As long as none ever was, to the beginning of the
+ * first window that may be written. False: there is no receive for it.
+ */
+static __noinline int xspin_bind(struct xspin_message *m, __u32 number)
+{
+	const __u32 target = xspin_setup.target;
+	__u32 zero = 0, k;
+	struct xspin_ring *p = bpf_map_lookup_elem(&xspin_posted, &zero);
+	struct xspin_receive *r;
+	__u64 head, at, word;
+
+	m->window = target;
+	m->place = target < XSPIN_WINDOWS ? xspin_setup.window[target].off : 0;
+	m->room = target < XSPIN_WINDOWS ? xspin_setup.window[target].size : 0;
+	m->user = 0;
+	if (!p)
+		return 0;
+	if (!READ_ONCE(p->ever))
+		return 1;
+	head = READ_ONCE(p->head);
+	for (int i = 0; i < XSPIN_RECEIVES_SEEN; i++) {
+		at = head + i;
+		if (at == READ_ONCE(p->tail))
+			return 0;
+		k = at % XSPIN_RECEIVES;
+		r = bpf_map_lookup_elem(&xspin_receives, &k);
+		if (!r)
+			return 0;
+		word = READ_ONCE(r->word);
+		if (word == (at << 2 | XSPIN_TAKEN) && READ_ONCE(p->head) == at)
+			__sync_val_compare_and_swap(&p->head, at, at + 1);
+		if (word != (at << 2 | XSPIN_POSTED) || (READ_ONCE(r->tag) ^ number) & ~READ_ONCE(r->ignore))
+			continue;
+		/* Nobody writes to a receive that is posted, so if it still is behind this, what
+		 * was read in between was its own. */
+		if (__sync_fetch_and_or(&r->word, 0) != word)
+			continue;
+		m->window = READ_ONCE(r->window);
+		m->place = READ_ONCE(r->place);
+		m->room = READ_ONCE(r->room);
+		m->user = READ_ONCE(r->user);
+		if (__sync_val_compare_and_swap(&r->word, word, READ_ONCE(r->keep) ? word : at << 2 | XSPIN_TAKEN) == word)
+			return 1;
+	}
+	return 0;
+}
+
+/*
  * Begins a message with its header packet, in a slot of its own, and returns slot << 32 |
  * lap. 0: the packet is dropped, and comes again.
  */
 static __noinline __u64 xspin_begin(struct xspin_her *her, struct xspin_tally *t)
 {
-	const __u32 target = xspin_setup.target;
+	const __u32 words = xspin.nkey;
 	struct xspin_message *m;
 	__u32 slot = 0, lap;
 	__u64 at;
@@ -855,27 +946,29 @@ static __noinline __u64 xspin_begin(struct xspin_her *her, struct xspin_tally *t
 	__sync_lock_test_and_set(&m->word, (__u64)lap << 32 | XSPIN_STARTING);
 	__builtin_memcpy(m->key, her->key, sizeof(m->key));
 	m->seen = m->started = xspin_clock();
-	m->done = m->dropped = m->user = 0;
+	m->done = m->dropped = 0;
 	m->size = her->payload_len;
 	m->starved = m->code = m->eom_done = 0;
 	m->mode = XSPIN_MODE_RUN;
-	m->window = target;
-	m->place = target < XSPIN_WINDOWS ? xspin_setup.window[target].off : 0;
-	m->room = target < XSPIN_WINDOWS ? xspin_setup.window[target].size : 0;
 	at = (__u64)slot << 32 | lap;
 	if (!bpf_map_update_elem(&xspin_table, her->key, &at, BPF_NOEXIST)) {
 		/* A copy of it may have begun and ended since it was not found. */
-		if (!bpf_map_lookup_elem(&xspin_ended, her->key)) {
+		if (bpf_map_lookup_elem(&xspin_ended, her->key)) {
+			t->busy++;
+		} else if (xspin_bind(m, her->key[words && words <= 8 ? words - 1 : 0])) {
 			t->started++;
 			return at;
+		} else {
+			t->refused++;
 		}
 		if (bpf_map_delete_elem(&xspin_table, her->key))
 			t->leaked++;
+	} else {
+		t->busy++;
 	}
 	WRITE_ONCE(m->word, (__u64)lap << 32 | XSPIN_FREE);
 	if (bpf_map_push_elem(&xspin_free, &slot, 0))
 		t->leaked++;
-	t->busy++;
 	return 0;
 }
 

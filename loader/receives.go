@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package loader
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/xspin/xspin/bpf"
+	"github.com/xspin/xspin/spin"
+)
+
+// MaxReceives is how many receives can be posted to messages in the kernel. A message takes
+// the first that matches of some 256 that were posted first: those behind them wait.
+const MaxReceives = 4096
+
+// ErrReceives is wrapped by the error of a receive for which there is no room.
+var ErrReceives = errors.New("no room for the receive")
+
+const (
+	receiveSize = uint32(unsafe.Sizeof(bpf.MessageReceive{}))
+	ringSize    = uint32(unsafe.Sizeof(bpf.MessageRing{}))
+)
+
+// What a receive is, in the lower bits of its word: xspin_receive_is.
+const (
+	receiveVoid   = 0
+	receivePosted = 1
+	receiveTaken  = 2
+)
+
+// A Receive waits for its message, see spin.Receive.
+type Receive struct {
+	Tag, Ignore uint32
+	Keep        bool
+	Window      int   // index in MessagesConfig.Windows, of one that may be written
+	Place       int64 // in the window
+	Size        int64 // bytes that the message may take there. 0: up to the window's end
+	User        uint64
+}
+
+// receives is the ring of those that are posted: they are numbered, and number n lies in
+// element n % MaxReceives. The program takes them by compare-and-swap, and moves the head
+// past those that it has taken. All else is user space's, which has Handlers.mu.
+type receives struct {
+	ring    []bpf.MessageReceive // mapped
+	posted  []bpf.MessageRing    // mapped; 1
+	windows []WindowConfig
+}
+
+func openReceives(coll *ebpf.Collection, windows []WindowConfig) (r *receives, err error) {
+	r = &receives{windows: windows}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, r.close())
+		}
+	}()
+	if r.ring, err = mapAll[bpf.MessageReceive](coll.Maps[bpf.MessagesReceives], MaxReceives); err != nil {
+		return nil, err
+	}
+	r.posted, err = mapAll[bpf.MessageRing](coll.Maps[bpf.MessagesPosted], 1)
+	return r, err
+}
+
+func (r *receives) close() error {
+	if r == nil {
+		return nil
+	}
+	err := errors.Join(unmapAll(r.ring), unmapAll(r.posted))
+	r.ring, r.posted = nil, nil
+	return err
+}
+
+// element returns the receive that is posted with number n, nil if it is not any more.
+func (r *receives) element(n uint64) *bpf.MessageReceive {
+	e := &r.ring[n%MaxReceives]
+	if atomic.LoadUint64(&e.Word) != n<<2|receivePosted {
+		return nil
+	}
+	return e
+}
+
+// skip moves the head to the first receive that is posted, and counts those from there on.
+func (r *receives) skip() (n int) {
+	p := &r.posted[0]
+	for head := atomic.LoadUint64(&p.Head); head < p.Tail && r.element(head) == nil; head = atomic.LoadUint64(&p.Head) {
+		atomic.CompareAndSwapUint64(&p.Head, head, head+1)
+	}
+	for at := atomic.LoadUint64(&p.Head); at < p.Tail; at++ {
+		if r.element(at) != nil {
+			n++
+		}
+	}
+	return n
+}
+
+// compact closes the gaps that receives have left which were taken before older ones. While
+// that goes on a message may find none, and comes again.
+func (r *receives) compact() {
+	p := &r.posted[0]
+	var all []bpf.MessageReceive
+	for at := atomic.LoadUint64(&p.Head); at < p.Tail; at++ {
+		if e := r.element(at); e != nil && r.take(at) {
+			all = append(all, *e)
+		}
+	}
+	atomic.StoreUint64(&p.Head, p.Tail) // against the program, which only moves it past what is taken, up to here
+	for i := range all {
+		r.put(&all[i])
+	}
+}
+
+// take takes a posted receive back. False: a message was faster.
+func (r *receives) take(n uint64) bool {
+	return atomic.CompareAndSwapUint64(&r.ring[n%MaxReceives].Word, n<<2|receivePosted, n<<2|receiveTaken)
+}
+
+// put posts a receive. There is room.
+func (r *receives) put(what *bpf.MessageReceive) {
+	n := r.posted[0].Tail
+	e := &r.ring[n%MaxReceives]
+	atomic.StoreUint64(&e.Word, n<<2|receiveVoid)
+	e.Tag, e.Ignore, e.Keep, e.Window = what.Tag, what.Ignore, what.Keep, what.Window
+	e.Place, e.Room, e.User = what.Place, what.Room, what.User
+	atomic.StoreUint64(&e.Word, n<<2|receivePosted)
+	atomic.StoreUint64(&r.posted[0].Tail, n+1)
+}
+
+// gaps is how many elements between the first posted receive and the last may be taken.
+const gaps = 64
+
+// tidy compacts if there are many gaps, and tells how many receives are posted.
+func (r *receives) tidy() int {
+	n := r.skip()
+	if p := &r.posted[0]; int(p.Tail-atomic.LoadUint64(&p.Head)) > n+gaps {
+		r.compact()
+	}
+	return n
+}
+
+func (r *receives) check(q *Receive) (*bpf.MessageReceive, error) {
+	if q.Window < 0 || q.Window >= len(r.windows) {
+		return nil, fmt.Errorf("receive for window %d: there are %d", q.Window, len(r.windows))
+	}
+	w := &r.windows[q.Window]
+	switch {
+	case w.Rights&spin.Write == 0:
+		return nil, fmt.Errorf("receive for window %d: handlers cannot write it: %w", q.Window, spin.ErrRights)
+	case q.Place < 0 || q.Place > w.Size || q.Size < 0 || q.Size > w.Size-q.Place:
+		return nil, fmt.Errorf("receive for %d bytes at %d of window %d of %d: %w", q.Size, q.Place, q.Window, w.Size, spin.ErrBounds)
+	}
+	e := &bpf.MessageReceive{
+		Tag: q.Tag, Ignore: q.Ignore, Window: uint32(q.Window),
+		Place: uint64(w.Off + q.Place), Room: uint64(q.Size), User: q.User,
+	}
+	if q.Size == 0 {
+		e.Room = uint64(w.Size - q.Place)
+	}
+	if q.Keep {
+		e.Keep = 1
+	}
+	return e, nil
+}
+
+// Post posts a receive, behind those that are posted. From the first on, messages for which
+// none is posted are refused. The error wraps ErrReceives, spin.ErrRights or spin.ErrBounds.
+func (h *Handlers) Post(q Receive) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	r, err := h.receives()
+	if err != nil {
+		return err
+	}
+	e, err := r.check(&q)
+	if err != nil {
+		return err
+	}
+	atomic.StoreUint64(&r.posted[0].Ever, 1) // first: no message may take the window meanwhile
+	if n := r.tidy(); n == MaxReceives {
+		return fmt.Errorf("%w: %d are posted, the maximum", ErrReceives, n)
+	}
+	if p := &r.posted[0]; p.Tail-atomic.LoadUint64(&p.Head) == MaxReceives {
+		r.compact()
+	}
+	r.put(e)
+	return nil
+}
+
+// Unpost takes back the first receive that is as q. False: there is none.
+func (h *Handlers) Unpost(q Receive) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	r, err := h.receives()
+	if err != nil {
+		return false
+	}
+	want, err := r.check(&q)
+	if err != nil {
+		return false
+	}
+	p := &r.posted[0]
+	for at := atomic.LoadUint64(&p.Head); at < p.Tail; at++ {
+		if e := r.element(at); e != nil {
+			is := *e
+			if is.Word = 0; is == *want && r.take(at) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// Posted returns how many receives wait.
+func (h *Handlers) Posted() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	r, err := h.receives()
+	if err != nil {
+		return 0
+	}
+	return r.tidy()
+}
+
+func (h *Handlers) receives() (*receives, error) {
+	switch {
+	case h.messages == nil:
+		return nil, errors.New("receive: handlers of packets have none")
+	case h.messages.receives == nil:
+		return nil, errors.New("receive: the handlers are closed")
+	}
+	return h.messages.receives, nil
+}
