@@ -14,18 +14,13 @@ var Include embed.FS
 // of the set of that name in package handlers. They are as clang made them, so whoever
 // loads one checks it as if it came from somebody else.
 var Handlers = map[string][]byte{
-	"count":     _HandlersCountBytes,
-	"echo-icmp": _HandlersEchoICMPBytes,
-	"echo-udp":  _HandlersEchoUDPBytes,
-	"noop":      _HandlersNoopBytes,
+	"count":         _HandlersCountBytes,
+	"deposit":       _HandlersDepositBytes,
+	"echo-icmp":     _HandlersEchoICMPBytes,
+	"echo-udp":      _HandlersEchoUDPBytes,
+	"noop":          _HandlersNoopBytes,
+	"noop-messages": _HandlersNoopMessagesBytes, // noop's twin for formats whose messages end
 }
-
-// The objects of built-in handlers of messages: Deposit puts them into a window,
-// NoopMessages has three handlers that do nothing.
-var (
-	Deposit      = _HandlersDepositBytes
-	NoopMessages = _HandlersNoopMessagesBytes
-)
 
 // What include/xspin_handler.h shares with user space, under short names.
 type (

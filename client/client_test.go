@@ -159,6 +159,23 @@ const inbox = `contexts:
   attach: {users: ["65534"], observers: true}
 `
 
+// inKernel is the same with handlers in eBPF.
+var inKernel = "kernel: administrators\n" + strings.Replace(inbox, "  handler: deposit\n", "  tier: kernel\n  handler: deposit\n", 1)
+
+// tiers runs a test with an inbox in Go, and one in eBPF.
+func tiers(t *testing.T, test func(t *testing.T, f *fixture)) {
+	t.Run("user", func(t *testing.T) { test(t, newFixture(t, inbox)) })
+	t.Run("kernel", func(t *testing.T) {
+		f := newFixture(t, inKernel)
+		w, err := f.lab.Host.Wire()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { w.Close() })
+		test(t, f)
+	})
+}
+
 const ask = `- name: ask
   handler: requests
   params: {port: 7001}
@@ -394,6 +411,54 @@ func TestAnUnprivilegedApplication(t *testing.T) {
 	}
 }
 
+// An application takes messages by receives, in whichever tier they are handled, and
+// is told what it did wrong.
+func TestReceivesInBothTiers(t *testing.T) {
+	tiers(t, func(t *testing.T, f *fixture) {
+		f.daemon()
+		app := f.start(nobody, "app", f.socket, "inbox")
+		app.expect("^attached, memory is zero: true$")
+		c := f.dial()
+		for i := range 3 * slots {
+			f.message(c, app, 1+i*5000%(128<<10))
+		}
+		i, err := f.client().Context(t.Context(), "inbox")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if i.State != "active" || i.MessageStats == nil || i.MessageStats.Ended != 3*slots || i.HandlerStats.Headers != 3*slots || i.Pair == nil {
+			t.Errorf("%+v\n%+v", i, i.MessageStats)
+		}
+		app.stop()
+
+		own := attachSoon(t, f, "inbox")
+		defer own.Close()
+		for _, tt := range []struct {
+			r    control.Receive
+			want string
+		}{
+			{control.Receive{Window: "out"}, `no window "out"`},
+			{control.Receive{Window: "in", Place: 1 << 20, Size: 1}, "out of bounds"},
+			{control.Receive{Window: "in", Place: -1}, "out of bounds"},
+			{control.Receive{Window: "in", Place: 1, Size: 1<<63 - 1}, "out of bounds"},
+		} {
+			if err := own.Post(t.Context(), tt.r); err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("post %+v: %v, want %q", tt.r, err, tt.want)
+			}
+		}
+		r := control.Receive{Window: "in", Tag: 7, Place: 3, Size: 100, User: 9}
+		if err := own.Post(t.Context(), r); err != nil {
+			t.Fatal(err)
+		}
+		if err := own.Unpost(t.Context(), r); err != nil {
+			t.Error(err)
+		}
+		if err := own.Unpost(t.Context(), r); err == nil || !strings.Contains(err.Error(), "no such receive is posted") {
+			t.Errorf("taken back twice: %v", err)
+		}
+	})
+}
+
 // What an application can do, one that is not root's does.
 func TestEveryCall(t *testing.T) {
 	f := newFixture(t, inbox+`- name: words
@@ -518,8 +583,9 @@ func attachSoon(t *testing.T, f *fixture, name string) *client.App {
 	}
 }
 
-func TestKillingTheApplicationAtEveryStep(t *testing.T) {
-	f := newFixture(t, inbox)
+func TestKillingTheApplicationAtEveryStep(t *testing.T) { tiers(t, killing) }
+
+func killing(t *testing.T, f *fixture) {
 	d := f.daemon()
 	c := f.dial()
 	// The first round makes what stays, such as connections that are kept.

@@ -38,6 +38,7 @@ type Context struct {
 	Share     int            `json:"share,omitempty"`    // weight of its HPU time, 1 if left out
 	Overload  string         `json:"overload,omitempty"` // drop (default) or stack
 	Messages  int            `json:"messages,omitempty"`
+	Segments  int            `json:"segments,omitempty"` // most of a message, in the kernel
 	Timeout   Duration       `json:"timeout,omitempty"`
 	Remember  Duration       `json:"remember,omitempty"`
 	Timer     Duration       `json:"timer,omitempty"`

@@ -167,10 +167,13 @@ func (has *resources) window(name string) (*heldWindow, error) {
 // that place what they get themselves. From then on each message takes a posted receive,
 // and is refused if none matches, so that its sender tries again: an application that
 // posts receives is never overwritten.
+//
+// Handlers in eBPF have receives of their own, of which the same is true.
 type receives struct {
 	hpu.Receives
-	first  spin.Window // nil: none
-	posted atomic.Bool // ever
+	first  spin.Window  // nil: none
+	posted atomic.Bool  // ever
+	kernel *nic.Context // whose handlers are in eBPF; nil: they are in Go
 }
 
 // Bind implements hpu.Binder.
@@ -182,6 +185,12 @@ func (l *receives) Bind(m *hpu.Message) (spin.Binding, error) {
 }
 
 func (l *receives) post(r spin.Receive) error {
+	if l.kernel != nil {
+		if err := l.kernel.Post(r); err != nil {
+			return kindError{errBusy, cause(err)}
+		}
+		return nil
+	}
 	l.posted.Store(true) // first: no message may take the window meanwhile
 	if err := l.Post(r); err != nil {
 		return kindError{errBusy, err}
@@ -191,6 +200,9 @@ func (l *receives) post(r spin.Receive) error {
 
 // unpost takes back the first receive that is as r.
 func (l *receives) unpost(r spin.Receive) bool {
+	if l.kernel != nil {
+		return l.kernel.Unpost(r)
+	}
 	return l.Unpost(r.Tag, r.Ignore, func(p *spin.Receive) bool {
 		return p.Keep == r.Keep && p.User == r.User && p.Window == r.Window && p.Place == r.Place && p.Size == r.Size
 	})

@@ -382,6 +382,9 @@ func checkContext(c *checker, path string, doc *control.Context, env *surroundin
 		return nil // or the handlers in Go are found missing
 	}
 
+	if doc.Segments != 0 {
+		c.fail(at("segments"), "how many a message may have is said for handlers in eBPF only: tier: kernel")
+	}
 	b.checkWindows(c, at, env)
 	b.checkMemory(c, at, env, int64(doc.Memory), int64(doc.HPUMemory))
 	b.checkQueue(c, at)
@@ -435,23 +438,9 @@ func checkContext(c *checker, path string, doc *control.Context, env *surroundin
 	if doc.Attach != nil {
 		b.attach = checkWho(c, at("attach"), doc.Attach)
 	}
-	switch doc.Activate {
-	case "":
-		b.doc.Activate = atStart
-		if set != nil && set.Queue {
-			// With nobody there, requests would take all credits, and wait for
-			// whoever comes.
-			b.doc.Activate = atAttach
-		}
-	case atStart, atAttach, manually:
-	default:
-		c.fail(at("activate"), "%q: want start, attach or manual", doc.Activate)
-	}
-	if set != nil && set.Window && len(doc.Windows) == 0 && len(c.problems) == before {
-		c.fail(at("windows"), `handler %s: no window: messages would be acknowledged and thrown away; add one, such as "windows: [{name: in, size: 64MiB}]"`, doc.Handler)
-	}
-	if set != nil && set.Window && b.largest() < 0 && len(c.problems) == before {
-		c.fail(at("windows"), "handler %s: handlers may not write any of the windows: messages would be acknowledged and thrown away; allow it with \"rights: rw\"", doc.Handler)
+	b.checkActivate(c, at, set != nil && set.Queue)
+	if set != nil && set.Window && len(c.problems) == before {
+		b.needsWindow(c, at, "handler "+doc.Handler)
 	}
 	if len(c.problems) > before {
 		return nil
@@ -467,9 +456,38 @@ func checkContext(c *checker, path string, doc *control.Context, env *surroundin
 	return b
 }
 
+// checkActivate checks when the context is activated.
+func (b *contextPlan) checkActivate(c *checker, at func(string) string, queue bool) {
+	switch b.doc.Activate {
+	case "":
+		b.doc.Activate = atStart
+		if queue {
+			// With nobody there, requests would take all credits, and wait for
+			// whoever comes.
+			b.doc.Activate = atAttach
+		}
+	case atStart, atAttach, manually:
+	default:
+		c.fail(at("activate"), "%q: want start, attach or manual", b.doc.Activate)
+	}
+}
+
+// needsWindow has the context have a window that its handlers may write.
+func (b *contextPlan) needsWindow(c *checker, at func(string) string, who string) {
+	if len(b.doc.Windows) == 0 {
+		c.fail(at("windows"), `%s: no window: messages would be acknowledged and thrown away; add one, such as "windows: [{name: in, size: 64MiB}]"`, who)
+	} else if b.largest() < 0 {
+		c.fail(at("windows"), "%s: handlers may not write any of the windows: messages would be acknowledged and thrown away; allow it with \"rights: rw\"", who)
+	}
+}
+
 // tooLarge says that the context takes more memory than there can be.
 func (b *contextPlan) tooLarge(c *checker, path string, env *surroundings, hint string) {
-	c.fail(path, "windows, queue and HPU memory take %v, and %v are allowed for all: raise limits.memory%s", control.Size(b.charge()), env.limits.Memory, hint)
+	what := "windows, queue and HPU memory"
+	if b.spec.Kernel != nil {
+		what = "windows, queue, HPU memory and maps"
+	}
+	c.fail(path, "%s take %v, and %v are allowed for all: raise limits.memory%s", what, control.Size(b.charge()), env.limits.Memory, hint)
 }
 
 // largest returns the size of the largest window that handlers may write, -1 if they may

@@ -243,7 +243,7 @@ func (h *managedContext) build(b *contextPlan, numbers []int) (*nic.Context, *re
 	spec.Timestamp = set.Timestamp
 	spec.Resources = hpu.Resources{Timer: b.timer, Full: b.full, Log: h.book}
 	has.equip(&spec.Resources)
-	if b.ending {
+	if b.ending && spec.Kernel == nil {
 		spec.State, spec.InitialState = set.State, set.Initial
 		spec.Binder = has.receives
 	}
@@ -257,6 +257,9 @@ func (h *managedContext) build(b *contextPlan, numbers []int) (*nic.Context, *re
 	}
 	spec.Place = nil
 	has.spec = spec
+	if spec.Kernel != nil {
+		has.receives.kernel = ctx
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.place = nil

@@ -3,9 +3,9 @@
 package daemon
 
 import (
-	"cmp"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -89,24 +89,40 @@ func (b *contextPlan) checkKernel(c *checker, path string, env *surroundings, wr
 		return nil
 	}
 	b.hpus = cpus
-	const none = "handlers in eBPF have none so far"
-	for _, set := range []struct {
-		key string
-		is  bool
-		why string
-	}{
-		{"windows", len(doc.Windows) > 0, none + ": they take single packets, which need no place"},
-		{"queue", doc.Queue != nil, none + ": they count, see xspin_count"},
-		{"attach", doc.Attach != nil, "there is nothing to attach to: handlers in eBPF have neither windows nor a queue so far"},
-		{"activate", doc.Activate == atAttach, "nobody attaches to handlers in eBPF: want start or manual"},
-	} {
-		if set.is {
-			c.fail(at(set.key), "%s", set.why)
+	b.env = handlers.Env{HPUs: cpus, Messages: nic.DefaultMessages, Memory: hostq.Element}
+	k, twin := b.readHandlers(c, at)
+	k.Segments = doc.Segments
+	b.spec.Kernel = &k
+	messages := k.Object != nil && k.Object.Messages()
+	if messages {
+		b.checkWindows(c, at, env)
+		if n := len(doc.Windows); n > nic.KernelWindows {
+			c.fail(at("windows"), "%d, and handlers in eBPF can be given %d", n, nic.KernelWindows)
+		}
+		b.checkQueue(c, at)
+		if twin != nil && twin.Queue && b.queue == nil {
+			b.setQueue(&control.Queue{})
+		}
+		if doc.Attach != nil {
+			b.attach = checkWho(c, at("attach"), doc.Attach)
+		}
+	} else if k.Object != nil {
+		const none = "handlers in eBPF for single packets have none"
+		for _, set := range []struct {
+			key string
+			is  bool
+			why string
+		}{
+			{"windows", len(doc.Windows) > 0, none + ": packets need no place"},
+			{"queue", doc.Queue != nil, none + ": they count, see xspin_count"},
+			{"attach", doc.Attach != nil, "there is nothing to attach to: handlers in eBPF for single packets have neither windows nor a queue"},
+			{"activate", doc.Activate == atAttach, "nobody attaches to handlers in eBPF for single packets: want start or manual"},
+		} {
+			if set.is {
+				c.fail(at(set.key), "%s", set.why)
+			}
 		}
 	}
-	b.env = handlers.Env{HPUs: cpus, Messages: nic.DefaultMessages, Memory: hostq.Element}
-	k, twin := b.readHandlers(c, at, env)
-	b.spec.Kernel = &k
 	if k.Object != nil {
 		memory, perHPU := k.Object.MemoryFor(int64(doc.Memory), int64(doc.HPUMemory))
 		b.checkMemory(c, at, env, memory, perHPU)
@@ -121,9 +137,19 @@ func (b *contextPlan) checkKernel(c *checker, path string, env *surroundings, wr
 		b.judge(c, at, nil)
 		b.reserve = k.Object.Memory() + int64(cpus)<<10 // and counters
 	}
-	if doc.Activate = cmp.Or(doc.Activate, atStart); !slices.Contains([]string{atStart, atAttach, manually}, doc.Activate) {
-		c.fail(at("activate"), "%q: want start or manual", doc.Activate)
+	if messages {
+		if n, err := nic.MessagesMemory(doc.Messages, doc.Segments); err == nil { // else told by the NIC
+			b.reserve += n
+		}
+		if len(c.problems) == wrong && !slices.Contains(k.Object.Handlers(), "payload") {
+			who := "handlers in eBPF without a payload handler"
+			if doc.Handler != "" {
+				who = "handler " + doc.Handler
+			}
+			b.needsWindow(c, at, who)
+		}
 	}
+	b.checkActivate(c, at, b.queue != nil)
 	if len(c.problems) > wrong {
 		return nil
 	}
@@ -136,7 +162,7 @@ func (b *contextPlan) checkKernel(c *checker, path string, env *surroundings, wr
 
 // readHandlers reads which handlers a context in the kernel has: those of an object file,
 // or built-in ones, with the default rulesets of the set in Go whose twin they are.
-func (b *contextPlan) readHandlers(c *checker, at func(string) string, env *surroundings) (k nic.Kernel, twin *handlers.Set) {
+func (b *contextPlan) readHandlers(c *checker, at func(string) string) (k nic.Kernel, twin *handlers.Set) {
 	doc := &b.doc
 	k.Parameters = doc.Params
 	var err error
@@ -148,13 +174,11 @@ func (b *contextPlan) readHandlers(c *checker, at func(string) string, env *surr
 			c.fail(at("object"), "%s: its bytes are missing: they travel in the request", doc.Object.Name)
 		}
 	case doc.Object != nil:
-		if k.Object, err = nic.ReadObject(doc.Object.Name, doc.Object.Code, int64(env.limits.Window)); err != nil {
+		// What its maps take counts with the rest.
+		if k.Object, err = nic.ReadObject(doc.Object.Name, doc.Object.Code, math.MaxInt64); err != nil {
 			for _, err := range spin.Flatten(err) {
 				c.fail(at("object"), "%v", err)
 			}
-		} else if k.Object.Messages() {
-			c.fail(at("object"), "%s: its handlers are for messages of several packets: the daemon gives handlers in eBPF single packets so far", doc.Object.Name)
-			k.Object = nil
 		}
 	case doc.Handler == "":
 		c.fail(at("handler"), "is missing: want one of %s, or an object", nic.BuiltinObjects())
@@ -176,7 +200,7 @@ func (b *contextPlan) readHandlers(c *checker, at func(string) string, env *surr
 			k.Parameters = nil // told
 			break
 		}
-		twin = &handlers.Set{Rulesets: set.Rulesets}
+		twin = &handlers.Set{Rulesets: set.Rulesets, Queue: set.Queue}
 		k.Parameters = map[string]any{}
 		for _, p := range k.Object.Parameters() {
 			if v, ok := doc.Params[p.Name]; ok {

@@ -10,7 +10,6 @@ import (
 	"io"
 	"runtime"
 
-	"github.com/xspin/xspin/bpf"
 	"github.com/xspin/xspin/demos/file"
 	"github.com/xspin/xspin/eval/bench"
 	"github.com/xspin/xspin/eval/yardstick"
@@ -28,8 +27,8 @@ const (
 )
 
 // messagesSpec is a context of built-in handlers of messages in eBPF.
-func messagesSpec(name string, object []byte, window *hostq.Window) (spec nic.ContextSpec, err error) {
-	o, err := nic.ReadObject(name, object, nic.ObjectMemory)
+func messagesSpec(name string, window *hostq.Window) (spec nic.ContextSpec, err error) {
+	o, err := nic.BuiltinObject(name)
 	if err != nil {
 		return spec, err
 	}
@@ -83,9 +82,9 @@ func (b *slmpBench) kernelRates(ctx context.Context, window *hostq.Window) (err 
 			return errors.Join(b.flood(g, b.slmpFrame(size), b.cfg.duration, runs, r), r.Close())
 		}
 	}
-	in := func(name string, object []byte) func() (receiver, error) {
+	in := func(name string) func() (receiver, error) {
 		return func() (receiver, error) {
-			spec, err := messagesSpec(name, object, window)
+			spec, err := messagesSpec(name, window)
 			if err != nil {
 				return nil, err
 			}
@@ -99,8 +98,8 @@ func (b *slmpBench) kernelRates(ctx context.Context, window *hostq.Window) (err 
 	drop := func() (receiver, error) { return b.openDropper(plain(yardstick.Drop)) }
 	var noop, bare, deposit, bareLong rxRuns
 	if err := bench.Rounds(ctx, b.cfg.runs,
-		side(&noop, rxFrame, in("noop", bpf.NoopMessages)), side(&bare, rxFrame, drop),
-		side(&deposit, longFrame, in("deposit", bpf.Deposit)), side(&bareLong, longFrame, drop)); err != nil {
+		side(&noop, rxFrame, in("noop-messages")), side(&bare, rxFrame, drop),
+		side(&deposit, longFrame, in("deposit")), side(&bareLong, longFrame, drop)); err != nil {
 		return err
 	}
 	conditions := fmt.Sprintf("messages of %d segments from the in-kernel generator (live frames, batches of 64, checksum 0), sent and taken on CPU %d; frames that the program saw per second of the generator's run; "+
@@ -129,7 +128,7 @@ func (b *slmpBench) kernelFiles(ctx context.Context, mem *hostq.Memory) (err err
 	if err != nil {
 		return err
 	}
-	kernel, err := messagesSpec("deposit", bpf.Deposit, mem.Whole())
+	kernel, err := messagesSpec("deposit", mem.Whole())
 	if err != nil {
 		return err
 	}

@@ -118,6 +118,33 @@ func (c *MessagesConfig) complete() error {
 	return nil
 }
 
+// Memory returns about how many bytes the maps of messages take, beside windows.
+func (c MessagesConfig) Memory() (int64, error) {
+	if err := c.complete(); err != nil {
+		return 0, err
+	}
+	cpus, err := PossibleCPUs()
+	if err != nil {
+		return 0, err
+	}
+	n := int64(c.Events) + int64(cpus)*int64(scratchSize+tallySize)
+	for name, entries := range c.entries(cpus) {
+		m := headerMaps[name]
+		m.MaxEntries = uint32(entries)
+		n += mapSize(&m)
+	}
+	return n, nil
+}
+
+// entries are those of maps whose size the configuration says.
+func (c *MessagesConfig) entries(cpus int) map[string]int {
+	return map[string]int{
+		bpf.MessagesTable: c.Messages, bpf.MessagesSlots: c.Messages, bpf.MessagesFree: c.Messages,
+		bpf.MessagesBits: c.Messages * c.Segments / 32, bpf.MessagesEnded: endedEntries,
+		bpf.MessagesTallies: cpus, bpf.MessagesReceives: MaxReceives,
+	}
+}
+
 // set sets constants and sizes, and adds the maps that are given.
 func (c *MessagesConfig) set(spec *ebpf.CollectionSpec, given map[string]*ebpf.Map, cpus int) error {
 	if err := c.complete(); err != nil {
@@ -146,10 +173,7 @@ func (c *MessagesConfig) set(spec *ebpf.CollectionSpec, given map[string]*ebpf.M
 	if err := spec.Variables[bpf.MessagesSettings].Set(s); err != nil {
 		return err
 	}
-	for name, n := range map[string]int{
-		bpf.MessagesTable: c.Messages, bpf.MessagesSlots: c.Messages, bpf.MessagesFree: c.Messages,
-		bpf.MessagesBits: c.Messages * c.Segments / 32, bpf.MessagesEnded: endedEntries, bpf.MessagesTallies: cpus,
-	} {
+	for name, n := range c.entries(cpus) {
 		spec.Maps[name].MaxEntries = uint32(n)
 	}
 	return nil

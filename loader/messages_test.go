@@ -127,7 +127,7 @@ func messagesConfig(t *testing.T, size int64, cfg MessagesConfig) (HandlersConfi
 
 func depositObject(t *testing.T) *Object {
 	t.Helper()
-	o, err := ReadObject("deposit", bpf.Deposit, builtinMemory)
+	o, err := BuiltinObject("deposit")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -219,11 +219,11 @@ func TestBuiltinObjects(t *testing.T) {
 			t.Error(err)
 			continue
 		}
-		if o.Name() != name || !slices.Equal(o.Handlers(), []string{"payload"}) || o.Maps() != nil {
+		if o.Name() != name || len(o.Handlers()) == 0 || o.Messages() != (name == "deposit" || name == "noop-messages") || o.Maps() != nil {
 			t.Errorf("%s: handlers %v, maps %v", o.Name(), o.Handlers(), o.Maps())
 		}
 	}
-	if _, err := BuiltinObject("echo"); err == nil || !strings.Contains(err.Error(), "there are count, echo-icmp, echo-udp, noop") {
+	if _, err := BuiltinObject("echo"); err == nil || !strings.Contains(err.Error(), "there are count, deposit, echo-icmp, echo-udp, noop, noop-messages") {
 		t.Error(err)
 	}
 }

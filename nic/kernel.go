@@ -58,8 +58,9 @@ func BuiltinObjects() string { return strings.Join(slices.Sorted(maps.Keys(bpf.H
 // KernelHPUs returns how many HPUs a context in the kernel has: the CPUs that there can be.
 func KernelHPUs() (int, error) { return loader.PossibleCPUs() }
 
-// BuiltinObject returns the object of built-in handlers: "count", "echo-icmp", "echo-udp"
-// or "noop", each the twin of the handlers in Go of that name.
+// BuiltinObject returns the object of built-in handlers: "count", "deposit", "echo-icmp",
+// "echo-udp" or "noop", each the twin of the handlers in Go of that name, or
+// "noop-messages", that of "noop" for formats whose messages end.
 func BuiltinObject(name string) (*Object, error) { return loader.BuiltinObject(name) }
 
 // resolveKernel judges what a context in the kernel has, and has not.
@@ -84,7 +85,8 @@ func (s *ContextSpec) resolveKernel(wrong *spin.Problems) {
 		{"share", s.Share != 0, hpus},
 		{"overload", s.Overload != OverloadDrops, hpus},
 		{"timestamp", s.Timestamp, hpus},
-		{"messages", !messages && (s.Messages != 0 || s.Kernel.Segments != 0), user + ": each packet is a message, or none"},
+		{"messages", !messages && s.Messages != 0, user + ": each packet is a message, or none"},
+		{"segments", !messages && s.Kernel.Segments != 0, user + ": each packet is a message, or none"},
 		{"timeout", !messages && s.Timeout != 0, user},
 		{"remember", !messages && s.Remember != 0, user},
 		{"windows", !messages && (len(r.Windows) > 0 || s.Window != nil || s.Binder != nil), user + ": want packets that need no place"},

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -56,6 +57,9 @@ func (s *ContextSpec) resolveMessages(wrong *spin.Problems) {
 		wrong.Add("timeout", "%v, and ended messages remembered for %v: want positive times, or 0 for the defaults", s.Timeout, s.Remember)
 	}
 	s.Messages, s.Timeout = cmp.Or(s.Messages, 256), cmp.Or(s.Timeout, defaultTimeout)
+	if _, err := MessagesMemory(s.Messages, s.Kernel.Segments); err != nil && wrong.Err() == nil {
+		wrong.Add("segments", "%w", err)
+	}
 	if n := len(s.messageWindows()); n > loader.MaxWindows {
 		wrong.Add("windows", "%d, and handlers in eBPF can be given %d", n, loader.MaxWindows)
 	}
@@ -67,6 +71,15 @@ func (s *ContextSpec) resolveMessages(wrong *spin.Problems) {
 		}
 	}
 }
+
+// MessagesMemory returns about how many bytes the NIC takes for messages of handlers in
+// eBPF, so many in flight and of so many segments, 0 for the defaults.
+func MessagesMemory(messages, segments int) (int64, error) {
+	return loader.MessagesConfig{Messages: messages, Segments: segments, Events: eventBytes}.Memory()
+}
+
+// KernelWindows is how many windows handlers of messages in eBPF can be given.
+const KernelWindows = loader.MaxWindows
 
 // messageWindows are the windows that handlers are given. Messages go into the first.
 func (s *ContextSpec) messageWindows() (all []hpu.NamedWindow) {
@@ -107,6 +120,52 @@ func (s *ContextSpec) eventSink() spin.EventSink {
 	return nil
 }
 
+// receive is a receive as the loader has it.
+func (s *ContextSpec) receive(r *spin.Receive) (loader.Receive, error) {
+	out := loader.Receive{Tag: r.Tag, Ignore: r.Ignore, Keep: r.Keep, Place: r.Place, Size: r.Size}
+	out.Window = slices.IndexFunc(s.messageWindows(), func(w hpu.NamedWindow) bool { return w.Window == r.Window })
+	switch user := r.User.(type) {
+	case nil:
+	case uint64:
+		out.User = user
+	default:
+		return out, fmt.Errorf("receive for context %q: its User is a %T: want a uint64, which is what handlers in eBPF can keep", s.Name, user)
+	}
+	switch {
+	case out.Window < 0:
+		return out, fmt.Errorf("receive for context %q: its window is none of the context's", s.Name)
+	case r.Events != nil:
+		return out, fmt.Errorf("receive for context %q: events of messages in the kernel go where the context says", s.Name)
+	}
+	return out, nil
+}
+
+// Post posts a receive to a context whose handlers are in eBPF: the next message that
+// matches goes there. Before the first, messages go to the beginning of the context's window;
+// from then on, one without a receive is refused. Contexts with handlers in Go have a Binder
+// instead. The error wraps ErrReceives, ErrRights or ErrBounds of packages loader and spin.
+func (c *Context) Post(r spin.Receive) error {
+	if c.loaded == nil {
+		return fmt.Errorf("receive for context %q: its handlers are in Go, and have the receives of its Binder", c.spec.Name)
+	}
+	q, err := c.spec.receive(&r)
+	if err == nil {
+		if err = c.loaded.Post(q); err != nil {
+			err = fmt.Errorf("context %q: %w", c.spec.Name, err)
+		}
+	}
+	return err
+}
+
+// Unpost takes back the first receive that is as r. False: there is none.
+func (c *Context) Unpost(r spin.Receive) bool {
+	if c.loaded == nil {
+		return false
+	}
+	q, err := c.spec.receive(&r)
+	return err == nil && c.loaded.Unpost(q)
+}
+
 // kernelMessages are the messages of a context in the kernel, as far as user space is
 // concerned with them: it ends those that have become too old or have failed, and hands
 // their events on. Two goroutines, from start to stop.
@@ -143,6 +202,7 @@ func (m *kernelMessages) expire() {
 		case <-tick.C:
 		}
 		m.end(timeout, spin.TimedOut)
+		m.t.handlers.Posted() // closes gaps between receives
 	}
 }
 

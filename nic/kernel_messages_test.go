@@ -10,10 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/xspin/xspin/bpf"
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
-	"github.com/xspin/xspin/loader"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/mpq"
 	"github.com/xspin/xspin/netns"
@@ -27,7 +25,7 @@ import (
 // depositing is a context in the kernel that puts messages of SLMP into a window.
 func depositing(t testing.TB, size int64) (spec nic.ContextSpec, w *hostq.Window, events chan spin.MessageEvent) {
 	t.Helper()
-	o, err := loader.ReadObject("deposit", bpf.Deposit, nic.ObjectMemory)
+	o, err := nic.BuiltinObject("deposit")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -207,6 +205,85 @@ func TestEventsOfTheKernelWaitForRoom(t *testing.T) {
 	}
 	if lost := c.Stats().EventsLost; lost != 1 {
 		t.Errorf("%d events are lost, want the last", lost)
+	}
+}
+
+// Messages go where receives say, in whichever of the context's windows, and one for which
+// there is none comes again.
+func TestReceivesOfMessagesInTheKernel(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	wire(t, lab)
+	n := open(t, lab, nic.Config{HPUs: 1})
+	spec, first, events := depositing(t, 1<<20)
+	_, second, _ := depositing(t, 1<<20)
+	spec.Resources.Windows = []hpu.NamedWindow{{Name: "second", Window: second}}
+	c := run(t, n, spec)
+	conn := connect(t, lab, slmp.Port, slmp.Config{})
+	send := func(length int) error {
+		_, err := conn.SendBytes(patient(t), noise(length), slmp.Options{})
+		return err
+	}
+	any := spin.Receive{Ignore: ^uint32(0)}
+	for i, b := range []spin.Binding{{Window: second, Place: 5000, Size: 3000, User: uint64(7)}, {Window: first, Place: 1001, User: uint64(8)}} {
+		r := any
+		r.Binding = b
+		if err := c.Post(r); err != nil {
+			t.Fatal(err)
+		}
+		if err := send(3000 + i); err != nil {
+			t.Fatal(err)
+		}
+		if e := nextEvent(t, events); e.User != b.User || e.Length != uint64(3000+i) {
+			t.Errorf("event %+v", e)
+		}
+		got := make([]byte, 3000+i)
+		if _, err := b.Window.(*hostq.Window).ReadAt(got, b.Place); err != nil || !bytes.Equal(got, noise(3000+i)) {
+			t.Errorf("others are in the window, %v", err)
+		}
+	}
+	sent := make(chan error)
+	go func() { sent <- send(100) }()
+	eventually(t, "a message is refused", func() bool { return messages(t, c).Refused > 0 })
+	late := any
+	late.Window, late.Place = first, 1<<20-100
+	if err := c.Post(late); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-sent; err != nil {
+		t.Fatal(err)
+	}
+	if e := nextEvent(t, events); e.User != nil || e.Length != 100 {
+		t.Errorf("event %+v", e)
+	}
+	if c.Unpost(late) {
+		t.Error("a receive is taken back that a message has taken")
+	}
+
+	none, _, _ := depositing(t, 4096)
+	for _, tt := range []struct {
+		what string
+		set  func(r *spin.Receive)
+		want string
+	}{
+		{"another's window", func(r *spin.Receive) { r.Window = none.Window }, "its window is none of the context's"},
+		{"no window", func(r *spin.Receive) { r.Window = nil }, "its window is none of the context's"},
+		{"its own events", func(r *spin.Receive) { r.Events = spin.EventChan(events) }, "go where the context says"},
+		{"a pointer", func(r *spin.Receive) { r.User = t }, "its User is a *testing.T: want a uint64"},
+		{"behind the end", func(r *spin.Receive) { r.Place = 1 << 40 }, "out of bounds"},
+	} {
+		r := late
+		tt.set(&r)
+		if err := c.Post(r); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: %v, want %q", tt.what, err, tt.want)
+		}
+		if c.Unpost(r) {
+			t.Errorf("%s: taken back", tt.what)
+		}
+	}
+	spec.Kernel, spec.Name, spec.Rulesets, spec.Handlers.Payload = nil, "go", sets(matcher.UDPPort(9)), func(*hpu.HER) spin.Code { return spin.Success }
+	spec.Resources.Windows, spec.Window, spec.Events = nil, nil, nil
+	if c := run(t, n, spec); c.Post(late) == nil || c.Unpost(late) {
+		t.Error("a context in Go takes the receive")
 	}
 }
 
