@@ -14,8 +14,10 @@ import (
 
 	"github.com/xspin/xspin/bpf"
 	"github.com/xspin/xspin/hostq"
+	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/loader"
 	"github.com/xspin/xspin/matcher"
+	"github.com/xspin/xspin/mpq"
 	"github.com/xspin/xspin/spin"
 )
 
@@ -91,6 +93,12 @@ func (s *ContextSpec) resolveKernel(wrong *spin.Problems) {
 		{"remember", !messages && s.Remember != 0, user},
 		{"windows", !messages && (len(r.Windows) > 0 || s.Window != nil || s.Binder != nil), user + ": want packets that need no place"},
 		{"queue", !messages && (r.Host != nil || s.Events != nil), user + ": they count, see xspin_count"},
+		{"protocol", !messages && !s.HostActivated && s.Protocol != nil, "nothing is acknowledged: " + user},
+		{"state", !messages && (s.State != 0 || len(s.InitialState) > 0), user + ": their memory is that of all packets, see Resources.Memory"},
+		{"incomplete", !messages && (s.Incomplete != mpq.Abandon || s.Linger != 0), user + ": a message of one packet is complete"},
+		{"held", !messages && !s.HostActivated && s.Held != 0, "no packet waits for another: " + user},
+		{"tracking", !messages && s.Memory != 0, "nothing comes out of order: " + user + ", and HPU memory is Resources.Memory"},
+		{"checksums", !messages && !s.HostActivated && s.Checksums != hpu.VerifyComplete, "packets come to handlers in eBPF as they are: nothing is verified"},
 		{"timer", r.Timer != 0, "handlers in eBPF have none"},
 	} {
 		if set.is {

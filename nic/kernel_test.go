@@ -23,9 +23,11 @@ import (
 	"github.com/xspin/xspin/loader"
 	"github.com/xspin/xspin/loader/objecttest"
 	"github.com/xspin/xspin/matcher"
+	"github.com/xspin/xspin/mpq"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/netnstest"
 	"github.com/xspin/xspin/nic"
+	"github.com/xspin/xspin/slmp"
 	"github.com/xspin/xspin/spin"
 )
 
@@ -329,6 +331,17 @@ func TestWrongContextsInTheKernel(t *testing.T) {
 		{func(s *nic.ContextSpec) { s.Window = window }, []string{"windows: "}},
 		{func(s *nic.ContextSpec) { s.Resources.Windows = []hpu.NamedWindow{{Name: "w", Window: window}} }, []string{"windows: "}},
 		{func(s *nic.ContextSpec) { s.Events = make(chan spin.MessageEvent, 1) }, []string{"queue: "}},
+		{func(s *nic.ContextSpec) { s.Messages = 1 }, []string{"messages: "}},
+		{func(s *nic.ContextSpec) { s.Timeout = time.Second }, []string{"timeout: "}},
+		{func(s *nic.ContextSpec) { s.Remember = time.Second }, []string{"remember: "}},
+		{func(s *nic.ContextSpec) { s.Protocol = slmp.Protocol{} }, []string{"protocol: ", "for packets"}},
+		{func(s *nic.ContextSpec) { s.State = 8 }, []string{"state: "}},
+		{func(s *nic.ContextSpec) { s.InitialState = []byte{1} }, []string{"state: "}},
+		{func(s *nic.ContextSpec) { s.Incomplete = mpq.Linger }, []string{"incomplete: "}},
+		{func(s *nic.ContextSpec) { s.Linger = time.Second }, []string{"incomplete: "}},
+		{func(s *nic.ContextSpec) { s.Held = -1 }, []string{"held: "}},
+		{func(s *nic.ContextSpec) { s.Memory = 1 << 20 }, []string{"tracking: ", "Resources.Memory"}},
+		{func(s *nic.ContextSpec) { s.Checksums = hpu.VerifyNone }, []string{"checksums: "}},
 		{func(s *nic.ContextSpec) { s.Resources.Timer = time.Second }, []string{"timer: "}},
 		{func(s *nic.ContextSpec) { s.Resources.Memory = window }, []string{"memory: ", "hostq.Memory"}},
 		{func(s *nic.ContextSpec) { s.Rulesets = sets(matcher.SLMP()) }, []string{"format: ", "slmp", "several packets"}},
