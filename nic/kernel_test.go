@@ -15,6 +15,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/bpf"
 	"github.com/xspin/xspin/hostq"
@@ -254,35 +255,37 @@ XSPIN_CONTEXT(PAYLOAD);
 	}
 }
 
-// A map is a life's own, whatever its name: another context's, of the same object, and that
-// of the context's next life begin at 0.
+// A map is a life's own, whatever its name: another object has one of that name, of another
+// shape, and that of a context's next life begins at 0.
 func TestMapsOfHandlersInEBPFAreTheirOwn(t *testing.T) {
 	lab := netnstest.Temp(t, netns.LabConfig{})
 	n := open(t, lab, nic.Config{HPUs: 1})
 	const source = `
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
+	__uint(max_entries, LAST + 1);
 	__type(key, __u32);
 	__type(value, __u64);
 } seen SEC(".maps");
 
 XSPIN_PAYLOAD
 {
-	__u32 zero = 0;
-	__u64 *n = bpf_map_lookup_elem(&seen, &zero);
+	__u32 key = LAST;
+	__u64 *n = bpf_map_lookup_elem(&seen, &key);
 
 	if (!n)
 		return XSPIN_SEGV;
-	xspin_count(0, __sync_fetch_and_add(n, 1));
+	xspin_count(0, __sync_fetch_and_add(n, STEP));
 	return XSPIN_SUCCESS;
 }
 XSPIN_CONTEXT(PAYLOAD);
 `
-	first := compiled(t, source, matcher.UDPPort(7))
-	second := first
-	second.Name, second.Rulesets = "second", sets(matcher.UDPPort(9))
-	count := func(port uint16, c *nic.Context, packets int, want uint64) {
+	first := compiled(t, "enum { LAST = 0, STEP = 1 };"+source, matcher.UDPPort(7))
+	second := compiled(t, "enum { LAST = 5, STEP = 100 };"+source, matcher.UDPPort(9))
+	second.Name = "second"
+	third := first
+	third.Name, third.Rulesets = "third", sets(matcher.UDPPort(11))
+	count := func(port uint16, c *nic.Context, packets int, all, want uint64) {
 		t.Helper()
 		conn := dialUDP(t, lab, port)
 		for range packets {
@@ -290,18 +293,88 @@ XSPIN_CONTEXT(PAYLOAD);
 				t.Fatal(err)
 			}
 		}
-		eventually(t, "all are counted", func() bool { return c.Stats().User[0].Count == uint64(packets) })
+		eventually(t, "all are counted", func() bool { return c.Stats().User[0].Count == all })
 		if got := c.Stats().User[0].Sum; got != want {
 			t.Errorf("port %d: the sum is %d, want %d", port, got, want)
 		}
 	}
-	a, b := run(t, n, first), run(t, n, second)
-	count(7, a, 4, 0+1+2+3)
-	count(9, b, 3, 0+1+2)
+	a, b, c := run(t, n, first), run(t, n, second), run(t, n, third)
+	count(7, a, 4, 4, 0+1+2+3)
+	count(9, b, 3, 3, 0+100+200)
+	count(11, c, 2, 2, 0+1)
+	count(7, a, 1, 5, 0+1+2+3+4)
 	if err := n.Remove(a); err != nil {
 		t.Fatal(err)
 	}
-	count(7, run(t, n, first), 2, 0+1)
+	count(7, run(t, n, first), 2, 2, 0+1)
+	count(9, b, 1, 4, 0+100+200+300)
+	count(11, c, 1, 3, 0+1+2)
+}
+
+// Whatever is wrong with an object, it is told, and those who are there go on.
+func TestObjectsThatAreRefusedHarmNobody(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	n := open(t, lab, nic.Config{HPUs: 1})
+	wire(t, lab)
+	run(t, n, builtin(t, "echo-udp", matcher.UDPPort(7)))
+	run(t, n, nic.ContextSpec{Name: "user", Rulesets: sets(matcher.UDPPort(8)), Handlers: handle(echo)})
+	kernel, user := dialUDP(t, lab, 7), dialUDP(t, lab, 8)
+	const header, named, drop = "#include \"xspin_handler.h\"\n", "XSPIN_CONTEXT(PAYLOAD);\nXSPIN_LICENSE(\"GPL\");\n", "\treturn XSPIN_DROP;\n"
+	around := func(body string) string { return header + "XSPIN_PAYLOAD\n{\n" + body + "}\n" + named }
+	oldKernel := fmt.Errorf("%w: it has nothing of the sort", loader.ErrKernel)
+	for _, tc := range []struct {
+		name, source string
+		load         func(func() error) error // how the kernel is asked; nil: directly
+		params       map[string]any
+		want         string
+		flags        []string
+	}{
+		{name: "another section", source: header + "XSPIN_PAYLOAD\n{\n" + drop + "}\nSEC(\"xdp\") int xspin_context(struct xdp_md *ctx) { return xspin_run(ctx, XSPIN_HAS_PAYLOAD); }\nXSPIN_LICENSE(\"GPL\");\n", want: `in section "xdp"`},
+		{name: "no BTF", source: around(drop), flags: []string{"-g0"}, want: "no BTF: compile with -g"},
+		{name: "another version of the header", source: "#define xspin_version xspin_other\n#include \"xspin_handler.h\"\n#undef xspin_version\nconst volatile __u32 xspin_version = 9;\n" + around(drop), want: "version 9 of xspin_handler.h"},
+		{name: "a helper off the list", source: "static long (*const bpf_redirect)(unsigned int, unsigned long long) = (void *)23;\n" + around("\treturn bpf_redirect(1, 0);\n"), want: "calls bpf_redirect, which handlers may not"},
+		{name: "a map off the list", source: header + "struct {\n__uint(type, BPF_MAP_TYPE_ARRAY + 25);\n__uint(max_entries, 4096);\n} ring SEC(\".maps\");\n" + around("\t__u32 zero = 0;\n\treturn bpf_map_lookup_elem(&ring, &zero) ? 0 : 1;\n"), want: "map ring: type RingBuf"},
+		{name: "an endless loop", source: around("\tfor (;;)\n\t\t;\n" + drop), want: "it may loop without end, in xspin_payload"},
+		{name: "too many steps", source: around("\t__u32 n = 0;\n\tfor (__u32 i = 0; i < 10000000; i++) {\n\t\tn += i;\n\t\tasm volatile(\"\" : \"+r\"(n));\n\t}\n\treturn n & 1;\n"), want: "too many branches or steps"},
+		{name: "an access outside of memory", source: around("\t__u64 *p = xspin_memory(0, 8);\n\treturn p ? p[1 << 20] : XSPIN_FAIL;\n"), want: "in xspin_payload at test.bpf.c:5"},
+		{name: "an access outside of the frame", source: around("\treturn *(__u8 *)(long)ctx->data;\n"), want: "in xspin_payload at test.bpf.c:4"},
+		{name: "too much stack", source: around("\tvolatile char big[480];\n\tbig[her->len & 255] = 1;\n\treturn big[3];\n"), want: "stack"},
+		{name: "an unknown constant", source: around(drop), params: map[string]any{"nope": 1}, want: "params.nope: no such parameter"},
+		{name: "without CAP_PERFMON", source: around(drop), load: func(load func() error) error { return without([]int{unix.CAP_PERFMON, unix.CAP_SYS_ADMIN}, load) }, want: "missing capability CAP_PERFMON"},
+		{name: "a kernel that is too old", source: around(drop), load: func(func() error) error { return oldKernel }, want: oldKernel.Error()},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			n.LoadBy(func(o *nic.Object, cfg loader.HandlersConfig) (h *loader.Handlers, err error) {
+				load := func() (err error) { h, err = o.Load(cfg); return err }
+				if tc.load != nil {
+					err = tc.load(load)
+				} else {
+					err = load()
+				}
+				return h, err
+			})
+			object, err := nic.ReadObject("test.o", objecttest.Compile(t, tc.source, tc.flags...), nic.ObjectMemory)
+			if err == nil {
+				spec := nic.ContextSpec{Name: "refused", Rulesets: sets(matcher.UDPPort(9)), Kernel: &nic.Kernel{Object: object, Parameters: tc.params}}
+				mem, err2 := hostq.NewMemory("test", 4096)
+				if err2 != nil {
+					t.Fatal(err2)
+				}
+				defer mem.Close()
+				spec.Resources.Memory = mem.Whole()
+				_, err = n.Install(spec)
+			}
+			refused(t, err, tc.want)
+			for name, conn := range map[string]*net.UDPConn{"in the kernel": kernel, "on HPUs": user} {
+				if got := ask(t, conn, []byte(tc.name)); string(got) != tc.name {
+					t.Errorf("the context %s answers %q", name, got)
+				}
+			}
+			if s := stats(t, n); len(s.Contexts) != 2 || s.Contexts[0].Failed+s.Contexts[1].Failed > 0 {
+				t.Errorf("%+v", s.Contexts)
+			}
+		})
+	}
 }
 
 // What is about HPUs, or not there, is refused with its key.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -191,7 +192,26 @@ func TestSecondNICOnAnInterfaceIsRefused(t *testing.T) {
 	eventually(t, "the first one goes on", func() bool { return c.Stats().Handled == 10 })
 }
 
-// The capabilities leave the thread only, which no other test uses.
+// without runs a function on a thread that lacks capabilities.
+func without(caps []int, fn func() error) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var all [2]unix.CapUserData
+	if err := unix.Capget(&hdr, &all[0]); err != nil {
+		return err
+	}
+	less := all
+	for _, c := range caps {
+		less[c/32].Effective &^= 1 << (c % 32)
+	}
+	if err := unix.Capset(&hdr, &less[0]); err != nil {
+		return err
+	}
+	defer unix.Capset(&hdr, &all[0])
+	return fn()
+}
+
 func TestOpenNamesMissingCapabilities(t *testing.T) {
 	lab := netnstest.Temp(t, netns.LabConfig{})
 	for _, tc := range []struct {
@@ -219,22 +239,10 @@ func TestOpenNamesMissingCapabilities(t *testing.T) {
 			}
 			var n *nic.NIC
 			err := lab.NIC.NS.Do(func() error {
-				hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-				var all [2]unix.CapUserData
-				if err := unix.Capget(&hdr, &all[0]); err != nil {
+				return without(tc.caps, func() (err error) {
+					n, err = nic.Open(nic.Config{Interface: lab.NIC.Device})
 					return err
-				}
-				less := all
-				for _, c := range tc.caps {
-					less[c/32].Effective &^= 1 << (c % 32)
-				}
-				if err := unix.Capset(&hdr, &less[0]); err != nil {
-					return err
-				}
-				defer unix.Capset(&hdr, &all[0])
-				var err error
-				n, err = nic.Open(nic.Config{Interface: lab.NIC.Device})
-				return err
+				})
 			})
 			if err == nil {
 				n.Close()
