@@ -31,6 +31,19 @@ type demoFlags struct {
 // waits are what --wait takes.
 var waits = []string{hpu.Adaptive.String(), hpu.Sleep.String(), hpu.Spin.String()}
 
+// tiers are those that handlers run in: what --tier takes.
+var tiers = []string{"user", "kernel"}
+
+// distinct tells whether there is at least one word, all of them known, and none twice.
+func distinct(words, known []string) bool {
+	for i, w := range words {
+		if !slices.Contains(known, w) || slices.Contains(words[:i], w) {
+			return false
+		}
+	}
+	return len(words) > 0
+}
+
 func (f *demoFlags) bind(fl *pflag.FlagSet, peer string) {
 	f.peer = peer
 	fl.IntVar(&f.peerCPU, peer+"-cpu", -1, "the CPU for the "+peer+", -1 for any")

@@ -36,7 +36,9 @@ file, and give the file its name when it is complete; then the message is
 acknowledged. The file is sent with cumulative acknowledgements and with one for
 each segment. Then the NIC puts the messages into the window of an unprivileged
 application in a process of its own, which gets an event for each and writes the
-files; the time for writing is not in the figures. iperf3 moves as many bytes by
+files; the time for writing is not in the figures. Handlers on HPUs do that, and
+then, as tier kernel, handlers in eBPF: XDP puts the payload into the window, and
+acknowledges it, before any thread has run. iperf3 moves as many bytes by
 TCP over the same lab, with the NIC attached, and then without any XDP program.
 
 With --serve nothing is measured: files from any sender are received into --dir
@@ -59,7 +61,9 @@ with --sync: there the application waits for the disk before it reports a file.`
 		Example: `  sudo xspin demo file
   sudo xspin demo file --size 1GiB --pin --json
   sudo xspin demo file --serve --dir /dev/shm --max-size 4GiB
-  sudo xspin demo file --serve --dir /dev/shm --into window`,
+  sudo xspin demo file --tier kernel
+  sudo xspin demo file --serve --dir /dev/shm --into window
+  sudo xspin demo file --serve --dir /dev/shm --tier kernel`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			// Check all flags before setting anything up.
@@ -79,7 +83,7 @@ type fileFlags struct {
 	demoFlags
 	size, maxSize, window, dir string
 	runs, parallel             int
-	into                       []string
+	into, tiers                []string
 	keep, sync                 bool
 }
 
@@ -88,7 +92,9 @@ func (f *fileFlags) bind(fl *pflag.FlagSet) {
 	fl.IntVar(&f.runs, "runs", 3, "transfers measured in each way")
 	fl.IntVar(&f.parallel, "parallel", 1, "how many copies of the file are sent at once, each as a message of its own")
 	fl.StringSliceVar(&f.into, "into", []string{"file", "window"}, "where handlers put messages: file, or the window of an application that writes the files; one after the other (with --serve: file)")
-	flags.ListOf(fl, "into", file.Intos)
+	flags.ListOf(fl, "into", fileIntos)
+	fl.StringSliceVar(&f.tiers, "tier", tiers, "where the handlers run that put messages into a window: user (on HPUs), kernel (in XDP) or both; kernel alone implies --into window (with --serve: user)")
+	flags.ListOf(fl, "tier", tiers)
 	fl.StringVar(&f.window, "window", "auto", "segments in flight per message, or auto to find out")
 	fl.StringVar(&f.dir, "dir", "", "directory for received files (default one in memory; with --serve the current one)")
 	fl.StringVar(&f.maxSize, "max-size", "1GiB", "refuse longer files; the default is --size without --serve, and 64MiB for a window")
@@ -113,15 +119,8 @@ func (f fileFlags) config(changed func(string) bool) (c file.Config, err error) 
 	if c.SenderCPU, c.Server.CPUs, err = f.cpus(); err != nil {
 		return c, err
 	}
-	into := f.into
-	if f.serve && !changed("into") {
-		into = []string{"file"}
-	}
-	for _, s := range into {
-		if i := file.Into(s); !slices.Contains(file.Intos, i) || slices.Contains(c.Into, i) {
-			return c, flags.Error("into", strings.Join(into, ","), "want file, window, or both as file,window")
-		}
-		c.Into = append(c.Into, file.Into(s))
+	if c.Into, err = f.intos(changed); err != nil {
+		return c, err
 	}
 	if f.window != "auto" {
 		if n, err := strconv.Atoi(f.window); err != nil || n < 1 || n > slmp.MaxWindow {
@@ -133,10 +132,6 @@ func (f fileFlags) config(changed func(string) bool) (c file.Config, err error) 
 		return c, flags.Error("runs", f.runs, "want 1 to 1000")
 	case f.parallel < 1 || f.parallel > maxFilesAtOnce:
 		return c, flags.Error("parallel", f.parallel, fmt.Sprintf("want 1 to %d", maxFilesAtOnce))
-	case len(c.Into) == 0:
-		return c, flags.Error("into", "", "want file, window, or both as file,window")
-	case f.serve && len(c.Into) > 1:
-		return c, flags.Error("into", strings.Join(into, ","), "with --serve file or window, not both")
 	case f.keep && (f.serve || f.dir == ""):
 		return c, flags.Error("keep", f.keep, "want --dir too; and not with --serve, which keeps all files")
 	}
@@ -148,11 +143,54 @@ func (f fileFlags) config(changed func(string) bool) (c file.Config, err error) 
 			c.Server.Store.Dir = "."
 		}
 		c.Server.Into, c.Server.Places = c.Into[0], servePlaces
-		if c.Server.Into == file.IntoWindow && !changed("max-size") {
+		if c.Server.Into != file.IntoFile && !changed("max-size") {
 			c.Server.Store.MaxSize = 64 << 20 // a window takes memory
 		}
 	}
 	return c, nil
+}
+
+// fileIntos is what --into takes.
+var fileIntos = []string{"file", "window"}
+
+// intos returns who receives, one after the other, by --into and --tier.
+func (f *fileFlags) intos(changed func(string) bool) (all []file.Into, err error) {
+	into, in := f.into, f.tiers
+	if f.serve && !changed("into") {
+		into = fileIntos[:1]
+	}
+	if f.serve && !changed("tier") {
+		in = tiers[:1]
+	}
+	if slices.Equal(in, tiers[1:]) && !changed("into") {
+		into = fileIntos[1:]
+	}
+	const wantInto, wantTier = "want file, window, or both as file,window", "want user, kernel or both"
+	if !distinct(into, fileIntos) {
+		return nil, flags.Error("into", strings.Join(into, ","), wantInto)
+	}
+	if !distinct(in, tiers) {
+		return nil, flags.Error("tier", strings.Join(in, ","), wantTier)
+	}
+	for _, s := range into {
+		if s == "file" && slices.Contains(in, "user") {
+			all = append(all, file.IntoFile)
+		}
+		for _, t := range in {
+			if s == "window" {
+				all = append(all, map[string]file.Into{"user": file.IntoWindow, "kernel": file.IntoKernel}[t])
+			}
+		}
+	}
+	switch {
+	case len(all) == 0:
+		return nil, flags.Error("tier", strings.Join(in, ","), "handlers in eBPF put messages into a window: want --into window")
+	case f.serve && len(into) > 1:
+		return nil, flags.Error("into", strings.Join(into, ","), "with --serve file or window, not both")
+	case f.serve && len(all) > 1:
+		return nil, flags.Error("tier", strings.Join(in, ","), "with --serve user or kernel, not both")
+	}
+	return all, nil
 }
 
 // servePlaces is how many messages a window takes at a time.
@@ -195,7 +233,7 @@ func servingFiles(lab *netns.Lab, c file.ServerConfig, places int) string {
 	addr := lab.NIC.Addr.Addr()
 	s := fmt.Sprintf("XsPIN receives files on %s (%s in namespace %s) into %s until interrupted. In another terminal:\n  %s xspin send --to %s FILE\n",
 		addr, lab.NIC.Device, lab.NIC.Namespace, c.Store.Dir, hint("lab exec host --"), addr)
-	if c.Into == file.IntoWindow {
+	if c.Into != file.IntoFile {
 		s += fmt.Sprintf("The window has %s of %s, each for a message. While all are taken, the sender of another one\nhears nothing; it tries for 2 s or longer: see xspin send --retries.\n",
 			count(places, "place"), file.Bytes(c.Store.MaxSize))
 	}

@@ -109,7 +109,21 @@ func TestFileFlags(t *testing.T) {
 			t.Errorf("%s: sync %v, error %v", line, got.Server.Store.Sync, err)
 		}
 	}
-	for line, into := range map[string]file.Into{"--serve": file.IntoFile, "--serve --into window": file.IntoWindow} {
+	for line, into := range map[string][]file.Into{
+		"":                                 file.Intos,
+		"--tier user":                      {file.IntoFile, file.IntoWindow},
+		"--tier kernel":                    {file.IntoKernel},
+		"--into window":                    {file.IntoWindow, file.IntoKernel},
+		"--into file":                      {file.IntoFile},
+		"--into window,file":               {file.IntoWindow, file.IntoKernel, file.IntoFile},
+		"--into window --tier kernel":      {file.IntoKernel},
+		"--into file,window --tier kernel": {file.IntoKernel},
+	} {
+		if got, err := parse(line); err != nil || !slices.Equal(got.Into, into) {
+			t.Errorf("%s: into %v, error %v, want %v", line, got.Into, err, into)
+		}
+	}
+	for line, into := range map[string]file.Into{"--serve": file.IntoFile, "--serve --into window": file.IntoWindow, "--serve --tier kernel": file.IntoKernel} {
 		if got, err := parse(line); err != nil || got.Server.Into != into || got.Server.Places < 1 {
 			t.Errorf("%s: into %q, %d places, error %v", line, got.Server.Into, got.Server.Places, err)
 		}
@@ -136,6 +150,10 @@ func TestFileFlags(t *testing.T) {
 		{"--into window", "--into window,window", "--into window,window: want file, window"},
 		{"--into file", "--into=", "--into : want file, window"},
 		{"--serve --into window", "--serve --into file,window", "--into file,window: with --serve file or window, not both"},
+		{"--tier kernel", "--tier hardware", "--tier hardware: want user, kernel or both"},
+		{"--tier kernel,user", "--tier kernel,kernel", "--tier kernel,kernel: want user, kernel or both"},
+		{"--into window --tier kernel", "--into file --tier kernel", "--tier kernel: handlers in eBPF put messages into a window: want --into window"},
+		{"--serve --tier kernel", "--serve --into window --tier user,kernel", "--tier user,kernel: with --serve user or kernel, not both"},
 		{"--window 1", "--window 0", "--window 0: want auto, or segments"},
 		{"--window auto", "--window wide", "--window wide: want auto, or segments"},
 		{"--sender-cpu -1", "--sender-cpu -2", "--sender-cpu -2: want a CPU number"},

@@ -104,7 +104,6 @@ var (
 	pingProtos  = []rtt.Proto{rtt.ICMP, rtt.UDP, bothProtos}
 	clientWaits = []rtt.Wait{rtt.Block, rtt.Spin}
 	pingModes   = []pingpong.Mode{pingpong.Host, pingpong.NIC, pingpong.HostNIC}
-	pingTiers   = []string{"user", "kernel"}
 )
 
 func (f *pingpongFlags) bind(fl *pflag.FlagSet) {
@@ -112,8 +111,8 @@ func (f *pingpongFlags) bind(fl *pflag.FlagSet) {
 	flags.OneOf(fl, "proto", pingProtos)
 	fl.StringSliceVar(&f.modes, "mode", []string{"host", "nic", "host+nic"}, "who answers: host, nic, host+nic or several, in this order")
 	flags.ListOf(fl, "mode", pingModes)
-	fl.StringSliceVar(&f.tiers, "tier", pingTiers, "where the handlers of mode nic run: user (on HPUs), kernel (in XDP) or both")
-	flags.ListOf(fl, "tier", pingTiers)
+	fl.StringSliceVar(&f.tiers, "tier", tiers, "where the handlers of mode nic run: user (on HPUs), kernel (in XDP) or both")
+	flags.ListOf(fl, "tier", tiers)
 	fl.StringSliceVar(&f.sizes, "size", []string{"16", "516", "1016", "1416"}, fmt.Sprintf("payload bytes, %d to %d", rtt.MinSize, maxPing))
 	fl.IntVar(&f.count, "count", 10000, "pings measured per protocol, mode and size")
 	fl.IntVar(&f.warmup, "warmup", 1000, "pings before those")
@@ -139,20 +138,15 @@ func (f pingpongFlags) config(changed func(string) bool) (c pingpong.Config, err
 		c.Protos = []rtt.Proto{p}
 	}
 
-	modes, tiers := f.modes, f.tiers
+	modes, in := f.modes, f.tiers
 	if f.serve && !changed("mode") {
 		modes = []string{"nic"}
 	}
 	if f.serve && !changed("tier") {
-		tiers = pingTiers[:1]
+		in = tiers[:1]
 	}
-	for i, t := range tiers {
-		if !slices.Contains(pingTiers, t) || slices.Contains(tiers[:i], t) {
-			return c, flags.Error("tier", strings.Join(tiers, ","), "want user, kernel or both")
-		}
-	}
-	if len(tiers) == 0 {
-		return c, flags.Error("tier", "", "want user, kernel or both")
+	if !distinct(in, tiers) {
+		return c, flags.Error("tier", strings.Join(in, ","), "want user, kernel or both")
 	}
 	for i, m := range modes {
 		switch {
@@ -167,7 +161,7 @@ func (f pingpongFlags) config(changed func(string) bool) (c pingpong.Config, err
 			c.Modes = append(c.Modes, pingpong.Mode(m))
 			continue
 		}
-		for _, t := range tiers {
+		for _, t := range in {
 			c.Modes = append(c.Modes, map[string]pingpong.Mode{"user": pingpong.NIC, "kernel": pingpong.Kernel}[t])
 		}
 	}
@@ -183,7 +177,7 @@ func (f pingpongFlags) config(changed func(string) bool) (c pingpong.Config, err
 	case f.serve && len(modes) > 1:
 		return c, flags.Error("mode", strings.Join(modes, ","), "with --serve nic or host+nic, not both")
 	case f.serve && len(c.Modes) > 1:
-		return c, flags.Error("tier", strings.Join(tiers, ","), "with --serve user or kernel, not both")
+		return c, flags.Error("tier", strings.Join(in, ","), "with --serve user or kernel, not both")
 	case len(c.Sizes) == 0:
 		return c, flags.Error("size", "", fmt.Sprintf("want numbers from %d to %d", rtt.MinSize, maxPing))
 	case f.count < 1 || f.count > rtt.MaxCount:

@@ -65,8 +65,13 @@ func Start(ctx context.Context, lab *netns.Lab, c Config) (_ *App, err error) {
 	a.Socket = filepath.Join(a.dir, "socket")
 	c.Interface.Name, c.Interface.Netns = lab.NIC.Device, lab.NIC.NS.Name()
 	c.Context.Attach = &control.Attach{Users: []string{strconv.Itoa(rtt.Nobody)}}
+	kernel := "off"
+	if c.Context.Tier == "kernel" {
+		kernel = "administrators"
+	}
 	if a.daemon, err = daemon.Start(&daemon.Config{
 		Socket:     a.Socket,
+		Kernel:     kernel,
 		Limits:     c.Limits,
 		Interfaces: []daemon.Interface{c.Interface},
 		Contexts:   []control.Context{c.Context},

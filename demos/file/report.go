@@ -97,6 +97,7 @@ func (m Mode) describe() string {
 		SLMP:      "SLMP, aggregated acknowledgements",
 		Plain:     "SLMP, one acknowledgement per segment",
 		Window:    "SLMP, into an application's window",
+		Kernel:    "SLMP, into such a window, by XDP",
 		TCPFrames: "TCP (iperf3), the same frames: NIC attached",
 		TCP:       "TCP (iperf3), no XDP program on either end",
 	}[m]
@@ -149,6 +150,10 @@ func (r *Report) WriteText(out io.Writer) error {
 func (r *Report) writeNotes(out io.Writer) error {
 	var b strings.Builder
 	b.WriteString("\n")
+	kernel, user := r.find(Kernel), r.find(Window)
+	if kernel != nil && user != nil {
+		fmt.Fprintf(&b, "into a window, handlers in eBPF / in Go: %.2f\n", kernel.Gbps.Median/user.Gbps.Median)
+	}
 	if tcp := r.find(TCPFrames); tcp != nil {
 		if s := r.find(SLMP); s != nil {
 			fmt.Fprintf(&b, "SLMP / TCP with the same frames: %.2f\n", s.Gbps.Median/tcp.Gbps.Median)
@@ -156,12 +161,19 @@ func (r *Report) writeNotes(out io.Writer) error {
 		if s := r.find(Window); s != nil {
 			fmt.Fprintf(&b, "SLMP into a window / TCP with the same frames: %.2f\n", s.Gbps.Median/tcp.Gbps.Median)
 		}
+		if kernel != nil {
+			fmt.Fprintf(&b, "SLMP into a window by XDP / TCP with the same frames: %.2f\n", kernel.Gbps.Median/tcp.Gbps.Median)
+		}
 	}
 	for _, res := range r.Results {
 		if len(res.Links) == 2 {
 			n, h := res.Links[0], res.Links[1]
-			fmt.Fprintf(&b, "on: %-44s %s: XDP %s; %s: TSO %s, checksums %s\n", res.Mode.describe(), n.Device, n.XDP,
-				h.Device, h.TSO, h.Checksums())
+			program := ""
+			if h.XDP != "none" {
+				program = "XDP, "
+			}
+			fmt.Fprintf(&b, "on: %-44s %s: XDP %s; %s: %sTSO %s, checksums %s\n", res.Mode.describe(), n.Device, n.XDP,
+				h.Device, program, h.TSO, h.Checksums())
 		}
 	}
 	if slices.ContainsFunc(r.Results, func(s *Result) bool { return s.Unverified > 0 }) {

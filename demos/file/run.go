@@ -37,12 +37,13 @@ const (
 	SLMP      Mode = "slmp"            // aggregated acknowledgements
 	Plain     Mode = "slmp_plain"      // one acknowledgement for each segment, as in FPsPIN
 	Window    Mode = "slmp_window"     // as SLMP, into the window of an application
+	Kernel    Mode = "slmp_kernel"     // as Window, by handlers in eBPF
 	TCPFrames Mode = "tcp_same_frames" // with the NIC attached: no segmentation offload, so one frame for each segment
 	TCP       Mode = "tcp"             // as usual, no XDP program on either end
 )
 
 // modes are all modes, in the order of the report.
-var modes = []Mode{SLMP, Plain, Window, TCPFrames, TCP}
+var modes = []Mode{SLMP, Plain, Window, Kernel, TCPFrames, TCP}
 
 var (
 	// ErrConfig is returned, wrapped, for an invalid Config.
@@ -167,8 +168,11 @@ func (t *transfers) slmp(ctx context.Context, into Into, progress func(string)) 
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
 	list := []Mode{SLMP, Plain}
-	if into == IntoWindow {
+	switch into {
+	case IntoWindow:
 		list = []Mode{Window}
+	case IntoKernel:
+		list = []Mode{Kernel}
 	}
 	for run := range t.c.Runs {
 		for i, m := range list {
@@ -178,7 +182,9 @@ func (t *transfers) slmp(ctx context.Context, into Into, progress func(string)) 
 			}
 		}
 	}
-	if t.report.find(TCPFrames) != nil {
+	// For answers from XDP there is a program on the sender's end, too: TCP is measured with
+	// a receiver that needs none, if there is one.
+	if t.report.find(TCPFrames) != nil || into == IntoKernel && len(t.c.Into) > 1 {
 		return nil
 	}
 	return t.tcp(ctx, TCPFrames, progress)

@@ -363,8 +363,8 @@ func TestRunComparesWhatHasArrivedAndMeasures(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(told) != 10 {
-		t.Errorf("progress told %d times, want 10: %q", len(told), told)
+	if len(told) != 12 {
+		t.Errorf("progress told %d times, want 12: %q", len(told), told)
 	}
 	if left := names(t, c.Server.Store.Dir); len(left) != 2 || len(r.Files) != 2 {
 		t.Errorf("kept %v, the directory has %v", r.Files, left)
@@ -383,7 +383,7 @@ func TestRunComparesWhatHasArrivedAndMeasures(t *testing.T) {
 	if err := json.Unmarshal(b.Bytes(), &doc); err != nil {
 		t.Fatal(err)
 	}
-	if doc.Schema != 1 || doc.Size != c.Size || len(doc.SHA256) != 64 || len(doc.Results) != 5 {
+	if doc.Schema != 1 || doc.Size != c.Size || len(doc.SHA256) != 64 || len(doc.Results) != 6 {
 		t.Fatalf("document %+v", doc)
 	}
 	for _, key := range []string{"kernel", "cpus", "go", "mtu", "queues", "hpus", "nic_wait", "nic_cpus", "sender_cpu", "window", "dir"} {
@@ -392,7 +392,7 @@ func TestRunComparesWhatHasArrivedAndMeasures(t *testing.T) {
 		}
 	}
 	for i, res := range doc.Results {
-		mode := []Mode{SLMP, Plain, Window, TCPFrames, TCP}[i]
+		mode := modes[i]
 		g := res["gbps"].(map[string]any)
 		order := []float64{0, g["min"].(float64), g["median"].(float64), g["max"].(float64)}
 		if res["mode"] != string(mode) || !slices.IsSorted(order) || order[1] == 0 || len(res["seconds"].([]any)) != 2 {
@@ -401,11 +401,11 @@ func TestRunComparesWhatHasArrivedAndMeasures(t *testing.T) {
 		nicEnd := res["links"].([]any)[0].(map[string]any)
 		hostEnd := res["links"].([]any)[1].(map[string]any)
 		attached := mode != TCP
-		if (nicEnd["xdp"] == "native") != attached || hostEnd["tso"] == attached {
+		if (nicEnd["xdp"] == "native") != attached || hostEnd["tso"] == attached || (hostEnd["xdp"] == "native") != (mode == Kernel) {
 			t.Errorf("result %d: ends %v, %v", i, nicEnd, hostEnd)
 		}
 		// 3 MiB take 2152 segments of 1462 bytes, twice in two runs.
-		if n, _ := res["segments"].(float64); mode == SLMP || mode == Plain || mode == Window {
+		if n, _ := res["segments"].(float64); mode != TCP && mode != TCPFrames {
 			if n < 4*2152 || len(res["rtt_us"].([]any)) != 2 {
 				t.Errorf("result %d: %v", i, res)
 			}
@@ -421,7 +421,7 @@ func TestRunComparesWhatHasArrivedAndMeasures(t *testing.T) {
 			t.Errorf("%d columns: %q", n, line)
 		}
 	}
-	for _, want := range []string{"3 MiB, 2 times at once", "SLMP, aggregated", "SLMP, one", "same frames", "no XDP", "SLMP / TCP", "into a window / TCP", "checksums partial", doc.SHA256, "kept: "} {
+	for _, want := range []string{"3 MiB, 2 times at once", "SLMP, aggregated", "SLMP, one", "same frames", "no XDP", "SLMP / TCP", "into a window / TCP", "handlers in eBPF / in Go", "by XDP / TCP", "checksums partial", doc.SHA256, "kept: "} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("no %q in\n%s", want, text.String())
 		}

@@ -66,7 +66,7 @@ type ServerConfig struct {
 	Stats bool   // serve `xspin stats`
 
 	Into   Into // for Serve
-	Places int  // for IntoWindow: messages at a time, at least one
+	Places int  // for a window: messages at a time, at least one
 }
 
 // Into is where handlers put messages.
@@ -76,10 +76,11 @@ type Into string
 const (
 	IntoFile   Into = "file"   // a file for each
 	IntoWindow Into = "window" // the window of an unprivileged application in another process, which writes the files
+	IntoKernel Into = "kernel" // the same, by handlers in eBPF
 )
 
 // Intos are all receivers.
-var Intos = []Into{IntoFile, IntoWindow}
+var Intos = []Into{IntoFile, IntoWindow, IntoKernel}
 
 // limit is how long a handler may take. Handlers make system calls on files, so a disk
 // that stalls also stalls a handler. Beyond the limit, whose default is a second, the
@@ -147,7 +148,7 @@ type server interface {
 }
 
 func start(ctx context.Context, lab *netns.Lab, c ServerConfig) (server, error) {
-	if c.Into == IntoWindow {
+	if c.Into == IntoWindow || c.Into == IntoKernel {
 		return startWindow(ctx, lab, c)
 	}
 	return Start(lab, c)

@@ -39,9 +39,17 @@ const (
 // messages than places, the NIC refuses some, and their senders try again.
 const mostWindow = 2 << 30
 
+// Handlers in eBPF take as many messages at a time, of at least so many segments.
+const (
+	kernelMessages = 64
+	kernelSegments = 1 << 18
+	shortest       = 1024 // bytes of a segment, at least, of a message that is longer than that
+)
+
 // windowServer is a daemon and the application.
 type windowServer struct {
 	*attached.App
+	wire  io.Closer     // nil: handlers in Go answer
 	slots int           // places in the window
 	heard chan struct{} // closed when all that the application reports was read
 	err   error         // set before heard is closed
@@ -56,24 +64,32 @@ func startWindow(ctx context.Context, lab *netns.Lab, c ServerConfig) (*windowSe
 	o := appOptions{Dir: dir, Size: c.Store.MaxSize, Sync: c.Store.Sync}
 	o.Places = int(max(min(int64(c.Places), mostWindow/o.Size, backlog, int64(mostLive())), 1))
 	size := control.Size(o.Size * int64(o.Places))
-	app, err := attached.Start(ctx, lab, attached.Config{
+	receiver := control.Context{
+		Name:     contextName,
+		Handler:  "deposit",
+		Windows:  []control.Window{{Name: windowName, Size: size}},
+		Queue:    &control.Queue{Events: 1 << bits.Len(uint(2*o.Places))},
+		Timeout:  control.Duration(c.Store.Timeout),
+		Activate: "manual", // by the application, when it has posted receives
+	}
+	s := &windowServer{slots: o.Places, heard: make(chan struct{})}
+	if c.Into == IntoKernel {
+		receiver.Tier, receiver.Messages = "kernel", kernelMessages
+		receiver.Segments = int(max(o.Size/shortest, kernelSegments))
+		if s.wire, err = lab.Host.Wire(); err != nil { // or the answers arrive nowhere
+			return nil, err
+		}
+	}
+	s.App, err = attached.Start(ctx, lab, attached.Config{
 		Interface: daemon.Interface{HPUs: c.HPUs, Wait: c.Wait, CPUs: c.CPUs},
 		Limits:    daemon.Limits{Window: size, Memory: size + 1<<30},
-		Context: control.Context{
-			Name:     contextName,
-			Handler:  "deposit",
-			Windows:  []control.Window{{Name: windowName, Size: size}},
-			Queue:    &control.Queue{Events: 1 << bits.Len(uint(2*o.Places))},
-			Timeout:  control.Duration(c.Store.Timeout),
-			Activate: "manual", // by the application, when it has posted receives
-		},
-		Command: AppCommand,
-		Options: o,
+		Context:   receiver,
+		Command:   AppCommand,
+		Options:   o,
 	})
 	if err != nil {
-		return nil, err
+		return nil, errors.Join(err, s.unwire())
 	}
-	s := &windowServer{App: app, slots: o.Places, heard: make(chan struct{})}
 	go s.listen(c.Store.Ended)
 	return s, nil
 }
@@ -113,7 +129,14 @@ func (s *windowServer) unverified() (uint64, error) {
 func (s *windowServer) Close() error {
 	s.End()
 	<-s.heard
-	return errors.Join(s.err, s.App.Close())
+	return errors.Join(s.err, s.App.Close(), s.unwire())
+}
+
+func (s *windowServer) unwire() error {
+	if s.wire == nil {
+		return nil
+	}
+	return s.wire.Close()
 }
 
 // told is a Received on its way through a pipe.

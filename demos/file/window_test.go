@@ -41,21 +41,30 @@ func theirs(t *testing.T) string {
 	return dir
 }
 
-func windowed(t *testing.T, lab *netns.Lab, c StoreConfig, places int) (*windowServer, chan Received) {
+// inBothTiers runs a test with handlers in Go, and with those in eBPF.
+func inBothTiers(t *testing.T, test func(t *testing.T, into Into)) {
+	for _, into := range []Into{IntoWindow, IntoKernel} {
+		t.Run(string(into), func(t *testing.T) { test(t, into) })
+	}
+}
+
+func windowed(t *testing.T, lab *netns.Lab, into Into, c StoreConfig, places int) (*windowServer, chan Received) {
 	t.Helper()
 	ended := make(chan Received, 1000)
 	c.Ended = func(r Received) { ended <- r }
-	s, err := startWindow(t.Context(), lab, ServerConfig{Store: c, HPUs: 2, Wait: "adaptive", Places: places})
+	s, err := startWindow(t.Context(), lab, ServerConfig{Store: c, HPUs: 2, Wait: "adaptive", Places: places, Into: into})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return s, ended
 }
 
-func TestAnApplicationWritesFilesOutOfItsWindow(t *testing.T) {
+func TestAnApplicationWritesFilesOutOfItsWindow(t *testing.T) { inBothTiers(t, writesFiles) }
+
+func writesFiles(t *testing.T, into Into) {
 	lab := netnstest.Temp(t, netns.LabConfig{})
 	dir := theirs(t)
-	s, ended := windowed(t, lab, StoreConfig{Dir: dir, MaxSize: 3 << 20}, 2)
+	s, ended := windowed(t, lab, into, StoreConfig{Dir: dir, MaxSize: 3 << 20}, 2)
 	conn := dial(t, lab, slmp.Config{})
 	sizes := []int{0, 1, 1459, 1460, 1461, 1<<20 + 1, 3 << 20} // more than there are places
 	want := map[uint32]string{}
@@ -98,10 +107,12 @@ func TestAnApplicationWritesFilesOutOfItsWindow(t *testing.T) {
 	}
 }
 
-func TestTheWindowsPlacesAreUsedAgain(t *testing.T) {
+func TestTheWindowsPlacesAreUsedAgain(t *testing.T) { inBothTiers(t, usesPlacesAgain) }
+
+func usesPlacesAgain(t *testing.T, into Into) {
 	lab := netnstest.Temp(t, netns.LabConfig{})
 	dir := theirs(t)
-	s, ended := windowed(t, lab, StoreConfig{Dir: dir, MaxSize: 100_000, Timeout: 300 * time.Millisecond}, 1)
+	s, ended := windowed(t, lab, into, StoreConfig{Dir: dir, MaxSize: 100_000, Timeout: 300 * time.Millisecond}, 1)
 	conn := dial(t, lab, slmp.Config{Retries: 2, MaxRTO: 50 * time.Millisecond})
 	fits := func() {
 		t.Helper()
@@ -163,7 +174,7 @@ func TestApplicationThatFailsIsTold(t *testing.T) {
 		}
 	})
 	t.Run("later", func(t *testing.T) {
-		s, _ := windowed(t, lab, StoreConfig{Dir: theirs(t), MaxSize: 1000}, 1)
+		s, _ := windowed(t, lab, IntoKernel, StoreConfig{Dir: theirs(t), MaxSize: 1000}, 1)
 		if err := s.Kill(); err != nil {
 			t.Fatal(err)
 		}
@@ -174,13 +185,15 @@ func TestApplicationThatFailsIsTold(t *testing.T) {
 	})
 }
 
-func TestServeReceivesIntoAWindow(t *testing.T) {
+func TestServeReceivesIntoAWindow(t *testing.T) { inBothTiers(t, servesIntoWindow) }
+
+func servesIntoWindow(t *testing.T, into Into) {
 	lab := netnstest.Temp(t, netns.LabConfig{})
 	ctx, cancel := context.WithCancel(t.Context())
 	var got []Received
 	data := noise(100_000, 1)
 	err := Serve(ctx, lab, ServerConfig{
-		HPUs: 2, Wait: "sleep", Into: IntoWindow, Places: 1,
+		HPUs: 2, Wait: "sleep", Into: into, Places: 1,
 		Store: StoreConfig{Dir: theirs(t), MaxSize: 100_000, Ended: func(r Received) { got = append(got, r) }},
 	}, func(places int) {
 		if places != 1 {
