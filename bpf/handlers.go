@@ -40,6 +40,7 @@ type (
 	MessageEvent    = HandlersDepositXspinEvent
 	MessageOrder    = HandlersDepositXspinOrder
 	MessageScratch  = HandlersDepositXspinScratch
+	MessageNote     = HandlersDepositXspinNote
 	MessageReceive  = HandlersDepositXspinReceive
 	MessageRing     = HandlersDepositXspinRing
 )
@@ -66,6 +67,7 @@ const (
 	MessagesEnded    = HandlersDepositMapXspinEnded
 	MessagesEvents   = HandlersDepositMapXspinEvents
 	MessagesTallies  = HandlersDepositMapXspinTallies
+	MessagesState    = "xspin_states"
 	MessagesBuffer   = HandlersDepositMapXspinBuffer
 	MessagesReceives = HandlersDepositMapXspinReceives
 	MessagesPosted   = HandlersDepositMapXspinPosted

@@ -59,7 +59,20 @@ type HandlersDepositXspinMessage struct {
 	Source    uint32
 	Port      uint32
 	Code      uint32
-	Pad       [104]uint8
+	Cause     uint32
+	Pad       [96]uint8
+	_         [4]byte
+}
+
+type HandlersDepositXspinNote struct {
+	_     structs.HostLayout
+	Cause uint32
+	Hpu   uint32
+	Tag   uint64
+	Words [2]uint64
+	Time  uint64
+	Text  [72]int8
+	Pad   [8]uint8
 }
 
 type HandlersDepositXspinOrder struct {
@@ -121,6 +134,7 @@ type HandlersDepositXspinScratch struct {
 		Words     uint32
 	}
 	Event HandlersDepositXspinEvent
+	Note  HandlersDepositXspinNote
 	Order HandlersDepositXspinOrder
 }
 

@@ -138,7 +138,7 @@ func (b *contextPlan) checkKernel(c *checker, path string, env *surroundings, wr
 		b.reserve = k.Object.Memory() + int64(cpus)<<10 // and counters
 	}
 	if messages {
-		if n, err := nic.MessagesMemory(doc.Messages, doc.Segments); err == nil { // else told by the NIC
+		if n, err := nic.MessagesMemory(k.Object, doc.Messages, doc.Segments); err == nil { // else told by the NIC
 			b.reserve += n
 		}
 		if len(c.problems) == wrong && !slices.Contains(k.Object.Handlers(), "payload") {

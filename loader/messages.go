@@ -5,6 +5,7 @@ package loader
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -65,7 +66,8 @@ type MessagesConfig struct {
 	Protocol  Protocol
 	Checksums Checksums
 	Windows   []WindowConfig // at most MaxWindows. Messages go into the first that may be written
-	Events    int            // bytes for events, a power of two and at least a page. 0: nobody reads any
+	Events    int            // bytes for events and notes, a power of two and at least a page. 0: nobody reads any
+	NotesOnly bool           // of Events: ends of messages are not told
 }
 
 // Bounds of MessagesConfig.
@@ -118,8 +120,8 @@ func (c *MessagesConfig) complete() error {
 	return nil
 }
 
-// Memory returns about how many bytes the maps of messages take, beside windows.
-func (c MessagesConfig) Memory() (int64, error) {
+// MessagesMemory returns about how many bytes the maps of its messages take, beside windows.
+func (o *Object) MessagesMemory(c MessagesConfig) (int64, error) {
 	if err := c.complete(); err != nil {
 		return 0, err
 	}
@@ -129,7 +131,12 @@ func (c MessagesConfig) Memory() (int64, error) {
 	}
 	n := int64(c.Events) + int64(cpus)*int64(scratchSize+tallySize)
 	for name, entries := range c.entries(cpus) {
-		m := headerMaps[name]
+		m, ok := headerMaps[name]
+		if own := o.spec.Maps[name]; !ok && own != nil {
+			m = *own
+		} else if !ok {
+			continue
+		}
 		m.MaxEntries = uint32(entries)
 		n += mapSize(&m)
 	}
@@ -141,7 +148,7 @@ func (c *MessagesConfig) entries(cpus int) map[string]int {
 	return map[string]int{
 		bpf.MessagesTable: c.Messages, bpf.MessagesSlots: c.Messages, bpf.MessagesFree: c.Messages,
 		bpf.MessagesBits: c.Messages * c.Segments / 32, bpf.MessagesEnded: endedEntries,
-		bpf.MessagesTallies: cpus, bpf.MessagesReceives: MaxReceives,
+		bpf.MessagesTallies: cpus, bpf.MessagesReceives: MaxReceives, bpf.MessagesState: c.Messages, // if there is one
 	}
 }
 
@@ -155,7 +162,9 @@ func (c *MessagesConfig) set(spec *ebpf.CollectionSpec, given map[string]*ebpf.M
 		Target: uint32(MaxWindows), Remember: uint64(c.Remember),
 	}
 	if c.Events > 0 {
-		s.Tell = 1
+		if !c.NotesOnly {
+			s.Tell = 1
+		}
 		spec.Maps[bpf.MessagesEvents].MaxEntries = uint32(c.Events)
 	}
 	for i, name := range bpf.MessagesWindows {
@@ -174,7 +183,9 @@ func (c *MessagesConfig) set(spec *ebpf.CollectionSpec, given map[string]*ebpf.M
 		return err
 	}
 	for name, n := range c.entries(cpus) {
-		spec.Maps[name].MaxEntries = uint32(n)
+		if m := spec.Maps[name]; m != nil {
+			m.MaxEntries = uint32(n)
+		}
 	}
 	return nil
 }
@@ -364,9 +375,78 @@ func (h *Handlers) Expire(all []StoppedMessage) (n int, err error) {
 	return n, nil
 }
 
-// ReadEvent reads what lies in the ring buffer of Events. False: it is no event.
+// What lies in the ring buffer of Events beside ends of messages: xspin_cause.
+const (
+	notified = 4
+	logged   = 5
+)
+
+// ReadEvent reads the end of a message that lies in the ring buffer of Events. False: it is
+// none.
 func ReadEvent(raw []byte) (e bpf.MessageEvent, ok bool) {
-	return e, copy(unsafe.Slice((*byte)(unsafe.Pointer(&e)), unsafe.Sizeof(e)), raw) == int(unsafe.Sizeof(e))
+	return e, readEvent(raw, &e) && e.Cause < notified
+}
+
+func readEvent[T any](raw []byte, to *T) bool {
+	return copy(unsafe.Slice((*byte)(unsafe.Pointer(to)), unsafe.Sizeof(*to)), raw) == int(unsafe.Sizeof(*to))
+}
+
+// A Note is what a handler has to say: something to tell the application, or a line for
+// the log.
+type Note struct {
+	HPU   int
+	Tag   uint64
+	Words [2]uint64
+	Time  int64  // CLOCK_MONOTONIC in ns
+	Text  string // of a line
+	Log   bool   // it is one
+}
+
+// ReadNote reads a note that lies in the ring buffer of Events. False: it is none.
+func ReadNote(raw []byte) (n Note, ok bool) {
+	var e bpf.MessageNote
+	if !readEvent(raw, &e) || e.Cause != notified && e.Cause != logged {
+		return n, false
+	}
+	n = Note{HPU: int(e.Hpu), Tag: e.Tag, Words: e.Words, Time: int64(e.Time), Log: e.Cause == logged}
+	if n.Log {
+		n.Text = line(e.Text[:], n.Words)
+	}
+	return n, true
+}
+
+// line puts the words in the place of the first two of %u, %d and %x.
+func line(text []int8, words [2]uint64) string {
+	var b []byte
+	for _, c := range text {
+		if c == 0 {
+			break
+		}
+		b = append(b, byte(c))
+	}
+	out, k := []byte(nil), 0
+	for i := 0; i < len(b); i++ {
+		if b[i] == '%' && i+1 < len(b) && k < len(words) {
+			is := true
+			switch b[i+1] {
+			case 'u':
+				out = strconv.AppendUint(out, words[k], 10)
+			case 'd':
+				out = strconv.AppendInt(out, int64(words[k]), 10)
+			case 'x':
+				out = strconv.AppendUint(out, words[k], 16)
+			default:
+				is = false
+			}
+			if is {
+				i++
+				k++
+				continue
+			}
+		}
+		out = append(out, b[i])
+	}
+	return string(out)
 }
 
 // Events returns the ring buffer in which ends of messages are told, see ReadEvent; nil for handlers of packets. It is good until Close.

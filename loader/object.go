@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 
 	"github.com/xspin/xspin/bpf"
 )
@@ -145,6 +146,17 @@ func (o *Object) Memory() int64 { return o.memory }
 // UsesMemory tells whether handlers use HPU memory: the context's, and that of each HPU.
 func (o *Object) UsesMemory() (shared, each bool) {
 	return o.spec.Maps[bpf.HandlersShared] != nil, o.spec.Maps[bpf.HandlersOwn] != nil
+}
+
+// Notes tells whether handlers of messages tell the application of more than ends, or write
+// to the log.
+func (o *Object) Notes() bool {
+	for _, p := range o.spec.Programs {
+		if slices.ContainsFunc(p.Instructions, func(ins asm.Instruction) bool { return ins.IsFunctionCall() && ins.Reference() == noteFunc }) {
+			return true
+		}
+	}
+	return false
 }
 
 // Maps returns the names of the object's own maps, sorted.

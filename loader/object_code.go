@@ -37,8 +37,11 @@ var engineAllowed = []asm.BuiltinFunc{
 var engineFuncs = map[string]bool{
 	bpf.HandlersProgram: true, bpf.MessagesExpire: true,
 	"xspin_copy": true, "xspin_verify": true, "xspin_answer": true,
-	"xspin_begin": false, "xspin_bind": false, "xspin_end": false, "xspin_post": false, "xspin_fail": false, "xspin_conclude": false,
+	"xspin_begin": false, "xspin_bind": false, noteFunc: false, "xspin_end": false, "xspin_post": false, "xspin_fail": false, "xspin_conclude": false,
 }
+
+// noteFunc is what notes of handlers come from.
+const noteFunc = "xspin_note"
 
 // isProgram tells whether a function is a program, which calls handlers.
 func isProgram(fn string) bool { return fn == bpf.HandlersProgram || fn == bpf.MessagesExpire }

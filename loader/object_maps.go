@@ -74,6 +74,9 @@ var headerMaps = map[string]ebpf.MapSpec{
 	bpf.MessagesWindows[3]: {Type: ebpf.Array, KeySize: 4, ValueSize: memoryElement, MaxEntries: 1, Flags: memoryFlags},
 }
 
+// mostState is how many bytes of state a message may have.
+const mostState = 1024
+
 // mapTypes are those that an object may have of its own, and the flags that they may have.
 var mapTypes = map[ebpf.MapType]uint32{
 	ebpf.Array:       unix.BPF_F_MMAPABLE | unix.BPF_F_RDONLY_PROG,
@@ -132,6 +135,9 @@ func checkMaps(spec *ebpf.CollectionSpec, limit int64) (size int64, err error) {
 
 func checkHeaderMap(name string, m *ebpf.MapSpec) error {
 	want, ok := headerMaps[name]
+	if size := m.ValueSize; name == bpf.MessagesState && size > 0 && size <= mostState && size%8 == 0 {
+		want, ok = ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: size, MaxEntries: 1}, true
+	}
 	switch {
 	case !ok:
 		return fmt.Errorf("names that begin with %s are xspin_handler.h's", reserved)

@@ -43,7 +43,7 @@ func (s *ContextSpec) resolveMessages(wrong *spin.Problems) {
 	}{
 		{"windows", s.Binder != nil, "handlers in eBPF put messages into the context's window: a binder is for handlers in Go"},
 		{"incomplete", s.Incomplete != mpq.Abandon || s.Linger != 0, "handlers in eBPF abandon incomplete messages: want none of the other ways"},
-		{"state", s.State != 0 || len(s.InitialState) > 0, "handlers in eBPF have none so far"},
+		{"state", s.State != 0 || len(s.InitialState) > 0, "handlers in eBPF say themselves how much they have: XSPIN_STATE"},
 		{"held", s.Held > 0, "no packet waits in the kernel: it comes again"},
 		{"queue", s.Events != nil && s.Resources.Host != nil, "events go to a channel or to an application, not to both"},
 	} {
@@ -57,7 +57,7 @@ func (s *ContextSpec) resolveMessages(wrong *spin.Problems) {
 		wrong.Add("timeout", "%v, and ended messages remembered for %v: want positive times, or 0 for the defaults", s.Timeout, s.Remember)
 	}
 	s.Messages, s.Timeout = cmp.Or(s.Messages, 256), cmp.Or(s.Timeout, defaultTimeout)
-	if _, err := MessagesMemory(s.Messages, s.Kernel.Segments); err != nil && wrong.Err() == nil {
+	if _, err := MessagesMemory(s.Kernel.Object, s.Messages, s.Kernel.Segments); err != nil && wrong.Err() == nil {
 		wrong.Add("segments", "%w", err)
 	}
 	if n := len(s.messageWindows()); n > loader.MaxWindows {
@@ -74,8 +74,8 @@ func (s *ContextSpec) resolveMessages(wrong *spin.Problems) {
 
 // MessagesMemory returns about how many bytes the NIC takes for messages of handlers in
 // eBPF, so many in flight and of so many segments, 0 for the defaults.
-func MessagesMemory(messages, segments int) (int64, error) {
-	return loader.MessagesConfig{Messages: messages, Segments: segments, Events: eventBytes}.Memory()
+func MessagesMemory(o *Object, messages, segments int) (int64, error) {
+	return o.MessagesMemory(loader.MessagesConfig{Messages: messages, Segments: segments, Events: eventBytes})
 }
 
 // KernelWindows is how many windows handlers of messages in eBPF can be given.
@@ -98,7 +98,7 @@ func (s *ContextSpec) messagesConfig() (cfg loader.MessagesConfig) {
 	if s.Format.Name == "slmp" {
 		cfg.Protocol = loader.SLMP
 	}
-	if s.eventSink() != nil {
+	if cfg.NotesOnly = s.eventSink() == nil; !cfg.NotesOnly || s.Kernel.Object.Notes() {
 		cfg.Events = eventBytes
 	}
 	for _, w := range s.messageWindows() {
@@ -176,11 +176,13 @@ type kernelMessages struct {
 	over   chan struct{} // closed by stop
 	wg     sync.WaitGroup
 	lost   atomic.Uint64 // events that the application had no room for
+
+	requests, unasked atomic.Uint64 // notes that the application got, and those it had no room for
 }
 
 func (t *kernelTier) startMessages() (m *kernelMessages, err error) {
 	m = &kernelMessages{t: t, sink: t.spec.eventSink(), over: make(chan struct{})}
-	if m.sink != nil {
+	if t.spec.messagesConfig().Events > 0 {
 		if m.reader, err = ringbuf.NewReader(t.handlers.Events()); err != nil {
 			return nil, fmt.Errorf("read the events of context %q: %w", t.spec.Name, err)
 		}
@@ -235,19 +237,23 @@ func (m *kernelMessages) forward() {
 		case err != nil:
 			return // it is closed
 		}
-		// Handlers can post none, and the engine posts whole ones.
+		// The engine posts whole ones.
 		if raw, ok := loader.ReadEvent(rec.RawSample); ok {
 			e := m.event(&raw)
-			m.post(&e)
+			if !m.wait(func() bool { return m.sink.Post(&e) }, e.Cause == spin.Complete) {
+				m.lost.Add(1)
+			}
+		} else if n, ok := loader.ReadNote(rec.RawSample); ok {
+			m.note(&n)
 		}
 	}
 }
 
-// post gives an event to the application. That of a complete message waits for room, when
-// the context is being removed no longer than stopPatience.
-func (m *kernelMessages) post(e *spin.MessageEvent) {
+// wait has something done for which there may be no room, and tells whether it was. With
+// patience it waits for room, when the context is being removed no longer than stopPatience.
+func (m *kernelMessages) wait(try func() bool, patience bool) bool {
 	var end time.Time
-	for !m.sink.Post(e) {
+	for !try() {
 		select {
 		case <-m.over:
 			if end.IsZero() {
@@ -255,11 +261,35 @@ func (m *kernelMessages) post(e *spin.MessageEvent) {
 			}
 		default:
 		}
-		if e.Cause != spin.Complete || !end.IsZero() && time.Now().After(end) {
-			m.lost.Add(1)
-			return
+		if !patience || !end.IsZero() && time.Now().After(end) {
+			return false
 		}
 		time.Sleep(roomLook)
+	}
+	return true
+}
+
+// note does with what a handler has to say as hpu.Task does with Notify and Logf.
+func (m *kernelMessages) note(n *loader.Note) {
+	r := &m.t.spec.Resources
+	switch {
+	case n.Log && r.Log != nil:
+		r.Log.Log(n.Time, n.HPU, []byte(n.Text))
+	case n.Log:
+		m.t.n.cfg.Logger.Info(n.Text, "context", m.t.spec.Name, "hpu", n.HPU)
+	case r.Host == nil:
+		m.unasked.Add(1)
+	default:
+		var err error
+		ask := hostq.Request{Tag: n.Tag, Words: n.Words, HPU: uint32(n.HPU)}
+		if m.wait(func() bool { // one that wants no answer is of no lane
+			_, err = r.Host.Request(0, &ask, nil)
+			return !errors.Is(err, hostq.ErrFull)
+		}, r.Full == hpu.FullWaits) && err == nil {
+			m.requests.Add(1)
+		} else {
+			m.unasked.Add(1)
+		}
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/loader/objecttest"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/mpq"
 	"github.com/xspin/xspin/netns"
@@ -284,6 +285,96 @@ func TestReceivesOfMessagesInTheKernel(t *testing.T) {
 	spec.Resources.Windows, spec.Window, spec.Events = nil, nil, nil
 	if c := run(t, n, spec); c.Post(late) == nil || c.Unpost(late) {
 		t.Error("a context in Go takes the receive")
+	}
+}
+
+// lines keep what handlers log.
+type lines struct {
+	mu  sync.Mutex
+	all []string
+}
+
+// Log implements hpu.LogSink.
+func (l *lines) Log(now int64, _ int, text []byte) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.all = append(l.all, string(text)); now == 0 {
+		l.all = append(l.all, "without a time")
+	}
+}
+
+// Handlers in eBPF tell the application what they like, and write to the context's log. What
+// has no room in the application's queue is counted, and harms no message.
+func TestNotesOfHandlersInTheKernel(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	wire(t, lab)
+	n := open(t, lab, nic.Config{HPUs: 1})
+	o, err := nic.ReadObject("test.o", objecttest.Compile(t, `#include "xspin_message.h"
+
+XSPIN_PAYLOAD
+{
+	if (!her->offset)
+		xspin_log("begins with %u bytes", her->payload_len, 0);
+	xspin_notify(7, her->offset, her->payload_len);
+	return XSPIN_SUCCESS;
+}
+
+XSPIN_MESSAGES(PAYLOAD);
+XSPIN_LICENSE("GPL");
+`), nic.ObjectMemory)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair, app := application(t, hostq.Layout{Lanes: 1, Events: 8, Requests: 4})
+	log := &lines{}
+	spec := nic.ContextSpec{
+		Name: "telling", Rulesets: sets(matcher.SLMP()), Kernel: &nic.Kernel{Object: o},
+		Resources: hpu.Resources{Host: pair, Log: log},
+	}
+	c := run(t, n, spec)
+	conn := connect(t, lab, slmp.Port, slmp.Config{})
+	first := conn.Stats().Payload
+	for _, length := range []int{first + 10, 5, 20 * first} {
+		if _, err := conn.SendBytes(patient(t), noise(length), slmp.Options{}); err != nil {
+			t.Fatal(err)
+		}
+		if e := hostEvent(t, app); e.Kind != hostq.MessageEnded || e.Length != uint64(length) {
+			t.Errorf("%+v", e)
+		}
+		if length > 10*first {
+			break // too many to be told
+		}
+		for off := 0; off < length; off += first {
+			var call hostq.Call
+			eventually(t, "the application is told", func() bool { return app.Request(&call) })
+			if call.Tag != 7 || call.Reply || call.Words != [2]uint64{uint64(off), uint64(min(first, length-off))} {
+				t.Errorf("%+v", call)
+			}
+			app.Done(&call)
+		}
+	}
+	eventually(t, "all is told or counted", func() bool { s := c.Stats(); return s.Requests+s.Unasked == 2+1+20 })
+	if s := c.Stats(); s.Requests != 2+1+4 || s.EventsLost != 0 || s.Failed != 0 {
+		t.Errorf("%+v", s)
+	}
+	log.mu.Lock()
+	if want := fmt.Sprintf("[begins with %d bytes begins with 5 bytes begins with %[1]d bytes]", first); fmt.Sprint(log.all) != want {
+		t.Errorf("log %q, want %s", log.all, want)
+	}
+	log.mu.Unlock()
+	if err := n.Remove(c); err != nil {
+		t.Fatal(err)
+	}
+
+	// Nobody is there who could be told.
+	spec.Resources = hpu.Resources{Log: log}
+	c = run(t, n, spec)
+	if _, err := conn.SendBytes(patient(t), noise(10), slmp.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it is counted", func() bool { return c.Stats().Unasked == 1 })
+	if st := messages(t, c); st.Ended != 1 || c.Stats().EventsLost != 0 {
+		t.Errorf("%+v", st)
 	}
 }
 

@@ -118,7 +118,8 @@ struct xspin_message {
 	__u32 source;  /* address and port of the sender, in the frame's byte order, or 0 */
 	__u32 port;
 	__u32 code; /* what the handler returned that failed, in the upper half which (xspin_has) */
-	__u8 pad[104];
+	__u32 cause; /* xspin_cause, for completion */
+	__u8 pad[96];
 };
 _Static_assert(sizeof(struct xspin_message) == 256, "whole cache lines");
 
@@ -177,12 +178,14 @@ enum xspin_reason {
 	XSPIN_DEAD,
 };
 
-/* How a message ended: spin.Cause. */
+/* How a message ended: spin.Cause. Behind these, what else an event may be: a note. */
 enum xspin_cause {
 	XSPIN_COMPLETE,
 	XSPIN_TIMED_OUT,
 	XSPIN_REMOVED,
 	XSPIN_FAILURE,
+	XSPIN_NOTIFIED,
+	XSPIN_LOGGED,
 };
 
 /* In the ring buffer. */
@@ -202,6 +205,20 @@ struct xspin_event {
 	__u32 pad[6];
 };
 _Static_assert(sizeof(struct xspin_event) == 120, "with the ring buffer's own 8 bytes: 128");
+
+/* There, too: what a handler has to say. */
+enum { XSPIN_TEXT = 72 };
+
+struct xspin_note {
+	__u32 cause; /* XSPIN_NOTIFIED or XSPIN_LOGGED */
+	__u32 hpu;
+	__u64 tag;
+	__u64 words[2];
+	__u64 time;
+	char text[XSPIN_TEXT];
+	__u8 pad[8];
+};
+_Static_assert(sizeof(struct xspin_note) == sizeof(struct xspin_event), "events have one size");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -332,6 +349,7 @@ struct xspin_scratch {
 	__u8 answer[256];
 	struct xspin_reply reply;
 	struct xspin_event event;
+	struct xspin_note note;
 	struct xspin_order order;
 };
 
@@ -355,6 +373,21 @@ XSPIN_WINDOW_MAP(xspin_window0);
 XSPIN_WINDOW_MAP(xspin_window1);
 XSPIN_WINDOW_MAP(xspin_window2);
 XSPIN_WINDOW_MAP(xspin_window3);
+
+/*
+ * Memory of each message, if there is any: so many bytes, a multiple of 8 and at most
+ * 1024, that a handler's file says before it includes this one. They are 0 when a message begins.
+ */
+#ifdef XSPIN_STATE
+_Static_assert(XSPIN_STATE > 0 && XSPIN_STATE <= 1024 && XSPIN_STATE % 8 == 0,
+	       "XSPIN_STATE: want a multiple of 8, up to 1024");
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__uint(value_size, XSPIN_STATE);
+	__type(key, __u32);
+} xspin_states SEC(".maps");
+#endif
 
 /* --- windows --- */
 
@@ -464,6 +497,178 @@ static __always_inline int xspin_deposit(struct xdp_md *ctx, const struct xspin_
 		return XSPIN_SEGV;
 	return xspin_copy(ctx, her->payload, m->window, m->place + her->offset, her->payload_len);
 }
+
+#ifdef XSPIN_STATE
+/* The XSPIN_STATE bytes of her message. Never null for a handler, but the verifier wants it
+ * checked. Segments of a message are handled at the same time: see __sync_fetch_and_add. 2 ns. */
+static __always_inline void *xspin_state(const struct xspin_her *her)
+{
+	__u32 slot = her->slot;
+
+	return bpf_map_lookup_elem(&xspin_states, &slot);
+}
+#endif
+
+/* What there is to know of a message. */
+struct xspin_info {
+	__u32 number; /* the last word of its key: with SLMP the message id */
+	__u32 slot;   /* no other message that is open has it */
+	__u32 source; /* address and port of the sender, in the frame's byte order */
+	__u32 port;
+	__u64 length; /* up to the last byte that has come, or to the end if that is known */
+	__u32 known;  /* the end is */
+	__u32 cause;  /* in a completion handler: how it ended, xspin_cause */
+	__u64 missing; /* there: bytes that were not processed */
+	__u64 dropped; /* bytes of segments for which a handler returned Drop */
+	__u64 user;   /* of the receive that it has taken */
+};
+
+/* Fills it in. False, which handlers never see: there is no such message. 5 ns. */
+static __always_inline int xspin_about(const struct xspin_her *her, struct xspin_info *i)
+{
+	struct xspin_message *m = xspin_message(her);
+	const __u32 words = xspin.nkey;
+	__u64 extent, done;
+
+	if (!m)
+		return 0;
+	extent = READ_ONCE(m->extent);
+	done = READ_ONCE(m->done) - m->eom_done;
+	i->number = her->key[words && words <= 8 ? words - 1 : 0];
+	i->slot = her->slot;
+	i->source = m->source;
+	i->port = m->port;
+	i->length = extent & XSPIN_EXTENT_BYTES;
+	i->known = !!(extent & XSPIN_EXTENT_KNOWN);
+	i->cause = m->cause;
+	i->missing = done > i->length ? 0 : i->length - done;
+	i->dropped = m->dropped;
+	i->user = m->user;
+	return 1;
+}
+
+/*
+ * Windows are numbered as in the context, from 0 on; their number and n are constants. In
+ * what follows 0 is Success, and XSPIN_SEGV says that the context has no such window, that
+ * its handlers do not have the right, or that the bytes are not in it.
+ */
+static __always_inline int xspin_may(__u32 window, __u32 right, __u64 at, __u64 n)
+{
+	__u64 size;
+
+	if (window >= XSPIN_WINDOWS || !(xspin_setup.window[window].rights & right))
+		return 0;
+	size = xspin_setup.window[window].size;
+	return n <= size && at <= size - n;
+}
+
+/* Where n bytes of a window are, which must lie in one MiB of its memory, from a multiple of
+ * align on. */
+static __always_inline void *xspin_in(__u32 window, __u64 at, __u32 n, __u32 align)
+{
+	__u64 off;
+	__u8 *p;
+
+	at += xspin_setup.window[window].off;
+	asm volatile("" : "+r"(at)); /* or clang knows that it is a multiple, and the verifier does not */
+	off = at & (XSPIN_ELEMENT - align);
+	p = xspin_element(window, at >> 20);
+	if (!p || off > XSPIN_ELEMENT - n)
+		return 0;
+	asm volatile("" : "+r"(off)); /* see xspin_at() */
+	return p + off;
+}
+
+/* Copies n bytes of the frame, from off on, to a window; at most 16 KiB. 20 ns, and what the bytes cost. */
+static __always_inline int xspin_window_write(struct xdp_md *ctx, __u32 window, __u64 at, __u32 off, __u32 n)
+{
+	if (n > XSPIN_PIECE || !xspin_may(window, XSPIN_WINDOW_WRITE, at, n))
+		return XSPIN_SEGV;
+	return xspin_copy(ctx, off, window, xspin_setup.window[window].off + at, n);
+}
+
+/* Copies n bytes of a window, which may not lie in two MiB of its memory. 3 ns. */
+static __always_inline int xspin_window_load(__u32 window, __u64 at, void *to, __u32 n)
+{
+	void *p = xspin_may(window, XSPIN_WINDOW_READ, at, n) ? xspin_in(window, at, n, 1) : 0;
+
+	if (!p)
+		return XSPIN_SEGV;
+	__builtin_memcpy(to, p, n);
+	return XSPIN_SUCCESS;
+}
+
+/* The other way. 3 ns. */
+static __always_inline int xspin_window_store(__u32 window, __u64 at, const void *from, __u32 n)
+{
+	void *p = xspin_may(window, XSPIN_WINDOW_WRITE, at, n) ? xspin_in(window, at, n, 1) : 0;
+
+	if (!p)
+		return XSPIN_SEGV;
+	__builtin_memcpy(p, from, n);
+	return XSPIN_SUCCESS;
+}
+
+/* Adds to the word at a multiple of 8, and says what was there. 10 ns. */
+static __always_inline int xspin_window_add64(__u32 window, __u64 at, __u64 n, __u64 *was)
+{
+	__u64 *p = at % 8 || !xspin_may(window, XSPIN_WINDOW_ATOMIC, at, 8) ? 0 : xspin_in(window, at, 8, 8);
+
+	if (!p)
+		return XSPIN_SEGV;
+	*was = __sync_fetch_and_add(p, n);
+	return XSPIN_SUCCESS;
+}
+
+/* Puts a value into the word at a multiple of 8 if another is there, and says what was
+ * there. 10 ns. */
+static __always_inline int xspin_window_cas64(__u32 window, __u64 at, __u64 is, __u64 new, __u64 *was)
+{
+	__u64 *p = at % 8 || !xspin_may(window, XSPIN_WINDOW_ATOMIC, at, 8) ? 0 : xspin_in(window, at, 8, 8);
+
+	if (!p)
+		return XSPIN_SEGV;
+	*was = __sync_val_compare_and_swap(p, is, new);
+	return XSPIN_SUCCESS;
+}
+
+static __noinline int xspin_note(__u32 cause, __u64 tag, __u64 w0, __u64 w1)
+{
+	__u32 zero = 0;
+	struct xspin_scratch *s = bpf_map_lookup_elem(&xspin_buffer, &zero);
+
+	if (!s)
+		return 0;
+	s->note.cause = cause;
+	s->note.hpu = bpf_get_smp_processor_id();
+	s->note.tag = tag;
+	s->note.words[0] = w0;
+	s->note.words[1] = w1;
+	s->note.time = xspin_now();
+	return !bpf_ringbuf_output(&xspin_events, &s->note, sizeof(s->note), 0);
+}
+
+/* Tells the application something, by its queue: a request that wants no answer. False: there is
+ * no room. 100 ns, and a wakeup if it sleeps. */
+static __always_inline int xspin_notify(__u64 tag, __u64 w0, __u64 w1)
+{
+	return xspin_note(XSPIN_NOTIFIED, tag, w0, w1);
+}
+
+/*
+ * Writes a line to the context's log, xspin log. The text is a literal of up to 71 characters,
+ * in which the first two of %u, %d and %x stand for the words. False: there is no
+ * room. 150 ns.
+ */
+#define xspin_log(literal, w0, w1)                                                 \
+	({                                                                         \
+		_Static_assert(sizeof("" literal) <= XSPIN_TEXT, "a line is too long"); \
+		__u32 zero_ = 0;                                                   \
+		struct xspin_scratch *s_ = bpf_map_lookup_elem(&xspin_buffer, &zero_); \
+		if (s_)                                                            \
+			__builtin_memcpy(s_->note.text, literal, sizeof(literal)); \
+		s_ && xspin_note(XSPIN_LOGGED, 0, w0, w1);                         \
+	})
 
 /* --- the engine --- */
 
@@ -947,9 +1152,18 @@ static __noinline __u64 xspin_begin(struct xspin_her *her, struct xspin_tally *t
 	__builtin_memcpy(m->key, her->key, sizeof(m->key));
 	m->seen = m->started = xspin_clock();
 	m->done = m->dropped = 0;
+	m->cause = XSPIN_COMPLETE;
 	m->size = her->payload_len;
 	m->starved = m->code = m->eom_done = 0;
 	m->mode = XSPIN_MODE_RUN;
+#ifdef XSPIN_STATE
+	{
+		void *state = bpf_map_lookup_elem(&xspin_states, &slot);
+
+		if (state)
+			__builtin_memset(state, 0, XSPIN_STATE);
+	}
+#endif
 	at = (__u64)slot << 32 | lap;
 	if (!bpf_map_update_elem(&xspin_table, her->key, &at, BPF_NOEXIST)) {
 		/* A copy of it may have begun and ended since it was not found. */
@@ -1320,6 +1534,7 @@ static __always_inline int xspin_run_expire(struct xdp_md *ctx, const __u32 has)
 	her.hpu = me;
 	her.hpus = xspin.hpus;
 	her.slot = o.slot;
+	m->cause = o.cause;
 	if (has & XSPIN_HAS_COMPLETION) {
 		t->completions++;
 		code = xspin_completion(ctx, &her) & ~XSPIN_PENDING;
