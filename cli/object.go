@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cilium/ebpf/ringbuf"
 	"github.com/spf13/cobra"
 
 	"github.com/xspin/xspin/control"
@@ -43,6 +44,8 @@ C and compiled by clang to an object file: docs/kernel-handlers.md.`,
 var (
 	//go:embed object/echo.bpf.c
 	exampleSource string
+	//go:embed object/sum.bpf.c
+	messagesSource string
 	//go:embed object/Makefile
 	exampleMakefile string
 )
@@ -51,9 +54,9 @@ func newObjectNewCmd() *cobra.Command {
 	return &cobra.Command{
 		Use:   "new DIR",
 		Short: "Make a folder to write handlers in",
-		Long: `Write xspin_handler.h and what it includes, an example and a Makefile into a folder,
-which is made if it is not there. A source or Makefile that is there stays; headers
-become those of this version.`,
+		Long: `Write xspin_handler.h, for handlers of packets, and xspin_message.h, for those of
+messages, an example of each and a Makefile into a folder, which is made if it is not
+there. A source or Makefile that is there stays; headers become those of this version.`,
 		Example: "  xspin object new my-handlers && cd my-handlers && make",
 		Args:    wantArgs("DIR"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -75,9 +78,6 @@ func newObject(out io.Writer, dir string) error {
 		return err
 	}
 	for _, name := range headers {
-		if name == "xspin_message.h" {
-			continue // the daemon does not run what is made with it so far
-		}
 		text, err := fs.ReadFile(loader.Include(), name)
 		if err != nil {
 			return err
@@ -88,14 +88,14 @@ func newObject(out io.Writer, dir string) error {
 		}
 		say("written", path)
 	}
-	// The example is for a folder without sources.
+	// The examples are for a folder without sources.
 	sources, err := filepath.Glob(filepath.Join(dir, "*.bpf.c"))
 	if err != nil {
 		return err
 	}
 	files := [][2]string{{"Makefile", exampleMakefile}}
 	if len(sources) == 0 {
-		files = append(files, [2]string{"echo.bpf.c", exampleSource})
+		files = append(files, [2]string{"echo.bpf.c", exampleSource}, [2]string{"sum.bpf.c", messagesSource})
 	}
 	for _, f := range files {
 		path := filepath.Join(dir, f[0])
@@ -132,13 +132,14 @@ type objectReport struct {
 
 // objectVerdict is what it says about a frame.
 type objectVerdict struct {
-	Number   int    `json:"number"`   // from 1, as Wireshark counts
-	Length   int    `json:"length"`   // bytes on the wire
-	Captured int    `json:"captured"` // bytes in the file; the verdict is about these
-	Verdict  string `json:"verdict"`  // send, drop, stack, malformed, error
-	Code     string `json:"code,omitempty"`
-	Failed   string `json:"failed,omitempty"` // the handler that failed
-	Error    string `json:"error,omitempty"`
+	Number   int      `json:"number"`   // from 1, as Wireshark counts
+	Length   int      `json:"length"`   // bytes on the wire
+	Captured int      `json:"captured"` // bytes in the file; the verdict is about these
+	Verdict  string   `json:"verdict"`  // send, drop, stack, malformed, error
+	Code     string   `json:"code,omitempty"`
+	Failed   string   `json:"failed,omitempty"` // the handler that failed
+	Told     []string `json:"told,omitempty"`   // ends of messages, and what handlers say
+	Error    string   `json:"error,omitempty"`
 }
 
 type userCounter struct {
@@ -148,9 +149,9 @@ type userCounter struct {
 
 // objectFlags are the flags of `object check`.
 type objectFlags struct {
-	pcap, write, format, memory, hpuMemory string
-	params                                 []string
-	json                                   bool
+	pcap, write, format, memory, hpuMemory, window string
+	params                                         []string
+	json                                           bool
 }
 
 func newObjectCheckCmd() *cobra.Command {
@@ -168,6 +169,10 @@ to where it came from), drop, stack (on to Linux), or malformed (shorter than th
 message format wants: on to Linux). No frame is sent anywhere. At the end are the user
 counters that the handlers have added to.
 
+Handlers of messages get four windows. Segments are answered as on a NIC, and what
+would be told is printed behind them: ends of messages, xspin_notify and xspin_log.
+Messages that are open when the capture ends stay so.
+
 With --write the frames that would be sent, and those that go on to Linux, are written
 to a capture (pcapng) as the handlers leave them. A comment at each says which frame of
 the other capture it was, and the verdict; the direction of those that are sent is out.`,
@@ -184,11 +189,12 @@ the other capture it was, and the verdict; the direction of those that are sent 
 	}
 	cmd.Flags().StringVarP(&f.pcap, "pcap", "r", "", "capture to try the handlers on, pcap or pcapng")
 	cmd.Flags().StringVarP(&f.write, "write", "w", "", "capture to write, with the frames as the handlers leave them")
-	cmd.Flags().StringVar(&f.format, "format", "packet", "message format: packet or flow")
-	flags.OneOf(cmd.Flags(), "format", []string{"packet", "flow"})
+	cmd.Flags().StringVar(&f.format, "format", "", "message format: packet or flow, or slmp for handlers of messages (default packet, or slmp)")
+	flags.OneOf(cmd.Flags(), "format", []string{"packet", "flow", "slmp"})
 	cmd.Flags().StringArrayVar(&f.params, "param", nil, "set a parameter, NAME=VALUE (repeatable)")
 	cmd.Flags().StringVar(&f.memory, "memory", control.Size(loader.DefaultMemory).String(), "HPU memory of the context, if the handlers use it")
 	cmd.Flags().StringVar(&f.hpuMemory, "hpu-memory", control.Size(loader.DefaultHPUMemory).String(), "HPU memory of each HPU, if they use that")
+	cmd.Flags().StringVar(&f.window, "window", "1MiB", "size of each window, for handlers of messages")
 	cmd.Flags().BoolVar(&f.json, "json", false, "print one JSON document")
 	return cmd
 }
@@ -197,9 +203,8 @@ the other capture it was, and the verdict; the direction of those that are sent 
 const checkLimit = 64 << 20
 
 func checkObject(cmd *cobra.Command, path string, f *objectFlags) (err error) {
-	format := matcher.FormatByName(f.format)
-	if format == nil || format.Ends() {
-		return flags.Error("format", f.format, "want packet or flow")
+	if !slices.Contains([]string{"", "packet", "flow", "slmp"}, f.format) {
+		return flags.Error("format", f.format, "want packet, flow or slmp")
 	}
 	if f.write != "" {
 		if f.pcap == "" {
@@ -217,7 +222,10 @@ func checkObject(cmd *cobra.Command, path string, f *objectFlags) (err error) {
 	if err != nil {
 		return err
 	}
-	cfg := loader.HandlersConfig{Format: format}
+	if f.format == "" {
+		f.format = map[bool]string{false: "packet", true: "slmp"}[o.Messages()]
+	}
+	cfg := loader.HandlersConfig{Format: matcher.FormatByName(f.format)}
 	if cfg.Parameters, err = parseParams(o, f.params); err != nil {
 		return err
 	}
@@ -302,6 +310,21 @@ func (f *objectFlags) giveMemory(o *loader.Object, cfg *loader.HandlersConfig) (
 	if err != nil {
 		return free, err
 	}
+	window, err := memoryFlag("window", f.window)
+	if err != nil {
+		return free, err
+	}
+	if o.Messages() {
+		cfg.Messages = loader.MessagesConfig{Protocol: loader.SLMP, Events: 1 << 20}
+		for range loader.MaxWindows {
+			m, err := hostq.NewMemory("check", window)
+			if err != nil {
+				return free, err
+			}
+			made = append(made, m)
+			cfg.Messages.Windows = append(cfg.Messages.Windows, loader.WindowConfig{Map: m.Map(), Size: window, Rights: spin.All})
+		}
+	}
 	memory, hpuMemory = o.MemoryFor(memory, hpuMemory)
 	shared, each := o.UsesMemory()
 	if shared {
@@ -383,6 +406,11 @@ func (r *objectReport) try(warn, w io.Writer, h *loader.Handlers, f *objectFlags
 		fmt.Fprintln(w)
 	}
 	line("FRAME", "LENGTH", "VERDICT", "CODE")
+	told, err := newTold(h)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, told.close()) }()
 	r.Frames = []objectVerdict{}
 	counts := map[string]int{}
 	var cut, failed int
@@ -395,6 +423,7 @@ func (r *objectReport) try(warn, w io.Writer, h *loader.Handlers, f *objectFlags
 		}
 		v, left := verdictOn(h, &frame)
 		v.Number = len(r.Frames) + 1
+		v.Told = told.read()
 		if err := after.frame(&v, left); err != nil {
 			return err
 		}
@@ -410,6 +439,9 @@ func (r *objectReport) try(warn, w io.Writer, h *loader.Handlers, f *objectFlags
 			code = fmt.Sprintf("%s, from the %s handler", v.Code, v.Failed)
 		}
 		line(v.Number, length, v.Verdict, code+v.Error)
+		for _, t := range v.Told {
+			line("", "", "", t)
+		}
 	}
 	for i, u := range h.Stats().User {
 		if u.Count > 0 {
@@ -433,6 +465,52 @@ func (r *objectReport) try(warn, w io.Writer, h *loader.Handlers, f *objectFlags
 		return fmt.Errorf("%s: %d of %s without a verdict", f.pcap, n, count(len(r.Frames), "frame"))
 	}
 	return nil
+}
+
+// A told reads what a frame has led to: ends of messages, and what handlers say. Nil for
+// handlers of packets.
+type told struct{ events *ringbuf.Reader }
+
+func newTold(h *loader.Handlers) (*told, error) {
+	if h.Events() == nil {
+		return nil, nil
+	}
+	r, err := ringbuf.NewReader(h.Events())
+	if err != nil {
+		return nil, err
+	}
+	r.SetDeadline(time.Unix(1, 0)) // nothing comes later
+	return &told{r}, nil
+}
+
+func (t *told) read() (all []string) {
+	for t != nil {
+		rec, err := t.events.Read()
+		if err != nil {
+			break
+		}
+		if e, ok := loader.ReadEvent(rec.RawSample); ok {
+			number := e.Key[3] // of SLMP
+			switch spin.Cause(e.Cause) {
+			case spin.Complete:
+				all = append(all, fmt.Sprintf("message %d is complete: %d bytes", number, e.Length))
+			default:
+				all = append(all, fmt.Sprintf("message %d has failed", number))
+			}
+		} else if n, ok := loader.ReadNote(rec.RawSample); ok && n.Log {
+			all = append(all, "log: "+n.Text)
+		} else if ok {
+			all = append(all, fmt.Sprintf("notify: %d, %d, %d", n.Tag, n.Words[0], n.Words[1]))
+		}
+	}
+	return all
+}
+
+func (t *told) close() error {
+	if t == nil {
+		return nil
+	}
+	return t.events.Close()
 }
 
 // verdictOn returns what the handlers do with a frame, and how they leave it.

@@ -35,7 +35,7 @@ func TestNewObject(t *testing.T) {
 	netnstest.NeedRoot(t)
 	dir := filepath.Join(t.TempDir(), "a", "b")
 	out, _, err := object(t, "new", dir)
-	if err != nil || strings.Count(out, "written  "+dir) != 4 {
+	if err != nil || strings.Count(out, "written  "+dir) != 6 {
 		t.Fatalf("%q, %v", out, err)
 	}
 	make := func() string {
@@ -71,11 +71,14 @@ $`)
 	}
 	write("xspin_handler.h", "old\n")
 	write("Makefile", "all:\n\techo mine\n")
+	if err := os.Remove(filepath.Join(dir, "sum.bpf.c")); err != nil {
+		t.Fatal(err)
+	}
 	if err := os.Rename(filepath.Join(dir, "echo.bpf.c"), filepath.Join(dir, "mine.bpf.c")); err != nil {
 		t.Fatal(err)
 	}
 	out, _, err = object(t, "new", dir)
-	if err != nil || strings.Count(out, "written ") != 2 || !strings.Contains(out, "stays    "+filepath.Join(dir, "Makefile")) {
+	if err != nil || strings.Count(out, "written ") != 3 || !strings.Contains(out, "stays    "+filepath.Join(dir, "Makefile")) {
 		t.Errorf("again: %q, %v", out, err)
 	}
 	if !strings.Contains(make(), "mine") {

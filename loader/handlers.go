@@ -503,6 +503,9 @@ func (h *Handlers) Run(frame []byte) (v HandlersVerdict, err error) {
 			v.Code, v.Failed = s.Fault.Code, s.Fault.Handler
 		}
 	}
+	if h.messages != nil { // a duplicate is answered, and runs nothing
+		v.Ran = v.Action != ActionToStack || v.Ran
+	}
 	h.last = now
 	return v, nil
 }
