@@ -29,7 +29,7 @@ func loadWire() (*ebpf.Program, error) {
 }
 
 // Wire has a port take what XDP at the other end of its link sends, until the result is
-// closed or the process ends.
+// closed or the process ends. What SetWire has put there will do, and stays.
 func (p Port) Wire() (io.Closer, error) {
 	l, err := p.wire()
 	if err != nil {
@@ -38,17 +38,77 @@ func (p Port) Wire() (io.Closer, error) {
 	return l, nil
 }
 
-func (p Port) wire() (l link.Link, err error) {
+func (p Port) wire() (w io.Closer, err error) {
 	prog, err := loadWire()
 	if err != nil {
 		return nil, err
 	}
 	defer prog.Close()
-	err = p.NS.Do(func() (err error) {
-		l, err = link.AttachXDP(link.XDPOptions{Program: prog, Interface: p.Index, Flags: link.XDPDriverMode})
+	err = p.NS.Do(func() error {
+		l, err := link.AttachXDP(link.XDPOptions{Program: prog, Interface: p.Index, Flags: link.XDPDriverMode})
+		if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST) { // the latter of a generic one
+			w = wired{}
+			return p.lasting()
+		}
+		w = l
 		return err
 	})
-	return l, err
+	if err != nil {
+		return nil, err
+	}
+	return w, nil
+}
+
+// wired is the wire of a port that has one without it.
+type wired struct{}
+
+func (wired) Close() error { return nil }
+
+// lasting returns an error unless the port's program is one that SetWire has put there. It
+// runs in the port's namespace.
+func (p Port) lasting() error {
+	l, err := netlink.LinkByIndex(p.Index)
+	if err != nil {
+		return err
+	}
+	prog, name, err := attached(l)
+	if err != nil {
+		return err
+	}
+	if prog == nil {
+		return errors.New("an XDP program was attached, and is gone: try again")
+	}
+	defer prog.Close()
+	if name != wireProgram {
+		return foreign(name)
+	}
+	// Puts it in its own place, which the kernel refuses while a link of some process holds it.
+	err = netlink.LinkSetXdpFdWithFlags(l, prog.FD(), unix.XDP_FLAGS_DRV_MODE)
+	if errors.Is(err, unix.EBUSY) {
+		return errors.New("another process has wired it, and would end that when it ends: stop it, or let xspin lab up --wire do it beforehand")
+	}
+	return err
+}
+
+// attached returns a link's XDP program and its name, or nil if there is none.
+func attached(l netlink.Link) (prog *ebpf.Program, name string, err error) {
+	x := l.Attrs().Xdp
+	if x == nil || !x.Attached {
+		return nil, "", nil
+	}
+	if prog, err = ebpf.NewProgramFromID(ebpf.ProgramID(x.ProgId)); err != nil {
+		return nil, "", err
+	}
+	info, err := prog.Info()
+	if err != nil {
+		return nil, "", errors.Join(err, prog.Close())
+	}
+	return prog, info.Name, nil
+}
+
+// foreign is the error of a port that has a program which is not a wire's.
+func foreign(name string) error {
+	return fmt.Errorf("another XDP program is attached, %q: stop what attached it, or make the lab anew (xspin lab down, xspin lab up --wire)", name)
 }
 
 // Wired tells whether a port takes what XDP at the other end of its link sends: whether it
@@ -76,19 +136,15 @@ func (p Port) SetWire(on bool) error {
 		if err != nil {
 			return err
 		}
-		wired := false
-		if x := l.Attrs().Xdp; x != nil && x.Attached {
-			old, err := ebpf.NewProgramFromID(ebpf.ProgramID(x.ProgId))
-			if err != nil {
-				return err
-			}
+		old, name, err := attached(l)
+		if err != nil {
+			return err
+		}
+		wired := name == wireProgram
+		if old != nil {
 			defer old.Close()
-			info, err := old.Info()
-			if err != nil {
-				return err
-			}
-			if wired = info.Name == wireProgram; !wired && on {
-				return fmt.Errorf("another XDP program is attached: %q", info.Name)
+			if !wired && on {
+				return foreign(name)
 			}
 		}
 		switch {

@@ -4,9 +4,13 @@ package netns_test
 
 import (
 	"errors"
+	"strings"
 	"testing"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/netnstest"
@@ -40,8 +44,8 @@ func TestWire(t *testing.T) {
 	if !xdp(t, lab.Host) || xdp(t, lab.NIC) {
 		t.Error("the host's end has no program, or the NIC's has one")
 	}
-	if _, err := lab.Host.Wire(); err == nil {
-		t.Error("wired twice")
+	if _, err := lab.Host.Wire(); err == nil || !strings.Contains(err.Error(), "lab up --wire") {
+		t.Errorf("wired by two processes: %v", err)
 	}
 	// lab up leaves the wire of a demo that runs.
 	if err := errors.Join(lab.Host.SetWire(true), lab.Host.SetWire(false)); err != nil || !xdp(t, lab.Host) {
@@ -54,8 +58,13 @@ func TestWire(t *testing.T) {
 		if err := errors.Join(lab.Host.SetWire(true), lab.Host.SetWire(true)); err != nil {
 			t.Fatal(err)
 		}
-		if !xdp(t, lab.Host) {
-			t.Error("no program")
+		// A demo takes what lab up has put there, and leaves it.
+		w, err := lab.Host.Wire()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Close(); err != nil || !xdp(t, lab.Host) {
+			t.Errorf("error %v, program there: %t", err, xdp(t, lab.Host))
 		}
 		if err := errors.Join(lab.Host.SetWire(false), lab.Host.SetWire(false)); err != nil {
 			t.Fatal(err)
@@ -63,5 +72,42 @@ func TestWire(t *testing.T) {
 		if xdp(t, lab.Host) {
 			t.Error("the program stays")
 		}
+	}
+}
+
+// A program of somebody else stays, and the error says what to do.
+func TestWireLeavesOtherPrograms(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Name: "somebody", Type: ebpf.XDP, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer prog.Close()
+	for _, mode := range []int{unix.XDP_FLAGS_DRV_MODE, unix.XDP_FLAGS_SKB_MODE} {
+		set := func(fd int) {
+			t.Helper()
+			if err := lab.Host.NS.Do(func() error {
+				l, err := netlink.LinkByIndex(lab.Host.Index)
+				if err != nil {
+					return err
+				}
+				return netlink.LinkSetXdpFdWithFlags(l, fd, mode)
+			}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		set(prog.FD())
+		_, err = lab.Host.Wire()
+		for _, err := range []error{err, lab.Host.SetWire(true)} {
+			if err == nil || !strings.Contains(err.Error(), "somebody") || !strings.Contains(err.Error(), "xspin lab down") {
+				t.Errorf("error %v", err)
+			}
+		}
+		if err := lab.Host.SetWire(false); err != nil {
+			t.Error(err)
+		}
+		set(-1) // it is still there, or this would fail
 	}
 }
