@@ -50,9 +50,6 @@ var (
 	ErrConfig = errors.New("invalid file transfer")
 	// ErrContents is returned, wrapped, if a received file differs from what was sent.
 	ErrContents = errors.New("a received file differs from what was sent")
-	// ErrBaseline is returned, wrapped, when an XDP program on one end of the
-	// lab would spoil the comparison.
-	ErrBaseline = errors.New("an XDP program is in the way of the comparison")
 )
 
 // Config says what to measure. There are no defaults: the command has them.
@@ -304,9 +301,9 @@ func (t *transfers) tcp(ctx context.Context, m Mode, progress func(string)) erro
 	}
 	// As many bytes as SLMP sends, in as many streams.
 	args := []string{"-n", strconv.FormatInt(t.c.Size*int64(t.c.Parallel), 10), "-P", strconv.Itoa(t.c.Parallel)}
-	for _, l := range links {
-		if m == TCP && l.XDP != "none" {
-			return fmt.Errorf("%w: %s has one (%s, id %d): stop what attached it", ErrBaseline, l.Device, l.XDP, l.XDPProgram)
+	if m == TCP {
+		if err := rtt.NoXDP(links); err != nil {
+			return err
 		}
 	}
 	for run := range t.c.Runs {

@@ -291,7 +291,7 @@ func TestRunRefusesABaselineWithXDP(t *testing.T) {
 				t.Fatal(err)
 			}
 			_, err = Run(t.Context(), lab, c, nil)
-			if !errors.Is(err, ErrBaseline) || !strings.Contains(err.Error(), p.Device) || !strings.Contains(err.Error(), mode.name) {
+			if !errors.Is(err, rtt.ErrXDP) || !strings.Contains(err.Error(), p.Device) || !strings.Contains(err.Error(), mode.name) {
 				t.Errorf("%s program on %s: error %v", mode.name, p.Device, err)
 			}
 			l.Close()

@@ -43,9 +43,6 @@ const Port = 15000
 var (
 	// ErrConfig is returned, wrapped, for an invalid Config.
 	ErrConfig = errors.New("invalid ping-pong")
-	// ErrBaseline is returned, wrapped, when an XDP program on one end of the
-	// lab would spoil the baseline.
-	ErrBaseline = errors.New("an XDP program is in the way of the baseline")
 	// ErrReplies is returned, wrapped, with a complete Report, if pings were
 	// lost or answered wrongly.
 	ErrReplies = errors.New("pings not answered as they should")
@@ -136,11 +133,6 @@ func Run(ctx context.Context, lab *netns.Lab, c Config, progress func(string)) (
 func (r *Report) measure(ctx context.Context, lab *netns.Lab, c Config, m Mode, progress func(string)) (err error) {
 	var nic NICServer
 	remote := netip.AddrPortFrom(lab.NIC.Addr.Addr(), Port)
-	if m == Host {
-		if err := noXDP(lab); err != nil {
-			return err
-		}
-	}
 	switch {
 	case m != Host:
 		server := c.Server
@@ -162,6 +154,11 @@ func (r *Report) measure(ctx context.Context, lab *netns.Lab, c Config, m Mode, 
 	}
 	if r.Env.Links[m], err = rtt.ReadLinks(lab); err != nil {
 		return err
+	}
+	if m == Host {
+		if err := rtt.NoXDP(r.Env.Links[m]); err != nil {
+			return err
+		}
 	}
 
 	for _, p := range c.Protos {
@@ -199,19 +196,4 @@ func Serve(ctx context.Context, lab *netns.Lab, c ServerConfig, ready func()) er
 	ready()
 	<-ctx.Done()
 	return nic.Close()
-}
-
-// noXDP returns an error if there is an XDP program on either end.
-func noXDP(lab *netns.Lab) error {
-	states, err := rtt.ReadLinks(lab)
-	if err != nil {
-		return err
-	}
-	for i, p := range []netns.Port{lab.NIC, lab.Host} {
-		if s := states[i]; s.XDP != "none" {
-			return fmt.Errorf("%w: %s in namespace %s has one (%s, id %d): stop what attached it",
-				ErrBaseline, p.Device, p.NS.Name(), s.XDP, s.XDPProgram)
-		}
-	}
-	return nil
 }

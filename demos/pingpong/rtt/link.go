@@ -3,6 +3,7 @@
 package rtt
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/vishvananda/netlink"
@@ -11,6 +12,10 @@ import (
 	"github.com/xspin/xspin/internal/ethtool"
 	"github.com/xspin/xspin/netns"
 )
+
+// ErrXDP is returned, wrapped, when an XDP program on one end of a lab would spoil a
+// comparison with Linux.
+var ErrXDP = errors.New("an XDP program is in the way of the comparison")
 
 // LinkState is the state of an interface that decides how fast packets pass it.
 type LinkState struct {
@@ -55,6 +60,17 @@ func ReadLinks(lab *netns.Lab) ([]LinkState, error) {
 		}
 	}
 	return states, nil
+}
+
+// NoXDP returns an error if one of the interfaces has an XDP program.
+func NoXDP(states []LinkState) error {
+	for _, s := range states {
+		if s.XDP != "none" {
+			return fmt.Errorf("%w: %s has one (%s, id %d): stop what attached it; xspin lab up takes off what xspin lab up --wire has put there",
+				ErrXDP, s.Device, s.XDP, s.XDPProgram)
+		}
+	}
+	return nil
 }
 
 // ReadLink reads the state of an interface in the network namespace of the
