@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -295,6 +296,11 @@ func TestKernelHandlersOfTheDocuments(t *testing.T) {
 	_, calls, _ := strings.Cut(string(header), "what handlers call")
 	calls, _, _ = strings.Cut(calls, "the engine")
 	internal := regexp.MustCompile(`^xspin_(this_cpu|at|answerable|swap)$`)
+	costs := map[string]string{} // the comments of functions
+	for _, m := range regexp.MustCompile(`(?m)^/\*((?:[^*]|\*[^/])*)\*/\nstatic __always_inline [^(]*?(\w+)\(`).FindAllStringSubmatch(calls, -1) {
+		costs[m[2]] = m[1]
+	}
+	cost := regexp.MustCompile(`\d ns\b|\bFree\.|at the same cost`)
 	found := 0
 	for _, m := range regexp.MustCompile(`(?m)^static __always_inline [^(]*?(\w+)\(`).FindAllStringSubmatch(calls, -1) {
 		if internal.MatchString(m[1]) {
@@ -304,9 +310,33 @@ func TestKernelHandlersOfTheDocuments(t *testing.T) {
 		if !strings.Contains(string(doc), "`"+m[1]+"(") {
 			t.Errorf("the page lacks %s", m[1])
 		}
+		if !cost.MatchString(costs[m[1]]) {
+			t.Errorf("the header does not say what %s costs: %q", m[1], costs[m[1]])
+		}
 	}
 	if found < 13 {
 		t.Errorf("%d functions in the header", found)
+	}
+	// And Linux's helpers: those that are declared are those that may be called (see the
+	// tests of loader), and the page lists them.
+	declarations, err := os.ReadFile("../bpf/include/xspin_kernel.h")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var helpers []string
+	for _, m := range regexp.MustCompile(`\(\*const (bpf_\w+)\)`).FindAllStringSubmatch(string(declarations), -1) {
+		helpers = append(helpers, m[1])
+	}
+	_, list, _ := strings.Cut(string(doc), "some helpers of Linux may be called: ")
+	list, _, _ = strings.Cut(list, "`xspin_kernel.h`")
+	var listed []string
+	for _, m := range regexp.MustCompile("`(\\w+)`").FindAllStringSubmatch(list, -1) {
+		listed = append(listed, m[1])
+	}
+	slices.Sort(helpers)
+	slices.Sort(listed)
+	if !slices.Equal(helpers, listed) || len(helpers) < 12 {
+		t.Errorf("the page lists the helpers\n%v, and xspin_kernel.h declares\n%v", listed, helpers)
 	}
 }
 

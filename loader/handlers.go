@@ -321,7 +321,7 @@ func (h *Handlers) Close() error {
 
 // HandlerStats count what handlers in eBPF did.
 type HandlerStats struct {
-	Handled uint64 // packets whose handlers have returned
+	Handled uint64 // packets that handlers were called for; on each CPU the last may be with them still
 	Dropped uint64 // of these: Drop
 	Failed  uint64 // of these: neither Success nor Drop
 	Sent    uint64 // of these: sent back

@@ -7,6 +7,7 @@ import (
 	"debug/elf"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"regexp"
 	"slices"
@@ -197,6 +198,30 @@ func TestHelperNames(t *testing.T) {
 		if got := helperName(asm.BuiltinFunc(f)); f > 0 && got != "bpf_"+m[1] && !strings.HasPrefix(got, "helper ") {
 			t.Errorf("helper %d is %s, want bpf_%s", f, got, m[1])
 		}
+	}
+}
+
+// The helpers that xspin_kernel.h declares are those that handlers may call.
+func TestHelpersAreDeclared(t *testing.T) {
+	header, err := fs.ReadFile(Include(), "xspin_kernel.h")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var declared, want []string
+	for _, m := range regexp.MustCompile(`\(\*const (bpf_\w+)\)\(.*\(void \*\)(\d+);`).FindAllStringSubmatch(string(header), -1) {
+		f, _ := strconv.Atoi(m[2])
+		if got := helperName(asm.BuiltinFunc(f)); got != m[1] {
+			t.Errorf("%s is helper %d, which is %s", m[1], f, got)
+		}
+		declared = append(declared, m[1])
+	}
+	for _, f := range allowed {
+		want = append(want, helperName(f))
+	}
+	slices.Sort(declared)
+	slices.Sort(want)
+	if !slices.Equal(declared, want) {
+		t.Errorf("xspin_kernel.h declares\n%v, and allowed are\n%v", declared, want)
 	}
 }
 

@@ -60,9 +60,9 @@ func BuiltinObjects() string { return strings.Join(slices.Sorted(maps.Keys(bpf.H
 // KernelHPUs returns how many HPUs a context in the kernel has: the CPUs that there can be.
 func KernelHPUs() (int, error) { return loader.PossibleCPUs() }
 
-// BuiltinObject returns the object of built-in handlers: "count", "deposit", "echo-icmp",
-// "echo-udp" or "noop", each the twin of the handlers in Go of that name, or
-// "noop-messages", that of "noop" for formats whose messages end.
+// BuiltinObject returns the object of built-in handlers: "count", "deposit", "echo-icmp" or
+// "echo-udp", each the twin of the handlers in Go of that name; or "noop", which drops all, or
+// "noop-messages", which does for formats whose messages end.
 func BuiltinObject(name string) (*Object, error) { return loader.BuiltinObject(name) }
 
 // resolveKernel judges what a context in the kernel has, and has not.
