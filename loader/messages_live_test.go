@@ -13,7 +13,6 @@ import (
 	"github.com/xspin/xspin/internal/testenv"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/netns"
-	"github.com/xspin/xspin/netns/netnstest"
 	"github.com/xspin/xspin/slmp"
 	"github.com/xspin/xspin/spin"
 )
@@ -21,19 +20,7 @@ import (
 // onWire has messages from the other end of a lab handled in the kernel.
 func onWire(t *testing.T, h *Handlers) *netns.Lab {
 	t.Helper()
-	lab := netnstest.Temp(t, netns.LabConfig{})
-	var in *Ingress
-	inside(t, lab.NIC, func(nic *net.Interface) {
-		var err error
-		if in, err = Attach(config(nic, Native)); err != nil {
-			t.Fatal(err)
-		}
-	})
-	t.Cleanup(func() {
-		if err := in.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	lab, in := onLab(t)
 	// Without a program there, XDP_TX arrives nowhere.
 	inside(t, lab.Host, func(host *net.Interface) { foreign(t, host, Native) })
 	if err := in.SetHandlers(handled, h); err != nil {

@@ -4,7 +4,8 @@ package loader
 
 import (
 	"bytes"
-	"fmt"
+	"cmp"
+	"errors"
 	"net"
 	"net/netip"
 	"os"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/bpf"
 	"github.com/xspin/xspin/internal/testenv"
@@ -24,25 +26,59 @@ import (
 )
 
 // What handlers in eBPF need of the kernel, a mechanism a test, the least demanding
-// first: a program calls another that comes and goes, while packets flow.
-
-// risky writes the name of the test to a file, and has it on the disk before the test goes
-// on. So if the machine stops, it says where.
-func risky(t *testing.T) {
-	t.Helper()
-	name := filepath.Join(os.TempDir(), "xspin-risky-test")
-	f, err := os.Create(name)
+// first: a program calls another that comes and goes, while packets flow. If a kernel
+// cannot do one of these, nothing else is worth a try, so this file is the first by name.
+func TestMechanismsAreTestedFirst(t *testing.T) {
+	all, err := filepath.Glob("*_test.go") // sorted, as the tests are
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close()
-	if _, err := fmt.Fprintln(f, t.Name()); err != nil {
+	if len(all) > 0 && all[0] != "first_test.go" { // none where only the compiled tests are
+		t.Errorf("the tests of %s are before these", all[0])
+	}
+}
+
+// riskyFile is where risky writes, beside the tests or in the folder that XSPIN_RISKY names:
+// not among temporary files, which may be in memory.
+const riskyFile = "risky-test"
+
+// risky writes the name of the test to a file, and has it on the disk before the test goes
+// on. So if the machine stops, it says where; of a test that ends, nothing is left.
+func risky(t *testing.T) {
+	t.Helper()
+	dir := cmp.Or(os.Getenv("XSPIN_RISKY"), ".")
+	name := filepath.Join(dir, riskyFile)
+	onDisk := func(name string) {
+		t.Helper()
+		f, err := os.Open(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if err := f.Sync(); err != nil && !errors.Is(err, unix.EINVAL) { // no disk
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(name, []byte(t.Name()+"\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if err := f.Sync(); err != nil {
-		t.Fatal(err)
-	}
+	onDisk(name)
+	onDisk(dir) // it has the name of the file
 	t.Cleanup(func() { os.Remove(name) })
+}
+
+func TestRiskyTestsLeaveTheirName(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("XSPIN_RISKY", dir)
+	t.Run("risk", func(t *testing.T) {
+		risky(t)
+		if b, err := os.ReadFile(filepath.Join(dir, riskyFile)); err != nil || string(b) != t.Name()+"\n" {
+			t.Errorf("the file says %q, %v", b, err)
+		}
+	})
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("%v is left, %v", left, err)
+	}
 }
 
 const handled = 3 // the number of the context in these tests
@@ -58,9 +94,8 @@ func inKernel(t *testing.T, in *Ingress) {
 	}
 }
 
-// onLab attaches an ingress program to the NIC's end of a lab, and gives a client of UDP
-// port 7 at the other end.
-func onLab(t *testing.T) (lab *netns.Lab, in *Ingress, client *net.UDPConn) {
+// onLab attaches an ingress program to the NIC's end of a lab.
+func onLab(t *testing.T) (lab *netns.Lab, in *Ingress) {
 	t.Helper()
 	lab = netnstest.Temp(t, netns.LabConfig{})
 	inside(t, lab.NIC, func(nic *net.Interface) {
@@ -74,6 +109,13 @@ func onLab(t *testing.T) (lab *netns.Lab, in *Ingress, client *net.UDPConn) {
 			t.Error(err)
 		}
 	})
+	return lab, in
+}
+
+// withClient is onLab with handlers for UDP port 7, and a client at the other end.
+func withClient(t *testing.T) (lab *netns.Lab, in *Ingress, client *net.UDPConn) {
+	t.Helper()
+	lab, in = onLab(t)
 	inKernel(t, in)
 	if err := lab.Host.NS.Do(func() (err error) {
 		client, err = net.DialUDP("udp4", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(lab.NIC.Addr.Addr(), 7)))
@@ -116,7 +158,7 @@ func soon(t *testing.T, what string, ok func() bool) {
 // The ingress program has subprograms, and both take frames in fragments.
 func TestIngressCallsHandlers(t *testing.T) {
 	risky(t)
-	_, in, client := onLab(t)
+	_, in, client := withClient(t)
 	sendTo(t, client, 10)
 	soon(t, "10 frames find no program", func() bool { return in.mustStats(t).Failed == 10 })
 
@@ -145,7 +187,7 @@ func TestIngressCallsHandlers(t *testing.T) {
 // Each frame meets one of the programs, or none, and is counted there.
 func TestHandlersAreReplacedUnderLoad(t *testing.T) {
 	risky(t)
-	_, in, client := onLab(t)
+	_, in, client := withClient(t)
 	a, b := builtin(t, "noop", nil), builtin(t, "count", nil)
 	var stop atomic.Bool
 	var sent uint64
@@ -235,7 +277,7 @@ func TestRunsGoThroughTheTailCall(t *testing.T) {
 // The other end takes what XDP sends if it has a program, too.
 func TestHandlersAnswerFromXDP(t *testing.T) {
 	risky(t)
-	lab, in, client := onLab(t)
+	lab, in, client := withClient(t)
 	inside(t, lab.Host, func(host *net.Interface) { foreign(t, host, Native) })
 	h := builtin(t, "echo-udp", nil)
 	if err := in.SetHandlers(handled, h); err != nil {
