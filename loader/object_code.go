@@ -5,6 +5,7 @@ package loader
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"unicode"
@@ -215,4 +216,64 @@ func checkLoops(fn string, insns asm.Instructions, messages bool) error {
 		}
 	}
 	return nil
+}
+
+// stacks returns how many bytes of stack each function takes: up to the lowest that it reaches
+// from the frame pointer, as the verifier counts.
+func stacks(insns asm.Instructions) map[string]int {
+	bytes := map[string]int{}
+	fn := bpf.HandlersProgram
+	var frame [asm.RFP + 1]bool // registers that have the frame pointer
+	for i := range insns {
+		ins := &insns[i]
+		if f := btf.FuncMetadata(ins); f != nil {
+			fn, frame = f.Name, [asm.RFP + 1]bool{asm.RFP: true}
+		}
+		low, op := 0, ins.OpCode
+		switch class := op.Class(); {
+		case ins.IsBuiltinCall(), ins.IsFunctionCall():
+			clear(frame[asm.R0:asm.R6])
+		case class.IsStore() && frame[ins.Dst], class.IsLoad() && !op.IsDWordLoad() && frame[ins.Src]:
+			low = int(ins.Offset)
+		case op.ALUOp() == asm.Add && op.Source() == asm.ImmSource && frame[ins.Dst]:
+			low = int(ins.Constant)
+		}
+		if class := op.Class(); class.IsALU() || class.IsLoad() {
+			frame[ins.Dst] = op.ALUOp() == asm.Mov && op.Source() == asm.RegSource && frame[ins.Src]
+		}
+		bytes[fn] = max(bytes[fn], -low)
+	}
+	return bytes
+}
+
+// deepest returns the handler that takes most stack, with the functions that it calls, and how
+// much that is.
+func deepest(insns asm.Instructions) (handler string, bytes int) {
+	own, calls := stacks(insns), map[string][]string{}
+	fn := ""
+	for i := range insns {
+		if f := btf.FuncMetadata(&insns[i]); f != nil {
+			fn = f.Name
+		}
+		if insns[i].IsFunctionCall() {
+			calls[fn] = append(calls[fn], insns[i].Reference())
+		}
+	}
+	const frames = 8 // the verifier takes no more
+	var with func(fn string, depth int) int
+	with = func(fn string, depth int) (most int) {
+		if depth == frames {
+			return 0
+		}
+		for _, callee := range calls[fn] {
+			most = max(most, with(callee, depth+1))
+		}
+		return own[fn] + most
+	}
+	for _, fn := range slices.Sorted(maps.Keys(handlerFuncs)) {
+		if n := with(fn, 0); n > bytes {
+			handler, bytes = fn, n
+		}
+	}
+	return handler, bytes
 }

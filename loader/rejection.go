@@ -76,8 +76,11 @@ var hints = []struct {
 	{regexp.MustCompile(`invalid mem access 'scalar'`), "compare what xspin_memory() or a map returned with null: a number is no pointer"},
 	{regexp.MustCompile(`invalid zero-sized read`), "n must be at least 1 for the verifier: compare it before"},
 	{regexp.MustCompile(`outside of the packet`), "compare the end of what is read with ctx->data_end before"},
-	{regexp.MustCompile(`combined stack size`), "a handler has 192 bytes of stack on all kernels: keep what is larger in a map or in HPU memory"},
+	{tooDeep, "a handler has 192 bytes of stack on all kernels: keep what is larger in a map or in HPU memory"},
 }
+
+// Of all functions together. The log does not say whose the stack is.
+var tooDeep = regexp.MustCompile(`combined stack size`)
 
 // Reasons that are ours.
 const (
@@ -100,6 +103,10 @@ func newRejection(ve *ebpf.VerifierError, insns asm.Instructions) *Rejection {
 	}
 	if strings.Contains(words, "infinite loop detected") {
 		r.Reason = endless
+	}
+	if handler, n := deepest(insns); handler != "" && tooDeep.MatchString(words) {
+		r.Handler = handler
+		r.Reason = fmt.Sprintf("%s: %d bytes are the handler's", r.Reason, n)
 	}
 	for _, h := range hints {
 		if h.words.MatchString(words) {
