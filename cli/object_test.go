@@ -294,7 +294,7 @@ func TestKernelHandlersOfTheDocuments(t *testing.T) {
 	for _, m := range block.FindAllStringSubmatch(string(doc), -1) {
 		files[m[1]] = writeFile(t, m[1], objecttest.Compile(t, m[2]))
 	}
-	if len(files) != 2 || files["lengths.bpf.c"] == "" || files["stamp.bpf.c"] == "" {
+	if len(files) != 3 || files["lengths.bpf.c"] == "" || files["stamp.bpf.c"] == "" || files["deposit.bpf.c"] == "" {
 		t.Fatalf("files of the page: %q", files)
 	}
 	trace := writeFile(t, "trace.pcap", pcapFile(1, frameOf{udpFrame(7, 'h', 'i'), 44}))
@@ -303,33 +303,38 @@ func TestKernelHandlersOfTheDocuments(t *testing.T) {
 		t.Errorf("%s%v", out.String(), err)
 	}
 	checkStamps(t, files["stamp.bpf.c"])
-	header, err := os.ReadFile("../bpf/include/xspin_handler.h")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, calls, _ := strings.Cut(string(header), "what handlers call")
-	calls, _, _ = strings.Cut(calls, "the engine")
-	internal := regexp.MustCompile(`^xspin_(this_cpu|at|answerable|swap)$`)
-	costs := map[string]string{} // the comments of functions
-	for _, m := range regexp.MustCompile(`(?m)^/\*((?:[^*]|\*[^/])*)\*/\nstatic __always_inline [^(]*?(\w+)\(`).FindAllStringSubmatch(calls, -1) {
-		costs[m[2]] = m[1]
+	if out, _, err := object(t, "check", files["deposit.bpf.c"]); err != nil {
+		t.Errorf("%s%v", out, err)
 	}
 	cost := regexp.MustCompile(`\d ns\b|\bFree\.|at the same cost`)
-	found := 0
-	for _, m := range regexp.MustCompile(`(?m)^static __always_inline [^(]*?(\w+)\(`).FindAllStringSubmatch(calls, -1) {
-		if internal.MatchString(m[1]) {
-			continue
+	for name, most := range map[string]int{"xspin_handler.h": 13, "xspin_message.h": 9} {
+		header, err := os.ReadFile("../bpf/include/" + name)
+		if err != nil {
+			t.Fatal(err)
 		}
-		found++
-		if !strings.Contains(string(doc), "`"+m[1]+"(") {
-			t.Errorf("the page lacks %s", m[1])
+		_, calls, _ := strings.Cut(string(header), " call")
+		calls, _, _ = strings.Cut(calls, "the engine")
+		internal := regexp.MustCompile(`^xspin_(this_cpu|at|answerable|swap|message|may|in)$`)
+		costs := map[string]string{} // the comments of functions
+		for _, m := range regexp.MustCompile(`(?m)^/\*((?:[^*]|\*[^/])*)\*/\n(?:static __always_inline [^(]*?|#define )(xspin_\w+)\(`).FindAllStringSubmatch(calls, -1) {
+			costs[m[2]] = m[1]
 		}
-		if !cost.MatchString(costs[m[1]]) {
-			t.Errorf("the header does not say what %s costs: %q", m[1], costs[m[1]])
+		found := 0
+		for _, m := range regexp.MustCompile(`(?m)^(?:static __always_inline [^(]*?|#define )(xspin_\w+)\(`).FindAllStringSubmatch(calls, -1) {
+			if internal.MatchString(m[1]) {
+				continue
+			}
+			found++
+			if !strings.Contains(string(doc), "`"+m[1]+"(") {
+				t.Errorf("the page lacks %s", m[1])
+			}
+			if !cost.MatchString(costs[m[1]]) {
+				t.Errorf("%s does not say what %s costs: %q", name, m[1], costs[m[1]])
+			}
 		}
-	}
-	if found < 13 {
-		t.Errorf("%d functions in the header", found)
+		if found < most {
+			t.Errorf("%d functions in %s", found, name)
+		}
 	}
 	// And Linux's helpers: those that are declared are those that may be called (see the
 	// tests of loader), and the page lists them.
