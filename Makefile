@@ -29,9 +29,9 @@ PURE := ddt ddt/ddttest mpq matcher packet spin internal/quantile internal/clock
 SUITE       := trixie
 
 # The kernels of make vmtest, by the Debian suite that they are in, and what is run
-# there: the packages whose tests need a kernel.
+# there: the packages whose tests need a kernel, or of a package the tests behind "=".
 KERNELS     := trixie trixie-backports
-VM_PACKAGES := bpf internal/ethtool netns netns/impair xsk loader hostq nic nic/neigh slmp client daemon demos/pingpong demos/pingpong/rtt demos/file
+VM_PACKAGES := bpf internal/ethtool netns netns/impair xsk loader hostq nic nic/neigh slmp client daemon demos/pingpong demos/pingpong/rtt demos/file 'cli=Object|OnCapture|OfTheDocuments'
 VM_RUN      :=
 
 # Where make install puts things; DESTDIR is before all of it, for packages.
@@ -114,11 +114,11 @@ vmtest: go vm-tools ## the tests that need a kernel under Debian's, emulated (KE
 	rm -rf bin/vmtest && mkdir -p bin/vmtest
 	CGO_ENABLED=0 go build -o bin/vmtest/test2json cmd/test2json
 	CGO_ENABLED=0 go build -o bin/vmtest/tap ./scripts/tap
-	@set -e; for p in $(VM_PACKAGES); do CGO_ENABLED=0 go test -c -o "bin/vmtest/$$(echo $$p | tr / -).test" "./$$p"; done
+	@set -e; for p in $(VM_PACKAGES); do d=$${p%%=*}; CGO_ENABLED=0 go test -c -o "bin/vmtest/$$(echo $$d | tr / -).test" "./$$d"; done
 	@bad=; for k in $(KERNELS); do \
 		scripts/vm fetch $$k || exit; echo "# $$k: Linux $$(scripts/vm run $$k uname -r)"; \
 		XSPIN_EMULATED=1 scripts/vm run -t 10800 $$k bin/vmtest/tap bin/vmtest/test2json \
-			$$(for p in $(VM_PACKAGES); do echo "$$p=bin/vmtest/$$(echo $$p | tr / -).test"; done) -- -test.short -test.timeout 3h $(if $(VM_RUN),-test.run '$(VM_RUN)') || bad="$$bad $$k"; \
+			$$(for p in $(VM_PACKAGES); do d=$${p%%=*}; echo "$$d=bin/vmtest/$$(echo $$d | tr / -).test$${p#$$d}"; done) -- -test.short -test.timeout 3h $(if $(VM_RUN),-test.run '$(VM_RUN)') || bad="$$bad $$k"; \
 	done; rm -rf bin/vmtest; [ -z "$$bad" ] || { echo "make vmtest: failed on$$bad" >&2; exit 1; }
 
 vmtest-quick: KERNELS := trixie

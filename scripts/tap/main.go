@@ -4,10 +4,11 @@
 // the kernel's selftests do: a line of TAP for each test, skips with their reason, and
 // what a test printed only if it failed.
 //
-//	tap TEST2JSON DIR=BINARY... [-- FLAG...]
+//	tap TEST2JSON DIR=BINARY[=TESTS]... [-- FLAG...]
 //
 // TEST2JSON is the tool of that name (go build cmd/test2json). A binary runs in the
-// folder of its package, with the flags. The exit status is 1 if a test failed, or a
+// folder of its package, with the flags: all of its tests or, without -test.run among the
+// flags, those that the regular expression TESTS names. The exit status is 1 if a test failed, or a
 // binary ended in another way than by its tests.
 package main
 
@@ -30,18 +31,18 @@ func main() {
 		args, flags = args[:i], args[i+1:]
 	}
 	if len(args) < 2 {
-		fmt.Fprintln(os.Stderr, "usage: tap TEST2JSON DIR=BINARY... [-- FLAG...]")
+		fmt.Fprintln(os.Stderr, "usage: tap TEST2JSON DIR=BINARY[=TESTS]... [-- FLAG...]")
 		os.Exit(2)
 	}
 	out := &report{w: os.Stdout, count: map[string]int{}}
 	fmt.Fprintln(out.w, "TAP version 13")
 	for _, arg := range args[1:] {
-		dir, binary, ok := strings.Cut(arg, "=")
+		dir, binary, tests, ok := split(arg)
 		if !ok {
-			fmt.Fprintf(os.Stderr, "tap: %q is not DIR=BINARY\n", arg)
+			fmt.Fprintf(os.Stderr, "tap: %q is not DIR=BINARY[=TESTS]\n", arg)
 			os.Exit(2)
 		}
-		if err := run(out, args[0], dir, binary, flags); err != nil {
+		if err := run(out, args[0], dir, binary, append([]string{"-test.run", tests}, flags...)); err != nil {
 			out.line(dir+" could not be run", "fail", 0, []string{err.Error()})
 		}
 	}
@@ -49,6 +50,13 @@ func main() {
 	if out.count["fail"] > 0 || out.n == 0 {
 		os.Exit(1)
 	}
+}
+
+// split takes DIR=BINARY[=TESTS] apart.
+func split(arg string) (dir, binary, tests string, ok bool) {
+	dir, binary, ok = strings.Cut(arg, "=")
+	binary, tests, _ = strings.Cut(binary, "=")
+	return dir, binary, tests, ok
 }
 
 // run runs one binary and reports its tests.

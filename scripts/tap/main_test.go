@@ -89,3 +89,20 @@ func TestEventsThatEndEarly(t *testing.T) {
 		}
 	}
 }
+
+// Of a package all tests run, or those that the expression behind the binary names.
+func TestTestsOfAPackageCanBeNamed(t *testing.T) {
+	for arg, want := range map[string][3]string{
+		"cli=bin/cli.test":                   {"cli", "bin/cli.test"},
+		"cli=bin/cli.test=^TestA$|x=y":       {"cli", "bin/cli.test", "^TestA$|x=y"},
+		"demos/file=bin/demos-file.test=A|B": {"demos/file", "bin/demos-file.test", "A|B"},
+	} {
+		dir, binary, tests, ok := split(arg)
+		if got := [3]string{dir, binary, tests}; !ok || got != want {
+			t.Errorf("%s: %q, %t", arg, got, ok)
+		}
+	}
+	if _, _, _, ok := split("cli"); ok {
+		t.Error("no binary is taken")
+	}
+}
