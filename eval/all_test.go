@@ -286,7 +286,7 @@ func TestPacketsMeasureEveryRow(t *testing.T) {
 	}
 	_, plots := measured(t, packetPlots)
 	wantPlots(t, plots, `
-packets-size: XDP_DROP: nobody receives 3, bare AF_XDP in C 3, bare AF_XDP in Go 3, handlers, 1 HPU 3
+packets-size: XDP_DROP: nobody receives 3, bare AF_XDP in C 3, bare AF_XDP in Go 3, handlers, 1 HPU 3, handlers in eBPF: the generator's CPU runs them 3
 packets-hpus: handlers, all HPUs on CPU 1 3, handlers, HPUs on CPUs 1 and 0; the generator is on 0 too 2`)
 }
 
@@ -302,16 +302,19 @@ func TestMessagesMeasureEveryRow(t *testing.T) {
 		r.A.On, r.B.On = "XDP", "XDP"
 		return r
 	}
-	all := []bench.Row{row("slmp/file"), row("slmp/file_plain"), row("slmp/file_stored"), row("slmp/file_over_tcp"), row("slmp/file_over_tcp_same_frames")}
+	all := []bench.Row{row("slmp/file"), row("slmp/file_plain"), row("slmp/file_stored"), row("slmp/file_over_tcp"), row("slmp/file_over_tcp_same_frames"), row("kernel/file")}
 	e, plots := measured(t, func(ctx context.Context, t *trial) error {
 		return errors.Join(messagePeers(ctx, t), messageWindows(ctx, t), messageSizes(ctx, t), messageParts(ctx, t))
 	}, all...)
 	wantPlots(t, plots, `
-messages-peers: XsPIN 3, Linux 3
+messages-peers: XsPIN 3, XsPIN, handlers in eBPF 1, Linux 3
 messages-window: 1 message at a time 3, 8 messages at a time 3
-messages-size: 1 message at a time 3, 16 messages at a time 3
+messages-size: 1 message at a time 3, 16 messages at a time 3, handlers in eBPF, 1 message at a time 3, handlers in eBPF, 16 messages at a time 3
 messages-senders: 1 message at a time each 2, 16 messages at a time each 2
 messages-parts: packet 3, header and completion 3, copy 3, acknowledgement 3`)
+	if p := e.Plots[0]; p.X.Names[int(p.Marks[1].X)] != "TCP" {
+		t.Errorf("FPsPIN's TCP is beside %s", p.X.Names[int(p.Marks[1].X)])
+	}
 	if n := len(e.Plots[1].Marks); n != 7 {
 		t.Errorf("%d marks of windows: %+v", n, e.Plots[1].Marks)
 	}
@@ -420,7 +423,7 @@ func TestCostMeasuresEveryRow(t *testing.T) {
 	if err := errors.Join(err, e.Prune()); err != nil || len(e.Plots) != 2 {
 		t.Fatalf("%d plots, error %v", len(e.Plots), err)
 	}
-	for i, want := range []string{"cost-bytes [SLMP, handlers TCP TCP, same frames]", "cost-messages [SLMP, handlers UDP sockets in C]"} {
+	for i, want := range []string{"cost-bytes [SLMP, handlers SLMP, handlers in eBPF TCP TCP, same frames]", "cost-messages [SLMP, handlers SLMP, handlers in eBPF UDP sockets in C]"} {
 		p := e.Plots[i]
 		if got := fmt.Sprint(p.Name, " ", p.X.Names); got != want {
 			t.Errorf("plot %s, want %s", got, want)
@@ -431,7 +434,7 @@ func TestCostMeasuresEveryRow(t *testing.T) {
 			}
 			for i, peer := range p.X.Names[1:] { // what was on is told of each
 				ours, rest, ok := strings.Cut(s.On, ". "+peer+": xs-nic: XDP ")
-				if want := []string{"none", "native"}[i]; !ok || !strings.HasPrefix(ours, "SLMP, handlers: xs-nic: XDP native") || !strings.HasPrefix(rest, want) {
+				if want := []string{"native", "none", "native"}[i]; !ok || !strings.HasPrefix(ours, "SLMP, handlers: xs-nic: XDP native") || !strings.HasPrefix(rest, want) {
 					t.Errorf("%s, %s: on: %s", p.Name, s.Name, s.On)
 				}
 			}

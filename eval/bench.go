@@ -84,7 +84,7 @@ program that drops at once. A client in a process of its own pings handlers that
 answer from XDP, then a program that does nothing else, a blocking socket, and
 Linux's ICMP responder. Then segments of messages go to handlers in eBPF, next to a
 program that drops them, and a file into a window, next to an HPU that puts it there.`,
-		200 * time.Millisecond, 50 * time.Millisecond, 50 * time.Millisecond, time.Millisecond, benchKernel, nil,
+		200 * time.Millisecond, 50 * time.Millisecond, 50 * time.Millisecond, time.Millisecond, nil, kernelFlags,
 	},
 	{
 		"bystander", "What TCP through the interface loses when a NIC is on it",
@@ -180,6 +180,22 @@ is not in the interval. Leave the machine alone meanwhile.`,
 	}
 	root.AddCommand(newAllCmd(), newCompareCmd())
 	return root
+}
+
+// onlyFlag adds --only, which chooses from the parts of a bench. What it returns judges the
+// choice, and tells which parts are wanted.
+func onlyFlag(fl *pflag.FlagSet, names []string) func() (wanted func(string) bool, err error) {
+	var only []string
+	fl.StringSliceVar(&only, "only", nil, "parts to measure: "+strings.Join(names, ", ")+" (default all)")
+	flags.ListOf(fl, "only", names)
+	return func() (func(string) bool, error) {
+		for _, name := range only {
+			if !slices.Contains(names, name) {
+				return nil, flags.Error("only", name, "want "+strings.Join(names, ", "))
+			}
+		}
+		return func(name string) bool { return len(only) == 0 || slices.Contains(only, name) }, nil
+	}
 }
 
 // runBench measures in a lab of its own.

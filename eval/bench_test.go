@@ -114,7 +114,14 @@ func TestBenchesMeasureEveryRow(t *testing.T) {
 			cfg := benchConfig{tc.runs, tc.duration, 100 * time.Millisecond, func(s string) { warnings = append(warnings, s) }}
 			i := slices.IndexFunc(benches, func(b benchCommand) bool { return b.name == tc.name })
 			doc := bench.NewDocument(bench.Environment(tc.name, cfg.runs, cfg.duration))
-			if err := runBench(t.Context(), cfg, doc, benches[i].measure); err != nil {
+			measure := benches[i].measure
+			if benches[i].flags != nil {
+				var err error
+				if measure, err = benches[i].flags(pflag.NewFlagSet("", pflag.ContinueOnError))(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := runBench(t.Context(), cfg, doc, measure); err != nil {
 				t.Fatal(err)
 			}
 			var names []string

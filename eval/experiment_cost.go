@@ -14,8 +14,10 @@ import (
 	"github.com/xspin/xspin/eval/bench"
 	"github.com/xspin/xspin/eval/peers"
 	"github.com/xspin/xspin/eval/report"
+	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/netns/testbed"
+	"github.com/xspin/xspin/nic"
 	"github.com/xspin/xspin/spin"
 )
 
@@ -119,18 +121,46 @@ func costPlots(ctx context.Context, t *trial) error {
 				return nil
 			})
 		}
-		contestant(gigabyte, perByte, "SLMP, handlers", func(ctx context.Context, watched func(func() error) error) (_ float64, on string, err error) {
-			n, _, err := b.openContext(b.oneHPU(), depositSpec(window))
-			if err != nil {
-				return 0, "", err
+		const outstanding = 256
+		mem, err := hostq.NewMemory("bench", size)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, mem.Close()) }()
+		inKernel, err := messagesSpec("deposit", mem.Whole())
+		if err != nil {
+			return err
+		}
+		inKernel.Messages = 2 * outstanding
+		// slmpTo has a context take what is sent.
+		slmpTo := func(spec nic.ContextSpec, send func(context.Context) (units float64, err error)) func(context.Context, func(func() error) error) (float64, string, error) {
+			return func(ctx context.Context, watched func(func() error) error) (units float64, on string, err error) {
+				n, _, err := b.openContext(b.oneHPU(), spec)
+				if err != nil {
+					return 0, "", err
+				}
+				defer func() { err = errors.Join(err, n.Close()) }()
+				unwire, err := b.wireFor(spec)
+				if err != nil {
+					return 0, "", err
+				}
+				defer func() { err = errors.Join(err, unwire()) }()
+				if on, err = b.granted(n); err != nil {
+					return 0, "", err
+				}
+				err = watched(func() (err error) {
+					units, err = send(ctx)
+					return err
+				})
+				return units, on, err
 			}
-			defer func() { err = errors.Join(err, n.Close()) }()
-			if on, err = b.granted(n); err != nil {
-				return 0, "", err
-			}
-			err = watched(func() error { _, err := b.send(ctx, source, 0); return err })
-			return size / 1e9, on, err
-		})
+		}
+		file := func(ctx context.Context) (float64, error) {
+			_, err := b.send(ctx, source, 0)
+			return size / 1e9, err
+		}
+		contestant(gigabyte, perByte, "SLMP, handlers", slmpTo(depositSpec(window), file))
+		contestant(gigabyte, perByte, "SLMP, handlers in eBPF", slmpTo(inKernel, file))
 		tcp := func(ctx context.Context, watched func(func() error) error) (gb float64, on string, err error) {
 			if on, err = b.state(); err != nil {
 				return 0, "", err
@@ -153,27 +183,17 @@ func costPlots(ctx context.Context, t *trial) error {
 				return tcp(ctx, watched)
 			})
 		}
-		const outstanding = 256
-		contestant(million, perMessage, "SLMP, handlers", func(ctx context.Context, watched func(func() error) error) (done float64, on string, err error) {
-			spec := depositSpec(make([]byte, smallSize))
-			spec.Handlers.Completion = func(*hpu.Completion) spin.Code { return spin.Success }
-			n, _, err := b.openContext(b.oneHPU(), spec)
-			if err != nil {
-				return 0, "", err
+		small := func(ctx context.Context) (done float64, err error) {
+			reports, err := b.runLoads(ctx, 1, load{Size: smallSize, Outstanding: outstanding, Warmup: b.cfg.duration / 10, For: b.cfg.duration})
+			for _, r := range reports {
+				done += float64(r.Completed) / 1e6
 			}
-			defer func() { err = errors.Join(err, n.Close()) }()
-			if on, err = b.granted(n); err != nil {
-				return 0, "", err
-			}
-			err = watched(func() error {
-				reports, err := b.runLoads(ctx, 1, load{Size: smallSize, Outstanding: outstanding, Warmup: b.cfg.duration / 10, For: b.cfg.duration})
-				for _, r := range reports {
-					done += float64(r.Completed) / 1e6
-				}
-				return err
-			})
-			return done, on, err
-		})
+			return done, err
+		}
+		onHPU := depositSpec(make([]byte, smallSize))
+		onHPU.Handlers.Completion = func(*hpu.Completion) spin.Code { return spin.Success }
+		contestant(million, perMessage, "SLMP, handlers", slmpTo(onHPU, small))
+		contestant(million, perMessage, "SLMP, handlers in eBPF", slmpTo(inKernel, small))
 		if peer != "" {
 			contestant(million, perMessage, "UDP sockets in C", func(ctx context.Context, watched func(func() error) error) (float64, string, error) {
 				var r smallRuns

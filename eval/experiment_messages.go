@@ -14,6 +14,7 @@ import (
 	"github.com/xspin/xspin/eval/bench"
 	"github.com/xspin/xspin/eval/report"
 	"github.com/xspin/xspin/eval/yardstick"
+	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/netns/testbed"
@@ -51,12 +52,8 @@ func messagePeers(ctx context.Context, t *trial) error {
 	p := report.Plot{
 		Name: "messages-peers", Title: "Goodput of a file",
 		Y: report.Axis{Label: "goodput", Unit: "Gbit/s"},
-		Marks: []report.Mark{
-			{Name: "FPsPIN: SLMP", X: 0, Y: 6.7, Source: fpspinSLMP},
-			{Name: "FPsPIN: TCP", X: 3, Y: 8.4, Source: fpspinSLMP},
-		},
 	}
-	ours, theirs := newLine("XsPIN", "user"), newLine("Linux", "")
+	ours, inKernel, theirs := newLine("XsPIN", "user"), newLine("XsPIN, handlers in eBPF", "kernel"), newLine("Linux", "")
 	bar := func(l *line, name string, s *bench.Side) {
 		for _, gbps := range s.Runs {
 			l.add(float64(len(p.X.Names)), gbps, -1)
@@ -65,8 +62,15 @@ func messagePeers(ctx context.Context, t *trial) error {
 		p.X.Names = append(p.X.Names, name)
 	}
 	bar(ours, "SLMP", t.row("slmp/file").A)
-	bar(ours, "SLMP, one ack per segment", t.row("slmp/file_plain").A)
-	bar(ours, "SLMP into a file", t.row("slmp/file_stored").A)
+	bar(ours, "one ack per segment", t.row("slmp/file_plain").A)
+	bar(ours, "into a file", t.row("slmp/file_stored").A)
+	if r := t.row("kernel/file"); r != nil {
+		bar(inKernel, "handlers in eBPF", r.A)
+	}
+	p.Marks = []report.Mark{
+		{Name: "FPsPIN: SLMP", X: 0, Y: 6.7, Source: fpspinSLMP},
+		{Name: "FPsPIN: TCP", X: float64(len(p.X.Names)), Y: 8.4, Source: fpspinSLMP},
+	}
 	bar(theirs, "TCP", t.row("slmp/file_over_tcp").B)
 	bar(theirs, "TCP without TSO/GSO", t.row("slmp/file_over_tcp_same_frames").B)
 	x := float64(len(p.X.Names))
@@ -81,7 +85,7 @@ func messagePeers(ctx context.Context, t *trial) error {
 	if err != nil {
 		return err
 	}
-	t.plot(p, ours, theirs)
+	t.plot(p, ours, inKernel, theirs)
 	return nil
 }
 
@@ -142,23 +146,39 @@ func messageSizes(ctx context.Context, t *trial) error {
 	d := pick(t, 200*time.Millisecond, 100*time.Millisecond)
 	return t.withSLMP(d, 1<<20, func(b *slmpBench) (err error) {
 		sizes := pick(t, []int{64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20}, []int{64, 8 << 10, 1 << 20})
-		window, free, err := memory(int64(sizes[len(sizes)-1]))
+		most := int64(sizes[len(sizes)-1])
+		window, free, err := memory(most)
 		if err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, free()) }()
-		goodput := func(ctx context.Context, l *line, x float64, senders, size, outstanding int) (err error) {
-			n, _, err := b.openContext(b.oneHPU(), depositSpec(window))
+		mem, err := hostq.NewMemory("bench", most)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, mem.Close()) }()
+		inKernel, err := messagesSpec("deposit", mem.Whole())
+		if err != nil {
+			return err
+		}
+		onHPU := depositSpec(window)
+		goodput := func(ctx context.Context, l *line, x float64, spec nic.ContextSpec, senders, size, outstanding int) (err error) {
+			n, _, err := b.openContext(b.oneHPU(), spec)
 			if err != nil {
 				return err
 			}
 			defer func() { err = errors.Join(err, n.Close()) }()
+			unwire, err := b.wireFor(spec)
+			if err != nil {
+				return err
+			}
+			defer func() { err = errors.Join(err, unwire()) }()
 			if l.on, err = b.granted(n); err != nil {
 				return err
 			}
 			reports, err := b.runLoads(ctx, senders, load{Size: size, Outstanding: outstanding, Warmup: d / 4, For: d})
 			if err != nil {
-				return fmt.Errorf("%d senders, %d messages of %d bytes at a time: %w", senders, outstanding, size, err)
+				return fmt.Errorf("%s, %d senders, %d messages of %d bytes at a time: %w", l.name, senders, outstanding, size, err)
 			}
 			sum := 0.0
 			for _, r := range reports {
@@ -169,14 +189,21 @@ func messageSizes(ctx context.Context, t *trial) error {
 		}
 		var bySize, bySenders []*line
 		var sides []func(context.Context) error
-		for _, outstanding := range []int{1, 16} {
-			l := newLine(fmt.Sprintf("%d messages at a time", outstanding), "user")
-			if outstanding == 1 {
-				l.name = "1 message at a time"
-			}
-			bySize = append(bySize, l)
-			for _, size := range sizes {
-				sides = append(sides, func(ctx context.Context) error { return goodput(ctx, l, float64(size), 1, size, outstanding) })
+		for _, c := range []struct {
+			prefix, tier string
+			spec         nic.ContextSpec
+		}{{"", "user", onHPU}, {"handlers in eBPF, ", "kernel", inKernel}} {
+			for _, outstanding := range []int{1, 16} {
+				l := newLine(fmt.Sprintf("%s%d messages at a time", c.prefix, outstanding), c.tier)
+				if outstanding == 1 {
+					l.name = c.prefix + "1 message at a time"
+				}
+				bySize = append(bySize, l)
+				for _, size := range sizes {
+					sides = append(sides, func(ctx context.Context) error {
+						return goodput(ctx, l, float64(size), c.spec, 1, size, outstanding)
+					})
+				}
 			}
 		}
 		const size = 256 << 10
@@ -188,7 +215,7 @@ func messageSizes(ctx context.Context, t *trial) error {
 			bySenders = append(bySenders, l)
 			for _, senders := range pick(t, []int{1, 2, 4, 8, 16}, []int{1, 4}) {
 				sides = append(sides, func(ctx context.Context) error {
-					return goodput(ctx, l, float64(senders), senders, size, outstanding)
+					return goodput(ctx, l, float64(senders), onHPU, senders, size, outstanding)
 				})
 			}
 		}

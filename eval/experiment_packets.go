@@ -53,7 +53,8 @@ func packetPlots(ctx context.Context, t *trial) error {
 	}
 	contestants = append(contestants,
 		contestant{newLine("bare AF_XDP in Go", ""), t.openBare},
-		contestant{newLine("handlers, 1 HPU", "user"), t.openNoop})
+		contestant{newLine("handlers, 1 HPU", "user"), t.openNoop},
+		contestant{newLine("handlers in eBPF: the generator's CPU runs them", "kernel"), t.openKernelDropper})
 	var bySize []*line
 	for _, c := range contestants {
 		bySize = append(bySize, c.line)

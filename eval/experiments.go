@@ -49,14 +49,14 @@ var experiments = []experiment{
 	{
 		report.Experiment{
 			Name: "pingpong", Title: "Round trips",
-			Shows: "How long a ping takes that is answered by Linux, by handlers on the NIC, or by handlers that ask an application.",
-			Method: "ICMP and UDP echo between two namespaces. The client, in a process of its own, spins; it is on one CPU, and who answers is on another. " +
-				"A point is the median of the medians of all runs, of 100 pings each after 20 that do not count. Runs of the three take turns. " +
+			Shows: "How long a ping takes that is answered by Linux, by handlers on the NIC, in Go or in eBPF, or by handlers that ask an application.",
+			Method: "ICMP and UDP echo between two namespaces. The client, in a process of its own, spins; it is on one CPU, and who answers is on another. Handlers in eBPF answer from XDP, on the client's CPU; then the client's end has an XDP program, too, which lets all pass. " +
+				"A point is the median of the medians of all runs, of 100 pings each after 20 that do not count. Runs of the four take turns. " +
 				"Linux answers UDP by a socket in a process of its own that blocks, and ICMP in the kernel, on the client's CPU. HPUs spin, then sleep. The application shares the CPU of the HPUs, so they wait for each other. " +
 				"The parts are means over the pings between the first and the third quartile of a run; dispatch is from the frame's arrival in the XDP program to the start of the handler.",
 		},
-		pace{20, 6 * time.Minute}, pace{5, 12 * time.Second},
-		[]benchRows{{"rtt", "", "-"}}, []step{pingpongPlots},
+		pace{20, 8 * time.Minute}, pace{5, 12 * time.Second},
+		[]benchRows{{"rtt", "", "-"}, {"kernel", "echo", "-"}}, []step{pingpongPlots},
 	},
 	{
 		report.Experiment{
@@ -65,23 +65,23 @@ var experiments = []experiment{
 			Method: "A generator in the kernel sends UDP frames from one CPU, which also runs the XDP program of the other end of the veth pair; the receiver is on another CPU. " +
 				"A point is the median of the packets delivered per second of the generator's run; the generator does not wait, so what the receiver cannot take is lost. " +
 				"Where next to nothing is lost, the generator's CPU is the bound, with the XDP program and the kernel's copy on it, and what else runs there lowers the rate: other programs, of which a warning tells, and a thread of this process's Go runtime that wakes every 90 us, on that CPU or not as chance has it, so that a bare loop has two rates, a quarter apart. " +
-				"XDP_DROP throws each frame away where it arrives. The bare loops take frames from AF_XDP sockets and give them back. The handler does nothing; packets are scheduled one by one, policy packet. " +
+				"XDP_DROP throws each frame away where it arrives. The bare loops take frames from AF_XDP sockets and give them back. The handler does nothing; packets are scheduled one by one, policy packet. Handlers in eBPF drop each frame, in XDP, so they are on the generator's CPU, as XDP_DROP is. " +
 				"HPUs are vHPUs: threads serve them, one on each CPU named.",
 		},
-		pace{7, 3 * time.Minute}, pace{3, 20 * time.Second},
-		[]benchRows{{"rx", "", ""}}, []step{packetPlots},
+		pace{7, 200 * time.Second}, pace{3, 26 * time.Second},
+		[]benchRows{{"rx", "", ""}, {"kernel", "packets", ""}}, []step{packetPlots},
 	},
 	{
 		report.Experiment{
 			Name: "messages", Title: "Files and messages",
 			Shows: "How fast SLMP, FPsPIN's protocol for reliable messages, moves files and small messages, next to TCP and UDP.",
-			Method: "The sender, in a process of its own, is on one CPU; on another a NIC with one HPU puts segments into memory by default deposit. Files are in memory. " +
+			Method: "The sender, in a process of its own, is on one CPU; on another a NIC with one HPU puts segments into memory by default deposit. Handlers in eBPF do that in XDP, on the sender's CPU, into a map that is the window; then the sender's end has an XDP program, too, which lets all pass, and takes acknowledgements from XDP. Files are in memory. " +
 				"TCP and UDP are iperf3's, pinned alike. \"TCP\" and \"UDP\" have no XDP program on either end, and TCP has TSO and GSO on both. \"TCP without TSO/GSO\" has the NIC attached to the receiver's end, which takes both offloads from the sender's end of a veth pair: Linux cuts the stream before the interface, so that each segment is a frame, as for SLMP. (GSO is still listed as on: it is done by the sender's CPU then.) SLMP has one acknowledgement for many segments; \"one ack per segment\" has one for each. UDP sends as fast as it can, and loses what the receiver does not take. " +
 				"In the sweeps of sizes and senders, each sender keeps as many messages on their way as the legend says. " +
 				"The parts of a segment are differences of the HPU's busy time between contexts, each of which does one thing more than the one before: an empty payload handler; header and completion handlers too; the payload copied into memory; and messages acknowledged. Small differences are noise.",
 		},
-		pace{5, 8 * time.Minute}, pace{3, 48 * time.Second},
-		[]benchRows{{"slmp", "file,noop,small,policy,fairness", "file,small --size 128MiB"}}, []step{messagePeers, messageWindows, messageSizes, messageParts},
+		pace{5, 9 * time.Minute}, pace{3, 70 * time.Second},
+		[]benchRows{{"slmp", "file,noop,small,policy,fairness", "file,small --size 128MiB"}, {"kernel", "messages", ""}}, []step{messagePeers, messageWindows, messageSizes, messageParts},
 	},
 	{
 		report.Experiment{
@@ -156,11 +156,11 @@ var experiments = []experiment{
 			Name: "cost", Title: "CPU time",
 			Shows: "How much CPU time a gigabyte and a million messages take at either end, next to TCP and to UDP sockets.",
 			Method: "CPU seconds, of all that runs on the sender's CPU and on the receiver's, interrupts included, from /proc/stat, which counts in steps of 10 ms: whatever else the machine does is in them. " +
-				"On the sender's CPU are the sending process and, as a veth pair has it, the XDP program and the kernel's copy into AF_XDP; on the receiver's the HPU, which spins for a while before it sleeps. " +
+				"On the sender's CPU are the sending process and, as a veth pair has it, the XDP program and the kernel's copy into AF_XDP; on the receiver's the HPU, which spins for a while before it sleeps. Handlers in eBPF are on the sender's CPU. " +
 				"A gigabyte: files of 256 MiB in memory, put into memory by one HPU; iperf3 for a second, one TCP stream, without any XDP program, with TSO, and with a NIC attached, which takes TSO and GSO from a veth pair, so that each segment is a frame, as for SLMP (\"same frames\"). " +
 				"Messages: of 64 bytes, 256 at a time, that are completed; UDP sockets echo as many bytes, with recvmmsg and sendmmsg, and spin, too. All that are completed from beginning to end count, as all CPU time does: that of the warm-up, and of starting and ending the processes, is in it.",
 		},
-		pace{11, 2 * time.Minute}, pace{3, 10 * time.Second},
+		pace{11, 2 * time.Minute}, pace{3, 17 * time.Second},
 		nil, []step{costPlots},
 	},
 	{

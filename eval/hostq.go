@@ -6,8 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -18,7 +16,6 @@ import (
 	"github.com/xspin/xspin/eval/bench"
 	"github.com/xspin/xspin/eval/hostqbench"
 	"github.com/xspin/xspin/hostq"
-	"github.com/xspin/xspin/internal/flags"
 	"github.com/xspin/xspin/netns/testbed"
 	"github.com/xspin/xspin/spin"
 )
@@ -37,17 +34,15 @@ var hostqParts = []struct {
 
 // hostqFlags adds the flags of `xspin bench hostq`.
 func hostqFlags(fl *pflag.FlagSet) func() (measureFunc, error) {
-	var only, names []string
+	var names []string
 	for _, p := range hostqParts {
 		names = append(names, p.name)
 	}
-	fl.StringSliceVar(&only, "only", nil, "parts to measure: "+strings.Join(names, ", ")+" (default all)")
-	flags.ListOf(fl, "only", names)
+	choice := onlyFlag(fl, names)
 	return func() (measureFunc, error) {
-		for _, name := range only {
-			if !slices.Contains(names, name) {
-				return nil, flags.Error("only", name, "want "+strings.Join(names, ", "))
-			}
+		wanted, err := choice()
+		if err != nil {
+			return nil, err
 		}
 		return func(ctx context.Context, lab *benchLab, cfg benchConfig, doc *bench.Document) error {
 			b := &hostqBench{lab, cfg, doc}
@@ -55,7 +50,7 @@ func hostqFlags(fl *pflag.FlagSet) func() (measureFunc, error) {
 				cfg.warn("one CPU: cross-core rows are of the same core")
 			}
 			for _, p := range hostqParts {
-				if len(only) > 0 && !slices.Contains(only, p.name) {
+				if !wanted(p.name) {
 					continue
 				}
 				if err := p.measure(b, ctx); err != nil {

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/spf13/pflag"
+
 	"github.com/xspin/xspin/demos/pingpong/rtt"
 	"github.com/xspin/xspin/eval/bench"
 	"github.com/xspin/xspin/eval/yardstick"
@@ -15,13 +17,45 @@ import (
 	"github.com/xspin/xspin/nic"
 )
 
-// What handlers in eBPF cost next to a program that does only what they do, and what they
-// save next to Linux.
-func benchKernel(ctx context.Context, lab *benchLab, cfg benchConfig, doc *bench.Document) error {
-	if err := lab.kernelDrops(ctx, cfg, doc); err != nil {
-		return err
+// kernelParts are what --only chooses from, in the order in which they are measured.
+var kernelParts = []struct {
+	name    string
+	measure func(*benchLab, context.Context, benchConfig, *bench.Document) error
+}{
+	{"packets", (*benchLab).kernelDrops},
+	{"echo", (*benchLab).kernelEchoes},
+	{"messages", (*benchLab).messageRows},
+}
+
+// kernelFlags adds the flags of `xspin bench kernel`.
+func kernelFlags(fl *pflag.FlagSet) func() (measureFunc, error) {
+	var names []string
+	for _, p := range kernelParts {
+		names = append(names, p.name)
 	}
-	cross, same := [2]int{lab.sender, lab.receiver}, [2]int{lab.receiver, lab.receiver}
+	choice := onlyFlag(fl, names)
+	return func() (measureFunc, error) {
+		wanted, err := choice()
+		if err != nil {
+			return nil, err
+		}
+		return func(ctx context.Context, lab *benchLab, cfg benchConfig, doc *bench.Document) error {
+			for _, p := range kernelParts {
+				if !wanted(p.name) {
+					continue
+				}
+				if err := p.measure(lab, ctx, cfg, doc); err != nil {
+					return fmt.Errorf("%s: %w", p.name, err)
+				}
+			}
+			return nil
+		}, nil
+	}
+}
+
+// kernelEchoes are round trips next to a program that does nothing else, and to Linux.
+func (l *benchLab) kernelEchoes(ctx context.Context, cfg benchConfig, doc *bench.Document) error {
+	cross, same := [2]int{l.sender, l.receiver}, [2]int{l.receiver, l.receiver}
 	const size = 16
 	udp := func(name string, goal bench.Goal, cpus [2]int) rttCase {
 		return rttCase{name: name, goal: goal, proto: rtt.UDP, size: size, client: rtt.Block, cpus: cpus, host: rtt.Block}
@@ -42,11 +76,11 @@ func benchKernel(ctx context.Context, lab *benchLab, cfg benchConfig, doc *bench
 		}{c, false})
 	}
 	for _, c := range trips {
-		if err := lab.kernelTrips(ctx, cfg, doc, c.rttCase, c.bare); err != nil {
+		if err := l.kernelTrips(ctx, cfg, doc, c.rttCase, c.bare); err != nil {
 			return fmt.Errorf("%s: %w", c.name, err)
 		}
 	}
-	return lab.messageRows(ctx, cfg, doc)
+	return nil
 }
 
 // kernelSpec is a context of built-in handlers in eBPF.
@@ -82,7 +116,8 @@ func (d kernelDropper) Close() error {
 	return err
 }
 
-// kernelDrops compares rates of dropping, live.
+// kernelDrops compares what handlers in eBPF cost with a program that does only what they do:
+// rates of dropping, live.
 func (l *benchLab) kernelDrops(ctx context.Context, cfg benchConfig, doc *bench.Document) error {
 	g, err := l.generator()
 	if err != nil {

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"runtime"
 
 	"github.com/xspin/xspin/demos/file"
@@ -176,13 +175,11 @@ func (b *slmpBench) transferTo(ctx context.Context, runs *sendRuns, spec nic.Con
 		return err
 	}
 	defer func() { err = errors.Join(err, n.Close()) }()
-	if spec.Kernel != nil && b.Path == nil {
-		var w io.Closer
-		if w, err = b.Host.Wire(); err != nil {
-			return err
-		}
-		defer func() { err = errors.Join(err, w.Close()) }()
+	unwire, err := b.wireFor(spec)
+	if err != nil {
+		return err
 	}
+	defer func() { err = errors.Join(err, unwire()) }()
 	clear(window)
 	if runs.on, err = b.granted(n); err != nil {
 		return err
@@ -201,4 +198,17 @@ func (b *slmpBench) transferTo(ctx context.Context, runs *sendRuns, spec nic.Con
 		return fmt.Errorf("%w: what arrived in memory", file.ErrContents)
 	}
 	return nil
+}
+
+// wireFor has the sender take what handlers in eBPF send, if a context has them, until what it
+// returns is called. Behind a third namespace that needs nothing.
+func (b *slmpBench) wireFor(spec nic.ContextSpec) (unwire func() error, err error) {
+	if spec.Kernel == nil || b.Path != nil {
+		return func() error { return nil }, nil
+	}
+	w, err := b.Host.Wire()
+	if err != nil {
+		return nil, err
+	}
+	return w.Close, nil
 }

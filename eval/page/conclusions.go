@@ -102,13 +102,19 @@ var findings = []finding{
 		instead:    []part{{"UDP echo by a handler in Go takes {} of the time of a socket that blocks, in runs of 100 pings", pings("udp", "handlers")}},
 		experiment: "pingpong", full: "UDP echo in longer runs, next to sockets that block and that spin",
 	},
-	{parts: []part{{"UDP echo by a handler in eBPF takes {} of the time of a socket that blocks, in runs of 100 pings", pings("udp", "handlers in eBPF")}}},
+	{
+		parts:   []part{{"UDP echo by a handler in eBPF, on the client's CPU, takes {} of the time of a socket that blocks", row("kernel/udp_echo_cross_core")}},
+		instead: []part{{"UDP echo by a handler in eBPF takes {} of the time of a socket that blocks, in runs of 100 pings", pings("udp", "handlers in eBPF")}},
+	},
 	{
 		parts:      []part{{"ICMP echo by a handler in Go takes {} of the time of Linux, which answers on the client's CPU", row("rtt/icmp_awake_16")}},
 		instead:    []part{{"ICMP echo by a handler in Go takes {} of the time of Linux, which answers on the client's CPU, in runs of 100 pings", pings("icmp", "handlers")}},
 		experiment: "pingpong", full: "ICMP echo in longer runs",
 	},
-	{parts: []part{{"ICMP echo by a handler in eBPF takes {} of the time of Linux, in runs of 100 pings", pings("icmp", "handlers in eBPF")}}},
+	{
+		parts:   []part{{"ICMP echo by a handler in eBPF takes {} of the time of Linux; both answer on the client's CPU", row("kernel/icmp_16")}},
+		instead: []part{{"ICMP echo by a handler in eBPF takes {} of the time of Linux, in runs of 100 pings", pings("icmp", "handlers in eBPF")}},
+	},
 	{parts: []part{{"A file by SLMP has {} of the goodput of TCP in frames of the same size", row("slmp/file_over_tcp_same_frames")}}},
 	{parts: []part{
 		{"A file by SLMP has {} of the goodput of TCP with TSO", row("slmp/file_over_tcp")},
