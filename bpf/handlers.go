@@ -69,6 +69,8 @@ const (
 	MessagesTallies  = HandlersDepositMapXspinTallies
 	MessagesState    = "xspin_states"
 	MessagesBuffer   = HandlersDepositMapXspinBuffer
+	MessagesHanded   = HandlersDepositMapXspinHanded
+	MessagesUser     = HandlersDepositMapXspinUser
 	MessagesReceives = HandlersDepositMapXspinReceives
 	MessagesPosted   = HandlersDepositMapXspinPosted
 )

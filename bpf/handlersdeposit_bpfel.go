@@ -60,8 +60,9 @@ type HandlersDepositXspinMessage struct {
 	Port      uint32
 	Code      uint32
 	Cause     uint32
-	Pad       [96]uint8
 	_         [4]byte
+	Receive   uint64
+	Pad       [88]uint8
 }
 
 type HandlersDepositXspinNote struct {
@@ -146,6 +147,7 @@ type HandlersDepositXspinSettings struct {
 	Checksums uint32
 	Target    uint32
 	Remember  uint64
+	Handed    uint64
 	Tell      uint32
 	Pad       uint32
 }
@@ -171,7 +173,8 @@ type HandlersDepositXspinTally struct {
 	Leaked      uint64
 	Busy        uint64
 	Dropped     [8]uint64
-	Pad         [6]uint64
+	Handed      uint64
+	Pad         [5]uint64
 }
 
 // Names of all BPF objects in the ELF.
@@ -184,6 +187,7 @@ const (
 	HandlersDepositMapXspinEnded    = "xspin_ended"
 	HandlersDepositMapXspinEvents   = "xspin_events"
 	HandlersDepositMapXspinFree     = "xspin_free"
+	HandlersDepositMapXspinHanded   = "xspin_handed"
 	HandlersDepositMapXspinMessages = "xspin_messages"
 	HandlersDepositMapXspinOwn      = "xspin_own"
 	HandlersDepositMapXspinPosted   = "xspin_posted"
@@ -191,6 +195,7 @@ const (
 	HandlersDepositMapXspinShared   = "xspin_shared"
 	HandlersDepositMapXspinTable    = "xspin_table"
 	HandlersDepositMapXspinTallies  = "xspin_tallies"
+	HandlersDepositMapXspinUser     = "xspin_user"
 	HandlersDepositMapXspinWindow0  = "xspin_window0"
 	HandlersDepositMapXspinWindow1  = "xspin_window1"
 	HandlersDepositMapXspinWindow2  = "xspin_window2"
@@ -258,6 +263,7 @@ type HandlersDepositMapSpecs struct {
 	XspinEnded    *ebpf.MapSpec `ebpf:"xspin_ended"`
 	XspinEvents   *ebpf.MapSpec `ebpf:"xspin_events"`
 	XspinFree     *ebpf.MapSpec `ebpf:"xspin_free"`
+	XspinHanded   *ebpf.MapSpec `ebpf:"xspin_handed"`
 	XspinMessages *ebpf.MapSpec `ebpf:"xspin_messages"`
 	XspinOwn      *ebpf.MapSpec `ebpf:"xspin_own"`
 	XspinPosted   *ebpf.MapSpec `ebpf:"xspin_posted"`
@@ -265,6 +271,7 @@ type HandlersDepositMapSpecs struct {
 	XspinShared   *ebpf.MapSpec `ebpf:"xspin_shared"`
 	XspinTable    *ebpf.MapSpec `ebpf:"xspin_table"`
 	XspinTallies  *ebpf.MapSpec `ebpf:"xspin_tallies"`
+	XspinUser     *ebpf.MapSpec `ebpf:"xspin_user"`
 	XspinWindow0  *ebpf.MapSpec `ebpf:"xspin_window0"`
 	XspinWindow1  *ebpf.MapSpec `ebpf:"xspin_window1"`
 	XspinWindow2  *ebpf.MapSpec `ebpf:"xspin_window2"`
@@ -306,6 +313,7 @@ type HandlersDepositMaps struct {
 	XspinEnded    *ebpf.Map `ebpf:"xspin_ended"`
 	XspinEvents   *ebpf.Map `ebpf:"xspin_events"`
 	XspinFree     *ebpf.Map `ebpf:"xspin_free"`
+	XspinHanded   *ebpf.Map `ebpf:"xspin_handed"`
 	XspinMessages *ebpf.Map `ebpf:"xspin_messages"`
 	XspinOwn      *ebpf.Map `ebpf:"xspin_own"`
 	XspinPosted   *ebpf.Map `ebpf:"xspin_posted"`
@@ -313,6 +321,7 @@ type HandlersDepositMaps struct {
 	XspinShared   *ebpf.Map `ebpf:"xspin_shared"`
 	XspinTable    *ebpf.Map `ebpf:"xspin_table"`
 	XspinTallies  *ebpf.Map `ebpf:"xspin_tallies"`
+	XspinUser     *ebpf.Map `ebpf:"xspin_user"`
 	XspinWindow0  *ebpf.Map `ebpf:"xspin_window0"`
 	XspinWindow1  *ebpf.Map `ebpf:"xspin_window1"`
 	XspinWindow2  *ebpf.Map `ebpf:"xspin_window2"`
@@ -327,6 +336,7 @@ func (m *HandlersDepositMaps) Close() error {
 		m.XspinEnded,
 		m.XspinEvents,
 		m.XspinFree,
+		m.XspinHanded,
 		m.XspinMessages,
 		m.XspinOwn,
 		m.XspinPosted,
@@ -334,6 +344,7 @@ func (m *HandlersDepositMaps) Close() error {
 		m.XspinShared,
 		m.XspinTable,
 		m.XspinTallies,
+		m.XspinUser,
 		m.XspinWindow0,
 		m.XspinWindow1,
 		m.XspinWindow2,

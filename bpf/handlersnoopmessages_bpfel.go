@@ -22,6 +22,7 @@ const (
 	HandlersNoopMessagesMapXspinEnded    = "xspin_ended"
 	HandlersNoopMessagesMapXspinEvents   = "xspin_events"
 	HandlersNoopMessagesMapXspinFree     = "xspin_free"
+	HandlersNoopMessagesMapXspinHanded   = "xspin_handed"
 	HandlersNoopMessagesMapXspinMessages = "xspin_messages"
 	HandlersNoopMessagesMapXspinOwn      = "xspin_own"
 	HandlersNoopMessagesMapXspinPosted   = "xspin_posted"
@@ -29,6 +30,7 @@ const (
 	HandlersNoopMessagesMapXspinShared   = "xspin_shared"
 	HandlersNoopMessagesMapXspinTable    = "xspin_table"
 	HandlersNoopMessagesMapXspinTallies  = "xspin_tallies"
+	HandlersNoopMessagesMapXspinUser     = "xspin_user"
 	HandlersNoopMessagesMapXspinWindow0  = "xspin_window0"
 	HandlersNoopMessagesMapXspinWindow1  = "xspin_window1"
 	HandlersNoopMessagesMapXspinWindow2  = "xspin_window2"
@@ -96,6 +98,7 @@ type HandlersNoopMessagesMapSpecs struct {
 	XspinEnded    *ebpf.MapSpec `ebpf:"xspin_ended"`
 	XspinEvents   *ebpf.MapSpec `ebpf:"xspin_events"`
 	XspinFree     *ebpf.MapSpec `ebpf:"xspin_free"`
+	XspinHanded   *ebpf.MapSpec `ebpf:"xspin_handed"`
 	XspinMessages *ebpf.MapSpec `ebpf:"xspin_messages"`
 	XspinOwn      *ebpf.MapSpec `ebpf:"xspin_own"`
 	XspinPosted   *ebpf.MapSpec `ebpf:"xspin_posted"`
@@ -103,6 +106,7 @@ type HandlersNoopMessagesMapSpecs struct {
 	XspinShared   *ebpf.MapSpec `ebpf:"xspin_shared"`
 	XspinTable    *ebpf.MapSpec `ebpf:"xspin_table"`
 	XspinTallies  *ebpf.MapSpec `ebpf:"xspin_tallies"`
+	XspinUser     *ebpf.MapSpec `ebpf:"xspin_user"`
 	XspinWindow0  *ebpf.MapSpec `ebpf:"xspin_window0"`
 	XspinWindow1  *ebpf.MapSpec `ebpf:"xspin_window1"`
 	XspinWindow2  *ebpf.MapSpec `ebpf:"xspin_window2"`
@@ -144,6 +148,7 @@ type HandlersNoopMessagesMaps struct {
 	XspinEnded    *ebpf.Map `ebpf:"xspin_ended"`
 	XspinEvents   *ebpf.Map `ebpf:"xspin_events"`
 	XspinFree     *ebpf.Map `ebpf:"xspin_free"`
+	XspinHanded   *ebpf.Map `ebpf:"xspin_handed"`
 	XspinMessages *ebpf.Map `ebpf:"xspin_messages"`
 	XspinOwn      *ebpf.Map `ebpf:"xspin_own"`
 	XspinPosted   *ebpf.Map `ebpf:"xspin_posted"`
@@ -151,6 +156,7 @@ type HandlersNoopMessagesMaps struct {
 	XspinShared   *ebpf.Map `ebpf:"xspin_shared"`
 	XspinTable    *ebpf.Map `ebpf:"xspin_table"`
 	XspinTallies  *ebpf.Map `ebpf:"xspin_tallies"`
+	XspinUser     *ebpf.Map `ebpf:"xspin_user"`
 	XspinWindow0  *ebpf.Map `ebpf:"xspin_window0"`
 	XspinWindow1  *ebpf.Map `ebpf:"xspin_window1"`
 	XspinWindow2  *ebpf.Map `ebpf:"xspin_window2"`
@@ -165,6 +171,7 @@ func (m *HandlersNoopMessagesMaps) Close() error {
 		m.XspinEnded,
 		m.XspinEvents,
 		m.XspinFree,
+		m.XspinHanded,
 		m.XspinMessages,
 		m.XspinOwn,
 		m.XspinPosted,
@@ -172,6 +179,7 @@ func (m *HandlersNoopMessagesMaps) Close() error {
 		m.XspinShared,
 		m.XspinTable,
 		m.XspinTallies,
+		m.XspinUser,
 		m.XspinWindow0,
 		m.XspinWindow1,
 		m.XspinWindow2,

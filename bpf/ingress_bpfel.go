@@ -197,6 +197,7 @@ const (
 	IngressMapSockets            = "sockets"
 	IngressProgXspinIngress      = "xspin_ingress"
 	IngressProgXspinMatch        = "xspin_match"
+	IngressProgXspinUser         = "xspin_user"
 	IngressProgXspinVerdict      = "xspin_verdict"
 	IngressVarActive             = "active"
 	IngressVarBuckets            = "buckets"
@@ -256,6 +257,7 @@ type IngressSpecs struct {
 type IngressProgramSpecs struct {
 	XspinIngress *ebpf.ProgramSpec `ebpf:"xspin_ingress"`
 	XspinMatch   *ebpf.ProgramSpec `ebpf:"xspin_match"`
+	XspinUser    *ebpf.ProgramSpec `ebpf:"xspin_user"`
 	XspinVerdict *ebpf.ProgramSpec `ebpf:"xspin_verdict"`
 }
 
@@ -343,6 +345,7 @@ type IngressVariables struct {
 type IngressPrograms struct {
 	XspinIngress *ebpf.Program `ebpf:"xspin_ingress"`
 	XspinMatch   *ebpf.Program `ebpf:"xspin_match"`
+	XspinUser    *ebpf.Program `ebpf:"xspin_user"`
 	XspinVerdict *ebpf.Program `ebpf:"xspin_verdict"`
 }
 
@@ -350,6 +353,7 @@ func (p *IngressPrograms) Close() error {
 	return _IngressClose(
 		p.XspinIngress,
 		p.XspinMatch,
+		p.XspinUser,
 		p.XspinVerdict,
 	)
 }

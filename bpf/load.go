@@ -14,8 +14,12 @@ import (
 
 // Load loads an object into the kernel. If the verifier refuses a program, the
 // error is a [*VerifierError].
-func Load(spec *ebpf.CollectionSpec) (*ebpf.Collection, error) {
-	coll, err := ebpf.NewCollection(spec)
+func Load(spec *ebpf.CollectionSpec) (*ebpf.Collection, error) { return LoadWith(spec, nil) }
+
+// LoadWith is Load with maps that are there already, in the place of those of these names.
+// They stay the caller's.
+func LoadWith(spec *ebpf.CollectionSpec, instead map[string]*ebpf.Map) (*ebpf.Collection, error) {
+	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: instead})
 	var ve *ebpf.VerifierError
 	if errors.As(err, &ve) {
 		return nil, &VerifierError{Release: release(), Tail: tail(ve.Log), Err: ve}

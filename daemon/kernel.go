@@ -179,6 +179,9 @@ func (b *contextPlan) readHandlers(c *checker, at func(string) string) (k nic.Ke
 			for _, err := range spin.Flatten(err) {
 				c.fail(at("object"), "%v", err)
 			}
+		} else if k.Object.HandsOver() {
+			c.fail(at("object"), "%s: its header handler hands messages over to handlers in Go, and contexts of the daemon have one kind", doc.Object.Name)
+			k.Object = nil
 		}
 	case doc.Handler == "":
 		c.fail(at("handler"), "is missing: want one of %s, or an object", nic.BuiltinObjects())

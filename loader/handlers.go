@@ -42,7 +42,8 @@ type HandlersConfig struct {
 type Handlers struct {
 	coll *ebpf.Collection
 	prog *ebpf.Program
-	rows []byte // mapped
+	rows []byte    // mapped
+	user *ebpf.Map // of the program that takes messages to HPUs; nil: they hand nothing over
 
 	messages *messages // nil: the handlers are for packets
 
@@ -113,6 +114,7 @@ func (o *Object) Load(cfg HandlersConfig) (_ *Handlers, err error) {
 		return fail(err)
 	}
 	h := &Handlers{coll: coll, prog: coll.Programs[bpf.HandlersProgram], base: make([]HandlerStats, cpus)}
+	h.user = coll.Maps[bpf.MessagesUser]
 	h.rows, err = unix.Mmap(coll.Maps[bpf.HandlersCPU].FD(), 0, cpus*rowSize, unix.PROT_READ, unix.MAP_SHARED)
 	if err != nil {
 		coll.Close()

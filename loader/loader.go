@@ -68,8 +68,11 @@ type Ingress struct {
 	mode    Mode
 	objs    bpf.IngressObjects
 	link    link.Link
-	barrier *ebpf.Map // see synchronize
-	inner   *ebpf.Map // its only element
+	loading sync.Mutex
+	user    *ebpf.Program // see LoadUser; nil: nobody has needed it
+	globals *ebpf.Map     // .bss
+	barrier *ebpf.Map     // see synchronize
+	inner   *ebpf.Map     // its only element
 
 	// The program's global variables, mapped.
 	bss     []byte
@@ -214,11 +217,11 @@ var ingress = sync.OnceValues(func() (ingressObject, error) {
 
 const bss = ".bss" // the section of variables that begin as zeros
 
-// load loads one program of the object and maps the shared memory.
-func (in *Ingress) load(program string) error {
+// spec is the object with one of its programs, configured.
+func (in *Ingress) spec(program string) (*ebpf.CollectionSpec, error) {
 	object, err := ingress()
 	if err != nil {
-		return fmt.Errorf("read ingress object: %w", err)
+		return nil, fmt.Errorf("read ingress object: %w", err)
 	}
 	spec := object.spec.Copy()
 	for name := range spec.Programs {
@@ -237,7 +240,45 @@ func (in *Ingress) load(program string) error {
 		config.Atomic = 1
 	}
 	if err := spec.Variables[bpf.IngressVarConfig].Set(config); err != nil {
-		return fmt.Errorf("configure %s: %w", program, err)
+		return nil, fmt.Errorf("configure %s: %w", program, err)
+	}
+	return spec, nil
+}
+
+// LoadUser loads the program to which handlers in eBPF hand messages over, if it is not
+// loaded. It shares all maps with the one that is attached. SetHandlers would do so as well.
+func (in *Ingress) LoadUser() error {
+	_, err := in.userProgram()
+	return err
+}
+
+func (in *Ingress) userProgram() (*ebpf.Program, error) {
+	in.loading.Lock()
+	defer in.loading.Unlock()
+	if in.user != nil {
+		return in.user, nil
+	}
+	const name = bpf.IngressProgXspinUser
+	spec, err := in.spec(name)
+	if err != nil {
+		return nil, err
+	}
+	coll, err := bpf.LoadWith(spec, map[string]*ebpf.Map{
+		bss: in.globals, bpf.IngressMapCounters: in.objs.Counters, bpf.IngressMapSockets: in.objs.Sockets, bpf.IngressMapPrograms: in.objs.Programs,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("load %s: %w", name, loadError(err))
+	}
+	defer coll.Close()
+	in.user = coll.DetachProgram(name)
+	return in.user, nil
+}
+
+// load loads one program of the object and maps the shared memory.
+func (in *Ingress) load(program string) error {
+	spec, err := in.spec(program)
+	if err != nil {
+		return err
 	}
 	coll, err := bpf.Load(spec)
 	if err != nil {
@@ -248,10 +289,15 @@ func (in *Ingress) load(program string) error {
 	in.objs.Counters = coll.DetachMap(bpf.IngressMapCounters)
 	in.objs.Sockets = coll.DetachMap(bpf.IngressMapSockets)
 	in.objs.Programs = coll.DetachMap(bpf.IngressMapPrograms) // empty as soon as nobody has it open
-	m := coll.Maps[bss]
+	in.globals = coll.DetachMap(bss)
+	m := in.globals
 	in.bss, err = unix.Mmap(m.FD(), 0, int(m.ValueSize()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		return fmt.Errorf("map %d bytes of %v: %w", m.ValueSize(), m, err)
+	}
+	object, err := ingress()
+	if err != nil {
+		return err
 	}
 	for _, name := range []string{bpf.IngressVarTables, bpf.IngressVarActive, bpf.IngressVarQueues, bpf.IngressVarShare, bpf.IngressVarBuckets} {
 		if _, ok := object.shared[name]; !ok {
@@ -357,6 +403,15 @@ func (in *Ingress) ClearSockets() error {
 // SetHandlers has handlers get the frames of a context whose [Delivery] is to the kernel.
 // Until then, and after ClearHandlers, they pass to the stack.
 func (in *Ingress) SetHandlers(context uint16, h *Handlers) error {
+	if h.user != nil {
+		prog, err := in.userProgram()
+		if err == nil {
+			err = h.user.Put(uint32(0), prog)
+		}
+		if err != nil {
+			return fmt.Errorf("hand over messages of context %d: %w", context, err)
+		}
+	}
 	if err := in.objs.Programs.Put(uint32(context), h.prog); err != nil {
 		return fmt.Errorf("call the handlers of context %d: %w", context, err)
 	}
@@ -413,8 +468,8 @@ func (in *Ingress) Close() error {
 		errs = append(errs, unix.Munmap(in.bss))
 		in.bss = nil
 	}
-	errs = append(errs, in.objs.Counters.Close(), in.objs.Sockets.Close(), in.objs.Programs.Close(), in.barrier.Close(), in.inner.Close(), in.objs.XspinIngress.Close())
-	in.barrier, in.inner = nil, nil
+	errs = append(errs, in.user.Close(), in.globals.Close(), in.objs.Counters.Close(), in.objs.Sockets.Close(), in.objs.Programs.Close(), in.barrier.Close(), in.inner.Close(), in.objs.XspinIngress.Close())
+	in.user, in.globals, in.barrier, in.inner = nil, nil, nil, nil
 	in.objs = bpf.IngressObjects{}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("close the ingress program: %w", err)

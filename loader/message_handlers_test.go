@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/matcher"
@@ -299,5 +300,75 @@ func TestLinesOfHandlers(t *testing.T) {
 		if got := line(b[:], [2]uint64{1<<64 - 1, 1<<64 - 2}); got != want {
 			t.Errorf("%q gives %q, want %q", text, got, want)
 		}
+	}
+}
+
+// A message that is handed over leaves nothing but the word that it was: its receive and its
+// slot are others', and all its packets go the same way, until none has come for long.
+func TestHandOver(t *testing.T) {
+	o := object(t, `#include "xspin_message.h"
+
+XSPIN_HEADER
+{
+	__u8 first = 0;
+
+	if (xspin_load(ctx, her->payload, &first, 1))
+		return XSPIN_SEGV;
+	return first == 1 ? XSPIN_HAND_OVER : XSPIN_PROCEED;
+}
+
+XSPIN_MESSAGES(HEADER | HAND_OVER);
+XSPIN_LICENSE("GPL");
+`)
+	if !o.HandsOver() || depositObject(t).HandsOver() {
+		t.Error("who hands over is not told")
+	}
+	cfg, w := messagesConfig(t, 1<<20, MessagesConfig{Messages: 1, Segments: 64, Events: 1 << 14, Handed: 200 * time.Millisecond})
+	h := load(t, o, cfg)
+	for i := range 2 {
+		if err := h.Post(Receive{Ignore: ^uint32(0), User: uint64(i + 1), Place: int64(100 * i)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	theirs, ours := bytes.Repeat([]byte{1}, 10), bytes.Repeat([]byte{2}, 10)
+	send := func(s segment) bool {
+		t.Helper()
+		s.flags |= slmp.SYN
+		return runs(t, h, s)[0] != nil
+	}
+	// Nobody takes them here: they are dropped, and come again.
+	for range 3 {
+		if send(segment{id: 7, payload: theirs}) || send(segment{id: 7, payload: theirs, offset: 10, flags: slmp.EOM}) {
+			t.Error("a segment is answered that was handed over")
+		}
+	}
+	if s := h.Tally(); s.Handed != 6 || s.Started != 0 || s.Open != 0 || s.Headers != 1 || s.Leaked != 0 || h.Posted() != 2 {
+		t.Errorf("%+v, %d receives posted", s, h.Posted())
+	}
+	if !send(segment{id: 8, payload: ours, flags: slmp.EOM}) {
+		t.Error("another message is not answered")
+	}
+	if e := event(t, h); e.User != 1 || byteAt(t, w, 0) != 2 {
+		t.Errorf("it took receive %d, want the one that was given back", e.User)
+	}
+	// Handlers on HPUs take what messages here leave.
+	if q, ok, ever := h.Take(99); !ok || !ever || q.User != 2 || q.Place != 100 || q.Window != 0 {
+		t.Errorf("took %+v, %v, %v", q, ok, ever)
+	}
+	if _, ok, ever := h.Take(99); ok || !ever {
+		t.Error("a receive was taken twice")
+	}
+	// While packets come it is known, then not any more.
+	for range 10 {
+		time.Sleep(50 * time.Millisecond)
+		send(segment{id: 7, payload: theirs, offset: 10})
+	}
+	if s := h.Tally(); s.Handed != 16 || s.Dropped[spin.DropNoHeader] != 0 {
+		t.Errorf("%+v", s)
+	}
+	time.Sleep(300 * time.Millisecond)
+	send(segment{id: 7, payload: theirs, offset: 10})
+	if s := h.Tally(); s.Handed != 16 || s.Dropped[spin.DropNoHeader] != 1 {
+		t.Errorf("%+v", s)
 	}
 }

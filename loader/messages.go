@@ -63,6 +63,7 @@ type MessagesConfig struct {
 	Messages  int           // most in flight. Defaults to 256
 	Segments  int           // most of a message, rounded up to a multiple of 32. Defaults to 65536
 	Remember  time.Duration // how long a message that has ended is remembered. Defaults to 4 s
+	Handed    time.Duration // how long one without packets that was handed over. Defaults to 14 s
 	Protocol  Protocol
 	Checksums Checksums
 	Windows   []WindowConfig // at most MaxWindows. Messages go into the first that may be written
@@ -95,11 +96,14 @@ func (c *MessagesConfig) complete() error {
 	if c.Remember == 0 {
 		c.Remember = 4 * time.Second
 	}
+	if c.Handed == 0 {
+		c.Handed = 14 * time.Second
+	}
 	switch {
 	case c.Messages*c.Segments > MaxClaims:
 		return fmt.Errorf("%d messages of %d segments: want a product of at most %d", c.Messages, c.Segments, MaxClaims)
-	case c.Remember < 0:
-		return fmt.Errorf("messages remembered for %v: want a positive time, or 0 for 4s", c.Remember)
+	case c.Remember < 0 || c.Handed < 0:
+		return fmt.Errorf("messages remembered for %v, and for %v if handed over: want positive times, or 0 for 4s and 14s", c.Remember, c.Handed)
 	case c.Protocol > SLMP:
 		return fmt.Errorf("protocol %d: there is none", c.Protocol)
 	case c.Checksums > VerifyNone:
@@ -132,10 +136,12 @@ func (o *Object) MessagesMemory(c MessagesConfig) (int64, error) {
 	n := int64(c.Events) + int64(cpus)*int64(scratchSize+tallySize)
 	for name, entries := range c.entries(cpus) {
 		m, ok := headerMaps[name]
-		if own := o.spec.Maps[name]; !ok && own != nil {
-			m = *own
-		} else if !ok {
+		own := o.spec.Maps[name]
+		if own == nil {
 			continue
+		}
+		if !ok {
+			m = *own
 		}
 		m.MaxEntries = uint32(entries)
 		n += mapSize(&m)
@@ -147,7 +153,7 @@ func (o *Object) MessagesMemory(c MessagesConfig) (int64, error) {
 func (c *MessagesConfig) entries(cpus int) map[string]int {
 	return map[string]int{
 		bpf.MessagesTable: c.Messages, bpf.MessagesSlots: c.Messages, bpf.MessagesFree: c.Messages,
-		bpf.MessagesBits: c.Messages * c.Segments / 32, bpf.MessagesEnded: endedEntries,
+		bpf.MessagesBits: c.Messages * c.Segments / 32, bpf.MessagesEnded: endedEntries, bpf.MessagesHanded: endedEntries,
 		bpf.MessagesTallies: cpus, bpf.MessagesReceives: MaxReceives, bpf.MessagesState: c.Messages, // if there is one
 	}
 }
@@ -159,7 +165,7 @@ func (c *MessagesConfig) set(spec *ebpf.CollectionSpec, given map[string]*ebpf.M
 	}
 	s := bpf.MessageSettings{
 		Words: uint32(c.Segments / 32), Protocol: uint32(c.Protocol), Checksums: uint32(c.Checksums),
-		Target: uint32(MaxWindows), Remember: uint64(c.Remember),
+		Target: uint32(MaxWindows), Remember: uint64(c.Remember), Handed: uint64(c.Handed),
 	}
 	if c.Events > 0 {
 		if !c.NotesOnly {
@@ -264,6 +270,7 @@ type MessageTally struct {
 	Deferred   uint64 // times that an event found no room
 	Lost       uint64 // events that were never told
 	Leaked     uint64 // slots and entries that a map did not take, or give up
+	Handed     uint64 // packets that were handed over to HPUs
 	Busy       uint64 // segments that came while their message was beginning, or contended for: they come again
 }
 
@@ -287,7 +294,7 @@ func (h *Handlers) tally() (t MessageTally) {
 			{&t.Started, &c.Started}, {&t.Ended, &c.Ended}, {&t.Failed, &c.Failed}, {&t.Abandoned, &c.Abandoned},
 			{&t.Refused, &c.Refused}, {&t.Duplicates, &c.Duplicates}, {&t.Waits, &c.Waits}, {&t.Corrupt, &c.Corrupt},
 			{&t.Unverified, &c.Unverified}, {&t.Stray, &c.Stray}, {&t.Headers, &c.Headers}, {&t.Complete, &c.Completions},
-			{&t.Acks, &c.Acks}, {&t.Mute, &c.Mute}, {&t.Deferred, &c.Deferred}, {&t.Lost, &c.Lost}, {&t.Leaked, &c.Leaked}, {&t.Busy, &c.Busy},
+			{&t.Acks, &c.Acks}, {&t.Mute, &c.Mute}, {&t.Deferred, &c.Deferred}, {&t.Lost, &c.Lost}, {&t.Leaked, &c.Leaked}, {&t.Busy, &c.Busy}, {&t.Handed, &c.Handed},
 		} {
 			*p.to += atomic.LoadUint64(p.from)
 		}

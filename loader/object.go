@@ -148,6 +148,9 @@ func (o *Object) UsesMemory() (shared, each bool) {
 	return o.spec.Maps[bpf.HandlersShared] != nil, o.spec.Maps[bpf.HandlersOwn] != nil
 }
 
+// HandsOver tells whether handlers of messages leave some to handlers on HPUs.
+func (o *Object) HandsOver() bool { return o.spec.Maps[bpf.MessagesUser] != nil }
+
 // Notes tells whether handlers of messages tell the application of more than ends, or write
 // to the log.
 func (o *Object) Notes() bool {

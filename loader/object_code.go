@@ -29,9 +29,9 @@ var allowed = []asm.BuiltinFunc{
 }
 
 // engineAllowed are those that the engine of messages may call beside: it answers in the
-// segment's frame, and hands slots and events on.
+// segment's frame, hands slots and events on, and packets to HPUs.
 var engineAllowed = []asm.BuiltinFunc{
-	asm.FnXdpAdjustTail, asm.FnMapPushElem, asm.FnMapPopElem, asm.FnRingbufOutput,
+	asm.FnTailCall, asm.FnXdpAdjustTail, asm.FnMapPushElem, asm.FnMapPopElem, asm.FnRingbufOutput,
 }
 
 // engineFuncs are the functions of the engine of messages in xspin_message.h; true: a
@@ -39,7 +39,7 @@ var engineAllowed = []asm.BuiltinFunc{
 var engineFuncs = map[string]bool{
 	bpf.HandlersProgram: true, bpf.MessagesExpire: true,
 	"xspin_copy": true, "xspin_verify": true, "xspin_answer": true,
-	"xspin_begin": false, "xspin_bind": false, noteFunc: false, "xspin_end": false, "xspin_post": false, "xspin_fail": false, "xspin_conclude": false,
+	"xspin_begin": false, "xspin_bind": false, "xspin_hand_over": false, noteFunc: false, "xspin_end": false, "xspin_post": false, "xspin_fail": false, "xspin_conclude": false,
 }
 
 // noteFunc is what notes of handlers come from.

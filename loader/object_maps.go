@@ -63,6 +63,8 @@ var headerMaps = map[string]ebpf.MapSpec{
 	bpf.MessagesBits:       {Type: ebpf.Array, KeySize: 4, ValueSize: claimsSize, MaxEntries: 1, Flags: unix.BPF_F_MMAPABLE},
 	bpf.MessagesFree:       {Type: ebpf.Queue, ValueSize: 4, MaxEntries: 1},
 	bpf.MessagesEnded:      {Type: ebpf.LRUHash, KeySize: messageKey, ValueSize: 8, MaxEntries: 1},
+	bpf.MessagesHanded:     {Type: ebpf.LRUHash, KeySize: messageKey, ValueSize: 8, MaxEntries: 1},
+	bpf.MessagesUser:       {Type: ebpf.ProgramArray, KeySize: 4, ValueSize: 4, MaxEntries: 1},
 	bpf.MessagesEvents:     {Type: ebpf.RingBuf, MaxEntries: 4096},
 	bpf.MessagesTallies:    {Type: ebpf.Array, KeySize: 4, ValueSize: tallySize, MaxEntries: 1, Flags: unix.BPF_F_MMAPABLE},
 	bpf.MessagesBuffer:     {Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: scratchSize, MaxEntries: 1},

@@ -5,7 +5,11 @@ package loader
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"runtime"
+	"slices"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -31,6 +35,7 @@ const (
 	receiveVoid   = 0
 	receivePosted = 1
 	receiveTaken  = 2
+	receiveHeld   = 3
 )
 
 // A Receive waits for its message, see spin.Receive.
@@ -84,14 +89,19 @@ func (r *receives) element(n uint64) *bpf.MessageReceive {
 	return e
 }
 
+// held tells whether a message has the receive with number n, and may give it back.
+func (r *receives) held(n uint64) bool {
+	return atomic.LoadUint64(&r.ring[n%MaxReceives].Word) == n<<2|receiveHeld
+}
+
 // skip moves the head to the first receive that is posted, and counts those from there on.
 func (r *receives) skip() (n int) {
 	p := &r.posted[0]
-	for head := atomic.LoadUint64(&p.Head); head < p.Tail && r.element(head) == nil; head = atomic.LoadUint64(&p.Head) {
+	for head := atomic.LoadUint64(&p.Head); head < p.Tail && r.element(head) == nil && !r.held(head); head = atomic.LoadUint64(&p.Head) {
 		atomic.CompareAndSwapUint64(&p.Head, head, head+1)
 	}
 	for at := atomic.LoadUint64(&p.Head); at < p.Tail; at++ {
-		if r.element(at) != nil {
+		if r.element(at) != nil || r.held(at) {
 			n++
 		}
 	}
@@ -99,18 +109,31 @@ func (r *receives) skip() (n int) {
 }
 
 // compact closes the gaps that receives have left which were taken before older ones. While
-// that goes on a message may find none, and comes again.
+// that goes on a message may find none, and comes again. It waits for header handlers that run,
+// whose messages may give theirs back.
 func (r *receives) compact() {
 	p := &r.posted[0]
-	var all []bpf.MessageReceive
-	for at := atomic.LoadUint64(&p.Head); at < p.Tail; at++ {
-		if e := r.element(at); e != nil && r.take(at) {
-			all = append(all, *e)
+	all := map[uint64]bpf.MessageReceive{}
+	for end := time.Now().Add(time.Second); ; runtime.Gosched() {
+		held := false
+		for at := atomic.LoadUint64(&p.Head); at < p.Tail; at++ {
+			held = held || r.held(at)
+			if e := r.element(at); e != nil {
+				if is := *e; r.take(at) {
+					all[at] = is
+				}
+			}
+		}
+		if !held || time.Now().After(end) {
+			break
 		}
 	}
-	atomic.StoreUint64(&p.Head, p.Tail) // against the program, which only moves it past what is taken, up to here
-	for i := range all {
-		r.put(&all[i])
+	// Nothing is posted, so nobody takes or holds any of these, and the program moves the
+	// head only as far.
+	atomic.StoreUint64(&p.Head, p.Tail)
+	for _, at := range slices.Sorted(maps.Keys(all)) {
+		e := all[at]
+		r.put(&e)
 	}
 }
 
@@ -188,6 +211,32 @@ func (h *Handlers) Post(q Receive) error {
 	}
 	r.put(e)
 	return nil
+}
+
+// Take takes the first receive that matches, as a message does with this number. Ever tells whether
+// one was posted.
+func (h *Handlers) Take(number uint32) (q Receive, ok, ever bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	r, err := h.receives()
+	if err != nil {
+		return q, false, true
+	}
+	p := &r.posted[0]
+	for at := atomic.LoadUint64(&p.Head); at < p.Tail; at++ {
+		e := r.element(at)
+		if e == nil || (e.Tag^number)&^e.Ignore != 0 {
+			continue
+		}
+		q = Receive{
+			Tag: e.Tag, Ignore: e.Ignore, Keep: e.Keep != 0, Window: int(e.Window),
+			Place: int64(e.Place) - r.windows[e.Window].Off, Size: int64(e.Room), User: e.User,
+		}
+		if q.Keep || r.take(at) {
+			return q, true, true
+		}
+	}
+	return Receive{}, false, atomic.LoadUint64(&p.Ever) != 0
 }
 
 // Unpost takes back the first receive that is as q. False: there is none.

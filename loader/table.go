@@ -58,8 +58,10 @@ func CheckPolicy(p Policy, sequence uint32, vhpus int, f *matcher.Format) (wrong
 // A Delivery says how the program delivers the frames of an execution context: to HPUs,
 // or to handlers in eBPF.
 type Delivery struct {
-	// Kernel has handlers in eBPF called, see Ingress.SetHandlers. What follows is about HPUs.
-	Kernel bool
+	// Kernel has handlers in eBPF called, see Ingress.SetHandlers. What follows is about HPUs:
+	// it has a meaning, and any value, if they hand messages over.
+	Kernel    bool
+	HandsOver bool
 
 	Policy    Policy
 	CoreMask  uint64    // HPUs it may use, bit h for HPU h
@@ -176,16 +178,19 @@ func field(f matcher.Field) bpf.Field {
 // fill writes what the program needs to know of a context and its message format.
 func (d *Delivery) fill(out *bpf.Context, f *matcher.Format) error {
 	if d.Kernel {
+		out.Flags |= bpf.ContextKernel
+	}
+	onHPUs := !d.Kernel || d.HandsOver
+	if !onHPUs {
 		if *d != (Delivery{Kernel: true}) {
 			return errors.New("handlers in eBPF are not on HPUs: want nothing but Kernel")
 		}
-		out.Flags |= bpf.ContextKernel
 	} else if err := CheckPolicy(d.Policy, d.Sequence, d.VHPUs, f).Err(); err != nil {
 		return err
 	}
 	out.Sequence = d.Sequence
 	out.Vhpus = uint16(d.VHPUs)
-	if !d.Kernel && d.Policy != ByPacket {
+	if onHPUs && d.Policy != ByPacket {
 		if n := d.Buckets.Size; n <= 0 || n&(n-1) != 0 || d.Buckets.Base < 0 || d.Buckets.Base+n > bpf.MaxBuckets {
 			return fmt.Errorf("buckets %d+%d: want a power of two within 0 to %d", d.Buckets.Base, n, bpf.MaxBuckets)
 		}

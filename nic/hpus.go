@@ -24,14 +24,24 @@ type hpuTier struct {
 // newTier makes what serves a context. The caller has the lock.
 func (n *NIC) newTier(c *Context) (tier, error) {
 	s := &c.spec
-	if s.Kernel != nil {
-		return &kernelTier{n: n, id: c.id, spec: s, handlers: c.loaded}, nil
+	if s.Kernel == nil {
+		return n.newHPUTier(c, s)
 	}
+	kernel := &kernelTier{n: n, id: c.id, spec: s, handlers: c.loaded}
+	if !s.handsOver() {
+		return kernel, nil
+	}
+	theirs := *s
+	theirs.Binder = kernelBinder{s, c.loaded}
+	user, err := n.newHPUTier(c, &theirs)
+	return handOverTier{kernel, user}, err
+}
+
+func (n *NIC) newHPUTier(c *Context, s *ContextSpec) (_ hpuTier, err error) {
 	ctx := hpu.NewContext(c.id, s.Name, s.Handlers, c.buckets)
 	if s.Format.Ends() {
-		var err error
 		if ctx, err = hpu.NewMessageContext(c.id, s.Name, s.Handlers, c.buckets, s.CoreMask, n.messages(s)); err != nil {
-			return nil, err
+			return hpuTier{}, err
 		}
 	}
 	res := s.Resources
@@ -39,7 +49,7 @@ func (n *NIC) newTier(c *Context) (tier, error) {
 		res.Resolver = n.neigh
 	}
 	if err := ctx.SetResources(res); err != nil {
-		return nil, err
+		return hpuTier{}, err
 	}
 	return hpuTier{ctx, n}, nil
 }

@@ -72,6 +72,7 @@ func (s *ContextSpec) resolveKernel(wrong *spin.Problems) {
 	if messages {
 		s.resolveMessages(wrong)
 	}
+	hands := s.handsOver()
 	const hpus = "it is about HPUs, and handlers in eBPF run in the kernel, where packets arrive"
 	const user = "handlers in eBPF for packets have none"
 	for _, set := range []struct {
@@ -79,14 +80,14 @@ func (s *ContextSpec) resolveKernel(wrong *spin.Problems) {
 		is  bool
 		why string
 	}{
-		{"handler", h.Payload != nil || h.Header != nil || h.Completion != nil || h.Init != nil || h.Timer != nil, "there are handlers in Go and in eBPF: want only one of them"},
+		{"handler", !hands && (h.Payload != nil || h.Header != nil || h.Completion != nil || h.Init != nil || h.Timer != nil), "there are handlers in Go and in eBPF: want only one of them, or an object that hands messages over"},
 		{"triggered", s.HostActivated, "a triggered context runs on HPUs: handlers in eBPF are called by packets"},
-		{"policy", s.Policy != ByMessage || s.Sequence != 0 || s.VHPUs != 0, hpus},
-		{"hpus", s.CoreMask != 0, hpus},
-		{"credits", s.Credits != 0, hpus},
-		{"share", s.Share != 0, hpus},
-		{"overload", s.Overload != OverloadDrops, hpus},
-		{"timestamp", s.Timestamp, hpus},
+		{"policy", !hands && (s.Policy != ByMessage || s.Sequence != 0 || s.VHPUs != 0), hpus},
+		{"hpus", !hands && s.CoreMask != 0, hpus},
+		{"credits", !hands && s.Credits != 0, hpus},
+		{"share", !hands && s.Share != 0, hpus},
+		{"overload", !hands && s.Overload != OverloadDrops, hpus},
+		{"timestamp", !hands && s.Timestamp, hpus},
 		{"messages", !messages && s.Messages != 0, user + ": each packet is a message, or none"},
 		{"segments", !messages && s.Kernel.Segments != 0, user + ": each packet is a message, or none"},
 		{"timeout", !messages && s.Timeout != 0, user},
@@ -99,7 +100,7 @@ func (s *ContextSpec) resolveKernel(wrong *spin.Problems) {
 		{"held", !messages && !s.HostActivated && s.Held != 0, "no packet waits for another: " + user},
 		{"tracking", !messages && s.Memory != 0, "nothing comes out of order: " + user + ", and HPU memory is Resources.Memory"},
 		{"checksums", !messages && !s.HostActivated && s.Checksums != hpu.VerifyComplete, "packets come to handlers in eBPF as they are: nothing is verified"},
-		{"timer", r.Timer != 0, "handlers in eBPF have none"},
+		{"timer", !hands && r.Timer != 0, "handlers in eBPF have none"},
 	} {
 		if set.is {
 			wrong.Add(set.key, "%s", set.why)
@@ -116,7 +117,9 @@ func (s *ContextSpec) resolveKernel(wrong *spin.Problems) {
 			wrong.Add(m.key, "want a window on a hostq.Memory, from its beginning: handlers in eBPF are given its map")
 		}
 	}
-	s.Policy, s.Share = ByPacket, 1
+	if !hands {
+		s.Policy, s.Share = ByPacket, 1
+	}
 	if s.Kernel.Object == nil {
 		wrong.Add("object", "there is none")
 		return
@@ -199,6 +202,11 @@ func (n *NIC) loadKernel(s *ContextSpec) (*loader.Handlers, error) {
 		cfg.HPUMemory, cfg.HPUMemorySize = mem.Map(), w.Size()/int64(cpus)
 	} else if each {
 		return nil, errors.New("its handlers call xspin_hpu_memory(), and there is no memory of each HPU")
+	}
+	if k.Object.HandsOver() {
+		if err := n.ingress.LoadUser(); err != nil {
+			return nil, err
+		}
 	}
 	if k.Object.Messages() {
 		cfg.Messages = s.messagesConfig()

@@ -25,7 +25,8 @@ import (
 )
 
 const (
-	defaultTimeout = 10 * time.Second
+	defaultTimeout  = 10 * time.Second
+	defaultRemember = 4 * time.Second
 	// eventBytes is the size of a context's ring of events: those of 2048 messages.
 	eventBytes = 256 << 10
 	// roomLook is how often somebody who waits for room in the application's queue looks.
@@ -43,8 +44,8 @@ func (s *ContextSpec) resolveMessages(wrong *spin.Problems) {
 	}{
 		{"windows", s.Binder != nil, "handlers in eBPF put messages into the context's window: a binder is for handlers in Go"},
 		{"incomplete", s.Incomplete != mpq.Abandon || s.Linger != 0, "handlers in eBPF abandon incomplete messages: want none of the other ways"},
-		{"state", s.State != 0 || len(s.InitialState) > 0, "handlers in eBPF say themselves how much they have: XSPIN_STATE"},
-		{"held", s.Held > 0, "no packet waits in the kernel: it comes again"},
+		{"state", !s.handsOver() && (s.State != 0 || len(s.InitialState) > 0), "handlers in eBPF say themselves how much they have: XSPIN_STATE"},
+		{"held", !s.handsOver() && s.Held > 0, "no packet waits in the kernel: it comes again"},
 		{"queue", s.Events != nil && s.Resources.Host != nil, "events go to a channel or to an application, not to both"},
 	} {
 		if set.is {
@@ -93,6 +94,7 @@ func (s *ContextSpec) messageWindows() (all []hpu.NamedWindow) {
 func (s *ContextSpec) messagesConfig() (cfg loader.MessagesConfig) {
 	cfg = loader.MessagesConfig{
 		Messages: s.Messages, Segments: s.Kernel.Segments, Remember: s.Remember,
+		Handed:    s.Timeout + cmp.Or(s.Remember, defaultRemember),
 		Checksums: loader.Checksums(s.Checksums),
 	}
 	if s.Format.Name == "slmp" {

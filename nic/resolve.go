@@ -30,7 +30,9 @@ func (s ContextSpec) Resolve(hpus int) (ContextSpec, error) {
 	s.resolveFormat(&wrong)
 	if s.Kernel != nil {
 		s.resolveKernel(&wrong)
-		return s, wrong.Err()
+		if !s.handsOver() {
+			return s, wrong.Err()
+		}
 	}
 	s.resolveScheduling(&wrong, cmp.Or(hpus, MaxHPUs))
 	s.checkHandlers(&wrong)

@@ -36,7 +36,8 @@ type ContextSpec struct {
 	Handlers hpu.Handlers
 
 	// Kernel, if there is one, has the handlers, in eBPF, instead of Handlers. What is
-	// about HPUs or messages has no meaning there, and is refused.
+	// about HPUs has no meaning there, and is refused; but if the object hands messages over
+	// (XSPIN_HAND_OVER), Handlers have those, and all that is said here is about them, too.
 	Kernel *Kernel
 
 	Policy   Policy // Defaults to ByMessage, which for `packet` is ByPacket
@@ -110,7 +111,15 @@ func (s *ContextSpec) Tier() string {
 
 // credited tells whether the context's packets take credit: not those that no buffer of
 // a ring holds.
-func (s *ContextSpec) credited() bool { return !s.HostActivated && s.Kernel == nil }
+func (s *ContextSpec) credited() bool { return !s.HostActivated && s.onHPUs() }
+
+// onHPUs tells whether HPUs have packets of the context: of one in the kernel, those of
+// messages that its handlers there hand over.
+func (s *ContextSpec) onHPUs() bool { return s.Kernel == nil || s.handsOver() }
+
+func (s *ContextSpec) handsOver() bool {
+	return s.Kernel != nil && s.Kernel.Object != nil && s.Kernel.Object.HandsOver()
+}
 
 // A Policy tells how packets are spread over HPUs.
 type Policy = loader.Policy

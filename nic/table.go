@@ -177,10 +177,12 @@ func (n *NIC) publish() error {
 
 // delivery says how the program delivers the context's packets.
 func (s *ContextSpec) delivery(buckets bpf.Range) loader.Delivery {
-	if s.Kernel != nil {
+	if !s.onHPUs() {
 		return loader.Delivery{Kernel: true}
 	}
 	return loader.Delivery{
+		Kernel:    s.Kernel != nil,
+		HandsOver: s.Kernel != nil,
 		Policy:    s.Policy,
 		CoreMask:  s.CoreMask,
 		Buckets:   buckets,

@@ -17,6 +17,7 @@ const (
 	Fail         // the handler failed: nothing it asked for is sent or kept
 	Segv         // the same, for an access outside a window
 	Proceed      // from a header handler: put the payload into the window, run no payload handler
+	HandOver     // from a header handler in eBPF: handlers on HPUs take the message; from any other it is as Fail
 
 	// ProcessData, from a header handler: run the payload handler.
 	ProcessData = Success
@@ -36,4 +37,4 @@ func (c Code) String() string {
 	return fmt.Sprintf("Code(%d)", int(c))
 }
 
-var codes = []string{"Success", "Drop", "Fail", "Segv", "Proceed"}
+var codes = []string{"Success", "Drop", "Fail", "Segv", "Proceed", "HandOver"}

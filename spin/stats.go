@@ -112,6 +112,26 @@ func (s *ContextStats) Add(a *ContextStats) {
 	}
 }
 
+// Add adds what became of others.
+func (s *MessageStats) Add(a *MessageStats) {
+	s.Started += a.Started
+	s.Ended += a.Ended
+	s.Failed += a.Failed
+	s.Abandoned += a.Abandoned
+	s.Discarded += a.Discarded
+	s.Refused += a.Refused
+	s.Duplicates += a.Duplicates
+	s.Waits += a.Waits
+	s.Held += a.Held
+	for i, n := range a.Dropped {
+		s.Dropped[i] += n
+	}
+	s.Forgotten += a.Forgotten
+	s.Open += a.Open
+	s.HeldNow += a.HeldNow
+	s.Memory += a.Memory
+}
+
 // A DropReason says why a packet of a message was dropped.
 type DropReason uint8
 

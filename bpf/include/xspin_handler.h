@@ -27,6 +27,7 @@ enum xspin_code {
 	XSPIN_FAIL, /* the handler failed, as with any code that is not listed: nothing is sent */
 	XSPIN_SEGV, /* the same, for an access outside of memory */
 	XSPIN_PROCEED, /* from a header handler: deposit into a window. No packet has one yet: fails */
+	XSPIN_HAND_OVER, /* from a header handler of messages: handlers on HPUs take it. See XSPIN_MESSAGES */
 	XSPIN_PROCESS_DATA = XSPIN_SUCCESS, /* from a header handler: run the payload handler */
 	XSPIN_PENDING = 16, /* may be added; without a meaning for packets */
 };
@@ -180,6 +181,7 @@ enum xspin_has {
 	XSPIN_HAS_HEADER = 1 << 0,
 	XSPIN_HAS_PAYLOAD = 1 << 1,
 	XSPIN_HAS_COMPLETION = 1 << 2,
+	XSPIN_HAS_HAND_OVER = 1 << 3, /* the header handler may return it */
 };
 
 /* --- what handlers call. All of it is inlined: a handler has 192 bytes of stack, and

@@ -23,10 +23,12 @@
 
 /* Of the kernel's interface, what the engine uses and handlers may not. */
 enum {
+	BPF_MAP_TYPE_PROG_ARRAY = 3,
 	BPF_MAP_TYPE_QUEUE = 22,
 	BPF_MAP_TYPE_RINGBUF = 27,
 };
 
+static long (*const bpf_tail_call)(void *ctx, void *map, __u32 index) = (void *)12;
 static long (*const bpf_xdp_adjust_tail)(struct xdp_md *ctx, int delta) = (void *)65;
 static long (*const bpf_map_push_elem)(void *map, const void *value, __u64 flags) = (void *)87;
 static long (*const bpf_map_pop_elem)(void *map, void *value) = (void *)88;
@@ -66,6 +68,7 @@ struct xspin_settings {
 	__u32 checksums; /* xspin_checksums */
 	__u32 target;	 /* window that messages go into; XSPIN_WINDOWS: none */
 	__u64 remember;	 /* ns that an ended message is remembered */
+	__u64 handed;	 /* ns since its last packet that one is remembered which was handed over */
 	__u32 tell;	 /* events are wanted */
 	__u32 pad;
 };
@@ -119,7 +122,8 @@ struct xspin_message {
 	__u32 port;
 	__u32 code; /* what the handler returned that failed, in the upper half which (xspin_has) */
 	__u32 cause; /* xspin_cause, for completion */
-	__u8 pad[96];
+	__u64 receive; /* number of the receive that is held for it; XSPIN_NO_RECEIVE: none */
+	__u8 pad[88];
 };
 _Static_assert(sizeof(struct xspin_message) == 256, "whole cache lines");
 
@@ -162,7 +166,8 @@ struct xspin_tally {
 	__u64 leaked;	/* slots and entries that a map did not take, or give up */
 	__u64 busy;	/* segments dropped as a word was contended, or their message was starting */
 	__u64 dropped[8]; /* by reason: xspin_reason */
-	__u64 pad[6];
+	__u64 handed;	  /* packets to handlers on HPUs */
+	__u64 pad[5];
 };
 _Static_assert(sizeof(struct xspin_tally) == 256, "CPUs share no cache line");
 
@@ -267,6 +272,23 @@ struct {
 	__type(value, __u64);
 } xspin_ended SEC(".maps");
 
+/* Messages that were handed over, to when their last packet came. As others end, these are
+ * forgotten: the oldest, or those without packets for too long. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1);
+	__uint(key_size, 32);
+	__type(value, __u64);
+} xspin_handed SEC(".maps");
+
+/* The program that takes them to HPUs. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__uint(max_entries, 1);
+	__uint(key_size, 4);
+	__uint(value_size, 4);
+} xspin_user SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 4096);
@@ -275,7 +297,14 @@ struct {
 /* A receive that user space has posted: its message goes there. */
 enum { XSPIN_RECEIVES = 4096, XSPIN_RECEIVES_SEEN = 256 };
 
-enum xspin_receive_is { XSPIN_VOID, XSPIN_POSTED, XSPIN_TAKEN };
+enum xspin_receive_is {
+	XSPIN_VOID,
+	XSPIN_POSTED,
+	XSPIN_TAKEN,
+	XSPIN_HELD, /* by a message whose header handler may give it back */
+};
+
+#define XSPIN_NO_RECEIVE (~0ULL)
 
 struct xspin_receive {
 	__u64 word; /* number << 2 | xspin_receive_is. User space writes the rest while it is void */
@@ -1077,7 +1106,7 @@ static __noinline int xspin_end(struct xspin_message *m, struct xspin_tally *t, 
  * XSPIN_RECEIVES_SEEN that were posted. As long as none ever was, to the beginning of the
  * first window that may be written. False: there is no receive for it.
  */
-static __noinline int xspin_bind(struct xspin_message *m, __u32 number)
+static __noinline int xspin_bind(struct xspin_message *m, __u32 number, __u32 hold)
 {
 	const __u32 target = xspin_setup.target;
 	__u32 zero = 0, k;
@@ -1089,6 +1118,7 @@ static __noinline int xspin_bind(struct xspin_message *m, __u32 number)
 	m->place = target < XSPIN_WINDOWS ? xspin_setup.window[target].off : 0;
 	m->room = target < XSPIN_WINDOWS ? xspin_setup.window[target].size : 0;
 	m->user = 0;
+	m->receive = XSPIN_NO_RECEIVE;
 	if (!p)
 		return 0;
 	if (!READ_ONCE(p->ever))
@@ -1115,8 +1145,13 @@ static __noinline int xspin_bind(struct xspin_message *m, __u32 number)
 		m->place = READ_ONCE(r->place);
 		m->room = READ_ONCE(r->room);
 		m->user = READ_ONCE(r->user);
-		if (__sync_val_compare_and_swap(&r->word, word, READ_ONCE(r->keep) ? word : at << 2 | XSPIN_TAKEN) == word)
+		if (READ_ONCE(r->keep)) {
+			if (READ_ONCE(r->word) == word)
+				return 1;
+		} else if (__sync_val_compare_and_swap(&r->word, word, at << 2 | (hold ? XSPIN_HELD : XSPIN_TAKEN)) == word) {
+			m->receive = hold ? at : XSPIN_NO_RECEIVE;
 			return 1;
+		}
 	}
 	return 0;
 }
@@ -1125,7 +1160,7 @@ static __noinline int xspin_bind(struct xspin_message *m, __u32 number)
  * Begins a message with its header packet, in a slot of its own, and returns slot << 32 |
  * lap. 0: the packet is dropped, and comes again.
  */
-static __noinline __u64 xspin_begin(struct xspin_her *her, struct xspin_tally *t)
+static __noinline __u64 xspin_begin(struct xspin_her *her, struct xspin_tally *t, __u32 has)
 {
 	const __u32 words = xspin.nkey;
 	struct xspin_message *m;
@@ -1167,9 +1202,10 @@ static __noinline __u64 xspin_begin(struct xspin_her *her, struct xspin_tally *t
 	at = (__u64)slot << 32 | lap;
 	if (!bpf_map_update_elem(&xspin_table, her->key, &at, BPF_NOEXIST)) {
 		/* A copy of it may have begun and ended since it was not found. */
-		if (bpf_map_lookup_elem(&xspin_ended, her->key)) {
+		if (bpf_map_lookup_elem(&xspin_ended, her->key) ||
+		    (has & XSPIN_HAS_HAND_OVER && bpf_map_lookup_elem(&xspin_handed, her->key))) {
 			t->busy++;
-		} else if (xspin_bind(m, her->key[words && words <= 8 ? words - 1 : 0])) {
+		} else if (xspin_bind(m, her->key[words && words <= 8 ? words - 1 : 0], has & XSPIN_HAS_HAND_OVER)) {
 			t->started++;
 			return at;
 		} else {
@@ -1182,6 +1218,39 @@ static __noinline __u64 xspin_begin(struct xspin_her *her, struct xspin_tally *t
 	}
 	WRITE_ONCE(m->word, (__u64)lap << 32 | XSPIN_FREE);
 	if (bpf_map_push_elem(&xspin_free, &slot, 0))
+		t->leaked++;
+	return 0;
+}
+
+/* What the header handler has decided of the receive that is held for its message. */
+static __always_inline void xspin_held(struct xspin_message *m, enum xspin_receive_is to)
+{
+	__u64 n = m->receive;
+	__u32 k = n % XSPIN_RECEIVES;
+	struct xspin_receive *r;
+
+	if (n == XSPIN_NO_RECEIVE)
+		return;
+	m->receive = XSPIN_NO_RECEIVE;
+	r = bpf_map_lookup_elem(&xspin_receives, &k);
+	if (r)
+		__sync_val_compare_and_swap(&r->word, n << 2 | XSPIN_HELD, n << 2 | to);
+}
+
+/* Hands a message over: receive and slot are given back, and where it went is known before it
+ * is gone from here. */
+static __noinline int xspin_hand_over(struct xspin_message *m, struct xspin_her *her, struct xspin_tally *t)
+{
+	__u64 now = xspin_clock(), lap = m->word >> 32;
+
+	if (bpf_map_update_elem(&xspin_handed, her->key, &now, BPF_ANY))
+		t->leaked++; /* its next packet begins it once more, and it is handed over then */
+	xspin_held(m, XSPIN_POSTED);
+	t->started--;
+	if (bpf_map_delete_elem(&xspin_table, her->key))
+		t->leaked++;
+	WRITE_ONCE(m->word, lap << 32 | XSPIN_FREE);
+	if (bpf_map_push_elem(&xspin_free, &her->slot, 0))
 		t->leaked++;
 	return 0;
 }
@@ -1292,8 +1361,19 @@ static __always_inline int xspin_run_messages(struct xdp_md *ctx, const __u32 ha
 	if (found) {
 		at = READ_ONCE(*found); /* may be another message's already: see xspin_known() */
 	} else {
-		__u64 *old = bpf_map_lookup_elem(&xspin_ended, her.key);
+		__u64 *old;
 
+		if (has & XSPIN_HAS_HAND_OVER) {
+			old = bpf_map_lookup_elem(&xspin_handed, her.key);
+			/* It may be another message's already, one that was handed over as well. */
+			if (old && xspin_clock() - READ_ONCE(*old) < xspin_setup.handed) {
+				WRITE_ONCE(*old, xspin_clock());
+				goto handed;
+			}
+			if (old)
+				bpf_map_delete_elem(&xspin_handed, her.key);
+		}
+		old = bpf_map_lookup_elem(&xspin_ended, her.key);
 		if (old) {
 			__u64 when = READ_ONCE(*old);
 
@@ -1314,7 +1394,7 @@ static __always_inline int xspin_run_messages(struct xdp_md *ctx, const __u32 ha
 			t->dropped[XSPIN_NO_HEADER]++;
 			return XDP_DROP;
 		}
-		at = xspin_begin(&her, t);
+		at = xspin_begin(&her, t, has);
 		if (!at)
 			return XDP_DROP;
 	}
@@ -1330,6 +1410,12 @@ static __always_inline int xspin_run_messages(struct xdp_md *ctx, const __u32 ha
 		if (has & XSPIN_HAS_HEADER) {
 			t->headers++;
 			code = xspin_header(ctx, &her) & ~XSPIN_PENDING;
+			if (has & XSPIN_HAS_HAND_OVER && code == XSPIN_HAND_OVER) {
+				xspin_hand_over(m, &her, t);
+				goto handed;
+			}
+			if (has & XSPIN_HAS_HAND_OVER)
+				xspin_held(m, XSPIN_TAKEN);
 			if (code == XSPIN_DROP) {
 				m->mode = XSPIN_MODE_DISCARD;
 			} else if (code == XSPIN_PROCEED) {
@@ -1487,6 +1573,13 @@ answer:
 		return XDP_PASS;
 	}
 	return XDP_DROP;
+
+handed:
+	if (has & XSPIN_HAS_HAND_OVER) {
+		t->handed++;
+		bpf_tail_call(ctx, &xspin_user, 0);
+	}
+	return XDP_DROP; /* there is no program: it comes again */
 }
 
 /*
@@ -1554,21 +1647,25 @@ static __always_inline int xspin_run_expire(struct xdp_md *ctx, const __u32 has)
 
 /*
  * Names the handlers that there are, joined by |, of HEADER, PAYLOAD and COMPLETION, and
- * makes the programs that call them. Without PAYLOAD, payload goes into the window.
+ * makes the programs that call them. Without PAYLOAD, payload goes into the window. With
+ * HAND_OVER the header handler may return XSPIN_HAND_OVER, which has handlers on HPUs take the
+ * whole message.
  */
 #define XSPIN_MESSAGES(handlers)                                           \
 	SEC("xdp.frags") int xspin_context(struct xdp_md *ctx)             \
 	{                                                                  \
 		enum { HEADER = XSPIN_HAS_HEADER,                          \
 		       PAYLOAD = XSPIN_HAS_PAYLOAD,                        \
-		       COMPLETION = XSPIN_HAS_COMPLETION };                \
+		       COMPLETION = XSPIN_HAS_COMPLETION,                  \
+		       HAND_OVER = XSPIN_HAS_HAND_OVER };                  \
 		return xspin_run_messages(ctx, handlers);                  \
 	}                                                                  \
 	SEC("xdp.frags") int xspin_expire(struct xdp_md *ctx)              \
 	{                                                                  \
 		enum { HEADER = XSPIN_HAS_HEADER,                          \
 		       PAYLOAD = XSPIN_HAS_PAYLOAD,                        \
-		       COMPLETION = XSPIN_HAS_COMPLETION };                \
+		       COMPLETION = XSPIN_HAS_COMPLETION,                  \
+		       HAND_OVER = XSPIN_HAS_HAND_OVER };                  \
 		return xspin_run_expire(ctx, handlers);                    \
 	}                                                                  \
 	_Static_assert(1, "for the semicolon")

@@ -365,7 +365,7 @@ failed:
 
 /* Inlined in the main program, as the tail call must be: one from a subprogram may have
  * 256 bytes of stack before it. */
-static __always_inline int ingress(struct xdp_md *ctx, int redirect)
+static __always_inline int ingress(struct xdp_md *ctx, int redirect, int again)
 {
 	const struct xspin_table *t = &tables[READ_ONCE(active) & 1];
 	struct frame f = frame_of(ctx);
@@ -376,25 +376,37 @@ static __always_inline int ingress(struct xdp_md *ctx, int redirect)
 	stats = bpf_map_lookup_elem(&counters, &zero);
 	if (!stats)
 		return XDP_PASS;
-	stats->seen++;
+	if (!again)
+		stats->seen++;
 	if (!classify(&f, t, stats, &m))
 		return XDP_PASS;
-	if (redirect && m.context->flags & XSPIN_CONTEXT_KERNEL)
+	if (again) { /* was counted */
+		stats->matched[m.ruleset->slot]--;
+		stats->kernel[m.id]--;
+	} else if (redirect && m.context->flags & XSPIN_CONTEXT_KERNEL) {
 		return handle(ctx, stats, &f, &m);
+	}
 	return deliver(ctx, t, stats, &m, redirect);
 }
 
 SEC("xdp.frags")
 int xspin_ingress(struct xdp_md *ctx)
 {
-	return ingress(ctx, 1);
+	return ingress(ctx, 1, 0);
+}
+
+/* What handlers in eBPF hand over, to those on HPUs: in a frame that they leave as it came. */
+SEC("xdp.frags")
+int xspin_user(struct xdp_md *ctx)
+{
+	return ingress(ctx, 1, 1);
 }
 
 /* The same without sockets behind it, for one frame at a time (`xspin rules test`). */
 SEC("xdp.frags")
 int xspin_verdict(struct xdp_md *ctx)
 {
-	return ingress(ctx, 0);
+	return ingress(ctx, 0, 0);
 }
 
 /* Match, then drop or pass: what matching alone costs (`xspin bench match`). */

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nic
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/xspin/xspin/hostq"
+	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/loader"
+	"github.com/xspin/xspin/spin"
+)
+
+// handOverTier is both tiers: handlers in eBPF get all messages, and leave those that their
+// header handler hands over to handlers in Go. Each message is in one of them.
+type handOverTier struct {
+	kernel *kernelTier
+	user   hpuTier
+}
+
+func (t handOverTier) install() error {
+	if err := t.user.install(); err != nil {
+		return err
+	}
+	if err := t.kernel.install(); err != nil {
+		return errors.Join(err, t.user.stop(0)) // nothing has come
+	}
+	return nil
+}
+
+func (t handOverTier) arm() error { return t.user.arm() }
+
+func (t handOverTier) drain(d time.Duration) error { return t.user.drain(d) }
+
+// stop: first those who hand over.
+func (t handOverTier) stop(d time.Duration) error {
+	return errors.Join(t.kernel.stop(d), t.user.stop(d))
+}
+
+func (t handOverTier) close(d time.Duration) {
+	t.kernel.close(d)
+	t.user.close(d)
+}
+
+func (t handOverTier) Stats() spin.ContextStats {
+	s, user := t.kernel.Stats(), t.user.Stats()
+	s.Add(&user)
+	return s
+}
+
+func (t handOverTier) Messages() (spin.MessageStats, bool) {
+	s, ok := t.kernel.Messages()
+	user, _ := t.user.Messages()
+	s.Add(&user)
+	return s, ok
+}
+
+func (t handOverTier) Stopped() bool      { return t.user.Stopped() }
+func (t handOverTier) Stuck() int         { return t.user.Stuck() }
+func (t handOverTier) Packets() []uint64  { return t.kernel.Packets() }
+func (t handOverTier) SetTap(tap hpu.Tap) { t.user.SetTap(tap) }
+
+// kernelBinder has messages that were handed over take the receives of those that are not.
+type kernelBinder struct {
+	spec     *ContextSpec
+	handlers *loader.Handlers
+}
+
+// Bind implements hpu.Binder.
+func (b kernelBinder) Bind(m *hpu.Message) (to spin.Binding, err error) {
+	to.Events = b.spec.eventSink()
+	q, ok, ever := b.handlers.Take(m.Number())
+	switch all := b.spec.messageWindows(); {
+	case ok:
+		to.Window, to.Place, to.Size = all[q.Window].Window, q.Place, q.Size
+		if q.User != 0 {
+			to.User = q.User
+		}
+	case ever:
+		return to, fmt.Errorf("message %d from %v: %w", m.Number(), m.Source(), hpu.ErrNoReceive)
+	default:
+		for _, w := range all {
+			if w.Window.(*hostq.Window).Rights()&spin.Write != 0 { // see resolveMessages
+				to.Window = w.Window
+				break
+			}
+		}
+	}
+	return to, nil
+}
+
+// Unbind implements hpu.Binder.
+func (b kernelBinder) Unbind(*hpu.Message, *spin.Result) {}

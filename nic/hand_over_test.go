@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nic_test
+
+import (
+	"bytes"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/xspin/xspin/hostq"
+	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/loader/objecttest"
+	"github.com/xspin/xspin/matcher"
+	"github.com/xspin/xspin/netns"
+	"github.com/xspin/xspin/netns/impair"
+	"github.com/xspin/xspin/netns/netnstest"
+	"github.com/xspin/xspin/nic"
+	"github.com/xspin/xspin/slmp"
+	"github.com/xspin/xspin/spin"
+)
+
+// handsOdd hands messages over that begin with an odd byte.
+func handsOdd(t *testing.T) *nic.Object {
+	t.Helper()
+	o, err := nic.ReadObject("test.o", objecttest.Compile(t, `#include "xspin_message.h"
+
+XSPIN_HEADER
+{
+	__u8 first = 0;
+
+	if (xspin_load(ctx, her->payload, &first, 1))
+		return XSPIN_SEGV;
+	return first & 1 ? XSPIN_HAND_OVER : XSPIN_PROCEED;
+}
+
+XSPIN_MESSAGES(HEADER | HAND_OVER);
+XSPIN_LICENSE("GPL");
+`), nic.ObjectMemory)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+// Messages that handlers in eBPF hand over are handled in Go, whole and once, the others in
+// the kernel; all take the same receives, and are told to the same application.
+func TestHandOver(t *testing.T) {
+	const each, senders, longest = 40, 4, 60_000
+	for _, tt := range []struct {
+		name string
+		path *impair.Config
+	}{
+		{"a wire", nil},
+		{"everything", &impair.Config{Loss: 0.02, Duplicate: 0.02, Reorder: 0.03, Delay: time.Millisecond, Seed: 5}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			lab := netnstest.Temp(t, netns.LabConfig{Path: tt.path})
+			if tt.path == nil {
+				wire(t, lab)
+			}
+			n := open(t, lab, nic.Config{HPUs: 2})
+			mem, err := hostq.NewMemory("test", senders*each*longest)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { mem.Close() })
+			w := mem.Whole()
+			events := make(chan spin.MessageEvent, senders*each)
+			var headers, bytesInGo, completions atomic.Int64
+			c := run(t, n, nic.ContextSpec{
+				Name: "both", Rulesets: sets(matcher.SLMP()), Kernel: &nic.Kernel{Object: handsOdd(t)}, Window: w, Events: events,
+				Handlers: hpu.Handlers{
+					Header: func(*hpu.HER) spin.Code { headers.Add(1); return spin.Success },
+					Payload: func(h *hpu.HER) spin.Code {
+						bytesInGo.Add(int64(h.PayloadLen()))
+						if err := h.Deposit(); err != nil {
+							return spin.Fail
+						}
+						return spin.Success
+					},
+					Completion: func(*hpu.Completion) spin.Code { completions.Add(1); return spin.Success },
+				},
+			})
+			for i := range uint64(senders * each) {
+				if err := c.Post(spin.Receive{Binding: spin.Binding{Window: w, Place: int64(i) * longest, Size: longest, User: i}, Ignore: ^uint32(0)}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			var wg sync.WaitGroup
+			var odd, oddBytes atomic.Int64
+			for s := range senders {
+				conn := connect(t, lab, slmp.Port, slmp.Config{})
+				wg.Go(func() {
+					for i := range each {
+						data := message(s, i, longest)
+						if data[0]&1 != 0 {
+							odd.Add(1)
+							oddBytes.Add(int64(len(data)))
+						}
+						if _, err := conn.SendBytes(patient(t), data, slmp.Options{}); err != nil {
+							t.Errorf("sender %d, message %d of %d bytes: %v\n%+v", s, i, len(data), err, c.Stats())
+							return
+						}
+					}
+				})
+			}
+			wg.Wait()
+			if t.Failed() {
+				return
+			}
+			seen := map[uint64]bool{}
+			for range senders * each {
+				e := nextEvent(t, events)
+				place, _ := e.User.(uint64)
+				if e.Cause != spin.Complete || seen[place] || e.Length == 0 || e.Context != "both" {
+					t.Errorf("event %+v", e)
+				}
+				seen[place] = true
+				got := mem.Bytes()[place*longest:][:e.Length]
+				if s, i := int(got[1]), int(got[2]); !bytes.Equal(got, message(s, i, longest)) {
+					t.Errorf("receive %d has others than message %d of sender %d", place, i, s)
+				}
+			}
+			st, cs := messages(t, c), c.Stats()
+			t.Logf("%d messages handed over: %+v", odd.Load(), st)
+			if headers.Load() != odd.Load() || completions.Load() != odd.Load() || bytesInGo.Load() != oddBytes.Load() {
+				t.Errorf("handlers in Go: %d headers, %d completions, %d bytes; want %d, %[4]d, %d", headers.Load(), completions.Load(), bytesInGo.Load(), odd.Load(), oddBytes.Load())
+			}
+			if all := uint64(senders * each); st.Started != all || st.Ended != all || st.Open != 0 || cs.Failed != 0 || cs.Headers != all+uint64(odd.Load()) {
+				t.Errorf("%+v\n%+v", st, cs)
+			}
+			ns, err := n.Stats()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if p := ns.Program; p.Redirected == 0 || p.Kernel == 0 || p.Failed != 0 {
+				t.Errorf("%+v", p)
+			}
+			matched := uint64(0)
+			for _, r := range ns.Contexts[0].Rulesets {
+				matched += r.Matched
+			}
+			if want := ns.Program.Seen - ns.Program.Passed; matched != want {
+				t.Errorf("%d frames matched, want each once: %d", matched, want)
+			}
+			if err := n.Remove(c); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// message is that of a sender: its first bytes say which.
+func message(sender, i, longest int) []byte {
+	b := bytes.Clone(noise(3 + (sender*7919+i*104729)%(longest-3)))
+	b[0], b[1], b[2] = byte(sender+i), byte(sender), byte(i)
+	return b
+}
+
+// A context that hands over has what is about HPUs, and goes under load.
+func TestContextsThatHandOverGoUnderLoad(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	wire(t, lab)
+	n := open(t, lab, nic.Config{HPUs: 2})
+	o := handsOdd(t)
+	spec, _, _ := depositing(t, 1<<20)
+	spec.Kernel, spec.Events = &nic.Kernel{Object: o}, nil
+	spec.Credits, spec.Share, spec.Policy, spec.CoreMask = 64, 2, nic.ByPacket, 2
+	stop := make(chan struct{})
+	var sending sync.WaitGroup
+	for s := range 2 {
+		sock := dialUDP(t, lab, slmp.Port)
+		sending.Go(func() {
+			b := make([]byte, slmp.HeaderLen+100)
+			for id := uint32(0); ; id++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				for k := range uint32(5) {
+					slmp.Header{ID: id, Offset: 100 * k, Flags: slmp.SYN}.Put(b)
+					b[slmp.HeaderLen] = byte(int(id) + s)
+					if _, err := sock.Write(b); err != nil {
+						continue // nobody is there for a moment
+					}
+				}
+			}
+		})
+	}
+	for range 30 {
+		c := run(t, n, spec)
+		eventually(t, "both tiers have some", func() bool {
+			s, err := n.Stats()
+			return err == nil && s.Program.Redirected > 0 && c.Stats().Headers > 4
+		})
+		if err := n.Remove(c); err != nil {
+			t.Fatal(err)
+		}
+		if st := messages(t, c); st.Open != 0 {
+			t.Errorf("%+v", st)
+		}
+	}
+	close(stop)
+	sending.Wait()
+	plain, _, _ := depositing(t, 1<<20)
+	plain.Credits = 64
+	if _, err := n.Install(plain); err == nil {
+		t.Error("credits without anything that is handed over")
+	}
+	if len(fmt.Sprint(spec.Tier())) == 0 || spec.Tier() != "kernel" {
+		t.Errorf("tier %q", spec.Tier())
+	}
+}
