@@ -696,3 +696,64 @@ func TestEntriesOfOtherMessages(t *testing.T) {
 		t.Errorf("the message itself: answer %v, %q", a[0], got)
 	}
 }
+
+// A message that ended long ago does not keep one with its key from beginning, also when
+// several CPUs get it at once; and that one is remembered in its place.
+func TestForgottenMessages(t *testing.T) {
+	cfg, _ := messagesConfig(t, 1<<20, MessagesConfig{Messages: 2, Segments: 4096})
+	h := load(t, depositObject(t), cfg)
+	all := segment{payload: make([]byte, 10), flags: slmp.SYN | slmp.EOM}
+	for _, failed := range []uint64{0, 1} {
+		key := [8]uint32{0x0a00, 2 << 16, 10000, all.id}
+		if err := h.coll.Maps[bpf.MessagesEnded].Update(key, uint64(1)<<1|failed, ebpf.UpdateAny); err != nil {
+			t.Fatal(err)
+		}
+		before := h.Tally()
+		for i, a := range runs(t, h, all, all) {
+			if a == nil {
+				t.Errorf("copy %d of message %d is not answered", i, all.id)
+			}
+		}
+		if s := h.Tally(); s.Ended != before.Ended+1 || s.Duplicates != before.Duplicates+1 || s.Open != 0 || s.Leaked != 0 {
+			t.Errorf("message %d: %+v", all.id, s)
+		}
+		all.id++
+	}
+}
+
+// Somebody who begins messages from ever more ports, and ends none, takes the slots that
+// there are until their time is up, and no more. Open messages are not harmed.
+func TestManyStarts(t *testing.T) {
+	const slots, starts = 64, 100_000
+	cfg, _ := messagesConfig(t, 1<<20, MessagesConfig{Messages: slots, Segments: 4096})
+	h := load(t, depositObject(t), cfg)
+	ten := make([]byte, 10)
+	runs(t, h, segment{payload: ten})
+	s := segment{id: 1, payload: ten, sum: noSum}
+	frame := s.frame()
+	for i := range starts {
+		binary.BigEndian.PutUint16(frame[34:], uint16(i))
+		binary.BigEndian.PutUint32(frame[44:], 1+uint32(i>>16))
+		if v, err := h.Run(frame); err != nil || v.Action != ActionDrop {
+			t.Fatalf("start %d: %+v, %v", i, v, err)
+		}
+	}
+	is := h.Tally()
+	if is.Started != slots || is.Dropped[spin.DropMessages] != starts-slots+1 || is.Open != slots || is.Leaked != 0 {
+		t.Errorf("%+v", is)
+	}
+	if a := runs(t, h, segment{offset: 10, payload: ten, flags: slmp.SYN | slmp.EOM}); a[0] == nil {
+		t.Error("the open message is not answered")
+	}
+	if n, err := h.Expire(h.Stop(0, spin.TimedOut)); n != slots-1 || err != nil {
+		t.Errorf("%d expired, %v", n, err)
+	}
+	for i := range slots {
+		if a := runs(t, h, segment{from: i, id: 99, payload: ten, flags: slmp.SYN}); a[0] == nil {
+			t.Errorf("when their time is up, message %d does not begin", i)
+		}
+	}
+	if is := h.Tally(); is.Open != slots || is.Leaked != 0 {
+		t.Errorf("%+v", is)
+	}
+}

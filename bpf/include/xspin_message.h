@@ -707,6 +707,13 @@ static __always_inline __u64 xspin_clock(void)
 	return bpf_ktime_get_coarse_ns();
 }
 
+/* Whether it is less than ns since `when`, which its caller has read before: if the clock
+ * were read first, another CPU might write a later time meanwhile. */
+static __always_inline int xspin_recent(__u64 when, __u64 ns)
+{
+	return xspin_clock() - when < ns;
+}
+
 static __always_inline struct xspin_scratch *xspin_scratch(void)
 {
 	__u32 zero = 0;
@@ -1201,9 +1208,16 @@ static __noinline __u64 xspin_begin(struct xspin_her *her, struct xspin_tally *t
 #endif
 	at = (__u64)slot << 32 | lap;
 	if (!bpf_map_update_elem(&xspin_table, her->key, &at, BPF_NOEXIST)) {
-		/* A copy of it may have begun and ended since it was not found. */
-		if (bpf_map_lookup_elem(&xspin_ended, her->key) ||
-		    (has & XSPIN_HAS_HAND_OVER && bpf_map_lookup_elem(&xspin_handed, her->key))) {
+		/*
+		 * A copy of it may have begun and ended since it was not found. What is too old
+		 * stays where it is: another CPU may have put something new in its place.
+		 */
+		__u64 *ended = bpf_map_lookup_elem(&xspin_ended, her->key), *handed = 0;
+
+		if (has & XSPIN_HAS_HAND_OVER)
+			handed = bpf_map_lookup_elem(&xspin_handed, her->key);
+		if ((ended && xspin_recent(READ_ONCE(*ended) >> 1, xspin_setup.remember)) ||
+		    (handed && xspin_recent(READ_ONCE(*handed), xspin_setup.handed))) {
 			t->busy++;
 		} else if (xspin_bind(m, her->key[words && words <= 8 ? words - 1 : 0], has & XSPIN_HAS_HAND_OVER)) {
 			t->started++;
@@ -1366,19 +1380,17 @@ static __always_inline int xspin_run_messages(struct xdp_md *ctx, const __u32 ha
 		if (has & XSPIN_HAS_HAND_OVER) {
 			old = bpf_map_lookup_elem(&xspin_handed, her.key);
 			/* It may be another message's already, one that was handed over as well. */
-			if (old && xspin_clock() - READ_ONCE(*old) < xspin_setup.handed) {
+			if (old && xspin_recent(READ_ONCE(*old), xspin_setup.handed)) {
 				WRITE_ONCE(*old, xspin_clock());
 				goto handed;
 			}
-			if (old)
-				bpf_map_delete_elem(&xspin_handed, her.key);
 		}
 		old = bpf_map_lookup_elem(&xspin_ended, her.key);
 		if (old) {
 			__u64 when = READ_ONCE(*old);
 
 			/* It may be another message's already, one that has ended as well. */
-			if (xspin_clock() - (when >> 1) < xspin_setup.remember) {
+			if (xspin_recent(when >> 1, xspin_setup.remember)) {
 				if (when & 1) {
 					t->dropped[XSPIN_DEAD]++;
 					return XDP_DROP;
@@ -1388,7 +1400,6 @@ static __always_inline int xspin_run_messages(struct xdp_md *ctx, const __u32 ha
 				r->end = ~0U;
 				goto answer;
 			}
-			bpf_map_delete_elem(&xspin_ended, her.key);
 		}
 		if (her.offset) {
 			t->dropped[XSPIN_NO_HEADER]++;
