@@ -34,6 +34,7 @@ import (
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/internal/testenv"
+	"github.com/xspin/xspin/loader/objecttest"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/netnstest"
@@ -167,6 +168,28 @@ func tiers(t *testing.T, test func(t *testing.T, f *fixture)) {
 	t.Run("user", func(t *testing.T) { test(t, newFixture(t, inbox)) })
 	t.Run("kernel", func(t *testing.T) {
 		f := newFixture(t, inKernel)
+		w, err := f.lab.Host.Wire()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { w.Close() })
+		test(t, f)
+	})
+	t.Run("both", func(t *testing.T) { // every other message is handed over
+		f := newFixture(t, strings.Replace(inKernel, "  handler: deposit\n", "  handler: deposit\n  object: hands.o\n  params: {every: 2}\n", 1))
+		object := objecttest.Compile(t, `#include "xspin_message.h"
+
+const volatile __u32 every = 0;
+__u32 n;
+
+XSPIN_HEADER { return every && __sync_fetch_and_add(&n, 1) % every ? XSPIN_HAND_OVER : XSPIN_PROCEED; }
+
+XSPIN_MESSAGES(HEADER | HAND_OVER);
+XSPIN_LICENSE("GPL");
+`)
+		if err := os.WriteFile(filepath.Join(filepath.Dir(f.file), "hands.o"), object, 0o644); err != nil {
+			t.Fatal(err)
+		}
 		w, err := f.lab.Host.Wire()
 		if err != nil {
 			t.Fatal(err)
@@ -426,7 +449,7 @@ func TestReceivesInBothTiers(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if i.State != "active" || i.MessageStats == nil || i.MessageStats.Ended != 3*slots || i.HandlerStats.Headers != 3*slots || i.Pair == nil {
+		if i.State != "active" || i.MessageStats == nil || i.MessageStats.Ended != 3*slots || i.HandlerStats.Headers < 3*slots || i.Pair == nil {
 			t.Errorf("%+v\n%+v", i, i.MessageStats)
 		}
 		app.stop()

@@ -312,6 +312,7 @@ type contextPlan struct {
 	hpus    int    // of the interface; 0: unknown
 	workers int    // that serve them
 	factory handlers.EnvFactory
+	params  map[string]any  // that it gets, if not all of the context's
 	env     handlers.Env    // that it got when it was checked
 	spec    nic.ContextSpec // all but handlers and resources
 	ending  bool            // its messages end: they have a binding
@@ -319,6 +320,8 @@ type contextPlan struct {
 	memory  int64 // bytes of HPU memory
 	perHPU  int64 // of each
 	reserve int64 // bytes that handlers have reserved, and of their messages' state
+	maps    int64 // of these: of handlers in eBPF that hand messages over
+	cpus    int   // that such handlers run on, or 0
 	queue   *hostq.PairConfig
 	full    hpu.Full
 	timer   time.Duration
@@ -374,7 +377,10 @@ func checkContext(c *checker, path string, doc *control.Context, env *surroundin
 	}
 	switch {
 	case doc.Tier == tierKernel:
-		return b.checkKernel(c, path, env, before)
+		if !b.readKernel(c, path, env) {
+			return b.checkKernel(c, path, env, before)
+		}
+		// What follows is about the handlers that messages are handed over to.
 	case doc.Tier != "" && doc.Tier != tierUser:
 		c.fail(at("tier"), "%q: want user or kernel", doc.Tier)
 	case doc.Object != nil:
@@ -382,11 +388,15 @@ func checkContext(c *checker, path string, doc *control.Context, env *surroundin
 		return nil // or the handlers in Go are found missing
 	}
 
-	if doc.Segments != 0 {
+	if doc.Segments != 0 && b.spec.Kernel == nil {
 		c.fail(at("segments"), "how many a message may have is said for handlers in eBPF only: tier: kernel")
 	}
 	b.checkWindows(c, at, env)
-	b.checkMemory(c, at, env, int64(doc.Memory), int64(doc.HPUMemory))
+	memory := int64(doc.Memory)
+	if k := b.spec.Kernel; k != nil {
+		memory, _ = k.Object.MemoryFor(memory, 0)
+	}
+	b.checkMemory(c, at, env, memory, int64(doc.HPUMemory))
 	b.checkQueue(c, at)
 	// What is wrong so far may be sizes that have no sum. A queue that only the handlers
 	// ask for is not known yet: what it takes is found missing below.
@@ -413,9 +423,11 @@ func checkContext(c *checker, path string, doc *control.Context, env *surroundin
 		for _, r := range handlers.All() {
 			known = append(known, r.Name)
 		}
-		if doc.Handler == "" {
+		switch {
+		case c.told(at("handler")):
+		case doc.Handler == "":
 			c.fail(at("handler"), "is missing: %s", suggest("", known))
-		} else {
+		default:
 			c.fail(at("handler"), "no handler %q: %s", doc.Handler, suggest(doc.Handler, known))
 		}
 	}
@@ -425,7 +437,7 @@ func checkContext(c *checker, path string, doc *control.Context, env *surroundin
 	b.timer = time.Duration(doc.Timer)
 	if set != nil {
 		b.checkMemory(c, at, env, int64(set.Memory), int64(set.HPUMemory))
-		b.reserve = b.reserved(set)
+		b.reserve = b.reserved(set) + b.maps
 		if set.Queue && b.queue == nil {
 			b.setQueue(&control.Queue{})
 		}
@@ -541,7 +553,11 @@ func (b *contextPlan) makeSet(env handlers.Env) (set *handlers.Set, err error) {
 			set, err = nil, fmt.Errorf("panic: %v", r)
 		}
 	}()
-	set, err = b.factory(handlers.Params(b.doc.Params), env)
+	params := b.doc.Params
+	if b.params != nil {
+		params = b.params
+	}
+	set, err = b.factory(handlers.Params(params), env)
 	switch {
 	case errors.Is(err, handlers.ErrMemory):
 		return nil, fmt.Errorf("%w; limits.memory leaves no more than %v: raise it, lower messages, or make windows smaller", err, control.Size(env.Memory))
@@ -638,7 +654,7 @@ func (b *contextPlan) judge(c *checker, at func(string) string, set *handlers.Se
 	s.Resources = hpu.Resources{Timer: b.timer, Full: b.full}
 	if set != nil {
 		s.Handlers, s.State = set.Handlers, set.State
-		if set.Window {
+		if set.Window && s.Kernel == nil {
 			s.Binder = &receives{} // whose windows are not made yet
 		}
 	}

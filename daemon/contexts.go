@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -137,7 +138,7 @@ func (d *Daemon) make(b *contextPlan, file bool, numbers []int) (_ *managedConte
 	if err := d.enter(h); err != nil {
 		return nil, err
 	}
-	book := newLogBook(h.name, max(h.device.nic.HPUs(), b.hpus), d.logConfig())
+	book := newLogBook(h.name, max(h.device.nic.HPUs(), b.hpus, b.cpus), d.logConfig())
 	h.mu.Lock()
 	h.book = book
 	h.mu.Unlock()
@@ -243,9 +244,11 @@ func (h *managedContext) build(b *contextPlan, numbers []int) (*nic.Context, *re
 	spec.Timestamp = set.Timestamp
 	spec.Resources = hpu.Resources{Timer: b.timer, Full: b.full, Log: h.book}
 	has.equip(&spec.Resources)
-	if b.ending && spec.Kernel == nil {
+	if b.ending {
 		spec.State, spec.InitialState = set.State, set.Initial
-		spec.Binder = has.receives
+		if spec.Kernel == nil {
+			spec.Binder = has.receives
+		}
 	}
 	h.mu.Lock()
 	spec.Place = h.place
@@ -283,12 +286,19 @@ func (h *managedContext) makeHandlers(b *contextPlan) (*handlers.Set, error) {
 	if err := h.d.enough(b.charge()); err != nil {
 		return nil, err
 	}
-	if b.spec.Kernel != nil {
+	if b.spec.Kernel != nil && b.maps == 0 {
 		return b.kernelSet(), nil
 	}
 	env := b.env
 	env.Memory = spare(h.d.memory.room() - b.charge() + roundUpToElement(b.reserve))
 	set, err := b.makeSet(env)
+	if err == nil && b.maps > 0 {
+		set.Reserved = maps.Clone(set.Reserved)
+		if set.Reserved == nil {
+			set.Reserved = map[string]int64{}
+		}
+		set.Reserved["maps"] = b.maps
+	}
 	if err == nil {
 		return set, nil
 	}

@@ -75,24 +75,91 @@ func readObject(doc *control.Context, dir string) error {
 	return nil
 }
 
-// checkKernel checks a context whose handlers are in eBPF. It returns nil if anything is
-// wrong, or was before.
-func (b *contextPlan) checkKernel(c *checker, path string, env *surroundings, wrong int) *contextPlan {
+// readKernel reads the handlers of a context in the kernel. True: those in eBPF hand messages
+// over to others in Go, which the context has, too.
+func (b *contextPlan) readKernel(c *checker, path string, env *surroundings) bool {
 	doc := &b.doc
 	at := func(key string) string { return join(path, key) }
+	b.spec.Kernel = &nic.Kernel{Segments: doc.Segments}
 	if !env.kernel {
 		c.fail(at("tier"), "handlers in eBPF are not allowed here: the configuration's `kernel: administrators` does that, from the daemon's start")
 	}
-	cpus, err := nic.KernelHPUs()
-	if err != nil {
+	var err error
+	if b.cpus, err = nic.KernelHPUs(); err != nil {
 		c.fail(path, "%v", err)
+		return false
+	}
+	k := b.spec.Kernel
+	k.Object = b.readObject(c, at)
+	if k.Object == nil || !k.Object.HandsOver() {
+		return false
+	}
+	switch each := int64(doc.HPUMemory); {
+	case doc.Handler == "":
+		c.fail(at("handler"), "is missing: the object hands messages over to handlers in Go, which it names")
+	case each > 0:
+		c.fail(at("hpu_memory"), "the object hands messages over, and CPUs and HPUs would have different parts of it: want memory")
+	}
+	if n := len(doc.Windows); n > nic.KernelWindows {
+		c.fail(at("windows"), "%d, and handlers in eBPF can be given %d", n, nic.KernelWindows)
+	}
+	b.maps = k.Object.Memory() + int64(b.cpus)<<10
+	if n, err := nic.MessagesMemory(k.Object, doc.Messages, doc.Segments); err == nil { // else told by the NIC
+		b.maps += n
+	}
+	// Each takes the parameters that it knows; what the object does not know is the handler's.
+	k.Parameters, b.params = map[string]any{}, map[string]any{}
+	known := map[string]bool{}
+	for _, p := range k.Object.Parameters() {
+		known[p.Name] = true
+	}
+	for name, v := range doc.Params {
+		if known[name] {
+			k.Parameters[name] = v
+		} else {
+			b.params[name] = v
+		}
+	}
+	return true
+}
+
+// readObject reads the object that a context names, nil if it names none or there is
+// something wrong.
+func (b *contextPlan) readObject(c *checker, at func(string) string) *nic.Object {
+	o := b.doc.Object
+	switch {
+	case o == nil:
+		return nil
+	case o.Code == nil:
+		if !c.told(at("object")) { // that its file could not be read
+			c.fail(at("object"), "%s: its bytes are missing: they travel in the request", o.Name)
+		}
 		return nil
 	}
+	// What its maps take counts with the rest.
+	object, err := nic.ReadObject(o.Name, o.Code, math.MaxInt64)
+	if err != nil {
+		for _, err := range spin.Flatten(err) {
+			c.fail(at("object"), "%v", err)
+		}
+		return nil
+	}
+	return object
+}
+
+// checkKernel checks a context all of whose handlers are in eBPF, after readKernel. It returns nil
+// if anything is wrong, or was before.
+func (b *contextPlan) checkKernel(c *checker, path string, env *surroundings, wrong int) *contextPlan {
+	doc := &b.doc
+	at := func(key string) string { return join(path, key) }
+	if b.cpus == 0 {
+		return nil // told
+	}
+	cpus := b.cpus
 	b.hpus = cpus
 	b.env = handlers.Env{HPUs: cpus, Messages: nic.DefaultMessages, Memory: hostq.Element}
-	k, twin := b.readHandlers(c, at)
-	k.Segments = doc.Segments
-	b.spec.Kernel = &k
+	k := b.spec.Kernel
+	twin := b.readHandlers(c, at)
 	messages := k.Object != nil && k.Object.Messages()
 	if messages {
 		b.checkWindows(c, at, env)
@@ -160,29 +227,16 @@ func (b *contextPlan) checkKernel(c *checker, path string, env *surroundings, wr
 	return b
 }
 
-// readHandlers reads which handlers a context in the kernel has: those of an object file,
-// or built-in ones, with the default rulesets of the set in Go whose twin they are.
-func (b *contextPlan) readHandlers(c *checker, at func(string) string) (k nic.Kernel, twin *handlers.Set) {
-	doc := &b.doc
+// readHandlers reads which handlers a context in the kernel has: those of an object file, which
+// was read, or built-in ones, with the default rulesets of the set in Go whose twin they are.
+func (b *contextPlan) readHandlers(c *checker, at func(string) string) (twin *handlers.Set) {
+	doc, k := &b.doc, b.spec.Kernel
 	k.Parameters = doc.Params
 	var err error
 	switch {
 	case doc.Object != nil && doc.Handler != "":
-		c.fail(at("object"), "there is a handler, too: want only one of them")
-	case doc.Object != nil && doc.Object.Code == nil:
-		if !c.told(at("object")) { // that its file could not be read
-			c.fail(at("object"), "%s: its bytes are missing: they travel in the request", doc.Object.Name)
-		}
-	case doc.Object != nil:
-		// What its maps take counts with the rest.
-		if k.Object, err = nic.ReadObject(doc.Object.Name, doc.Object.Code, math.MaxInt64); err != nil {
-			for _, err := range spin.Flatten(err) {
-				c.fail(at("object"), "%v", err)
-			}
-		} else if k.Object.HandsOver() {
-			c.fail(at("object"), "%s: its header handler hands messages over to handlers in Go, and contexts of the daemon have one kind", doc.Object.Name)
-			k.Object = nil
-		}
+		c.fail(at("object"), "there is a handler, too: want only one of them, or an object that hands messages over")
+	case doc.Object != nil: // was read, or told
 	case doc.Handler == "":
 		c.fail(at("handler"), "is missing: want one of %s, or an object", nic.BuiltinObjects())
 	default:
@@ -211,7 +265,7 @@ func (b *contextPlan) readHandlers(c *checker, at func(string) string) (k nic.Ke
 			}
 		}
 	}
-	return k, twin
+	return twin
 }
 
 // kernelSet is what a context in the kernel has for a set: nothing but what its object's

@@ -179,6 +179,15 @@ func TestErrorsOfContextsInTheKernel(t *testing.T) {
 	must(t, err)
 	messages, err := filepath.Abs("../bpf/handlersdeposit_bpfel.o")
 	must(t, err)
+	hands := writeFile(t, filepath.Join(t.TempDir(), "hands.o"), string(objecttest.Compile(t, `#include "xspin_message.h"
+
+const volatile __u32 most = 5;
+
+XSPIN_HEADER { return her->payload_len > most ? XSPIN_HAND_OVER : XSPIN_PROCEED; }
+
+XSPIN_MESSAGES(HEADER | HAND_OVER);
+XSPIN_LICENSE("GPL");
+`)))
 	for _, tc := range []struct{ name, text, want string }{
 		{"off", eth + "contexts:\n- {name: a, tier: kernel, handler: echo-icmp}\n", "F:3:19: contexts[0].tier: handlers in eBPF are not allowed here: the configuration's `kernel: administrators` does that, from the daemon's start"},
 		{"another word", "kernel: everybody\n" + eth, `F:1:9: kernel: "everybody": want off or administrators`},
@@ -191,6 +200,9 @@ func TestErrorsOfContextsInTheKernel(t *testing.T) {
 		{"too many windows", inKernel + eth + "contexts:\n- {name: a, tier: kernel, handler: deposit, windows: [{name: a, size: 1}, {name: b, size: 1}, {name: c, size: 1}, {name: d, size: 1}, {name: e, size: 1}]}\n", "F:4:54: contexts[0].windows: 5, and handlers in eBPF can be given 4"},
 		{"segments", inKernel + eth + "contexts:\n- {name: a, tier: kernel, handler: deposit, windows: [{name: in, size: 1MiB}], messages: 70000, segments: 5000000}\n", "F:4:90: contexts[0].messages: 70000: want 1 to 65536\nF:4:107: contexts[0].segments: 5000000: want 1 to 4194304"},
 		{"too much of both", inKernel + eth + "contexts:\n- {name: a, tier: kernel, handler: deposit, windows: [{name: in, size: 1MiB}], messages: 8192}\n", "F:4:3: contexts[0].segments: 8192 messages of 65536 segments: want a product of at most 268435456"},
+		{"handing over to nobody", inKernel + eth + "contexts:\n- {name: a, tier: kernel, object: " + hands + ", rulesets: 'a: slmp', windows: [{name: in, size: 1MiB}]}\n", "F:4:3: contexts[0].handler: is missing: the object hands messages over to handlers in Go, which it names"},
+		{"handing over, all wrong", inKernel + eth + "contexts:\n- {name: a, tier: kernel, handler: deposit, hpu_memory: 64, params: {most: no, other: 1}, object: " + hands + "}\n",
+			"F:4:57: contexts[0].hpu_memory: the object hands messages over, and CPUs and HPUs would have different parts of it\nF:4:76: contexts[0].params.most: \"no\": want whole number, 0 to 4294967295\nF:4:87: contexts[0].params.other: handler deposit: no such parameter"},
 		{"segments of packets", inKernel + eth + "contexts:\n- {name: a, tier: kernel, handler: echo-udp, segments: 64}\n", "F:4:56: contexts[0].segments: "},
 		{"segments in Go", eth + "contexts:\n- {name: a, handler: deposit, windows: [{name: in, size: 1MiB}], segments: 64}\n", "F:3:76: contexts[0].segments: how many a message may have is said for handlers in eBPF only"},
 		{"maps", inKernel + eth + "limits: {memory: 64MiB}\ncontexts:\n- {name: a, tier: kernel, handler: deposit, windows: [{name: in, size: 1MiB}], messages: 4096}\n", "F:5:3: contexts[0]: windows, queue, HPU memory and maps take "},

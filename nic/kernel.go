@@ -100,6 +100,7 @@ func (s *ContextSpec) resolveKernel(wrong *spin.Problems) {
 		{"held", !messages && !s.HostActivated && s.Held != 0, "no packet waits for another: " + user},
 		{"tracking", !messages && s.Memory != 0, "nothing comes out of order: " + user + ", and HPU memory is Resources.Memory"},
 		{"checksums", !messages && !s.HostActivated && s.Checksums != hpu.VerifyComplete, "packets come to handlers in eBPF as they are: nothing is verified"},
+		{"hpu_memory", hands && r.PerHPU != nil, "the object hands messages over, and CPUs and HPUs would have different parts of it: want Memory"},
 		{"timer", !hands && r.Timer != 0, "handlers in eBPF have none"},
 	} {
 		if set.is {
