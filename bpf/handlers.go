@@ -22,6 +22,30 @@ var Handlers = map[string][]byte{
 	"noop-messages": _HandlersNoopMessagesBytes, // noop's twin for formats whose messages end
 }
 
+// Witness is the object of handlers that note in HPU memory what ran, for tests; and what
+// it notes. It is a function so that programs that do not test are without it.
+func Witness() []byte { return _HandlersWitnessBytes }
+
+// What the handlers of Witness leave in HPU memory.
+type (
+	WitnessHead = HandlersWitnessWitnessHead
+	WitnessRun  = HandlersWitnessWitnessRun
+)
+
+// What they note, and what numbers of messages ask of them.
+const (
+	WitnessHeader     = uint32(HandlersWitnessXspinHasXSPIN_HAS_HEADER)
+	WitnessPayload    = uint32(HandlersWitnessXspinHasXSPIN_HAS_PAYLOAD)
+	WitnessCompletion = uint32(HandlersWitnessXspinHasXSPIN_HAS_COMPLETION)
+
+	WitnessProceed        = uint32(HandlersWitnessWitnessOrderWITNESS_PROCEED)
+	WitnessDropMessage    = uint32(HandlersWitnessWitnessOrderWITNESS_DROP_MESSAGE)
+	WitnessDropPayload    = uint32(HandlersWitnessWitnessOrderWITNESS_DROP_PAYLOAD)
+	WitnessFailPayload    = uint32(HandlersWitnessWitnessOrderWITNESS_FAIL_PAYLOAD)
+	WitnessFailHeader     = uint32(HandlersWitnessWitnessOrderWITNESS_FAIL_HEADER)
+	WitnessFailCompletion = uint32(HandlersWitnessWitnessOrderWITNESS_FAIL_COMPLETION)
+)
+
 // What include/xspin_handler.h shares with user space, under short names.
 type (
 	HandlerConstants = HandlersNoopXspinConstants

@@ -28,7 +28,7 @@ XSPIN_HEADER
 {
 	struct xspin_info i;
 
-	if (!xspin_about(her, &i) || i.known || i.missing || i.cause != XSPIN_COMPLETE)
+	if (!xspin_about(her, &i) || i.known || i.length != her->payload_len || i.cause != XSPIN_COMPLETE)
 		return XSPIN_FAIL;
 	xspin_log("message %u, in slot %u: 100%", i.number, i.slot);
 	return XSPIN_SUCCESS;

@@ -23,6 +23,7 @@ import (
 	"github.com/xspin/xspin/mpq"
 	"github.com/xspin/xspin/packet"
 	"github.com/xspin/xspin/slmp"
+	"github.com/xspin/xspin/slmp/slmptest"
 	"github.com/xspin/xspin/spin"
 )
 
@@ -134,57 +135,8 @@ func depositObject(t *testing.T) *Object {
 	return o
 }
 
-// A reference decides as the message engine of HPUs does, for one segment after the other.
-type reference struct {
-	t      *mpq.Table
-	q      *mpq.Queue
-	window []byte
-}
-
-func newReference(messages int, window int64) *reference {
-	q, err := mpq.NewQueue(mpq.Config{Messages: messages, Words: 4, Held: -1})
-	if err != nil {
-		panic(err)
-	}
-	return &reference{q.NewTable(), q, make([]byte, window)}
-}
-
-// run returns the answer, without headers.
-func (r *reference) run(s *segment) []byte {
-	key := mpq.Key{0x0a00, 2 << 16, uint32(10000 + s.from), s.id} // as format slmp has it
-	seg := mpq.Segment{Offset: s.offset, Len: len(s.payload), EOM: s.flags&slmp.EOM != 0}
-	ask := spin.AckRequest{Flags: uint32(s.flags), ID: s.id, Offset: s.offset}
-	say := func(processed bool, e *mpq.Entry) []byte { return slmp.Protocol{}.Answer(nil, ask, processed, e) }
-	e, d, _ := r.t.Arrive(&key, seg, 1)
-	switch d {
-	case mpq.Start, mpq.Run:
-		if d == mpq.Start {
-			r.t.Opened(e, 1)
-			e.User = nil
-		}
-		if seg.EOM {
-			e.User = ask
-		}
-		copy(r.window[s.offset:], s.payload)
-		if !r.t.Finish(e, seg, 1) {
-			return say(!seg.EOM, e)
-		}
-		if eom := e.User; !seg.EOM && eom != nil {
-			// One packet has one answer: that of EOM says all.
-			if a := eom.(spin.AckRequest); slmp.Flags(a.Flags)&slmp.SYN != 0 {
-				ask = a
-			}
-		}
-		answer := say(true, e)
-		r.t.End(e, 1)
-		return answer
-	case mpq.Again:
-		return say(true, e)
-	case mpq.Wait:
-		return say(false, e)
-	}
-	return nil
-}
+// key is of the segment's message, as format slmp has it.
+func (s *segment) key() mpq.Key { return mpq.Key{0x0a00, 2 << 16, uint32(10000 + s.from), s.id} }
 
 // What a program makes of segments in any order, more than once, is what the engine on HPUs
 // makes of them: the same answers, byte for byte, and the same bytes in the window.
@@ -196,7 +148,7 @@ func TestMessagesAsInGo(t *testing.T) {
 			rng := rand.New(rand.NewPCG(1, uint64(size)))
 			cfg, w := messagesConfig(t, window, MessagesConfig{Messages: 8, Segments: 4096})
 			h := load(t, o, cfg)
-			ref := newReference(8, window)
+			ref := slmptest.New(8, make([]byte, window))
 			for round := range 30 {
 				n := 1 + rng.IntN([]int{1, 3, 40, 700, 2000}[rng.IntN(5)])
 				last := rng.IntN(size + 1)
@@ -224,7 +176,7 @@ func TestMessagesAsInGo(t *testing.T) {
 				}
 				check := func(s *segment) {
 					t.Helper()
-					want := ref.run(s)
+					want := ref.Take(s.key(), slmp.Header{Flags: s.flags, ID: s.id, Offset: s.offset}, s.payload)
 					v, err := h.Run(s.frame())
 					if err != nil {
 						t.Fatal(err)

@@ -1189,7 +1189,7 @@ static __noinline __u64 xspin_begin(struct xspin_her *her, struct xspin_tally *t
 		return 0;
 	}
 	/* In this order: who finds the old lap in extent has found the old key. */
-	__sync_lock_test_and_set(&m->extent, XSPIN_EXTENT_LAP(lap));
+	__sync_lock_test_and_set(&m->extent, XSPIN_EXTENT_LAP(lap) | her->payload_len);
 	__sync_lock_test_and_set(&m->word, (__u64)lap << 32 | XSPIN_STARTING);
 	__builtin_memcpy(m->key, her->key, sizeof(m->key));
 	m->seen = m->started = xspin_clock();
