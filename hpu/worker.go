@@ -533,11 +533,13 @@ func (r *runner) settle() bool {
 			}
 		}
 	}
+	// Before the credit, since whoever sees that return may look: and credit of what is sent
+	// returns by the queue's completion ring, to whichever worker looks there first.
+	r.books.publish(r.pool)
 	if r.pool.cfg.Egress == RoundRobin && r.ownPort(p) {
 		r.interleave(p)
 	}
 	r.transmit(p)
-	r.books.publish(r.pool) // before the credit: whoever sees that return may look
 	r.exchange(p.queue)
 	p.handled.Store(p.handled.Load() + uint64(r.batch.count))
 	p.batches.Store(p.batches.Load() + 1)
