@@ -205,6 +205,10 @@ func (l *benchLab) flood(g *yardstick.Generator, frame []byte, d time.Duration, 
 	}
 	runtime.ReadMemStats(&m1)
 	after, err := settle(r)
+	// One that others have kept off its CPU all the while still finds a full ring.
+	for end := time.Now().Add(2 * time.Second); err == nil && after.packets == before.packets && time.Now().Before(end); {
+		after, err = settle(r)
+	}
 	if err != nil {
 		return err
 	}
