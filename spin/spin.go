@@ -12,12 +12,12 @@ type Code int
 
 // Return codes.
 const (
-	Success Code = iota
-	Drop         // the packet's bytes count as dropped; from a header handler, the whole message's
-	Fail         // the handler failed: nothing it asked for is sent or kept
-	Segv         // the same, for an access outside a window
-	Proceed      // from a header handler: put the payload into the window, run no payload handler
-	HandOver     // from a header handler in eBPF: handlers on HPUs take the message; from any other it is as Fail
+	Success  Code = iota
+	Drop          // the packet's bytes count as dropped; from a header handler, the whole message's
+	Fail          // the handler failed: nothing it asked for is sent or kept
+	Segv          // the same, for an access outside a window
+	Proceed       // from a header handler: put the payload into the window, run no payload handler
+	HandOver      // from a header handler in eBPF: handlers on HPUs take the message; from any other it is as Fail
 
 	// ProcessData, from a header handler: run the payload handler.
 	ProcessData = Success
