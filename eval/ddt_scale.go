@@ -136,23 +136,27 @@ func copies(ctx context.Context, cpus []int, packets, room int, d time.Duration)
 	const frame = 2048
 	all, errs := make([]threadDone, len(cpus)), make([]error, len(cpus))
 	var stop atomic.Bool
-	var ready, done sync.WaitGroup
+	var ready, begun, done sync.WaitGroup
 	ready.Add(len(cpus))
+	begun.Add(len(cpus))
 	for i, cpu := range cpus {
 		done.Go(func() {
 			from, to := make([]byte, packets*frame), make([]byte, room)
 			clear(from) // now, and not while it is measured
 			clear(to)
-			var once sync.Once
+			var once, first sync.Once
+			defer first.Do(begun.Done)
 			defer once.Do(ready.Done)
 			errs[i] = testbed.OnCPU(cpu, func() error {
 				once.Do(ready.Done)
 				ready.Wait()
 				s := threadDone{begin: time.Duration(clock.Monotonic())}
 				used := threadCPU()
-				for k := 0; !stop.Load(); k = (k + 1) % packets {
+				for k := 0; s.packets == 0 || !stop.Load(); k = (k + 1) % packets {
 					copy(to[k*(room-ddtPacket)/packets:][:ddtPacket], from[k*frame:])
-					s.packets++
+					if s.packets++; s.packets == 1 {
+						first.Do(begun.Done)
+					}
 				}
 				s.cpu = threadCPU() - used
 				s.end = time.Duration(clock.Monotonic())
@@ -162,7 +166,7 @@ func copies(ctx context.Context, cpus []int, packets, room int, d time.Duration)
 			})
 		})
 	}
-	ready.Wait()
+	begun.Wait() // one may be kept off its CPU for longer than all of it takes
 	select {
 	case <-time.After(d):
 	case <-ctx.Done():
