@@ -46,6 +46,10 @@ finished. In a directory that has a report already, experiments that have failed
 measured again; --only names others, and --again measures all. What is measured takes
 the place of what was found before. Leave the machine alone meanwhile.
 
+Beside the kernel XsPIN is compared with iperf3, MPICH, Open MPI and programs in C,
+which are compiled first. Lines and rows of what is not installed are left out, and a
+warning names it; --install-peers installs it.
+
 Intervals are over the runs of this one process: what differs from one process to the
 next is not in them.`,
 		Example: `  sudo xspin bench all --quick

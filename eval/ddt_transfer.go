@@ -113,7 +113,7 @@ func (m *moved) theirs(bytes int64, r mpich.Rounds, machine time.Duration) {
 	m.processes += r.Receiver + r.Sender
 }
 
-// A pair is MPICH with one of the transfers.
+// A pair is MPICH, or Open MPI, with one of the transfers.
 type pair struct {
 	*mpich.Pair
 	bytes int64 // of a round
@@ -125,13 +125,13 @@ func (p *pair) close(err *error) {
 	}
 }
 
-// prepare starts MPICH for a transfer. There must be no NIC.
-func (b *ddtBench) prepare(ctx context.Context, t datatypes.Transfer) (_ *pair, err error) {
+// prepare starts an MPI library for a transfer. There must be no NIC.
+func (b *ddtBench) prepare(ctx context.Context, l mpich.Library, t datatypes.Transfer) (_ *pair, err error) {
 	typ, _, err := ddt.Resolve(t.Type)
 	if err != nil {
 		return nil, err
 	}
-	p, err := mpich.Start(ctx, mpich.PairConfig{Lab: b.Lab, ReceiverCPU: b.receiver, SenderCPU: b.sender})
+	p, err := mpich.Start(ctx, mpich.PairConfig{Lab: b.Lab, ReceiverCPU: b.receiver, SenderCPU: b.sender, Library: l})
 	if err != nil {
 		return nil, err
 	}
@@ -141,10 +141,10 @@ func (b *ddtBench) prepare(ctx context.Context, t datatypes.Transfer) (_ *pair, 
 	return &pair{p, typ.Size() * t.Count * int64(t.Parallel)}, nil
 }
 
-// computing is prepare with the GEMM. If MPICH or that cannot be had, it warns of what there
-// is not, and returns nil.
-func (b *ddtBench) computing(ctx context.Context, t datatypes.Transfer, lines string) (*pair, error) {
-	p, err := b.prepare(ctx, t)
+// computing is prepare with the GEMM. If the library or that cannot be had, it warns of what
+// there is not, and returns nil.
+func (b *ddtBench) computing(ctx context.Context, l mpich.Library, t datatypes.Transfer, lines string) (*pair, error) {
+	p, err := b.prepare(ctx, l, t)
 	if err != nil {
 		return nil, b.without(lines, err)
 	}
@@ -197,7 +197,7 @@ func (b *ddtBench) cpuRows(ctx context.Context) (err error) {
 	}
 	pairs := make([]*pair, len(transfers))
 	for i, t := range transfers {
-		p, err2 := b.prepare(ctx, t)
+		p, err2 := b.prepare(ctx, mpich.MPICH, t)
 		if err2 != nil {
 			if err := b.without("rows ddt/*_over_mpich of part cpu", err2); err != nil {
 				return err
@@ -374,7 +374,7 @@ func (b *ddtBench) overlapRows(ctx context.Context) error {
 }
 
 func (b *ddtBench) overlap(ctx context.Context, t datatypes.Transfer) (err error) {
-	p, err := b.computing(ctx, t, "rows ddt/*_mpich of part overlap")
+	p, err := b.computing(ctx, mpich.MPICH, t, "rows ddt/*_mpich of part overlap")
 	if err != nil {
 		return err
 	}

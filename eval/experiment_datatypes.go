@@ -139,34 +139,69 @@ func (s *datatypeSide) add(p *datatypePoint, o overlapped, on string) {
 	}
 }
 
+// A datatypePeer is an MPI library that is measured.
+type datatypePeer struct {
+	mpich.Library
+	*pair                          // nil if it cannot be measured, or not any more
+	sides map[string]*datatypeSide // by type
+}
+
+// without has the library's lines left out, for a reason that is told: the other lines are
+// worth having nonetheless. It returns an error if the measurement is to end.
+func (p *datatypePeer) without(ctx context.Context, b *ddtBench, reason error) error {
+	p.close(&reason)
+	p.pair = nil
+	if ctx.Err() != nil {
+		return reason
+	}
+	b.cfg.warn(fmt.Sprintf("no %s: %v", p.lines(), reason))
+	return nil
+}
+
+func (p *datatypePeer) lines() string { return fmt.Sprintf("lines of %s in datatypes-*", p.Library) }
+
 // plots measures figures 27 to 29 of D4.7.
 func (s datatypeSweep) plots(ctx context.Context, t *trial) (err error) {
 	b := t.ddt(s.duration)
-	b.cfg.warn("no lines of Open MPI: it is not measured, even if it is installed, since its ranks need its own launcher")
-	var pair *pair // which MPICH prepares anew for each place
-	var sides []func(context.Context) error
-	ours, theirs, alone := map[string]*datatypeSide{}, map[string]*datatypeSide{}, map[string]*datatypeSide{}
 	types := []string{"Simple", "Complex"}
-	var unsettled []string // places
+	places := map[string][]*datatypePoint{}
 	for _, typ := range types {
-		ours[typ], theirs[typ], alone[typ] = newDatatypeSide(typ, "XsPIN", "user"), newDatatypeSide(typ, "MPICH over TCP", ""), newDatatypeSide(typ, "", "")
-		points, err := s.points(typ)
-		if err != nil {
+		if places[typ], err = s.points(typ); err != nil {
 			return err
 		}
-		if typ == types[0] {
-			if pair, err = b.computing(ctx, points[0].Transfer, "lines of MPICH in datatypes-*"); err != nil {
+	}
+	peers := []*datatypePeer{{Library: mpich.MPICH}, {Library: mpich.OpenMPI}}
+	for _, p := range peers {
+		defer func() { p.close(&err) }()
+		p.sides = map[string]*datatypeSide{}
+		// It is prepared anew for each place.
+		if p.pair, err = b.computing(ctx, p.Library, places[types[0]][0].Transfer, p.lines()); err != nil {
+			if err = p.without(ctx, b, err); err != nil {
 				return err
 			}
-			defer pair.close(&err)
 		}
+	}
+	var sides []func(context.Context) error
+	ours, alone := map[string]*datatypeSide{}, map[string]*datatypeSide{}
+	var unsettled []string // places
+	for _, typ := range types {
+		ours[typ], alone[typ] = newDatatypeSide(typ, "XsPIN", "user"), newDatatypeSide(typ, "", "")
 		sides = append(sides, func(ctx context.Context) error {
-			n, err := b.datatypesOurs(ctx, points, ours[typ], alone[typ])
+			n, err := b.datatypesOurs(ctx, places[typ], ours[typ], alone[typ])
 			unsettled = append(unsettled, n...)
 			return err
 		})
-		if pair != nil {
-			sides = append(sides, func(ctx context.Context) error { return b.datatypesTheirs(ctx, pair, points, theirs[typ]) })
+		for _, p := range peers {
+			p.sides[typ] = newDatatypeSide(typ, string(p.Library)+" over TCP", "")
+			sides = append(sides, func(ctx context.Context) error {
+				if p.pair == nil {
+					return nil
+				}
+				if err := b.datatypesTheirs(ctx, p, places[typ], p.sides[typ]); err != nil {
+					return p.without(ctx, b, err)
+				}
+				return nil
+			})
 		}
 	}
 	if err := bench.Rounds(ctx, min(t.runs, 3), sides...); err != nil {
@@ -194,13 +229,23 @@ func (s datatypeSweep) plots(ctx context.Context, t *trial) (err error) {
 			for _, m := range a.goodput[typ] {
 				goodput.Marks = append(goodput.Marks, report.Mark{Name: "FPsPIN", X: m[0], Y: m[1], Source: fmt.Sprintf(fpspinDatatypes, "27 and its data")})
 			}
-			o, m := ours[typ], theirs[typ]
-			t.plot(goodput, o.alone[i], o.beside[i], m.alone[i], m.beside[i])
 			alone[typ].gemms[i].name = "alone"
+			var goodputs []*line
+			gemms := []*line{alone[typ].gemms[i]}
+			all := []*datatypeSide{ours[typ]}
+			for _, p := range peers {
+				if p.pair != nil {
+					all = append(all, p.sides[typ])
+				}
+			}
+			for _, side := range all {
+				goodputs, gemms = append(goodputs, side.alone[i], side.beside[i]), append(gemms, side.gemms[i])
+				ratios, hiddens = append(ratios, side.ratio[i]), append(hiddens, side.hidden[i])
+			}
+			t.plot(goodput, goodputs...)
 			t.plot(report.Plot{
 				Name: name(file, "gemm"), Title: "Speed of GEMMs while messages of " + typ + " arrive, " + a.title, X: a.axis, Y: report.Axis{Label: "GEMMs, one thread", Unit: "GFLOPS"},
-			}, alone[typ].gemms[i], o.gemms[i], m.gemms[i])
-			ratios, hiddens = append(ratios, o.ratio[i], m.ratio[i]), append(hiddens, o.hidden[i], m.hidden[i])
+			}, gemms...)
 		}
 		t.plot(ratio, ratios...)
 		t.plot(hidden, hiddens...)
@@ -257,23 +302,31 @@ func (b *ddtBench) datatypesOurs(ctx context.Context, points []*datatypePoint, t
 	return unsettled, nil
 }
 
-// datatypesTheirs is a run of all places of a type by MPICH.
-func (b *ddtBench) datatypesTheirs(ctx context.Context, pair *pair, points []*datatypePoint, to *datatypeSide) error {
+// theirPatience is how long a library may take for a place before it counts as hanging.
+const theirPatience = time.Minute
+
+// datatypesTheirs is a run of all places of a type by an MPI library.
+func (b *ddtBench) datatypesTheirs(ctx context.Context, peer *datatypePeer, points []*datatypePoint, to *datatypeSide) error {
 	on, err := b.state()
 	if err != nil {
 		return err
 	}
-	for _, p := range points {
+	place := func(p *datatypePoint) (o overlapped, err error) {
+		ctx, cancel := context.WithTimeout(ctx, theirPatience)
+		defer cancel()
 		typ, _, err := ddt.Resolve(p.Type)
-		if err == nil {
-			err = pair.Prepare(ctx, mpich.Transfer{Type: typ, Count: p.Count, Messages: p.Parallel})
-		}
 		if err != nil {
-			return fmt.Errorf("MPICH, %s: %w", p.Name, err)
+			return o, err
 		}
-		o, err := b.overlapTheirs(ctx, pair, p.gemms)
+		if err := peer.Prepare(ctx, mpich.Transfer{Type: typ, Count: p.Count, Messages: p.Parallel}); err != nil {
+			return o, err
+		}
+		return b.overlapTheirs(ctx, peer.pair, p.gemms)
+	}
+	for _, p := range points {
+		o, err := place(p)
 		if err != nil {
-			return fmt.Errorf("MPICH, %s: %w", p.Name, err)
+			return fmt.Errorf("%s, %s: %w", peer.Library, p.Name, err)
 		}
 		to.add(p, o, on)
 	}

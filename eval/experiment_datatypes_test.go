@@ -5,6 +5,8 @@ package eval
 import (
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -37,7 +39,7 @@ func TestDatatypesMeasureEveryRow(t *testing.T) {
 	}
 	want := "datatypes-overlap 1"
 	for _, axis := range []string{"parallel", "length"} {
-		for _, plot := range []string{"simple-%[1]s 2 2 2 2", "simple-gemm-%[1]s 2 2 2", "complex-%[1]s 2 2 2 2", "complex-gemm-%[1]s 2 2 2", "ratio-%[1]s 2 2 2 2", "hidden-%[1]s 2 2 2 2"} {
+		for _, plot := range []string{"simple-%[1]s 2 2 2 2 2 2", "simple-gemm-%[1]s 2 2 2 2", "complex-%[1]s 2 2 2 2 2 2", "complex-gemm-%[1]s 2 2 2 2", "ratio-%[1]s 2 2 2 2 2 2", "hidden-%[1]s 2 2 2 2 2 2"} {
 			want += " datatypes-" + fmt.Sprintf(plot, axis)
 		}
 	}
@@ -60,8 +62,52 @@ func TestDatatypesMeasureEveryRow(t *testing.T) {
 	if got := strings.Join(got, " "); got != want {
 		t.Errorf("plots and points %s\nwant %s", got, want)
 	}
-	if len(warned) < 1 || !strings.HasPrefix(warned[0], "no lines of Open MPI: ") {
-		t.Errorf("warned %q", warned)
+	for _, w := range warned {
+		if strings.Contains(w, "no lines") {
+			t.Errorf("warned %q", w)
+		}
+	}
+	nothingIsLeft(t)
+}
+
+// What a machine does not have, or what fails there, costs its own lines.
+func TestEveryRowOfOursWithoutMPI(t *testing.T) {
+	if !measures(t) {
+		return
+	}
+	bin := t.TempDir()
+	for name, says := range map[string]string{"mpicc.mpich": "mpi.h: No such file or directory", "mpirun.openmpi": "it is broken"} {
+		if err := os.WriteFile(filepath.Join(bin, name), []byte("#!/bin/sh\necho "+says+" >&2; exit 1\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	e := report.Experiment{Name: "datatypes"}
+	var warned []string
+	err := inLab(func(msg string) { t.Log(msg) }, func(lab *benchLab) error {
+		trial := &trial{lab, benchConfig{runs: 1, warn: func(msg string) { warned = append(warned, msg) }}, true, &e}
+		return datatypeSweep{[]int{1}, []int{1}, time.Millisecond}.plots(t.Context(), trial)
+	})
+	if err = errors.Join(err, e.Prune()); err != nil {
+		t.Fatal(err)
+	}
+	if len(e.Plots) != 12 {
+		t.Errorf("%d plots", len(e.Plots))
+	}
+	for _, p := range e.Plots {
+		for _, s := range p.Series {
+			if strings.Contains(s.Name, "MPI") {
+				t.Errorf("%s: series %s", p.Name, s.Name)
+			}
+		}
+	}
+	for i, want := range [][]string{
+		{"no lines of MPICH in datatypes-*: ", "apt-get install mpich"},
+		{"no lines of Open MPI in datatypes-*: ", "it is broken"},
+	} {
+		if len(warned) < 2 || !strings.HasPrefix(warned[i], want[0]) || !strings.Contains(warned[i], want[1]) {
+			t.Errorf("warned %q, want one of %q", warned, want)
+		}
 	}
 	nothingIsLeft(t)
 }

@@ -97,7 +97,7 @@ var experiments = []experiment{
 		report.Experiment{
 			Name: "datatypes", Title: "MPI datatypes",
 			Shows: "How fast messages are received into scattered memory, and how much of that time is hidden behind computing.",
-			Method: "Messages of Simple and Complex, FPsPIN's types, by handlers on the NIC, next to MPICH over TCP, whose receiver scatters in the MPI library. Goodput is from the receiver's request for messages until it knows that all are there. " +
+			Method: "Messages of Simple and Complex, FPsPIN's types, by handlers on the NIC, next to MPICH and, in the plots, Open MPI over TCP, whose receivers scatter in the MPI library. Goodput is from the receiver's request for messages until it knows that all are there. " +
 				"By number of messages at a time, each has 20 elements, 2160 KiB; by length, 16 are sent at a time. " +
 				"Beside messages the receiver's one thread multiplies matrices, 20 products of the same code on both sides, and looks for messages between two. As in FPsPIN's evaluation the matrices' size is tuned, before the first run, so that XsPIN's messages are found at the 15th to the last product. " +
 				"The receiver is on one CPU, the sender on another. In the plots, and in the rows overlap_* and hidden_*, the NIC's one HPU shares the sender's CPU, so that the receiver's is left to the products; it is there for the lines without products, too. In the rows goodput_* and cpu_* nothing is computed: the HPU is on the receiver's CPU, where the application sleeps, which is why goodput is higher there than in the plots. FPsPIN's ratio, the share of the time until messages are found that products take, tends to 1 by construction; the share of the messages' time that is hidden does not. Sides take turns, 3 runs of each place.",

@@ -28,40 +28,43 @@ var everywhere = strings.Fields(`apt-cache apt-get awk bash cat chmod chroot cp 
 
 // Packages bring more than the program that the Makefile looks for.
 var comesWith = map[string]string{
-	"capinfos":     "tshark",
-	"cc":           "gcc",
-	"mpicc.mpich":  "mpicc",
-	"mpichversion": "mpicc",
-	"tc":           "ip",
+	"capinfos":       "tshark",
+	"cc":             "gcc",
+	"mpicc":          "mpichversion",
+	"mpicc.mpich":    "mpichversion",
+	"mpirun.openmpi": "mpicc.openmpi",
+	"tc":             "ip",
 }
 
 // Where the name of a program is not written at the call, it is one of these; nil stands
 // for programs that are built here. Of a function that starts what its callers say, it is
 // what they say.
 var named = map[string][]string{
-	"eval/peers/peers.go Version":                         {"cc", "iperf3", "mpichversion"},
-	"eval/rx.go openC":                                    nil,
-	"eval/slmp.go send":                                   nil,
-	"eval/slmp_load.go runLoads":                          nil,
-	"eval/slmp_load.go smallEcho":                         nil,
-	"cli/own_test.go TestOwnXspin":                        {"go"},
-	"daemon/privileges_test.go unitCapabilities":          nil,
-	"daemon/privileges_test.go logsOfAUser":               nil,
-	"daemon/privileges_test.go withoutPrivileges":         nil,
-	"daemon/kernel_test.go TestPrivilegesOfTheKernelTier": nil,
-	"demos/file/run.go send":                              nil,
-	"demos/pingpong/rtt/rtt_test.go TestEchoProcess":      nil,
-	"eval/mpich/gemm_test.go TestGEMMLibrary":             nil,
-	"eval/mpich/compare_test.go newPeer":                  nil,
-	"eval/mpich/pair.go Start":                            nil,
-	"eval/mpich/unpacker.go StartUnpacker":                nil,
-	"netns/namespace.go Command":                          nil, // its callers are looked at
-	"netns/namespace.go Exec":                             nil, // what a user says
-	"scripts/install_test.go verify":                      nil, // it does without
-	"scripts/newuser_test.go environ":                     {"git", "go", "id", "make", "sh"},
-	"scripts/newuser_test.go run":                         {"git", "make"},
-	"scripts/tap/main.go run":                             nil,
-	"slmp/conn_test.go run":                               {"ip", "tc"},
+	"eval/peers/peers.go Version":                             {"cc", "iperf3", "mpichversion", "mpirun.openmpi"},
+	"eval/rx.go openC":                                        nil,
+	"eval/slmp.go send":                                       nil,
+	"eval/slmp_load.go runLoads":                              nil,
+	"eval/slmp_load.go smallEcho":                             nil,
+	"cli/own_test.go TestOwnXspin":                            {"go"},
+	"daemon/privileges_test.go unitCapabilities":              nil,
+	"daemon/privileges_test.go logsOfAUser":                   nil,
+	"daemon/privileges_test.go withoutPrivileges":             nil,
+	"daemon/kernel_test.go TestPrivilegesOfTheKernelTier":     nil,
+	"demos/file/run.go send":                                  nil,
+	"demos/pingpong/rtt/rtt_test.go TestEchoProcess":          nil,
+	"eval/mpich/build.go build":                               {"mpicc", "mpicc.mpich", "mpicc.openmpi"},
+	"eval/mpich/build_test.go TestBuildRefusesAnothersHeader": {"mpicc", "mpicc.mpich", "mpicc.openmpi"},
+	"eval/mpich/gemm_test.go TestGEMMLibrary":                 nil,
+	"eval/mpich/compare_test.go newPeer":                      nil,
+	"eval/mpich/pair.go start":                                nil,
+	"eval/mpich/unpacker.go StartUnpacker":                    nil,
+	"netns/namespace.go Command":                              nil, // its callers are looked at
+	"netns/namespace.go Exec":                                 nil, // what a user says
+	"scripts/install_test.go verify":                          nil, // it does without
+	"scripts/newuser_test.go environ":                         {"git", "go", "id", "make", "sh"},
+	"scripts/newuser_test.go run":                             {"git", "make"},
+	"scripts/tap/main.go run":                                 nil,
+	"slmp/conn_test.go run":                                   {"ip", "tc"},
 }
 
 // The Makefile says what a machine needs, and installs it. So that nothing is forgotten

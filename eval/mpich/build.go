@@ -21,29 +21,64 @@ import (
 //go:embed src/*.c src/*.h
 var sources embed.FS
 
-// ErrMissing is that there is no MPICH to build with.
-var ErrMissing = errors.New("no MPICH to build with: apt-get install mpich libmpich-dev gcc libc6-dev")
+// A Library is an implementation of MPI.
+type Library string
 
-// What mpicc says if a part is missing, with gcc's names for files.
-var missing = []string{"mpi.h: No such file", "stdio.h: No such file", "cannot find -lmpich", "gcc: not found"}
+// The two that there are.
+const (
+	MPICH   Library = "MPICH"
+	OpenMPI Library = "Open MPI"
+)
 
-// Build compiles a program of src, "mpi_compare" say, into dir and returns its path.
+// ErrMissing is that a library is not there to build with.
+var ErrMissing = errors.New("no MPI library to build with")
+
+// parts are what a library has of its own: names of its mpicc, a macro of its mpi.h, and
+// Debian's packages. Where there are both libraries, mpicc is that of either.
+var parts = map[Library]struct {
+	mpicc           []string
+	macro, packages string
+}{
+	MPICH:   {[]string{"mpicc.mpich", "mpicc"}, "MPICH_VERSION", "mpich libmpich-dev"},
+	OpenMPI: {[]string{"mpicc.openmpi"}, "OPEN_MPI", "openmpi-bin libopenmpi-dev"},
+}
+
+// A missingError is ErrMissing of a library, with what to do.
+type missingError Library
+
+func (e missingError) Error() string {
+	return fmt.Sprintf("no %s to build with: apt-get install %s gcc libc6-dev", Library(e), parts[Library(e)].packages)
+}
+
+func (missingError) Is(target error) bool { return target == ErrMissing }
+
+// What mpicc says if a part is missing, with gcc's names for files. The last is of our
+// sources: it may be another library's mpicc.
+var missing = []string{"mpi.h: No such file", "stdio.h: No such file", "cannot find -lmpi", "gcc: not found", "find the requested compiler", "mpi.h is another library's"}
+
+// Build compiles a program of src, "mpi_compare" say, with MPICH into dir and returns its path.
 // The error wraps ErrMissing if there is no compiler or no library.
 func Build(ctx context.Context, dir, program string) (path string, err error) {
-	// Where there is Open MPI as well, mpicc may be its own.
-	mpicc, err := exec.LookPath("mpicc.mpich")
-	if err != nil {
-		mpicc, err = exec.LookPath("mpicc")
+	return MPICH.build(ctx, dir, program)
+}
+
+// build is Build with a library.
+func (l Library) build(ctx context.Context, dir, program string) (path string, err error) {
+	var mpicc string
+	for _, name := range parts[l].mpicc {
+		if mpicc, err = exec.LookPath(name); err == nil {
+			break
+		}
 	}
 	if err != nil {
-		return "", fmt.Errorf("build %s: %w: %w", program, ErrMissing, err)
+		return "", fmt.Errorf("build %s: %w: %w", program, missingError(l), err)
 	}
 	src := filepath.Join(dir, "src")
 	if err := unpack(src); err != nil {
 		return "", fmt.Errorf("build %s: %w", program, err)
 	}
 	path = filepath.Join(dir, program)
-	cmd := exec.CommandContext(ctx, mpicc, "-O3", "-Wall", "-o", path, filepath.Join(src, program+".c"), "-lm")
+	cmd := exec.CommandContext(ctx, mpicc, "-O3", "-Wall", "-DWANT_"+parts[l].macro, "-o", path, filepath.Join(src, program+".c"), "-lm")
 	cmd.Env = append(os.Environ(), "LC_ALL=C") // for missing
 	out, err := cmd.CombinedOutput()
 	switch {
@@ -52,7 +87,7 @@ func Build(ctx context.Context, dir, program string) (path string, err error) {
 	case ctx.Err() != nil:
 		return "", fmt.Errorf("build %s: %w", program, ctx.Err())
 	case slices.ContainsFunc(missing, func(s string) bool { return bytes.Contains(out, []byte(s)) }):
-		return "", fmt.Errorf("build %s: %w: %s", program, ErrMissing, bytes.TrimSpace(out))
+		return "", fmt.Errorf("build %s: %w: %s", program, missingError(l), bytes.TrimSpace(out))
 	}
 	return "", fmt.Errorf("%s: %w: %s", cmd, err, bytes.TrimSpace(out))
 }

@@ -4,20 +4,24 @@ package mpich
 
 import (
 	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
 
 func TestBuildSaysWhichPackagesAreMissing(t *testing.T) {
 	for _, tc := range []struct {
-		name, mpicc string // a script, "" for none
+		name, mpicc string // a script of that name, "" for none
 		missing     bool
 	}{
 		{"no mpicc", "", true},
 		{"no header", "echo 'mpi_compare.c:15:10: fatal error: mpi.h: No such file or directory' >&2; exit 1", true},
 		{"no compiler", "echo '/usr/bin/mpicc: 1: gcc: not found' >&2; exit 127", true},
+		{"another's", `echo "mpi_type.h:37:2: error: #error mpi.h is another library's" >&2; exit 1`, true},
 		{"a mistake", "echo \"mpi_compare.c:15:10: error: expected ';'\" >&2; exit 1", false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -42,6 +46,33 @@ func TestBuildSaysWhichPackagesAreMissing(t *testing.T) {
 				t.Errorf("%v: not what the compiler says", err)
 			}
 		})
+	}
+}
+
+// Where there is only one of the two, mpicc is its own, and MPICH's ranks would not find each
+// other if they were built with the other's.
+func TestBuildRefusesAnothersHeader(t *testing.T) {
+	path := os.Getenv("PATH")
+	real := map[Library]string{}
+	for l, p := range parts {
+		need(t, l)
+		for _, name := range slices.Backward(p.mpicc) {
+			if path, err := exec.LookPath(name); err == nil {
+				real[l] = path
+			}
+		}
+	}
+	for l, other := range map[Library]Library{MPICH: OpenMPI, OpenMPI: MPICH} {
+		bin := t.TempDir()
+		// Open MPI's looks at the name by which it was called.
+		script := fmt.Sprintf("#!/bin/sh\nPATH=%s exec %s \"$@\"\n", path, real[other])
+		if err := os.WriteFile(filepath.Join(bin, parts[l].mpicc[0]), []byte(script), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		t.Setenv("PATH", bin)
+		if _, err := l.build(t.Context(), t.TempDir(), "mpi_unpack"); !errors.Is(err, ErrMissing) || !strings.Contains(err.Error(), "another library's") {
+			t.Errorf("%s with the mpicc of %s: %v", l, other, err)
+		}
 	}
 }
 

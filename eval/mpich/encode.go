@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package mpich compares with MPICH: it hands datatypes to it, builds the C programs that
-// use it, and runs them.
+// use it, and runs them. Those that transfer can be Open MPI's, too.
 package mpich
 
 import (

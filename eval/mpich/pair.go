@@ -21,7 +21,7 @@ import (
 
 var (
 	// ErrXDP is returned, wrapped, when there is an XDP program on an end of the lab.
-	ErrXDP = errors.New("an XDP program, which takes MPICH's offloads away: use a lab without a NIC")
+	ErrXDP = errors.New("an XDP program, which takes offloads away from MPI: use a lab without a NIC")
 	// ErrPath is returned, wrapped, when messages did not pass through the lab.
 	ErrPath = errors.New("messages took another way")
 )
@@ -33,6 +33,8 @@ type PairConfig struct {
 	Lab *netns.Lab
 	// CPUs that they are pinned to, -1 for any.
 	ReceiverCPU, SenderCPU int
+	// Library is what they are programs of.
+	Library Library
 }
 
 // A Pair is a receiver and a sender that are ranks of an MPI program, connected by TCP
@@ -51,31 +53,71 @@ const receiver, sender = 0, 1
 // Start builds the program and starts it.
 func Start(ctx context.Context, cfg PairConfig) (_ *Pair, err error) {
 	if _, err := look(cfg.Lab); err != nil {
-		return nil, fmt.Errorf("MPICH pair: %w", err)
+		return nil, fmt.Errorf("%s pair: %w", cfg.Library, err)
 	}
 	dir, err := testbed.TempDir(os.TempDir(), "mpich")
 	if err != nil {
-		return nil, fmt.Errorf("MPICH pair: %w", err)
+		return nil, fmt.Errorf("%s pair: %w", cfg.Library, err)
 	}
 	p := &Pair{cfg: cfg, dir: dir}
 	defer func() {
 		if err != nil {
-			err = fmt.Errorf("MPICH pair: %w", p.failed(err))
+			err = fmt.Errorf("%s pair: %w", cfg.Library, p.failed(err))
 		}
 	}()
-	program, err := Build(ctx, dir, "mpi_transfer")
+	program, err := cfg.Library.build(ctx, dir, "mpi_transfer")
 	if err != nil {
 		return nil, err
 	}
+	opened := func() {}
+	if cfg.Library == OpenMPI {
+		var o *openMPI
+		if o, p.ranks, err = startOpenMPI(program, dir, cfg); err == nil {
+			opened = o.opened
+		}
+	} else {
+		err = p.start(program)
+	}
+	if err != nil {
+		return nil, err
+	}
+	// Ranks that do not reach each other try for ever.
+	connect, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	// A newline is no command: what they answer is that they are connected.
+	_, err = p.call(connect, "\n", "\n")
+	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		err = fmt.Errorf("%w: not connected to each other after %v", ErrRank, patience)
+	}
+	if err != nil {
+		return nil, err
+	}
+	opened()
+	return p, nil
+}
+
+// patience is how long ranks may take to find each other. It is a variable for a test.
+var patience = time.Minute
+
+// A place is where a rank runs.
+type place struct {
+	what string
+	port netns.Port
+	cpu  int
+}
+
+// places are those of the ranks.
+func places(cfg PairConfig) []place {
+	return []place{{"receiver", cfg.Lab.NIC, cfg.ReceiverCPU}, {"sender", cfg.Lab.Host, cfg.SenderCPU}}
+}
+
+// start starts MPICH's ranks.
+func (p *Pair) start(program string) error {
 	pmi := newPMI(2)
-	for i, r := range []struct {
-		what string
-		port netns.Port
-		cpu  int
-	}{{"receiver", cfg.Lab.NIC, cfg.ReceiverCPU}, {"sender", cfg.Lab.Host, cfg.SenderCPU}} {
+	for i, r := range places(p.cfg) {
 		conn, env, err := pmi.connect(i)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		cmd := exec.Command(program)
 		cmd.Env = environ(append(env,
@@ -87,16 +129,12 @@ func Start(ctx context.Context, cfg PairConfig) (_ *Pair, err error) {
 		conn.Close()
 		if err != nil {
 			pmi.ranks[i].Close()
-			return nil, err
+			return err
 		}
 		p.ranks = append(p.ranks, rank)
 		go pmi.serve(i, rank.kill)
 	}
-	// A newline is no command: what they answer is that they are connected.
-	if _, err := p.call(ctx, "\n", "\n"); err != nil {
-		return nil, err
-	}
-	return p, nil
+	return nil
 }
 
 // failed ends ranks that an error makes useless, and returns it.
@@ -121,7 +159,7 @@ type Transfer struct {
 // Prepare says what to transfer. It does so once, and fails unless every byte of the
 // receiver's buffers, holes included, is as it should be then.
 func (p *Pair) Prepare(ctx context.Context, t Transfer) error {
-	const op = "MPICH prepare"
+	op := p.cfg.Library + " prepare"
 	if t.Count < 1 || t.Count > math.MaxInt32 {
 		return fmt.Errorf("%s: %d elements: want 1 to %d, MPI-3 counts them in int", op, t.Count, math.MaxInt32)
 	}
@@ -141,7 +179,7 @@ type Rounds struct {
 	// Times are from ready-to-send, when all receives were posted, until the last
 	// message was there.
 	Times []time.Duration
-	// CPU time of the ranks, all rounds together. MPICH waits spinning.
+	// CPU time of the ranks, all rounds together. They wait spinning.
 	Receiver, Sender time.Duration
 }
 
@@ -149,7 +187,7 @@ type Rounds struct {
 func (p *Pair) Receive(ctx context.Context, rounds int) (Rounds, error) {
 	answers, err := p.pass(ctx, rounds, fmt.Sprintf("receive %d\n", rounds), fmt.Sprintf("send %d\n", rounds))
 	if err != nil {
-		return Rounds{}, fmt.Errorf("MPICH receive: %w", err)
+		return Rounds{}, fmt.Errorf("%s receive: %w", p.cfg.Library, err)
 	}
 	r := answers[receiver]
 	return Rounds{r[1:], r[0], answers[sender][0]}, nil
@@ -165,7 +203,7 @@ type Compute struct {
 // GEMMs, it computes one before it begins; the first of them builds the library that they
 // are in, which needs the go command.
 func (p *Pair) Compute(ctx context.Context, c Compute, rounds int) ([]time.Duration, error) {
-	const op = "MPICH compute"
+	op := p.cfg.Library + " compute"
 	command, err := p.computing(ctx, "gemm", c, rounds)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", op, err)
@@ -205,11 +243,11 @@ func (p *Pair) Detect(ctx context.Context, c Compute, rounds int) ([]Overlap, er
 func (p *Pair) overlap(ctx context.Context, how string, c Compute, rounds int) ([]Overlap, error) {
 	command, err := p.computing(ctx, how, c, rounds)
 	if err != nil {
-		return nil, fmt.Errorf("MPICH %s: %w", how, err)
+		return nil, fmt.Errorf("%s %s: %w", p.cfg.Library, how, err)
 	}
 	answers, err := p.pass(ctx, rounds, command, fmt.Sprintf("send %d\n", rounds))
 	if err != nil {
-		return nil, fmt.Errorf("MPICH %s: %w", how, err)
+		return nil, fmt.Errorf("%s %s: %w", p.cfg.Library, how, err)
 	}
 	all := make([]Overlap, rounds)
 	for i := range all {
@@ -275,7 +313,7 @@ func (p *Pair) pass(ctx context.Context, rounds int, commands ...string) (answer
 	return answers, nil
 }
 
-// look returns how many bytes the NIC's device has received, if MPICH may use the lab.
+// look returns how many bytes the NIC's device has received, if MPI may use the lab.
 func look(lab *netns.Lab) (received uint64, err error) {
 	for _, p := range []netns.Port{lab.Host, lab.NIC} {
 		err := p.NS.Do(func() error {

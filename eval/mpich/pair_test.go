@@ -35,19 +35,25 @@ func parse(t testing.TB, text string) *ddt.Type {
 	return typ
 }
 
-var buildable = sync.OnceValue(func() error {
-	dir, err := os.MkdirTemp("", "mpich")
-	if err != nil {
-		return err
-	}
-	_, err = Build(context.Background(), dir, "mpi_unpack")
-	return errors.Join(err, os.RemoveAll(dir))
-})
+var buildable = map[Library]func() error{MPICH: onceBuilt(MPICH), OpenMPI: onceBuilt(OpenMPI)}
 
-// needMPICH skips where there is none.
-func needMPICH(t testing.TB) {
+func onceBuilt(l Library) func() error {
+	return sync.OnceValue(func() error {
+		dir, err := os.MkdirTemp("", "mpich")
+		if err != nil {
+			return err
+		}
+		_, err = l.build(context.Background(), dir, "mpi_unpack")
+		return errors.Join(err, os.RemoveAll(dir))
+	})
+}
+
+func needMPICH(t testing.TB) { need(t, MPICH) }
+
+// need skips where there is no such library.
+func need(t testing.TB, l Library) {
 	t.Helper()
-	if err := buildable(); errors.Is(err, ErrMissing) && os.Getenv("XSPIN_NO_SKIP") != "1" {
+	if err := buildable[l](); errors.Is(err, ErrMissing) && os.Getenv("XSPIN_NO_SKIP") != "1" {
 		t.Skip(err)
 	} else if err != nil {
 		t.Fatal(err)
@@ -57,9 +63,15 @@ func needMPICH(t testing.TB) {
 // start starts a pair in a lab of its own, and sees to it that nothing of it is left.
 func start(t *testing.T) (*Pair, *netns.Lab) {
 	t.Helper()
-	needMPICH(t)
+	return startOf(t, MPICH)
+}
+
+// startOf is start with a library.
+func startOf(t *testing.T, l Library) (*Pair, *netns.Lab) {
+	t.Helper()
+	need(t, l)
 	lab := netnstest.Temp(t, netns.LabConfig{})
-	p, err := Start(t.Context(), PairConfig{lab, -1, -1})
+	p, err := Start(t.Context(), PairConfig{lab, -1, -1, l})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,6 +108,96 @@ func TestPair(t *testing.T) {
 	t.Run("refuses", func(t *testing.T) { testRefuses(t, p) })
 	t.Run("no XDP", func(t *testing.T) { testNoXDP(t, p, lab) })
 	t.Run("path", func(t *testing.T) { testPath(t, p, lab) }) // which it does not
+}
+
+// The same of Open MPI, and what ends it.
+func TestOpenMPI(t *testing.T) {
+	p, lab := startOf(t, OpenMPI)
+	t.Run("transfers", func(t *testing.T) { testTransfers(t, p) })
+	t.Run("overlaps", func(t *testing.T) { testOverlaps(t, p) })
+	t.Run("refuses", func(t *testing.T) { testRefuses(t, p) })
+	t.Run("cancel", func(t *testing.T) {
+		if err := p.Prepare(t.Context(), Transfer{parse(t, "ctg(100000)[int]"), 1, 2}); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		if err := <-busy(ctx, p); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("error %v", err)
+		}
+		nothingLeft(t, lab)
+	})
+}
+
+func TestCloseOpenMPI(t *testing.T) {
+	p, lab := startOf(t, OpenMPI)
+	if err := p.Close(); err != nil {
+		t.Error(err)
+	}
+	nothingLeft(t, lab)
+	if _, err := Start(t.Context(), PairConfig{lab, -1, 4000, OpenMPI}); err == nil || !strings.Contains(err.Error(), "CPU 4000") {
+		t.Errorf("error %v without such a CPU", err)
+	}
+	t.Setenv("PATH", t.TempDir())
+	if _, err := Start(t.Context(), PairConfig{lab, -1, -1, OpenMPI}); !errors.Is(err, ErrMissing) || !strings.Contains(err.Error(), "apt-get install openmpi-bin libopenmpi-dev") {
+		t.Errorf("error %v without mpicc", err)
+	}
+}
+
+// What a rank says is the error, not what the launcher makes of it.
+func TestAFailingRankOfOpenMPI(t *testing.T) {
+	p, lab := startOf(t, OpenMPI)
+	err := p.Prepare(t.Context(), Transfer{parse(t, "ctg(3000000000)[byte]"), 1, 1})
+	if !errors.Is(err, ErrRank) || !strings.Contains(err.Error(), "MPI-3") || strings.Contains(err.Error(), "mpirun") {
+		t.Errorf("error %v of a count that is no int", err)
+	}
+	nothingLeft(t, lab)
+}
+
+// A launcher that is killed takes its ranks with it.
+func TestAKilledLauncher(t *testing.T) {
+	p, lab := startOf(t, OpenMPI)
+	if err := p.Prepare(t.Context(), Transfer{parse(t, "ctg(100000)[int]"), 1, 2}); err != nil {
+		t.Fatal(err)
+	}
+	result := busy(t.Context(), p)
+	pids, err := lab.NIC.NS.Pids()
+	if err != nil || len(pids) != 1 {
+		t.Fatalf("receivers %v, error %v", pids, err)
+	}
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pids[0]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var launcher int
+	_, parent, _ := strings.Cut(string(status), "\nPPid:")
+	if _, err := fmt.Sscan(parent, &launcher); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(launcher, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-result; !errors.Is(err, ErrRank) || !strings.Contains(err.Error(), "mpirun: signal: killed") {
+		t.Errorf("error %v", err)
+	}
+	nothingLeft(t, lab)
+}
+
+// A launcher that hangs, and does not want to end, is killed.
+func TestALauncherThatHangs(t *testing.T) {
+	need(t, OpenMPI)
+	bin := t.TempDir()
+	if err := os.WriteFile(filepath.Join(bin, "mpirun.openmpi"), []byte("#!/bin/sh\nkill -STOP $$\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	defer func(d time.Duration) { patience = d }(patience)
+	patience = 100 * time.Millisecond
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	if _, err := Start(t.Context(), PairConfig{lab, -1, -1, OpenMPI}); !errors.Is(err, ErrRank) || !strings.Contains(err.Error(), "not connected to each other after 100ms") {
+		t.Errorf("error %v", err)
+	}
+	nothingLeft(t, lab)
 }
 
 func testTransfers(t *testing.T, p *Pair) {
@@ -238,7 +340,7 @@ func testNoXDP(t *testing.T, p *Pair, lab *netns.Lab) {
 		if _, err := p.Receive(t.Context(), 1); !errors.Is(err, ErrXDP) || !strings.Contains(err.Error(), port.Device) {
 			t.Errorf("%s: receive: error %v", port.Device, err)
 		}
-		if _, err := Start(t.Context(), PairConfig{lab, -1, -1}); !errors.Is(err, ErrXDP) {
+		if _, err := Start(t.Context(), PairConfig{lab, -1, -1, MPICH}); !errors.Is(err, ErrXDP) {
 			t.Errorf("%s: start: error %v", port.Device, err)
 		}
 		l.Close()
@@ -291,7 +393,7 @@ func TestCancel(t *testing.T) {
 	}
 	nothingLeft(t, lab)
 	before, _ := filepath.Glob(filepath.Join(os.TempDir(), fmt.Sprintf("xspin-mpich-%d-*", os.Getpid())))
-	if _, err := Start(ctx, PairConfig{lab, -1, -1}); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := Start(ctx, PairConfig{lab, -1, -1, MPICH}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("start: error %v", err)
 	}
 	after, _ := filepath.Glob(filepath.Join(os.TempDir(), fmt.Sprintf("xspin-mpich-%d-*", os.Getpid())))
@@ -320,12 +422,12 @@ func TestBadTypeAndBadPlace(t *testing.T) {
 		t.Errorf("error %v of a count that is no int", err)
 	}
 	nothingLeft(t, lab)
-	if _, err := Start(t.Context(), PairConfig{lab, -1, 4000}); err == nil || !strings.Contains(err.Error(), "CPU 4000") {
+	if _, err := Start(t.Context(), PairConfig{lab, -1, 4000, MPICH}); err == nil || !strings.Contains(err.Error(), "CPU 4000") {
 		t.Errorf("error %v without such a CPU", err)
 	}
 	nothingLeft(t, lab)
 	t.Setenv("PATH", t.TempDir())
-	if _, err := Start(t.Context(), PairConfig{lab, -1, -1}); !errors.Is(err, ErrMissing) {
+	if _, err := Start(t.Context(), PairConfig{lab, -1, -1, MPICH}); !errors.Is(err, ErrMissing) {
 		t.Errorf("error %v without mpicc", err)
 	}
 	if _, err := StartUnpacker(t.Context(), -1); !errors.Is(err, ErrMissing) {
@@ -336,12 +438,13 @@ func TestBadTypeAndBadPlace(t *testing.T) {
 // TestRanksEndWithTheirStarter kills a process with a pair that is busy: this test, run
 // once more.
 func TestRanksEndWithTheirStarter(t *testing.T) {
-	if nic, host, ok := strings.Cut(os.Getenv("XSPIN_TEST_PAIR"), " "); ok {
+	if names, library, ok := strings.Cut(os.Getenv("XSPIN_TEST_PAIR"), "/"); ok {
+		nic, host, _ := strings.Cut(names, " ")
 		lab, err := netns.Open(netns.LabConfig{NIC: netns.End{Namespace: nic}, Host: netns.End{Namespace: host}})
 		if err != nil {
 			t.Fatal(err)
 		}
-		p, err := Start(t.Context(), PairConfig{lab, -1, -1})
+		p, err := Start(t.Context(), PairConfig{lab, -1, -1, Library(library)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -352,10 +455,16 @@ func TestRanksEndWithTheirStarter(t *testing.T) {
 		fmt.Println("ready")
 		t.Fatal(<-result)
 	}
-	needMPICH(t)
+	for _, l := range []Library{MPICH, OpenMPI} {
+		t.Run(string(l), func(t *testing.T) { testRanksEndWithTheirStarter(t, l) })
+	}
+}
+
+func testRanksEndWithTheirStarter(t *testing.T, l Library) {
+	need(t, l)
 	lab := netnstest.Temp(t, netns.LabConfig{})
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestRanksEndWithTheirStarter$")
-	cmd.Env = append(os.Environ(), "XSPIN_TEST_PAIR="+lab.NIC.Namespace+" "+lab.Host.Namespace)
+	cmd.Env = append(os.Environ(), "XSPIN_TEST_PAIR="+lab.NIC.Namespace+" "+lab.Host.Namespace+"/"+string(l))
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -372,7 +481,8 @@ func TestRanksEndWithTheirStarter(t *testing.T) {
 	_ = cmd.Process.Signal(syscall.SIGKILL)
 	_ = cmd.Wait()
 	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-		if pids, _ = lab.NIC.NS.Pids(); len(pids) == 0 {
+		pids, _ = lab.NIC.NS.Pids()
+		if launcher, _ := lab.Host.NS.Pids(); len(pids)+len(launcher) == 0 {
 			break
 		}
 	}

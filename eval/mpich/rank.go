@@ -29,37 +29,49 @@ const grace = 2 * time.Second
 // per line, and "ok". It ends with its stdin.
 type rank struct {
 	what   string
-	cmd    *exec.Cmd
 	stdin  io.WriteCloser
 	stdout *bufio.Scanner
-	stderr bytes.Buffer
+	kill   func()       // it has no error that matters: what has ended needs none
+	wait   func() error // until it has ended: why it failed
 
 	once sync.Once
-	err  error // of Wait, by end
+	err  error // of wait, by end
+}
+
+func newRank(what string, stdin io.WriteCloser, stdout io.Reader, kill func(), wait func() error) *rank {
+	return &rank{what: what, stdin: stdin, stdout: bufio.NewScanner(stdout), kill: kill, wait: wait}
 }
 
 // environ is ours without a launcher's variables, and with more. Stdout is for answers.
 func environ(more ...string) []string {
-	env := slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "PMI") })
+	env := slices.DeleteFunc(os.Environ(), func(v string) bool {
+		return strings.HasPrefix(v, "PMI") || strings.HasPrefix(v, "OMPI_") || strings.HasPrefix(v, "PRTE_")
+	})
 	return append(append(env, "UCX_LOG_FILE=stderr"), more...)
 }
 
 // startRank starts a process, by start. It must be ended.
-func startRank(what string, cmd *exec.Cmd, start func() error) (r *rank, err error) {
-	r = &rank{what: what, cmd: cmd}
-	cmd.Stderr = &r.stderr
-	if r.stdin, err = cmd.StdinPipe(); err != nil {
+func startRank(what string, cmd *exec.Cmd, start func() error) (*rank, error) {
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
 		return nil, err
 	}
 	stdout, err := cmd.StdoutPipe()
 	if err != nil {
 		return nil, err
 	}
-	r.stdout = bufio.NewScanner(stdout)
 	if err := start(); err != nil {
 		return nil, fmt.Errorf("start %s: %w", what, err)
 	}
-	return r, nil
+	return newRank(what, stdin, stdout, func() { _ = cmd.Process.Kill() }, func() error {
+		err := cmd.Wait() // it closes stdin
+		if msg := strings.TrimSpace(stderr.String()); err != nil && msg != "" {
+			err = errors.New(msg)
+		}
+		return err
+	}), nil
 }
 
 // answer reads the answer to a command.
@@ -77,9 +89,6 @@ func (r *rank) answer() (numbers []time.Duration, err error) {
 	return nil, fmt.Errorf("%s: %w: %w", r.what, ErrRank, io.ErrUnexpectedEOF)
 }
 
-// kill has no error that matters: what has ended needs none.
-func (r *rank) kill() { _ = r.cmd.Process.Kill() }
-
 // end ends the process, at once or after it had time to do so itself, and returns why it
 // failed.
 func (r *rank) end(now bool) error {
@@ -90,11 +99,7 @@ func (r *rank) end(now bool) error {
 			kill := time.AfterFunc(grace, r.kill)
 			defer kill.Stop()
 		}
-		err := r.cmd.Wait() // it closes stdin
-		if msg := strings.TrimSpace(r.stderr.String()); err != nil && msg != "" {
-			err = errors.New(msg)
-		}
-		if err != nil {
+		if err := r.wait(); err != nil {
 			r.err = fmt.Errorf("%s: %w: %w", r.what, ErrRank, err)
 		}
 	})

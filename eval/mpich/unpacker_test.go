@@ -5,6 +5,8 @@ package mpich
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -21,8 +23,14 @@ func startUnpacker(t *testing.T) *Unpacker {
 		if err := u.Close(); err != nil {
 			t.Error(err)
 		}
-		if u.ranks[0].cmd.ProcessState == nil {
-			t.Error("its process has not ended")
+		tasks, _ := filepath.Glob("/proc/self/task/*/children")
+		for _, f := range tasks {
+			pids, _ := os.ReadFile(f) // its thread may have ended
+			for pid := range strings.FieldsSeq(string(pids)) {
+				if name, _ := os.ReadFile("/proc/" + pid + "/comm"); string(name) == "mpi_unpack\n" {
+					t.Errorf("its process %s has not ended", pid)
+				}
+			}
 		}
 	})
 	return u

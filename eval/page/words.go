@@ -25,7 +25,7 @@ var Words = []struct{ Word, Is string }{
 	{"XDP, AF_XDP", "how Linux runs a program on a packet in the driver, and how such a program hands packets to a process without the network stack"},
 	{"xs-nic, xs-host", "the two ends of the veth pair: XsPIN is attached to xs-nic, and xs-host is the other end, which sends in most experiments"},
 	{"TSO, GSO", "offloads: TCP hands down up to 64 KiB at once, which are cut into frames later, or on a veth pair never"},
-	{"MPICH, iperf3", "an implementation of MPI, and a program that measures TCP and UDP: what XsPIN is compared with"},
+	{"MPICH, Open MPI, iperf3", "two implementations of MPI, and a program that measures TCP and UDP: what XsPIN is compared with"},
 }
 
 // reasons say of rows, by the beginning of their names, why their targets are missed, as far

@@ -38,7 +38,8 @@ type Peer struct {
 // All are those there are.
 var All = []Peer{
 	{"iperf3", "TCP and UDP", []string{"iperf3", "--version"}, []string{"iperf3"}},
-	{"MPICH", "MPI", []string{"mpichversion"}, []string{"mpich", "libmpich-dev"}},
+	{"MPICH", "MPI by MPICH", []string{"mpichversion"}, []string{"mpich", "libmpich-dev"}},
+	{"Open MPI", "MPI by Open MPI", []string{"mpirun.openmpi", "--version"}, []string{"openmpi-bin", "libopenmpi-dev"}},
 	{"C compiler", "bare AF_XDP in C, UDP sockets in C, and MPI", []string{"cc", "--version"}, []string{"gcc", "libc6-dev"}},
 }
 

@@ -18,7 +18,7 @@ func TestPeersThatAreNotThereAreInstalled(t *testing.T) {
 		t.Errorf("missing of nothing: %+v", missing)
 	}
 	var told bytes.Buffer
-	if err := Install(t.Context(), missing, &told); err == nil || !strings.Contains(err.Error(), "install iperf3, mpich, libmpich-dev, gcc, libc6-dev: this system has no apt-get") {
+	if err := Install(t.Context(), missing, &told); err == nil || !strings.Contains(err.Error(), "install iperf3, mpich, libmpich-dev, openmpi-bin, libopenmpi-dev, gcc, libc6-dev: this system has no apt-get") {
 		t.Errorf("without apt-get: %v", err)
 	}
 	program := func(name, text string) {
@@ -35,7 +35,7 @@ func TestPeersThatAreNotThereAreInstalled(t *testing.T) {
 		t.Errorf("started %q, want %q", told.String(), want)
 	}
 	program("apt-get", "exit 100")
-	if err := Install(t.Context(), missing, &told); err == nil || !strings.Contains(err.Error(), "apt-get install iperf3 mpich libmpich-dev gcc libc6-dev: exit status 100") {
+	if err := Install(t.Context(), missing, &told); err == nil || !strings.Contains(err.Error(), "apt-get install iperf3 mpich libmpich-dev openmpi-bin libopenmpi-dev gcc libc6-dev: exit status 100") {
 		t.Errorf("of one that fails: %v", err)
 	}
 	program("iperf3", "echo 'iperf  3.12 (cJSON)'; echo more")

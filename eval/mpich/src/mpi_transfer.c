@@ -20,7 +20,9 @@
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <sys/mount.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -303,6 +305,10 @@ int main(int argc, char **argv)
 	pthread_t watcher;
 	int rank;
 
+#ifdef OPEN_MPI
+	/* There is a launcher, which may be killed. It does not start ranks from a thread that ends. */
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+#endif
 	own_sys();
 	if (pthread_create(&watcher, NULL, watch, NULL))
 		fail("start a thread");
