@@ -174,7 +174,8 @@ type HandlersDepositXspinTally struct {
 	Busy        uint64
 	Dropped     [8]uint64
 	Handed      uint64
-	Pad         [5]uint64
+	Last        uint64
+	Pad         [4]uint64
 }
 
 // Names of all BPF objects in the ELF.

@@ -709,3 +709,87 @@ func TestManyStarts(t *testing.T) {
 		t.Errorf("%+v", is)
 	}
 }
+
+// Segments of few kinds, one after the other: answers are those of the engine on HPUs.
+func TestMessagesAsInGoAtTheEdges(t *testing.T) {
+	const syn, eom = slmp.SYN, slmp.EOM
+	ten := make([]byte, 10)
+	for _, tt := range []struct {
+		name string
+		all  []segment
+	}{
+		{"an empty header segment, then EOM", []segment{{}, {flags: eom}, {flags: eom}}},
+		{"an empty header segment again and again, one that lies, then EOM", []segment{{}, {}, {offset: 10}, {flags: eom}, {}, {offset: 10}}},
+		{"empty segments of a message with bytes", []segment{{payload: ten}, {}, {offset: 10}, {offset: 33}, {offset: 10, flags: eom, payload: ten[:3]}, {offset: 20}}},
+		{"empty segments before and behind the end", []segment{{payload: ten}, {offset: 20, flags: eom, payload: ten}, {offset: 10}, {offset: 30}, {offset: 31}, {offset: 10, payload: ten}}},
+		{"two ends", []segment{{payload: ten}, {offset: 20, flags: eom, payload: ten}, {offset: 10, flags: eom, payload: ten}, {offset: 20, flags: eom}, {offset: 30, flags: eom}, {offset: 10, payload: ten}}},
+		{"EOM alone, empty", []segment{{flags: eom}, {flags: eom}}},
+		{"EOM alone", []segment{{payload: ten, flags: eom}, {payload: ten, flags: eom}}},
+		{"a segment, then again as EOM, then EOM behind it", []segment{{payload: ten}, {offset: 10, payload: ten}, {offset: 10, payload: ten, flags: eom}, {offset: 20, flags: eom}}},
+		{"the header segment, then again as EOM, then EOM behind it", []segment{{payload: ten}, {payload: ten, flags: eom}, {offset: 10, flags: eom}}},
+	} {
+		for _, more := range []slmp.Flags{syn, syn | slmp.Cumulative} {
+			t.Run(fmt.Sprintf("%s, flags %#x", tt.name, more), func(t *testing.T) {
+				cfg, _ := messagesConfig(t, 1<<20, MessagesConfig{Messages: 2, Segments: 4096})
+				h := load(t, depositObject(t), cfg)
+				ref := slmptest.New(2, make([]byte, 1<<20))
+				for i, s := range tt.all {
+					s.flags |= more
+					v, err := h.Run(s.frame())
+					if err != nil {
+						t.Fatal(err)
+					}
+					want := ref.Take(s.key(), slmp.Header{Flags: s.flags, ID: s.id, Offset: s.offset}, s.payload)
+					switch {
+					case want == nil && v.Action != ActionDrop, want != nil && v.Action != ActionSend:
+						t.Errorf("segment %d: %v, and on HPUs %x", i, v.Action, want)
+					case want != nil && len(want) <= len(s.frame())-42 && !bytes.Equal(v.Frame, s.answerFrame(want)):
+						t.Errorf("segment %d: % x, want % x", i, v.Frame[42:], want)
+					}
+				}
+			})
+		}
+	}
+}
+
+// Nobody is answered who may not be (RFC 1122, 3.2.1.3).
+func TestUnanswerableSegments(t *testing.T) {
+	for name, spoil := range map[string]func(b []byte){
+		"from a multicast address":   func(b []byte) { b[26] = 224 },
+		"from the broadcast address": func(b []byte) { copy(b[26:], []byte{255, 255, 255, 255}) },
+		"from loopback":              func(b []byte) { b[26] = 127 },
+		"to a multicast address":     func(b []byte) { b[30] = 224 },
+		"from a group MAC":           func(b []byte) { b[6] |= 1 },
+		"to a group MAC":             func(b []byte) { b[0] |= 1 },
+		"from its own address":       func(b []byte) { copy(b[26:30], b[30:34]) },
+	} {
+		cfg, _ := messagesConfig(t, 1<<20, MessagesConfig{Messages: 2, Segments: 4096})
+		h := load(t, depositObject(t), cfg)
+		s := segment{payload: make([]byte, 10), flags: slmp.SYN | slmp.EOM, sum: noSum}
+		b := s.frame()
+		spoil(b)
+		if v, err := h.Run(b); err != nil || v.Action == ActionSend {
+			t.Errorf("%s: %v, %v", name, v.Action, err)
+		}
+	}
+}
+
+// A slot whose laps are used up is not used again, and counted; others are.
+func TestLapsUsedUp(t *testing.T) {
+	cfg, _ := messagesConfig(t, 1<<20, MessagesConfig{Messages: 2, Segments: 4096})
+	h := load(t, depositObject(t), cfg)
+	ten := make([]byte, 10)
+	h.messages.slots[0].Word = (1<<31 - 2) << 32
+	all := func(id uint32) *slmp.Ack {
+		return runs(t, h, segment{id: id, payload: ten, flags: slmp.SYN | slmp.EOM})[0]
+	}
+	for id := range uint32(8) {
+		a := all(id)
+		if a == nil && all(id) == nil {
+			t.Errorf("message %d is not answered when it comes again", id)
+		}
+	}
+	if s := h.Tally(); s.Ended != 8 || s.Open != 0 || s.Leaked != 1 {
+		t.Errorf("%+v", s)
+	}
+}

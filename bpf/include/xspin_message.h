@@ -132,7 +132,9 @@ _Static_assert(sizeof(struct xspin_message) == 256, "whole cache lines");
  * told it is empty, and 33 bits with the end, or of the last byte claimed. A CPU must raise
  * it before it claims a segment, and it cannot be raised beyond a known end, nor an end
  * set below it. So once the end is known, nothing beyond it is claimed, and when all
- * bytes up to it are processed, nobody is still at work.
+ * bytes up to it are processed, nobody is still at work. The segment with EOM is claimed
+ * first: one whose bytes another has must not say where the end is. If it cannot say it, it
+ * gives back what it has claimed.
  */
 #define XSPIN_EXTENT_BYTES ((1ULL << 33) - 1)
 #define XSPIN_EXTENT_EMPTY (1ULL << 33)
@@ -167,7 +169,8 @@ struct xspin_tally {
 	__u64 busy;	/* segments dropped as a word was contended, or their message was starting */
 	__u64 dropped[8]; /* by reason: xspin_reason */
 	__u64 handed;	  /* packets to handlers on HPUs */
-	__u64 pad[5];
+	__u64 last;	  /* slot << 32 | lap of the message whose segment came last */
+	__u64 pad[4];
 };
 _Static_assert(sizeof(struct xspin_tally) == 256, "CPUs share no cache line");
 
@@ -789,6 +792,16 @@ __weak int xspin_verify(struct xdp_md *ctx, __u32 len)
 	return partial ? XSPIN_SUM_PARTIAL : XSPIN_SUM_WRONG;
 }
 
+static __always_inline int xspin_sum_is(struct xdp_md *ctx, __u32 len)
+{
+	const __u16 *sum = (void *)(long)ctx->data + 40;
+
+	/* Without a call: no checksum, or no UDP. */
+	if ((void *)(sum + 1) > (void *)(long)ctx->data_end || !*sum)
+		return XSPIN_SUM_NONE;
+	return xspin_verify(ctx, len);
+}
+
 /* SLMP's header: docs/slmp.md. */
 enum {
 	XSPIN_SLMP_EOM = 0x8000,
@@ -888,8 +901,9 @@ static __always_inline void xspin_tell(struct xspin_scratch *s)
 }
 
 /*
- * Turns the segment into its answer. False: there is none, as the frame has no room for it,
- * or the message is another one now. Then the frame is not to be sent.
+ * Turns the segment into its answer. False: there is none, as nobody may answer to where it
+ * comes from, the frame has no room for it, or the message is another one now. Then the
+ * frame is not to be sent.
  */
 __weak int xspin_answer(struct xdp_md *ctx)
 {
@@ -899,7 +913,7 @@ __weak int xspin_answer(struct xdp_md *ctx)
 	__u32 words = 0, n = XSPIN_SLMP_HEADER, flags = XSPIN_SLMP_ACK, len, want, sum;
 	__u16 *o;
 
-	if (!s || f + 26 > (__u16 *)(long)ctx->data_end)
+	if (!s || f + 26 > (__u16 *)(long)ctx->data_end || !xspin_answerable((void *)f, (void *)(f + 7)))
 		return 0;
 	r = &s->reply;
 	o = (__u16 *)s->answer;
@@ -992,36 +1006,43 @@ enum {
 	XSPIN_CONTENDED = -2, /* others changed the word four times: the segment comes again */
 };
 
-/* Before a segment is claimed: see xspin_message.extent. 0, a reason, or one of these. */
+/*
+ * Whether a segment fits with what is known of the message's end, of which `to` has a new
+ * extent then. 0, or a reason.
+ */
+static __always_inline int xspin_fits(__u64 *to, __u64 start, __u64 end, int eom)
+{
+	__u64 v = *to, high = v & XSPIN_EXTENT_BYTES;
+
+	if (v & XSPIN_EXTENT_KNOWN) {
+		int empty = !!(v & XSPIN_EXTENT_EMPTY);
+
+		if (end > high || (eom && end != high))
+			return XSPIN_TWO_ENDS;
+		if (eom ? empty != (start == end) : start != end && end == high && !empty)
+			return XSPIN_OVERLAP;
+	} else if (eom && end < high) {
+		return XSPIN_TWO_ENDS;
+	} else if (eom || end > high) {
+		*to = (v & ~XSPIN_EXTENT_BYTES) | end;
+		if (eom)
+			*to |= XSPIN_EXTENT_KNOWN | (start == end ? XSPIN_EXTENT_EMPTY : 0);
+	}
+	return 0;
+}
+
+/* Makes a segment known to the extent: 0, a reason, or one of these. */
 static __always_inline int xspin_reach(struct xspin_message *m, __u32 lap, __u64 start, __u64 end, int eom)
 {
 	for (int i = 0; i < 4; i++) {
-		__u64 v = READ_ONCE(m->extent), to = v & XSPIN_EXTENT_BYTES, new;
+		__u64 v = READ_ONCE(m->extent), to = v;
+		int reason;
 
 		if (v >> 35 != (lap & ((1 << 29) - 1)))
 			return XSPIN_LATE;
-		if (v & XSPIN_EXTENT_KNOWN) {
-			int empty = !!(v & XSPIN_EXTENT_EMPTY);
-
-			if (end > to || (eom && end != to))
-				return XSPIN_TWO_ENDS;
-			if (eom ? empty != (start == end) : end == to && !empty)
-				return XSPIN_OVERLAP;
-			return 0;
-		}
-		if (eom) {
-			if (end < to)
-				return XSPIN_TWO_ENDS;
-			new = XSPIN_EXTENT_LAP(lap) | XSPIN_EXTENT_KNOWN | end;
-			if (start == end)
-				new |= XSPIN_EXTENT_EMPTY;
-		} else {
-			if (end <= to)
-				return 0;
-			new = XSPIN_EXTENT_LAP(lap) | end;
-		}
-		if (__sync_val_compare_and_swap(&m->extent, v, new) == v)
-			return 0;
+		reason = xspin_fits(&to, start, end, eom);
+		if (reason || to == v || __sync_val_compare_and_swap(&m->extent, v, to) == v)
+			return reason;
 	}
 	return XSPIN_CONTENDED;
 }
@@ -1054,6 +1075,18 @@ static __always_inline int xspin_claim(struct xspin_claims *b, __u32 lap, __u32 
 		v = is;
 	}
 	return XSPIN_CONTENDED;
+}
+
+/* Gives back what was claimed. By compare-and-swap, as another message may have the word: the
+ * claim of a segment beyond the end holds up none. */
+static __always_inline void xspin_unclaim(struct xspin_claims *b, __u32 lap, __u32 bit)
+{
+	for (int i = 0; i < 4; i++) {
+		__u64 v = READ_ONCE(b->claimed);
+
+		if (v >> 32 != lap || __sync_val_compare_and_swap(&b->claimed, v, v & ~(1ULL << bit)) == v)
+			return;
+	}
 }
 
 /* Moves a message from one state to another; false if it was not in it. */
@@ -1310,8 +1343,11 @@ static __always_inline __u64 xspin_known(const struct xspin_message *m, const st
 	__u64 word = READ_ONCE(m->word);
 	__u32 other = 0;
 
-	for (int i = 0; i < 8; i++)
+	for (int i = 0; i < 8; i++) {
+		if (i >= (int)xspin.nkey)
+			break; /* zero in both */
 		other |= READ_ONCE(m->key[i]) ^ her->key[i];
+	}
 	return word >> 32 == lap && !other ? word : 0;
 }
 
@@ -1323,25 +1359,24 @@ static __always_inline int xspin_run_messages(struct xdp_md *ctx, const __u32 ha
 {
 	struct xspin_her her = { .len = ctx->data_end - ctx->data, .action = XDP_DROP };
 	struct xspin_scratch *s = xspin_scratch();
-	struct xspin_reply *r;
 	struct xspin_counters *cpu = xspin_this_cpu();
-	__u32 me = bpf_get_smp_processor_id(), k = 0, n;
+	__u32 me = bpf_get_smp_processor_id(), k = 0, n, size = 0, processed = 0, open = 0;
 	struct xspin_tally *t = bpf_map_lookup_elem(&xspin_tallies, &me);
 	struct xspin_message *m;
-	struct xspin_claims *b;
-	__u64 at, word, extent, done, start = 0, *found;
-	int code = XSPIN_SUCCESS, eom;
+	struct xspin_claims *b = 0;
+	__u64 at, word, extent, done, to, high = 0, start = 0, *found;
+	int code = XSPIN_SUCCESS, eom, hollow;
 
 	if (!cpu || !t || !s || !xspin_read(ctx, &her))
 		return XDP_PASS; /* as if no ruleset had matched */
-	r = &s->reply;
-	__builtin_memset(r, 0, sizeof(*r));
 	her.hpu = me;
 	her.hpus = xspin.hpus;
 	eom = her.flags & XSPIN_EOM;
+	hollow = !her.payload_len && !eom;
+	to = (__u64)her.offset + her.payload_len;
 
 	if (xspin_setup.checksums != XSPIN_VERIFY_NONE) {
-		int sum = xspin_verify(ctx, her.len);
+		int sum = xspin_sum_is(ctx, her.len);
 
 		if (sum == XSPIN_SUM_WRONG ||
 		    (sum != XSPIN_SUM_RIGHT && xspin_setup.checksums == XSPIN_VERIFY_ALL)) {
@@ -1356,20 +1391,29 @@ static __always_inline int xspin_run_messages(struct xdp_md *ctx, const __u32 ha
 
 		if (p + XSPIN_SLMP_HEADER > (__u8 *)(long)ctx->data_end)
 			return XDP_PASS;
-		r->source = *(__u32 *)(p - 16);
-		r->port = *(__u16 *)(p - 8);
-		r->flags = bswap16(*(__u16 *)p);
-		r->id = bswap32(*(__u32 *)(p + 2));
-		r->offset = bswap32(*(__u32 *)(p + 6));
-		if (r->flags & XSPIN_SLMP_ACK) {
+		s->reply.source = *(__u32 *)(p - 16);
+		s->reply.port = *(__u16 *)(p - 8);
+		s->reply.flags = bswap16(*(__u16 *)p);
+		s->reply.id = bswap32(*(__u32 *)(p + 2));
+		s->reply.offset = bswap32(*(__u32 *)(p + 6));
+		if (s->reply.flags & XSPIN_SLMP_ACK) {
 			t->stray++;
 			return XDP_DROP;
 		}
 	}
-	if ((__u64)her.offset + her.payload_len > 1ULL << 32) {
+	if (to > 1ULL << 32) {
 		t->dropped[XSPIN_BEYOND]++;
 		return XDP_DROP;
 	}
+
+	/* Most often the message of this CPU's last segment. As long as a slot is open with its
+	 * key, the table has it, too. */
+	at = t->last;
+	her.slot = at >> 32;
+	m = bpf_map_lookup_elem(&xspin_messages, &her.slot);
+	word = m ? xspin_known(m, &her, at) : 0;
+	if (m && (__u32)word == XSPIN_OPEN)
+		goto known;
 
 	found = bpf_map_lookup_elem(&xspin_table, her.key);
 	if (found) {
@@ -1396,8 +1440,8 @@ static __always_inline int xspin_run_messages(struct xdp_md *ctx, const __u32 ha
 					return XDP_DROP;
 				}
 				t->duplicates++;
-				r->processed = 1;
-				r->end = ~0U;
+				processed = 1;
+				high = ~0U;
 				goto answer;
 			}
 		}
@@ -1413,11 +1457,11 @@ static __always_inline int xspin_run_messages(struct xdp_md *ctx, const __u32 ha
 	m = bpf_map_lookup_elem(&xspin_messages, &her.slot);
 	if (!m)
 		return XDP_DROP;
-	if (!(cpu->handled % XSPIN_TIMED))
-		start = xspin_now();
 	if (!found) {
-		m->source = r->source;
-		m->port = r->port;
+		if (!(cpu->handled % XSPIN_TIMED))
+			start = xspin_now();
+		m->source = s->reply.source;
+		m->port = s->reply.port;
 		if (has & XSPIN_HAS_HEADER) {
 			t->headers++;
 			code = xspin_header(ctx, &her) & ~XSPIN_PENDING;
@@ -1440,6 +1484,8 @@ static __always_inline int xspin_run_messages(struct xdp_md *ctx, const __u32 ha
 		}
 		if (!(has & XSPIN_HAS_PAYLOAD) && m->mode == XSPIN_MODE_RUN)
 			m->mode = XSPIN_MODE_DEPOSIT;
+		if (hollow) /* nothing else of the message runs before it has been handled */
+			goto ours;
 		xspin_move(m, at, XSPIN_STARTING, XSPIN_OPEN);
 	}
 
@@ -1447,17 +1493,28 @@ static __always_inline int xspin_run_messages(struct xdp_md *ctx, const __u32 ha
 	switch ((__u32)word) {
 	case XSPIN_FREE:
 	case XSPIN_STARTING:
-		t->busy++; /* also: it has ended meanwhile */
-		return XDP_DROP;
+		goto late; /* also: it has ended meanwhile */
 	case XSPIN_FAILED:
 	case XSPIN_STOPPED:
 		t->dropped[XSPIN_DEAD]++;
 		return XDP_DROP;
 	}
-	if (m->size) {
-		k = her.offset / m->size;
-		if (k * m->size != her.offset || her.payload_len > m->size ||
-		    (her.payload_len != m->size && !eom)) {
+known:
+	if (hollow) { /* no byte of it can be claimed: it has nothing to say */
+		extent = READ_ONCE(m->extent);
+		code = xspin_fits(&extent, her.offset, to, 0);
+		if (code)
+			goto refused;
+		t->duplicates++;
+		processed = open = 1;
+		high = extent & XSPIN_EXTENT_BYTES;
+		size = m->size;
+		goto answer;
+	}
+	size = m->size;
+	if (size) {
+		k = her.offset / size;
+		if (k * size != her.offset || her.payload_len > size || (her.payload_len != size && !eom)) {
 			t->dropped[XSPIN_OVERLAP]++;
 			return XDP_DROP;
 		}
@@ -1470,45 +1527,62 @@ static __always_inline int xspin_run_messages(struct xdp_md *ctx, const __u32 ha
 		m->starved = 1;
 		return XDP_DROP;
 	}
-	code = xspin_reach(m, at, her.offset, (__u64)her.offset + her.payload_len, eom);
-	if (code) {
-		if (code > 0)
-			t->dropped[code & 7]++;
-		else
-			t->busy++;
-		return XDP_DROP;
+	if (!eom) {
+		code = xspin_reach(m, at, her.offset, to, 0);
+		if (code)
+			goto refused;
 	}
 	n = her.slot * xspin_setup.words + (k >> 5);
 	b = bpf_map_lookup_elem(&xspin_bits, &n);
 	if (!b)
 		return XDP_DROP;
-	r->slot = her.slot;
-	r->lap = at;
-	r->size = m->size;
-	r->open = 1;
+	open = 1;
 	switch (xspin_claim(b, at, k & 31)) {
 	case 0:
+		if (eom) {
+			code = xspin_reach(m, at, her.offset, to, 1);
+			if (code) {
+				xspin_unclaim(b, at, k & 31);
+				goto refused;
+			}
+		}
+		/* What was read of the slot was its message's: the message is still there. */
+		if (READ_ONCE(m->word) >> 32 != (__u32)at)
+			goto late;
 		break;
 	case 1:
 		done = READ_ONCE(b->done);
+		done = done >> 32 == (__u32)at && done >> (k & 31) & 1;
 		extent = READ_ONCE(m->extent);
-		r->high = extent & XSPIN_EXTENT_BYTES;
+		high = extent & XSPIN_EXTENT_BYTES;
+		if (eom) {
+			__u64 same = extent;
+
+			code = xspin_fits(&same, her.offset, to, 1);
+			if (!code && same != extent) /* it came without EOM, or its copy is at work */
+				code = done ? XSPIN_OVERLAP : XSPIN_CONTENDED;
+			if (code)
+				goto refused;
+		}
 		if ((__u32)word == XSPIN_DEFERRED && eom && xspin_move(m, at, XSPIN_DEFERRED, XSPIN_ENDING)) {
 			m->seen = xspin_clock();
 			goto conclude;
 		}
-		r->processed = !eom && done >> 32 == (__u32)at && done >> (k & 31) & 1;
-		if (r->processed)
+		processed = !eom && done;
+		if (processed)
 			t->duplicates++;
 		else
 			t->waits++;
 		goto answer;
 	default:
-		t->busy++;
-		return XDP_DROP;
+		goto late;
 	}
 
 	/* The segment is ours: until it is done, the message cannot end. */
+	if (!start && !(cpu->handled % XSPIN_TIMED))
+		start = xspin_now();
+ours:
+	t->last = at;
 	WRITE_ONCE(m->seen, xspin_clock());
 	code = XSPIN_DROP;
 	if (m->mode == XSPIN_MODE_DEPOSIT) {
@@ -1522,8 +1596,14 @@ static __always_inline int xspin_run_messages(struct xdp_md *ctx, const __u32 ha
 		xspin_took(cpu, xspin_now() - start);
 	if ((__u32)code > XSPIN_DROP) {
 		code = xspin_fault(cpu, XSPIN_HAS_PAYLOAD, code);
-		xspin_fail(m, t, at, XSPIN_OPEN, code);
+		xspin_fail(m, t, at, b ? XSPIN_OPEN : XSPIN_STARTING, code);
 		return XDP_DROP;
+	}
+	if (!b) {
+		xspin_move(m, at, XSPIN_STARTING, XSPIN_OPEN);
+		cpu->dropped += code == XSPIN_DROP;
+		processed = open = 1;
+		goto answer;
 	}
 	if (code == XSPIN_DROP) {
 		cpu->dropped++;
@@ -1531,16 +1611,16 @@ static __always_inline int xspin_run_messages(struct xdp_md *ctx, const __u32 ha
 	}
 	__sync_fetch_and_or(&b->done, 1ULL << (k & 31));
 	if (eom) {
-		m->eom_flags = r->flags;
-		m->eom_offset = r->offset;
+		m->eom_flags = s->reply.flags;
+		m->eom_offset = s->reply.offset;
 		m->eom_done = 1;
 	}
 	n = her.payload_len + !!eom;
 	done = __sync_fetch_and_add(&m->done, n) + n;
 	extent = READ_ONCE(m->extent);
-	r->high = extent & XSPIN_EXTENT_BYTES;
-	r->processed = !eom;
-	if (!(extent & XSPIN_EXTENT_KNOWN) || done != r->high + 1 ||
+	high = extent & XSPIN_EXTENT_BYTES;
+	processed = !eom;
+	if (!(extent & XSPIN_EXTENT_KNOWN) || done != high + 1 ||
 	    !xspin_move(m, at, XSPIN_OPEN, XSPIN_ENDING))
 		goto answer;
 
@@ -1558,16 +1638,22 @@ conclude:
 	/* A late segment that completes a message is answered by EOM's answer: one packet can
 	 * have one. */
 	if (!eom && m->eom_flags & XSPIN_SLMP_SYN) {
-		r->flags = m->eom_flags;
-		r->offset = m->eom_offset;
+		s->reply.flags = m->eom_flags;
+		s->reply.offset = m->eom_offset;
 	}
-	r->open = 0;
-	r->end = r->high;
-	r->processed = xspin_conclude(m, t, her.slot);
+	open = 0;
+	processed = xspin_conclude(m, t, her.slot);
 
 answer:
-	if (xspin_setup.protocol == XSPIN_SLMP && r->flags & XSPIN_SLMP_SYN &&
-	    (r->processed || r->flags & XSPIN_SLMP_CUMULATIVE)) {
+	if (xspin_setup.protocol == XSPIN_SLMP && s->reply.flags & XSPIN_SLMP_SYN &&
+	    (processed || s->reply.flags & XSPIN_SLMP_CUMULATIVE)) {
+		s->reply.slot = her.slot;
+		s->reply.lap = at;
+		s->reply.size = size;
+		s->reply.processed = processed;
+		s->reply.open = open;
+		s->reply.end = open ? 0 : high;
+		s->reply.high = high;
 		if (!xspin_answer(ctx)) {
 			t->mute++;
 			return XDP_DROP;
@@ -1583,6 +1669,17 @@ answer:
 		cpu->to_stack++;
 		return XDP_PASS;
 	}
+	return XDP_DROP;
+
+refused:
+	if (code > 0) {
+		at = code;
+		asm volatile("" : "+r"(at)); /* or clang masks what it has shifted */
+		t->dropped[at & 7]++;
+		return XDP_DROP;
+	}
+late:
+	t->busy++;
 	return XDP_DROP;
 
 handed:
