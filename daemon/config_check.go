@@ -725,6 +725,11 @@ func (b *contextPlan) checkWindows(c *checker, at func(string) string, env *surr
 		}
 		b.windows = append(b.windows, use)
 	}
+	if b.spec.Kernel != nil {
+		if err := nic.CheckKernelWindows(len(b.windows)); err != nil {
+			c.fail(at("windows"), "%v", err)
+		}
+	}
 }
 
 func list(windows map[string]control.Size) string {

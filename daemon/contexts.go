@@ -242,7 +242,10 @@ func (h *managedContext) build(b *contextPlan, numbers []int) (*nic.Context, *re
 	}
 	spec.Handlers = set.Handlers
 	spec.Timestamp = set.Timestamp
-	spec.Resources = hpu.Resources{Timer: b.timer, Full: b.full, Log: h.book}
+	spec.Resources = hpu.Resources{Timer: b.timer, Full: b.full}
+	if spec.Kernel == nil || b.ending { // or they print nothing
+		spec.Resources.Log = h.book
+	}
 	has.equip(&spec.Resources)
 	if b.ending {
 		spec.State, spec.InitialState = set.State, set.Initial

@@ -8,7 +8,9 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/xspin/xspin/control"
@@ -94,19 +96,11 @@ func (b *contextPlan) readKernel(c *checker, path string, env *surroundings) boo
 	if k.Object == nil || !k.Object.HandsOver() {
 		return false
 	}
-	switch each := int64(doc.HPUMemory); {
-	case doc.Handler == "":
+	if doc.Handler == "" {
 		c.fail(at("handler"), "is missing: the object hands messages over to handlers in Go, which it names")
-	case each > 0:
-		c.fail(at("hpu_memory"), "the object hands messages over, and CPUs and HPUs would have different parts of it: want memory")
 	}
-	if n := len(doc.Windows); n > nic.KernelWindows {
-		c.fail(at("windows"), "%d, and handlers in eBPF can be given %d", n, nic.KernelWindows)
-	}
-	b.maps = k.Object.Memory() + int64(b.cpus)<<10
-	if n, err := nic.MessagesMemory(k.Object, doc.Messages, doc.Segments); err == nil { // else told by the NIC
-		b.maps += n
-	}
+	b.refuse(c, at)
+	b.maps = b.ofObject()
 	// Each takes the parameters that it knows; what the object does not know is the handler's.
 	k.Parameters, b.params = map[string]any{}, map[string]any{}
 	known := map[string]bool{}
@@ -163,9 +157,6 @@ func (b *contextPlan) checkKernel(c *checker, path string, env *surroundings, wr
 	messages := k.Object != nil && k.Object.Messages()
 	if messages {
 		b.checkWindows(c, at, env)
-		if n := len(doc.Windows); n > nic.KernelWindows {
-			c.fail(at("windows"), "%d, and handlers in eBPF can be given %d", n, nic.KernelWindows)
-		}
 		b.checkQueue(c, at)
 		if twin != nil && twin.Queue && b.queue == nil {
 			b.setQueue(&control.Queue{})
@@ -174,20 +165,12 @@ func (b *contextPlan) checkKernel(c *checker, path string, env *surroundings, wr
 			b.attach = checkWho(c, at("attach"), doc.Attach)
 		}
 	} else if k.Object != nil {
-		const none = "handlers in eBPF for single packets have none"
-		for _, set := range []struct {
-			key string
-			is  bool
-			why string
-		}{
-			{"windows", len(doc.Windows) > 0, none + ": packets need no place"},
-			{"queue", doc.Queue != nil, none + ": they count, see xspin_count"},
-			{"attach", doc.Attach != nil, "there is nothing to attach to: handlers in eBPF for single packets have neither windows nor a queue"},
-			{"activate", doc.Activate == atAttach, "nobody attaches to handlers in eBPF for single packets: want start or manual"},
-		} {
-			if set.is {
-				c.fail(at(set.key), "%s", set.why)
-			}
+		// Of these the NIC knows nothing.
+		if doc.Attach != nil {
+			c.fail(at("attach"), "there is nothing to attach to: handlers in eBPF for packets have neither windows nor a queue")
+		}
+		if doc.Activate == atAttach {
+			c.fail(at("activate"), "nobody attaches to handlers in eBPF for packets: want start or manual")
 		}
 	}
 	if k.Object != nil {
@@ -196,25 +179,18 @@ func (b *contextPlan) checkKernel(c *checker, path string, env *surroundings, wr
 	}
 	b.readRulesets(c, at, twin)
 	b.readScheduling(c, at, nil)
-	if doc.Policy != "" && !c.told(at("policy")) {
-		c.fail(at("policy"), "handlers in eBPF run where packets arrive: there is nothing to schedule")
-	}
 	b.timer = time.Duration(doc.Timer)
 	if k.Object != nil {
+		b.refuse(c, at)
 		b.judge(c, at, nil)
-		b.reserve = k.Object.Memory() + int64(cpus)<<10 // and counters
+		b.reserve = b.ofObject()
 	}
-	if messages {
-		if n, err := nic.MessagesMemory(k.Object, doc.Messages, doc.Segments); err == nil { // else told by the NIC
-			b.reserve += n
+	if messages && len(c.problems) == wrong && !slices.Contains(k.Object.Handlers(), "payload") {
+		who := "handlers in eBPF without a payload handler"
+		if doc.Handler != "" {
+			who = "handler " + doc.Handler
 		}
-		if len(c.problems) == wrong && !slices.Contains(k.Object.Handlers(), "payload") {
-			who := "handlers in eBPF without a payload handler"
-			if doc.Handler != "" {
-				who = "handler " + doc.Handler
-			}
-			b.needsWindow(c, at, who)
-		}
+		b.needsWindow(c, at, who)
 	}
 	b.checkActivate(c, at, b.queue != nil)
 	if len(c.problems) > wrong {
@@ -225,6 +201,40 @@ func (b *contextPlan) checkKernel(c *checker, path string, env *surroundings, wr
 		return nil
 	}
 	return b
+}
+
+// refuse says which of the context's keys mean nothing in the kernel, also those whose value
+// is what a NIC takes for left out, such as `policy: message`.
+func (b *contextPlan) refuse(c *checker, at func(string) string) {
+	for _, p := range nic.KernelRefuses(b.spec.Kernel.Object) {
+		if has(&b.doc, p.Path) && !c.told(at(p.Path)) {
+			c.fail(at(p.Path), "%v", p.Err)
+		}
+	}
+}
+
+// has tells whether a context says something for a key.
+func has(doc *control.Context, key string) bool {
+	v := reflect.ValueOf(doc).Elem()
+	for i := range v.NumField() {
+		if name, _, _ := strings.Cut(v.Type().Field(i).Tag.Get("json"), ","); name == key {
+			f := v.Field(i)
+			return !f.IsZero() && (f.Kind() != reflect.Slice || f.Len() > 0)
+		}
+	}
+	return false // the NIC knows more than a file may say
+}
+
+// ofObject returns how many bytes the object's maps, counters and messages take.
+func (b *contextPlan) ofObject() int64 {
+	o := b.spec.Kernel.Object
+	n := o.Memory() + int64(b.cpus)<<10
+	if o.Messages() {
+		if messages, err := nic.MessagesMemory(o, b.doc.Messages, b.doc.Segments); err == nil { // else told by the NIC
+			n += messages
+		}
+	}
+	return n
 }
 
 // readHandlers reads which handlers a context in the kernel has: those of an object file, which

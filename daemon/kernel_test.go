@@ -213,9 +213,13 @@ XSPIN_LICENSE("GPL");
 			"F:4:60: contexts[0].params.prt: handler echo-udp: no such parameter: want port (whole number, 0 to 65535)\nF:4:69: contexts[0].params.port: handler echo-udp: \"many\": want whole number, 0 to 65535"},
 		{"format", inKernel + eth + "contexts:\n- {name: a, tier: kernel, handler: echo-udp, rulesets: 'a: slmp'}\n", "F:4:3: contexts[0].format: format slmp has messages of several packets"},
 		{"scheduling", inKernel + eth + "contexts:\n- {name: a, tier: kernel, handler: echo-udp, policy: message, hpus: '0', share: 2}\n",
-			"F:4:54: contexts[0].policy: handlers in eBPF run where packets arrive\nF:4:69: contexts[0].hpus: it is about HPUs\nF:4:81: contexts[0].share: it is about HPUs"},
+			"F:4:54: contexts[0].policy: it is about HPUs\nF:4:69: contexts[0].hpus: it is about HPUs\nF:4:81: contexts[0].share: it is about HPUs"},
+		{"what would be so anyway", inKernel + eth + "contexts:\n- {name: a, tier: kernel, handler: deposit, windows: [{name: in, size: 1MiB}], policy: message, overload: drop, sequence: 1024}\n",
+			"F:4:88: contexts[0].policy: it is about HPUs\nF:4:107: contexts[0].overload: it is about HPUs\nF:4:123: contexts[0].sequence: it is about HPUs"},
+		{"another policy", inKernel + eth + "contexts:\n- {name: a, tier: kernel, handler: echo-udp, policy: mine}\n", `F:4:54: contexts[0].policy: "mine": want blocked-rr, message, packet`},
+		{"no windows", inKernel + eth + "contexts:\n- {name: a, tier: kernel, handler: echo-udp, windows: []}\n", ""},
 		{"application", inKernel + eth + "contexts:\n- {name: a, tier: kernel, handler: echo-udp, queue: {}, attach: {users: ['0']}, windows: [{name: w, size: 1MiB}], activate: attach}\n",
-			"F:4:53: contexts[0].queue: \nF:4:65: contexts[0].attach: \nF:4:90: contexts[0].windows: \nF:4:125: contexts[0].activate: "},
+			"F:4:53: contexts[0].queue: handlers in eBPF for packets have none\nF:4:65: contexts[0].attach: \nF:4:90: contexts[0].windows: handlers in eBPF for packets have none\nF:4:125: contexts[0].activate: "},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			_, got := load(t, tc.text)

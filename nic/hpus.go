@@ -90,11 +90,16 @@ func (n *NIC) messages(s *ContextSpec) hpu.MessageConfig {
 		}
 	}
 	for _, name := range []string{"slmp", "slmp6"} {
-		if s.Protocol == nil && reflect.DeepEqual(s.Format, matcher.FormatByName(name)) {
+		if s.Protocol == nil && s.isFormat(name) {
 			cfg.Protocol = slmp.Protocol{}
 		}
 	}
 	return cfg
+}
+
+// isFormat tells whether the context has the predefined format of that name.
+func (s *ContextSpec) isFormat(name string) bool {
+	return reflect.DeepEqual(s.Format, matcher.FormatByName(name))
 }
 
 func (t hpuTier) install() error {

@@ -18,6 +18,7 @@ import (
 	"github.com/xspin/xspin/loader"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/mpq"
+	"github.com/xspin/xspin/slmp"
 	"github.com/xspin/xspin/spin"
 )
 
@@ -65,47 +66,109 @@ func KernelHPUs() (int, error) { return loader.PossibleCPUs() }
 // "noop-messages", which does for formats whose messages end.
 func BuiltinObject(name string) (*Object, error) { return loader.BuiltinObject(name) }
 
+// A kernelRule is about a setting that means nothing for some contexts in the kernel.
+type kernelRule struct {
+	key string // of a configuration file; of what that does not have, the field's name
+	is  func(*ContextSpec) bool
+	// Why it is refused: of handlers of packets, of messages, and of messages that they may
+	// hand over. "": it has a meaning.
+	packets, messages, handing string
+}
+
+// kernelRules are about all fields of a ContextSpec that not every context has a use for.
+var kernelRules = func() []kernelRule {
+	const (
+		hpus = "it is about HPUs, and handlers in eBPF run in the kernel, where packets arrive"
+		none = "handlers in eBPF for packets have none"
+		each = none + ": each packet is a message, or none"
+		host = "a triggered context runs on HPUs: handlers in eBPF are called by packets"
+		ways = "handlers in eBPF abandon incomplete messages: want none of the other ways"
+		bind = "handlers in eBPF put messages into the context's window: a binder is for handlers in Go"
+		acks = "handlers in eBPF acknowledge messages of format slmp, in its protocol, and no others"
+		tick = "handlers in eBPF have none"
+		find = "handlers in eBPF answer whoever has sent, and look up nobody"
+	)
+	return []kernelRule{
+		{"triggered", func(s *ContextSpec) bool { return s.HostActivated }, host, host, host},
+		{"policy", func(s *ContextSpec) bool { return s.Policy != ByMessage }, hpus, hpus, ""},
+		{"sequence", func(s *ContextSpec) bool { return s.Sequence != 0 }, hpus, hpus, ""},
+		{"vhpus", func(s *ContextSpec) bool { return s.VHPUs != 0 }, hpus, hpus, ""},
+		{"hpus", func(s *ContextSpec) bool { return s.CoreMask != 0 }, hpus, hpus, ""},
+		{"credits", func(s *ContextSpec) bool { return s.Credits != 0 }, hpus, hpus, ""},
+		{"share", func(s *ContextSpec) bool { return s.Share != 0 }, hpus, hpus, ""},
+		{"overload", func(s *ContextSpec) bool { return s.Overload != OverloadDrops }, hpus, hpus, ""},
+		{"timestamp", func(s *ContextSpec) bool { return s.Timestamp }, hpus, hpus, ""},
+		{"messages", func(s *ContextSpec) bool { return s.Messages != 0 }, each, "", ""},
+		{"segments", func(s *ContextSpec) bool { return s.Kernel.Segments != 0 }, each, "", ""},
+		{"timeout", func(s *ContextSpec) bool { return s.Timeout != 0 }, none, "", ""},
+		{"remember", func(s *ContextSpec) bool { return s.Remember != 0 }, none, "", ""},
+		{"windows", func(s *ContextSpec) bool { return s.Window != nil || len(s.Resources.Windows) > 0 }, none + ": packets need no place", "", ""},
+		{"binder", func(s *ContextSpec) bool { return s.Binder != nil }, none + ": packets need no place", bind, bind},
+		{"queue", func(s *ContextSpec) bool { return s.Events != nil || s.Resources.Host != nil }, none + ": they count, see xspin_count", "", ""},
+		{"queue.full", func(s *ContextSpec) bool { return s.Resources.Full != hpu.FullFails }, none, "", ""},
+		{"log", func(s *ContextSpec) bool { return s.Resources.Log != nil }, none + ": they count, see xspin_count", "", ""},
+		{"protocol", foreignProtocol, "nothing is acknowledged: " + none, acks, acks},
+		{"state", func(s *ContextSpec) bool { return s.State != 0 || len(s.InitialState) > 0 }, none + ": want memory, which all packets have", "handlers in eBPF say themselves how much they have: XSPIN_STATE", ""},
+		{"incomplete", func(s *ContextSpec) bool { return s.Incomplete != mpq.Abandon || s.Linger != 0 }, none + ": a message of one packet is complete", ways, ways},
+		{"held", func(s *ContextSpec) bool { return !s.HostActivated && s.Held != 0 }, "no packet waits for another: " + none, "", ""},
+		{"held", func(s *ContextSpec) bool { return s.Held > 0 }, "", "no packet waits in the kernel: it comes again", ""},
+		{"tracking", func(s *ContextSpec) bool { return s.Memory != 0 }, "nothing comes out of order: " + none + ", and HPU memory is Resources.Memory", "handlers in eBPF have a bit for each segment that a message may have: want Kernel.Segments, and HPU memory is Resources.Memory", ""},
+		{"checksums", func(s *ContextSpec) bool { return !s.HostActivated && s.Checksums != hpu.VerifyComplete }, "packets come to handlers in eBPF as they are: nothing is verified", "", ""},
+		{"hpu_memory", func(s *ContextSpec) bool { return s.Resources.PerHPU != nil }, "", "", "the object hands messages over, and CPUs and HPUs would have different parts of it: want memory, which all have"},
+		{"timer", func(s *ContextSpec) bool { return s.Resources.Timer != 0 }, tick, tick, ""},
+		{"resolver", func(s *ContextSpec) bool { return s.Resources.Resolver != nil }, find, find, ""},
+	}
+}()
+
+// foreignProtocol tells whether a context has a protocol that is not its format's.
+func foreignProtocol(s *ContextSpec) bool {
+	_, is := s.Protocol.(slmp.Protocol)
+	return !s.HostActivated && s.Protocol != nil && !(is && s.isFormat("slmp"))
+}
+
+// why returns why a setting is refused for contexts with an object, "" if it is not.
+func (r *kernelRule) why(o *Object) string {
+	switch {
+	case o == nil || !o.Messages():
+		return r.packets
+	case o.HandsOver():
+		return r.handing
+	}
+	return r.messages
+}
+
+// KernelRefuses returns the settings that mean nothing for contexts in the kernel with this
+// object, by the keys that a configuration file has for them, and why. Resolve refuses those
+// that a spec has; somebody who reads a file also sees those that say what would be so anyway.
+func KernelRefuses(o *Object) (all spin.Problems) {
+	for i := range kernelRules {
+		if why := kernelRules[i].why(o); why != "" {
+			all.Add(kernelRules[i].key, "%s", why)
+		}
+	}
+	return all
+}
+
 // resolveKernel judges what a context in the kernel has, and has not.
 func (s *ContextSpec) resolveKernel(wrong *spin.Problems) {
-	h, r := &s.Handlers, &s.Resources
-	messages := s.Kernel.Object != nil && s.Kernel.Object.Messages()
-	if messages {
+	h, r, hands := &s.Handlers, &s.Resources, s.handsOver()
+	for i := range kernelRules {
+		rule := &kernelRules[i]
+		if why := rule.why(s.Kernel.Object); why != "" && rule.is(s) {
+			wrong.Add(rule.key, "%s", why)
+		}
+	}
+	if s.Kernel.Object != nil && s.Kernel.Object.Messages() {
 		s.resolveMessages(wrong)
 	}
-	hands := s.handsOver()
-	const hpus = "it is about HPUs, and handlers in eBPF run in the kernel, where packets arrive"
-	const user = "handlers in eBPF for packets have none"
-	for _, set := range []struct {
-		key string
-		is  bool
-		why string
-	}{
-		{"handler", !hands && (h.Payload != nil || h.Header != nil || h.Completion != nil || h.Init != nil || h.Timer != nil), "there are handlers in Go and in eBPF: want only one of them, or an object that hands messages over"},
-		{"triggered", s.HostActivated, "a triggered context runs on HPUs: handlers in eBPF are called by packets"},
-		{"policy", !hands && (s.Policy != ByMessage || s.Sequence != 0 || s.VHPUs != 0), hpus},
-		{"hpus", !hands && s.CoreMask != 0, hpus},
-		{"credits", !hands && s.Credits != 0, hpus},
-		{"share", !hands && s.Share != 0, hpus},
-		{"overload", !hands && s.Overload != OverloadDrops, hpus},
-		{"timestamp", !hands && s.Timestamp, hpus},
-		{"messages", !messages && s.Messages != 0, user + ": each packet is a message, or none"},
-		{"segments", !messages && s.Kernel.Segments != 0, user + ": each packet is a message, or none"},
-		{"timeout", !messages && s.Timeout != 0, user},
-		{"remember", !messages && s.Remember != 0, user},
-		{"windows", !messages && (len(r.Windows) > 0 || s.Window != nil || s.Binder != nil), user + ": want packets that need no place"},
-		{"queue", !messages && (r.Host != nil || s.Events != nil), user + ": they count, see xspin_count"},
-		{"protocol", !messages && !s.HostActivated && s.Protocol != nil, "nothing is acknowledged: " + user},
-		{"state", !messages && (s.State != 0 || len(s.InitialState) > 0), user + ": their memory is that of all packets, see Resources.Memory"},
-		{"incomplete", !messages && (s.Incomplete != mpq.Abandon || s.Linger != 0), user + ": a message of one packet is complete"},
-		{"held", !messages && !s.HostActivated && s.Held != 0, "no packet waits for another: " + user},
-		{"tracking", !messages && s.Memory != 0, "nothing comes out of order: " + user + ", and HPU memory is Resources.Memory"},
-		{"checksums", !messages && !s.HostActivated && s.Checksums != hpu.VerifyComplete, "packets come to handlers in eBPF as they are: nothing is verified"},
-		{"hpu_memory", hands && r.PerHPU != nil, "the object hands messages over, and CPUs and HPUs would have different parts of it: want Memory"},
-		{"timer", !hands && r.Timer != 0, "handlers in eBPF have none"},
-	} {
-		if set.is {
-			wrong.Add(set.key, "%s", set.why)
+	if !hands {
+		if h.Payload != nil || h.Header != nil || h.Completion != nil || h.Init != nil || h.Timer != nil {
+			wrong.Add("handler", "there are handlers in Go and in eBPF: want only one of them, or an object that hands messages over")
 		}
+		rest := *r
+		rest.Timer = 0 // is told
+		*wrong = append(*wrong, rest.Check(&hpu.Handlers{})...)
+		s.Policy, s.Share = ByPacket, 1
 	}
 	for _, m := range []struct {
 		key string
@@ -117,9 +180,6 @@ func (s *ContextSpec) resolveKernel(wrong *spin.Problems) {
 		if mem, off := m.w.Memory(); mem == nil || off != 0 {
 			wrong.Add(m.key, "want a window on a hostq.Memory, from its beginning: handlers in eBPF are given its map")
 		}
-	}
-	if !hands {
-		s.Policy, s.Share = ByPacket, 1
 	}
 	if s.Kernel.Object == nil {
 		wrong.Add("object", "there is none")

@@ -20,7 +20,6 @@ import (
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/loader"
-	"github.com/xspin/xspin/mpq"
 	"github.com/xspin/xspin/spin"
 )
 
@@ -37,20 +36,8 @@ const (
 
 // resolveMessages judges what a context of messages in the kernel has, and has not.
 func (s *ContextSpec) resolveMessages(wrong *spin.Problems) {
-	for _, set := range []struct {
-		key string
-		is  bool
-		why string
-	}{
-		{"windows", s.Binder != nil, "handlers in eBPF put messages into the context's window: a binder is for handlers in Go"},
-		{"incomplete", s.Incomplete != mpq.Abandon || s.Linger != 0, "handlers in eBPF abandon incomplete messages: want none of the other ways"},
-		{"state", !s.handsOver() && (s.State != 0 || len(s.InitialState) > 0), "handlers in eBPF say themselves how much they have: XSPIN_STATE"},
-		{"held", !s.handsOver() && s.Held > 0, "no packet waits in the kernel: it comes again"},
-		{"queue", s.Events != nil && s.Resources.Host != nil, "events go to a channel or to an application, not to both"},
-	} {
-		if set.is {
-			wrong.Add(set.key, "%s", set.why)
-		}
+	if s.Events != nil && s.Resources.Host != nil {
+		wrong.Add("queue", "events go to a channel or to an application, not to both")
 	}
 	wrong.Between("messages", s.Messages, 1, loader.MaxMessages)
 	wrong.Between("segments", s.Kernel.Segments, 1, loader.MaxSegments)
@@ -61,8 +48,8 @@ func (s *ContextSpec) resolveMessages(wrong *spin.Problems) {
 	if _, err := MessagesMemory(s.Kernel.Object, s.Messages, s.Kernel.Segments); err != nil && wrong.Err() == nil {
 		wrong.Add("segments", "%w", err)
 	}
-	if n := len(s.messageWindows()); n > loader.MaxWindows {
-		wrong.Add("windows", "%d, and handlers in eBPF can be given %d", n, loader.MaxWindows)
+	if err := CheckKernelWindows(len(s.messageWindows())); err != nil {
+		wrong.Add("windows", "%w", err)
 	}
 	for _, w := range s.messageWindows() {
 		if h, ok := w.Window.(*hostq.Window); !ok {
@@ -79,8 +66,13 @@ func MessagesMemory(o *Object, messages, segments int) (int64, error) {
 	return o.MessagesMemory(loader.MessagesConfig{Messages: messages, Segments: segments, Events: eventBytes})
 }
 
-// KernelWindows is how many windows handlers of messages in eBPF can be given.
-const KernelWindows = loader.MaxWindows
+// CheckKernelWindows tells whether handlers of messages in eBPF can be given so many windows.
+func CheckKernelWindows(n int) error {
+	if n > loader.MaxWindows {
+		return fmt.Errorf("%d, and handlers in eBPF can be given %d", n, loader.MaxWindows)
+	}
+	return nil
+}
 
 // messageWindows are the windows that handlers are given. Messages go into the first.
 func (s *ContextSpec) messageWindows() (all []hpu.NamedWindow) {
@@ -97,7 +89,7 @@ func (s *ContextSpec) messagesConfig() (cfg loader.MessagesConfig) {
 		Handed:    s.Timeout + cmp.Or(s.Remember, defaultRemember),
 		Checksums: loader.Checksums(s.Checksums),
 	}
-	if s.Format.Name == "slmp" {
+	if s.isFormat("slmp") {
 		cfg.Protocol = loader.SLMP
 	}
 	if cfg.NotesOnly = s.eventSink() == nil; !cfg.NotesOnly || s.Kernel.Object.Notes() {

@@ -393,7 +393,9 @@ func TestWrongMessagesInTheKernel(t *testing.T) {
 	}{
 		{"packets", func(s *nic.ContextSpec) { s.Rulesets = sets(matcher.UDPPort(7)) }, "format: messages of format packet do not end"},
 		{"IPv6", func(s *nic.ContextSpec) { s.Rulesets = sets(matcher.SLMP6()) }, "format: format slmp6: handlers in eBPF answer over IPv4 only"},
-		{"a binder", func(s *nic.ContextSpec) { s.Binder = &hpu.Receives{} }, "windows: handlers in eBPF put messages into the context's window"},
+		{"a binder", func(s *nic.ContextSpec) { s.Binder = &hpu.Receives{} }, "binder: handlers in eBPF put messages into the context's window"},
+		{"a protocol of its own", func(s *nic.ContextSpec) { s.Protocol = ownProtocol{} }, "protocol: handlers in eBPF acknowledge messages of format slmp"},
+		{"memory for tracking", func(s *nic.ContextSpec) { s.Memory = 1 << 20 }, "tracking: handlers in eBPF have a bit for each segment"},
 		{"lingering", func(s *nic.ContextSpec) { s.Incomplete = mpq.Linger }, "incomplete: handlers in eBPF abandon"},
 		{"memory of its own", func(s *nic.ContextSpec) { s.Window = own }, "windows: the window of messages: want a window on a hostq.Memory"},
 		{"too many messages", func(s *nic.ContextSpec) { s.Messages = 1 << 20 }, "messages: 1048576: want 1 to 65536"},

@@ -6,8 +6,11 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
+	"reflect"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -385,6 +388,15 @@ func TestWrongContextsInTheKernel(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	mem, err := hostq.NewMemory("test", 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mem.Close()
+	readOnly, err := mem.Window(0, 64, spin.Read)
+	if err != nil {
+		t.Fatal(err)
+	}
 	other := matcher.UDPPort(8)
 	other.EOM = &matcher.Rule{Index: 3, Mask: 1, Start: 1, End: 1}
 	for _, tc := range []struct {
@@ -395,7 +407,8 @@ func TestWrongContextsInTheKernel(t *testing.T) {
 		{func(s *nic.ContextSpec) { s.Handlers = handle(echo) }, []string{"handler: ", "in Go and in eBPF"}},
 		{func(s *nic.ContextSpec) { s.HostActivated, s.Rulesets = true, nil }, []string{"triggered: "}},
 		{func(s *nic.ContextSpec) { s.Policy = nic.ByPacket }, []string{"policy: ", "about HPUs"}},
-		{func(s *nic.ContextSpec) { s.VHPUs = 1 }, []string{"policy: "}},
+		{func(s *nic.ContextSpec) { s.VHPUs = 1 }, []string{"vhpus: ", "about HPUs"}},
+		{func(s *nic.ContextSpec) { s.Sequence = 1 }, []string{"sequence: ", "about HPUs"}},
 		{func(s *nic.ContextSpec) { s.CoreMask = 1 }, []string{"hpus: "}},
 		{func(s *nic.ContextSpec) { s.Credits = 8 }, []string{"credits: "}},
 		{func(s *nic.ContextSpec) { s.Share = 2 }, []string{"share: "}},
@@ -414,6 +427,8 @@ func TestWrongContextsInTheKernel(t *testing.T) {
 		{func(s *nic.ContextSpec) { s.Linger = time.Second }, []string{"incomplete: "}},
 		{func(s *nic.ContextSpec) { s.Held = -1 }, []string{"held: "}},
 		{func(s *nic.ContextSpec) { s.Memory = 1 << 20 }, []string{"tracking: ", "Resources.Memory"}},
+		{func(s *nic.ContextSpec) { s.Resources.Memory = readOnly }, []string{"memory: ", "not permitted"}},
+		{func(s *nic.ContextSpec) { s.Resources.Full = 9 }, []string{"queue.full: 9: want FullFails"}},
 		{func(s *nic.ContextSpec) { s.Checksums = hpu.VerifyNone }, []string{"checksums: "}},
 		{func(s *nic.ContextSpec) { s.Resources.Timer = time.Second }, []string{"timer: "}},
 		{func(s *nic.ContextSpec) { s.Resources.Memory = window }, []string{"memory: ", "hostq.Memory"}},
@@ -435,6 +450,124 @@ func TestWrongContextsInTheKernel(t *testing.T) {
 		t.Errorf("%+v", s.Contexts)
 	}
 }
+
+// Each field of a description is used for a context in the kernel, or refused with its key:
+// none is read and forgotten.
+func TestFieldsOfContextsInTheKernel(t *testing.T) {
+	netnstest.NeedRoot(t)
+	mem, err := hostq.NewMemory("test", 4096)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mem.Close()
+	object := func(name string) *nic.Object { return builtin(t, name).Kernel.Object }
+	type spec = nic.ContextSpec
+	type field struct {
+		used string      // by packets, messages, and those that are handed over
+		key  string      // of the error where it is not
+		set  func(*spec) // nil: it is there, or means nothing by itself
+	}
+	const all = "packets messages handed over"
+	fields := map[string]field{
+		"Name":          {used: all},
+		"Rulesets":      {used: all},
+		"First":         {all, "", func(s *spec) { s.First = 3 }},
+		"Numbers":       {all, "", func(s *spec) { s.Numbers = []int{3} }},
+		"Format":        {used: all},
+		"Handlers":      {"handed over", "handler", func(s *spec) { s.Handlers.Payload = echo }},
+		"Policy":        {"handed over", "policy", func(s *spec) { s.Policy = nic.ByPacket }},
+		"CoreMask":      {"handed over", "hpus", func(s *spec) { s.CoreMask = 1 }},
+		"Credits":       {"handed over", "credits", func(s *spec) { s.Credits = 1 }},
+		"Place":         {used: all},
+		"Timestamp":     {"handed over", "timestamp", func(s *spec) { s.Timestamp = true }},
+		"Messages":      {"messages handed over", "messages", func(s *spec) { s.Messages = 1 }},
+		"Protocol":      {"", "protocol", func(s *spec) { s.Protocol = ownProtocol{} }},
+		"Binder":        {"", "binder", func(s *spec) { s.Binder = &hpu.Receives{} }},
+		"Window":        {"messages handed over", "windows", func(s *spec) { s.Window = mem.Whole() }},
+		"Events":        {"messages handed over", "queue", func(s *spec) { s.Events = make(chan spin.MessageEvent, 1) }},
+		"State":         {"handed over", "state", func(s *spec) { s.State = 8 }},
+		"InitialState":  {"handed over", "state", func(s *spec) { s.State, s.InitialState = 8, []byte{1} }},
+		"Timeout":       {"messages handed over", "timeout", func(s *spec) { s.Timeout = time.Second }},
+		"Remember":      {"messages handed over", "remember", func(s *spec) { s.Remember = time.Second }},
+		"Incomplete":    {"", "incomplete", func(s *spec) { s.Incomplete = mpq.Linger }},
+		"Linger":        {"", "incomplete", func(s *spec) { s.Linger = time.Second }},
+		"Held":          {"handed over", "held", func(s *spec) { s.Held = 3 }},
+		"Memory":        {"handed over", "tracking", func(s *spec) { s.Memory = 1 << 20 }},
+		"Checksums":     {"messages handed over", "checksums", func(s *spec) { s.Checksums = hpu.VerifyAll }},
+		"Overload":      {"handed over", "overload", func(s *spec) { s.Overload = nic.OverloadSpills }},
+		"Share":         {"handed over", "share", func(s *spec) { s.Share = 2 }},
+		"HostActivated": {"", "triggered", func(s *spec) { s.HostActivated = true }},
+		"Sequence":      {"handed over", "sequence", func(s *spec) { s.Policy, s.Sequence, s.VHPUs = nic.BlockedRR, 1024, 2 }},
+		"VHPUs":         {"handed over", "vhpus", func(s *spec) { s.Policy, s.Sequence, s.VHPUs = nic.BlockedRR, 1024, 2 }},
+
+		"Resources.Windows": {"messages handed over", "windows", func(s *spec) { s.Resources.Windows = []hpu.NamedWindow{{Name: "w", Window: mem.Whole()}} }},
+		"Resources.Memory":  {all, "", func(s *spec) { s.Resources.Memory = mem.Whole() }},
+		"Resources.PerHPU":  {"packets messages", "hpu_memory", func(s *spec) { s.Resources.PerHPU = mem.Whole() }},
+		"Resources.Host":    {"messages handed over", "queue", func(s *spec) { s.Resources.Host = &hostq.Pair{} }},
+		"Resources.Full":    {"messages handed over", "queue.full", func(s *spec) { s.Resources.Full = hpu.FullWaits }},
+		"Resources.Timer": {"handed over", "timer", func(s *spec) {
+			s.Handlers.Timer, s.Resources.Timer = func(*hpu.Task) spin.Code { return spin.Success }, time.Second
+		}},
+		"Resources.Resolver": {"handed over", "resolver", func(s *spec) { s.Resources.Resolver = struct{ spin.Resolver }{} }},
+		"Resources.Log":      {"messages handed over", "log", func(s *spec) { s.Resources.Log = struct{ hpu.LogSink }{} }},
+
+		"Kernel.Object":     {used: all},
+		"Kernel.Parameters": {used: all},
+		"Kernel.Segments":   {"messages handed over", "segments", func(s *spec) { s.Kernel.Segments = 32 }},
+	}
+	names := func(of reflect.Type, prefix string) (all []string) {
+		for _, f := range reflect.VisibleFields(of) {
+			all = append(all, prefix+f.Name)
+		}
+		return all
+	}
+	there := slices.Concat(names(reflect.TypeFor[nic.ContextSpec](), ""), names(reflect.TypeFor[hpu.Resources](), "Resources."), names(reflect.TypeFor[nic.Kernel](), "Kernel."))
+	there = slices.DeleteFunc(there, func(name string) bool { return name == "Resources" || name == "Kernel" })
+	if known := slices.Sorted(maps.Keys(fields)); !slices.Equal(known, slices.Sorted(slices.Values(there))) {
+		t.Errorf("known are the fields\n%q, and there are\n%q", known, there)
+	}
+	for _, base := range []struct {
+		what   string
+		object *nic.Object
+		rules  matcher.Ruleset
+	}{
+		{"packets", object("echo-udp"), matcher.UDPPort(7)},
+		{"messages", object("deposit"), matcher.SLMP()},
+		{"handed over", handsOdd(t), matcher.SLMP()},
+	} {
+		refused := map[string]bool{}
+		for _, p := range nic.KernelRefuses(base.object) {
+			refused[p.Path] = true
+		}
+		for name, f := range fields {
+			if f.set == nil {
+				continue
+			}
+			s := spec{Name: "a", Rulesets: sets(base.rules), Kernel: &nic.Kernel{Object: base.object}}
+			f.set(&s)
+			_, err := s.Resolve(2)
+			var wrong spin.Problems
+			errors.As(err, &wrong)
+			told := slices.ContainsFunc(wrong, func(p spin.Problem) bool { return p.Path == f.key })
+			switch used := strings.Contains(f.used, base.what); {
+			case used && err != nil:
+				t.Errorf("%s of %s: %v", name, base.what, err)
+			case !used && !told:
+				t.Errorf("%s of %s: %v, want an error about %s", name, base.what, err, f.key)
+			case !used && !refused[f.key] && name != "Handlers":
+				t.Errorf("%s of %s: %s is refused, and KernelRefuses does not know it", name, base.what, f.key)
+			}
+		}
+	}
+	// The protocol that it is anyway.
+	s := spec{Name: "a", Rulesets: sets(matcher.SLMP()), Kernel: &nic.Kernel{Object: object("deposit")}, Protocol: slmp.Protocol{}}
+	if _, err := s.Resolve(2); err != nil {
+		t.Error(err)
+	}
+}
+
+// ownProtocol is none that the kernel has.
+type ownProtocol struct{ slmp.Protocol }
 
 // Two contexts in the kernel and one on HPUs; one is flooded, and the others answer. The
 // credit of the one on HPUs is that of a context by itself.

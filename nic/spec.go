@@ -35,9 +35,9 @@ type ContextSpec struct {
 	Format   *matcher.Format // of messages. Defaults to that of the rulesets, or to `packet`
 	Handlers hpu.Handlers
 
-	// Kernel, if there is one, has the handlers, in eBPF, instead of Handlers. What is
-	// about HPUs has no meaning there, and is refused; but if the object hands messages over
-	// (XSPIN_HAND_OVER), Handlers have those, and all that is said here is about them, too.
+	// Kernel, if there is one, has the handlers, in eBPF, instead of Handlers. What they have
+	// no use for is refused, see KernelRefuses; but if the object hands messages over
+	// (XSPIN_HAND_OVER), Handlers have those, and what is said here is about them, too.
 	Kernel *Kernel
 
 	Policy   Policy // Defaults to ByMessage, which for `packet` is ByPacket
