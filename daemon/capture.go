@@ -49,10 +49,6 @@ func (d *Daemon) capture(ctx context.Context, uid int, name string, o control.Ca
 		return err
 	}
 	h.mu.Lock()
-	if h.book == nil {
-		h.mu.Unlock()
-		return failf(errBusy, "context %q is being installed", name)
-	}
 	if h.b.spec.Kernel != nil {
 		h.mu.Unlock()
 		return failf(errInvalid, "context %q is in the kernel, and its frames do not come to user space: capture at the other end of the link, such as with tcpdump", name)

@@ -120,6 +120,23 @@ func (d *Daemon) add(b *contextPlan, file bool, numbers []int) (*managedContext,
 
 // make makes a context and installs it. With an error nothing of it is left.
 func (d *Daemon) make(b *contextPlan, file bool, numbers []int) (_ *managedContext, err error) {
+	h, err := d.describe(b, file, numbers)
+	if err != nil {
+		return nil, err
+	}
+	h.op <- struct{}{}
+	defer h.end()
+	if err := d.enter(h); err != nil {
+		return nil, err
+	}
+	if err := h.install(); err != nil {
+		return nil, h.undo(err)
+	}
+	return h, nil
+}
+
+// describe describes a context that nobody knows yet, and of which there is nothing.
+func (d *Daemon) describe(b *contextPlan, file bool, numbers []int) (*managedContext, error) {
 	h := &managedContext{
 		d: d, name: b.doc.Name, file: file, seq: d.made.Add(1), b: b, numbers: numbers,
 		op: make(chan struct{}, 1), state: installing, since: time.Now(),
@@ -133,18 +150,7 @@ func (d *Daemon) make(b *contextPlan, file bool, numbers []int) (_ *managedConte
 	if h.device == nil {
 		return nil, failf(errInvalid, "context %q: the daemon has no interface %q", h.name, b.iface)
 	}
-	h.op <- struct{}{}
-	defer h.end()
-	if err := d.enter(h); err != nil {
-		return nil, err
-	}
-	book := newLogBook(h.name, max(h.device.nic.HPUs(), b.hpus, b.cpus), d.logConfig())
-	h.mu.Lock()
-	h.book = book
-	h.mu.Unlock()
-	if err := h.install(); err != nil {
-		return nil, h.undo(err)
-	}
+	h.book = newLogBook(h.name, max(h.device.nic.HPUs(), b.hpus, b.cpus), d.logConfig())
 	return h, nil
 }
 
@@ -505,9 +511,6 @@ func (h *managedContext) comeBack() {
 func (h *managedContext) record(e spin.Fault) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.book == nil {
-		return
-	}
 	now := clock.Monotonic()
 	for line := range strings.Lines(e.Text()) {
 		h.book.Log(now, e.HPU, []byte(line))
@@ -776,13 +779,7 @@ func (d *Daemon) log(ctx context.Context, name string, hpu int, follow bool, f f
 	if err != nil {
 		return err
 	}
-	h.mu.Lock()
-	book := h.book
-	h.mu.Unlock()
-	if book == nil {
-		return failf(errBusy, "context %q is being installed", name)
-	}
-	return book.follow(ctx, hpu, follow, f)
+	return h.book.follow(ctx, hpu, follow, f)
 }
 
 // setTap has a tap see the context's frames, through all of its lives; nil ends that.

@@ -353,19 +353,15 @@ func (l *lockstep) end(t *testing.T) {
 	must(t, <-l.done)
 }
 
-// A context goes on while the object that is to replace its own is loaded. One that the
-// verifier refuses, after it has taken its time, changes nothing.
+// A context goes on while the object that is to replace its own is loaded, and those of
+// contexts that are added. One that the verifier refuses, after it has taken its time,
+// changes nothing.
 func TestReloadsLoadObjectsFirst(t *testing.T) {
 	const text = inKernel + `contexts:
 - {name: mine, tier: kernel, object: mine.o, rulesets: "mine: udp(7)", memory: 64, hpu_memory: 24, params: {twice: %d}}
 `
 	mine := counting(t, 1)
-	f := launchBeside(t, fmt.Sprintf(text, 0), map[string][]byte{"mine.o": mine})
-	w, err := f.lab.Host.Wire()
-	must(t, err)
-	t.Cleanup(func() { w.Close() })
-	file := filepath.Join(filepath.Dir(f.file), "mine.o")
-	must(t, os.WriteFile(file, objecttest.Compile(t, `#include "xspin_handler.h"
+	endless := objecttest.Compile(t, `#include "xspin_handler.h"
 
 const volatile __u32 twice = 0;
 
@@ -380,31 +376,43 @@ XSPIN_PAYLOAD
 
 XSPIN_CONTEXT(PAYLOAD);
 XSPIN_LICENSE("GPL");
-`), 0o644))
+`)
+	f := launchBeside(t, fmt.Sprintf(text, 0), map[string][]byte{"mine.o": mine, "endless.o": endless})
+	w, err := f.lab.Host.Wire()
+	must(t, err)
+	t.Cleanup(func() { w.Close() })
 	was, used := f.shown(t, "mine"), f.inUse()
-	l := f.lockstep(t, 5*time.Second)
-	before, start := l.answered.Load(), time.Now()
-	_, err = f.Reload()
-	took, n := time.Since(start), l.answered.Load()-before
-	l.end(t)
-	fails(t, "reload", err, errBusy, `nothing was changed: context "mine"`)
-	t.Logf("refused after %v: %d datagrams answered meanwhile, longest silence %v", took, n, l.silence)
-	if l.lost > 0 || n == 0 {
-		t.Errorf("%d datagrams were lost as an object was refused, %d answered", l.lost, n)
-	}
-	now := f.shown(t, "mine")
-	if now.ID != was.ID || now.State != active || !now.Since.Equal(was.Since) || f.inUse() != used || now.HandlerStats.Handled < l.answered.Load() {
-		t.Errorf("the context is %+v, with %d bytes in use; it was %+v, with %d", now, f.inUse(), was, used)
+	for name, to := range map[string]string{
+		"mine": strings.Replace(fmt.Sprintf(text, 0), "mine.o", "endless.o", 1),
+		"more": fmt.Sprintf(text, 1) + "- {name: more, tier: kernel, object: endless.o, rulesets: 'more: udp(9)'}\n",
+	} {
+		f.write(t, to)
+		l := f.lockstep(t, 5*time.Second)
+		before, start := l.answered.Load(), time.Now()
+		_, err = f.Reload()
+		took, n := time.Since(start), l.answered.Load()-before
+		l.end(t)
+		fails(t, "reload", err, errBusy, fmt.Sprintf("nothing was changed: context %q: load endless.o", name))
+		t.Logf("refused after %v: %d datagrams answered meanwhile, longest silence %v", took, n, l.silence)
+		if l.lost > 0 || n == 0 {
+			t.Errorf("%d datagrams were lost as an object was refused, %d answered", l.lost, n)
+		}
+		now := f.shown(t, "mine")
+		if now.ID != was.ID || now.State != active || !now.Since.Equal(was.Since) || f.inUse() != used || now.HandlerStats.Handled < l.answered.Load() {
+			t.Errorf("the context is %+v, with %d bytes in use; it was %+v, with %d", now, f.inUse(), was, used)
+		}
+		if all := f.infos(); len(all) != 1 {
+			t.Errorf("%+v", all)
+		}
 	}
 
-	must(t, os.WriteFile(file, mine, 0o644))
-	l = f.lockstep(t, 20*time.Millisecond)
+	l := f.lockstep(t, 20*time.Millisecond)
 	const rounds = 20
-	start = time.Now()
+	start := time.Now()
 	for i := range rounds {
 		f.reloaded(t, fmt.Sprintf(text, (i+1)%2), "context mine changed: began anew")
 	}
-	took = time.Since(start)
+	took := time.Since(start)
 	l.end(t)
 	t.Logf("%d replacements in %v: %d datagrams lost, %d answered, longest silence %v", rounds, took, l.lost, l.answered.Load(), l.silence)
 	f.answers(t, 7)

@@ -249,10 +249,10 @@ func same(a, b any) bool {
 	return err1 == nil && err2 == nil && string(x) == string(y)
 }
 
-// apply does what the plan says. New lives of contexts that change are made while the old
-// ones go on, as that takes its time and may fail: a verifier takes seconds for some objects.
-// The old ones are disarmed then, and end when nothing can fail any more. With an error all
-// is as it was.
+// apply does what the plan says. New contexts, and new lives of those that change, are made
+// while the old ones go on, as that takes its time and may fail: a verifier takes seconds for
+// some objects. The old ones are disarmed then, and end when nothing can fail any more. With
+// an error all is as it was.
 func (d *Daemon) apply(p *plan) (err error) {
 	var end []*managedContext
 	defer func() {
@@ -326,6 +326,18 @@ func (d *Daemon) apply(p *plan) (err error) {
 			return fmt.Errorf("context %q: %w", c.h.name, err)
 		}
 	}
+	var added []*managedContext
+	for _, b := range p.add {
+		h, err := d.describe(b, true, p.numbers[b.doc.Name])
+		if err != nil {
+			return err
+		}
+		if err := h.install(); err != nil { // without op: nobody else knows it
+			return fmt.Errorf("context %q: %w", h.name, err)
+		}
+		added = append(added, h)
+		undo = append(undo, h.withdraw)
+	}
 	// Messages may have begun meanwhile.
 	if err := d.lively(p); err != nil {
 		return err
@@ -364,16 +376,14 @@ func (d *Daemon) apply(p *plan) (err error) {
 			return fmt.Errorf("context %q: %w", p.change[i].h.name, err)
 		}
 	}
-	for _, b := range p.add {
-		h, err := d.add(b, true, p.numbers[b.doc.Name])
-		if err != nil {
+	for _, h := range added {
+		if err := d.enter(h); err != nil {
 			return err
 		}
-		undo = append(undo, func() {
-			h.op <- struct{}{}
-			h.retire(whyReloaded)
-			h.end()
-		})
+		undo = append(undo, h.withdraw) // before others get their numbers back
+		if err := h.start(); err != nil {
+			return err
+		}
 	}
 	// The new contexts may be used from here on, but nothing fails any more.
 	d.setConfig(p.cfg)
@@ -440,6 +450,14 @@ func (d *Daemon) show(h *managedContext) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.contexts[h.name] = h
+}
+
+// withdraw takes a context away that was added, unless it is gone.
+func (h *managedContext) withdraw() {
+	if h.begin() == nil {
+		h.retire(whyReloaded)
+		h.end()
+	}
 }
 
 // rearm activates a context that was active, on the way back from a reload.
