@@ -295,7 +295,7 @@ func (h *managedContext) makeHandlers(b *contextPlan) (*handlers.Set, error) {
 	if err := h.d.enough(b.charge()); err != nil {
 		return nil, err
 	}
-	if b.spec.Kernel != nil && b.maps == 0 {
+	if !b.onHPUs() {
 		return b.kernelSet(), nil
 	}
 	env := b.env

@@ -278,6 +278,9 @@ func (b *contextPlan) readHandlers(c *checker, at func(string) string) (twin *ha
 	return twin
 }
 
+// onHPUs tells whether HPUs have packets of the context.
+func (b *contextPlan) onHPUs() bool { return b.spec.Kernel == nil || b.maps > 0 }
+
 // kernelSet is what a context in the kernel has for a set: nothing but what its object's
 // maps take.
 func (b *contextPlan) kernelSet() *handlers.Set {

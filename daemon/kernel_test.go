@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -405,16 +406,47 @@ XSPIN_LICENSE("GPL");
 			t.Errorf("%+v", all)
 		}
 	}
+}
 
-	l := f.lockstep(t, 20*time.Millisecond)
-	const rounds = 20
+// A context in the kernel changes under a client in lock step, which notices nothing: not of
+// other numbers either, nor of a reload that fails late.
+func TestReloadsOfContextsInTheKernelLoseNothing(t *testing.T) {
+	const text = inKernel + `contexts:
+%s- {name: mine, tier: kernel, object: mine.o, rulesets: "mine: udp(7)", memory: 64, hpu_memory: 24, params: {twice: %d}}
+`
+	more := []string{"", "- {name: more, tier: kernel, handler: noop, rulesets: 'more: udp(9)'}\n", "- {name: more, handler: echo-udp, params: {port: 9}}\n"}
+	f := launchBeside(t, fmt.Sprintf(text, "", 0), map[string][]byte{"mine.o": counting(t, 1)})
+	w, err := f.lab.Host.Wire()
+	must(t, err)
+	t.Cleanup(func() { w.Close() })
+	used := f.inUse()
+	l := f.lockstep(t, 5*time.Second)
+	const rounds = 50
 	start := time.Now()
 	for i := range rounds {
-		f.reloaded(t, fmt.Sprintf(text, (i+1)%2), "context mine changed: began anew")
+		f.write(t, fmt.Sprintf(text, more[i/4%3], (i+1)%2))
+		changes, err := f.Reload()
+		must(t, err)
+		if !slices.Contains(changes, "context mine changed: began anew") {
+			t.Errorf("round %d: %q", i, changes)
+		}
 	}
 	took := time.Since(start)
+	was := f.shown(t, "mine")
+	for range 5 {
+		f.write(t, fmt.Sprintf(text, "- {name: bad, handler: test-init, params: {fail: true}, rulesets: 'x: udp(99)'}\n", 1))
+		_, err := f.Reload()
+		fails(t, "reload", err, errBusy, "not today")
+	}
 	l.end(t)
 	t.Logf("%d replacements in %v: %d datagrams lost, %d answered, longest silence %v", rounds, took, l.lost, l.answered.Load(), l.silence)
+	if l.lost > 0 {
+		t.Errorf("%d datagrams were lost", l.lost)
+	}
+	now := f.shown(t, "mine")
+	if now.ID != was.ID || now.State != active || !now.Since.Equal(was.Since) || now.Rules[0].Number != was.Rules[0].Number || now.HandlerStats.Handled <= was.HandlerStats.Handled {
+		t.Errorf("the context is %+v; it was %+v", now, was)
+	}
 	f.answers(t, 7)
 	if f.inUse() != used {
 		t.Errorf("%d bytes are in use, want %d", f.inUse(), used)

@@ -129,7 +129,7 @@ func (d *Daemon) makeRoom(b *contextPlan) ([]int, error) {
 		}
 		defer h.end()
 	}
-	if _, err := d.renumber(moves); err != nil {
+	if _, err := d.renumber(moves, nil); err != nil {
 		return nil, err
 	}
 	return dealt[b.doc.Name], nil
@@ -139,9 +139,10 @@ func byName(moves map[*managedContext][]int) []*managedContext {
 	return slices.SortedFunc(maps.Keys(moves), func(a, b *managedContext) int { return cmp.Compare(a.name, b.name) })
 }
 
-// renumber gives contexts other numbers, those of a NIC in one step. The caller has op of
-// all of them.
-func (d *Daemon) renumber(moves map[*managedContext][]int) (undo func(), err error) {
+// renumber gives contexts other numbers, and puts the lives that changes have loaded in the
+// place of those before, where that is seamless: of a NIC all in one step. The caller has op
+// of all of them.
+func (d *Daemon) renumber(moves map[*managedContext][]int, changes []change) (undo func(), err error) {
 	var done []func()
 	undo = func() {
 		for _, f := range slices.Backward(done) {
@@ -160,16 +161,22 @@ func (d *Daemon) renumber(moves map[*managedContext][]int) (undo func(), err err
 				to[h.ctx], back[h.ctx] = numbers, was
 			}
 		}
-		if len(to) == 0 {
+		by, again := map[*nic.Context]*nic.Context{}, map[*nic.Context]*nic.Context{}
+		for i := range changes {
+			if c := &changes[i]; c.h.device == device && c.seamless() {
+				by[c.ctx], again[c.next] = c.next, c.ctx
+			}
+		}
+		if len(to) == 0 && len(by) == 0 {
 			continue
 		}
-		if err := device.nic.Renumber(to); err != nil {
+		if err := device.nic.Replace(by, to); err != nil {
 			undo()
 			return nil, kindError{errBusy, err}
 		}
 		done = append(done, func() {
-			if err := device.nic.Renumber(back); err != nil {
-				d.logger.Error("rulesets keep numbers that they should not have", "error", err)
+			if err := device.nic.Replace(again, back); err != nil {
+				d.logger.Error("rulesets keep numbers and contexts that they should not have", "error", err)
 			}
 		})
 	}

@@ -39,6 +39,7 @@ type change struct {
 	has     *resources
 	old     *contextPlan
 	state   string
+	since   time.Time
 	starved bool
 	// The life after, while it is not the only one.
 	next  *nic.Context
@@ -251,8 +252,8 @@ func same(a, b any) bool {
 
 // apply does what the plan says. New contexts, and new lives of those that change, are made
 // while the old ones go on, as that takes its time and may fail: a verifier takes seconds for
-// some objects. The old ones are disarmed then, and end when nothing can fail any more. With
-// an error all is as it was.
+// some objects. The old ones are disarmed then, or replaced while packets come, and end when
+// nothing can fail any more. With an error all is as it was.
 func (d *Daemon) apply(p *plan) (err error) {
 	var end []*managedContext
 	defer func() {
@@ -357,7 +358,7 @@ func (d *Daemon) apply(p *plan) (err error) {
 	for i := range p.change {
 		c := &p.change[i]
 		c.begin() // again: a handler may have stopped it meanwhile
-		if c.state == active {
+		if c.state == active && !c.seamless() {
 			undo = append(undo, c.h.rearm)
 			if err := c.h.disarm(); err != nil {
 				return fmt.Errorf("context %q: %w", c.h.name, err)
@@ -365,7 +366,7 @@ func (d *Daemon) apply(p *plan) (err error) {
 		}
 	}
 	// Contexts that only move do so before others take their numbers.
-	back, err := d.renumber(p.moves)
+	back, err := d.renumber(p.moves, p.change)
 	if err != nil {
 		return err
 	}
@@ -472,7 +473,13 @@ func (h *managedContext) rearm() {
 func (c *change) begin() {
 	c.h.mu.Lock()
 	defer c.h.mu.Unlock()
-	c.ctx, c.has, c.old, c.state, c.starved = c.h.ctx, c.h.has, c.h.b, c.h.state, c.h.starved
+	c.ctx, c.has, c.old, c.state, c.since, c.starved = c.h.ctx, c.h.has, c.h.b, c.h.state, c.h.since, c.h.starved
+}
+
+// seamless tells whether the new life takes the old one's place in one step, so that no
+// packet is nobody's: in the kernel nothing has to be waited for, and no init runs.
+func (c *change) seamless() bool {
+	return c.state == active && c.b.doc.Activate == atStart && !c.old.onHPUs() && !c.b.onHPUs()
 }
 
 // load makes the new life, while the old one goes on.
@@ -489,7 +496,7 @@ func (c *change) unload() {
 	}
 }
 
-// do puts the new life in the place of the old one, which stays there, disarmed.
+// do makes the new life the context's, and activates it. The old one stays there, disarmed.
 func (c *change) do() error {
 	h := c.h
 	h.mu.Lock()
@@ -504,13 +511,19 @@ func (c *change) do() error {
 	return nil
 }
 
-// undo puts the old life back, disarmed.
+// undo makes the old life the context's again: disarmed, or as it was if renumber takes the
+// last step.
 func (c *change) undo() {
 	h := c.h
 	h.mu.Lock()
 	h.b, h.ctx, h.has, h.numbers = c.old, c.ctx, c.has, c.was
-	h.since, h.starved = time.Now(), c.starved
-	if h.state = c.state; c.state == active {
+	h.state, h.since, h.starved = c.state, time.Now(), c.starved
+	if c.seamless() {
+		h.since = c.since
+		h.mu.Unlock()
+		return
+	}
+	if c.state == active {
 		h.state = installed
 	}
 	h.mu.Unlock()

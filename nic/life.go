@@ -136,7 +136,7 @@ func (n *NIC) Activate(c *Context) (err error) {
 		if c.active {
 			return nil
 		}
-		if err := n.arm(c); err != nil {
+		if err := n.take(step{on: []*Context{c}}); err != nil {
 			return err
 		}
 		c.active, news = true, true
@@ -198,7 +198,7 @@ func (n *NIC) enter(c *Context, f func() error) error {
 // deactivate takes the context's rulesets out of the table, and enters.
 func (n *NIC) deactivate(c *Context) error {
 	return n.enter(c, func() error {
-		if err := n.disarm(c); err != nil {
+		if err := n.take(step{off: []*Context{c}}); err != nil {
 			return err
 		}
 		c.active = false

@@ -107,8 +107,9 @@ type NIC struct {
 	// the lock, while not closed.
 	ops sync.WaitGroup
 
-	closing sync.Mutex // held by Close
-	mu      sync.Mutex // guards what follows, by the file that owns it
+	closing   sync.Mutex // held by Close
+	replacing sync.Mutex // held by Replace, which holds several contexts
+	mu        sync.Mutex // guards what follows, by the file that owns it
 
 	// life
 	closed   bool

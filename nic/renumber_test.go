@@ -5,7 +5,9 @@ package nic_test
 import (
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/netns"
@@ -98,4 +100,103 @@ func TestNumbersSayWhichOfTwoRulesetsMatches(t *testing.T) {
 	if !slices.Equal(rest.Rulesets(), []int{9, 3}) {
 		t.Errorf("numbers %v", rest.Rulesets())
 	}
+}
+
+// A context in the kernel takes the place of another, and more get other numbers, in one
+// step: a client in lock step notices nothing. What cannot be changes nothing.
+func TestReplace(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	wire(t, lab)
+	n := open(t, lab, nic.Config{HPUs: 1})
+	install := func(name string, numbers ...int) *nic.Context {
+		t.Helper()
+		spec := builtin(t, "echo-udp", matcher.UDPPort(7))
+		spec.Name, spec.Numbers = name, numbers
+		c, err := n.Install(spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	user := run(t, n, nic.ContextSpec{Name: "user", Rulesets: sets(matcher.UDPPort(8)), Numbers: []int{9}, Handlers: handle(echo)})
+	now := install("round 0", 4)
+	if err := n.Activate(now); err != nil {
+		t.Fatal(err)
+	}
+	conn, stop, ended := dialUDP(t, lab, 7), make(chan bool), make(chan error, 1)
+	var asked atomic.Uint64
+	go func() {
+		defer close(ended)
+		buf := make([]byte, 10)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			_, err := conn.Write([]byte{42})
+			_ = conn.SetReadDeadline(time.Now().Add(5 * time.Second))
+			if err == nil {
+				_, err = conn.Read(buf)
+			}
+			if err != nil {
+				ended <- fmt.Errorf("datagram %d: %w", asked.Load(), err)
+				return
+			}
+			asked.Add(1)
+		}
+	}()
+	const rounds = 50
+	handled := uint64(0)
+	for i := range rounds {
+		next := install(fmt.Sprintf("round %d", i+1), 3+i%2)
+		if err := n.Replace(map[*nic.Context]*nic.Context{now: next}, map[*nic.Context][]int{user: {8 - i%2}}); err != nil {
+			t.Fatal(err)
+		}
+		if got := fmt.Sprint(now.Rulesets(), next.Rulesets(), user.Rulesets()); got != fmt.Sprintf("[] [%d] [%d]", 3+i%2, 8-i%2) {
+			t.Errorf("the numbers are %s", got)
+		}
+		done := now.Stats().Handled
+		if err := n.Remove(now); err != nil {
+			t.Fatal(err)
+		}
+		if again := now.Stats().Handled; again != done {
+			t.Errorf("of a context that was replaced %d handlers have run, and then %d", done, again)
+		}
+		handled += done
+		for before := asked.Load(); asked.Load() < before+3 && len(ended) == 0; {
+			time.Sleep(time.Millisecond)
+		}
+		now = next
+	}
+	roundTrip(t, dialUDP(t, lab, 8), []byte("hello"))
+
+	idle := install("idle")
+	was := fmt.Sprint(now.Rulesets(), user.Rulesets())
+	for _, tc := range []struct {
+		old     map[*nic.Context]*nic.Context
+		numbers map[*nic.Context][]int
+		want    string
+	}{
+		{map[*nic.Context]*nic.Context{user: idle}, nil, `context "user": HPUs have packets of it`},
+		{map[*nic.Context]*nic.Context{now: user}, nil, `context "user": HPUs have packets of it`},
+		{map[*nic.Context]*nic.Context{now: now}, nil, "is there twice"},
+		{map[*nic.Context]*nic.Context{now: idle}, map[*nic.Context][]int{idle: {3}}, `context "idle" is there twice`},
+		{map[*nic.Context]*nic.Context{idle: now}, nil, "active is "},
+		{map[*nic.Context]*nic.Context{now: install("taken", 7)}, nil, `ruleset number 7 is taken by context "user"`},
+		{map[*nic.Context]*nic.Context{now: idle}, map[*nic.Context][]int{user: {256}}, "want 0 to 255"},
+	} {
+		refused(t, n.Replace(tc.old, tc.numbers), "replace contexts on ", tc.want)
+		if got := fmt.Sprint(now.Rulesets(), user.Rulesets()); got != was || len(idle.Rulesets()) > 0 {
+			t.Errorf("%s: numbers are %s, were %s", tc.want, got, was)
+		}
+	}
+	close(stop)
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if handled += now.Stats().Handled; handled != asked.Load() {
+		t.Errorf("%d datagrams were answered, and %d handled", asked.Load(), handled)
+	}
+	t.Logf("%d datagrams during %d replacements", asked.Load(), rounds)
 }

@@ -16,7 +16,7 @@ import (
 )
 
 // The matching table: which ruleset has which number, and what the program goes by.
-// All but Renumber and follow want the NIC's lock.
+// All but Renumber, Replace and follow want the NIC's lock.
 
 // rules are where a context's rulesets are in the matching table.
 type rules struct {
@@ -25,36 +25,64 @@ type rules struct {
 	matched []uint64 // by ruleset: what the program's counter was when the number became the context's
 }
 
-// arm puts the context's rulesets into the table.
-func (n *NIC) arm(c *Context) error {
-	slots, err := n.slotsFor(c)
-	if err != nil {
-		return err
-	}
-	n.warnOfAddresses(c)
-	prog, err := n.ingress.Stats()
-	if err != nil {
-		return err
-	}
-	to := rules{numbers: c.rules.numbers, slots: slots}
-	for _, s := range slots {
-		to.matched = append(to.matched, prog.Matched[s])
-	}
-	return n.replace(map[*Context]rules{c: to})
+// A step is a change of the table.
+type step struct {
+	off     []*Context         // leave it
+	numbers map[*Context][]int // that contexts have from now on, or will have
+	on      []*Context         // come into it
 }
 
-// disarm takes the context's rulesets out of the table.
-func (n *NIC) disarm(c *Context) error {
-	return n.replace(map[*Context]rules{c: {numbers: c.rules.numbers}})
-}
-
-// replace changes the table, for all packets at once. With an error all is as before.
-func (n *NIC) replace(to map[*Context]rules) error {
-	before, changes := map[*Context]rules{}, false
+// take changes the table, for all packets at once. With an error all is as before.
+func (n *NIC) take(s step) error {
+	to, changes := map[*Context]rules{}, false
+	taken := n.taken()
+	leaves := func(c *Context) {
+		maps.DeleteFunc(taken, func(_ int, by *Context) bool { return by == c })
+	}
+	for _, c := range s.off {
+		changes = changes || len(c.rules.slots) > 0
+		to[c] = rules{numbers: c.rules.numbers}
+		leaves(c)
+	}
+	for c := range s.numbers {
+		leaves(c)
+	}
+	var prog loader.Stats
+	if len(s.numbers) > 0 || len(s.on) > 0 {
+		var err error
+		if prog, err = n.ingress.Stats(); err != nil {
+			return err
+		}
+	}
+	for c, numbers := range s.numbers {
+		r := rules{numbers: slices.Clone(numbers)}
+		for i, old := range c.rules.slots {
+			s := numbers[i]
+			if by := taken[s]; by != nil {
+				return fmt.Errorf("ruleset number %d is wanted for context %q, and taken by context %q", s, c.spec.Name, by.spec.Name)
+			}
+			taken[s], changes = c, true
+			r.slots = append(r.slots, s)
+			r.matched = append(r.matched, prog.Matched[s]-(prog.Matched[old]-c.rules.matched[i]))
+		}
+		to[c] = r
+	}
+	for _, c := range s.on {
+		slots, err := c.slots(taken)
+		if err != nil {
+			return err
+		}
+		n.warnOfAddresses(c)
+		r := rules{numbers: c.rules.numbers, slots: slots}
+		for _, s := range slots {
+			taken[s], changes = c, true
+			r.matched = append(r.matched, prog.Matched[s])
+		}
+		to[c] = r
+	}
+	before := map[*Context]rules{}
 	for c, r := range to {
-		before[c] = c.rules
-		changes = changes || len(c.rules.slots) > 0 || len(r.slots) > 0
-		c.rules = r
+		before[c], c.rules = c.rules, r
 	}
 	if !changes {
 		return nil
@@ -91,10 +119,91 @@ func (n *NIC) Renumber(numbers map[*Context][]int) (err error) {
 	}()
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	taken := n.taken()
-	for c := range numbers {
-		maps.DeleteFunc(taken, func(_ int, by *Context) bool { return by == c })
+	if err := n.mayHave(numbers); err != nil {
+		return err
 	}
+	return n.take(step{numbers: numbers})
+}
+
+// Replace puts contexts in the place of others, which are deactivated as these are activated,
+// and gives more of them other numbers, as Renumber does: all in one step, so that a packet is
+// handled by an old one or by a new one, and none by nobody. When it returns no handler of the
+// old ones runs any more, and they can be removed. All of them are contexts in the kernel
+// whose packets HPUs do not get. With an error all is as before.
+func (n *NIC) Replace(old map[*Context]*Context, numbers map[*Context][]int) (err error) {
+	if len(old) == 0 {
+		return n.Renumber(numbers)
+	}
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("replace contexts on %s: %w", n.iface.Name, err)
+		}
+	}()
+	s := step{numbers: numbers}
+	for c, by := range old {
+		s.off, s.on = append(s.off, c), append(s.on, by)
+	}
+	all := slices.Concat(s.off, s.on)
+	for i, c := range all {
+		if _, is := numbers[c]; is || slices.Contains(all[:i], c) {
+			return fmt.Errorf("context %q is there twice", c.spec.Name)
+		}
+		if c.spec.onHPUs() {
+			return fmt.Errorf("context %q: HPUs have packets of it: deactivate it, then activate another", c.spec.Name)
+		}
+	}
+	n.replacing.Lock() // or two of these might wait for each other's contexts
+	defer n.replacing.Unlock()
+	for _, c := range all {
+		c.op.Lock()
+		defer c.op.Unlock()
+	}
+	if err := n.change(s); err != nil {
+		return err
+	}
+	defer n.ops.Done()
+	for _, c := range s.on {
+		n.warnOfSockets(c)
+	}
+	return nil
+}
+
+// change takes a step between contexts in the kernel, and enters.
+func (n *NIC) change(s step) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if err := n.mayHave(s.numbers); err != nil {
+		return err
+	}
+	for _, side := range []struct {
+		contexts []*Context
+		active   bool
+	}{{s.off, true}, {s.on, false}} {
+		for _, c := range side.contexts {
+			if err := n.has(c); err != nil {
+				return fmt.Errorf("context %q: %w", c.spec.Name, err)
+			}
+			if c.active != side.active {
+				return fmt.Errorf("context %q: active is %v, want %v", c.spec.Name, c.active, side.active)
+			}
+		}
+	}
+	if err := n.take(s); err != nil {
+		return err
+	}
+	for _, c := range s.off {
+		c.active = false
+	}
+	for _, c := range s.on {
+		c.active, c.inited = true, true // no init: none is in Go
+	}
+	n.stir()
+	n.ops.Add(1)
+	return nil
+}
+
+// mayHave tells whether contexts can have these numbers, but for who has them now.
+func (n *NIC) mayHave(numbers map[*Context][]int) error {
 	for c, to := range numbers {
 		err := n.has(c)
 		if err == nil {
@@ -103,35 +212,12 @@ func (n *NIC) Renumber(numbers map[*Context][]int) (err error) {
 		if err != nil {
 			return fmt.Errorf("context %q: %w", c.spec.Name, err)
 		}
-		if len(c.rules.slots) == 0 {
-			continue
-		}
-		for _, s := range to {
-			if by := taken[s]; by != nil {
-				return fmt.Errorf("ruleset number %d is wanted for context %q, and taken by context %q", s, c.spec.Name, by.spec.Name)
-			}
-			taken[s] = c
-		}
 	}
-	prog, err := n.ingress.Stats()
-	if err != nil {
-		return err
-	}
-	all := map[*Context]rules{}
-	for c, to := range numbers {
-		r := rules{numbers: slices.Clone(to)}
-		for i, old := range c.rules.slots {
-			r.slots = append(r.slots, to[i])
-			r.matched = append(r.matched, prog.Matched[to[i]]-(prog.Matched[old]-c.rules.matched[i]))
-		}
-		all[c] = r
-	}
-	return n.replace(all)
+	return nil
 }
 
-// slotsFor finds the numbers of a context's rulesets.
-func (n *NIC) slotsFor(c *Context) ([]int, error) {
-	taken := n.taken()
+// slots finds the numbers of the context's rulesets, beside those that are taken.
+func (c *Context) slots(taken map[int]*Context) ([]int, error) {
 	if c.rules.numbers == nil {
 		return freeSlots(taken, c.spec.First, len(c.spec.Rulesets))
 	}
