@@ -42,6 +42,10 @@ malformed, corrupt, unbound (no receive for the message), or the reason why they
 were dropped: messages, memory, no_header, overlap, two_ends, beyond, dead, see
 xspin stats.
 
+Of handlers in eBPF there is no capture, since their frames do not come to user
+space: look at the other end of the link. If they hand messages over, what comes to
+the handlers in Go is captured, and what these send.
+
 Handlers never wait for a capture. It has room for 16384 frames or 4 MiB, twice;
 frames that do not fit are lost to the capture, not to the context. The file says
 how many were lost before a frame, and the summary at the end how many in all.

@@ -49,7 +49,7 @@ func (d *Daemon) capture(ctx context.Context, uid int, name string, o control.Ca
 		return err
 	}
 	h.mu.Lock()
-	if h.b.spec.Kernel != nil {
+	if !h.b.onHPUs() {
 		h.mu.Unlock()
 		return failf(errInvalid, "context %q is in the kernel, and its frames do not come to user space: capture at the other end of the link, such as with tcpdump", name)
 	}

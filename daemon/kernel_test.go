@@ -20,6 +20,7 @@ import (
 	"github.com/xspin/xspin/bpf"
 	"github.com/xspin/xspin/control"
 	"github.com/xspin/xspin/internal/capability"
+	"github.com/xspin/xspin/internal/pcapng"
 	"github.com/xspin/xspin/loader/objecttest"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/netnstest"
@@ -48,6 +49,20 @@ XSPIN_PAYLOAD
 XSPIN_CONTEXT(PAYLOAD);
 XSPIN_LICENSE("GPL");
 `, by))
+}
+
+// handsLong compiles handlers that hand messages over that are longer than 5 bytes.
+func handsLong(t *testing.T) []byte {
+	t.Helper()
+	return objecttest.Compile(t, `#include "xspin_message.h"
+
+const volatile __u32 most = 5;
+
+XSPIN_HEADER { return her->payload_len > most ? XSPIN_HAND_OVER : XSPIN_PROCEED; }
+
+XSPIN_MESSAGES(HEADER | HAND_OVER);
+XSPIN_LICENSE("GPL");
+`)
 }
 
 // shown returns what the daemon tells of a context.
@@ -136,6 +151,51 @@ func TestContextsInTheKernel(t *testing.T) {
 	}
 }
 
+// Of a context that hands messages over, a capture has what comes to HPUs, and what is sent
+// from there.
+func TestCaptureOfMessagesThatAreHandedOver(t *testing.T) {
+	f := launchBeside(t, inKernel+"contexts:\n- {name: both, tier: kernel, object: hands.o, handler: deposit, rulesets: 'a: slmp', windows: [{name: in, size: 64KiB}], activate: start}\n",
+		map[string][]byte{"hands.o": handsLong(t)})
+	w, err := f.lab.Host.Wire()
+	must(t, err)
+	t.Cleanup(func() { w.Close() })
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	h, err := f.find("both")
+	must(t, err)
+	var out bytes.Buffer
+	ended := make(chan error, 1)
+	go func() { ended <- f.capture(ctx, 0, "both", control.CaptureOptions{HPU: -1}, &out) }()
+	eventually(t, "the capture begins", func() bool {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		return h.tap != nil
+	})
+	const long = 3000
+	must(t, f.send(t, []byte("short")))
+	must(t, f.send(t, bytes.Repeat([]byte("l"), long)))
+	cancel()
+	must(t, <-ended)
+	frames, lost := readCapture(t, out.Bytes())
+	in, acks := 0, 0
+	for _, g := range frames {
+		switch {
+		case g.Direction == pcapng.Out:
+			acks++
+		case strings.HasSuffix(g.Comments[0], " verdict=success"), strings.HasSuffix(g.Comments[0], " verdict=deposit"):
+			in += bytes.Count(g.Data[52:], []byte("l"))
+		default:
+			t.Errorf("%s", g.Comments)
+		}
+	}
+	if in != long || acks == 0 || lost != 0 {
+		t.Errorf("%d frames have %d bytes of the message that was handed over, %d are answers, %d are lost", len(frames), in, acks, lost)
+	}
+	if i := f.shown(t, "both"); i.MessageStats.Ended != 2 {
+		t.Errorf("%+v", i.MessageStats)
+	}
+}
+
 // launchBeside is launch with files beside the configuration.
 func launchBeside(t *testing.T, text string, files map[string][]byte) *fixture {
 	t.Helper()
@@ -180,15 +240,7 @@ func TestErrorsOfContextsInTheKernel(t *testing.T) {
 	must(t, err)
 	messages, err := filepath.Abs("../bpf/handlersdeposit_bpfel.o")
 	must(t, err)
-	hands := writeFile(t, filepath.Join(t.TempDir(), "hands.o"), string(objecttest.Compile(t, `#include "xspin_message.h"
-
-const volatile __u32 most = 5;
-
-XSPIN_HEADER { return her->payload_len > most ? XSPIN_HAND_OVER : XSPIN_PROCEED; }
-
-XSPIN_MESSAGES(HEADER | HAND_OVER);
-XSPIN_LICENSE("GPL");
-`)))
+	hands := writeFile(t, filepath.Join(t.TempDir(), "hands.o"), string(handsLong(t)))
 	for _, tc := range []struct{ name, text, want string }{
 		{"off", eth + "contexts:\n- {name: a, tier: kernel, handler: echo-icmp}\n", "F:3:19: contexts[0].tier: handlers in eBPF are not allowed here: the configuration's `kernel: administrators` does that, from the daemon's start"},
 		{"another word", "kernel: everybody\n" + eth, `F:1:9: kernel: "everybody": want off or administrators`},
