@@ -45,6 +45,7 @@ var named = map[string][]string{
 	"eval/slmp.go send":                                       nil,
 	"eval/slmp_load.go runLoads":                              nil,
 	"eval/slmp_load.go smallEcho":                             nil,
+	"cli/object_session_test.go TestSessionOfKernelHandlers":  nil,
 	"cli/own_test.go TestOwnXspin":                            {"go"},
 	"daemon/privileges_test.go unitCapabilities":              nil,
 	"daemon/privileges_test.go logsOfAUser":                   nil,
