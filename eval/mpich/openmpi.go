@@ -42,7 +42,8 @@ func startOpenMPI(program, dir string, cfg PairConfig) (_ *openMPI, ranks []*ran
 			closeAll(o.commands, o.answers, o.theirs)
 		}
 	}()
-	args := []string{"--allow-run-as-root", "--map-by", "slot:OVERSUBSCRIBE", "--bind-to", "none"}
+	// A program for each rank, with ":" between them, has mpirun 5.0.7 crash.
+	script, words := "case $OMPI_COMM_WORLD_RANK in", []string{program}
 	for i, r := range places(cfg) {
 		stdin, commands, err := os.Pipe()
 		if err != nil {
@@ -57,20 +58,21 @@ func startOpenMPI(program, dir string, cfg PairConfig) (_ *openMPI, ranks []*ran
 		stderr := filepath.Join(dir, r.what+".stderr")
 		o.stderr = append(o.stderr, stderr)
 		ranks = append(ranks, newRank(r.what, commands, answers, o.kill, func() error { return o.wait(stderr) }))
-		if i > 0 {
-			args = append(args, ":")
-		}
-		args = append(args, "-n", "1", "nsenter", "--net="+r.port.NS.Path())
+		pin := ""
 		if r.cpu >= 0 {
 			// If there is no such CPU, this says so, and not only the launcher.
 			if err := testbed.OnCPU(r.cpu, func() error { return nil }); err != nil {
 				return nil, nil, fmt.Errorf("start %s: %w", r.what, err)
 			}
-			args = append(args, "taskset", "-c", strconv.Itoa(r.cpu))
+			pin = fmt.Sprintf("taskset -c %d ", r.cpu)
 		}
-		args = append(args, "sh", "-c", fmt.Sprintf(`exec "$0" </proc/%[1]d/fd/%[2]d >/proc/%[1]d/fd/%[3]d 2>"$1"`, os.Getpid(), stdin.Fd(), stdout.Fd()), program, stderr)
+		script += fmt.Sprintf(` %d) exec nsenter --net="$%d" %s"$0" </proc/%[4]d/fd/%[5]d >/proc/%[4]d/fd/%[6]d 2>"$%[7]d" ;;`,
+			i, len(words), pin, os.Getpid(), stdin.Fd(), stdout.Fd(), len(words)+1)
+		words = append(words, r.port.NS.Path(), stderr)
 	}
-	o.cmd = exec.Command("mpirun.openmpi", args...)
+	o.cmd = exec.Command("mpirun.openmpi", append([]string{
+		"--allow-run-as-root", "--map-by", "slot:OVERSUBSCRIBE", "--bind-to", "none", "-n", strconv.Itoa(len(ranks)), "sh", "-c", script + " esac",
+	}, words...)...)
 	o.cmd.Env = environ(
 		"TMPDIR="+dir,                               // for its own files
 		"OMPI_MCA_pml=ob1", "OMPI_MCA_btl=tcp,self", // not shared memory
