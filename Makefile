@@ -19,7 +19,7 @@ FRESH_TOOLS := debootstrap:debootstrap git:git
 # Packages with random searches, and how many times longer than in make test
 # these go on.
 SOAK          := 30
-SOAK_PACKAGES := slmp ddt loader eval/mpich client scripts
+SOAK_PACKAGES := slmp ddt loader nic eval/mpich client scripts
 
 # Packages whose tests compute, and wait for nothing: make test runs them beside the others,
 # when these leave a CPU idle.
