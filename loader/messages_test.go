@@ -412,7 +412,9 @@ func TestEventsWithoutRoom(t *testing.T) {
 // event reads the next event.
 func event(t *testing.T, h *Handlers) (e bpf.MessageEvent) {
 	t.Helper()
-	rec, err := eventReader(t, h).Read()
+	r := eventReader(t, h)
+	defer r.Close() // thousands are read
+	rec, err := r.Read()
 	if err != nil {
 		t.Fatal(err)
 	}
