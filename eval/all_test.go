@@ -308,9 +308,9 @@ func TestMessagesMeasureEveryRow(t *testing.T) {
 	}, all...)
 	wantPlots(t, plots, `
 messages-peers: XsPIN 3, XsPIN, handlers in eBPF 1, Linux 3
-messages-window: 1 message at a time 3, 8 messages at a time 3
+messages-window: 1 message at a time 3, 8 messages at a time 3, handlers in eBPF, 1 message at a time 3
 messages-size: 1 message at a time 3, 16 messages at a time 3, handlers in eBPF, 1 message at a time 3, handlers in eBPF, 16 messages at a time 3
-messages-senders: 1 message at a time each 2, 16 messages at a time each 2
+messages-senders: 1 message at a time each 2, 16 messages at a time each 2, handlers in eBPF, 1 message at a time each 2, handlers in eBPF, 16 messages at a time each 2
 messages-parts: packet 3, header and completion 3, copy 3, acknowledgement 3`)
 	if p := e.Plots[0]; p.X.Names[int(p.Marks[1].X)] != "TCP" {
 		t.Errorf("FPsPIN's TCP is beside %s", p.X.Names[int(p.Marks[1].X)])
@@ -364,8 +364,8 @@ func TestLossMeasuresEveryRow(t *testing.T) {
 	}
 	_, plots := measured(t, lossPlots)
 	wantPlots(t, plots, `
-loss-goodput: SLMP 3, TCP 3
-loss-completion: SLMP 3, TCP, computed from its goodput 3`)
+loss-goodput: SLMP 3, SLMP, handlers in eBPF 3, TCP 3
+loss-completion: SLMP 3, SLMP, handlers in eBPF 3, TCP, computed from its goodput 3`)
 }
 
 func TestScaleMeasuresEveryRow(t *testing.T) {
@@ -374,15 +374,28 @@ func TestScaleMeasuresEveryRow(t *testing.T) {
 	}
 	e, plots := measured(t, scalePlots)
 	wantPlots(t, plots, `
-scale-messages: handlers in Go 4
-scale-contexts: handlers in Go 3
-scale-rulesets: handlers in Go 3
-scale-memory: message in flight, handlers in Go 3, context, handlers in Go 2, ruleset, handlers in Go 2
-scale-activation: handlers in Go 3`)
+scale-messages: handlers in Go 3, handlers in eBPF 3
+scale-contexts: handlers in Go 3, handlers in eBPF 3
+scale-rulesets: handlers in Go 3, handlers in eBPF 3
+scale-memory: message in flight, handlers in Go 2, context, handlers in Go 2, ruleset, handlers in Go 2, message in flight, handlers in eBPF 2, context, handlers in eBPF 2, ruleset, handlers in eBPF 2
+scale-activation: handlers in Go 3, handlers in eBPF 3`)
 	// Neither is a message forgotten, nor is memory of others counted.
 	for _, p := range e.Plots[3].Series[0].Points {
 		if p.Y < 100 || p.Y > 2000 {
 			t.Errorf("%g bytes for each of %g messages", p.Y, p.X)
+		}
+	}
+	// Handlers in eBPF have maps for a fixed number of segments, of which none came too many.
+	for _, p := range e.Plots[3].Series[3].Points {
+		if all := p.Y * p.X; all < scaleSegments/2 || all > 1<<26 {
+			t.Errorf("%g bytes for %g messages in eBPF", all, p.X)
+		}
+	}
+	for _, p := range e.Plots[0].Series[1].Points {
+		if p.Lost == nil {
+			t.Errorf("%g messages in eBPF: nobody says how much was lost", p.X)
+		} else if *p.Lost > 0.01 {
+			t.Errorf("%g messages in eBPF: a share of %g was lost", p.X, *p.Lost)
 		}
 	}
 	_, plots = measured(t, scaleMatching)

@@ -14,7 +14,6 @@ import (
 	"github.com/xspin/xspin/eval/bench"
 	"github.com/xspin/xspin/eval/peers"
 	"github.com/xspin/xspin/eval/report"
-	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/netns/testbed"
 	"github.com/xspin/xspin/nic"
@@ -122,15 +121,11 @@ func costPlots(ctx context.Context, t *trial) error {
 			})
 		}
 		const outstanding = 256
-		mem, err := hostq.NewMemory("bench", size)
+		mem, inKernel, err := kernelDeposit(size)
 		if err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, mem.Close()) }()
-		inKernel, err := messagesSpec("deposit", mem.Whole())
-		if err != nil {
-			return err
-		}
 		inKernel.Messages = 2 * outstanding
 		// slmpTo has a context take what is sent.
 		slmpTo := func(spec nic.ContextSpec, send func(context.Context) (units float64, err error)) func(context.Context, func(func() error) error) (float64, string, error) {

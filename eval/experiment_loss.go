@@ -13,6 +13,7 @@ import (
 	"github.com/xspin/xspin/eval/report"
 	"github.com/xspin/xspin/internal/quantile"
 	"github.com/xspin/xspin/netns/impair"
+	"github.com/xspin/xspin/nic"
 )
 
 // lossPlots measures files through a bad network, next to TCP through the same.
@@ -28,12 +29,33 @@ func lossPlots(ctx context.Context, t *trial) error {
 			return err
 		}
 		defer func() { err = errors.Join(err, free(), b.reshape(nil)) }()
-		ours, theirs := newLine("SLMP", "user"), newLine("TCP", "")
-		oursTook, theirsTook := newLine("SLMP", "user"), newLine("TCP, computed from its goodput", "")
+		mem, inKernel, err := kernelDeposit(size)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, mem.Close()) }()
+		tiers := []lossTier{
+			{depositSpec(window), window, newLine("SLMP", "user"), newLine("SLMP", "user")},
+			{inKernel, mem.Bytes(), newLine("SLMP, handlers in eBPF", "kernel"), newLine("SLMP, handlers in eBPF", "kernel")},
+		}
+		theirs, theirsTook := newLine("TCP", ""), newLine("TCP, computed from its goodput", "")
 		var sides []func(context.Context) error
 		for _, percent := range pick(t, []float64{0, 0.1, 0.5, 1, 2, 5, 10}, []float64{0, 1, 5}) {
-			sides = append(sides, func(ctx context.Context) error {
-				return b.lossPoint(ctx, percent, window, source, [2]*line{ours, theirs}, [2]*line{oursTook, theirsTook})
+			sides = append(sides, func(ctx context.Context) (err error) {
+				if err := b.reshape(&impair.Config{Loss: percent / 100}); err != nil {
+					return err
+				}
+				n, err := b.openEmpty(b.oneHPU())
+				if err != nil {
+					return err
+				}
+				defer func() { err = errors.Join(err, n.Close()) }()
+				for _, tier := range tiers {
+					if err := b.lossOf(ctx, n, percent, source, tier); err != nil {
+						return err
+					}
+				}
+				return b.lossOfTCP(ctx, percent, theirs, theirsTook)
 			})
 		}
 		if err := bench.Rounds(ctx, b.few(), sides...); err != nil {
@@ -42,10 +64,10 @@ func lossPlots(ctx context.Context, t *trial) error {
 		x := report.Axis{Label: "frames lost, each way", Unit: "%"}
 		t.plot(report.Plot{
 			Name: "loss-goodput", Title: "Goodput under loss", X: x, Y: report.Axis{Label: "goodput", Unit: "Gbit/s", Log: true},
-		}, ours, theirs)
+		}, tiers[0].goodput, tiers[1].goodput, theirs)
 		t.plot(report.Plot{
 			Name: "loss-completion", Title: fmt.Sprintf("Time for %d KiB under loss", lossSmall>>10), X: x, Y: report.Axis{Label: "time until all is acknowledged", Unit: "ms", Log: true},
-		}, oursTook, theirsTook)
+		}, tiers[0].took, tiers[1].took, theirsTook)
 		return nil
 	})
 }
@@ -56,26 +78,30 @@ const (
 	lossPatience = 20 * time.Second
 )
 
-// lossPoint measures goodput and times at one loss, for SLMP and TCP.
-func (b *slmpBench) lossPoint(ctx context.Context, percent float64, window []byte, source string, goodput, took [2]*line) (err error) {
-	if err := b.reshape(&impair.Config{Loss: percent / 100}); err != nil {
-		return err
-	}
+// A lossTier is a context that takes files, into a window of these bytes.
+type lossTier struct {
+	spec          nic.ContextSpec
+	window        []byte
+	goodput, took *line
+}
+
+// lossOf measures goodput and times of SLMP at one loss.
+func (b *slmpBench) lossOf(ctx context.Context, n *nic.NIC, percent float64, source string, tier lossTier) (err error) {
 	var r sendRuns
-	if err := b.transfer(ctx, &r, window, source); err != nil {
+	if err := b.transferOn(ctx, n, &r, tier.spec, tier.window, source); err != nil {
 		return err
 	}
-	goodput[0].on = r.on
-	goodput[0].add(percent, r.gbps[0], -1)
+	tier.goodput.on = r.on
+	tier.goodput.add(percent, r.gbps[0], -1)
 	small, err := b.file(lossSmall)
 	if err != nil {
 		return err
 	}
-	n, _, err := b.openContext(b.oneHPU(), depositSpec(window))
+	c, err := activate(n, tier.spec)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, n.Close()) }()
+	defer func() { err = errors.Join(err, n.Remove(c)) }()
 	var ms []float64
 	for range lossTimes {
 		s, err := b.send(ctx, small, lossPatience)
@@ -84,19 +110,24 @@ func (b *slmpBench) lossPoint(ctx context.Context, percent float64, window []byt
 		}
 		ms = append(ms, s.Seconds*1e3)
 	}
-	took[0].on = r.on
-	took[0].add(percent, quantile.Median(ms), -1)
+	tier.took.on = r.on
+	tier.took.add(percent, quantile.Median(ms), -1)
+	return nil
+}
+
+// lossOfTCP measures TCP at one loss, without TSO and GSO: a NIC is open.
+func (b *slmpBench) lossOfTCP(ctx context.Context, percent float64, goodput, took *line) error {
 	if !b.tcp {
 		return nil
 	}
-	// In whole seconds, as iperf3 has it; the NIC, which stays, takes TSO and GSO off.
+	// In whole seconds, as iperf3 has it.
 	var tcp sendRuns
 	if err := b.iperfTo(ctx, &tcp, false, "-t", "1"); err != nil {
 		return err
 	}
-	goodput[1].on = tcp.on
-	goodput[1].add(percent, tcp.gbps[0], -1)
-	ms = nil
+	goodput.on = tcp.on
+	goodput.add(percent, tcp.gbps[0], -1)
+	var ms []float64
 	for range lossTimes {
 		ctx, cancel := context.WithTimeout(ctx, lossPatience)
 		err := b.iperfTo(ctx, &tcp, false, "-n", strconv.Itoa(lossSmall))
@@ -106,8 +137,8 @@ func (b *slmpBench) lossPoint(ctx context.Context, percent float64, window []byt
 		}
 		ms = append(ms, lossSmall*8/tcp.gbps[len(tcp.gbps)-1]/1e6)
 	}
-	took[1].on = tcp.on
-	took[1].add(percent, quantile.Median(ms), -1)
+	took.on = tcp.on
+	took.add(percent, quantile.Median(ms), -1)
 	return nil
 }
 

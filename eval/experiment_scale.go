@@ -14,18 +14,37 @@ import (
 	"github.com/xspin/xspin/eval/report"
 	"github.com/xspin/xspin/eval/yardstick"
 	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/loader"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/nic"
 	"github.com/xspin/xspin/spin"
 )
 
-// noopTiers are payload handlers that do nothing.
+// noopTiers are handlers that do nothing, as a context is given them: for messages if it says
+// how many.
 var noopTiers = []struct {
 	name, tier string
-	handlers   hpu.Handlers
+	messages   int // most in flight
+	handlers   func(*nic.ContextSpec) error
 }{
-	{"handlers in Go", "user", hpu.Handlers{Payload: func(*hpu.HER) spin.Code { return spin.Success }}},
+	{"handlers in Go", "user", math.MaxInt, func(s *nic.ContextSpec) error {
+		s.Handlers.Payload = func(*hpu.HER) spin.Code { return spin.Success }
+		return nil
+	}},
+	{"handlers in eBPF", "kernel", loader.MaxMessages, func(s *nic.ContextSpec) (err error) {
+		s.Kernel = &nic.Kernel{}
+		object := "noop"
+		if s.Messages > 0 {
+			object = "noop-messages"
+			s.Kernel.Segments = min(loader.MaxSegments, scaleSegments/s.Messages)
+		}
+		s.Kernel.Object, err = nic.BuiltinObject(object)
+		return err
+	}},
 }
+
+// scaleSegments is how many segments messages in eBPF can have together: more than come.
+const scaleSegments = 4 << 20
 
 // scale is where it is measured how cost grows with the number of things.
 type scale struct {
@@ -59,10 +78,10 @@ func scalePlots(ctx context.Context, t *trial) (err error) {
 	// As in benchRx: the generator and the receiver share this process.
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(runtime.NumCPU() + 4))
 	b := &slmpBench{benchLab: t.benchLab, cfg: t.benchConfig}
-	manyMessages := pick(t, []int{1, 10, 100, 1000, 10_000, 100_000}, []int{1, 100, 10_000, 100_000})
+	manyMessages := pick(t, []int{1, 10, 100, 1000, 10_000, 100_000}, []int{1, 1000, 100_000})
 	manyContexts := pick(t, []int{1, 4, 16, 64, matcher.MaxContexts}, []int{1, 16, 64})
 	manyRulesets := pick(t, []int{1, 4, 16, 64, matcher.MaxRulesets}, []int{1, 16, matcher.MaxRulesets})
-	s := &scale{b, nil, pick(t, 300*time.Millisecond, 100*time.Millisecond)}
+	s := &scale{b, nil, pick(t, 200*time.Millisecond, 100*time.Millisecond)}
 	var messages, contexts, rulesets, memory, activation []*line
 	var inTurn, copies []func(context.Context) error
 	for _, tier := range noopTiers {
@@ -75,7 +94,7 @@ func scalePlots(ctx context.Context, t *trial) (err error) {
 		a := newLine(tier.name, tier.tier)
 		activation = append(activation, a)
 		for _, n := range manyMessages {
-			inTurn = append(inTurn, func(context.Context) error { return s.messages(n, tier.handlers, m) })
+			inTurn = append(inTurn, func(context.Context) error { return s.messages(min(n, tier.messages), tier.handlers, m) })
 		}
 		inTurn = append(inTurn, func(ctx context.Context) error { return s.contexts(ctx, manyContexts, tier.handlers, c, a) })
 		for _, n := range manyRulesets {
@@ -119,15 +138,21 @@ func (s *scale) rounds(ctx context.Context, open func() (*yardstick.Generator, e
 }
 
 // messages measures packets that go round so many messages, none of which ends.
-func (s *scale) messages(many int, h hpu.Handlers, g growth) (err error) {
+func (s *scale) messages(many int, handlers func(*nic.ContextSpec) error, g growth) (err error) {
 	n, err := s.openEmpty(s.oneHPU())
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, n.Close()) }()
-	before := heap()
+	before, err := held()
+	if err != nil {
+		return err
+	}
 	spec := stateSpec(many)
-	spec.Handlers = h
+	spec.Handlers = hpu.Handlers{} // others
+	if err := handlers(&spec); err != nil {
+		return err
+	}
 	c, err := activate(n, spec)
 	if err != nil {
 		return err
@@ -140,49 +165,90 @@ func (s *scale) messages(many int, h hpu.Handlers, g growth) (err error) {
 	if err := s.openMessages(s.generator, n, c, yardstick.Segments{ID: 1, Count: math.MaxUint32, Among: uint32(many), Step: payload}, many, 1); err != nil {
 		return err
 	}
-	bytes := heap() - before
+	after, err := held()
+	if err != nil {
+		return err
+	}
 	f, err := s.feed(s.generator, s.slmpFrame(rxFrame), s.d, 0, ahead, burst, handled(c))
 	if err != nil {
 		return err
 	}
-	_, after, err := settled(n, c, uint64(many+f.sent))
+	_, stats, err := settled(n, c, uint64(many+f.sent))
 	if err != nil {
 		return err
 	}
 	r.mpps = []float64{float64(f.done) / f.took.Seconds() / 1e6}
-	r.lost = []float64{max(0, 1-float64(after.Handled-uint64(many))/float64(f.sent))}
-	g.add(many, &r, bytes)
+	r.lost = []float64{max(0, 1-float64(stats.Handled-uint64(many))/float64(f.sent))}
+	g.add(many, &r, after-before)
 	return nil
 }
 
+// held returns how many bytes this process has on the Go heap, and in the maps of its BPF programs.
+func held() (float64, error) {
+	bytes := heap()
+	_, _, maps, err := descriptors()
+	return bytes + maps, err
+}
+
+// contexts is a receiver that counts what contexts have handled, on HPUs or in the kernel.
+type contexts struct {
+	noop
+	contexts []*nic.Context
+}
+
+// add makes one more, with handlers.
+func (c *contexts) add(spec nic.ContextSpec, handlers func(*nic.ContextSpec) error) error {
+	if err := handlers(&spec); err != nil {
+		return err
+	}
+	one, err := activate(c.NIC, spec)
+	c.contexts = append(c.contexts, one)
+	return err
+}
+
+func (c contexts) counters() (sum received, _ error) {
+	for _, one := range c.contexts {
+		sum.packets += one.Stats().Handled
+	}
+	return sum, nil
+}
+
 // contexts measures packets that go round contexts, while there are more and more.
-func (s *scale) contexts(ctx context.Context, many []int, h hpu.Handlers, g growth, activation *line) (err error) {
+func (s *scale) contexts(ctx context.Context, many []int, handlers func(*nic.ContextSpec) error, g growth, activation *line) (err error) {
 	n, err := s.openEmpty(s.oneHPU())
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, n.Close()) }()
-	before, have := heap(), 0
+	before, err := held()
+	if err != nil {
+		return err
+	}
+	all := contexts{noop: noop{n}}
 	for _, want := range many {
-		begin, more := time.Now(), want-have
-		for ; have < want; have++ {
+		begin, more := time.Now(), want-len(all.contexts)
+		for have := len(all.contexts); have < want; have++ {
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			if _, err := activate(n, nic.ContextSpec{Name: fmt.Sprint("bench-", have), Rulesets: []matcher.Ruleset{numbered(have)}, Handlers: h}); err != nil {
+			spec := nic.ContextSpec{Name: fmt.Sprint("bench-", have), Rulesets: []matcher.Ruleset{numbered(have)}}
+			if err := all.add(spec, handlers); err != nil {
 				return err
 			}
 		}
 		activation.add(float64(want), time.Since(begin).Seconds()*1e3/float64(more), -1)
-		bytes := heap() - before
+		after, err := held()
+		if err != nil {
+			return err
+		}
 		if err := s.generator.SetSegments(yardstick.Segments{Count: math.MaxUint32, Among: uint32(want)}); err != nil {
 			return err
 		}
 		var r rxRuns
-		if err := s.flood(s.generator, s.udpFrame(rxFrame), s.d, &r, noop{n}); err != nil {
+		if err := s.flood(s.generator, s.udpFrame(rxFrame), s.d, &r, all); err != nil {
 			return fmt.Errorf("%d contexts: %w", want, err)
 		}
-		g.add(want, &r, bytes)
+		g.add(want, &r, after-before)
 		activation.on = r.on
 	}
 	return nil
@@ -198,23 +264,29 @@ func numbered(id int) matcher.Ruleset {
 }
 
 // rulesets measures packets that the last of a context's rulesets matches.
-func (s *scale) rulesets(many int, h hpu.Handlers, g growth) (err error) {
+func (s *scale) rulesets(many int, handlers func(*nic.ContextSpec) error, g growth) (err error) {
 	n, err := s.openEmpty(s.oneHPU())
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, n.Close()) }()
-	before := heap()
-	spec := nic.ContextSpec{Name: "bench", Rulesets: s.services(many), Handlers: h}
-	if _, err := activate(n, spec); err != nil {
+	before, err := held()
+	if err != nil {
 		return err
 	}
-	bytes := heap() - before
+	all := contexts{noop: noop{n}}
+	if err := all.add(nic.ContextSpec{Name: "bench", Rulesets: s.services(many)}, handlers); err != nil {
+		return err
+	}
+	after, err := held()
+	if err != nil {
+		return err
+	}
 	var r rxRuns
-	if err := s.flood(s.generator, s.full256Frame(many-1), s.d, &r, noop{n}); err != nil {
+	if err := s.flood(s.generator, s.full256Frame(many-1), s.d, &r, all); err != nil {
 		return fmt.Errorf("%d rulesets: %w", many, err)
 	}
-	g.add(many, &r, bytes)
+	g.add(many, &r, after-before)
 	return nil
 }
 
@@ -263,7 +335,7 @@ func scaleMatching(ctx context.Context, t *trial) (err error) {
 			return err
 		}
 	}
-	if err := bench.Rounds(ctx, t.runs, sides...); err != nil {
+	if err := bench.Rounds(ctx, min(t.runs, 5), sides...); err != nil { // they differ by a few ns
 		return err
 	}
 	for _, s := range pairs {

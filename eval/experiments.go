@@ -15,6 +15,7 @@ import (
 	"github.com/xspin/xspin/eval/bench"
 	"github.com/xspin/xspin/eval/report"
 	"github.com/xspin/xspin/internal/quantile"
+	"github.com/xspin/xspin/loader"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/nic"
 )
@@ -77,10 +78,10 @@ var experiments = []experiment{
 			Shows: "How fast SLMP, FPsPIN's protocol for reliable messages, moves files and small messages, next to TCP and UDP.",
 			Method: "The sender, in a process of its own, is on one CPU; on another a NIC with one HPU puts segments into memory by default deposit. Handlers in eBPF do that in XDP, on the sender's CPU, into a map that is the window; then the sender's end has an XDP program, too, which lets all pass, and takes acknowledgements from XDP. Files are in memory. " +
 				"TCP and UDP are iperf3's, pinned alike. \"TCP\" and \"UDP\" have no XDP program on either end, and TCP has TSO and GSO on both. \"TCP without TSO/GSO\" has the NIC attached to the receiver's end, which takes both offloads from the sender's end of a veth pair: Linux cuts the stream before the interface, so that each segment is a frame, as for SLMP. (GSO is still listed as on: it is done by the sender's CPU then.) SLMP has one acknowledgement for many segments; \"one ack per segment\" has one for each. UDP sends as fast as it can, and loses what the receiver does not take. " +
-				"In the sweeps of sizes and senders, each sender keeps as many messages on their way as the legend says. " +
-				"The parts of a segment are differences of the HPU's busy time between contexts, each of which does one thing more than the one before: an empty payload handler; header and completion handlers too; the payload copied into memory; and messages acknowledged. Small differences are noise.",
+				"In the sweeps of sizes and senders, each sender keeps as many messages on their way as the legend says. In that of windows, messages of handlers in Go that are sent at a time go to places of their own; handlers in eBPF have one at a time. " +
+				"The parts of a segment, with handlers in Go, are differences of the HPU's busy time between contexts, each of which does one thing more than the one before: an empty payload handler; header and completion handlers too; the payload copied into memory; and messages acknowledged. Small differences are noise.",
 		},
-		pace{5, 9 * time.Minute}, pace{3, 70 * time.Second},
+		pace{5, 500 * time.Second}, pace{3, 65 * time.Second},
 		[]benchRows{{"slmp", "file,noop,small,policy,fairness", "file,small --size 128MiB"}, {"kernel", "messages", ""}}, []step{messagePeers, messageWindows, messageSizes, messageParts},
 	},
 	{
@@ -88,9 +89,9 @@ var experiments = []experiment{
 			Name: "loss", Title: "Loss",
 			Shows: "Goodput of SLMP and of TCP when packets are lost, and the time for a small file.",
 			Method: "A third namespace between sender and receiver drops frames at random, as many each way. Goodput of SLMP is that of a file, goodput of TCP that of one second of iperf3 through the same path. TCP has TSO off, as the NIC stays attached to the receiver's end. " +
-				"SLMP's time for a small file is measured, from the first byte to the acknowledgement of the last. TCP's is not measured but computed: the bytes divided by the goodput that iperf3 reports for them. A run is the median of three such times.",
+				"SLMP goes to one HPU, or to handlers in eBPF, which put it into memory and acknowledge it in XDP. SLMP's time for a small file is measured, from the first byte to the acknowledgement of the last. TCP's is not measured but computed: the bytes divided by the goodput that iperf3 reports for them. A run is the median of three such times.",
 		},
-		pace{5, 100 * time.Second}, pace{3, 19 * time.Second},
+		pace{5, 110 * time.Second}, pace{3, 19 * time.Second},
 		[]benchRows{{"slmp", "loss", "-"}}, []step{lossPlots},
 	},
 	{
@@ -141,14 +142,15 @@ var experiments = []experiment{
 		report.Experiment{
 			Name: "scale", Title: "Scaling: messages, contexts, rulesets",
 			Shows: "How the cost of a packet, and the memory for each, grow with the number of messages in flight, contexts and rulesets.",
-			Method: "64-byte frames from a generator in the kernel on one CPU, which runs the XDP program too, to one HPU on another, whose handler does nothing. " +
-				"Messages in flight: so many are opened that do not end, then their segments take turns, none of which asks for an acknowledgement; no more come than the receiver takes. " +
+			Method: "64-byte frames from a generator in the kernel on one CPU, which runs the XDP program too, to one HPU on another, whose handler does nothing. Handlers in eBPF do nothing in XDP, on the generator's CPU. " +
+				fmt.Sprintf("Messages in flight: so many are opened that do not end, then their segments take turns, none of which asks for an acknowledgement; no more come than the receiver takes. A context in eBPF has %d at most. ", loader.MaxMessages) +
 				"Contexts: one ruleset each, and packets for them take turns; more come than the receiver takes, and the rest is lost in the XDP program. " +
 				"Rulesets: all of one context, with 8 rules and EOM each, as services have them that differ in addresses, ports and words of the payload; frames of 128 bytes. " +
 				"Memory is the growth of the Go heap of the NIC's process over that of a NIC without a context, after garbage collection, divided by how many there are, from 10 on: the context itself is in it. What the XDP program keeps in maps is of fixed size, see Anatomy. " +
+				fmt.Sprintf("Handlers in eBPF have a program and maps for each context, and what the kernel charges for the maps is in it. They are as large as the context says, whatever is in them: that of messages has room for %d segments in all, half a byte each. ", scaleSegments) +
 				"Time to match is that of a run of the matching engine over a frame in the cache (BPF_PROG_RUN), less that of a program that passes everything.",
 		},
-		pace{11, 2 * time.Minute}, pace{3, 25 * time.Second},
+		pace{11, 100 * time.Second}, pace{3, 35 * time.Second},
 		[]benchRows{{"slmp", "state", ""}}, []step{scalePlots, scaleMatching},
 	},
 	{

@@ -41,6 +41,17 @@ func messagesSpec(name string, window *hostq.Window) (spec nic.ContextSpec, err 
 	return spec, nil
 }
 
+// kernelDeposit is a context whose handlers in eBPF put messages into a window of so many bytes.
+func kernelDeposit(size int64) (mem *hostq.Memory, spec nic.ContextSpec, err error) {
+	if mem, err = hostq.NewMemory("bench", size); err != nil {
+		return nil, spec, err
+	}
+	if spec, err = messagesSpec("deposit", mem.Whole()); err != nil {
+		return nil, spec, errors.Join(err, mem.Close())
+	}
+	return mem, spec, nil
+}
+
 // messageRows measure messages that handlers in eBPF get.
 func (l *benchLab) messageRows(ctx context.Context, cfg benchConfig, doc *bench.Document) (err error) {
 	o := slmpDefaults()
@@ -168,13 +179,23 @@ func (b *slmpBench) kernelFiles(ctx context.Context, mem *hostq.Memory) (err err
 	return b.doc.Add("through the impairment stage, a third namespace with programs at tc ingress, at 1 % loss of frames each way, and at 0 %; otherwise: "+conditions, row, err)
 }
 
-// transferTo sends a file to a context whose window has these bytes.
+// transferTo sends a file to a context, on a NIC of its own, whose window has these bytes.
 func (b *slmpBench) transferTo(ctx context.Context, runs *sendRuns, spec nic.ContextSpec, window []byte, source string, args ...string) (err error) {
-	n, c, err := b.openContext(b.oneHPU(), spec)
+	n, err := b.openEmpty(b.oneHPU())
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, n.Close()) }()
+	return b.transferOn(ctx, n, runs, spec, window, source, args...)
+}
+
+// transferOn is transferTo on a NIC that is open.
+func (b *slmpBench) transferOn(ctx context.Context, n *nic.NIC, runs *sendRuns, spec nic.ContextSpec, window []byte, source string, args ...string) (err error) {
+	c, err := activate(n, spec)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, n.Remove(c)) }()
 	unwire, err := b.wireFor(spec)
 	if err != nil {
 		return err

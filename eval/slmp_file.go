@@ -372,21 +372,31 @@ func (b *slmpBench) windowRows(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, free()) }()
+	mem, inKernel, err := kernelDeposit(b.o.size)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, mem.Close()) }()
 	type cell struct {
+		prefix, what     string
 		window, parallel int
 		runs             sendRuns
 	}
 	var cells []*cell
 	var sides []func(context.Context) error
-	for _, p := range b.o.parallels {
+	sweep := func(prefix, what string, parallel int, spec nic.ContextSpec) {
 		for _, w := range b.o.candidates {
-			c := &cell{window: w, parallel: p}
+			c := &cell{prefix: prefix, what: what, window: w, parallel: parallel}
 			cells = append(cells, c)
-			sides = append(sides, func(ctx context.Context) error {
-				return b.sweep(ctx, &c.runs, memory, w, p)
-			})
+			sides = append(sides, func(ctx context.Context) error { return b.sweep(ctx, &c.runs, spec, w, parallel) })
 		}
 	}
+	for _, p := range b.o.parallels {
+		spec := depositSpec(nil)
+		spec.Window, spec.Binder = nil, places{memory, b.o.size / int64(p)}
+		sweep("slmp", "SLMP, fixed window", p, spec)
+	}
+	sweep("kernel", "SLMP, fixed window, handlers in eBPF", 1, inKernel) // which have no binder
 	var sendRate, takeRate []float64
 	sides = append(sides, func(ctx context.Context) error {
 		v, err := b.sendSpeed(ctx)
@@ -404,10 +414,9 @@ func (b *slmpBench) windowRows(ctx context.Context) (err error) {
 		return err
 	}
 
-	conditions := fmt.Sprintf("slmp/window/WINDOW/PARALLEL: %d bytes in as many messages as are sent at a time, each with a window of its own, until all is acknowledged or %v are over; %s", b.o.size, b.cfg.duration, b.pinning())
+	conditions := fmt.Sprintf("window/WINDOW/PARALLEL: %d bytes in as many messages as are sent at a time, each with a window of its own, until all is acknowledged or %v are over; %s", b.o.size, b.cfg.duration, b.pinning())
 	for _, c := range cells {
-		row, err := bench.Absolute(fmt.Sprintf("slmp/window/%d/%d", c.window, c.parallel), bench.Higher,
-			c.runs.side("SLMP, fixed window"))
+		row, err := bench.Absolute(fmt.Sprintf("%s/window/%d/%d", c.prefix, c.window, c.parallel), bench.Higher, c.runs.side(c.what))
 		if err := b.doc.Add(conditions, row, err); err != nil {
 			return err
 		}
@@ -417,12 +426,12 @@ func (b *slmpBench) windowRows(ctx context.Context) (err error) {
 	for run := range knees {
 		most := 0.0
 		for _, c := range cells {
-			if c.parallel == b.o.parallels[0] {
+			if c.prefix == "slmp" && c.parallel == b.o.parallels[0] {
 				most = max(most, c.runs.gbps[run])
 			}
 		}
 		for _, c := range cells {
-			if c.parallel == b.o.parallels[0] && c.runs.gbps[run] >= kneeAt*most {
+			if c.prefix == "slmp" && c.parallel == b.o.parallels[0] && c.runs.gbps[run] >= kneeAt*most {
 				knees[run] = float64(c.window)
 				break
 			}
@@ -450,19 +459,21 @@ func (b *slmpBench) windowRows(ctx context.Context) (err error) {
 
 // sweep measures a window with a number of messages at a time, for as long as a run
 // takes at most.
-func (b *slmpBench) sweep(ctx context.Context, runs *sendRuns, memory []byte, window, parallel int) (err error) {
-	size := b.o.size / int64(parallel)
-	source, err := b.file(size)
+func (b *slmpBench) sweep(ctx context.Context, runs *sendRuns, spec nic.ContextSpec, window, parallel int) (err error) {
+	source, err := b.file(b.o.size / int64(parallel))
 	if err != nil {
 		return err
 	}
-	spec := depositSpec(nil)
-	spec.Window, spec.Binder = nil, places{memory, size}
 	n, _, err := b.openContext(b.oneHPU(), spec)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, n.Close()) }()
+	unwire, err := b.wireFor(spec)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, unwire()) }()
 	if runs.on, err = b.granted(n); err != nil {
 		return err
 	}

@@ -78,7 +78,7 @@ func TestBenchSLMPMeasuresEveryRow(t *testing.T) {
 		{"state", "", "slmp/state_bytes slmp/state_bytes_hole", ""},
 		{"fairness", "", "slmp/fairness8", ""},
 		{"loss", "", "slmp/loss1_over_loss0 tcp/loss1_over_loss0 slmp/loss1_over_tcp_loss1", ""},
-		{"window", "", "slmp/window/4/1 slmp/window/256/1 slmp/window/4/2 slmp/window/256/2 slmp/predicted_window slmp/window_knee", ""},
+		{"window", "", "slmp/window/4/1 slmp/window/256/1 slmp/window/4/2 slmp/window/256/2 kernel/window/4/1 kernel/window/256/1 slmp/predicted_window slmp/window_knee", ""},
 		{"auto", "", "slmp/auto_over_best/unlimited/1ms/loss1 slmp/auto_over_best/100mbit/1ms/loss1", ""},
 	} {
 		t.Run(tc.only+tc.path, func(t *testing.T) {
