@@ -103,7 +103,7 @@ var experiments = []experiment{
 				"Beside messages the receiver's one thread multiplies matrices, 20 products of the same code on both sides, and looks for messages between two. As in FPsPIN's evaluation the matrices' size is tuned, before the first run, so that XsPIN's messages are found at the 15th to the last product. " +
 				"The receiver is on one CPU, the sender on another. In the plots, and in the rows overlap_* and hidden_*, the NIC's one HPU shares the sender's CPU, so that the receiver's is left to the products; it is there for the lines without products, too. In the rows goodput_* and cpu_* nothing is computed: the HPU is on the receiver's CPU, where the application sleeps, which is why goodput is higher there than in the plots. FPsPIN's ratio, the share of the time until messages are found that products take, tends to 1 by construction; the share of the messages' time that is hidden does not. Sides take turns, 3 runs of each place.",
 		},
-		pace{5, 210 * time.Second}, pace{3, 16 * time.Second},
+		pace{5, 250 * time.Second}, pace{3, 22 * time.Second},
 		[]benchRows{{"ddt", "cpu,overlap", "-"}}, []step{overlapRowsPlot, datatypesPlots},
 	},
 	{

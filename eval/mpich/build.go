@@ -54,7 +54,7 @@ func (missingError) Is(target error) bool { return target == ErrMissing }
 
 // What mpicc says if a part is missing, with gcc's names for files. The last is of our
 // sources: it may be another library's mpicc.
-var missing = []string{"mpi.h: No such file", "stdio.h: No such file", "cannot find -lmpi", "gcc: not found", "find the requested compiler", "mpi.h is another library's"}
+var missing = []string{"mpi.h: No such file", "stdio.h: No such file", "cannot find -lmpi", "gcc: not found", "find the specified compiler", "mpi.h is another library's"}
 
 // Build compiles a program of src, "mpi_compare" say, with MPICH into dir and returns its path.
 // The error wraps ErrMissing if there is no compiler or no library.
@@ -81,13 +81,16 @@ func (l Library) build(ctx context.Context, dir, program string) (path string, e
 	cmd := exec.CommandContext(ctx, mpicc, "-O3", "-Wall", "-DWANT_"+parts[l].macro, "-o", path, filepath.Join(src, program+".c"), "-lm")
 	cmd.Env = append(os.Environ(), "LC_ALL=C") // for missing
 	out, err := cmd.CombinedOutput()
-	switch {
-	case err == nil:
+	if err == nil {
 		return path, nil
-	case ctx.Err() != nil:
+	}
+	if ctx.Err() != nil {
 		return "", fmt.Errorf("build %s: %w", program, ctx.Err())
-	case slices.ContainsFunc(missing, func(s string) bool { return bytes.Contains(out, []byte(s)) }):
-		return "", fmt.Errorf("build %s: %w: %s", program, missingError(l), bytes.TrimSpace(out))
+	}
+	for line := range bytes.Lines(out) {
+		if slices.ContainsFunc(missing, func(s string) bool { return bytes.Contains(line, []byte(s)) }) {
+			return "", fmt.Errorf("build %s: %w: %s", program, missingError(l), bytes.TrimSpace(line))
+		}
 	}
 	return "", fmt.Errorf("%s: %w: %s", cmd, err, bytes.TrimSpace(out))
 }

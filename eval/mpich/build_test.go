@@ -21,6 +21,7 @@ func TestBuildSaysWhichPackagesAreMissing(t *testing.T) {
 		{"no mpicc", "", true},
 		{"no header", "echo 'mpi_compare.c:15:10: fatal error: mpi.h: No such file or directory' >&2; exit 1", true},
 		{"no compiler", "echo '/usr/bin/mpicc: 1: gcc: not found' >&2; exit 127", true},
+		{"no compiler for Open MPI's", "echo 'The Open MPI wrapper compiler was unable to find the specified compiler' >&2; exit 1", true},
 		{"another's", `echo "mpi_type.h:37:2: error: #error mpi.h is another library's" >&2; exit 1`, true},
 		{"a mistake", "echo \"mpi_compare.c:15:10: error: expected ';'\" >&2; exit 1", false},
 	} {

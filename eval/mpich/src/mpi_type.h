@@ -34,7 +34,7 @@
 #include <string.h>
 
 #if defined(WANT_MPICH_VERSION) && !defined(MPICH_VERSION) || defined(WANT_OPEN_MPI) && !defined(OPEN_MPI)
-#error mpi.h is another library's
+#error "mpi.h is another library's"
 #endif
 
 static const struct {
