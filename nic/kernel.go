@@ -294,7 +294,7 @@ func (t *kernelTier) arm() error { return nil }
 // drain: the table without the context is published, and no packet is in its handlers.
 func (t *kernelTier) drain(time.Duration) error { return nil }
 
-func (t *kernelTier) stop(time.Duration) error {
+func (t *kernelTier) stop(d time.Duration) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.ended {
@@ -306,7 +306,7 @@ func (t *kernelTier) stop(time.Duration) error {
 	t.ended = true
 	close(t.stopped)
 	if t.messages != nil {
-		t.messages.stop()
+		t.messages.stop(d)
 	}
 	t.report()
 	return t.handlers.Close()

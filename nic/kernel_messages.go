@@ -30,7 +30,8 @@ const (
 	eventBytes = 256 << 10
 	// roomLook is how often somebody who waits for room in the application's queue looks.
 	roomLook = time.Millisecond
-	// stopPatience is how long events wait for room when their context is removed.
+	// stopPatience is how long events wait for room when their context is removed and the
+	// application takes none.
 	stopPatience = 100 * time.Millisecond
 )
 
@@ -168,8 +169,11 @@ type kernelMessages struct {
 	reader *ringbuf.Reader // nil: there are no events
 	sink   spin.EventSink
 	over   chan struct{} // closed by stop
-	wg     sync.WaitGroup
+	until  time.Time     // set before over is closed: how long forward waits for room
+	given  time.Time     // the same, while the application takes nothing; forward's
 	lost   atomic.Uint64 // events that the application had no room for
+
+	expiring, forwarding sync.WaitGroup
 
 	requests, unasked atomic.Uint64 // notes that the application got, and those it had no room for
 }
@@ -180,9 +184,9 @@ func (t *kernelTier) startMessages() (m *kernelMessages, err error) {
 		if m.reader, err = ringbuf.NewReader(t.handlers.Events()); err != nil {
 			return nil, fmt.Errorf("read the events of context %q: %w", t.spec.Name, err)
 		}
-		m.wg.Go(m.forward)
+		m.forwarding.Go(m.forward)
 	}
-	m.wg.Go(m.expire)
+	m.expiring.Go(m.expire)
 	return m, nil
 }
 
@@ -244,22 +248,27 @@ func (m *kernelMessages) forward() {
 }
 
 // wait has something done for which there may be no room, and tells whether it was. With
-// patience it waits for room, when the context is being removed no longer than stopPatience.
+// patience it waits for room; when the context is being removed no longer than stopPatience, for
+// all that there is, unless the application goes on taking.
 func (m *kernelMessages) wait(try func() bool, patience bool) bool {
-	var end time.Time
 	for !try() {
+		if !patience {
+			return false
+		}
 		select {
 		case <-m.over:
-			if end.IsZero() {
-				end = time.Now().Add(stopPatience)
+			now := time.Now()
+			if m.given.IsZero() {
+				m.given = now.Add(stopPatience)
+			}
+			if now.After(m.given) || now.After(m.until) {
+				return false
 			}
 		default:
 		}
-		if !patience || !end.IsZero() && time.Now().After(end) {
-			return false
-		}
 		time.Sleep(roomLook)
 	}
+	m.given = time.Time{}
 	return true
 }
 
@@ -315,15 +324,16 @@ func (m *kernelMessages) event(e *bpf.MessageEvent) spin.MessageEvent {
 	return out
 }
 
-// stop ends all messages. No packet comes any more, and no handler runs.
-func (m *kernelMessages) stop() {
+// stop ends all messages. No packet comes any more, and no handler runs. Events may wait so long
+// for an application that takes them.
+func (m *kernelMessages) stop(d time.Duration) {
+	m.until = time.Now().Add(d)
 	close(m.over)
+	m.expiring.Wait() // what it has stopped it ends, and that is told
 	m.end(0, spin.Removed)
 	if m.reader != nil {
 		_ = m.reader.Flush() // forward takes what there is, and ends
-	}
-	m.wg.Wait()
-	if m.reader != nil {
+		m.forwarding.Wait()
 		_ = m.reader.Close()
 	}
 }

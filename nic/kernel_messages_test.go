@@ -12,6 +12,7 @@ import (
 
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/internal/testenv"
 	"github.com/xspin/xspin/loader/objecttest"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/mpq"
@@ -198,15 +199,55 @@ func TestEventsOfTheKernelWaitForRoom(t *testing.T) {
 			t.Errorf("%+v", e)
 		}
 	}
-	if _, err := conn.SendBytes(patient(t), noise(100), slmp.Options{}); err != nil {
+	const last = 100
+	for range last {
+		if _, err := conn.SendBytes(patient(t), noise(100), slmp.Options{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	begun := time.Now()
+	if err := n.Remove(c); err != nil {
 		t.Fatal(err)
 	}
-	if err := n.Remove(c); err != nil { // does not wait for ever
-		t.Fatal(err)
+	// It waits, but not once for each.
+	if took := time.Since(begun); took > testenv.Slowness()*3*time.Second {
+		t.Errorf("Remove took %v, with %d events that nobody takes", took, last)
 	}
-	if lost := c.Stats().EventsLost; lost != 1 {
-		t.Errorf("%d events are lost, want the last", lost)
+	if lost := c.Stats().EventsLost; lost != last {
+		t.Errorf("%d events are lost, want the last %d", lost, last)
 	}
+}
+
+// A message that is ending by its timeout while its context is removed is told.
+func TestRemovalWhileMessagesTimeOut(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	wire(t, lab)
+	n := open(t, lab, nic.Config{HPUs: 1})
+	spec, _, events := depositing(t, 1<<20)
+	spec.Timeout = 20 * time.Millisecond
+	rounds := 8
+	if testing.Short() {
+		rounds = 4
+	}
+	causes := map[spin.Cause]int{}
+	for i := range rounds {
+		c := run(t, n, spec)
+		sock := dialUDP(t, lab, slmp.Port)
+		write(t, sock, raw(0, uint32(i), 0, noise(100)))
+		eventually(t, "it has begun", func() bool { return messages(t, c).Started == 1 })
+		time.Sleep(time.Duration(2+5*i%20) * time.Millisecond)
+		if err := n.Remove(c); err != nil {
+			t.Fatal(err)
+		}
+		if st, cs := messages(t, c), c.Stats(); st.Abandoned != 1 || st.Open != 0 || cs.EventsLost != 0 {
+			t.Errorf("%+v\n%+v", st, cs)
+		}
+		if len(events) != 1 {
+			t.Fatalf("round %d: %d events, want one", i, len(events))
+		}
+		causes[(<-events).Cause]++
+	}
+	t.Logf("causes: %v", causes)
 }
 
 // Messages go where receives say, in whichever of the context's windows, and one for which
