@@ -318,6 +318,7 @@ const (
 type StoppedMessage struct {
 	slot  uint32
 	lap   uint32
+	was   uint32 // its state
 	cause spin.Cause
 }
 
@@ -336,8 +337,8 @@ func (h *Handlers) Stop(idle time.Duration, cause spin.Cause) (all []StoppedMess
 	for i := range h.messages.slots {
 		s := &h.messages.slots[i]
 		word := atomic.LoadUint64(&s.Word)
-		m := StoppedMessage{uint32(i), uint32(word >> 32), cause}
-		switch uint32(word) {
+		m := StoppedMessage{uint32(i), uint32(word >> 32), uint32(word), cause}
+		switch m.was {
 		case slotOpen:
 		case slotDeferred:
 			m.cause = spin.Complete
@@ -363,18 +364,23 @@ func monotonic() int64 {
 }
 
 // Expire ends messages that were stopped: their completion handlers learn what is missing,
-// the application is told, and their slots are free. It returns how many there were.
+// the application is told, and their slots are free. It returns how many there were. With an
+// error, the others are as they were before Stop, which finds them again.
 func (h *Handlers) Expire(all []StoppedMessage) (n int, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.messages == nil || h.messages.slots == nil {
 		return 0, nil
 	}
-	for _, m := range all {
+	for i, m := range all {
 		// A frame must have 14 bytes. Repeat is as in Run.
 		order := (*[unsafe.Sizeof(bpf.MessageOrder{})]byte)(unsafe.Pointer(&bpf.MessageOrder{Slot: m.slot, Lap: m.lap, Cause: uint32(m.cause)}))
 		ended, err := h.messages.expire.Run(&ebpf.RunOptions{Data: order[:], Repeat: 1})
 		if err != nil {
+			for _, m := range all[i:] {
+				lap := uint64(m.lap) << 32
+				atomic.CompareAndSwapUint64(&h.messages.slots[m.slot].Word, lap|slotStopped, lap|uint64(m.was))
+			}
 			return n, fmt.Errorf("end the message of slot %d: %w", m.slot, err)
 		}
 		n += int(ended)

@@ -363,6 +363,33 @@ func TestMessageExpires(t *testing.T) {
 	}
 }
 
+// Messages that the kernel does not end are not left stopped for ever.
+func TestMessageThatIsNotExpired(t *testing.T) {
+	cfg, _ := messagesConfig(t, 1<<20, MessagesConfig{Messages: 2, Segments: 4096, Events: 1 << 16})
+	h := load(t, depositObject(t), cfg)
+	ten := make([]byte, 10)
+	runs(t, h, segment{payload: ten}, segment{from: 1, payload: ten})
+	expire := h.messages.expire
+	var err error
+	if h.messages.expire, err = expire.Clone(); err != nil {
+		t.Fatal(err)
+	}
+	h.messages.expire.Close()
+	if n, err := h.Expire(h.Stop(0, spin.TimedOut)); n != 0 || err == nil {
+		t.Fatalf("%d expired, by a program that is closed", n)
+	}
+	h.messages.expire = expire
+	if a := runs(t, h, segment{payload: ten, offset: 10, flags: slmp.SYN | slmp.EOM}); a[0] == nil {
+		t.Error("a message that goes on is not answered")
+	}
+	if n, err := h.Expire(h.Stop(0, spin.TimedOut)); n != 1 || err != nil {
+		t.Errorf("%d expired, %v; want the other", n, err)
+	}
+	if s := h.Tally(); s.Ended != 1 || s.Abandoned != 1 || s.Open != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
 // EOM is not acknowledged before the application can know.
 func TestEventsWithoutRoom(t *testing.T) {
 	const room = 1 << 12 / 128
@@ -405,6 +432,24 @@ func TestEventsWithoutRoom(t *testing.T) {
 		}
 	}
 	if s := h.Tally(); s.Ended != room+8 || s.Open != 0 || s.Lost != 0 {
+		t.Errorf("%+v", s)
+	}
+
+	// If there is no room then either, nobody knows of the message, and it is not acknowledged.
+	before := h.Tally()
+	id := 1000
+	for ; ; id++ {
+		if a := runs(t, h, last(id))[0]; a == nil || a.Wait {
+			break
+		}
+	}
+	if n, err := h.Expire(h.Stop(0, spin.TimedOut)); n != 1 || err != nil {
+		t.Errorf("%d expired, %v, want the one without room", n, err)
+	}
+	if a := runs(t, h, last(id))[0]; a != nil {
+		t.Errorf("the application was never told, and the sender is: %+v", a)
+	}
+	if s := h.Tally(); s.Ended-before.Ended != uint64(id-1000) || s.Failed != 1 || s.Lost != 1 || s.Open != 0 {
 		t.Errorf("%+v", s)
 	}
 }

@@ -1725,10 +1725,14 @@ static __always_inline int xspin_run_expire(struct xdp_md *ctx, const __u32 has)
 		return 0;
 	}
 	if (o.cause == XSPIN_COMPLETE) { /* it was deferred for too long */
-		t->ended++;
-		if (!xspin_post(m, o.slot, XSPIN_COMPLETE))
+		code = xspin_post(m, o.slot, XSPIN_COMPLETE);
+		if (code) {
+			t->ended++;
+		} else { /* nobody knows of it, so it must not be acknowledged */
+			t->failed++;
 			t->lost++;
-		xspin_end(m, t, o.slot, 0);
+		}
+		xspin_end(m, t, o.slot, !code);
 		return 1;
 	}
 	__builtin_memcpy(her.key, m->key, sizeof(her.key));
@@ -1766,6 +1770,8 @@ static __always_inline int xspin_run_expire(struct xdp_md *ctx, const __u32 has)
 		       PAYLOAD = XSPIN_HAS_PAYLOAD,                        \
 		       COMPLETION = XSPIN_HAS_COMPLETION,                  \
 		       HAND_OVER = XSPIN_HAS_HAND_OVER };                  \
+		_Static_assert(!((handlers) & HAND_OVER) || (handlers) & HEADER, \
+			       "HAND_OVER is for a header handler");       \
 		return xspin_run_messages(ctx, handlers);                  \
 	}                                                                  \
 	SEC("xdp.frags") int xspin_expire(struct xdp_md *ctx)              \
