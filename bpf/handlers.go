@@ -62,6 +62,7 @@ type (
 	MessageClaims   = HandlersDepositXspinClaims
 	MessageTally    = HandlersDepositXspinTally
 	MessageEvent    = HandlersDepositXspinEvent
+	MessageSlip     = HandlersDepositXspinSlip
 	MessageOrder    = HandlersDepositXspinOrder
 	MessageScratch  = HandlersDepositXspinScratch
 	MessageNote     = HandlersDepositXspinNote

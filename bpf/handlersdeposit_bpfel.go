@@ -33,7 +33,7 @@ type HandlersDepositXspinEvent struct {
 	Port    uint32
 	Starved uint32
 	Code    uint32
-	Pad     [6]uint32
+	Slip    HandlersDepositXspinSlip
 }
 
 type HandlersDepositXspinMessage struct {
@@ -62,7 +62,8 @@ type HandlersDepositXspinMessage struct {
 	Cause     uint32
 	_         [4]byte
 	Receive   uint64
-	Pad       [88]uint8
+	Slip      HandlersDepositXspinSlip
+	Pad       [64]uint8
 }
 
 type HandlersDepositXspinNote struct {
@@ -152,6 +153,17 @@ type HandlersDepositXspinSettings struct {
 	Pad       uint32
 }
 
+type HandlersDepositXspinSlip struct {
+	_      structs.HostLayout
+	What   uint8
+	Why    uint8
+	Window uint8
+	Pad    uint8
+	N      uint32
+	At     uint64
+	Limit  uint64
+}
+
 type HandlersDepositXspinTally struct {
 	_           structs.HostLayout
 	Started     uint64
@@ -175,7 +187,9 @@ type HandlersDepositXspinTally struct {
 	Dropped     [8]uint64
 	Handed      uint64
 	Last        uint64
-	Pad         [4]uint64
+	Slip        HandlersDepositXspinSlip
+	Told        HandlersDepositXspinSlip
+	Pad         [6]uint64
 }
 
 // Names of all BPF objects in the ELF.

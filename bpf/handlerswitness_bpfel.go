@@ -54,6 +54,7 @@ const (
 	HandlersWitnessXspinHasXSPIN_HAS_PAYLOAD    HandlersWitnessXspinHas = 2
 	HandlersWitnessXspinHasXSPIN_HAS_COMPLETION HandlersWitnessXspinHas = 4
 	HandlersWitnessXspinHasXSPIN_HAS_HAND_OVER  HandlersWitnessXspinHas = 8
+	HandlersWitnessXspinHasXSPIN_HAS_DEPOSIT    HandlersWitnessXspinHas = 16
 )
 
 // Names of all BPF objects in the ELF.

@@ -340,8 +340,9 @@ type HandlerStats struct {
 
 // A Fault is what a handler returned that failed.
 type Fault struct {
-	Handler string // "header", "payload" or "completion"; "": none failed
+	Handler string // "header", "payload", "completion", or "deposit" in the place of one; "": none failed
 	Code    spin.Code
+	Detail  string // handler and code in words, and what it did to get XSPIN_SEGV
 }
 
 // add adds, and with sign -1 subtracts. Of faults that of a stays.
@@ -417,15 +418,27 @@ func (h *Handlers) read() []HandlerStats {
 			s.User[k] = readPair(&row.User[k])
 		}
 		if fault := atomic.LoadUint64(&row.Fault); fault != 0 {
-			s.Fault = Fault{HandlerName(uint32(fault >> 32)), spin.Code(int32(fault))}
+			s.Fault = h.fault(i, uint32(fault>>32), spin.Code(int32(fault)))
 		}
 	}
 	return all
 }
 
-// HandlerName names a handler by its bit: see xspin_has.
-func HandlerName(bit uint32) string {
-	names := [...]string{"header", "payload", "completion"}
+// fault is that of a CPU.
+func (h *Handlers) fault(cpu int, bit uint32, code spin.Code) Fault {
+	var slip *bpf.MessageSlip
+	if h.messages != nil && h.messages.tallies != nil {
+		told := h.messages.tallies[cpu].Told
+		slip = &told
+	}
+	return Fault{handlerName(bit), code, failure(bit, code, slip)}
+}
+
+const deposits = "deposit"
+
+// handlerName names a handler by its bit: see xspin_has.
+func handlerName(bit uint32) string {
+	names := [...]string{"header", "payload", "completion", "", deposits}
 	return names[min(bits.TrailingZeros32(bit), len(names)-1)]
 }
 
@@ -469,6 +482,7 @@ type HandlersVerdict struct {
 	Action Action
 	Code   spin.Code // Success; Drop if any of them returned it; what the handler returned that failed
 	Failed string    // the handler that failed
+	Detail string    // in words: see Fault
 	Frame  []byte    // as they left it; valid until the next Run
 }
 
@@ -502,7 +516,7 @@ func (h *Handlers) Run(frame []byte) (v HandlersVerdict, err error) {
 			v.Code = spin.Drop
 		}
 		if s.Failed != before.Failed {
-			v.Code, v.Failed = s.Fault.Code, s.Fault.Handler
+			v.Code, v.Failed, v.Detail = s.Fault.Code, s.Fault.Handler, s.Fault.Detail
 		}
 	}
 	if h.messages != nil { // a duplicate is answered, and runs nothing

@@ -410,7 +410,7 @@ func TestCodesAndActions(t *testing.T) {
 				Sent: is(tc.action == ActionSend), ToStack: is(tc.action == ActionToStack),
 			}
 			if tc.failed != "" {
-				want.Fault = Fault{tc.failed, tc.code}
+				want.Fault = Fault{tc.failed, tc.code, fmt.Sprintf("the %s handler returned %v", tc.failed, tc.code)}
 			}
 			s.User, s.Timed, s.HandlerSum, s.HandlerTime = want.User, 0, 0, want.HandlerTime
 			if s != want {

@@ -6,10 +6,12 @@ import (
 	"bytes"
 	"encoding/binary"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/xspin/xspin/hostq"
+	"github.com/xspin/xspin/loader/objecttest"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/slmp"
 	"github.com/xspin/xspin/spin"
@@ -74,8 +76,6 @@ XSPIN_PAYLOAD
 		return xspin_window_add64(1, o[1], 1, &was);
 	case 9: /* there is none */
 		return xspin_window_load(2, o[1], &was, 8);
-	case 10:
-		return xspin_window_load(9, o[1], &was, 8);
 	}
 	if (!code)
 		xspin_notify(was, her->offset, 0);
@@ -202,35 +202,35 @@ func TestWindowsOfMessages(t *testing.T) {
 		code         spin.Code
 		tells        []uint64         // what was there
 		is           map[int64]uint64 // in the first window
+		why          string
 	}{
-		{1, 8, 123, spin.Success, nil, map[int64]uint64{8: 123}},
-		{1, 3, 0x0102030405060708, spin.Success, nil, map[int64]uint64{3: 0x0102030405060708}},
-		{2, 64, 0, spin.Success, []uint64{5}, nil},
-		{3, 64, 7, spin.Success, []uint64{5}, map[int64]uint64{64: 12}},
-		{4, 64, 9, spin.Success, []uint64{12}, map[int64]uint64{64: 12}},
-		{1, 64, 5, spin.Success, nil, map[int64]uint64{64: 5}},
-		{4, 64, 9, spin.Success, []uint64{5}, map[int64]uint64{64: 9}},
-		{0, 4096, 8, spin.Success, nil, map[int64]uint64{4096: 8, 4104: 0}},
-		{0, edge - 3, 8, spin.Success, nil, map[int64]uint64{edge - 3: 8}}, // in two MiB
-		{0, size - 8, 8, spin.Success, nil, map[int64]uint64{size - 8: 8}},
-		{5, 88, 0, spin.Success, []uint64{77}, nil},
+		{1, 8, 123, spin.Success, nil, map[int64]uint64{8: 123}, ""},
+		{1, 3, 0x0102030405060708, spin.Success, nil, map[int64]uint64{3: 0x0102030405060708}, ""},
+		{2, 64, 0, spin.Success, []uint64{5}, nil, ""},
+		{3, 64, 7, spin.Success, []uint64{5}, map[int64]uint64{64: 12}, ""},
+		{4, 64, 9, spin.Success, []uint64{12}, map[int64]uint64{64: 12}, ""},
+		{1, 64, 5, spin.Success, nil, map[int64]uint64{64: 5}, ""},
+		{4, 64, 9, spin.Success, []uint64{5}, map[int64]uint64{64: 9}, ""},
+		{0, 4096, 8, spin.Success, nil, map[int64]uint64{4096: 8, 4104: 0}, ""},
+		{0, edge - 3, 8, spin.Success, nil, map[int64]uint64{edge - 3: 8}, ""}, // in two MiB
+		{0, size - 8, 8, spin.Success, nil, map[int64]uint64{size - 8: 8}, ""},
+		{5, 88, 0, spin.Success, []uint64{77}, nil, ""},
 
-		{0, size - 7, 8, spin.Segv, nil, nil},
-		{0, 1 << 63, 8, spin.Segv, nil, nil},
-		{0, ^uint64(0) - 3, 8, spin.Segv, nil, nil},
-		{0, 0, 1<<14 + 1, spin.Segv, nil, nil},
-		{1, size - 7, 1, spin.Segv, nil, nil},
-		{1, edge - 4, 1, spin.Segv, nil, nil}, // in two MiB
-		{2, size, 0, spin.Segv, nil, nil},
-		{3, 4, 1, spin.Segv, nil, nil}, // not aligned
-		{4, 1, 1, spin.Segv, nil, nil},
-		{3, size, 1, spin.Segv, nil, nil},
-		{5, 89, 0, spin.Segv, nil, nil},
-		{6, 88, 1, spin.Segv, nil, nil},
-		{7, 88, 1, spin.Segv, nil, nil},
-		{8, 88, 1, spin.Segv, nil, nil},
-		{9, 0, 1, spin.Segv, nil, nil},
-		{10, 0, 1, spin.Segv, nil, nil},
+		{0, size - 7, 8, spin.Segv, nil, nil, "xspin_window_write of bytes 1048569 to 1048577 of window 0, which has 1048576: out of bounds"},
+		{0, 1 << 63, 8, spin.Segv, nil, nil, "xspin_window_write of bytes 9223372036854775808 to 9223372036854775816 of window 0, which has 1048576: out of bounds"},
+		{0, ^uint64(0) - 3, 8, spin.Segv, nil, nil, "xspin_window_write of 8 bytes from 18446744073709551612 on of window 0, which has 1048576: out of bounds"},
+		{0, 0, 1<<14 + 1, spin.Segv, nil, nil, "xspin_window_write of bytes 68 to 16453 of a frame: only 16384 can be had"},
+		{1, size - 7, 1, spin.Segv, nil, nil, "xspin_window_store of bytes 1048569 to 1048577 of window 0, which has 1048576: out of bounds"},
+		{1, edge - 4, 1, spin.Segv, nil, nil, "xspin_window_store of bytes 1048564 to 1048572 of window 0, which lie in two MiB of its memory"}, // in two MiB
+		{2, size, 0, spin.Segv, nil, nil, "xspin_window_load of bytes 1048576 to 1048584 of window 0, which has 1048576: out of bounds"},
+		{3, 4, 1, spin.Segv, nil, nil, "xspin_window_add64 at 4 of window 0: want a multiple of 8"}, // not aligned
+		{4, 1, 1, spin.Segv, nil, nil, "xspin_window_cas64 at 1 of window 0: want a multiple of 8"},
+		{3, size, 1, spin.Segv, nil, nil, "xspin_window_add64 of bytes 1048576 to 1048584 of window 0, which has 1048576: out of bounds"},
+		{5, 89, 0, spin.Segv, nil, nil, "xspin_window_load of bytes 89 to 97 of window 1, which has 96: out of bounds"},
+		{6, 88, 1, spin.Segv, nil, nil, "xspin_window_store on window 1, whose handlers lack the right w, to write"},
+		{7, 88, 1, spin.Segv, nil, nil, "xspin_window_write on window 1, whose handlers lack the right w, to write"},
+		{8, 88, 1, spin.Segv, nil, nil, "xspin_window_add64 on window 1, whose handlers lack the right a, for atomic operations"},
+		{9, 0, 1, spin.Segv, nil, nil, "xspin_window_load on window 2, which the context does not have"},
 	} {
 		before, err := first.Slice(0, size, spin.Read)
 		if err != nil {
@@ -244,6 +244,9 @@ func TestWindowsOfMessages(t *testing.T) {
 		}
 		if v.Code != tt.code || (h.Stats().Failed > failed) != (tt.code != spin.Success) {
 			t.Errorf("order %d %#x %d: %v, want %v", tt.do, tt.at, tt.with, v.Code, tt.code)
+		}
+		if tt.why != "" && v.Detail != "the payload handler returned Segv: "+tt.why {
+			t.Errorf("order %d %#x %d: %q, want %q behind the handler", tt.do, tt.at, tt.with, v.Detail, tt.why)
 		}
 		var told []uint64
 		for _, n := range notes(t, h) {
@@ -281,6 +284,19 @@ func TestWrongStates(t *testing.T) {
 	}
 	if _, err := o.Load(HandlersConfig{Format: matcher.FormatByName("packet")}); err == nil {
 		t.Error("loaded for packets")
+	}
+}
+
+// What clang says of handlers that cannot work.
+func TestWrongHandlersOfMessages(t *testing.T) {
+	for body, want := range map[string]string{
+		"__u64 w; return xspin_window_load(4, 0, &w, 8);":                           "windows have the numbers 0 to 3",
+		"return xspin_window_write(ctx, 7, 0, 0, 8);":                               "windows have the numbers 0 to 3",
+		`xspin_log("` + strings.Repeat("x", 72) + `", 0, 0); return XSPIN_SUCCESS;`: "a line is too long",
+	} {
+		if says := objecttest.Refusal(t, "#include \"xspin_message.h\"\nXSPIN_PAYLOAD { "+body+" }\nXSPIN_MESSAGES(PAYLOAD);\nXSPIN_LICENSE(\"GPL\");\n"); !strings.Contains(says, want) {
+			t.Errorf("%s: clang says:\n%s", body, says)
+		}
 	}
 }
 

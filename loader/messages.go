@@ -400,6 +400,11 @@ func ReadEvent(raw []byte) (e bpf.MessageEvent, ok bool) {
 	return e, readEvent(raw, &e) && e.Cause < notified
 }
 
+// EventFailure says in words how a message has failed.
+func EventFailure(e *bpf.MessageEvent) string {
+	return failure(e.Code>>16, spin.Code(int16(e.Code)), &e.Slip)
+}
+
 func readEvent[T any](raw []byte, to *T) bool {
 	return copy(unsafe.Slice((*byte)(unsafe.Pointer(to)), unsafe.Sizeof(*to)), raw) == int(unsafe.Sizeof(*to))
 }

@@ -310,11 +310,11 @@ func TestMessageWithoutRoom(t *testing.T) {
 	if answers[0] == nil || answers[1] == nil || answers[2] != nil || answers[3] != nil || answers[4] != nil {
 		t.Errorf("answers: %v", answers)
 	}
-	if s, c := h.Tally(), h.Stats(); s.Failed != 1 || s.Dropped[spin.DropDead] != 1 || s.Dropped[spin.DropMessages] != 1 || c.Failed != 1 || c.Fault != (Fault{"payload", spin.Segv}) {
+	if s, c := h.Tally(), h.Stats(); s.Failed != 1 || s.Dropped[spin.DropDead] != 1 || s.Dropped[spin.DropMessages] != 1 || c.Failed != 1 || c.Fault != (Fault{"deposit", spin.Segv, "deposit bytes 2000 to 3000 of a message with room for 2048: out of bounds"}) {
 		t.Errorf("%+v\n%+v", s, c)
 	}
 	e := event(t, h)
-	if e.Cause != uint32(spin.Failed) || e.Code != 2<<16|uint32(spin.Segv) || e.Port != uint32(swap16(10000)) || e.Length != 3000 || e.Missing != 1000 {
+	if e.Cause != uint32(spin.Failed) || EventFailure(&e) != "deposit bytes 2000 to 3000 of a message with room for 2048: out of bounds" || e.Port != uint32(swap16(10000)) || e.Length != 3000 || e.Missing != 1000 {
 		t.Errorf("event: %+v", e)
 	}
 	rest := make([]byte, 48)

@@ -343,7 +343,7 @@ func (t *kernelTier) report() {
 		t.told[cpu] = s.Failed
 		t.n.pool.Report(spin.Fault{
 			Kind: spin.HandlerFailed, Context: t.id, Name: t.spec.Name, HPU: cpu, More: more,
-			Detail: fmt.Sprintf("the %s handler returned %v", s.Fault.Handler, s.Fault.Code),
+			Detail: s.Fault.Detail,
 		})
 	}
 }

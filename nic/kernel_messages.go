@@ -319,7 +319,7 @@ func (m *kernelMessages) event(e *bpf.MessageEvent) spin.MessageEvent {
 		out.Source = netip.AddrPortFrom(netip.AddrFrom4(a), binary.BigEndian.Uint16(port[:]))
 	}
 	if out.Cause == spin.Failed {
-		out.Err = fmt.Errorf("the %s handler returned %v", loader.HandlerName(e.Code>>16), spin.Code(int16(e.Code)))
+		out.Err = errors.New(loader.EventFailure(e))
 	}
 	return out
 }

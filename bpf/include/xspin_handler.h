@@ -182,6 +182,7 @@ enum xspin_has {
 	XSPIN_HAS_PAYLOAD = 1 << 1,
 	XSPIN_HAS_COMPLETION = 1 << 2,
 	XSPIN_HAS_HAND_OVER = 1 << 3, /* the header handler may return it */
+	XSPIN_HAS_DEPOSIT = 1 << 4, /* of a failure: no handler, but xspin_message.h's own deposit */
 };
 
 /* --- what handlers call. All of it is inlined: a handler has 192 bytes of stack, and

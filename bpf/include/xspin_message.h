@@ -94,6 +94,37 @@ enum xspin_mode {
 	XSPIN_MODE_DISCARD,
 };
 
+/* What was wrong with what a handler asked for, of the last for which it got XSPIN_SEGV:
+ * which function, with which window, and why. */
+enum xspin_slip_of {
+	XSPIN_SLIP_NONE,
+	XSPIN_SLIP_DEPOSIT,
+	XSPIN_SLIP_WRITE, /* xspin_window_write, and so on */
+	XSPIN_SLIP_LOAD,
+	XSPIN_SLIP_STORE,
+	XSPIN_SLIP_ADD64,
+	XSPIN_SLIP_CAS64,
+};
+
+enum xspin_slip_why {
+	XSPIN_SLIP_BOUNDS, /* `limit` bytes are there */
+	XSPIN_SLIP_RIGHT,  /* `limit` is that which is missing */
+	XSPIN_SLIP_WINDOW, /* there is none */
+	XSPIN_SLIP_ALIGN,  /* `at` must be a multiple of `limit` */
+	XSPIN_SLIP_APART,  /* the bytes lie in two MiB of the window's memory */
+	XSPIN_SLIP_FRAME,  /* from `at` on of the frame, of `limit` bytes; or more than `limit` at once */
+};
+
+struct xspin_slip {
+	__u8 what; /* xspin_slip_of */
+	__u8 why;  /* xspin_slip_why */
+	__u8 window;
+	__u8 pad;
+	__u32 n;
+	__u64 at;
+	__u64 limit;
+};
+
 /*
  * A slot. Each message in it is a lap, counted from 1, and what has an older lap counts
  * as zero: so slots are reused at once, and nothing is cleared. A CPU that has looked a
@@ -123,7 +154,8 @@ struct xspin_message {
 	__u32 code; /* what the handler returned that failed, in the upper half which (xspin_has) */
 	__u32 cause; /* xspin_cause, for completion */
 	__u64 receive; /* number of the receive that is held for it; XSPIN_NO_RECEIVE: none */
-	__u8 pad[88];
+	struct xspin_slip slip; /* of the handler that failed */
+	__u8 pad[64];
 };
 _Static_assert(sizeof(struct xspin_message) == 256, "whole cache lines");
 
@@ -170,9 +202,11 @@ struct xspin_tally {
 	__u64 dropped[8]; /* by reason: xspin_reason */
 	__u64 handed;	  /* packets to handlers on HPUs */
 	__u64 last;	  /* slot << 32 | lap of the message whose segment came last */
-	__u64 pad[4];
+	struct xspin_slip slip; /* of this packet */
+	struct xspin_slip told; /* of the last failure of a handler */
+	__u64 pad[6];
 };
-_Static_assert(sizeof(struct xspin_tally) == 256, "CPUs share no cache line");
+_Static_assert(sizeof(struct xspin_tally) == 320, "CPUs share no cache line");
 
 /* spin.DropReason */
 enum xspin_reason {
@@ -210,7 +244,7 @@ struct xspin_event {
 	__u32 port;
 	__u32 starved;
 	__u32 code;
-	__u32 pad[6];
+	struct xspin_slip slip;
 };
 _Static_assert(sizeof(struct xspin_event) == 120, "with the ring buffer's own 8 bytes: 128");
 
@@ -510,6 +544,25 @@ __weak int xspin_copy(struct xdp_md *ctx, __u32 off, __u32 window, __u64 at, __u
 
 /* --- what handlers of messages call --- */
 
+/* Notes what is wrong, for whoever reads why a handler has failed. */
+static __noinline int xspin_slipped(__u32 of, __u64 at, __u32 n, __u64 limit)
+{
+	__u32 me = bpf_get_smp_processor_id();
+	struct xspin_tally *t = bpf_map_lookup_elem(&xspin_tallies, &me);
+
+	if (t) {
+		t->slip.what = of;
+		t->slip.why = of >> 8;
+		t->slip.window = of >> 16;
+		t->slip.n = n;
+		t->slip.at = at;
+		t->slip.limit = limit;
+	}
+	return XSPIN_SEGV;
+}
+
+#define XSPIN_SLIPPED(what, why, window) ((what) | (why) << 8 | (window) << 16)
+
 static __always_inline struct xspin_message *xspin_message(const struct xspin_her *her)
 {
 	__u32 slot = her->slot;
@@ -525,8 +578,10 @@ static __always_inline int xspin_deposit(struct xdp_md *ctx, const struct xspin_
 {
 	struct xspin_message *m = xspin_message(her);
 
-	if (!m || m->window >= XSPIN_WINDOWS || (__u64)her->offset + her->payload_len > m->room)
-		return XSPIN_SEGV;
+	if (!m || m->window >= XSPIN_WINDOWS)
+		return xspin_slipped(XSPIN_SLIPPED(XSPIN_SLIP_DEPOSIT, XSPIN_SLIP_WINDOW, 0), her->offset, her->payload_len, 0);
+	if ((__u64)her->offset + her->payload_len > m->room)
+		return xspin_slipped(XSPIN_SLIPPED(XSPIN_SLIP_DEPOSIT, XSPIN_SLIP_BOUNDS, 0), her->offset, her->payload_len, m->room);
 	return xspin_copy(ctx, her->payload, m->window, m->place + her->offset, her->payload_len);
 }
 
@@ -584,29 +639,44 @@ static __always_inline int xspin_about(const struct xspin_her *her, struct xspin
  * what follows 0 is Success, and XSPIN_SEGV says that the context has no such window, that
  * its handlers do not have the right, or that the bytes are not in it.
  */
-static __always_inline int xspin_may(__u32 window, __u32 right, __u64 at, __u64 n)
-{
-	__u64 size;
+extern void xspin_no_such_window(void) __attribute__((error("windows have the numbers 0 to 3")));
 
-	if (window >= XSPIN_WINDOWS || !(xspin_setup.window[window].rights & right))
-		return 0;
-	size = xspin_setup.window[window].size;
-	return n <= size && at <= size - n;
+static __always_inline int xspin_may(enum xspin_slip_of what, __u32 window, __u32 right, __u64 at, __u32 n, __u32 align)
+{
+	__u64 size = window < XSPIN_WINDOWS ? xspin_setup.window[window].size : 0, limit = size;
+	enum xspin_slip_why why = XSPIN_SLIP_BOUNDS;
+
+	if (__builtin_constant_p(window) && window >= XSPIN_WINDOWS)
+		xspin_no_such_window();
+	if (!size)
+		why = XSPIN_SLIP_WINDOW;
+	else if (!(xspin_setup.window[window].rights & right))
+		why = XSPIN_SLIP_RIGHT, limit = right;
+	else if (at % align)
+		why = XSPIN_SLIP_ALIGN, limit = align;
+	else if (n <= size && at <= size - n)
+		return 1;
+	xspin_slipped(XSPIN_SLIPPED(what, why, window), at, n, limit);
+	return 0;
 }
 
 /* Where n bytes of a window are, which must lie in one MiB of its memory, from a multiple of
- * align on. */
-static __always_inline void *xspin_in(__u32 window, __u64 at, __u32 n, __u32 align)
+ * align on. 0: they are not there. */
+static __always_inline void *xspin_in(enum xspin_slip_of what, __u32 window, __u32 right, __u64 at, __u32 n, __u32 align)
 {
 	__u64 off;
 	__u8 *p;
 
-	at += xspin_setup.window[window].off;
-	asm volatile("" : "+r"(at)); /* or clang knows that it is a multiple, and the verifier does not */
-	off = at & (XSPIN_ELEMENT - align);
-	p = xspin_element(window, at >> 20);
-	if (!p || off > XSPIN_ELEMENT - n)
+	if (!xspin_may(what, window, right, at, n, align))
 		return 0;
+	off = at + xspin_setup.window[window].off;
+	asm volatile("" : "+r"(off)); /* or clang knows that it is a multiple, and the verifier does not */
+	p = xspin_element(window, off >> 20);
+	off &= XSPIN_ELEMENT - align;
+	if (!p || off > XSPIN_ELEMENT - n) {
+		xspin_slipped(XSPIN_SLIPPED(what, XSPIN_SLIP_APART, window), at, n, 0);
+		return 0;
+	}
 	asm volatile("" : "+r"(off)); /* see xspin_at() */
 	return p + off;
 }
@@ -614,15 +684,19 @@ static __always_inline void *xspin_in(__u32 window, __u64 at, __u32 n, __u32 ali
 /* Copies n bytes of the frame, from off on, to a window; at most 16 KiB. 20 ns, and what the bytes cost. */
 static __always_inline int xspin_window_write(struct xdp_md *ctx, __u32 window, __u64 at, __u32 off, __u32 n)
 {
-	if (n > XSPIN_PIECE || !xspin_may(window, XSPIN_WINDOW_WRITE, at, n))
+	if (n > XSPIN_PIECE)
+		return xspin_slipped(XSPIN_SLIPPED(XSPIN_SLIP_WRITE, XSPIN_SLIP_FRAME, window), off, n, XSPIN_PIECE);
+	if (!xspin_may(XSPIN_SLIP_WRITE, window, XSPIN_WINDOW_WRITE, at, n, 1))
 		return XSPIN_SEGV;
-	return xspin_copy(ctx, off, window, xspin_setup.window[window].off + at, n);
+	if (xspin_copy(ctx, off, window, xspin_setup.window[window].off + at, n))
+		return xspin_slipped(XSPIN_SLIPPED(XSPIN_SLIP_WRITE, XSPIN_SLIP_FRAME, window), off, n, bpf_xdp_get_buff_len(ctx));
+	return XSPIN_SUCCESS;
 }
 
 /* Copies n bytes of a window, which may not lie in two MiB of its memory. 3 ns. */
 static __always_inline int xspin_window_load(__u32 window, __u64 at, void *to, __u32 n)
 {
-	void *p = xspin_may(window, XSPIN_WINDOW_READ, at, n) ? xspin_in(window, at, n, 1) : 0;
+	void *p = xspin_in(XSPIN_SLIP_LOAD, window, XSPIN_WINDOW_READ, at, n, 1);
 
 	if (!p)
 		return XSPIN_SEGV;
@@ -633,7 +707,7 @@ static __always_inline int xspin_window_load(__u32 window, __u64 at, void *to, _
 /* The other way. 3 ns. */
 static __always_inline int xspin_window_store(__u32 window, __u64 at, const void *from, __u32 n)
 {
-	void *p = xspin_may(window, XSPIN_WINDOW_WRITE, at, n) ? xspin_in(window, at, n, 1) : 0;
+	void *p = xspin_in(XSPIN_SLIP_STORE, window, XSPIN_WINDOW_WRITE, at, n, 1);
 
 	if (!p)
 		return XSPIN_SEGV;
@@ -644,7 +718,7 @@ static __always_inline int xspin_window_store(__u32 window, __u64 at, const void
 /* Adds to the word at a multiple of 8, and says what was there. 10 ns. */
 static __always_inline int xspin_window_add64(__u32 window, __u64 at, __u64 n, __u64 *was)
 {
-	__u64 *p = at % 8 || !xspin_may(window, XSPIN_WINDOW_ATOMIC, at, 8) ? 0 : xspin_in(window, at, 8, 8);
+	__u64 *p = xspin_in(XSPIN_SLIP_ADD64, window, XSPIN_WINDOW_ATOMIC, at, 8, 8);
 
 	if (!p)
 		return XSPIN_SEGV;
@@ -656,7 +730,7 @@ static __always_inline int xspin_window_add64(__u32 window, __u64 at, __u64 n, _
  * there. 10 ns. */
 static __always_inline int xspin_window_cas64(__u32 window, __u64 at, __u64 is, __u64 new, __u64 *was)
 {
-	__u64 *p = at % 8 || !xspin_may(window, XSPIN_WINDOW_ATOMIC, at, 8) ? 0 : xspin_in(window, at, 8, 8);
+	__u64 *p = xspin_in(XSPIN_SLIP_CAS64, window, XSPIN_WINDOW_ATOMIC, at, 8, 8);
 
 	if (!p)
 		return XSPIN_SEGV;
@@ -1121,6 +1195,7 @@ static __noinline int xspin_post(struct xspin_message *m, __u32 slot, __u32 caus
 	e->port = m->port;
 	e->starved = m->starved;
 	e->code = m->code;
+	e->slip = m->slip;
 	return !bpf_ringbuf_output(&xspin_events, e, sizeof(*e), 0);
 }
 
@@ -1229,7 +1304,7 @@ static __noinline __u64 xspin_begin(struct xspin_her *her, struct xspin_tally *t
 	m->done = m->dropped = 0;
 	m->cause = XSPIN_COMPLETE;
 	m->size = her->payload_len;
-	m->starved = m->code = m->eom_done = 0;
+	m->starved = m->code = m->slip.what = m->eom_done = 0;
 	m->mode = XSPIN_MODE_RUN;
 #ifdef XSPIN_STATE
 	{
@@ -1309,6 +1384,7 @@ static __noinline int xspin_fail(struct xspin_message *m, struct xspin_tally *t,
 	if (!xspin_move(m, (__u32)at, from, XSPIN_FAILED))
 		return 0;
 	m->code = (__u32)fault;
+	m->slip = t->slip;
 	t->failed++;
 	if (!xspin_post(m, at >> 32, XSPIN_FAILURE))
 		t->lost++;
@@ -1330,8 +1406,9 @@ static __noinline int xspin_conclude(struct xspin_message *m, struct xspin_tally
 	return 1;
 }
 
-static __always_inline int xspin_fault(struct xspin_counters *cpu, enum xspin_has handler, int code)
+static __always_inline int xspin_fault(struct xspin_counters *cpu, struct xspin_tally *t, enum xspin_has handler, int code)
 {
+	t->told = t->slip;
 	cpu->failed++;
 	cpu->fault = (__u64)handler << 32 | (__u32)code;
 	return handler << 16 | (code & 0xffff);
@@ -1369,6 +1446,7 @@ static __always_inline int xspin_run_messages(struct xdp_md *ctx, const __u32 ha
 
 	if (!cpu || !t || !s || !xspin_read(ctx, &her))
 		return XDP_PASS; /* as if no ruleset had matched */
+	t->slip.what = XSPIN_SLIP_NONE;
 	her.hpu = me;
 	her.hpus = xspin.hpus;
 	eom = her.flags & XSPIN_EOM;
@@ -1476,7 +1554,7 @@ static __always_inline int xspin_run_messages(struct xdp_md *ctx, const __u32 ha
 			} else if (code == XSPIN_PROCEED) {
 				m->mode = XSPIN_MODE_DEPOSIT;
 			} else if (code != XSPIN_SUCCESS) {
-				code = xspin_fault(cpu, XSPIN_HAS_HEADER, code);
+				code = xspin_fault(cpu, t, XSPIN_HAS_HEADER, code);
 				xspin_fail(m, t, at, XSPIN_STARTING, code);
 				xspin_end(m, t, her.slot, 1); /* nothing else ran */
 				return XDP_DROP;
@@ -1595,7 +1673,7 @@ ours:
 	if (start)
 		xspin_took(cpu, xspin_now() - start);
 	if ((__u32)code > XSPIN_DROP) {
-		code = xspin_fault(cpu, XSPIN_HAS_PAYLOAD, code);
+		code = xspin_fault(cpu, t, m->mode == XSPIN_MODE_DEPOSIT ? XSPIN_HAS_DEPOSIT : XSPIN_HAS_PAYLOAD, code);
 		xspin_fail(m, t, at, b ? XSPIN_OPEN : XSPIN_STARTING, code);
 		return XDP_DROP;
 	}
@@ -1628,7 +1706,7 @@ ours:
 		t->completions++;
 		code = xspin_completion(ctx, &her) & ~XSPIN_PENDING;
 		if (code != XSPIN_SUCCESS) {
-			code = xspin_fault(cpu, XSPIN_HAS_COMPLETION, code);
+			code = xspin_fault(cpu, t, XSPIN_HAS_COMPLETION, code);
 			xspin_fail(m, t, at, XSPIN_ENDING, code);
 			xspin_end(m, t, her.slot, 1);
 			return XDP_DROP;
@@ -1739,12 +1817,13 @@ static __always_inline int xspin_run_expire(struct xdp_md *ctx, const __u32 has)
 	her.hpu = me;
 	her.hpus = xspin.hpus;
 	her.slot = o.slot;
+	t->slip.what = XSPIN_SLIP_NONE;
 	m->cause = o.cause;
 	if (has & XSPIN_HAS_COMPLETION) {
 		t->completions++;
 		code = xspin_completion(ctx, &her) & ~XSPIN_PENDING;
 		if (code != XSPIN_SUCCESS) {
-			code = xspin_fault(cpu, XSPIN_HAS_COMPLETION, code);
+			code = xspin_fault(cpu, t, XSPIN_HAS_COMPLETION, code);
 			xspin_fail(m, t, (__u64)o.slot << 32 | o.lap, XSPIN_STOPPED, code);
 			xspin_end(m, t, o.slot, 1);
 			return 1;

@@ -16,6 +16,25 @@ import (
 // Flags are further ones. Without clang it skips the test; with XSPIN_NO_SKIP=1 it fails.
 func Compile(t testing.TB, source string, flags ...string) []byte {
 	t.Helper()
+	object, out, err := compile(t, source, flags)
+	if err != nil {
+		t.Fatalf("clang-19: %v\n%s", err, out)
+	}
+	return object
+}
+
+// Refusal is what clang says of a source file that it does not compile.
+func Refusal(t testing.TB, source string) string {
+	t.Helper()
+	_, out, err := compile(t, source, nil)
+	if err == nil {
+		t.Error("it compiles")
+	}
+	return string(out)
+}
+
+func compile(t testing.TB, source string, flags []string) (object, out []byte, err error) {
+	t.Helper()
 	if _, err := exec.LookPath("clang-19"); err != nil {
 		if os.Getenv("XSPIN_NO_SKIP") == "1" {
 			t.Fatal(err)
@@ -32,12 +51,9 @@ func Compile(t testing.TB, source string, flags ...string) []byte {
 	args := append([]string{"-target", "bpf", "-O2", "-g", "-mcpu=v3", "-Wall", "-Wextra", "-Werror", "-Iinclude", "-c", "test.bpf.c", "-o", "test.o"}, flags...)
 	cmd := exec.Command("clang-19", args...)
 	cmd.Dir = dir
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("clang-19 %v: %v\n%s", args, err, out)
+	if out, err = cmd.CombinedOutput(); err != nil {
+		return nil, out, err
 	}
-	object, err := os.ReadFile(filepath.Join(dir, "test.o"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return object
+	object, err = os.ReadFile(filepath.Join(dir, "test.o"))
+	return object, out, err
 }
