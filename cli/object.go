@@ -127,15 +127,20 @@ type objectReport struct {
 	Instructions int                `json:"instructions"` // of the program in the kernel
 	Verified     int                `json:"verified"`     // steps of the verifier; 0: the kernel does not tell
 	Frames       []objectVerdict    `json:"frames,omitempty"`
+	Open         []openMessage      `json:"open,omitempty"` // when the capture ends
 	User         []userCounter      `json:"user,omitempty"` // counters that are not 0
 }
 
 // objectVerdict is what it says about a frame.
 type objectVerdict struct {
-	Number   int      `json:"number"`   // from 1, as Wireshark counts
-	Length   int      `json:"length"`   // bytes on the wire
-	Captured int      `json:"captured"` // bytes in the file; the verdict is about these
-	Verdict  string   `json:"verdict"`  // send, drop, stack, malformed, error
+	Number   int      `json:"number"`             // from 1, as Wireshark counts
+	Length   int      `json:"length"`             // bytes on the wire
+	Captured int      `json:"captured"`           // bytes in the file; the verdict is about these
+	Verdict  string   `json:"verdict"`            // of the frame: send, drop, stack, handed over, malformed, error
+	Segment  string   `json:"segment,omitempty"`  // with handlers of messages: taken, again, ignored, handed over, failed
+	Why      string   `json:"why,omitempty"`      // of the segment
+	Answered bool     `json:"answered,omitempty"` // it has become its answer
+	Mute     bool     `json:"mute,omitempty"`     // the frame has no room for one
 	Code     string   `json:"code,omitempty"`
 	Failed   string   `json:"failed,omitempty"` // the handler that failed
 	Told     []string `json:"told,omitempty"`   // ends of messages, and what handlers say
@@ -169,9 +174,12 @@ to where it came from), drop, stack (on to Linux), or malformed (shorter than th
 message format wants: on to Linux). No frame is sent anywhere. At the end are the user
 counters that the handlers have added to.
 
-Handlers of messages get four windows. Segments are answered as on a NIC, and what
-would be told is printed behind them: ends of messages, xspin_notify and xspin_log.
-Messages that are open when the capture ends stay so.
+Handlers of messages get four windows. Of each segment is printed what becomes of it:
+taken (the handlers have had it, or it is in the window), again (it was taken before),
+ignored (and why), handed over (to handlers in Go, which are not run here), or failed; and
+whether it was answered, as on a NIC. What would be told is printed behind it: ends of
+messages, xspin_notify and xspin_log. Messages that are open when the capture ends are
+counted, with the bytes that were taken.
 
 With --write the frames that would be sent, and those that go on to Linux, are written
 to a capture (pcapng) as the handlers leave them. A comment at each says which frame of
@@ -397,15 +405,20 @@ func (r *objectReport) try(warn, w io.Writer, h *loader.Handlers, f *objectFlags
 	}
 	after := newAfter(f)
 	defer func() { err = errors.Join(err, after.close()) }()
+	messages := h.Events() != nil
+	width, titles := 9, [2]string{"VERDICT", "CODE"}
+	if messages {
+		width, titles = 11, [2]string{"SEGMENT", "WHAT"}
+	}
 	line := func(number, length, verdict, code any) {
 		if !f.json {
-			fmt.Fprintln(w, strings.TrimRight(fmt.Sprintf("%7v %11v  %-9v  %v", number, length, verdict, code), " "))
+			fmt.Fprintln(w, strings.TrimRight(fmt.Sprintf("%7v %11v  %-*v  %v", number, length, width, verdict, code), " "))
 		}
 	}
 	if !f.json {
 		fmt.Fprintln(w)
 	}
-	line("FRAME", "LENGTH", "VERDICT", "CODE")
+	line("FRAME", "LENGTH", titles[0], titles[1])
 	told, err := newTold(h)
 	if err != nil {
 		return err
@@ -438,7 +451,11 @@ func (r *objectReport) try(warn, w io.Writer, h *loader.Handlers, f *objectFlags
 			failed++
 			code = fmt.Sprintf("%s, from the %s handler", v.Code, v.Failed)
 		}
-		line(v.Number, length, v.Verdict, code+v.Error)
+		verdict := v.Verdict
+		if v.Segment != "" {
+			verdict, code = v.Segment, v.what()
+		}
+		line(v.Number, length, verdict, code+v.Error)
 		for _, t := range v.Told {
 			line("", "", "", t)
 		}
@@ -448,12 +465,19 @@ func (r *objectReport) try(warn, w io.Writer, h *loader.Handlers, f *objectFlags
 			r.User = append(r.User, userCounter{i, u})
 		}
 	}
+	for _, m := range h.OpenMessages() {
+		r.Open = append(r.Open, openMessage{m.Key[slmpNumber], m.Bytes})
+	}
 	if !f.json {
-		fmt.Fprintf(w, "%s: %d send, %d drop, %d stack, %d malformed", count(len(r.Frames), "frame"), counts["send"], counts["drop"], counts["stack"], counts["malformed"])
-		if failed > 0 {
-			fmt.Fprintf(w, "; handlers failed on %d", failed)
+		if messages {
+			r.summary(w)
+		} else {
+			fmt.Fprintf(w, "%s: %d send, %d drop, %d stack, %d malformed", count(len(r.Frames), "frame"), counts["send"], counts["drop"], counts["stack"], counts["malformed"])
+			if failed > 0 {
+				fmt.Fprintf(w, "; handlers failed on %d", failed)
+			}
+			fmt.Fprintln(w)
 		}
-		fmt.Fprintln(w)
 		for _, u := range r.User {
 			fmt.Fprintf(w, "user counter %d: sum %d, count %d\n", u.Number, u.Sum, u.Count)
 		}
@@ -466,6 +490,9 @@ func (r *objectReport) try(warn, w io.Writer, h *loader.Handlers, f *objectFlags
 	}
 	return nil
 }
+
+// slmpNumber is the word of a message's key that has its number.
+const slmpNumber = 3
 
 // A told reads what a frame has led to: ends of messages, and what handlers say. Nil for
 // handlers of packets.
@@ -490,7 +517,7 @@ func (t *told) read() (all []string) {
 			break
 		}
 		if e, ok := loader.ReadEvent(rec.RawSample); ok {
-			number := e.Key[3] // of SLMP
+			number := e.Key[slmpNumber]
 			switch spin.Cause(e.Cause) {
 			case spin.Complete:
 				all = append(all, fmt.Sprintf("message %d is complete: %d bytes", number, e.Length))
@@ -516,14 +543,25 @@ func (t *told) close() error {
 // verdictOn returns what the handlers do with a frame, and how they leave it.
 func verdictOn(h *loader.Handlers, frame *pcapng.Frame) (fv objectVerdict, left []byte) {
 	fv = objectVerdict{Length: frame.Length, Captured: len(frame.Data)}
+	was := h.Tally()
 	v, err := h.Run(frame.Data)
-	switch {
-	case err != nil:
+	if err != nil {
 		fv.Verdict, fv.Error = "error", err.Error()
-	case !v.Ran:
+		return fv, v.Frame
+	}
+	if h.Events() != nil {
+		is := h.Tally()
+		fv.Segment, fv.Why = segmentFate(&v, &was, &is)
+		fv.Answered, fv.Mute = is.Acks != was.Acks, is.Mute != was.Mute
+		v.Ran = fv.Segment != ""
+	}
+	if !v.Ran {
 		fv.Verdict = "malformed"
-	default:
-		fv.Verdict, fv.Code, fv.Failed = v.Action.String(), v.Code.String(), v.Failed
+		return fv, v.Frame
+	}
+	fv.Verdict, fv.Code, fv.Failed = v.Action.String(), v.Code.String(), v.Failed
+	if fv.Segment == segmentHanded {
+		fv.Verdict = segmentHanded
 	}
 	return fv, v.Frame
 }

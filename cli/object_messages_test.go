@@ -3,14 +3,27 @@
 package cli
 
 import (
+	"encoding/json"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/xspin/xspin/loader/objecttest"
 	"github.com/xspin/xspin/netns/netnstest"
 	"github.com/xspin/xspin/slmp"
 )
+
+// segment is a frame with a segment of SLMP.
+func segment(id, offset uint32, flags slmp.Flags, words ...uint32) frameOf {
+	b := make([]byte, slmp.HeaderLen)
+	slmp.Header{Flags: flags, ID: id, Offset: offset}.Put(b)
+	for _, w := range words {
+		b = append(b, byte(w), byte(w>>8), byte(w>>16), byte(w>>24))
+	}
+	f := udpFrame(slmp.Port, b...)
+	return frameOf{f, len(f)}
+}
 
 // The example of handlers of messages compiles, and does with a capture of segments what
 // it says.
@@ -23,15 +36,6 @@ func TestMessagesOnCapture(t *testing.T) {
 	if out, err := exec.Command("make", "-C", dir, "sum.bpf.o").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	segment := func(id, offset uint32, flags slmp.Flags, words ...uint32) frameOf {
-		b := make([]byte, slmp.HeaderLen)
-		slmp.Header{Flags: flags, ID: id, Offset: offset}.Put(b)
-		for _, w := range words {
-			b = append(b, byte(w), byte(w>>8), byte(w>>16), byte(w>>24))
-		}
-		f := udpFrame(slmp.Port, b...)
-		return frameOf{f, len(f)}
-	}
 	trace := writeFile(t, "trace.pcap", pcapFile(1,
 		segment(7, 0, slmp.SYN, 1, 2),
 		segment(7, 8, slmp.SYN|slmp.EOM, 1<<31, 1<<31),
@@ -42,16 +46,16 @@ func TestMessagesOnCapture(t *testing.T) {
 	out, diag, err := object(t, "check", filepath.Join(dir, "sum.bpf.o"), "-r", trace, "--param", "most=100")
 	_, table, _ := strings.Cut(out, "\n\n")
 	want := `
-  FRAME      LENGTH  VERDICT    CODE
-      1          60  send       Success
-      2          60  send       Success
-                                notify: 7, 4294967299, 16
-                                message 7 is complete: 16 bytes
-      3          60  send       Success
-      4          56  drop       Success
-      5         172  drop       Fail, from the payload handler
-                                message 9 has failed
-5 frames: 3 send, 2 drop, 0 stack, 0 malformed; handlers failed on 1
+  FRAME      LENGTH  SEGMENT      WHAT
+      1          60  taken        answered
+      2          60  taken        answered
+                                  notify: 7, 4294967299, 16
+                                  message 7 is complete: 16 bytes
+      3          60  again        was taken before; answered
+      4          56  ignored      its message has not begun
+      5         172  failed       Fail, from the payload handler
+                                  message 9 has failed
+5 frames: 2 taken, 1 again, 1 ignored, 0 handed over, 1 failed, 0 malformed; 3 answered
 `
 	if err != nil || diag != "" || "\n"+table != want {
 		t.Errorf("prints\n%s\nwant\n%s\n%s %v", table, want, diag, err)
@@ -67,5 +71,85 @@ func TestMessagesOnCapture(t *testing.T) {
 	}
 	if _, _, err := object(t, "check", filepath.Join(dir, "sum.bpf.o"), "--window", "4KiB"); err != nil {
 		t.Error(err)
+	}
+}
+
+// What becomes of a segment is told: "drop" would look like lost data where it was taken.
+func TestWhatBecomesOfSegments(t *testing.T) {
+	netnstest.NeedRoot(t)
+	o := writeFile(t, "mine.bpf.o", objecttest.Compile(t, `#include "xspin_message.h"
+XSPIN_HEADER
+{
+	struct xspin_info i = {};
+
+	xspin_about(her, &i);
+	return i.number == 5 ? XSPIN_HAND_OVER : i.number == 6 ? XSPIN_FAIL : i.number == 7 ? XSPIN_DROP : XSPIN_SUCCESS;
+}
+XSPIN_PAYLOAD
+{
+	if (her->offset == 16)
+		xspin_to_stack(her);
+	return her->offset == 8 ? XSPIN_DROP : xspin_deposit(ctx, her);
+}
+XSPIN_MESSAGES(HEADER | PAYLOAD | HAND_OVER);
+XSPIN_LICENSE("GPL");
+`))
+	bad := segment(1, 0, 0, 1, 2)
+	bad.data[40], bad.data[41] = 1, 2
+	trace := writeFile(t, "trace.pcap", pcapFile(1,
+		segment(1, 0, 0, 1, 2),
+		segment(1, 0, 0, 1, 2),
+		segment(1, 0, slmp.SYN, 1, 2),
+		segment(1, 8, 0, 1, 2),
+		segment(1, 16, 0, 1, 2),
+		segment(1, 12, 0, 1, 2),
+		segment(1, 0, slmp.ACK, 1, 2),
+		bad,
+		segment(1, 8, slmp.EOM, 1, 2),
+		segment(1, 32, slmp.EOM|slmp.SYN, 1),
+		segment(1, 32, slmp.EOM|slmp.SYN, 1),
+		segment(5, 0, slmp.SYN, 1, 2),
+		segment(5, 8, slmp.SYN, 1, 2),
+		segment(6, 0, slmp.SYN, 1, 2),
+		segment(6, 8, slmp.SYN, 1, 2),
+		segment(7, 0, slmp.SYN, 1, 2),
+		segment(8, 1<<20, slmp.SYN, 1, 2),
+	))
+	out, diag, err := object(t, "check", o, "-r", trace)
+	_, table, _ := strings.Cut(out, "\n\n")
+	want := `
+  FRAME      LENGTH  SEGMENT      WHAT
+      1          60  taken
+      2          60  again        was taken before
+      3          60  again        was taken before; answered
+      4          60  taken        Drop
+      5          60  taken        to Linux
+      6          60  ignored      overlaps others, or is not as long as its message's first
+      7          60  ignored      an acknowledgement
+      8          60  ignored      its checksum is wrong
+      9          60  ignored      its message would have two ends
+     10          56  taken
+     11          56  again        was taken before
+     12          60  handed over  its message goes to handlers in Go
+     13          60  handed over  its message goes to handlers in Go
+     14          60  failed       Fail, from the header handler
+                                  message 6 has failed
+     15          60  ignored      its message has failed
+     16          60  taken        Drop; answered
+     17          60  ignored      its message has not begun
+17 frames: 5 taken, 3 again, 6 ignored, 2 handed over, 1 failed, 0 malformed; 2 answered, 1 to Linux
+2 messages open: 36 bytes so far
+`
+	if err != nil || diag != "" || "\n"+table != want {
+		t.Errorf("prints\n%s\nwant\n%s\n%s %v", table, want, diag, err)
+	}
+	out, _, err = object(t, "check", o, "-r", trace, "--json")
+	var r objectReport
+	if err := json.Unmarshal([]byte(out), &r); err != nil {
+		t.Fatal(err)
+	}
+	if err != nil || len(r.Frames) != 17 || r.Frames[0].Verdict != "drop" || r.Frames[0].Segment != "taken" || r.Frames[11].Verdict != "handed over" ||
+		len(r.Open) != 2 || r.Open[0] != (openMessage{1, 28}) {
+		t.Errorf("%v\n%s", err, out)
 	}
 }

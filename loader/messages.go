@@ -314,6 +314,33 @@ const (
 	slotStopped  = 6
 )
 
+// An OpenMessage is one of which some segments have come.
+type OpenMessage struct {
+	Key   [8]uint32
+	Bytes uint64 // that were processed
+}
+
+// OpenMessages returns those that are open, in the order in which they began if none has
+// ended. What has changed meanwhile may be missing; after Close, and of handlers of packets,
+// there are none.
+func (h *Handlers) OpenMessages() (all []OpenMessage) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.messages == nil {
+		return nil
+	}
+	for i := range h.messages.slots {
+		s := &h.messages.slots[i]
+		if word := atomic.LoadUint64(&s.Word); uint32(word) == slotOpen {
+			m := OpenMessage{s.Key, atomic.LoadUint64(&s.Done) - uint64(atomic.LoadUint32(&s.EomDone))}
+			if atomic.LoadUint64(&s.Word) == word {
+				all = append(all, m)
+			}
+		}
+	}
+	return all
+}
+
 // A StoppedMessage is one that is to be ended.
 type StoppedMessage struct {
 	slot  uint32
