@@ -79,11 +79,14 @@ func ReadObject(name string, file []byte, limit int64) (*Object, error) {
 		return fail(err)
 	}
 	o.messages = expire != nil
+	if !o.messages && hasMessages(spec) {
+		return fail(errors.New("xspin_message.h is for messages: write XSPIN_MESSAGES(...) in place of XSPIN_CONTEXT(...), or include xspin_handler.h"))
+	}
 	var errs []error
 	if !compatible(prog.License) {
 		errs = append(errs, fmt.Errorf("its licence is %q, and the kernel wants one that the GPL is compatible with: add XSPIN_LICENSE(\"GPL\"), or %s", prog.License, strings.Join(licences[1:], ", ")))
 	}
-	o.handlers, err = checkHandlers(f, prog)
+	o.handlers, err = checkHandlers(f, prog, o.messages)
 	errs = append(errs, err, checkCode(prog, o.messages))
 	if o.messages {
 		errs = append(errs, checkCode(expire, true))
@@ -193,7 +196,7 @@ func checkVersion(spec *ebpf.CollectionSpec) error {
 
 // programs returns the program that XSPIN_CONTEXT makes; or the two of XSPIN_MESSAGES.
 func programs(spec *ebpf.CollectionSpec) (prog, expire *ebpf.ProgramSpec, err error) {
-	const want = "want one program, that of XSPIN_CONTEXT(...), and handlers as functions"
+	want := fmt.Sprintf("want one program, that of %s(...), and handlers as functions", macroOf(hasMessages(spec)))
 	prog, expire = spec.Programs[bpf.HandlersProgram], spec.Programs[bpf.MessagesExpire]
 	var others []string
 	for _, name := range slices.Sorted(maps.Keys(spec.Programs)) {
@@ -218,6 +221,16 @@ func programs(spec *ebpf.CollectionSpec) (prog, expire *ebpf.ProgramSpec, err er
 	return prog, expire, nil
 }
 
+// hasMessages tells whether an object was made with xspin_message.h, whatever its program.
+func hasMessages(spec *ebpf.CollectionSpec) bool {
+	return spec.Variables[bpf.MessagesSettings] != nil && spec.Maps[bpf.MessagesSlots] != nil
+}
+
+// macroOf is what makes the program of handlers.
+func macroOf(messages bool) string {
+	return map[bool]string{false: "XSPIN_CONTEXT", true: "XSPIN_MESSAGES"}[messages]
+}
+
 // licences are those that the kernel takes for compatible (include/linux/license.h).
 var licences = []string{"GPL", "GPL v2", "GPL and additional rights", "Dual BSD/GPL", "Dual MIT/GPL", "Dual MPL/GPL"}
 
@@ -225,7 +238,7 @@ func compatible(licence string) bool { return slices.Contains(licences, licence)
 
 // checkHandlers returns the handlers that the program calls, and complains about those
 // that it calls and are not there, or that are there and not called.
-func checkHandlers(f *elf.File, prog *ebpf.ProgramSpec) (handlers []string, err error) {
+func checkHandlers(f *elf.File, prog *ebpf.ProgramSpec, messages bool) (handlers []string, err error) {
 	called, there := map[string]bool{}, map[string]bool{}
 	for i := range prog.Instructions {
 		if ins := &prog.Instructions[i]; ins.IsFunctionCall() {
@@ -242,20 +255,21 @@ func checkHandlers(f *elf.File, prog *ebpf.ProgramSpec) (handlers []string, err 
 		}
 	}
 	var errs []error
+	macro := macroOf(messages)
 	for _, fn := range []string{"xspin_header", "xspin_payload", "xspin_completion"} {
 		name := handlerFuncs[fn]
 		word := strings.ToUpper(name)
 		switch {
 		case called[fn] && !there[fn]:
-			errs = append(errs, fmt.Errorf("XSPIN_CONTEXT names %s, and there is no XSPIN_%s", word, word))
+			errs = append(errs, fmt.Errorf("%s names %s, and there is no XSPIN_%s", macro, word, word))
 		case there[fn] && !called[fn]:
-			errs = append(errs, fmt.Errorf("there is an XSPIN_%s that never runs: XSPIN_CONTEXT does not name %s", word, word))
+			errs = append(errs, fmt.Errorf("there is an XSPIN_%s that never runs: %s does not name %s", word, macro, word))
 		case called[fn]:
 			handlers = append(handlers, name)
 		}
 	}
 	if len(handlers) == 0 && len(errs) == 0 {
-		errs = append(errs, errors.New("it has no handlers: XSPIN_CONTEXT names none"))
+		errs = append(errs, fmt.Errorf("it has no handlers: %s names none", macro))
 	}
 	return handlers, errors.Join(errs...)
 }

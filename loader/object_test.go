@@ -25,10 +25,11 @@ import (
 
 // A source that is accepted, in parts.
 const (
-	include = "#include \"xspin_handler.h\"\n"
-	licence = "XSPIN_LICENSE(\"GPL\");\n"
-	named   = "XSPIN_CONTEXT(PAYLOAD);\n"
-	payload = "XSPIN_PAYLOAD { return XSPIN_SUCCESS; }\n"
+	segments = "#include \"xspin_message.h\"\n"
+	include  = "#include \"xspin_handler.h\"\n"
+	licence  = "XSPIN_LICENSE(\"GPL\");\n"
+	named    = "XSPIN_CONTEXT(PAYLOAD);\n"
+	payload  = "XSPIN_PAYLOAD { return XSPIN_SUCCESS; }\n"
 )
 
 // How a source names what the kernel has.
@@ -66,6 +67,12 @@ func TestObjectsThatAreRefused(t *testing.T) {
 		{"no handlers", include + "XSPIN_CONTEXT(0);\n" + licence, "it has no handlers"},
 		{"a handler that is not there", include + "XSPIN_CONTEXT(HEADER | PAYLOAD);\n" + payload + licence, "XSPIN_CONTEXT names HEADER, and there is no XSPIN_HEADER"},
 		{"a handler that never runs", include + payload + "XSPIN_COMPLETION { return XSPIN_SUCCESS; }\n" + named + licence, "there is an XSPIN_COMPLETION that never runs"},
+
+		{"handlers of messages in a program for packets", segments + payload + named + licence, "xspin_message.h is for messages: write XSPIN_MESSAGES(...) in place of XSPIN_CONTEXT(...), or include xspin_handler.h"},
+		{"handlers of messages, and no program", segments + payload + licence, "no program: want one program, that of XSPIN_MESSAGES"},
+		{"a handler of messages that is not there", segments + "XSPIN_MESSAGES(HEADER | PAYLOAD);\n" + payload + licence, "XSPIN_MESSAGES names HEADER, and there is no XSPIN_HEADER"},
+		{"a handler of messages that never runs", segments + payload + "XSPIN_COMPLETION { return XSPIN_SUCCESS; }\nXSPIN_MESSAGES(PAYLOAD);\n" + licence, "there is an XSPIN_COMPLETION that never runs: XSPIN_MESSAGES does not name COMPLETION"},
+		{"messages without handlers", segments + "XSPIN_MESSAGES(0);\n" + licence, "it has no handlers: XSPIN_MESSAGES names none"},
 
 		{"a helper", around("static long (*const bpf_redirect)(__u32, __u64) = (void *)23;", "\tbpf_redirect(1, 0);\n\treturn XSPIN_DROP;"), "xspin_payload, line 5: calls bpf_redirect, which handlers may not: docs/kernel-handlers.md lists"},
 		{"a helper in a branch that is never taken", around("const volatile __u32 never = 0;\nstatic long (*const bpf_probe_read_kernel)(void *, __u32, const void *) = (void *)113;",
@@ -305,6 +312,34 @@ func TestRejections(t *testing.T) {
 				t.Errorf("a log of %d lines", len(r.Log))
 			}
 		})
+	}
+}
+
+// What was not compared with null is named: the verifier knows only maps.
+func TestWhatWasNotComparedIsNamed(t *testing.T) {
+	netnstest.NeedRoot(t)
+	own := "struct { __uint(type, BPF_MAP_TYPE_HASH); __uint(max_entries, 4); __type(key, __u32); __type(value, __u64); } mine SEC(\".maps\");\n"
+	for _, tc := range []struct{ body, source, hint string }{
+		{"__u64 *n = xspin_state(her);\n\t__u64 *m = xspin_memory(0, 8);\n\n\tif (!m)\n\t\treturn XSPIN_SEGV;\n\t*m += 1;\n\t*n += 1;", "*n += 1;", "compare what xspin_state() returned with null"},
+		{"__u64 *n = xspin_state(her);\n\n\t__sync_fetch_and_add(n, 1);", "__sync_fetch_and_add(n, 1);", "compare what xspin_state() returned with null"},
+		{"__u32 zero = 0;\n\t__u64 *n = bpf_map_lookup_elem(&mine, &zero);\n\n\t*n += 1;", "*n += 1;", "compare what bpf_map_lookup_elem(&mine, ...) returned with null"},
+		{"__u64 *n = xspin_memory(8 * (her->len & 7), 8);\n\n\t*n += 1;", "__u64 *n = xspin_memory(8 * (her->len & 7), 8);", "compare what xspin_memory() returned with null"},
+	} {
+		file := objecttest.Compile(t, "#define XSPIN_STATE 16\n"+segments+own+"XSPIN_PAYLOAD\n{\n\t"+tc.body+"\n\treturn XSPIN_SUCCESS;\n}\nXSPIN_MESSAGES(PAYLOAD);\n"+licence)
+		o, err := ReadObject("test.o", file, 1<<20)
+		if err != nil {
+			t.Fatal(err)
+		}
+		memory := newMemory(t)
+		h, err := o.Load(HandlersConfig{Format: matcher.FormatByName("slmp"), Memory: memory, MemorySize: 4096})
+		if err == nil {
+			h.Close()
+			t.Fatalf("%s: it is loaded", tc.body)
+		}
+		var r *Rejection
+		if !errors.As(err, &r) || !strings.Contains(r.Hint, tc.hint) || r.Source != tc.source {
+			t.Errorf("%s: %v\nwant %q and the hint %q\nlog:\n%s", tc.body, err, tc.source, tc.hint, strings.Join(r.Log[max(0, len(r.Log)-40):], "\n"))
+		}
 	}
 }
 

@@ -16,6 +16,8 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/btf"
 	"golang.org/x/sys/unix"
+
+	"github.com/xspin/xspin/bpf"
 )
 
 // A Rejection says why the verifier refused an object of a user's. What is first in its
@@ -72,12 +74,14 @@ var hints = []struct {
 	words *regexp.Regexp
 	hint  string
 }{
-	{regexp.MustCompile(`_or_null`), "compare what xspin_memory() or a map returned with null before it is used"},
-	{regexp.MustCompile(`invalid mem access 'scalar'`), "compare what xspin_memory() or a map returned with null: a number is no pointer"},
+	{orNull, "compare what xspin_memory(), xspin_state() or a map returned with null before it is used"},
+	{regexp.MustCompile(`invalid mem access 'scalar'`), "compare what xspin_memory(), xspin_state() or a map returned with null: a number is no pointer"},
 	{regexp.MustCompile(`invalid zero-sized read`), "n must be at least 1 for the verifier: compare it before"},
 	{regexp.MustCompile(`outside of the packet`), "compare the end of what is read with ctx->data_end before"},
 	{tooDeep, "a handler has 192 bytes of stack on all kernels: keep what is larger in a map or in HPU memory"},
 }
+
+var orNull = regexp.MustCompile(`_or_null`)
 
 // Of all functions together. The log does not say whose the stack is.
 var tooDeep = regexp.MustCompile(`combined stack size`)
@@ -111,16 +115,74 @@ func newRejection(ve *ebpf.VerifierError, insns asm.Instructions) *Rejection {
 	for _, h := range hints {
 		if h.words.MatchString(words) {
 			r.Hint = h.hint
+			if fn := nullable(ve.Log, words, insns); fn != "" && h.words == orNull {
+				r.Hint = fmt.Sprintf("compare what %s returned with null before it is used", fn)
+			}
 			break
 		}
 	}
 	return r
 }
 
-// isNobodys tells whether a line is none of a handler's body: one of the header, whose
+var (
+	// The register that a reason is about.
+	register = regexp.MustCompile(`^R(\d+) `)
+	// A register that has an element of a map, as far as is known.
+	element = regexp.MustCompile(`\bR(\d+)(?:_\w+)?=map_value_or_null\([^)]*\bmap=([\w.]+)`)
+)
+
+// nullable finds the function that has returned what was not compared with null, by the map
+// that it looks into; "" if the log does not say.
+func nullable(log []string, words string, insns asm.Instructions) string {
+	about := register.FindStringSubmatch(words)
+	if about == nil {
+		return ""
+	}
+	name := ""
+	for _, line := range log {
+		if validating.MatchString(strings.TrimSpace(line)) {
+			name = ""
+		}
+		for _, m := range element.FindAllStringSubmatch(line, -1) {
+			if m[1] == about[1] {
+				name = m[2]
+			}
+		}
+	}
+	if name == "" {
+		return ""
+	}
+	if name == bpf.MessagesState {
+		return "xspin_state()"
+	}
+	used := map[string]bool{}
+	for i := range insns {
+		ins := &insns[i]
+		if !ins.IsLoadFromMap() {
+			continue
+		}
+		used[ins.Reference()] = true
+		// The kernel keeps 15 characters of a name.
+		if !strings.HasPrefix(name, reserved) && strings.HasPrefix(ins.Reference(), name) {
+			return fmt.Sprintf("bpf_map_lookup_elem(&%s, ...)", ins.Reference())
+		}
+	}
+	// HPU memory has the name that its owner gave it.
+	switch shared, own := used[bpf.HandlersShared], used[bpf.HandlersOwn]; {
+	case shared && own:
+		return "xspin_memory() or xspin_hpu_memory()"
+	case shared:
+		return "xspin_memory()"
+	case own:
+		return "xspin_hpu_memory()"
+	}
+	return ""
+}
+
+// isNobodys tells whether a line is none of a handler's body: one of the headers, whose
 // functions are inlined, or the one that begins the handler.
 func isNobodys(place, source string) bool {
-	return strings.HasPrefix(place, "xspin_handler.h:") || begins.MatchString(source)
+	return strings.HasPrefix(place, "xspin_handler.h:") || strings.HasPrefix(place, "xspin_message.h:") || begins.MatchString(source)
 }
 
 var begins = regexp.MustCompile(`^XSPIN_(HEADER|PAYLOAD|COMPLETION)\s*{?$`)
