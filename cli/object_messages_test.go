@@ -53,7 +53,7 @@ func TestMessagesOnCapture(t *testing.T) {
                                   message 7 is complete: 16 bytes
       3          60  again        was taken before; answered
       4          56  ignored      its message has not begun
-      5         172  failed       Fail, from the payload handler
+      5         172  failed       the payload handler returned Fail
                                   message 9 has failed
 5 frames: 2 taken, 1 again, 1 ignored, 0 handed over, 1 failed, 0 malformed; 3 answered
 `
@@ -87,6 +87,10 @@ XSPIN_HEADER
 }
 XSPIN_PAYLOAD
 {
+	__u64 word = 0;
+
+	if (her->offset == 24)
+		return xspin_window_store(3, 1ULL << 40, &word, 8);
 	if (her->offset == 16)
 		xspin_to_stack(her);
 	return her->offset == 8 ? XSPIN_DROP : xspin_deposit(ctx, her);
@@ -114,6 +118,8 @@ XSPIN_LICENSE("GPL");
 		segment(6, 8, slmp.SYN, 1, 2),
 		segment(7, 0, slmp.SYN, 1, 2),
 		segment(8, 1<<20, slmp.SYN, 1, 2),
+		segment(9, 0, 0, 1, 2),
+		segment(9, 24, 0, 1, 2),
 	))
 	out, diag, err := object(t, "check", o, "-r", trace)
 	_, table, _ := strings.Cut(out, "\n\n")
@@ -132,12 +138,15 @@ XSPIN_LICENSE("GPL");
      11          56  again        was taken before
      12          60  handed over  its message goes to handlers in Go
      13          60  handed over  its message goes to handlers in Go
-     14          60  failed       Fail, from the header handler
+     14          60  failed       the header handler returned Fail
                                   message 6 has failed
      15          60  ignored      its message has failed
      16          60  taken        Drop; answered
      17          60  ignored      its message has not begun
-17 frames: 5 taken, 3 again, 6 ignored, 2 handed over, 1 failed, 0 malformed; 2 answered, 1 to Linux
+     18          60  taken
+     19          60  failed       the payload handler returned Segv: xspin_window_store of bytes 1099511627776 to 1099511627784 of window 3, which has 1048576: out of bounds
+                                  message 9 has failed
+19 frames: 6 taken, 3 again, 6 ignored, 2 handed over, 2 failed, 0 malformed; 2 answered, 1 to Linux
 2 messages open: 36 bytes so far
 `
 	if err != nil || diag != "" || "\n"+table != want {
@@ -148,7 +157,7 @@ XSPIN_LICENSE("GPL");
 	if err := json.Unmarshal([]byte(out), &r); err != nil {
 		t.Fatal(err)
 	}
-	if err != nil || len(r.Frames) != 17 || r.Frames[0].Verdict != "drop" || r.Frames[0].Segment != "taken" || r.Frames[11].Verdict != "handed over" ||
+	if err != nil || len(r.Frames) != 19 || r.Frames[0].Verdict != "drop" || r.Frames[0].Segment != "taken" || r.Frames[11].Verdict != "handed over" ||
 		len(r.Open) != 2 || r.Open[0] != (openMessage{1, 28}) {
 		t.Errorf("%v\n%s", err, out)
 	}

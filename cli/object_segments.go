@@ -44,7 +44,7 @@ func segmentFate(v *loader.HandlersVerdict, was, is *loader.MessageTally) (word,
 	}
 	switch {
 	case v.Failed != "":
-		return segmentFailed, fmt.Sprintf("%v, from the %s handler", v.Code, v.Failed)
+		return segmentFailed, v.Detail
 	case is.Handed != was.Handed:
 		return segmentHanded, "its message goes to handlers in Go"
 	case is.Stray != was.Stray:
