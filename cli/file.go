@@ -187,7 +187,7 @@ func (f *fileFlags) intos(changed func(string) bool) (all []file.Into, err error
 		return nil, flags.Error("tier", strings.Join(in, ","), "handlers in eBPF put messages into a window: want --into window")
 	case f.serve && len(into) > 1:
 		return nil, flags.Error("into", strings.Join(into, ","), "with --serve file or window, not both")
-	case f.serve && len(all) > 1:
+	case f.serve && len(in) > 1:
 		return nil, flags.Error("tier", strings.Join(in, ","), "with --serve user or kernel, not both")
 	}
 	return all, nil
@@ -217,8 +217,8 @@ func runFile(cmd *cobra.Command, f fileFlags, cfg file.Config) (err error) {
 	out := cmd.OutOrStdout()
 	if f.serve {
 		cfg.Server.Store.Ended = func(r file.Received) { writeReceived(out, r) }
-		return file.Serve(ctx, lab, cfg.Server, func(places int) {
-			fmt.Fprint(out, servingFiles(lab, cfg.Server, places))
+		return file.Serve(ctx, lab, cfg.Server, func(places int, socket string) {
+			fmt.Fprint(out, servingFiles(lab, cfg.Server, places, socket))
 		})
 	}
 	report, err := file.Run(ctx, lab, cfg, func(msg string) { fmt.Fprintln(cmd.ErrOrStderr(), msg) })
@@ -229,10 +229,18 @@ func runFile(cmd *cobra.Command, f fileFlags, cfg file.Config) (err error) {
 }
 
 // servingFiles says what is served, and how to try it.
-func servingFiles(lab *netns.Lab, c file.ServerConfig, places int) string {
+func servingFiles(lab *netns.Lab, c file.ServerConfig, places int, socket string) string {
 	addr := lab.NIC.Addr.Addr()
-	s := fmt.Sprintf("XsPIN receives files on %s (%s in namespace %s) into %s until interrupted. In another terminal:\n  %s xspin send --to %s FILE\n",
-		addr, lab.NIC.Device, lab.NIC.Namespace, c.Store.Dir, hint("lab exec host --"), addr)
+	by := map[file.Into]string{
+		file.IntoFile:   "handlers on HPUs write them",
+		file.IntoWindow: "handlers on HPUs put them into the window of an application, which writes them",
+		file.IntoKernel: "handlers in eBPF put them into the window of an application, which writes them",
+	}[c.Into]
+	s := fmt.Sprintf("XsPIN receives files on %s (%s in namespace %s) into %s until interrupted:\n%s. In another terminal:\n  %s xspin send --to %s FILE\n",
+		addr, lab.NIC.Device, lab.NIC.Namespace, c.Store.Dir, by, hint("lab exec host --"), addr)
+	if socket != "" {
+		s += fmt.Sprintf("  sudo XSPIN_SOCKET=%s xspin stats\n", socket)
+	}
 	if c.Into != file.IntoFile {
 		s += fmt.Sprintf("The window has %s of %s, each for a message. While all are taken, the sender of another one\nhears nothing; it tries for 2 s or longer: see xspin send --retries.\n",
 			count(places, "place"), file.Bytes(c.Store.MaxSize))

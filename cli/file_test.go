@@ -58,11 +58,12 @@ func TestFileIsSentByXspinSend(t *testing.T) {
 func TestFileServerSaysHowManyPlacesThereAre(t *testing.T) {
 	lab := &netns.Lab{}
 	c := file.ServerConfig{Into: file.IntoWindow, Store: file.StoreConfig{Dir: "d", MaxSize: 64 << 20}}
-	if s := servingFiles(lab, c, 4); !strings.Contains(s, "The window has 4 places of 64 MiB, each for a message.") || !strings.Contains(s, "--retries") {
+	if s := servingFiles(lab, c, 4, "/tmp/s"); !strings.Contains(s, "The window has 4 places of 64 MiB, each for a message.") || !strings.Contains(s, "--retries") ||
+		!strings.Contains(s, "handlers on HPUs put them into the window") || !strings.Contains(s, "sudo XSPIN_SOCKET=/tmp/s xspin stats\n") {
 		t.Errorf("said %s", s)
 	}
 	c.Into = file.IntoFile
-	if s := servingFiles(lab, c, 170); strings.Contains(s, "place") {
+	if s := servingFiles(lab, c, 170, ""); strings.Contains(s, "place") || strings.Contains(s, "XSPIN_SOCKET") {
 		t.Errorf("said %s", s)
 	}
 }
@@ -154,6 +155,7 @@ func TestFileFlags(t *testing.T) {
 		{"--tier kernel,user", "--tier kernel,kernel", "--tier kernel,kernel: want user, kernel or both"},
 		{"--into window --tier kernel", "--into file --tier kernel", "--tier kernel: handlers in eBPF put messages into a window: want --into window"},
 		{"--serve --tier kernel", "--serve --into window --tier user,kernel", "--tier user,kernel: with --serve user or kernel, not both"},
+		{"--serve --tier user", "--serve --tier user,kernel", "--tier user,kernel: with --serve user or kernel, not both"},
 		{"--window 1", "--window 0", "--window 0: want auto, or segments"},
 		{"--window auto", "--window wide", "--window wide: want auto, or segments"},
 		{"--sender-cpu -1", "--sender-cpu -2", "--sender-cpu -2: want a CPU number"},

@@ -97,7 +97,7 @@ func (m Mode) describe() string {
 		SLMP:      "SLMP, aggregated acknowledgements",
 		Plain:     "SLMP, one acknowledgement per segment",
 		Window:    "SLMP, into an application's window",
-		Kernel:    "SLMP, into such a window, by XDP",
+		Kernel:    "SLMP, into an application's window, by XDP",
 		TCPFrames: "TCP (iperf3), the same frames: NIC attached",
 		TCP:       "TCP (iperf3), no XDP program on either end",
 	}[m]
@@ -118,6 +118,9 @@ func (r *Report) WriteText(out io.Writer) error {
 		what += fmt.Sprintf(", %d times at once", r.Parallel)
 	}
 	fmt.Fprintf(&b, "%s, from a process to handlers on a NIC, into\n%s\n", what, r.Env.Dir)
+	if r.find(Window) != nil || r.find(Kernel) != nil {
+		b.WriteString("(an application writes what is in its window there: that time is not in the figures)\n")
+	}
 	fmt.Fprintf(&b, "%s, %d CPUs, MTU %d; HPUs wait: %s; window: %s\n\n", r.Env.Kernel, r.Env.CPUs, r.Env.MTU, r.Env.NICWait, r.Env.Window)
 
 	w := tabwriter.NewWriter(&b, 0, 8, 2, ' ', tabwriter.AlignRight)
@@ -150,20 +153,31 @@ func (r *Report) WriteText(out io.Writer) error {
 func (r *Report) writeNotes(out io.Writer) error {
 	var b strings.Builder
 	b.WriteString("\n")
+	fmt.Fprintf(&b, "Gbit/s and seconds: the median of %d runs, and the least and most of them; sent again: in all runs together\n", r.runs())
 	kernel, user := r.find(Kernel), r.find(Window)
 	if kernel != nil && user != nil {
 		fmt.Fprintf(&b, "into a window, handlers in eBPF / in Go: %.2f\n", kernel.Gbps.Median/user.Gbps.Median)
 	}
-	if tcp := r.find(TCPFrames); tcp != nil {
-		if s := r.find(SLMP); s != nil {
-			fmt.Fprintf(&b, "SLMP / TCP with the same frames: %.2f\n", s.Gbps.Median/tcp.Gbps.Median)
+	frames, plain := r.find(TCPFrames), r.find(TCP)
+	for _, mine := range []struct {
+		mode Mode
+		name string
+	}{{SLMP, "SLMP"}, {Window, "SLMP into a window"}, {Kernel, "SLMP into a window by XDP"}} {
+		s := r.find(mine.mode)
+		if s == nil || frames == nil && plain == nil {
+			continue
 		}
-		if s := r.find(Window); s != nil {
-			fmt.Fprintf(&b, "SLMP into a window / TCP with the same frames: %.2f\n", s.Gbps.Median/tcp.Gbps.Median)
+		var ratios []string
+		if frames != nil {
+			ratios = append(ratios, fmt.Sprintf("/ TCP with the same frames: %.2f", s.Gbps.Median/frames.Gbps.Median))
 		}
-		if kernel != nil {
-			fmt.Fprintf(&b, "SLMP into a window by XDP / TCP with the same frames: %.2f\n", kernel.Gbps.Median/tcp.Gbps.Median)
+		if plain != nil {
+			ratios = append(ratios, fmt.Sprintf("/ TCP without XDP: %.2f", s.Gbps.Median/plain.Gbps.Median))
 		}
+		fmt.Fprintf(&b, "%s %s\n", mine.name, strings.Join(ratios, ", "))
+	}
+	if frames != nil {
+		b.WriteString("the same frames: as with SLMP each segment is one, since XDP takes TSO from the other end of a veth pair\n")
 	}
 	for _, res := range r.Results {
 		if len(res.Links) == 2 {
@@ -188,6 +202,14 @@ func (r *Report) writeNotes(out io.Writer) error {
 	}
 	_, err := io.WriteString(out, b.String())
 	return err
+}
+
+// runs is how many of each mode there were; fewer of the last if it was interrupted.
+func (r *Report) runs() (n int) {
+	for _, res := range r.Results {
+		n = max(n, len(res.gbps))
+	}
+	return n
 }
 
 func (r *Report) find(m Mode) *Result {

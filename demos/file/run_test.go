@@ -421,7 +421,7 @@ func TestRunComparesWhatHasArrivedAndMeasures(t *testing.T) {
 			t.Errorf("%d columns: %q", n, line)
 		}
 	}
-	for _, want := range []string{"3 MiB, 2 times at once", "SLMP, aggregated", "SLMP, one", "same frames", "no XDP", "SLMP / TCP", "into a window / TCP", "handlers in eBPF / in Go", "by XDP / TCP", "checksums partial", doc.SHA256, "kept: "} {
+	for _, want := range []string{"3 MiB, 2 times at once", "SLMP, aggregated", "SLMP, one", "same frames", "no XDP", "SLMP / TCP", "into a window / TCP", "handlers in eBPF / in Go", "by XDP / TCP", "SLMP, into an application's window, by XDP ", "/ TCP with the same frames: ", ", / TCP without XDP: ", "XDP takes TSO from", "median of 2 runs, and the least and most of them; sent again: in all runs together", "that time is not in the figures)\n", "checksums partial", doc.SHA256, "kept: "} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("no %q in\n%s", want, text.String())
 		}
@@ -518,7 +518,7 @@ func TestServeReceivesUntilItsContextEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var got []Received
 	data := noise(100_000, 1)
-	err := Serve(ctx, lab, ServerConfig{HPUs: 2, Wait: "sleep", Store: StoreConfig{Dir: t.TempDir(), Ended: func(r Received) { got = append(got, r) }}}, func(int) {
+	err := Serve(ctx, lab, ServerConfig{HPUs: 2, Wait: "sleep", Store: StoreConfig{Dir: t.TempDir(), Ended: func(r Received) { got = append(got, r) }}}, func(int, string) {
 		conn := dial(t, lab, slmp.Config{})
 		if _, err := conn.SendBytes(ctx, data, slmp.Options{}); err != nil {
 			t.Error(err)

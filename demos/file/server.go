@@ -155,14 +155,19 @@ func start(ctx context.Context, lab *netns.Lab, c ServerConfig) (server, error) 
 }
 
 // Serve receives files until ctx ends. It calls ready when it is ready, with the number of
-// messages that it can receive at a time.
-func Serve(ctx context.Context, lab *netns.Lab, c ServerConfig, ready func(places int)) error {
+// messages that it can receive at a time, and the socket of the daemon that has the counters; ""
+// if `xspin stats` asks this process.
+func Serve(ctx context.Context, lab *netns.Lab, c ServerConfig, ready func(places int, socket string)) error {
 	c.Stats = true
 	s, err := start(ctx, lab, c)
 	if err != nil {
 		return err
 	}
-	ready(s.places())
+	socket := ""
+	if w, ok := s.(*windowServer); ok {
+		socket = w.Socket
+	}
+	ready(s.places(), socket)
 	<-ctx.Done()
 	return s.Close()
 }

@@ -14,9 +14,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/xspin/xspin/control"
 	"github.com/xspin/xspin/demos/pingpong/rtt"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/netnstest"
+	"github.com/xspin/xspin/nic"
 	"github.com/xspin/xspin/slmp"
 )
 
@@ -195,9 +197,18 @@ func servesIntoWindow(t *testing.T, into Into) {
 	err := Serve(ctx, lab, ServerConfig{
 		HPUs: 2, Wait: "sleep", Into: into, Places: 1,
 		Store: StoreConfig{Dir: theirs(t), MaxSize: 100_000, Ended: func(r Received) { got = append(got, r) }},
-	}, func(places int) {
+	}, func(places int, socket string) {
 		if places != 1 {
 			t.Errorf("%d places, want 1", places)
+		}
+		var all []nic.Stats
+		c, err := control.Dial(socket)
+		if err == nil {
+			err = c.Stats(ctx, &all)
+			c.Close()
+		}
+		if err != nil || len(all) != 1 || !strings.HasSuffix(all[0].Interface, "/"+lab.NIC.Device) {
+			t.Errorf("counters at %q: %+v, error %v", socket, all, err)
 		}
 		conn := dial(t, lab, slmp.Config{})
 		if _, err := conn.SendBytes(ctx, data, slmp.Options{}); err != nil {
