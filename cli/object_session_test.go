@@ -15,6 +15,7 @@ import (
 
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/netnstest"
+	"github.com/xspin/xspin/slmp"
 )
 
 // What docs/kernel-handlers.md has somebody type is typed, in a lab of the test's own, and
@@ -90,9 +91,11 @@ func TestSessionOfKernelHandlers(t *testing.T) {
 			continue
 		case lang == "yaml":
 			configurations++
-			write(filepath.Join(dir, "long.bpf.c"), "#include \"xspin_message.h\"\nXSPIN_HEADER { return XSPIN_HAND_OVER; }\nXSPIN_MESSAGES(HEADER | HAND_OVER);\nXSPIN_LICENSE(\"GPL\");\n")
-			run("make long.bpf.o")
 			text := block[2]
+			if strings.Contains(text, "split.bpf.o") {
+				run("make split.bpf.o")
+				splits(t, filepath.Join(dir, "split.bpf.o"))
+			}
 			if strings.HasPrefix(text, "- ") {
 				text = "contexts:\n" + text
 			}
@@ -167,6 +170,18 @@ func TestSessionOfKernelHandlers(t *testing.T) {
 	}
 	if len(done) != 6 || printed != 2 || configurations != 2 {
 		t.Errorf("of the session were found %v, %d times what it prints, and %d configurations", done, printed, configurations)
+	}
+}
+
+// splits checks that a message goes where the page says, by its number, port and first byte.
+func splits(t *testing.T, file string) {
+	t.Helper()
+	port := segment(1, 0, 0, 'A')
+	port.data[34], port.data[35] = 5000>>8, 5000&0xff
+	trace := writeFile(t, "split.pcap", pcapFile(1, segment(2, 0, 0, 'A'), segment(1<<31, 0, 0, 'A'), port, segment(3, 0, 0, 'Q'), segment(4, 0, slmp.EOM)))
+	out, _, err := object(t, "check", file, "-r", trace)
+	if err != nil || !strings.Contains(out, "5 frames: 2 taken, 0 again, 0 ignored, 3 handed over,") {
+		t.Errorf("%s%v", out, err)
 	}
 }
 

@@ -294,7 +294,7 @@ func TestKernelHandlersOfTheDocuments(t *testing.T) {
 	for _, m := range block.FindAllStringSubmatch(string(doc), -1) {
 		files[m[1]] = writeFile(t, m[1], objecttest.Compile(t, m[2]))
 	}
-	if len(files) != 3 || files["lengths.bpf.c"] == "" || files["stamp.bpf.c"] == "" || files["deposit.bpf.c"] == "" {
+	if len(files) != 4 || files["split.bpf.c"] == "" || files["lengths.bpf.c"] == "" || files["stamp.bpf.c"] == "" || files["deposit.bpf.c"] == "" {
 		t.Fatalf("files of the page: %q", files)
 	}
 	trace := writeFile(t, "trace.pcap", pcapFile(1, frameOf{udpFrame(7, 'h', 'i'), 44}))

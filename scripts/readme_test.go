@@ -120,6 +120,7 @@ func TestReadmeCommands(t *testing.T) {
 		{"docs/datatypes.md", docs, []string{"\ncolumn 0: 0 64 ... 4032\n", "\ncolumn 1: 1 65 ... 4033\n"}, ".."},
 		{"ping", asTyped(readmeBlock(t, "Point your own programs at it", "--serve")), []string{"3 received", "handled"}, ""},
 		{"files", asTyped(serve) + "cmp /tmp/in/* README.md\n", []string{"Gbit/s"}, ""},
+		{"files, by handlers in eBPF", strings.Replace(asTyped(serve), "--serve", "--serve --tier kernel", 1) + "cmp /tmp/in/* README.md\n", []string{"Gbit/s"}, ""},
 		{"files on a bad network", bad[0] + "\n" + asTyped(serve) + "cmp /tmp/in/* README.md\n" + strings.Join(bad[1:], "\n") + "\nsudo bin/xspin lab down\n", []string{"lost"}, ""},
 		{"datatypes", types[0] + "\n", []string{"64 bytes"}, ""},
 	}
