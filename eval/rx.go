@@ -204,11 +204,7 @@ func (l *benchLab) flood(g *yardstick.Generator, frame []byte, d time.Duration, 
 		return err
 	}
 	runtime.ReadMemStats(&m1)
-	after, err := settle(r)
-	// One that others have kept off its CPU all the while still finds a full ring.
-	for end := time.Now().Add(2 * time.Second); err == nil && after.packets == before.packets && time.Now().Before(end); {
-		after, err = settle(r)
-	}
+	after, err := settleAfter(r, before)
 	if err != nil {
 		return err
 	}
@@ -244,6 +240,17 @@ func settle(r receiver) (now received, err error) {
 		last = now
 	}
 	return now, err
+}
+
+// settleAfter is settle for a receiver to which something was sent: one that others have kept
+// off its CPU all the while still finds a full ring.
+func settleAfter(r receiver, before received) (after received, err error) {
+	for end := time.Now().Add(2 * time.Second); ; {
+		after, err = settle(r)
+		if err != nil || after.packets != before.packets || time.Now().After(end) {
+			return after, err
+		}
+	}
 }
 
 func noopSpec() nic.ContextSpec {

@@ -238,7 +238,7 @@ func (b *slmpBench) takeBare(g *yardstick.Generator, runs *rateRuns, s yardstick
 	if err != nil {
 		return err
 	}
-	after, err := settle(r)
+	after, err := settleAfter(r, before)
 	if err != nil {
 		return err
 	}
