@@ -128,6 +128,9 @@ func stateAndLink(x *control.ContextInfo) string {
 
 // handlerName returns which handlers a context has.
 func handlerName(x *control.ContextInfo) string {
+	if x.Object != nil && x.Handler != "" { // which has the messages that are handed over
+		return x.Object.Name + "+" + x.Handler
+	}
 	if x.Object != nil {
 		return x.Object.Name
 	}
@@ -221,7 +224,11 @@ func writeContext(out io.Writer, x *control.ContextInfo) error {
 	if x.Tier == "kernel" {
 		where = ", in the kernel"
 	}
-	row("handler", "%s%s%s", handlerName(x), params(x.Params), where)
+	if x.Object != nil && x.Handler != "" {
+		row("handler", "%s%s%s; what that hands over goes to %s, on HPUs", x.Object.Name, params(x.Params), where, x.Handler)
+	} else {
+		row("handler", "%s%s%s", handlerName(x), params(x.Params), where)
+	}
 	row("interface", "%s", orDash(x.Interface))
 	for _, r := range x.Rules {
 		where := "not armed"
@@ -274,6 +281,9 @@ func writeContext(out io.Writer, x *control.ContextInfo) error {
 	}
 	if x.Tier == "kernel" {
 		row("frames", "%d sent back, %d to the stack", h.Sent, h.ToStack)
+		if x.Object != nil && x.Handler != "" {
+			row("handed over", "%d packets, to handlers on HPUs", h.HandedOver)
+		}
 	} else {
 		row("frames", "%d of handlers sent, %d not for lack of room, %d to the stack", h.Sent, h.SendFull, h.ToStack)
 	}

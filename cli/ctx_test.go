@@ -346,3 +346,24 @@ func TestCtxInstallSaysWhereInTheFile(t *testing.T) {
 		t.Errorf("got\n%v\nwant\n%s", err, want)
 	}
 }
+
+// Of a context that hands messages over both kinds of handlers are named, and how many
+// packets went from one to the other.
+func TestContextsThatHandOverAreShown(t *testing.T) {
+	x := control.ContextInfo{
+		Context: control.Context{Name: "both", Tier: "kernel", Object: &control.Object{Name: "long.bpf.o"}, Handler: "deposit"},
+	}
+	x.HandlerStats.HandedOver = 10
+	var out strings.Builder
+	if err := writeContext(&out, &x); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"long.bpf.o, in the kernel; what that hands over goes to deposit, on HPUs\n", "10 packets, to handlers on HPUs\n"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("not %q in\n%s", want, &out)
+		}
+	}
+	if got := handlerName(&x); got != "long.bpf.o+deposit" {
+		t.Errorf("the list has %q", got)
+	}
+}

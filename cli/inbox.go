@@ -24,8 +24,8 @@ func newInboxCmd() *cobra.Command {
 		Use:   "inbox [CONTEXT]",
 		Short: "An application of the daemon: takes messages, answers requests",
 		Long: `Attach to a context of the daemon (xspin run), "inbox" if left out, and print what
-arrives: messages that its handlers put into the window, and requests, which are answered
-in upper case. The window has --slots parts for one message each; a message that is longer
+arrives: messages that its handlers put into the window; requests, which are answered in
+upper case; and what handlers tell without asking (xspin_notify, Task.Notify). The window has --slots parts for one message each; a message that is longer
 than a part fails. This needs no privileges: the context's key attach says who may attach.
 
 The daemon's configuration has, for example:
@@ -60,7 +60,7 @@ The daemon's configuration has, for example:
 			if !asJSON {
 				return inboxError(inbox.Run(ctx, cfg, inboxLines{cmd.OutOrStdout()}))
 			}
-			doc := inboxDocument{Schema: 1, Messages: []inbox.Message{}, Requests: []inbox.Request{}, said: inboxLines{cmd.ErrOrStderr()}}
+			doc := inboxDocument{Schema: 1, Messages: []inbox.Message{}, Requests: []inbox.Request{}, Notifications: []inbox.Notification{}, said: inboxLines{cmd.ErrOrStderr()}}
 			if err := inbox.Run(ctx, cfg, &doc); err != nil {
 				return inboxError(err)
 			}
@@ -111,11 +111,23 @@ func (l inboxLines) Message(m inbox.Message) {
 const shownOfRequest = 64
 
 func (l inboxLines) Request(r inbox.Request) {
-	text, more := r.Payload, ""
-	if len(text) > shownOfRequest {
-		text, more = text[:shownOfRequest], fmt.Sprintf("… of %s", file.Bytes(uint64(len(r.Payload))))
+	fmt.Fprintf(l.w, "request %#x: %s, answered\n", r.Tag, beginning(r.Payload))
+}
+
+func (l inboxLines) Notification(n inbox.Notification) {
+	fmt.Fprintf(l.w, "notification %#x: %d %d", n.Tag, n.Words[0], n.Words[1])
+	if len(n.Payload) > 0 {
+		fmt.Fprintf(l.w, ", %s", beginning(n.Payload))
 	}
-	fmt.Fprintf(l.w, "request %#x: %q%s, answered\n", r.Tag, text, more)
+	fmt.Fprintln(l.w)
+}
+
+// beginning is what is shown of a payload.
+func beginning(payload []byte) string {
+	if len(payload) > shownOfRequest {
+		return fmt.Sprintf("%q… of %s", payload[:shownOfRequest], file.Bytes(uint64(len(payload))))
+	}
+	return fmt.Sprintf("%q", payload)
 }
 
 func (l inboxLines) Lost(events uint64) {
@@ -132,11 +144,12 @@ func (l inboxLines) Refused(r inbox.Refused) {
 
 // inboxDocument is an inbox.Report for programs.
 type inboxDocument struct {
-	Schema   int             `json:"schema"`
-	Messages []inbox.Message `json:"messages"`
-	Requests []inbox.Request `json:"requests"`
-	Missed   uint64          `json:"lost"`    // events
-	Turned   uint64          `json:"refused"` // packets
+	Schema        int                  `json:"schema"`
+	Messages      []inbox.Message      `json:"messages"`
+	Requests      []inbox.Request      `json:"requests"`
+	Notifications []inbox.Notification `json:"notifications"`
+	Missed        uint64               `json:"lost"`    // events
+	Turned        uint64               `json:"refused"` // packets
 
 	said inboxLines
 }
@@ -146,7 +159,10 @@ func (d *inboxDocument) Attached(context string, slots int, size int64) {
 }
 func (d *inboxDocument) Message(m inbox.Message) { d.Messages = append(d.Messages, m) }
 func (d *inboxDocument) Request(r inbox.Request) { d.Requests = append(d.Requests, r) }
-func (d *inboxDocument) Lost(events uint64)      { d.Missed += events }
+func (d *inboxDocument) Notification(n inbox.Notification) {
+	d.Notifications = append(d.Notifications, n)
+}
+func (d *inboxDocument) Lost(events uint64) { d.Missed += events }
 func (d *inboxDocument) Refused(r inbox.Refused) {
 	d.Turned += r.Packets
 	d.said.Refused(r)

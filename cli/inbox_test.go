@@ -26,6 +26,7 @@ import (
 
 	"github.com/xspin/xspin/control"
 	"github.com/xspin/xspin/demos/inbox"
+	"github.com/xspin/xspin/loader/objecttest"
 )
 
 const nobody = 65534
@@ -284,6 +285,54 @@ func TestInboxAnswers(t *testing.T) {
 		said += lines.Text() + "\n"
 	}
 	if err := cmd.Wait(); err != nil || !strings.Contains(said, `"hello", answered`) {
+		t.Errorf("%v, said\n%s", err, said)
+	}
+}
+
+// TestInboxOfObjects has messages come to handlers in eBPF that say so, in a context that
+// says as little as it can; and tells of one that never hears of anything.
+func TestInboxOfObjects(t *testing.T) {
+	object := objecttest.Compile(t, `#include "xspin_message.h"
+
+XSPIN_HEADER { return XSPIN_PROCEED; }
+XSPIN_COMPLETION { xspin_notify(7, her->payload_len, 2); return XSPIN_SUCCESS; }
+
+XSPIN_MESSAGES(HEADER | COMPLETION);
+XSPIN_LICENSE("GPL");
+`)
+	d := startDaemon(t, "kernel: administrators\ncontexts:\n"+
+		"- {name: inbox, tier: kernel, object: "+writeFile(t, "told.o", object)+", windows: [{name: in, size: 64KiB}]}\n"+
+		"- {name: deaf, handler: echo-udp, windows: [{name: in, size: 64KiB}]}\n")
+	deaf := exec.Command("/proc/self/exe", "demo", "inbox", "deaf", "--socket", d.socket)
+	deaf.Env = append(os.Environ(), "XSPIN_TEST_DAEMON=1")
+	if out, err := deaf.CombinedOutput(); err == nil || !strings.Contains(string(out), "demo inbox: context \"deaf\" has no queue, so no event") {
+		t.Errorf("an inbox without a queue: %v\n%s", err, out)
+	}
+	cmd := exec.Command("/proc/self/exe", "demo", "inbox", "--count", "1", "--slots", "1", "--socket", d.socket)
+	cmd.Env = deaf.Env
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Process.Kill()
+	lines := bufio.NewScanner(stdout)
+	if !lines.Scan() || lines.Text() != "attached to inbox: waiting for messages, in 1 slot of 64 KiB" {
+		t.Fatalf("said %q", lines.Text())
+	}
+	w, err := d.lab.Host.Wire()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	d.send(writeFile(t, "message", []byte("hello")))
+	said := ""
+	for lines.Scan() {
+		said += lines.Text() + "\n"
+	}
+	if err := cmd.Wait(); err != nil || !strings.Contains(said, ": 5 B, sha256 2cf24dba5fb0a30e…\n") || !strings.Contains(said, "notification 0x7: 5 2\n") {
 		t.Errorf("%v, said\n%s", err, said)
 	}
 }

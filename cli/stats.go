@@ -266,6 +266,9 @@ func writeStats(out io.Writer, s *nicStats) error {
 			row("sent", c.Sent, "frames that XDP sent back")
 		}
 		row("to stack", c.ToStack, "packets handed to the Linux stack")
+		if c.HandedOver > 0 {
+			row("handed over", c.HandedOver, "packets that handlers in eBPF left to those on HPUs")
+		}
 		if c.Timers > 0 {
 			row("timers", c.Timers, "timer handlers that returned")
 		}

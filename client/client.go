@@ -329,7 +329,8 @@ func (a *App) Ended() <-chan struct{} { return a.ctx.Done() }
 func (a *App) Err() error { return context.Cause(a.ctx) }
 
 // Wait returns when there is an event or a request; with an error when ctx or the
-// session has ended. What the NIC has sent before is still there then.
+// session has ended. What the NIC has sent before is still there then. Without a queue (Host
+// is nil) nothing ever comes, and it waits for the end.
 func (a *App) Wait(ctx context.Context) error {
 	return a.wait(ctx, func(ctx context.Context, h *hostq.Host) error { return h.Wait(ctx, a.spin) })
 }

@@ -82,7 +82,7 @@ func TestTheReferencesClient(t *testing.T) {
 		}
 		t.Skip(err)
 	}
-	f := newFixture(t, strings.Replace(inbox, "handler: deposit\n", "handler: deposit\n  timeout: 200ms\n", 1)+ask)
+	f := newFixture(t, strings.NewReplacer("handler: deposit\n", "handler: deposit\n  timeout: 200ms\n", "size: 1MiB}", "size: 1MiB}, {name: seen, size: 4KiB, app: r}, {name: more, size: 4KiB}").Replace(inbox)+ask)
 	d := f.daemon()
 	start := func(context string) (next func() string, cmd *exec.Cmd, stderr *bytes.Buffer) {
 		cmd = exec.CommandContext(t.Context(), python, "-c", program, f.socket, context)

@@ -326,6 +326,7 @@ type contextPlan struct {
 	full    hpu.Full
 	timer   time.Duration
 	attach  who
+	hints   problems // what is hardly meant, though it may be
 }
 
 // A windowUse is a window of a context's.
@@ -431,7 +432,11 @@ func checkContext(c *checker, path string, doc *control.Context, env *surroundin
 			c.fail(at("handler"), "no handler %q: %s", doc.Handler, suggest(doc.Handler, known))
 		}
 	}
-	b.readRulesets(c, at, set)
+	rules := set
+	if k := b.spec.Kernel; k != nil {
+		rules = ofMessages(k.Object, doc, set)
+	}
+	b.readRulesets(c, at, rules)
 	b.readScheduling(c, at, set)
 
 	b.timer = time.Duration(doc.Timer)
@@ -445,17 +450,23 @@ func checkContext(c *checker, path string, doc *control.Context, env *surroundin
 			b.timer = cmp.Or(b.timer, set.Timer)
 		}
 	}
+	if b.spec.Kernel != nil {
+		b.wantQueue()
+	}
 	b.judge(c, at, set)
 
 	if doc.Attach != nil {
 		b.attach = checkWho(c, at("attach"), doc.Attach)
 	}
-	b.checkActivate(c, at, set != nil && set.Queue)
+	b.checkActivate(c, at, set != nil && set.Queue || b.spec.Kernel != nil && b.queue != nil)
 	if set != nil && set.Window && len(c.problems) == before {
 		b.needsWindow(c, at, "handler "+doc.Handler)
 	}
 	if len(c.problems) > before {
 		return nil
+	}
+	if b.spec.Kernel != nil {
+		b.hintWindows()
 	}
 	if n := b.charge(); n > int64(env.limits.Memory) {
 		hint := ""
@@ -635,7 +646,7 @@ func (b *contextPlan) readScheduling(c *checker, at func(string) string, set *ha
 		}
 	}
 	s.Overload = word(c, at("overload"), doc.Overload, overloads)
-	if doc.HPUs != "" {
+	if doc.HPUs != "" && b.onHPUs() { // else it is refused, whatever it says
 		mask, err := nic.ParseHPUs(doc.HPUs, b.hpus)
 		if err != nil {
 			c.fail(at("hpus"), "%v", err)

@@ -17,6 +17,7 @@ import (
 	"github.com/xspin/xspin/handlers"
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/nic"
 	"github.com/xspin/xspin/spin"
 )
@@ -158,9 +159,7 @@ func (b *contextPlan) checkKernel(c *checker, path string, env *surroundings, wr
 	if messages {
 		b.checkWindows(c, at, env)
 		b.checkQueue(c, at)
-		if twin != nil && twin.Queue && b.queue == nil {
-			b.setQueue(&control.Queue{})
-		}
+		b.wantQueue()
 		if doc.Attach != nil {
 			b.attach = checkWho(c, at("attach"), doc.Attach)
 		}
@@ -177,7 +176,7 @@ func (b *contextPlan) checkKernel(c *checker, path string, env *surroundings, wr
 		memory, perHPU := k.Object.MemoryFor(int64(doc.Memory), int64(doc.HPUMemory))
 		b.checkMemory(c, at, env, memory, perHPU)
 	}
-	b.readRulesets(c, at, twin)
+	b.readRulesets(c, at, ofMessages(k.Object, doc, twin))
 	b.readScheduling(c, at, nil)
 	b.timer = time.Duration(doc.Timer)
 	if k.Object != nil {
@@ -196,11 +195,45 @@ func (b *contextPlan) checkKernel(c *checker, path string, env *surroundings, wr
 	if len(c.problems) > wrong {
 		return nil
 	}
+	if messages {
+		b.hintWindows()
+	}
 	if b.charge() > int64(env.limits.Memory) {
 		b.tooLarge(c, path, env, "")
 		return nil
 	}
 	return b
+}
+
+// wantQueue has a context of messages in the kernel have a queue if an application has
+// something of it: it would attach, and never hear of a message.
+func (b *contextPlan) wantQueue() {
+	if b.queue == nil && b.spec.Kernel.Object.Messages() && (len(b.windows) > 0 || b.doc.Attach != nil) {
+		b.setQueue(&control.Queue{})
+	}
+}
+
+// hintWindows tells of messages that do not go where the order of the windows says.
+func (b *contextPlan) hintWindows() {
+	to := slices.IndexFunc(b.windows, func(w windowUse) bool { return w.rights&spin.Write != 0 })
+	if b.spec.Kernel.Object.Deposits() && to > 0 {
+		b.hints = append(b.hints, problem{path: "windows", msg: fmt.Sprintf(
+			`messages go to %s, the first that handlers may write, and not to %s: put it first, or give %[2]s "rights: rw"`, b.windows[to].name, b.windows[0].name)})
+	}
+}
+
+// ofMessages returns the set that says what a context's rulesets are if it names none. Messages
+// are those of SLMP if nobody says otherwise.
+func ofMessages(o *nic.Object, doc *control.Context, set *handlers.Set) *handlers.Set {
+	if o == nil || !o.Messages() || doc.Format != "" && doc.Format != "slmp" || set != nil && len(set.Rulesets) > 0 {
+		return set
+	}
+	all := handlers.Set{}
+	if set != nil {
+		all = *set
+	}
+	all.Rulesets = []matcher.Ruleset{matcher.SLMP()}
+	return &all
 }
 
 // refuse says which of the context's keys mean nothing in the kernel, also those whose value
@@ -244,7 +277,7 @@ func (b *contextPlan) readHandlers(c *checker, at func(string) string) (twin *ha
 	k.Parameters = doc.Params
 	var err error
 	switch {
-	case doc.Object != nil && doc.Handler != "":
+	case doc.Object != nil && doc.Handler != "" && k.Object != nil: // else it may be one that does
 		c.fail(at("object"), "there is a handler, too: want only one of them, or an object that hands messages over")
 	case doc.Object != nil: // was read, or told
 	case doc.Handler == "":
@@ -267,7 +300,7 @@ func (b *contextPlan) readHandlers(c *checker, at func(string) string) (twin *ha
 			k.Parameters = nil // told
 			break
 		}
-		twin = &handlers.Set{Rulesets: set.Rulesets, Queue: set.Queue}
+		twin = &handlers.Set{Rulesets: set.Rulesets}
 		k.Parameters = map[string]any{}
 		for _, p := range k.Object.Parameters() {
 			if v, ok := doc.Params[p.Name]; ok {

@@ -19,6 +19,7 @@ import (
 
 	"github.com/xspin/xspin/bpf"
 	"github.com/xspin/xspin/control"
+	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/internal/capability"
 	"github.com/xspin/xspin/internal/pcapng"
 	"github.com/xspin/xspin/loader/objecttest"
@@ -54,14 +55,11 @@ XSPIN_LICENSE("GPL");
 // handsLong compiles handlers that hand messages over that are longer than 5 bytes.
 func handsLong(t *testing.T) []byte {
 	t.Helper()
-	return objecttest.Compile(t, `#include "xspin_message.h"
-
-const volatile __u32 most = 5;
+	return handlersOf(t, `const volatile __u32 most = 5;
 
 XSPIN_HEADER { return her->payload_len > most ? XSPIN_HAND_OVER : XSPIN_PROCEED; }
 
 XSPIN_MESSAGES(HEADER | HAND_OVER);
-XSPIN_LICENSE("GPL");
 `)
 }
 
@@ -196,6 +194,70 @@ func TestCaptureOfMessagesThatAreHandedOver(t *testing.T) {
 	}
 }
 
+// Messages of handlers in eBPF are those of SLMP if nobody says otherwise, and whoever has
+// their windows hears of them: contexts that say as little as they can have a queue.
+func TestMessagesOfObjectsComeToAnApplication(t *testing.T) {
+	f := launchBeside(t, inKernel+`contexts:
+- {name: mine, tier: kernel, object: deposit.o, windows: [{name: in, size: 64KiB}]}
+- {name: both, tier: kernel, object: hands.o, handler: test-made, windows: [{name: in, size: 64KiB}]}
+- {name: alone, tier: kernel, object: noop.o, rulesets: "m: slmp"}
+`, map[string][]byte{"deposit.o": bpf.Handlers["deposit"], "hands.o": handsLong(t), "noop.o": bpf.Handlers["noop-messages"]})
+	w, err := f.lab.Host.Wire()
+	must(t, err)
+	t.Cleanup(func() { w.Close() })
+	if got := f.state(t, "alone"); got != active { // it has nothing to tell
+		t.Errorf("alone is %s", got)
+	}
+	for _, name := range []string{"mine", "both"} {
+		if got := f.state(t, name); got != installed {
+			t.Errorf("%s is %s before anybody is attached", name, got)
+		}
+		a := f.admitted(t, name, root, false)
+		p := open(t, a)
+		if p.host == nil {
+			t.Errorf("%s has no queue", name)
+			continue
+		}
+		must(t, f.send(t, []byte("hello")))
+		if e := p.event(t); e.Kind != hostq.MessageEnded || e.Length != 5 || string(p.windows["in"].Bytes()[:5]) != "hello" {
+			t.Errorf("%s: event %+v", name, e)
+		}
+		left(a, "done")
+	}
+}
+
+// handlersOf compiles handlers of messages.
+func handlersOf(t *testing.T, source string) []byte {
+	t.Helper()
+	return objecttest.Compile(t, "#include \"xspin_message.h\"\n"+source+"XSPIN_LICENSE(\"GPL\");\n")
+}
+
+// What is hardly meant of windows is a warning.
+func TestWindowsThatAreHardlyMeant(t *testing.T) {
+	dir := t.TempDir()
+	for name, source := range map[string]string{
+		"counts":   "XSPIN_PAYLOAD { xspin_count(0, her->payload_len); return XSPIN_SUCCESS; }\nXSPIN_MESSAGES(PAYLOAD);\n",
+		"deposits": "XSPIN_HEADER { return XSPIN_SUCCESS; }\nXSPIN_MESSAGES(HEADER);\n",
+	} {
+		writeFile(t, filepath.Join(dir, name+".o"), string(handlersOf(t, source)))
+	}
+	for _, tc := range []struct{ object, windows, want string }{
+		{"counts", "", ""},
+		{"counts", "{name: a, size: 1, rights: r}, {name: b, size: 1}", ""},
+		{"deposits", "{name: a, size: 1}, {name: b, size: 1, rights: r}", ""},
+		{"deposits", "{name: a, size: 1, rights: r}, {name: b, size: 1}", `messages go to b, the first that handlers may write, and not to a: put it first, or give a "rights: rw"`},
+	} {
+		cfg, bad := load(t, fmt.Sprintf("%s%scontexts:\n- {name: a, tier: kernel, object: %s/%s.o, windows: [%s]}\n", inKernel, eth, dir, tc.object, tc.windows))
+		if bad != "" {
+			t.Errorf("%s with %q: %s", tc.object, tc.windows, bad)
+			continue
+		}
+		if got := strings.TrimPrefix(strings.Join(cfg.Warnings(), "\n"), "contexts[0].windows: "); got != tc.want {
+			t.Errorf("%s with %q:\n%s\nwant\n%s", tc.object, tc.windows, got, tc.want)
+		}
+	}
+}
+
 // launchBeside is launch with files beside the configuration.
 func launchBeside(t *testing.T, text string, files map[string][]byte) *fixture {
 	t.Helper()
@@ -240,6 +302,8 @@ func TestErrorsOfContextsInTheKernel(t *testing.T) {
 	must(t, err)
 	messages, err := filepath.Abs("../bpf/handlersdeposit_bpfel.o")
 	must(t, err)
+	packets, err := filepath.Abs("../bpf/handlersechoudp_bpfel.o")
+	must(t, err)
 	hands := writeFile(t, filepath.Join(t.TempDir(), "hands.o"), string(handsLong(t)))
 	for _, tc := range []struct{ name, text, want string }{
 		{"off", eth + "contexts:\n- {name: a, tier: kernel, handler: echo-icmp}\n", "F:3:19: contexts[0].tier: handlers in eBPF are not allowed here: the configuration's `kernel: administrators` does that, from the daemon's start"},
@@ -256,6 +320,10 @@ func TestErrorsOfContextsInTheKernel(t *testing.T) {
 		{"handing over to nobody", inKernel + eth + "contexts:\n- {name: a, tier: kernel, object: " + hands + ", rulesets: 'a: slmp', windows: [{name: in, size: 1MiB}]}\n", "F:4:3: contexts[0].handler: is missing: the object hands messages over to handlers in Go, which it names"},
 		{"handing over, all wrong", inKernel + eth + "contexts:\n- {name: a, tier: kernel, handler: deposit, hpu_memory: 64, params: {most: no, other: 1}, object: " + hands + "}\n",
 			"F:4:57: contexts[0].hpu_memory: the object hands messages over, and CPUs and HPUs would have different parts of it\nF:4:76: contexts[0].params.most: \"no\": want whole number, 0 to 4294967295\nF:4:87: contexts[0].params.other: handler deposit: no such parameter"},
+		{"no rulesets for packets", inKernel + eth + "contexts:\n- {name: a, tier: kernel, object: " + packets + "}\n", `F:4:3: contexts[0].rulesets: no packet would ever match: give rulesets, such as "echo: udp(7)"`},
+		{"rulesets without a name", inKernel + eth + "contexts:\n- {name: a, tier: kernel, object: " + messages + ", windows: [{name: in, size: 1MiB}], rulesets: slmp}\n", fmt.Sprintf(`F:4:%d: contexts[0].rulesets: expected ":" after the name, as in "m: slmp", found the end`, len(messages)+86)},
+		{"handing over, a broken object", inKernel + eth + "contexts:\n- {name: a, tier: kernel, object: /dev/null, handler: deposit}\n", "F:4:35: contexts[0].object: /dev/null is not a file"},
+		{"handing over, no object", inKernel + eth + "contexts:\n- {name: a, tier: kernel, object: " + file + ", handler: deposit}\n", "F:4:35: contexts[0].object: " + file + ": not an object that XsPIN takes: "},
 		{"segments of packets", inKernel + eth + "contexts:\n- {name: a, tier: kernel, handler: echo-udp, segments: 64}\n", "F:4:56: contexts[0].segments: "},
 		{"segments in Go", eth + "contexts:\n- {name: a, handler: deposit, windows: [{name: in, size: 1MiB}], segments: 64}\n", "F:3:76: contexts[0].segments: how many a message may have is said for handlers in eBPF only"},
 		{"maps", inKernel + eth + "limits: {memory: 64MiB}\ncontexts:\n- {name: a, tier: kernel, handler: deposit, windows: [{name: in, size: 1MiB}], messages: 4096}\n", "F:5:3: contexts[0]: windows, queue, HPU memory and maps take "},
@@ -269,6 +337,7 @@ func TestErrorsOfContextsInTheKernel(t *testing.T) {
 			"F:4:54: contexts[0].policy: it is about HPUs\nF:4:69: contexts[0].hpus: it is about HPUs\nF:4:81: contexts[0].share: it is about HPUs"},
 		{"what would be so anyway", inKernel + eth + "contexts:\n- {name: a, tier: kernel, handler: deposit, windows: [{name: in, size: 1MiB}], policy: message, overload: drop, sequence: 1024}\n",
 			"F:4:88: contexts[0].policy: it is about HPUs\nF:4:107: contexts[0].overload: it is about HPUs\nF:4:123: contexts[0].sequence: it is about HPUs"},
+		{"HPUs that are none", inKernel + eth + "contexts:\n- {name: a, tier: kernel, handler: echo-udp, hpus: 0-9999, vhpus: 4}\n", "F:4:52: contexts[0].hpus: it is about HPUs\nF:4:67: contexts[0].vhpus: it is about HPUs"},
 		{"another policy", inKernel + eth + "contexts:\n- {name: a, tier: kernel, handler: echo-udp, policy: mine}\n", `F:4:54: contexts[0].policy: "mine": want blocked-rr, message, packet`},
 		{"no windows", inKernel + eth + "contexts:\n- {name: a, tier: kernel, handler: echo-udp, windows: []}\n", ""},
 		{"application", inKernel + eth + "contexts:\n- {name: a, tier: kernel, handler: echo-udp, queue: {}, attach: {users: ['0']}, windows: [{name: w, size: 1MiB}], activate: attach}\n",

@@ -260,21 +260,33 @@ func (cfg *Config) Warnings() (all []string) {
 	if err != nil {
 		return nil // an error of Start
 	}
+	at := func(name string) int {
+		return slices.IndexFunc(cfg.Contexts, func(c control.Context) bool { return c.Name == name })
+	}
 	var contexts []ruled
 	for _, b := range plans {
 		contexts = append(contexts, ruled{b.doc.Name, b.iface, b.spec.Rulesets, dealt[b.doc.Name]})
+		for _, p := range b.hints {
+			all = append(all, fmt.Sprintf("contexts[%d].%v", at(b.doc.Name), p))
+		}
 	}
 	for _, s := range shadows(contexts) {
-		i := slices.IndexFunc(cfg.Contexts, func(c control.Context) bool { return c.Name == s.name })
-		all = append(all, fmt.Sprintf("contexts[%d]: %v", i, s))
+		all = append(all, fmt.Sprintf("contexts[%d]: %v", at(s.name), s))
 	}
 	return all
 }
 
-// warn tells of shadows that a context has got, or throws, when it was installed.
+// warn tells of what is hardly meant of a context that was installed, and of shadows that it
+// has got, or throws.
 func (d *Daemon) warn(name string) (told []string) {
 	var contexts []ruled
 	for _, h := range d.all() {
+		if h.name == name {
+			for _, p := range h.contextPlan().hints {
+				d.logger.Warn(p.Error(), "context", name)
+				told = append(told, fmt.Sprintf("context %q: %v", name, p))
+			}
+		}
 		contexts = append(contexts, ruled{h.name, h.device.key, h.contextPlan().spec.Rulesets, h.numbersNow()})
 	}
 	for _, s := range shadows(contexts) {

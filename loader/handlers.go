@@ -214,7 +214,7 @@ func (o *Object) constants(cfg *HandlersConfig, cpus int) (*bpf.HandlerConstants
 	case o.messages && !f.Ends():
 		return nil, fmt.Errorf("messages of format %s do not end, and these handlers are for messages that do: want slmp", f.Name)
 	case o.messages && f.Name == "slmp6":
-		return nil, errors.New("format slmp6: handlers in eBPF answer over IPv4 only: want slmp")
+		return nil, errors.New("format slmp6: handlers in eBPF answer over IPv4 only: want slmp, or handlers in Go (tier: user)")
 	case !o.messages && f.Ends():
 		return nil, fmt.Errorf("format %s has messages of several packets, and these handlers take single packets: want packet or flow, or handlers made with xspin_message.h", f.Name)
 	}

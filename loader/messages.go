@@ -3,6 +3,7 @@
 package loader
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strconv"
@@ -77,14 +78,22 @@ const (
 	MaxSegments  = 1 << 22
 	MaxClaims    = 1 << 28 // messages times segments
 	endedEntries = 1 << 16
+
+	defaultSegments = 1 << 16
 )
+
+// MostSegments returns how many segments a message may have if a MessagesConfig says so: there
+// are bits for them in words of 32.
+func MostSegments(segments int) int {
+	return (cmp.Or(segments, defaultSegments) + 31) &^ 31
+}
 
 func (c *MessagesConfig) complete() error {
 	for _, d := range []struct {
 		v        *int
 		name     string
 		def, max int
-	}{{&c.Messages, "messages in flight", 256, MaxMessages}, {&c.Segments, "segments of a message", 1 << 16, MaxSegments}} {
+	}{{&c.Messages, "messages in flight", 256, MaxMessages}, {&c.Segments, "segments of a message", defaultSegments, MaxSegments}} {
 		if *d.v == 0 {
 			*d.v = d.def
 		}
@@ -92,7 +101,7 @@ func (c *MessagesConfig) complete() error {
 			return fmt.Errorf("%d %s: want 1 to %d, or 0 for %d", *d.v, d.name, d.max, d.def)
 		}
 	}
-	c.Segments = (c.Segments + 31) &^ 31
+	c.Segments = MostSegments(c.Segments)
 	if c.Remember == 0 {
 		c.Remember = 4 * time.Second
 	}

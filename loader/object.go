@@ -165,6 +165,10 @@ func (o *Object) Notes() bool {
 	return false
 }
 
+// Deposits tells whether all payload of messages goes into their window, as there is no
+// payload handler.
+func (o *Object) Deposits() bool { return o.messages && !slices.Contains(o.handlers, "payload") }
+
 // Maps returns the names of the object's own maps, sorted.
 func (o *Object) Maps() (names []string) {
 	for name := range o.spec.Maps {

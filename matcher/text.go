@@ -367,7 +367,7 @@ func (p *parser) ruleset() Ruleset {
 		return Ruleset{}
 	}
 	if !p.accept(":") {
-		p.expected(`":" after the name`)
+		p.expected(`":" after the name, as in "m: slmp"`)
 		return Ruleset{}
 	}
 	rs := p.body()

@@ -180,7 +180,7 @@ x: all && 1=1
 expected the end, found '&'`, `
 x y: 1=1
   ^
-expected ":" after the name, found 'y'`, `
+expected ":" after the name, as in "m: slmp", found 'y'`, `
 : 1=1
 ^
 the name is missing`, `
@@ -297,7 +297,7 @@ func TestParseFileOfSomethingElse(t *testing.T) {
 	}
 	for text, want := range map[string]string{
 		"a: udp\nb: \x00\nc\n":              "f:2:4: this is not UTF-8 text; what follows is not read",
-		"a: udp\nx\nb: udp # \xff\nc\n":     "f:2:2: expected \":\" after the name, found the end\nf:3:10: this is not UTF-8 text; what follows is not read",
+		"a: udp\nx\nb: udp # \xff\nc\n":     "f:2:2: expected \":\" after the name, as in \"m: slmp\", found the end\nf:3:10: this is not UTF-8 text; what follows is not read",
 		"a: udp\nb: 1=\x1b[2J\u202e # \xe4": "f:2:16: this is not UTF-8 text; what follows is not read",
 	} {
 		_, err := matcher.ParseFile("f", strings.NewReader(text))
@@ -308,7 +308,7 @@ func TestParseFileOfSomethingElse(t *testing.T) {
 		}
 	}
 	_, err := matcher.ParseFile("f", strings.NewReader(strings.Repeat("x\n", 30)))
-	if err == nil || strings.Count(err.Error(), "\n") != 9 || !strings.HasSuffix(err.Error(), "\nf:10:2: expected \":\" after the name, found the end (the 10th error: what follows is not read)") {
+	if err == nil || strings.Count(err.Error(), "\n") != 9 || !strings.HasSuffix(err.Error(), "\nf:10:2: expected \":\" after the name, as in \"m: slmp\", found the end (the 10th error: what follows is not read)") {
 		t.Errorf("30 errors:\n%v", err)
 	}
 	if _, err := matcher.ParseFile("f", strings.NewReader("a: udp # \ufffd, é\n")); err != nil {

@@ -46,6 +46,7 @@ func (t handOverTier) close(d time.Duration) {
 
 func (t handOverTier) Stats() spin.ContextStats {
 	s, user := t.kernel.Stats(), t.user.Stats()
+	user.Unverified = 0 // the kernel has counted all packets before it handed some over
 	s.Add(&user)
 	return s
 }

@@ -239,6 +239,7 @@ type kernelTier struct {
 	mu    sync.Mutex // guards what follows
 	ended bool
 	told  []uint64 // by CPU: failures that events have told of
+	long  uint64   // segments beyond the last of a message that faults have told of
 }
 
 // A loadFunc loads an object as Object.Load does.
@@ -332,8 +333,9 @@ func (t *kernelTier) watch() {
 	}
 }
 
-// report tells of handlers that have failed since the last time: of the last failure on
-// each CPU, and how many there were before it.
+// report tells of what has gone wrong since the last time: of handlers that failed the last
+// failure on each CPU, and how many there were before it; and of messages that are too long,
+// which otherwise only end by their timeout.
 func (t *kernelTier) report() {
 	for cpu, s := range t.handlers.CPUs() {
 		if s.Failed == t.told[cpu] {
@@ -345,6 +347,16 @@ func (t *kernelTier) report() {
 			Kind: spin.HandlerFailed, Context: t.id, Name: t.spec.Name, HPU: cpu, More: more,
 			Detail: s.Fault.Detail,
 		})
+	}
+	if t.messages == nil {
+		return
+	}
+	if n := t.handlers.Tally().Dropped[spin.DropMemory]; n > t.long {
+		t.n.pool.Report(spin.Fault{
+			Kind: spin.MessageTooLong, Context: t.id, Name: t.spec.Name,
+			Detail: fmt.Sprintf("dropped %d segments beyond the %d that a message may have: raise segments", n-t.long, loader.MostSegments(t.spec.Kernel.Segments)),
+		})
+		t.long = n
 	}
 }
 
@@ -363,6 +375,7 @@ func (t *kernelTier) Stats() spin.ContextStats {
 		m := t.handlers.Tally()
 		c.Requests, c.Unasked = t.messages.requests.Load(), t.messages.unasked.Load()
 		c.Headers, c.Completions, c.Acks, c.AckFull = m.Headers, m.Complete, m.Acks, m.Mute
+		c.HandedOver = m.Handed
 		c.Stray, c.Corrupt, c.Unverified, c.EventsLost = m.Stray, m.Corrupt, m.Unverified, m.Lost+t.messages.lost.Load()
 	}
 	return c

@@ -4,7 +4,9 @@ package nic_test
 
 import (
 	"bytes"
+	"context"
 	"fmt"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -419,6 +421,35 @@ XSPIN_LICENSE("GPL");
 	}
 }
 
+// Of a message that has more segments than it may, there is a fault, long before its end.
+func TestMessagesWithTooManySegmentsAreTold(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	wire(t, lab)
+	n := open(t, lab, nic.Config{HPUs: 1})
+	spec, _, _ := depositing(t, 1<<20)
+	spec.Kernel.Segments = 10
+	c := run(t, n, spec)
+	conn := connect(t, lab, slmp.Port, slmp.Config{})
+	ctx, cancel := context.WithCancel(t.Context())
+	sent := make(chan error, 1)
+	go func() {
+		_, err := conn.SendBytes(ctx, noise(40*conn.Stats().Payload), slmp.Options{})
+		sent <- err
+	}()
+	select {
+	case e := <-n.Events():
+		if e.Kind != spin.MessageTooLong || e.Name != c.Name() || !regexp.MustCompile(`^message too long: dropped \d+ segments beyond the 32 that a message may have: raise segments$`).MatchString(e.Text()) {
+			t.Errorf("%+v", e)
+		}
+	case <-time.After(8 * time.Second):
+		t.Errorf("nothing is told: %+v", messages(t, c))
+	}
+	cancel()
+	if err := <-sent; err == nil {
+		t.Error("the message was sent")
+	}
+}
+
 // What handlers of messages in eBPF do not do is refused with its key.
 func TestWrongMessagesInTheKernel(t *testing.T) {
 	lab := netnstest.Temp(t, netns.LabConfig{})
@@ -433,7 +464,7 @@ func TestWrongMessagesInTheKernel(t *testing.T) {
 		want string
 	}{
 		{"packets", func(s *nic.ContextSpec) { s.Rulesets = sets(matcher.UDPPort(7)) }, "format: messages of format packet do not end"},
-		{"IPv6", func(s *nic.ContextSpec) { s.Rulesets = sets(matcher.SLMP6()) }, "format: format slmp6: handlers in eBPF answer over IPv4 only"},
+		{"IPv6", func(s *nic.ContextSpec) { s.Rulesets = sets(matcher.SLMP6()) }, "format: format slmp6: handlers in eBPF answer over IPv4 only: want slmp, or handlers in Go (tier: user)"},
 		{"a binder", func(s *nic.ContextSpec) { s.Binder = &hpu.Receives{} }, "binder: handlers in eBPF put messages into the context's window"},
 		{"a protocol of its own", func(s *nic.ContextSpec) { s.Protocol = ownProtocol{} }, "protocol: handlers in eBPF acknowledge messages of format slmp"},
 		{"memory for tracking", func(s *nic.ContextSpec) { s.Memory = 1 << 20 }, "tracking: handlers in eBPF have a bit for each segment"},

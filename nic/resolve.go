@@ -56,7 +56,7 @@ func (s *ContextSpec) resolveRulesets(wrong *spin.Problems) {
 	case s.HostActivated && n > 0:
 		wrong.Add("rulesets", "a triggered context has none: the host activates it")
 	case !s.HostActivated && n == 0:
-		wrong.Add("rulesets", "no packet would ever match: give rulesets, or triggered: true for a host-activated context")
+		wrong.Add("rulesets", "no packet would ever match: give rulesets, %s", s.whatMatches())
 	case n > matcher.MaxRulesets:
 		wrong.Add("rulesets", "%w: %d rulesets: want 1 to %d", ErrTable, n, matcher.MaxRulesets)
 	}
@@ -80,6 +80,17 @@ func (s *ContextSpec) resolveRulesets(wrong *spin.Problems) {
 		wrong.Add("first", "%w", err)
 	}
 	s.Numbers = slices.Clone(s.Numbers)
+}
+
+// whatMatches is what to do for a context that has no rulesets.
+func (s *ContextSpec) whatMatches() string {
+	switch {
+	case s.Kernel == nil:
+		return "or triggered: true for a host-activated context"
+	case s.Kernel.Object != nil && s.Kernel.Object.Messages():
+		return `such as "m: slmp"`
+	}
+	return `such as "echo: udp(7)"`
 }
 
 // checkNumbers checks the numbers of a context's rulesets.

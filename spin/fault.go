@@ -13,6 +13,7 @@ const (
 	HandlerPanic                    // contained: the packet is lost, the context continues
 	HandlerOverrun                  // past its time limit: the context is stopped
 	MessageRefused                  // the binder refused a message
+	MessageTooLong                  // it has more segments than a message may have in the kernel
 	FaultKinds                      // number of kinds
 )
 
@@ -26,6 +27,8 @@ func (k FaultKind) String() string {
 		return "handler overrun"
 	case MessageRefused:
 		return "message refused"
+	case MessageTooLong:
+		return "message too long"
 	}
 	return fmt.Sprintf("FaultKind(%d)", int(k))
 }

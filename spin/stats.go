@@ -49,6 +49,8 @@ type ContextStats struct {
 	SendFull uint64 `json:"send_full"` // sends refused because a ring or the spare frames ran out
 	ToStack  uint64 `json:"to_stack"`  // packets handed to the Linux stack
 
+	HandedOver uint64 `json:"handed_over,omitempty"` // packets that handlers in eBPF left to those on HPUs
+
 	// In contexts with messages; see also MessageStats.
 	Headers     uint64 `json:"headers"`     // header handlers that returned
 	Completions uint64 `json:"completions"` // completion handlers that returned
@@ -85,6 +87,7 @@ func (s *ContextStats) Add(a *ContextStats) {
 	s.Sent += a.Sent
 	s.SendFull += a.SendFull
 	s.ToStack += a.ToStack
+	s.HandedOver += a.HandedOver
 	s.Headers += a.Headers
 	s.Completions += a.Completions
 	s.Acks += a.Acks
@@ -139,7 +142,7 @@ type DropReason uint8
 const (
 	NotDropped   DropReason = iota
 	DropMessages            // no room for another message
-	DropMemory              // no room for another hole in the message
+	DropMemory              // no room for another hole in the message, or for more segments
 	DropNoHeader            // no room to hold it until the header packet arrives, or that did not arrive
 	DropOverlap             // bytes that arrived before, cut differently
 	DropTwoEnds             // EOM in another place than before, or bytes beyond the end
@@ -159,7 +162,7 @@ func (r DropReason) String() string {
 
 var dropHelp = [DropReasons]string{
 	DropMessages: "no room for another message",
-	DropMemory:   "no room for another hole, or too far ahead",
+	DropMemory:   "no room for another hole, or too far ahead; in the kernel: beyond segments",
 	DropNoHeader: "no room to hold it until the header packet arrives, or that did not arrive",
 	DropOverlap:  "bytes that arrived before, cut differently",
 	DropTwoEnds:  "EOM in two places, or bytes beyond it",

@@ -49,11 +49,19 @@ type Request struct {
 	Payload []byte `json:"payload"`
 }
 
+// A Notification is what a handler has told, and wants no answer to.
+type Notification struct {
+	Tag     uint64    `json:"tag"`
+	Words   [2]uint64 `json:"words"`
+	Payload []byte    `json:"payload,omitempty"`
+}
+
 // Report is told what comes.
 type Report interface {
 	Attached(context string, slots int, size int64) // size of a slot; 0 slots: no window
 	Message(Message)
 	Request(Request)
+	Notification(Notification)
 	Lost(events uint64) // events of messages, because the inbox was too slow
 	Refused(r Refused)  // since it was told last
 }
@@ -110,6 +118,7 @@ func Run(ctx context.Context, cfg Config, report Report) (err error) {
 func (in *inbox) serve(ctx context.Context) error {
 	for {
 		if err := in.take(ctx); errors.Is(err, errEnough) {
+			in.rest()
 			return nil
 		} else if err != nil {
 			return err
@@ -153,6 +162,9 @@ func (in *inbox) refusals(ctx context.Context) error {
 // open posts a receive for each slot of the window. Then it activates the context, if that
 // was left to the application (activate: manual), so that no message arrives before.
 func (in *inbox) open(ctx context.Context) error {
+	if in.app.Host() == nil {
+		return fmt.Errorf("context %q has no queue, so no event and no request ever comes: its configuration gives it one with `queue: {}`", in.cfg.Context)
+	}
 	if all := in.app.Windows(); len(all) > 0 {
 		in.window = all[0]
 		in.slot = in.window.Size() / int64(in.cfg.Slots)
@@ -207,12 +219,12 @@ func (in *inbox) take(ctx context.Context) error {
 	}
 	var r hostq.Call
 	for in.app.Request(&r) {
-		if !r.Reply {
-			in.app.Done(&r)
-			continue
-		}
 		// The NIC's side could change the payload between two reads, so copy it.
 		payload := bytes.Clone(r.Payload)
+		if !r.Reply {
+			in.notification(&r, payload)
+			continue
+		}
 		if err := in.app.Respond(&r, 0, shout(payload)); err != nil {
 			return err
 		}
@@ -222,6 +234,21 @@ func (in *inbox) take(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+func (in *inbox) notification(r *hostq.Call, payload []byte) {
+	in.app.Done(r)
+	in.report.Notification(Notification{r.Tag, r.Words, payload})
+}
+
+// rest reports what was told before the last message ended.
+func (in *inbox) rest() {
+	var r hostq.Call
+	for in.app.Request(&r) {
+		if !r.Reply {
+			in.notification(&r, bytes.Clone(r.Payload))
+		}
+	}
 }
 
 // shout returns an answer that is as long as the request, and so fits in its place: it
