@@ -110,7 +110,7 @@ func (ms *messages) open(workers int) {
 	}
 	ms.tables = make([]table, n)
 	for i := range ms.tables {
-		ms.tables[i].Table = ms.queue.NewTable()
+		ms.tables[i].Table = ms.queue.NewTable(ms.cfg.Shared)
 		ms.tables[i].shared = ms.cfg.Shared
 	}
 	ms.waiting = make([]waiting, workers)

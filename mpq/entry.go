@@ -41,7 +41,7 @@ type Entry struct {
 
 	key  Key
 	hash uint64
-	next *Entry // in a chain of the table, or in the Queue's free list
+	next *Entry // in a chain of the table, or in a list of free entries
 	slot uint32
 	size uint32 // of regular segments; 0: the message is irregular
 
@@ -99,7 +99,8 @@ func span(w uint64) (start, end uint64) { return w >> 32, w>>32 + w>>1&(1<<31-1)
 func (e *Entry) Key() *Key { return &e.key }
 
 // Slot returns the entry's number, 0 to Config.Messages-1, unique within the Queue.
-// New entries get the lowest; the last one freed is used first.
+// The last one that the table freed is used first. Otherwise the table gets the lowest
+// new ones, several at a time.
 func (e *Entry) Slot() int { return int(e.slot) }
 
 // State returns how far the message is, or after Expired or Stop how far it was.

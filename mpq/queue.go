@@ -27,10 +27,26 @@ type Queue struct {
 
 	mu     sync.Mutex
 	tables []*Table
-	slots  int    // entries allocated
-	free   *Entry // linked by next, the last one freed first
+	shared list // of the tables that threads share
+	slots  int  // entries allocated
 	open   atomic.Int64
 	store  store
+}
+
+// A list has free entries, linked by next, the last one freed first. It is guarded by
+// Queue.mu. A table that one thread uses has its own, because entries lie side by side,
+// and a processor fetches lines in pairs: from one list, two threads get neighbours, and
+// each write of one takes the other's lines away.
+type list struct{ first *Entry }
+
+func (l *list) push(e *Entry) { e.next, l.first = l.first, e }
+
+func (l *list) pop() *Entry {
+	e := l.first
+	if e != nil {
+		l.first, e.next = e.next, nil
+	}
+	return e
 }
 
 // NewQueue returns a Queue. The error says which part of the Config is wrong.
@@ -67,33 +83,35 @@ func (q *Queue) hash(k *Key) uint64 {
 	return a ^ b
 }
 
-// take returns an entry for a new message, nil if there is no room.
-func (q *Queue) take() *Entry {
+// take returns an entry for a new message of a table, nil if there is no room: one of the
+// table's list, a new one, or as a last resort one of another table's list.
+func (q *Queue) take(t *Table) *Entry {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.free == nil {
+	e := t.list.pop()
+	if e == nil {
 		n := min(slab, q.c.Messages-q.slots)
-		if n == 0 {
-			return nil
-		}
 		entries := make([]Entry, n)
 		for i := n - 1; i >= 0; i-- {
-			e := &entries[i]
-			e.slot = uint32(q.slots + i)
-			e.next, q.free = q.free, e
+			entries[i].slot = uint32(q.slots + i)
+			t.list.push(&entries[i])
 		}
 		q.slots += n
+		e = t.list.pop()
 	}
-	e := q.free
-	q.free, e.next = e.next, nil
-	q.open.Add(1)
+	for i := 0; e == nil && i < len(q.tables); i++ {
+		e = q.tables[i].list.pop()
+	}
+	if e != nil {
+		q.open.Add(1)
+	}
 	return e
 }
 
-// give takes an entry back.
-func (q *Queue) give(e *Entry) {
+// give takes an entry back, from the table that had it.
+func (q *Queue) give(t *Table, e *Entry) {
 	q.mu.Lock()
-	e.next, q.free = q.free, e
+	t.list.push(e)
 	q.open.Add(-1)
 	q.mu.Unlock()
 }

@@ -22,6 +22,7 @@ type Table struct {
 
 	chains []*Entry // by hash; their number is a power of two
 	n      int      // entries
+	list   *list    // of free entries: its own, or the Queue's
 	timers []timer  // a heap
 
 	counters counters
@@ -43,9 +44,13 @@ type counters struct {
 	_                                           [64]byte
 }
 
-// NewTable adds a table to the queue. Tables are never removed.
-func (q *Queue) NewTable() *Table {
-	t := &Table{q: q, chains: make([]*Entry, 64)}
+// NewTable adds a table to the queue. Tables are never removed. Shared says that
+// several threads use it, in turn.
+func (q *Queue) NewTable(shared bool) *Table {
+	t := &Table{q: q, chains: make([]*Entry, 64), list: new(list)}
+	if shared {
+		t.list = &q.shared
+	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.tables = append(q.tables[:len(q.tables):len(q.tables)], t)
@@ -227,7 +232,7 @@ func (t *Table) unknown(key *Key, s Segment, now int64) (*Entry, Decision, spin.
 	if s.Offset != 0 && !t.reserve() {
 		return t.drop(nil, spin.DropNoHeader)
 	}
-	e := q.take()
+	e := q.take(t)
 	if e == nil {
 		if s.Offset != 0 {
 			q.held.Add(-1)
@@ -521,7 +526,7 @@ func (t *Table) free(e *Entry) {
 	if t.last == e {
 		t.last = nil
 	}
-	t.q.give(e)
+	t.q.give(t, e)
 }
 
 // deadline returns when a message's time is up.

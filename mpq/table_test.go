@@ -24,7 +24,7 @@ func queue(t testing.TB, c Config) (*Queue, *Table) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return q, q.NewTable()
+	return q, q.NewTable(false)
 }
 
 func seg(offset uint32, n int) Segment { return Segment{Offset: offset, Len: n} }
@@ -734,7 +734,7 @@ func TestMemoryIsBounded(t *testing.T) {
 
 func TestSlots(t *testing.T) {
 	q, a := queue(t, Config{Messages: 100})
-	b := q.NewTable()
+	b := q.NewTable(false)
 	seen := map[int]bool{}
 	var entries []*Entry
 	for i := range uint32(100) {
@@ -757,6 +757,35 @@ func TestSlots(t *testing.T) {
 	tab.End(e, 1)
 	if f := begin(t, a, &Key{1000}, seg(0, 1), 1); f != e || f.User != e.Slot() || *f.Key() != (Key{1000}) {
 		t.Error("the slot was not reused with what the user kept there")
+	}
+}
+
+// Tables that are not shared keep apart what they write; those that are use few slots.
+func TestSlotsOfTables(t *testing.T) {
+	for _, tc := range []struct {
+		shared bool
+		want   []int // of a, b, a and b in turn, each ended before the next
+	}{
+		{false, []int{0, slab, 0, slab}},
+		{true, []int{0, 0, 0, 0}},
+	} {
+		q, err := NewQueue(Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		tables := []*Table{q.NewTable(tc.shared), q.NewTable(tc.shared)}
+		var got []int
+		for i := range uint32(4) {
+			tab := tables[i%2]
+			e := begin(t, tab, &Key{i}, seg(0, 1), 1)
+			got = append(got, e.Slot())
+			tab.Finish(e, seg(0, 1), 1)
+			tab.Stop(e)
+			tab.End(e, 1)
+		}
+		if !slices.Equal(got, tc.want) {
+			t.Errorf("shared %v: slots %v, want %v", tc.shared, got, tc.want)
+		}
 	}
 }
 
@@ -877,7 +906,7 @@ func TestThreads(t *testing.T) {
 	}
 	var wg sync.WaitGroup
 	for thread := range uint32(4) {
-		tab := q.NewTable()
+		tab := q.NewTable(false)
 		wg.Go(func() {
 			for i := range uint32(2000) {
 				k := Key{thread, i}

@@ -15,7 +15,7 @@ func TestAnswer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tab := q.NewTable()
+	tab := q.NewTable(false)
 	k := mpq.Key{1}
 	run := func(offset uint32, n int, finish bool) *mpq.Entry {
 		t.Helper()
@@ -82,7 +82,7 @@ func TestAnswerSaturates(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tab := q.NewTable()
+	tab := q.NewTable(false)
 	var e *mpq.Entry
 	for i := range 4 {
 		s := mpq.Segment{Offset: uint32(i) << 30, Len: 1 << 30, EOM: i == 3}

@@ -37,7 +37,6 @@ var reasons = map[string]string{
 	"slmp/file_over_tcp_same_frames":        "Near a draw: two full runs on one machine had 0.98 and 1.03.",
 	"hostq/polling_over_atomic":             "A queue writes a line of the cache in each direction, and its protocol for those that sleep needs two barriers. It is missed when the two CPUs are close to each other, where the bare word takes 64 ns.",
 	"ddt/direct_over_loop_least":            "A loop that is written for one type puts the whole message in place at once. Direct takes it packet by packet, each with checks and one or two divisions, and the ends of a packet cut blocks in two. With the whole message at once it is closer: ddt/direct_whole_over_loop_least.",
-	"ddt/scale/":                            "Threads that only copy packets lose nothing (ddt/scale_copies, the control beside it), so two HPUs of one NIC share something that they should not. Not found yet.",
 	"hostq/notify_over_spsc":                "Each record carries its own turn word and is copied before use, so a process that scribbles over the ring harms only itself; the bare ring trusts its content.",
 	"match/drop4x4_over_drop":               "The target leaves matching a third of the time of a drop alone. It is missed where match/hit4x4_ns is more than a third of the time that match/drop_64B takes for a frame.",
 	"slmp/file_stored_over_tcp_same_frames": "Near a draw: two full runs on one machine had 0.95 and 1.01. This receiver also makes a file and renames it before the end is acknowledged, which TCP's does not.",

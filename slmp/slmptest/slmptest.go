@@ -24,7 +24,7 @@ func New(messages int, window []byte) *Receiver {
 	if err != nil {
 		panic(err) // the configuration is this test's
 	}
-	return &Receiver{q.NewTable(), window}
+	return &Receiver{q.NewTable(false), window}
 }
 
 // Take returns the answer to a segment, the payload of a datagram; nil: there is none.
