@@ -130,8 +130,18 @@ var findings = []finding{
 		parts:      []part{{"16 MPI messages (Simple) and what the receiver computes meanwhile take {} of the time with MPICH", row("ddt/overlap_simple_over_mpich")}},
 		experiment: "datatypes", full: "The time that MPI messages take and what the receiver computes meanwhile, next to MPICH",
 	},
+	{parts: []part{{"16 MPI messages of Simple, while the receiver computes, have {} of the goodput of Open MPI", messages("simple", ", with GEMMs")}}},
+	{parts: []part{{"16 MPI messages of Complex, while the receiver computes, have {} of the goodput of Open MPI", messages("complex", ", with GEMMs")}}},
 	{
-		parts:      []part{{"If the receiver computes nothing, such messages have {} of the goodput of MPICH, over TCP with TSO", row("ddt/goodput_simple_over_mpich")}},
+		parts: []part{
+			{"If the receiver computes nothing, messages of Simple have {} of the goodput of MPICH, over TCP with TSO", row("ddt/goodput_simple_over_mpich")},
+			{"16 of them at a time {} of that of Open MPI", messages("simple", "")},
+			{"and 16 of Complex {}", messages("complex", "")},
+		},
+		instead: []part{
+			{"If the receiver computes nothing, 16 MPI messages of Simple have {} of the goodput of Open MPI, over TCP with TSO", messages("simple", "")},
+			{"those of Complex {}", messages("complex", "")},
+		},
 		experiment: "datatypes", full: "Goodput of MPI messages if the receiver computes nothing, next to MPICH",
 	},
 	{
@@ -198,6 +208,15 @@ func loss(percent float64) func(*report.Report) (bench.Row, bool) {
 	return func(r *report.Report) (bench.Row, bool) {
 		p := plot(r, "loss-goodput")
 		return ratio(bench.Higher, p.runs("SLMP", percent), p.runs("SLMP", 0))
+	}
+}
+
+// messages is the goodput of 16 messages of a datatype at a time, to that with Open MPI.
+func messages(typ, with string) func(*report.Report) (bench.Row, bool) {
+	return func(r *report.Report) (bench.Row, bool) {
+		const atATime = 16
+		p := plot(r, "datatypes-"+typ+"-parallel")
+		return ratio(bench.Higher, p.runs("XsPIN"+with, atATime), p.runs("Open MPI over TCP"+with, atATime))
 	}
 }
 

@@ -41,6 +41,12 @@ func TestConclusionsAreThoseOfTheRows(t *testing.T) {
 		}
 		return s
 	}
+	messages := func(typ string, alone, theirs, beside, theirsBeside float64) *report.Plot {
+		at := func(name string, y float64) report.Series {
+			return report.Series{Name: name, Points: []report.Point{report.NewPoint(1, []float64{9, 9, 9}), report.NewPoint(16, []float64{y, y, y})}}
+		}
+		return &report.Plot{Name: "datatypes-" + typ + "-parallel", Series: []report.Series{at("XsPIN", alone), at("XsPIN, with GEMMs", beside), at("Open MPI over TCP", theirs), at("Open MPI over TCP, with GEMMs", theirsBeside)}}
+	}
 	r := &report.Report{Experiments: []*report.Experiment{
 		{Rows: []bench.Row{
 			ratioOf(t, "rtt/udp_cross_core", bench.Lower, 0.25), ratioOf(t, "rtt/udp_spin_over_spin", bench.Lower, 1.02), // one line
@@ -51,6 +57,7 @@ func TestConclusionsAreThoseOfTheRows(t *testing.T) {
 			absolute("ddt/strategy_hpus/Complex_apart/in_order/direct", 1, 1, 1), absolute("ddt/strategy_hpus/Complex_apart/in_order/direct_by_message", 4, 4, 4),
 		}},
 		{Plots: []*report.Plot{
+			messages("simple", 4, 12, 10, 8), messages("complex", 3, 12, 5, 10), // alone: one line
 			{Name: "loss-goodput", Series: []report.Series{series("TCP", 1, 1, 1), series("SLMP", 8, 8, 1)}},
 			{Name: "cost-bytes", X: report.Axis{Names: []string{"SLMP, handlers", "TCP"}}, Series: []report.Series{series("sender's CPU", 2, 1), series("receiver's CPU", 4, 1)}},
 		}},
@@ -62,11 +69,14 @@ func TestConclusionsAreThoseOfTheRows(t *testing.T) {
 		}
 	}
 	want := `Better: 0.25 [0.25 0.25] 1.02 [1.02 1.02].
+Better: 16 1.25 [1.25 1.25] .
 Better: 1.50 [1.50 1.50] .
 About the same: 0.97 [0.97 0.97] .
 Worse: 2.00 [2.00 2.00] .
 Worse: 0.50 [0.50 0.50] 3.00 [3.00 3.00] .
 Worse: 10 0.12 [0.12 0.12] .
+Worse: 16 0.50 [0.50 0.50] .
+Worse: 16 0.33 [0.33 0.33] 0.25 [0.25 0.25].
 Worse: 0.25 [0.25 0.25] .`
 	if s := strings.Join(got, "\n"); s != want {
 		t.Errorf("got\n%s\nwant\n%s", s, want)
@@ -158,7 +168,7 @@ func TestThereIsOneRuleForAboutTheSame(t *testing.T) {
 func TestReasonsAreToldOnce(t *testing.T) {
 	rows := []bench.Row{
 		ratioOf(t, "rtt/icmp_awake_16", bench.AtMost(1), 2), ratioOf(t, "x", bench.AtMost(3), 2),
-		ratioOf(t, "ddt/scale/hpu0", bench.AtLeast(3), 2), ratioOf(t, "rtt/icmp_awake_516", bench.AtMost(1), 2), ratioOf(t, "y", bench.AtMost(1), 2),
+		ratioOf(t, "match/drop4x4_over_drop", bench.AtLeast(3), 2), ratioOf(t, "rtt/icmp_awake_516", bench.AtMost(1), 2), ratioOf(t, "y", bench.AtMost(1), 2),
 	}
 	n, why := page.Notes(rows)
 	if fmt.Sprint(n) != "[1 0 2 1 3]" || len(why) != 3 || why[0] != page.Reason("rtt/icmp_awake_1016") || why[2] != page.Reason("") {
