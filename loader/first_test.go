@@ -5,17 +5,24 @@ package loader
 import (
 	"bytes"
 	"cmp"
+	"encoding/binary"
 	"errors"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/ringbuf"
 	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/bpf"
@@ -23,6 +30,7 @@ import (
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/netnstest"
+	"github.com/xspin/xspin/netns/testbed"
 )
 
 // What handlers in eBPF need of the kernel, a mechanism a test, the least demanding
@@ -117,14 +125,7 @@ func withClient(t *testing.T) (lab *netns.Lab, in *Ingress, client *net.UDPConn)
 	t.Helper()
 	lab, in = onLab(t)
 	inKernel(t, in)
-	if err := lab.Host.NS.Do(func() (err error) {
-		client, err = net.DialUDP("udp4", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(lab.NIC.Addr.Addr(), 7)))
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { client.Close() })
-	return lab, in, client
+	return lab, in, clientOf(t, lab)
 }
 
 func (in *Ingress) mustStats(t *testing.T) Stats {
@@ -296,5 +297,384 @@ func TestHandlersAnswerFromXDP(t *testing.T) {
 	}
 	if s := h.Stats(); s.Handled != 200 || s.Sent != 200 {
 		t.Errorf("%d handled, %d sent; want 200", s.Handled, s.Sent)
+	}
+}
+
+// What handlers of messages need besides, each by itself: events, answers of another length,
+// and agreement between CPUs, and with Go, about words, free slots and what has ended.
+
+// mechanism is a program of instructions.
+func mechanism(t *testing.T, ins ...asm.Instruction) *ebpf.Program {
+	t.Helper()
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.XDP, License: "GPL", Instructions: ins})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close() })
+	return p
+}
+
+// atomically changes *dst with src. The assembler of cilium/ebpf 0.22 leaves out of an
+// instruction that is written in Go, but not of one from an object, which operation it is.
+func atomically(op asm.AtomicOp, dst, src asm.Register) asm.Instruction {
+	ins := op.Mem(dst, src, asm.DWord, 0)
+	ins.Constant = int64(op >> 8)
+	return ins
+}
+
+// mapLike is a map, of keys of 4 bytes if it has keys.
+func mapLike(t *testing.T, spec ebpf.MapSpec) *ebpf.Map {
+	t.Helper()
+	if spec.Type != ebpf.RingBuf && spec.Type != ebpf.Queue {
+		spec.KeySize = 4
+	}
+	m, err := ebpf.NewMap(&spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { m.Close() })
+	return m
+}
+
+// runOnce is a program's verdict on a frame.
+func runOnce(p *ebpf.Program, frame []byte) (Action, []byte, error) {
+	opts := &ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+64), Repeat: 1}
+	ret, err := p.Run(opts)
+	return Action(ret), opts.DataOut, err
+}
+
+// attachTo attaches a program to an end of a lab.
+func attachTo(t *testing.T, end netns.Port, p *ebpf.Program) {
+	t.Helper()
+	inside(t, end, func(iface *net.Interface) {
+		l, err := link.AttachXDP(link.XDPOptions{Program: p, Interface: iface.Index, Flags: link.XDPDriverMode})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { l.Close() })
+	})
+}
+
+// clientOf sends to a port at the NIC's end of a lab.
+func clientOf(t *testing.T, lab *netns.Lab) (client *net.UDPConn) {
+	t.Helper()
+	if err := lab.Host.NS.Do(func() (err error) {
+		client, err = net.DialUDP("udp4", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(lab.NIC.Addr.Addr(), 7)))
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { client.Close() })
+	return client
+}
+
+// onTwoCPUs runs fn on two CPUs at the same time, so many times on each.
+func onTwoCPUs(t *testing.T, times int, fn func() error) {
+	t.Helper()
+	errs := make(chan error, 2)
+	for cpu := range 2 {
+		go func() {
+			errs <- testbed.OnCPU(cpu%runtime.NumCPU(), func() error {
+				for range times {
+					if err := fn(); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		}()
+	}
+	for range 2 {
+		if err := <-errs; err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Records come out in order until the ring is full, which the program is told; then, of
+// frames from the wire, there is one each.
+func TestRingBufferFromXDPAndRuns(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	risky(t)
+	ring := mapLike(t, ebpf.MapSpec{Type: ebpf.RingBuf, MaxEntries: 1 << 16})
+	count := mapLike(t, ebpf.MapSpec{Type: ebpf.Array, ValueSize: 8, MaxEntries: 1})
+	p := mechanism(t,
+		asm.StoreImm(asm.RFP, -4, 0, asm.Word),
+		asm.LoadMapPtr(asm.R1, count.FD()),
+		asm.Mov.Reg(asm.R2, asm.RFP),
+		asm.Add.Imm(asm.R2, -4),
+		asm.FnMapLookupElem.Call(),
+		asm.JEq.Imm(asm.R0, 0, "full"),
+		asm.Mov.Imm(asm.R1, 1),
+		atomically(asm.FetchAdd, asm.R0, asm.R1),
+		asm.StoreMem(asm.RFP, -16, asm.R1, asm.DWord),
+		asm.LoadMapPtr(asm.R1, ring.FD()),
+		asm.Mov.Reg(asm.R2, asm.RFP),
+		asm.Add.Imm(asm.R2, -16),
+		asm.Mov.Imm(asm.R3, 8),
+		asm.Mov.Imm(asm.R4, 0),
+		asm.FnRingbufOutput.Call(),
+		asm.JNE.Imm(asm.R0, 0, "full"),
+		asm.Mov.Imm(asm.R0, int32(ActionToStack)),
+		asm.Return(),
+		asm.Mov.Imm(asm.R0, int32(ActionDrop)).WithSymbol("full"),
+		asm.Return(),
+	)
+	r, err := ringbuf.NewReader(ring)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	next := uint64(0)
+	read := func() (n int) {
+		for r.AvailableBytes() > 0 {
+			rec, err := r.Read()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := binary.NativeEndian.Uint64(rec.RawSample); len(rec.RawSample) != 8 || got != next {
+				t.Fatalf("record %x, want %d", rec.RawSample, next)
+			}
+			next++
+			n++
+		}
+		return n
+	}
+	filled := 0
+	for ; ; filled++ {
+		action, _, err := runOnce(p, ping(10))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if action == ActionDrop {
+			break
+		}
+		if action != ActionToStack || filled > 1<<16 {
+			t.Fatalf("record %d: %v", filled, action)
+		}
+	}
+	if n := read(); n != filled || n == 0 {
+		t.Errorf("%d records are read, %d were written", n, filled)
+	}
+	next++ // that one found no room
+	attachTo(t, lab.NIC, p)
+	const frames = 100
+	sendTo(t, clientOf(t, lab), frames)
+	live := 0
+	soon(t, "a record for each frame", func() bool { live += read(); return live >= frames })
+}
+
+// A frame of a socket that gets shorter, and goes back, arrives as it was cut.
+func TestTailIsAdjustedThenSent(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	risky(t)
+	const header, sent, cut = 14 + 20 + 8, 200, 30
+	p := mechanism(t,
+		asm.LoadMem(asm.R2, asm.R1, 0, asm.Word), // data
+		asm.LoadMem(asm.R3, asm.R1, 4, asm.Word), // data_end
+		asm.Add.Imm(asm.R2, header+sent),
+		asm.JNE.Reg(asm.R2, asm.R3, "other"),
+		asm.Mov.Imm(asm.R2, -cut),
+		asm.FnXdpAdjustTail.Call(),
+		asm.JNE.Imm(asm.R0, 0, "failed"),
+		asm.Mov.Imm(asm.R0, int32(ActionSend)),
+		asm.Return(),
+		asm.Mov.Imm(asm.R0, int32(ActionToStack)).WithSymbol("other"),
+		asm.Return(),
+		asm.Mov.Imm(asm.R0, int32(ActionDrop)).WithSymbol("failed"),
+		asm.Return(),
+	)
+	frame := datagramOf(sent)
+	if action, out, err := runOnce(p, frame); err != nil || action != ActionSend || !bytes.Equal(out, frame[:header+sent-cut]) {
+		t.Errorf("run: %v, %d bytes, %v", action, len(out), err)
+	}
+	if action, out, err := runOnce(p, ping(10)); err != nil || action != ActionToStack || !bytes.Equal(out, ping(10)) {
+		t.Errorf("another frame: %v, %d bytes, %v", action, len(out), err)
+	}
+
+	attachTo(t, lab.NIC, p)
+	sock := -1
+	inside(t, lab.Host, func(host *net.Interface) {
+		foreign(t, host, Native) // without, XDP_TX arrives nowhere
+		var err error
+		all := uint16(unix.ETH_P_ALL<<8 | unix.ETH_P_ALL>>8) // big-endian
+		if sock, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, int(all)); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Bind(sock, &unix.SockaddrLinklayer{Protocol: all, Ifindex: host.Index}); err != nil {
+			t.Fatal(err)
+		}
+	})
+	defer unix.Close(sock)
+	client := clientOf(t, lab)
+	msg := bytes.Repeat([]byte("tail"), sent/4)
+	const frames = 50
+	for range frames {
+		if _, err := client.Write(msg); err != nil {
+			t.Fatal(err)
+		}
+	}
+	back := 0
+	buf := make([]byte, 2000)
+	soon(t, "all come back", func() bool {
+		for {
+			n, _, err := unix.Recvfrom(sock, buf, 0)
+			if err != nil {
+				return back == frames
+			}
+			if n == header+sent-cut {
+				if back++; !bytes.Equal(buf[header:n], msg[:sent-cut]) {
+					t.Fatalf("came back: % x", buf[:n])
+				}
+			}
+		}
+	})
+}
+
+// A word that Go has mapped is counted up by compare-and-swap from there and from programs,
+// on two CPUs: none is lost, none counted twice.
+func TestWordIsSwappedFromGoAndXDP(t *testing.T) {
+	netnstest.NeedRoot(t)
+	risky(t)
+	m := mapLike(t, ebpf.MapSpec{Type: ebpf.Array, ValueSize: 8, MaxEntries: 1, Flags: unix.BPF_F_MMAPABLE})
+	mem, err := unix.Mmap(m.FD(), 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(mem)
+	word := (*atomic.Uint64)(unsafe.Pointer(unsafe.SliceData(mem)))
+	p := mechanism(t,
+		asm.StoreImm(asm.RFP, -4, 0, asm.Word),
+		asm.LoadMapPtr(asm.R1, m.FD()),
+		asm.Mov.Reg(asm.R2, asm.RFP),
+		asm.Add.Imm(asm.R2, -4),
+		asm.FnMapLookupElem.Call(),
+		asm.JEq.Imm(asm.R0, 0, "lost"),
+		asm.Mov.Reg(asm.R6, asm.R0),
+		asm.LoadMem(asm.R0, asm.R6, 0, asm.DWord),
+		asm.Mov.Reg(asm.R7, asm.R0),
+		asm.Mov.Reg(asm.R2, asm.R0),
+		asm.Add.Imm(asm.R2, 1),
+		atomically(asm.CmpXchg, asm.R6, asm.R2), // with R0, which gets what was there
+		asm.JNE.Reg(asm.R0, asm.R7, "lost"),
+		asm.Mov.Imm(asm.R0, int32(ActionToStack)),
+		asm.Return(),
+		asm.Mov.Imm(asm.R0, int32(ActionDrop)).WithSymbol("lost"),
+		asm.Return(),
+	)
+	frame := ping(10)
+	var won, lost atomic.Uint64
+	onTwoCPUs(t, 10_000, func() error {
+		action, _, err := runOnce(p, frame)
+		if err != nil {
+			return err
+		}
+		if action == ActionToStack {
+			won.Add(1)
+		} else {
+			lost.Add(1)
+		}
+		for range 20 {
+			if v := word.Load(); word.CompareAndSwap(v, v+1) {
+				won.Add(1)
+			} else {
+				lost.Add(1)
+			}
+		}
+		return nil
+	})
+	if n := word.Load(); n != won.Load() || won.Load()+lost.Load() != 2*10_000*21 {
+		t.Errorf("the word is %d; %d were counted, %d were not", n, won.Load(), lost.Load())
+	}
+	t.Logf("%d counted, %d lost the race", won.Load(), lost.Load())
+}
+
+// Two CPUs take slots from a queue, have each for themselves, note it in a map that forgets
+// the oldest, and give the slot back: none is had twice or lost, and the map stays small.
+func TestQueueAndLRUOnTwoCPUs(t *testing.T) {
+	netnstest.NeedRoot(t)
+	risky(t)
+	const slots, remembered = 4, 128
+	free := mapLike(t, ebpf.MapSpec{Type: ebpf.Queue, ValueSize: 4, MaxEntries: slots})
+	owners := mapLike(t, ebpf.MapSpec{Type: ebpf.Array, ValueSize: 8, MaxEntries: slots})
+	ended := mapLike(t, ebpf.MapSpec{Type: ebpf.LRUHash, ValueSize: 4, MaxEntries: remembered})
+	for i := range uint32(slots) {
+		if err := free.Put(nil, i); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const empty, twice, unpushed, full = 10, 11, 12, 13
+	fail := func(at string, code int32) asm.Instructions {
+		return asm.Instructions{asm.Mov.Imm(asm.R0, code).WithSymbol(at), asm.Return()}
+	}
+	ins := asm.Instructions{
+		asm.LoadMapPtr(asm.R1, free.FD()),
+		asm.Mov.Reg(asm.R2, asm.RFP),
+		asm.Add.Imm(asm.R2, -4),
+		asm.FnMapPopElem.Call(),
+		asm.JNE.Imm(asm.R0, 0, "empty"),
+		asm.LoadMapPtr(asm.R1, owners.FD()),
+		asm.Mov.Reg(asm.R2, asm.RFP),
+		asm.Add.Imm(asm.R2, -4),
+		asm.FnMapLookupElem.Call(),
+		asm.JEq.Imm(asm.R0, 0, "twice"),
+		asm.Mov.Reg(asm.R6, asm.R0),
+		asm.Mov.Imm(asm.R1, 1),
+		atomically(asm.FetchAdd, asm.R6, asm.R1),
+		asm.JNE.Imm(asm.R1, 0, "twice"),
+		asm.FnGetPrandomU32.Call(), // a key, which is the value, too
+		asm.StoreMem(asm.RFP, -8, asm.R0, asm.Word),
+		asm.StoreMem(asm.RFP, -12, asm.R0, asm.Word),
+		asm.LoadMapPtr(asm.R1, ended.FD()),
+		asm.Mov.Reg(asm.R2, asm.RFP),
+		asm.Add.Imm(asm.R2, -8),
+		asm.Mov.Reg(asm.R3, asm.RFP),
+		asm.Add.Imm(asm.R3, -12),
+		asm.Mov.Imm(asm.R4, 0),
+		asm.FnMapUpdateElem.Call(),
+		asm.Mov.Reg(asm.R7, asm.R0),
+		asm.Mov.Imm(asm.R1, -1),
+		asm.AddAtomic.Mem(asm.R6, asm.R1, asm.DWord, 0),
+		asm.LoadMapPtr(asm.R1, free.FD()),
+		asm.Mov.Reg(asm.R2, asm.RFP),
+		asm.Add.Imm(asm.R2, -4),
+		asm.Mov.Imm(asm.R3, 0),
+		asm.FnMapPushElem.Call(),
+		asm.JNE.Imm(asm.R0, 0, "unpushed"),
+		asm.JNE.Imm(asm.R7, 0, "full"),
+		asm.Mov.Imm(asm.R0, int32(ActionToStack)),
+		asm.Return(),
+	}
+	ins = slices.Concat(ins, fail("empty", empty), fail("twice", twice), fail("unpushed", unpushed), fail("full", full))
+	p := mechanism(t, ins...)
+	frame := ping(10)
+	var results [16]atomic.Uint64
+	const times = 20_000
+	onTwoCPUs(t, times, func() error {
+		action, _, err := runOnce(p, frame)
+		results[action&15].Add(1)
+		return err
+	})
+	if done := results[ActionToStack].Load(); done != 2*times {
+		t.Errorf("of %d: no slot %d, a slot that another had %d, not given back %d, not remembered %d", 2*times,
+			results[empty].Load(), results[twice].Load(), results[unpushed].Load(), results[full].Load())
+	}
+	var left []uint32
+	for v := uint32(0); free.LookupAndDelete(nil, &v) == nil; {
+		left = append(left, v)
+	}
+	slices.Sort(left)
+	if !slices.Equal(left, []uint32{0, 1, 2, 3}) {
+		t.Errorf("the slots at the end: %v", left)
+	}
+	n := 0
+	var k, v uint32
+	for entries := ended.Iterate(); entries.Next(&k, &v); n++ {
+		if k != v {
+			t.Errorf("%#x has the value of %#x", k, v)
+		}
+	}
+	if n == 0 || n > remembered {
+		t.Errorf("%d are remembered, want 1 to %d", n, remembered)
 	}
 }
