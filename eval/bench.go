@@ -171,7 +171,7 @@ is not in the interval. Leave the machine alone meanwhile.`,
 		}
 		cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON document")
 		cmd.Flags().BoolVar(&targets, "targets", false, "print the project's own targets, too: met, missed, or within noise")
-		cmd.Flags().IntVar(&cfg.runs, "runs", 11, "how often each side is measured")
+		cmd.Flags().IntVar(&cfg.runs, "runs", mostRuns, "how often each side is measured")
 		cmd.Flags().DurationVar(&cfg.duration, "duration", b.duration, "how long a run takes")
 		if b.flags != nil {
 			judge = b.flags(cmd.Flags())
