@@ -176,6 +176,15 @@ func TestReasonsAreToldOnce(t *testing.T) {
 	}
 }
 
+// A reason of some rows is not that of others whose names begin alike.
+func TestReasonsAreThoseOfTheLongestName(t *testing.T) {
+	for range 100 {
+		if page.Reason("slmp/file_over_tcp_same_frames") == page.Reason("slmp/file_over_tcp") || page.Reason("slmp/file") != page.Reason("") {
+			t.Fatal("a row has the reason of another")
+		}
+	}
+}
+
 // A user of a quick run found that this one was not explained.
 func TestAllocationsOfShortRunsHaveAReason(t *testing.T) {
 	for _, row := range []string{"slmp/allocs_per_packet_small", "rtt/icmp_awake_16"} {

@@ -4,7 +4,6 @@ package page
 
 import (
 	"slices"
-	"strings"
 
 	"github.com/xspin/xspin/eval/bench"
 )
@@ -58,10 +57,11 @@ func Notes(rows []bench.Row) (number []int, reasons []string) {
 	return number, reasons
 }
 
-// Reason is why the target of a row is missed, as far as that is known.
+// Reason is why the target of a row is missed, as far as that is known: that of the longest
+// beginning of its name that has one.
 func Reason(row string) string {
-	for start, why := range reasons {
-		if strings.HasPrefix(row, start) {
+	for n := len(row); n > 0; n-- {
+		if why, ok := reasons[row[:n]]; ok {
 			return why
 		}
 	}
