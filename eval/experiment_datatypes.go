@@ -57,7 +57,7 @@ var datatypeAxes = []datatypeAxis{
 	},
 }
 
-const fpspinDatatypes = "FPsPIN (D4.7, figures %s), an FPGA at 40 MHz and a Ryzen 7 2700: another machine"
+const fpspinDatatypes = "FPsPIN (D4.7, figure %s), an FPGA at 40 MHz and a Ryzen 7 2700: another machine"
 
 // A datatypePoint is a place of a sweep.
 type datatypePoint struct {

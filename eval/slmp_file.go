@@ -454,7 +454,7 @@ func (b *slmpBench) windowRows(ctx context.Context) (err error) {
 	k := bench.NewSide(fmt.Sprintf("the smallest window swept with %g %% of the best goodput", 100*kneeAt), "segments", knees)
 	k.Add("predicted_window", predicted)
 	row, err = bench.Absolute("slmp/window_knee", bench.Neither, k)
-	return b.doc.Add(fmt.Sprintf("of the sweep of windows with %d messages at a time; %s", b.o.parallels[0], conditions), row, err)
+	return b.doc.Add(fmt.Sprintf("of the sweep of windows with %s; %s", atATime(b.o.parallels[0]), conditions), row, err)
 }
 
 // sweep measures a window with a number of messages at a time, for as long as a run

@@ -96,18 +96,21 @@ type part struct {
 var findings = []finding{
 	{
 		parts: []part{
-			{"UDP echo by a handler in Go, on a CPU of its own, takes {} of the time of a socket that blocks", row("rtt/udp_cross_core")},
-			{"of one that spins, as the handler does, {}", row("rtt/udp_spin_over_spin")},
+			{"UDP echo by a handler in Go, on a CPU of its own, takes {} of the time of a socket that blocks, if the client blocks, too", row("rtt/udp_cross_core")},
+			{"if socket and client spin, as the handler does, {}", row("rtt/udp_spin_over_spin")},
 		},
 		instead:    []part{{"UDP echo by a handler in Go takes {} of the time of a socket that blocks, in runs of 100 pings", pings("udp", "handlers")}},
 		experiment: "pingpong", full: "UDP echo in longer runs, next to sockets that block and that spin",
 	},
 	{
-		parts:   []part{{"UDP echo by a handler in eBPF, on the client's CPU, takes {} of the time of a socket that blocks", row("kernel/udp_echo_cross_core")}},
+		parts:   []part{{"UDP echo by a handler in eBPF, on the client's CPU, takes {} of the time of a socket on another CPU, if client and socket block", row("kernel/udp_echo_cross_core")}},
 		instead: []part{{"UDP echo by a handler in eBPF takes {} of the time of a socket that blocks, in runs of 100 pings", pings("udp", "handlers in eBPF")}},
 	},
 	{
-		parts:      []part{{"ICMP echo by a handler in Go takes {} of the time of Linux, which answers on the client's CPU", row("rtt/icmp_awake_16")}},
+		parts: []part{
+			{"ICMP echo of 16 bytes by a handler in Go takes {} of the time of Linux, which answers on the client's CPU", row("rtt/icmp_awake_16")},
+			{"of 1416 bytes {}", row("rtt/icmp_awake_1416")},
+		},
 		instead:    []part{{"ICMP echo by a handler in Go takes {} of the time of Linux, which answers on the client's CPU, in runs of 100 pings", pings("icmp", "handlers")}},
 		experiment: "pingpong", full: "ICMP echo in longer runs",
 	},
@@ -120,8 +123,9 @@ var findings = []finding{
 		{"A file by SLMP has {} of the goodput of TCP with TSO", row("slmp/file_over_tcp")},
 		{"a gigabyte takes {} times the CPU time", costOfBytes},
 	}},
+	{parts: []part{{"With 1 % of the frames lost, SLMP has {} of the goodput of TCP", lossOverTCP(1)}}},
 	{
-		parts:      []part{{"With 10 % of the frames lost, SLMP has {} of its goodput without loss", loss(10)}},
+		parts:      []part{{"With 10 % of the frames lost, SLMP has {} of the goodput of TCP", lossOverTCP(10)}, {"{} of its own without loss", loss(10)}},
 		instead:    []part{{"With 5 % of the frames lost, SLMP has {} of its goodput without loss", loss(5)}},
 		experiment: "loss", full: "Goodput with 10 % of the frames lost",
 	},
@@ -130,20 +134,20 @@ var findings = []finding{
 		parts:      []part{{"16 MPI messages (Simple) and what the receiver computes meanwhile take {} of the time with MPICH", row("ddt/overlap_simple_over_mpich")}},
 		experiment: "datatypes", full: "The time that MPI messages take and what the receiver computes meanwhile, next to MPICH",
 	},
-	{parts: []part{{"16 MPI messages of Simple, while the receiver computes, have {} of the goodput of Open MPI", messages("simple", ", with GEMMs")}}},
-	{parts: []part{{"16 MPI messages of Complex, while the receiver computes, have {} of the goodput of Open MPI", messages("complex", ", with GEMMs")}}},
+	{parts: []part{{"16 MPI messages of Simple at a time, while the receiver computes, have {} of the goodput of Open MPI", messages("simple", ", with GEMMs", 16, "Open MPI")}}},
+	{parts: []part{{"16 MPI messages of Complex at a time, while the receiver computes, have {} of the goodput of Open MPI", messages("complex", ", with GEMMs", 16, "Open MPI")}}},
+	{parts: []part{
+		{"One MPI message of Simple at a time, while the receiver computes, has {} of the goodput of MPICH", messages("simple", ", with GEMMs", 1, "MPICH")},
+		{"of Open MPI {}", messages("simple", ", with GEMMs", 1, "Open MPI")},
+	}},
 	{
-		parts: []part{
-			{"If the receiver computes nothing, messages of Simple have {} of the goodput of MPICH, over TCP with TSO", row("ddt/goodput_simple_over_mpich")},
-			{"16 of them at a time {} of that of Open MPI", messages("simple", "")},
-			{"and 16 of Complex {}", messages("complex", "")},
-		},
-		instead: []part{
-			{"If the receiver computes nothing, 16 MPI messages of Simple have {} of the goodput of Open MPI, over TCP with TSO", messages("simple", "")},
-			{"those of Complex {}", messages("complex", "")},
-		},
+		parts:      []part{{"If the receiver computes nothing and lends the NIC its CPU, messages of Simple have {} of the goodput of MPICH, over TCP with TSO", row("ddt/goodput_simple_over_mpich")}},
 		experiment: "datatypes", full: "Goodput of MPI messages if the receiver computes nothing, next to MPICH",
 	},
+	{parts: []part{
+		{"If it computes nothing, and the NIC shares the sender's CPU, 16 messages of Simple at a time have {} of the goodput of Open MPI", messages("simple", "", 16, "Open MPI")},
+		{"of Complex {}", messages("complex", "", 16, "Open MPI")},
+	}},
 	{
 		parts:      []part{{"Scattering a message in memory has {} of the speed of MPI_Unpack, in the geometric mean of all types", row("ddt/place_over_unpack")}},
 		experiment: "strategies", full: "Scattering a message in memory next to MPI_Unpack, in the mean of all types",
@@ -211,12 +215,19 @@ func loss(percent float64) func(*report.Report) (bench.Row, bool) {
 	}
 }
 
-// messages is the goodput of 16 messages of a datatype at a time, to that with Open MPI.
-func messages(typ, with string) func(*report.Report) (bench.Row, bool) {
+// lossOverTCP is the goodput of SLMP with so many percent of the frames lost, to that of TCP.
+func lossOverTCP(percent float64) func(*report.Report) (bench.Row, bool) {
 	return func(r *report.Report) (bench.Row, bool) {
-		const atATime = 16
+		p := plot(r, "loss-goodput")
+		return ratio(bench.Higher, p.runs("SLMP", percent), p.runs("TCP", percent))
+	}
+}
+
+// messages is the goodput of so many messages of a datatype at a time, to that with an MPI library.
+func messages(typ, with string, atATime float64, peer string) func(*report.Report) (bench.Row, bool) {
+	return func(r *report.Report) (bench.Row, bool) {
 		p := plot(r, "datatypes-"+typ+"-parallel")
-		return ratio(bench.Higher, p.runs("XsPIN"+with, atATime), p.runs("Open MPI over TCP"+with, atATime))
+		return ratio(bench.Higher, p.runs("XsPIN"+with, atATime), p.runs(peer+" over TCP"+with, atATime))
 	}
 }
 

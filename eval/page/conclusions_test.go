@@ -43,14 +43,14 @@ func TestConclusionsAreThoseOfTheRows(t *testing.T) {
 	}
 	messages := func(typ string, alone, theirs, beside, theirsBeside float64) *report.Plot {
 		at := func(name string, y float64) report.Series {
-			return report.Series{Name: name, Points: []report.Point{report.NewPoint(1, []float64{9, 9, 9}), report.NewPoint(16, []float64{y, y, y})}}
+			return report.Series{Name: name, Points: []report.Point{report.NewPoint(1, []float64{y * y, y * y, y * y}), report.NewPoint(16, []float64{y, y, y})}}
 		}
-		return &report.Plot{Name: "datatypes-" + typ + "-parallel", Series: []report.Series{at("XsPIN", alone), at("XsPIN, with GEMMs", beside), at("Open MPI over TCP", theirs), at("Open MPI over TCP, with GEMMs", theirsBeside)}}
+		return &report.Plot{Name: "datatypes-" + typ + "-parallel", Series: []report.Series{at("XsPIN", alone), at("XsPIN, with GEMMs", beside), at("Open MPI over TCP", theirs), at("Open MPI over TCP, with GEMMs", theirsBeside), at("MPICH over TCP, with GEMMs", 20)}}
 	}
 	r := &report.Report{Experiments: []*report.Experiment{
 		{Rows: []bench.Row{
 			ratioOf(t, "rtt/udp_cross_core", bench.Lower, 0.25), ratioOf(t, "rtt/udp_spin_over_spin", bench.Lower, 1.02), // one line
-			ratioOf(t, "rtt/icmp_awake_16", bench.Lower, 2),
+			ratioOf(t, "rtt/icmp_awake_16", bench.Lower, 2), ratioOf(t, "rtt/icmp_awake_1416", bench.Lower, 2.5), // one line
 			ratioOf(t, "slmp/file_over_tcp_same_frames", bench.Higher, 0.97),
 			ratioOf(t, "slmp/file_over_tcp", bench.Higher, 0.5),
 			ratioOf(t, "ddt/place_over_unpack", bench.Higher, 1.5),
@@ -69,13 +69,15 @@ func TestConclusionsAreThoseOfTheRows(t *testing.T) {
 		}
 	}
 	want := `Better: 0.25 [0.25 0.25] 1.02 [1.02 1.02].
+Better: 1 8.00 [8.00 8.00] .
 Better: 16 1.25 [1.25 1.25] .
 Better: 1.50 [1.50 1.50] .
 About the same: 0.97 [0.97 0.97] .
-Worse: 2.00 [2.00 2.00] .
+About the same: 10 1.00 [1.00 1.00] 0.12 [0.12 0.12] .
+Worse: 16 2.00 [2.00 2.00] 1416 2.50 [2.50 2.50].
 Worse: 0.50 [0.50 0.50] 3.00 [3.00 3.00] .
-Worse: 10 0.12 [0.12 0.12] .
 Worse: 16 0.50 [0.50 0.50] .
+Worse: 0.25 [0.25 0.25] 1.56 [1.56 1.56].
 Worse: 16 0.33 [0.33 0.33] 0.25 [0.25 0.25].
 Worse: 0.25 [0.25 0.25] .`
 	if s := strings.Join(got, "\n"); s != want {
@@ -124,7 +126,7 @@ Not measured in a quick run:
 	r.Quick = false
 	r.Experiments[0].Rows = []bench.Row{ratioOf(t, "rtt/udp_cross_core", bench.Lower, 0.3), ratioOf(t, "rtt/icmp_awake_16", bench.Lower, 2.1), ratioOf(t, "kernel/udp_echo_cross_core", bench.Lower, 0.07), ratioOf(t, "kernel/icmp_16", bench.Lower, 0.87)}
 	got := page.Summary(r)
-	for _, s := range []string{"on a CPU of its own, takes 0.30", "ICMP echo by a handler in Go takes 2.10", "on the client's CPU, takes 0.0700", "ICMP echo by a handler in eBPF takes 0.87"} {
+	for _, s := range []string{"on a CPU of its own, takes 0.30", "ICMP echo of 16 bytes by a handler in Go takes 2.10", "on the client's CPU, takes 0.0700", "ICMP echo by a handler in eBPF takes 0.87"} {
 		if !strings.Contains(got, s) {
 			t.Errorf("%q is not in\n%s", s, got)
 		}
