@@ -183,8 +183,8 @@ type benchRows struct {
 	quick string // of a quick run: "" for the same, "-" for none
 }
 
-// mostRuns is how often a side of a row is measured at most: an experiment's plots may take
-// more, which would take rows of seconds too long.
+// mostRuns is how often `bench all` measures a row's sides at most, and a bench does by
+// default. Points of plots may have more runs; a run of a row takes longer.
 const mostRuns = 11
 
 // plan returns how to measure the rows, for so long a run, and as which command somebody

@@ -32,7 +32,7 @@ const (
 type DatatypeOptions struct {
 	Strategy string // one of ddt.Strategies. Defaults to ddt.Direct
 	HPUs     int    // of the NIC. Defaults to 16, the default of a NIC
-	Messages int    // of the context, most in flight. Defaults to 4096, the default of a context
+	Messages int    // what the context has: most in flight. Defaults to 4096, the default of a context
 	Packet   int    // bytes of a message in most packets. Defaults to hpu.DefaultSlice
 	Interval int64  // bytes between checkpoints. Defaults to what Model computes
 	Model    ddt.Model
@@ -152,7 +152,7 @@ func (d *datatype) admit(h *hpu.HER, m *hpu.Message) error {
 	case h.HPUs() > d.hpus:
 		return fmt.Errorf("the NIC has %d HPUs, but the handlers were made for %d", h.HPUs(), d.hpus)
 	case m.Slot() >= d.messages:
-		return fmt.Errorf("message %d in flight, but the handlers were made for %d", m.Slot()+1, d.messages)
+		return fmt.Errorf("slot %d for messages, but the handlers were made for %d: make them for as many messages as the context has", m.Slot(), d.messages)
 	}
 	b := m.Binding()
 	if err := d.fits(&b); err != nil {

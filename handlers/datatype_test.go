@@ -327,7 +327,7 @@ func TestDatatypeHasSlotsForSoManyMessages(t *testing.T) {
 	cfg.Limits.Messages = 2
 	cfg.Windows = []hpu.NamedWindow{{Name: "in", Window: make(hpu.Memory, 100)}}
 	n := handlerstest.New(t, cfg)
-	for id, want := range []string{"", "message 2 in flight, but the handlers were made for 1"} {
+	for id, want := range []string{"", "slot 1 for messages, but the handlers were made for 1: make them for as many messages as the context has"} {
 		out := n.Packet(handlerstest.Message(handlerstest.Peer(1), uint32(id), make([]byte, 100), 50)[0])
 		if want == "" && len(out.Messages) == 0 {
 			continue

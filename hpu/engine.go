@@ -57,7 +57,7 @@ type messages struct {
 	mu       sync.Mutex
 	hasWords atomic.Bool       // there are words
 	words    map[int][4]uint64 // by slot, of host messages
-	slots    []*Message        // by slot, as far as used
+	slots    []*Message        // by slot, nil if it was not used yet
 	flushed  bool              // the context was stopped, its held packets are given back
 }
 

@@ -99,8 +99,9 @@ func span(w uint64) (start, end uint64) { return w >> 32, w>>32 + w>>1&(1<<31-1)
 func (e *Entry) Key() *Key { return &e.key }
 
 // Slot returns the entry's number, 0 to Config.Messages-1, unique within the Queue.
-// The last one that the table freed is used first. Otherwise the table gets the lowest
-// new ones, several at a time.
+// A table, or all that are shared, first uses the one that it freed last; then it gets the
+// lowest new ones, up to 68 at a time; if there are none, one of another table. So numbers
+// have gaps.
 func (e *Entry) Slot() int { return int(e.slot) }
 
 // State returns how far the message is, or after Expired or Stop how far it was.

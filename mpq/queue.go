@@ -27,16 +27,16 @@ type Queue struct {
 
 	mu     sync.Mutex
 	tables []*Table
-	shared list // of the tables that threads share
-	slots  int  // entries allocated
+	shared list    // of the tables that threads share
+	owners []*list // by slot, of the entries allocated
 	open   atomic.Int64
 	store  store
 }
 
 // A list has free entries, linked by next, the last one freed first. It is guarded by
-// Queue.mu. A table that one thread uses has its own, because entries lie side by side,
-// and a processor fetches lines in pairs: from one list, two threads get neighbours, and
-// each write of one takes the other's lines away.
+// Queue.mu. A table that one thread uses has its own, because entries lie side by side and
+// share cache lines with neighbours, and some processors fetch lines in pairs: from one
+// list, two threads get neighbours, and each write of one takes the other's lines away.
 type list struct{ first *Entry }
 
 func (l *list) push(e *Entry) { e.next, l.first = l.first, e }
@@ -88,30 +88,43 @@ func (q *Queue) hash(k *Key) uint64 {
 func (q *Queue) take(t *Table) *Entry {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	if int(q.open.Load()) == q.c.Messages {
+		return nil
+	}
 	e := t.list.pop()
 	if e == nil {
-		n := min(slab, q.c.Messages-q.slots)
-		entries := make([]Entry, n)
-		for i := n - 1; i >= 0; i-- {
-			entries[i].slot = uint32(q.slots + i)
-			t.list.push(&entries[i])
-		}
-		q.slots += n
+		q.allocate(t)
 		e = t.list.pop()
 	}
-	for i := 0; e == nil && i < len(q.tables); i++ {
+	for i := 0; e == nil; i++ {
 		e = q.tables[i].list.pop()
 	}
-	if e != nil {
-		q.open.Add(1)
-	}
+	q.open.Add(1)
 	return e
 }
 
-// give takes an entry back, from the table that had it.
-func (q *Queue) give(t *Table, e *Entry) {
+// allocate makes entries for a table, as far as there may be more, but leaves some to the
+// other tables.
+func (q *Queue) allocate(t *Table) {
+	slots := len(q.owners)
+	n := min(slab, q.c.Messages-slots)
+	if t.list != &q.shared {
+		n = min(n, max(1, q.c.Messages/len(q.tables)))
+	}
+	entries := make([]Entry, n)
+	for i := n - 1; i >= 0; i-- {
+		entries[i].slot = uint32(slots + i)
+		t.list.push(&entries[i])
+	}
+	for range entries {
+		q.owners = append(q.owners, t.list)
+	}
+}
+
+// give takes an entry back, for the table that it was made for.
+func (q *Queue) give(e *Entry) {
 	q.mu.Lock()
-	t.list.push(e)
+	q.owners[e.slot].push(e)
 	q.open.Add(-1)
 	q.mu.Unlock()
 }

@@ -22,8 +22,9 @@ type Table struct {
 
 	chains []*Entry // by hash; their number is a power of two
 	n      int      // entries
-	list   *list    // of free entries: its own, or the Queue's
-	timers []timer  // a heap
+	list   *list    // of free entries: own, or the Queue's shared
+	own    list
+	timers []timer // a heap
 
 	counters counters
 }
@@ -47,7 +48,8 @@ type counters struct {
 // NewTable adds a table to the queue. Tables are never removed. Shared says that
 // several threads use it, in turn.
 func (q *Queue) NewTable(shared bool) *Table {
-	t := &Table{q: q, chains: make([]*Entry, 64), list: new(list)}
+	t := &Table{q: q, chains: make([]*Entry, 64)}
+	t.list = &t.own
 	if shared {
 		t.list = &q.shared
 	}
@@ -526,7 +528,7 @@ func (t *Table) free(e *Entry) {
 	if t.last == e {
 		t.last = nil
 	}
-	t.q.give(t, e)
+	t.q.give(e)
 }
 
 // deadline returns when a message's time is up.

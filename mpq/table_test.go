@@ -763,13 +763,16 @@ func TestSlots(t *testing.T) {
 // Tables that are not shared keep apart what they write; those that are use few slots.
 func TestSlotsOfTables(t *testing.T) {
 	for _, tc := range []struct {
-		shared bool
-		want   []int // of a, b, a and b in turn, each ended before the next
+		shared   bool
+		messages int
+		want     []int // of a, b, a and b in turn, each ended before the next
 	}{
-		{false, []int{0, slab, 0, slab}},
-		{true, []int{0, 0, 0, 0}},
+		{false, 4096, []int{0, slab, 0, slab}},
+		{false, 16, []int{0, 8, 0, 8}},
+		{false, 1, []int{0, 0, 0, 0}},
+		{true, 4096, []int{0, 0, 0, 0}},
 	} {
-		q, err := NewQueue(Config{})
+		q, err := NewQueue(Config{Messages: tc.messages})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -784,8 +787,36 @@ func TestSlotsOfTables(t *testing.T) {
 			tab.End(e, 1)
 		}
 		if !slices.Equal(got, tc.want) {
-			t.Errorf("shared %v: slots %v, want %v", tc.shared, got, tc.want)
+			t.Errorf("shared %v, %d messages: slots %v, want %v", tc.shared, tc.messages, got, tc.want)
 		}
+	}
+}
+
+// A table that needs more than its part takes entries of others, which get them back.
+func TestSlotsAreGivenBack(t *testing.T) {
+	q, a := queue(t, Config{Messages: 4})
+	b := q.NewTable(false)
+	var all []*Entry
+	for i := range uint32(4) {
+		all = append(all, begin(t, a, &Key{i}, seg(0, 1), 1))
+	}
+	arrive(t, b, &Key{9}, seg(0, 1), 1, Drop, spin.DropMessages)
+	for _, e := range all {
+		a.Finish(e, seg(0, 1), 1)
+		a.Stop(e)
+		a.End(e, 1)
+	}
+	for i := range uint32(2) { // b has a's, and then gives them back
+		e := begin(t, b, &Key{10 + i}, seg(0, 1), 1)
+		b.Finish(e, seg(0, 1), 1)
+		b.Stop(e)
+		b.End(e, 1)
+	}
+	if e := begin(t, a, &Key{20}, seg(0, 1), 1); q.owners[e.Slot()] != a.list || a.list.first == nil {
+		t.Errorf("a has slot %d, and its list is empty: %v", e.Slot(), a.list.first == nil)
+	}
+	if q.Open() != 1 || len(q.owners) != 4 {
+		t.Errorf("%d open, %d slots; want 1 and 4", q.Open(), len(q.owners))
 	}
 }
 

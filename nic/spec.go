@@ -67,7 +67,7 @@ type ContextSpec struct {
 	Window spin.Window              // all of them to the start of this window
 	Events chan<- spin.MessageEvent // and their ends to this channel
 
-	State        int    // bytes of state memory of each message
+	State        int    // bytes of state memory of each message, kept for the next one in its slot
 	InitialState []byte // what that begins with; the rest is 0
 
 	Timeout    time.Duration  // after which an incomplete message ends, since its last news. Defaults to 10 s

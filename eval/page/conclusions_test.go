@@ -180,10 +180,8 @@ func TestReasonsAreToldOnce(t *testing.T) {
 
 // A reason of some rows is not that of others whose names begin alike.
 func TestReasonsAreThoseOfTheLongestName(t *testing.T) {
-	for range 100 {
-		if page.Reason("slmp/file_over_tcp_same_frames") == page.Reason("slmp/file_over_tcp") || page.Reason("slmp/file") != page.Reason("") {
-			t.Fatal("a row has the reason of another")
-		}
+	if page.Reason("slmp/file_over_tcp_same_frames") == page.Reason("slmp/file_over_tcp") || page.Reason("slmp/file") != page.Reason("") {
+		t.Error("a row has the reason of another")
 	}
 }
 
