@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"time"
 
 	"github.com/xspin/xspin/demos/file"
 	"github.com/xspin/xspin/eval/bench"
@@ -70,7 +71,10 @@ func (l *benchLab) messageRows(ctx context.Context, cfg benchConfig, doc *bench.
 	if err := b.kernelRates(ctx, mem.Whole()); err != nil {
 		return err
 	}
-	return b.kernelFiles(ctx, mem)
+	if err := b.kernelFiles(ctx, mem); err != nil {
+		return err
+	}
+	return b.kernelShare(ctx, mem)
 }
 
 // kernelRates compares what takes generated segments with a program that drops them.
@@ -177,6 +181,52 @@ func (b *slmpBench) kernelFiles(ctx context.Context, mem *hostq.Memory) (err err
 	}
 	row, err = bench.Ratio("kernel/file_loss1_over_loss0", bench.AtLeast(0.50), bad.side("SLMP, handlers in eBPF, 1 % loss"), good.side("SLMP, handlers in eBPF, 0 % loss"))
 	return b.doc.Add("through the impairment stage, a third namespace with programs at tc ingress, at 1 % loss of frames each way, and at 0 %; otherwise: "+conditions, row, err)
+}
+
+// kernelShare tells how many of the messages that begin in the kernel end there, through a bad
+// network.
+func (b *slmpBench) kernelShare(ctx context.Context, mem *hostq.Memory) (err error) {
+	path := impair.Config{Loss: 0.01, Reorder: 0.03, Delay: time.Millisecond}
+	l := load{Size: 8 << 10, Outstanding: 16, For: b.cfg.duration}
+	defer func() { err = errors.Join(err, b.reshape(nil)) }()
+	if err := b.reshape(&path); err != nil {
+		return err
+	}
+	var share, completed, again []float64
+	var on string
+	if err := bench.Rounds(ctx, b.cfg.runs, func(ctx context.Context) (err error) {
+		spec, err := messagesSpec("deposit", mem.Whole())
+		if err != nil {
+			return err
+		}
+		n, c, err := b.openContext(b.oneHPU(), spec)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, n.Close()) }()
+		if on, err = b.granted(n); err != nil {
+			return err
+		}
+		reports, err := b.runLoads(ctx, 1, l)
+		if err != nil {
+			return err
+		}
+		st, _ := c.Messages()
+		r := reports[0]
+		share = append(share, float64(st.Ended)/float64(max(st.Started, 1)))
+		completed = append(completed, float64(r.Completed))
+		again = append(again, 100*float64(r.Retransmitted)/float64(max(r.Segments, 1)))
+		return nil
+	}); err != nil {
+		return err
+	}
+	a := bench.NewSide("SLMP, handlers in eBPF", "share", share)
+	a.On = on
+	a.Add("completed", completed)
+	a.Add("sent_again_percent", again)
+	row, err := bench.Absolute("kernel/messages_ended_loss1_reorder3", bench.AtLeast(0.95), a)
+	return b.doc.Add(fmt.Sprintf("of the messages that began in XDP, those that were complete there and told to the application; messages of %d bytes, %d at a time, those included that were on their way when the sender stopped; "+
+		"through the impairment stage, 1 %% loss and 3 %% reordering each way, delay %v; %s", l.Size, l.Outstanding, path.Delay, b.pinning()), row, err)
 }
 
 // transferTo sends a file to a context, on a NIC of its own, whose window has these bytes.
