@@ -15,6 +15,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/xspin/xspin/client"
 	"github.com/xspin/xspin/control"
@@ -241,7 +242,7 @@ func (o appOptions) run(ctx context.Context, out io.Writer) (err error) {
 	for {
 		switch err := a.app.Wait(ctx); {
 		case ctx.Err() != nil:
-			return a.takeAll() // report all that was acknowledged
+			return a.takeRest(ctx)
 		case err != nil:
 			return err
 		}
@@ -254,6 +255,23 @@ func (o appOptions) run(ctx context.Context, out io.Writer) (err error) {
 // post posts a receive for any message at a place.
 func (a *application) post(ctx context.Context, place uint64) error {
 	return a.app.Post(ctx, control.Receive{Window: windowName, Place: int64(place) * a.Size, Size: a.Size, Ignore: ^uint32(0), User: place})
+}
+
+// restWait is how long events of messages that were acknowledged may be on their way: a
+// goroutine of the NIC hands on those of handlers in eBPF.
+const restWait = 200 * time.Millisecond
+
+// takeRest makes files of all that was acknowledged before the end.
+func (a *application) takeRest(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), restWait)
+	defer cancel()
+	_ = a.app.Deactivate(ctx) // so that no more begins; a NIC that is gone sends nothing, either
+	for ctx.Err() == nil && a.app.Wait(ctx) == nil {
+		if err := a.takeAll(); err != nil {
+			return err
+		}
+	}
+	return a.takeAll()
 }
 
 // takeAll makes files of the messages that have ended.
