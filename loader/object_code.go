@@ -38,8 +38,8 @@ var engineAllowed = []asm.BuiltinFunc{
 // global one. They are nothing special in other objects.
 var engineFuncs = map[string]bool{
 	bpf.HandlersProgram: true, bpf.MessagesExpire: true,
-	"xspin_copy": true, "xspin_verify": true, "xspin_answer": true,
-	"xspin_begin": false, "xspin_bind": false, "xspin_hand_over": false, noteFunc: false, "xspin_end": false, "xspin_post": false, "xspin_fail": false, "xspin_conclude": false,
+	"xspin_copy": true, "xspin_verify": true, "xspin_answer": true, "xspin_bind": true,
+	"xspin_begin": false, "xspin_hand_over": false, noteFunc: false, "xspin_end": false, "xspin_post": false, "xspin_fail": false, "xspin_conclude": false,
 }
 
 // noteFunc is what notes of handlers come from.

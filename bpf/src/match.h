@@ -33,9 +33,10 @@ static __always_inline struct frame frame_of(struct xdp_md *ctx)
 /*
  * A word that reaches beyond the linear part: the frame is short or fragmented.
  * Returns the word, and in the upper half whether the first `need` bytes of the
- * frame exist.
+ * frame exist. Like is_local it is global so that the verifier looks at it once
+ * rather than at each call: with both static it took four times as long.
  */
-static __noinline __u64 load_word_slow(struct xdp_md *ctx, __u32 off, __u32 need)
+__noinline __u64 load_word_slow(struct xdp_md *ctx, __u32 off, __u32 need)
 {
 	__u32 len = bpf_xdp_get_buff_len(ctx);
 	__u32 word = 0;
@@ -191,13 +192,15 @@ static long more_wide(__u32 i, struct search_state *s)
  * one of its addresses? Asked last, about frames that rulesets have matched. The
  * addresses are few, and the first is nearly always the one.
  */
-static __noinline int is_local(struct xdp_md *ctx, const struct xspin_table *t)
+__noinline int is_local(struct xdp_md *ctx, const struct xspin_table *t)
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
 	__u32 to[4] = { 0, 0, bswap32(0xffff), 0 };
 	const __u16 *eth = data;
 	__u16 copy[7];
 
+	if (!t)
+		return 0;
 	if (unlikely(data + 14 > end)) {
 		if (bpf_xdp_load_bytes(ctx, 0, copy, 14))
 			return 0;
