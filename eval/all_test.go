@@ -54,6 +54,7 @@ func TestBenchAllGoesOnWhereItStopped(t *testing.T) {
 		<-ctx.Done()
 		return ctx.Err()
 	}}
+	tableOf := func(name string) string { return filepath.Join(dir, name+"-rows.csv") }
 	run := func(want string, again bool, only []string, all ...experiment) *report.Report {
 		t.Helper()
 		ran = nil
@@ -65,6 +66,11 @@ func TestBenchAllGoesOnWhereItStopped(t *testing.T) {
 		r, err := report.Load(dir)
 		if err != nil {
 			t.Fatal(err)
+		}
+		for _, e := range r.Experiments {
+			if _, err := os.Stat(tableOf(e.Name)); err != nil {
+				t.Error(err)
+			}
 		}
 		return r
 	}
@@ -82,6 +88,9 @@ func TestBenchAllGoesOnWhereItStopped(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(dir, "index.html")); err != nil {
 		t.Error(err)
+	}
+	if err := os.Remove(tableOf("a")); err != nil { // as if it had been cut short before it
+		t.Fatal(err)
 	}
 	did(run("", false, []string{"d"}, a, b, c, d), "d", "c")
 	did(run("interrupted before c: finish that first", false, []string{"a"}, a, b, c, d), "", "c")

@@ -35,8 +35,9 @@ var page = template.Must(template.New("page").Funcs(template.FuncMap{
 	"seconds": func(s float64) string { return time.Duration(s * float64(time.Second)).Round(time.Second).String() },
 }).Parse(source))
 
-// Write writes the page and what belongs to it into the directory of the report.
-func Write(dir string, r *report.Report) error {
+// Write writes the page into the directory of the report, and the plots and tables of the
+// experiments of these names, of all if there is none: PNGs take a while.
+func Write(dir string, r *report.Report, names ...string) error {
 	var b bytes.Buffer
 	if err := page.Execute(&b, newView(r)); err != nil {
 		return fmt.Errorf("page: %w", err)
@@ -45,6 +46,9 @@ func Write(dir string, r *report.Report) error {
 		return err
 	}
 	for _, e := range r.Experiments {
+		if len(names) > 0 && !slices.Contains(names, e.Name) {
+			continue
+		}
 		if len(e.Rows) > 0 {
 			if err := writeCSV(filepath.Join(dir, e.Name+"-rows.csv"), rows(e.Rows)); err != nil {
 				return err

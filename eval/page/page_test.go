@@ -106,6 +106,30 @@ func TestThePageHasAllOfTheReport(t *testing.T) {
 	}
 }
 
+// Only experiments that were measured get new files; the page has all.
+func TestFilesAreThoseOfNamedExperiments(t *testing.T) {
+	dir := t.TempDir()
+	for _, tc := range []struct{ name, want string }{
+		{"second", "index.html"},
+		{"first", "bars.csv bars.png bars.svg first-rows.csv index.html lines.csv lines.png lines.svg"},
+	} {
+		if err := page.Write(dir, fixture(t), tc.name); err != nil {
+			t.Fatal(err)
+		}
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var names []string
+		for _, e := range entries {
+			names = append(names, e.Name())
+		}
+		if got := strings.Join(names, " "); got != tc.want {
+			t.Errorf("of %s: %s, want %s", tc.name, got, tc.want)
+		}
+	}
+}
+
 // textOf returns what a reader sees, and fails if a text has become markup.
 func textOf(t *testing.T, source string) string {
 	t.Helper()
