@@ -37,31 +37,33 @@ func (r *runner) errandsAndTimers() (worked, ok bool) {
 	if list == nil {
 		return worked, true
 	}
-	return worked, r.timers(*list)
+	more, ok := r.timers(*list)
+	return worked || more, ok
 }
 
 // timers ends messages whose time is up, runs timer handlers, and tries events again
-// that found no room. It returns false if the runner was abandoned.
-func (r *runner) timers(list []*Context) bool {
+// that found no room. It returns whether there are more such messages, so that the worker
+// does not sleep, and false if the runner was abandoned.
+func (r *runner) timers(list []*Context) (more, ok bool) {
 	now := r.pool.scale.Ticks()
-	if r.pool.scale.Nanoseconds(now-r.timed) < int64(timerEvery) && r.pool.ending.Load() == 0 && r.pool.cfg.Clock == nil {
-		return true
+	if !r.more && r.pool.scale.Nanoseconds(now-r.timed) < int64(timerEvery) && r.pool.ending.Load() == 0 && r.pool.cfg.Clock == nil {
+		return false, true
 	}
-	r.timed = now
+	r.timed, r.more = now, false
 	for _, c := range list {
 		if c.halt.Load() != 0 {
 			r.pool.flush(c)
 			continue
 		}
 		if !r.tick1(c) || c.msgs != nil && !(r.expired(c) && r.retry(c)) {
-			return false
+			return false, false
 		}
 	}
-	return true
+	return r.more, true
 }
 
 // expired ends what is to end of a context's messages: a batch of each table's, for
-// packets wait meanwhile.
+// packets wait meanwhile. It notes if that was not all.
 func (r *runner) expired(c *Context) bool {
 	if r.w.portFor(c, nil) == nil {
 		return true // none of the context's HPUs is this worker's
@@ -73,18 +75,13 @@ func (r *runner) expired(c *Context) bool {
 		if !ms.cfg.Shared && i != r.w.id {
 			continue
 		}
-		for range batchSize {
+		for k := range batchSize {
 			t.lock()
 			var e *mpq.Entry
 			h := her{job: expireJob, cause: spin.TimedOut}
 			if all {
 				h.cause = spin.Removed
-				for open := range t.All() {
-					if t.Stop(open) {
-						e = open
-						break
-					}
-				}
+				e = t.StopNext()
 			} else {
 				e = t.Expired(r.pool.now())
 			}
@@ -101,6 +98,7 @@ func (r *runner) expired(c *Context) bool {
 			if !r.serveOne(r.w.portFor(c, came), h) {
 				return false
 			}
+			r.more = r.more || k == batchSize-1
 		}
 	}
 	return true

@@ -53,11 +53,11 @@ func TestNapsGrowWhileNothingMoves(t *testing.T) {
 	}
 }
 
-// threadSwitches returns how often threads of this process have gone to sleep.
-func threadSwitches(t *testing.T) int64 {
+// switches returns how often a thread, or all of this process, have gone to sleep.
+func switches(t *testing.T, who int) int64 {
 	var ru unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_SELF, &ru); err != nil {
-		t.Fatal(err)
+	if err := unix.Getrusage(who, &ru); err != nil {
+		t.Error(err)
 	}
 	return ru.Nvcsw
 }
@@ -74,14 +74,44 @@ func TestAnIdlePoolSleeps(t *testing.T) {
 		r.with(func() { n = r.kernel.queues[0].exchanges })
 		return n
 	}
-	before, n := exchanges(), threadSwitches(t)
+	before, n := exchanges(), switches(t, unix.RUSAGE_SELF)
 	time.Sleep(500 * time.Millisecond)
 	if d := exchanges() - before; d != 0 {
 		t.Errorf("%d exchanges while idle", d)
 	}
 	// Two looks of the watchdog, and what the Go runtime does for them.
-	if d := threadSwitches(t) - n; d > 100 {
+	if d := switches(t, unix.RUSAGE_SELF) - n; d > 100 {
 		t.Errorf("threads went to sleep %d times in half a second", d)
+	}
+}
+
+// A context that ends has many messages open: its worker does not sleep between them.
+func TestAWorkerEndsMessagesWithoutSleeping(t *testing.T) {
+	const messages = 256 * batchSize
+	var first, last int64 // the worker's
+	b := newBench(t, benchConfig{
+		rig: rigConfig{Config: Config{Wait: Sleep}}, events: messages,
+		completion: func(*Completion) spin.Code {
+			last = switches(t, unix.RUSAGE_THREAD)
+			if first == 0 {
+				first = last
+			}
+			return spin.Success
+		},
+		change: func(m *MessageConfig) { m.Messages, m.Timeout = messages, time.Hour },
+	})
+	for id := range uint32(messages) {
+		b.send(segment(1, id, peerA, 0, 10, false))
+	}
+	eventually(t, "the pool is idle", func() bool { return b.Idle(b.c) })
+	if err := b.Drain(b.c, patience); err != nil {
+		t.Fatal(err)
+	}
+	if st, _ := b.c.Messages(); st.Open != 0 || st.Abandoned != messages {
+		t.Errorf("%+v", st)
+	}
+	if d := last - first; d > messages/batchSize/2 {
+		t.Errorf("it went to sleep %d times for %d batches of messages", d, messages/batchSize)
 	}
 }
 

@@ -3,7 +3,6 @@
 package mpq
 
 import (
-	"iter"
 	"math"
 	"sync/atomic"
 
@@ -20,11 +19,12 @@ type Table struct {
 	q    *Queue
 	last *Entry // used last, where the next segment is likely to go
 
-	chains []*Entry // by hash; their number is a power of two
-	n      int      // entries
-	list   *list    // of free entries: own, or the Queue's shared
-	own    list
-	timers []timer // a heap
+	chains   []*Entry // by hash; their number is a power of two
+	n        int      // entries
+	stopping int      // the chain that StopNext was at
+	list     *list    // of free entries: own, or the Queue's shared
+	own      list
+	timers   []timer // a heap
 
 	counters counters
 }
@@ -433,9 +433,24 @@ func (t *Table) Expired(now int64) *Entry {
 	return nil
 }
 
-// Stop stops a message before its timeout, as if Expired had returned it. It returns
-// false if segments of it run, or if it is stopped, failed or ending already.
-func (t *Table) Stop(e *Entry) bool {
+// StopNext stops a message before its timeout, as if Expired had returned it, and returns
+// it. It returns nil if there is none but those of which segments run, or that are stopped,
+// failed or ending already.
+func (t *Table) StopNext() *Entry {
+	for range t.chains {
+		// From where the last one was, or all that were would be passed each time.
+		t.stopping &= len(t.chains) - 1
+		for e := t.chains[t.stopping]; e != nil; e = e.next {
+			if t.stop(e) {
+				return e
+			}
+		}
+		t.stopping++
+	}
+	return nil
+}
+
+func (t *Table) stop(e *Entry) bool {
 	if !e.idle() || e.stopped || e.state == Ending || e.state == Failed {
 		return false
 	}
@@ -461,22 +476,6 @@ func (t *Table) Next() int64 {
 		return d
 	}
 	return 1
-}
-
-// All returns the messages in the table. The loop may free the current one, and no
-// other.
-func (t *Table) All() iter.Seq[*Entry] {
-	return func(yield func(*Entry) bool) {
-		for i := range t.chains {
-			for e := t.chains[i]; e != nil; {
-				next := e.next
-				if !yield(e) {
-					return
-				}
-				e = next
-			}
-		}
-	}
 }
 
 func (t *Table) chain(hash uint64) **Entry { return &t.chains[hash&uint64(len(t.chains)-1)] }

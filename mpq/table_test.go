@@ -4,6 +4,7 @@ package mpq
 
 import (
 	"encoding/json"
+	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -322,7 +323,7 @@ func TestDefer(t *testing.T) {
 	arrive(t, tab, &k, seg(0, 10), 1, Again, spin.NotDropped)
 	arrive(t, tab, &k, eom(10, 10), 900*ms, Notify, spin.NotDropped)
 	arrive(t, tab, &k, eom(10, 10), 900*ms, Wait, spin.NotDropped) // one at a time
-	if tab.Retry(e) || tab.Stop(e) || tab.Expired(5000*ms) != nil {
+	if tab.Retry(e) || tab.stop(e) || tab.Expired(5000*ms) != nil {
 		t.Error("taken twice")
 	}
 	tab.Defer(e, 900*ms)
@@ -430,7 +431,7 @@ func TestTimeout(t *testing.T) {
 		if tab.Expired(end) != e || e.State() != Open {
 			t.Fatalf("%d: not expired", how)
 		}
-		if tab.Expired(end) != nil || tab.Stop(e) {
+		if tab.Expired(end) != nil || tab.stop(e) {
 			t.Error("expired twice")
 		}
 		arrive(t, tab, &k, seg(10, 10), end, Drop, spin.DropDead)
@@ -466,25 +467,56 @@ func TestLingerWhileRunning(t *testing.T) {
 	tab.End(e, 200*ms)
 }
 
-func TestStopAndAll(t *testing.T) {
+func TestStopNext(t *testing.T) {
 	q, tab := queue(t, Config{})
+	var running []*Entry
 	for i := range uint32(500) {
 		k := Key{i}
 		e := begin(t, tab, &k, seg(0, 10), 1)
 		if i%2 == 0 {
 			tab.Finish(e, seg(0, 10), 1)
+		} else {
+			running = append(running, e)
 		}
 	}
-	n := 0
-	for e := range tab.All() {
-		if !tab.Stop(e) {
-			continue
+	stop := func(want int) {
+		t.Helper()
+		n := 0
+		for e := tab.StopNext(); e != nil; e = tab.StopNext() {
+			n++
+			tab.End(e, 1)
 		}
-		n++
-		tab.End(e, 1)
+		if s := q.Stats(); n != want || s.Open != len(running) {
+			t.Errorf("stopped %d, want %d: %+v", n, want, s)
+		}
 	}
-	if s := q.Stats(); n != 250 || s.Open != 250 || s.Abandoned != 250 {
-		t.Errorf("stopped %d: %+v", n, s)
+	stop(250) // those of which no segment runs
+	stop(0)
+	for _, e := range running {
+		tab.Finish(e, seg(0, 10), 1)
+	}
+	running = nil
+	stop(250)
+}
+
+// All messages of a table are stopped when their context ends: each costs the same,
+// however many there are.
+func BenchmarkStopNext(b *testing.B) {
+	for _, n := range []int{1 << 10, 1 << 17} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			for b.Loop() {
+				b.StopTimer()
+				_, tab := queue(b, Config{Messages: n})
+				for i := range uint32(n) {
+					tab.Finish(begin(b, tab, &Key{i}, seg(0, 10), 1), seg(0, 10), 1)
+				}
+				b.StartTimer()
+				for e := tab.StopNext(); e != nil; e = tab.StopNext() {
+					tab.End(e, 1)
+				}
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*n), "ns/message")
+		})
 	}
 }
 
@@ -753,7 +785,7 @@ func TestSlots(t *testing.T) {
 	arrive(t, b, &Key{1000}, seg(0, 1), 1, Drop, spin.DropMessages)
 	tab, e := b, entries[1]
 	tab.Finish(e, seg(0, 1), 1)
-	tab.Stop(e)
+	tab.stop(e)
 	tab.End(e, 1)
 	if f := begin(t, a, &Key{1000}, seg(0, 1), 1); f != e || f.User != e.Slot() || *f.Key() != (Key{1000}) {
 		t.Error("the slot was not reused with what the user kept there")
@@ -783,7 +815,7 @@ func TestSlotsOfTables(t *testing.T) {
 			e := begin(t, tab, &Key{i}, seg(0, 1), 1)
 			got = append(got, e.Slot())
 			tab.Finish(e, seg(0, 1), 1)
-			tab.Stop(e)
+			tab.stop(e)
 			tab.End(e, 1)
 		}
 		if !slices.Equal(got, tc.want) {
@@ -803,13 +835,13 @@ func TestSlotsAreGivenBack(t *testing.T) {
 	arrive(t, b, &Key{9}, seg(0, 1), 1, Drop, spin.DropMessages)
 	for _, e := range all {
 		a.Finish(e, seg(0, 1), 1)
-		a.Stop(e)
+		a.stop(e)
 		a.End(e, 1)
 	}
 	for i := range uint32(2) { // b has a's, and then gives them back
 		e := begin(t, b, &Key{10 + i}, seg(0, 1), 1)
 		b.Finish(e, seg(0, 1), 1)
-		b.Stop(e)
+		b.stop(e)
 		b.End(e, 1)
 	}
 	if e := begin(t, a, &Key{20}, seg(0, 1), 1); q.owners[e.Slot()] != a.list || a.list.first == nil {
@@ -956,11 +988,11 @@ func TestThreads(t *testing.T) {
 					}
 				}
 				if i%20 == 19 {
-					for e := range tab.All() {
+					for e := tab.StopNext(); e != nil; e = tab.StopNext() {
 						for range e.held {
 							tab.Unhold(e)
 						}
-						if tab.Stop(e) && e.State() == Waiting {
+						if e.State() == Waiting {
 							tab.Refuse(e)
 						} else {
 							tab.End(e, int64(i))
