@@ -19,6 +19,7 @@ import (
 // lossPlots measures files through a bad network, next to TCP through the same.
 func lossPlots(ctx context.Context, t *trial) error {
 	size := pick[int64](t, 64<<20, 16<<20)
+	times := pick(t, 3, 1) // a small file, of which the median counts
 	return t.withSLMP(time.Second, size, func(b *slmpBench) (err error) {
 		source, err := b.file(size)
 		if err != nil {
@@ -51,11 +52,11 @@ func lossPlots(ctx context.Context, t *trial) error {
 				}
 				defer func() { err = errors.Join(err, n.Close()) }()
 				for _, tier := range tiers {
-					if err := b.lossOf(ctx, n, percent, source, tier); err != nil {
+					if err := b.lossOf(ctx, n, percent, times, source, tier); err != nil {
 						return err
 					}
 				}
-				return b.lossOfTCP(ctx, percent, theirs, theirsTook)
+				return b.lossOfTCP(ctx, percent, times, theirs, theirsTook)
 			})
 		}
 		if err := bench.Rounds(ctx, b.few(), sides...); err != nil {
@@ -85,8 +86,8 @@ type lossTier struct {
 	goodput, took *line
 }
 
-// lossOf measures goodput and times of SLMP at one loss.
-func (b *slmpBench) lossOf(ctx context.Context, n *nic.NIC, percent float64, source string, tier lossTier) (err error) {
+// lossOf measures goodput of SLMP at one loss and, so many times, the time for a small file.
+func (b *slmpBench) lossOf(ctx context.Context, n *nic.NIC, percent float64, times int, source string, tier lossTier) (err error) {
 	var r sendRuns
 	if err := b.transferOn(ctx, n, &r, tier.spec, tier.window, source); err != nil {
 		return err
@@ -103,7 +104,7 @@ func (b *slmpBench) lossOf(ctx context.Context, n *nic.NIC, percent float64, sou
 	}
 	defer func() { err = errors.Join(err, n.Remove(c)) }()
 	var ms []float64
-	for range lossTimes {
+	for range times {
 		s, err := b.send(ctx, small, lossPatience)
 		if err != nil {
 			return err
@@ -115,8 +116,8 @@ func (b *slmpBench) lossOf(ctx context.Context, n *nic.NIC, percent float64, sou
 	return nil
 }
 
-// lossOfTCP measures TCP at one loss, without TSO and GSO: a NIC is open.
-func (b *slmpBench) lossOfTCP(ctx context.Context, percent float64, goodput, took *line) error {
+// lossOfTCP is lossOf for TCP, without TSO and GSO: a NIC is open.
+func (b *slmpBench) lossOfTCP(ctx context.Context, percent float64, times int, goodput, took *line) error {
 	if !b.tcp {
 		return nil
 	}
@@ -128,7 +129,7 @@ func (b *slmpBench) lossOfTCP(ctx context.Context, percent float64, goodput, too
 	goodput.on = tcp.on
 	goodput.add(percent, tcp.gbps[0], -1)
 	var ms []float64
-	for range lossTimes {
+	for range times {
 		ctx, cancel := context.WithTimeout(ctx, lossPatience)
 		err := b.iperfTo(ctx, &tcp, false, "-n", strconv.Itoa(lossSmall))
 		cancel()
@@ -141,6 +142,3 @@ func (b *slmpBench) lossOfTCP(ctx context.Context, percent float64, goodput, too
 	took.add(percent, quantile.Median(ms), -1)
 	return nil
 }
-
-// lossTimes is how often a small file is timed a round, of which the median counts.
-const lossTimes = 3

@@ -56,7 +56,7 @@ var experiments = []experiment{
 				"Linux answers UDP by a socket in a process of its own that blocks, and ICMP in the kernel, on the client's CPU. HPUs spin, then sleep. The application shares the CPU of the HPUs, so they wait for each other. " +
 				"The parts are means over the pings between the first and the third quartile of a run; dispatch is from the frame's arrival in the XDP program to the start of the handler.",
 		},
-		pace{20, 380 * time.Second}, pace{5, 12 * time.Second},
+		pace{20, 380 * time.Second}, pace{5, 13 * time.Second},
 		[]benchRows{{"rtt", "", "-"}, {"kernel", "echo", "-"}}, []step{pingpongPlots},
 	},
 	{
@@ -69,7 +69,7 @@ var experiments = []experiment{
 				"XDP_DROP throws each frame away where it arrives. The bare loops take frames from AF_XDP sockets and give them back. The handler does nothing; packets are scheduled one by one, policy packet. Handlers in eBPF drop each frame, in XDP, so they are on the generator's CPU, as XDP_DROP is. " +
 				"HPUs are vHPUs: threads serve them, one on each CPU named.",
 		},
-		pace{7, 220 * time.Second}, pace{3, 26 * time.Second},
+		pace{7, 220 * time.Second}, pace{3, 15 * time.Second},
 		[]benchRows{{"rx", "", ""}, {"kernel", "packets", ""}}, []step{packetPlots},
 	},
 	{
@@ -81,17 +81,17 @@ var experiments = []experiment{
 				"In the sweeps of sizes and senders, each sender keeps as many messages on their way as the legend says. In that of windows, messages of handlers in Go that are sent at a time go to places of their own; handlers in eBPF have one at a time. " +
 				"The parts of a segment, with handlers in Go, are differences of the HPU's busy time between contexts, each of which does one thing more than the one before: an empty payload handler; header and completion handlers too; the payload copied into memory; and messages acknowledged. Small differences are noise.",
 		},
-		pace{5, 560 * time.Second}, pace{3, 65 * time.Second},
-		[]benchRows{{"slmp", "file,noop,small,policy,fairness", "file,small --size 128MiB"}, {"kernel", "messages", ""}}, []step{messagePeers, messageWindows, messageSizes, messageParts},
+		pace{5, 560 * time.Second}, pace{3, 55 * time.Second},
+		[]benchRows{{"slmp", "file,noop,small,policy,fairness", "file,small --size 128MiB"}, {"kernel", "messages", "messages --size 64MiB"}}, []step{messagePeers, messageWindows, messageSizes, messageParts},
 	},
 	{
 		report.Experiment{
 			Name: "loss", Title: "Loss",
 			Shows: "Goodput of SLMP and of TCP when packets are lost, and the time for a small file.",
 			Method: "A third namespace between sender and receiver drops frames at random, as many each way. Goodput of SLMP is that of a file, goodput of TCP that of one second of iperf3 through the same path. TCP has TSO off, as the NIC stays attached to the receiver's end. " +
-				"SLMP goes to one HPU, or to handlers in eBPF, which put it into memory and acknowledge it in XDP. SLMP's time for a small file is measured, from the first byte to the acknowledgement of the last. TCP's is not measured but computed: the bytes divided by the goodput that iperf3 reports for them. A run is the median of three such times.",
+				"SLMP goes to one HPU, or to handlers in eBPF, which put it into memory and acknowledge it in XDP. SLMP's time for a small file is measured, from the first byte to the acknowledgement of the last. TCP's is not measured but computed: the bytes divided by the goodput that iperf3 reports for them. A run is the median of three such times, in a quick run one of them.",
 		},
-		pace{5, 115 * time.Second}, pace{3, 19 * time.Second},
+		pace{5, 115 * time.Second}, pace{3, 20 * time.Second},
 		[]benchRows{{"slmp", "loss", "-"}}, []step{lossPlots},
 	},
 	{
@@ -103,7 +103,7 @@ var experiments = []experiment{
 				"Beside messages the receiver's one thread multiplies matrices, 20 products of the same code on both sides, and looks for messages between two. As in FPsPIN's evaluation the matrices' size is tuned, before the first run, so that XsPIN's messages are found at the 15th to the last product. " +
 				"The receiver is on one CPU, the sender on another. In the plots, and in the rows overlap_* and hidden_*, the NIC's one HPU shares the sender's CPU, so that the receiver's is left to the products; it is there for the lines without products, too. In the rows goodput_* and cpu_* nothing is computed: the HPU is on the receiver's CPU, where the application sleeps, which is why goodput is higher there than in the plots. FPsPIN's ratio, the share of the time until messages are found that products take, tends to 1 by construction; the share of the messages' time that is hidden does not. Sides take turns, 3 runs of each place.",
 		},
-		pace{5, 250 * time.Second}, pace{3, 22 * time.Second},
+		pace{5, 250 * time.Second}, pace{3, 27 * time.Second},
 		[]benchRows{{"ddt", "cpu,overlap", "-"}}, []step{overlapRowsPlot, datatypesPlots},
 	},
 	{
@@ -119,7 +119,7 @@ var experiments = []experiment{
 				"The types of applications are measured cold: other memory is written before, twice what the last-level cache has, but at most 256 MiB; 64 MiB if that is not known. Beside them is a scatter list that a card has 32 entries of at a time, as the paper has it but for its PCI Express. " +
 				"Committing has paid off when messages have saved what it took; types whose messages do not are not in the plot.",
 		},
-		pace{5, 200 * time.Second}, pace{3, 25 * time.Second},
+		pace{5, 200 * time.Second}, pace{3, 15 * time.Second},
 		[]benchRows{{"ddt", "place,loop,strategy,scale,commit", "commit"}},
 		[]step{strategyRowsPlots, blocksPlot, partsPlot, hpusPlots, appsPlots},
 	},
@@ -135,7 +135,7 @@ var experiments = []experiment{
 				"Ring wait is of frames one by one to an HPU that spins: from the XDP program's time stamp to the handler, less redirect and dispatch; of one packet alone, which shares neither with others. Frames do not count that came while another program had the HPU's CPU. A part that would be less than nothing is nothing. " +
 				fmt.Sprintf("Limits: %d HPUs, %d contexts, %d rulesets of %d rules, rings of %d buffers.", nic.MaxHPUs, matcher.MaxContexts, matcher.MaxRulesets, matcher.MaxRules, nic.MaxRing),
 		},
-		pace{11, 230 * time.Second}, pace{3, 30 * time.Second},
+		pace{11, 230 * time.Second}, pace{3, 16 * time.Second},
 		[]benchRows{{"match", "", ""}, {"hostq", "", "sleeping,pingpong"}}, []step{anatomyPlots, anatomyRows},
 	},
 	{
@@ -150,7 +150,7 @@ var experiments = []experiment{
 				fmt.Sprintf("Handlers in eBPF have a program and maps for each context, and what the kernel charges for the maps is in it. They are as large as the context says, whatever is in them: that of messages has room for %d segments in all, half a byte each. ", scaleSegments) +
 				"Time to match is that of a run of the matching engine over a frame in the cache (BPF_PROG_RUN), less that of a program that passes everything.",
 		},
-		pace{11, 110 * time.Second}, pace{3, 35 * time.Second},
+		pace{11, 110 * time.Second}, pace{3, 21 * time.Second},
 		[]benchRows{{"slmp", "state", ""}}, []step{scalePlots, scaleMatching},
 	},
 	{
@@ -162,7 +162,7 @@ var experiments = []experiment{
 				"A gigabyte: files of 256 MiB in memory, put into memory by one HPU; iperf3 for a second, one TCP stream, without any XDP program, with TSO, and with a NIC attached, which takes TSO and GSO from a veth pair, so that each segment is a frame, as for SLMP (\"same frames\"). " +
 				"Messages: of 64 bytes, 256 at a time, that are completed; UDP sockets echo as many bytes, with recvmmsg and sendmmsg, and spin, too. All that are completed from beginning to end count, as all CPU time does: that of the warm-up, and of starting and ending the processes, is in it.",
 		},
-		pace{11, 2 * time.Minute}, pace{3, 17 * time.Second},
+		pace{11, 2 * time.Minute}, pace{3, 19 * time.Second},
 		nil, []step{costPlots},
 	},
 	{
@@ -171,7 +171,7 @@ var experiments = []experiment{
 			Shows:  "Goodput of TCP through an interface with XsPIN attached, relative to without.",
 			Method: "One TCP stream of iperf3 goes into the interface and one out of it: without an XDP program, with a bare XDP program that passes everything, and with the NIC attached and a context active that matches none of it. Any XDP program on one end of a veth pair takes TSO and GSO from the other end, so that each segment is a frame: that is most of the loss, and a physical NIC does not have it.",
 		},
-		pace{11, 2 * time.Minute}, pace{3, 23 * time.Second},
+		pace{11, 2 * time.Minute}, pace{3, 20 * time.Second},
 		[]benchRows{{"bystander", "", ""}}, []step{bystanderPlot},
 	},
 }

@@ -13,24 +13,28 @@ import (
 	"github.com/xspin/xspin/demos/pingpong/rtt"
 	"github.com/xspin/xspin/eval/bench"
 	"github.com/xspin/xspin/eval/yardstick"
+	"github.com/xspin/xspin/internal/flags"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/nic"
 )
 
-// kernelParts are what --only chooses from, in the order in which they are measured.
-var kernelParts = []struct {
-	name    string
-	measure func(*benchLab, context.Context, benchConfig, *bench.Document) error
-}{
-	{"packets", (*benchLab).kernelDrops},
-	{"echo", (*benchLab).kernelEchoes},
-	{"messages", (*benchLab).messageRows},
-}
-
 // kernelFlags adds the flags of `xspin bench kernel`.
 func kernelFlags(fl *pflag.FlagSet) func() (measureFunc, error) {
+	size := "256MiB"
+	fl.StringVar(&size, "size", size, "of the file of part messages: bytes, or with KiB, MiB, GiB")
+	var file int64
+	parts := []struct {
+		name    string
+		measure func(*benchLab, context.Context, benchConfig, *bench.Document) error
+	}{ // in the order in which they are measured
+		{"packets", (*benchLab).kernelDrops},
+		{"echo", (*benchLab).kernelEchoes},
+		{"messages", func(l *benchLab, ctx context.Context, cfg benchConfig, doc *bench.Document) error {
+			return l.messageRows(ctx, cfg, doc, file)
+		}},
+	}
 	var names []string
-	for _, p := range kernelParts {
+	for _, p := range parts {
 		names = append(names, p.name)
 	}
 	choice := onlyFlag(fl, names)
@@ -39,8 +43,11 @@ func kernelFlags(fl *pflag.FlagSet) func() (measureFunc, error) {
 		if err != nil {
 			return nil, err
 		}
+		if file, err = flags.Bytes("size", size, 1<<20, kernelSegments<<10); err != nil {
+			return nil, err
+		}
 		return func(ctx context.Context, lab *benchLab, cfg benchConfig, doc *bench.Document) error {
-			for _, p := range kernelParts {
+			for _, p := range parts {
 				if !wanted(p.name) {
 					continue
 				}

@@ -21,7 +21,6 @@ import (
 )
 
 const (
-	kernelFile     = 256 << 20 // bytes of the file that is sent to handlers in eBPF
 	kernelMessages = 64
 	kernelSegments = 1 << 18
 )
@@ -53,17 +52,17 @@ func kernelDeposit(size int64) (mem *hostq.Memory, spec nic.ContextSpec, err err
 	return mem, spec, nil
 }
 
-// messageRows measure messages that handlers in eBPF get.
-func (l *benchLab) messageRows(ctx context.Context, cfg benchConfig, doc *bench.Document) (err error) {
+// messageRows measure messages that handlers in eBPF get, and files of a size.
+func (l *benchLab) messageRows(ctx context.Context, cfg benchConfig, doc *bench.Document, size int64) (err error) {
 	o := slmpDefaults()
-	o.size = kernelFile
+	o.size = size
 	cfg.warn = func(string) {} // TCP is not among these
 	b, err := newSLMPBench(l, cfg, o, doc)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, b.close()) }()
-	mem, err := hostq.NewMemory("bench", kernelFile)
+	mem, err := hostq.NewMemory("bench", size)
 	if err != nil {
 		return err
 	}

@@ -458,8 +458,8 @@ func (b *slmpBench) openMessages(g *yardstick.Generator, n *nic.NIC, c *nic.Cont
 			begin := time.Now()
 			_, err := g.Feed(frame, func(sent int) int {
 				for sent < want {
-					if sent-int(c.Stats().Handled) <= 256 {
-						return min(64, want-sent)
+					if sent-int(c.Stats().Handled) <= ahead-burst {
+						return min(burst, want-sent)
 					}
 					if time.Since(begin) > 10*time.Second {
 						return 0

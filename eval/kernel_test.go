@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package eval
+
+import "testing"
+
+func TestBenchKernelFlags(t *testing.T) {
+	judged(t, kernelFlags, map[string]string{
+		"":                           "",
+		"--only messages":            "",
+		"--only echo --size 1MiB":    "",
+		"--only files":               "--only files: want packets, echo, messages",
+		"--size 1000":                "--size 1000: want 1048576 to 268435456",
+		"--size 1GiB":                "--size 1GiB: want 1048576 to 268435456",
+		"--size 1 --only everything": "--only everything: want packets",
+	})
+}
