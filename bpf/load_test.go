@@ -71,39 +71,6 @@ At:
 	}
 }
 
-// Each start of a NIC, and each context in the kernel, waits until the verifier has seen all
-// of a program; and of the million steps that it takes handlers need some.
-func TestTheVerifierIsSoonDone(t *testing.T) {
-	needBPF(t)
-	const most = 200_000 // steps; 142,538 and 62,883 of Linux 6.18
-	objects := map[string]func() (*ebpf.CollectionSpec, error){"ingress": LoadIngress}
-	for name, o := range Handlers {
-		objects[name] = func() (*ebpf.CollectionSpec, error) { return ebpf.LoadCollectionSpecFromReader(bytes.NewReader(o)) }
-	}
-	for name, load := range objects {
-		spec, err := load()
-		if err != nil {
-			t.Fatal(err)
-		}
-		coll, err := Load(spec)
-		if err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
-		for program, p := range coll.Programs {
-			info, err := p.Info()
-			if err != nil {
-				t.Fatal(err)
-			}
-			steps, ok := info.VerifiedInstructions()
-			if !ok || steps > most {
-				t.Errorf("%s of %s takes %d steps (known: %t), want at most %d", program, name, steps, ok, most)
-			}
-			t.Logf("%s of %s: %d steps", program, name, steps)
-		}
-		coll.Close()
-	}
-}
-
 // A program that reads behind the packet: its error names the kernel and has the
 // verifier's reason, whichever verifier it is.
 func TestRefusedProgram(t *testing.T) {

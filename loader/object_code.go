@@ -54,7 +54,7 @@ func isProgram(fn string) bool { return fn == bpf.HandlersProgram || fn == bpf.M
 // instructions that it counts bound a run of each of them and not of all together: three
 // that call each other in loops ran eight million steps after four thousand were
 // verified. Hence the only global functions are handlers, which the program alone calls,
-// and some of the engine's; and each is called at few places, none in a loop.
+// and some of the engine's; and each is called at few places and on few ways, none in a loop.
 func checkCode(prog *ebpf.ProgramSpec, messages bool) error {
 	var errs []error
 	add := func(ins *asm.Instruction, fn, format string, args ...any) {
@@ -141,14 +141,61 @@ func isGlobal(fn string, messages bool) bool {
 	return fn == bpf.HandlersProgram || handlerFuncs[fn] != "" || messages && engineFuncs[fn]
 }
 
-// mostCalls is at how many places of a program a global function may be called. One is
-// enough for handlers, but clang makes several of one.
-const mostCalls = 8
+const (
+	// mostCalls is at how many places of a program a global function may be called. One is
+	// enough for handlers, but clang makes several of one.
+	mostCalls = 8
+	// mostWays is on how many ways through a program's functions one of them may be reached.
+	mostWays = 64
+	// frames is how deep calls may be: the verifier takes no more.
+	frames = 8
+)
 
-// checkCalls finds a global function that is called in a loop: a call that can be reached
-// from itself.
+// callees returns what each function calls, once for each place.
+func callees(insns asm.Instructions) map[string][]string {
+	calls := map[string][]string{}
+	fn := bpf.HandlersProgram
+	for i := range insns {
+		if f := btf.FuncMetadata(&insns[i]); f != nil {
+			fn = f.Name
+		}
+		if insns[i].IsFunctionCall() {
+			calls[fn] = append(calls[fn], insns[i].Reference())
+		}
+	}
+	return calls
+}
+
+// checkCalls finds a global function that is called in a loop, be it by a static one that is
+// (a call that can be reached from itself), and one that is reached on too many ways.
 func checkCalls(insns asm.Instructions, messages bool) error {
+	calls := callees(insns)
+	reaches := map[string]string{} // by function: a global one that it is, or that it reaches
+	for more := true; more; {
+		more = false
+		for fn, list := range calls {
+			for _, callee := range list {
+				if isGlobal(callee, messages) {
+					reaches[callee] = callee
+				}
+				if to := reaches[callee]; to != "" && reaches[fn] == "" {
+					reaches[fn], more = to, true
+				}
+			}
+		}
+	}
 	var errs []error
+	ways := map[string]int{}
+	var walk func(fn string, depth int)
+	walk = func(fn string, depth int) {
+		if ways[fn]++; depth == frames || ways[fn] > mostWays {
+			return
+		}
+		for _, callee := range calls[fn] {
+			walk(callee, depth+1)
+		}
+	}
+	entry := ""
 	for from := 0; from < len(insns); {
 		to := from + 1
 		for to < len(insns) && btf.FuncMetadata(&insns[to]) == nil {
@@ -158,14 +205,23 @@ func checkCalls(insns asm.Instructions, messages bool) error {
 		if f := btf.FuncMetadata(&insns[from]); f != nil {
 			fn = f.Name
 		}
-		errs = append(errs, checkLoops(fn, insns[from:to], messages))
+		if from == 0 {
+			entry = fn
+		}
+		errs = append(errs, checkLoops(fn, insns[from:to], reaches))
 		from = to
+	}
+	walk(entry, 0)
+	for _, fn := range slices.Sorted(maps.Keys(ways)) {
+		if isGlobal(fn, messages) && ways[fn] > mostWays {
+			errs = append(errs, fmt.Errorf("%s is called on more than %d ways through the functions of %s", fn, mostWays, entry))
+		}
 	}
 	return errors.Join(errs...)
 }
 
 // checkLoops is checkCalls for one function.
-func checkLoops(fn string, insns asm.Instructions, messages bool) error {
+func checkLoops(fn string, insns asm.Instructions, reaches map[string]string) error {
 	at := map[asm.RawInstructionOffset]int{} // index by offset
 	var offsets []asm.RawInstructionOffset
 	for iter := insns.Iterate(); iter.Next(); {
@@ -199,7 +255,7 @@ func checkLoops(fn string, insns asm.Instructions, messages bool) error {
 		return to
 	}
 	for call := range offsets {
-		if ins := &insns[call]; !ins.IsFunctionCall() || !isGlobal(ins.Reference(), messages) {
+		if ins := &insns[call]; !ins.IsFunctionCall() || reaches[ins.Reference()] == "" {
 			continue
 		}
 		seen := make([]bool, len(offsets))
@@ -207,7 +263,11 @@ func checkLoops(fn string, insns asm.Instructions, messages bool) error {
 			i := todo[len(todo)-1]
 			todo = todo[:len(todo)-1]
 			if i == call {
-				return fmt.Errorf("%s calls %s in a loop", fn, insns[call].Reference())
+				callee := insns[call].Reference()
+				if to := reaches[callee]; to != callee {
+					callee += ", and so " + to + ","
+				}
+				return fmt.Errorf("%s calls %s in a loop", fn, callee)
 			}
 			if !seen[i] {
 				seen[i] = true
@@ -249,17 +309,7 @@ func stacks(insns asm.Instructions) map[string]int {
 // deepest returns the handler that takes most stack, with the functions that it calls, and how
 // much that is.
 func deepest(insns asm.Instructions) (handler string, bytes int) {
-	own, calls := stacks(insns), map[string][]string{}
-	fn := ""
-	for i := range insns {
-		if f := btf.FuncMetadata(&insns[i]); f != nil {
-			fn = f.Name
-		}
-		if insns[i].IsFunctionCall() {
-			calls[fn] = append(calls[fn], insns[i].Reference())
-		}
-	}
-	const frames = 8 // the verifier takes no more
+	own, calls := stacks(insns), callees(insns)
 	var with func(fn string, depth int) int
 	with = func(fn string, depth int) (most int) {
 		if depth == frames {

@@ -43,6 +43,12 @@ func around(globals, body string) string {
 	return include + globals + "\nXSPIN_PAYLOAD\n{\n" + body + "\n}\n" + named + licence
 }
 
+// again is a static function that calls a global one of the engine at so many places.
+func again(places int) string {
+	return "static __attribute__((noinline)) int again(struct xdp_md *ctx, __u64 at)\n{\n\tint n = 0;\n" +
+		strings.Repeat("\tn += xspin_copy(ctx, 0, 0, at, 8);\n", places) + "\treturn n;\n}\n"
+}
+
 // mapOf declares a map and uses it.
 func mapOf(declaration string) string {
 	return around("struct {\n"+declaration+"\n} mine SEC(\".maps\");",
@@ -50,6 +56,35 @@ func mapOf(declaration string) string {
 }
 
 const plainMap = "__uint(type, BPF_MAP_TYPE_ARRAY);\n__uint(max_entries, 4);\n__type(key, __u32);\n"
+
+// Whoever opens a NIC, or installs handlers, waits until the verifier has seen all of a program;
+// and of the million steps that it takes handlers need some.
+func TestTheVerifierIsSoonDone(t *testing.T) {
+	const most = 200_000 // steps; on Linux 6.18 some 143,000 and 92,000
+	_, in := onLab(t)
+	info, err := in.objs.XspinIngress.Info()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if steps, ok := info.VerifiedInstructions(); !ok || steps > most {
+		t.Errorf("the ingress program takes %d steps, want at most %d", steps, most)
+	} else {
+		t.Logf("ingress: %d steps", steps)
+	}
+	for _, name := range []string{"deposit", "noop-messages"} {
+		o, err := BuiltinObject(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg, _ := messagesConfig(t, 1<<20, MessagesConfig{Messages: 64, Segments: 4096, Events: 1 << 14})
+		h := load(t, o, cfg)
+		_, steps, err := h.Instructions()
+		if err != nil || steps == 0 || steps > most {
+			t.Errorf("%s takes %d steps, %v: want at most %d", name, steps, err, most)
+		}
+		t.Logf("%s: %d steps", name, steps)
+	}
+}
 
 // What the verifier would let pass, or would say in words that help nobody.
 func TestObjectsThatAreRefused(t *testing.T) {
@@ -93,6 +128,9 @@ func TestObjectsThatAreRefused(t *testing.T) {
 		{"a handler that calls another", include + "XSPIN_COMPLETION { return XSPIN_SUCCESS; }\nXSPIN_PAYLOAD { return xspin_completion(ctx, her); }\nXSPIN_CONTEXT(PAYLOAD | COMPLETION);\n" + licence, "xspin_payload, line 3: calls xspin_completion: the program calls handlers, nothing else may"},
 		{"a handler in a loop", include + payload + licence + "SEC(\"xdp.frags\") int xspin_context(struct xdp_md *ctx)\n{\n\tstruct xspin_her her = {};\n\tint n = xspin_run(ctx, XSPIN_HAS_PAYLOAD);\n#pragma clang loop unroll(disable)\n\tfor (int i = 0; i < 100; i++)\n\t\tn += xspin_payload(ctx, &her);\n\treturn n;\n}\n", "calls xspin_payload in a loop"},
 		{"a handler at nine places", include + payload + licence + "SEC(\"xdp.frags\") int xspin_context(struct xdp_md *ctx)\n{\n\tstruct xspin_her her = {};\n\tint n = 0;\n" + strings.Repeat("\tn += xspin_payload(ctx, &her);\n", 9) + "\treturn n;\n}\n", "calls xspin_payload once more: it may be called at 8 places"},
+		{"a static function in a loop that calls a global one", segments + again(1) + "XSPIN_PAYLOAD\n{\n\tint n = 0;\n#pragma clang loop unroll(disable)\n\tfor (int i = 0; i < 100; i++)\n\t\tn += again(ctx, n + i);\n\treturn n & 1;\n}\nXSPIN_MESSAGES(PAYLOAD);\n" + licence, "xspin_payload calls again, and so xspin_copy, in a loop"},
+		{"a global function on seventy ways", segments + again(7) + "XSPIN_PAYLOAD\n{\n\tint n = 0;\n" + strings.Repeat("\tn += again(ctx, n);\n", 10) + "\treturn n & 1;\n}\nXSPIN_MESSAGES(PAYLOAD);\n" + licence, "xspin_copy is called on more than 64 ways through the functions of xspin_context"},
+		{"a global function on sixty ways", segments + again(6) + "XSPIN_PAYLOAD\n{\n\tint n = 0;\n" + strings.Repeat("\tn += again(ctx, n);\n", 10) + "\treturn n & 1;\n}\nXSPIN_MESSAGES(PAYLOAD);\n" + licence, ""},
 		{"a function with a name of the engine's", around("static long (*const bpf_xdp_adjust_tail)(struct xdp_md *, int) = (void *)65;\nstatic __attribute__((noinline)) int xspin_copy(struct xdp_md *ctx) { return bpf_xdp_adjust_tail(ctx, -1); }",
 			"\treturn xspin_copy(ctx) ? XSPIN_FAIL : XSPIN_SUCCESS;"), "xspin_copy, line 3: calls bpf_xdp_adjust_tail, which handlers may not"},
 		{"a global function with a name of the engine's", around("__weak int xspin_verify(__u32 i) { asm volatile(\"\" : \"+r\"(i)); return i; }", "\treturn xspin_verify(her->len);"), "xspin_verify, line 2: a function that is not static"},

@@ -1224,7 +1224,7 @@ static __noinline int xspin_end(struct xspin_message *m, struct xspin_tally *t, 
  * Global, so that the verifier looks at it once and not for each state of a caller: with the
  * loop in each of those it took up to twenty times as long.
  */
-__noinline int xspin_bind(struct xspin_message *m, __u32 number, __u32 hold)
+__weak int xspin_bind(struct xspin_message *m, __u32 number, __u32 hold)
 {
 	const __u32 target = xspin_setup.target;
 	__u32 zero = 0, k;
