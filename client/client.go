@@ -507,7 +507,8 @@ func (a *App) Activate(ctx context.Context) error {
 	return err
 }
 
-// Deactivate disarms them: no more messages begin.
+// Deactivate disarms them: no more packets come. When it has returned, events of all
+// messages that were acknowledged are in the queue, unless that is full.
 func (a *App) Deactivate(ctx context.Context) error {
 	_, err := a.ask(ctx, control.Ask{Do: "deactivate"})
 	return err

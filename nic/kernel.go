@@ -224,8 +224,8 @@ func (s *ContextSpec) eom() *matcher.Rule {
 const faultLook = time.Second
 
 // kernelTier is the tier whose handlers are in eBPF. The XDP program calls them, and
-// nothing of theirs comes to user space but counters. A packet is handled when the
-// program has run, so nothing is ever on its way.
+// nothing of theirs comes to user space but counters and events. A packet is handled when the
+// program has run, so none is ever on its way.
 type kernelTier struct {
 	n        *NIC
 	id       uint16
@@ -292,8 +292,14 @@ func (t *kernelTier) install() (err error) {
 
 func (t *kernelTier) arm() error { return nil }
 
-// drain: the table without the context is published, and no packet is in its handlers.
-func (t *kernelTier) drain(time.Duration) error { return nil }
+// drain: the table without the context is published, and no packet is in its handlers. What
+// they have said of messages is on its way to the application.
+func (t *kernelTier) drain(d time.Duration) error {
+	if t.messages == nil {
+		return nil
+	}
+	return t.messages.drain(d)
+}
 
 func (t *kernelTier) stop(d time.Duration) error {
 	t.mu.Lock()

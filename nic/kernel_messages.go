@@ -173,13 +173,17 @@ type kernelMessages struct {
 	given  time.Time     // the same, while the application takes nothing; forward's
 	lost   atomic.Uint64 // events that the application had no room for
 
+	flushed chan struct{} // forward has handed on what was in the ring
+	full    atomic.Bool   // it waits for room
+	last    atomic.Bool   // nothing more comes into the ring
+
 	expiring, forwarding sync.WaitGroup
 
 	requests, unasked atomic.Uint64 // notes that the application got, and those it had no room for
 }
 
 func (t *kernelTier) startMessages() (m *kernelMessages, err error) {
-	m = &kernelMessages{t: t, sink: t.spec.eventSink(), over: make(chan struct{})}
+	m = &kernelMessages{t: t, sink: t.spec.eventSink(), over: make(chan struct{}), flushed: make(chan struct{}, 1)}
 	if t.spec.messagesConfig().Events > 0 {
 		if m.reader, err = ringbuf.NewReader(t.handlers.Events()); err != nil {
 			return nil, fmt.Errorf("read the events of context %q: %w", t.spec.Name, err)
@@ -228,8 +232,15 @@ func (m *kernelMessages) forward() {
 	for {
 		err := m.reader.ReadInto(&rec)
 		switch {
-		case errors.Is(err, ringbuf.ErrFlushed):
-			return
+		case errors.Is(err, ringbuf.ErrFlushed): // by drain, or by stop, whose own may be still to come
+			if m.last.Load() && m.reader.AvailableBytes() == 0 {
+				return
+			}
+			select {
+			case m.flushed <- struct{}{}:
+			default:
+			}
+			continue
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			continue
 		case err != nil:
@@ -251,10 +262,12 @@ func (m *kernelMessages) forward() {
 // patience it waits for room; when the context is being removed no longer than stopPatience, for
 // all that there is, unless the application goes on taking.
 func (m *kernelMessages) wait(try func() bool, patience bool) bool {
+	defer m.full.Store(false)
 	for !try() {
 		if !patience {
 			return false
 		}
+		m.full.Store(true)
 		select {
 		case <-m.over:
 			now := time.Now()
@@ -324,6 +337,35 @@ func (m *kernelMessages) event(e *bpf.MessageEvent) spin.MessageEvent {
 	return out
 }
 
+// drain waits until all that is in the ring has been handed on, but not for an application
+// that has no room for it, and no longer than that.
+func (m *kernelMessages) drain(d time.Duration) error {
+	if m.reader == nil {
+		return nil
+	}
+	select {
+	case <-m.flushed: // of a drain that has not waited for it
+	default:
+	}
+	if err := m.reader.Flush(); err != nil {
+		return fmt.Errorf("events of context %q: %w", m.t.spec.Name, err)
+	}
+	look, late := time.NewTicker(roomLook), time.After(d)
+	defer look.Stop()
+	for {
+		select {
+		case <-m.flushed:
+			return nil
+		case <-look.C:
+			if m.full.Load() {
+				return nil
+			}
+		case <-late:
+			return fmt.Errorf("events of context %q were not handed on in %v", m.t.spec.Name, d)
+		}
+	}
+}
+
 // stop ends all messages. No packet comes any more, and no handler runs. Events may wait so long
 // for an application that takes them.
 func (m *kernelMessages) stop(d time.Duration) {
@@ -332,6 +374,7 @@ func (m *kernelMessages) stop(d time.Duration) {
 	m.expiring.Wait() // what it has stopped it ends, and that is told
 	m.end(0, spin.Removed)
 	if m.reader != nil {
+		m.last.Store(true)
 		_ = m.reader.Flush() // forward takes what there is, and ends
 		m.forwarding.Wait()
 		_ = m.reader.Close()

@@ -220,6 +220,53 @@ func TestEventsOfTheKernelWaitForRoom(t *testing.T) {
 	}
 }
 
+// When Deactivate returns, the application has been told of all that was acknowledged; but
+// it does not wait for one that has no room.
+func TestDeactivateWaitsForEventsOfTheKernel(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	wire(t, lab)
+	n := open(t, lab, nic.Config{HPUs: 1})
+	const all = 64
+	for _, room := range []int{0, all} {
+		spec, _, _ := depositing(t, 1<<20)
+		events := make(chan spin.MessageEvent, room)
+		spec.Events = events
+		c := run(t, n, spec)
+		conn := connect(t, lab, slmp.Port, slmp.Config{})
+		for range 20 {
+			acked := make(chan error, all)
+			for range all {
+				if err := conn.Post(noise(100), func(err error) { acked <- err }); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for range all {
+				if err := <-acked; err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := n.Deactivate(c); err != nil {
+				t.Fatal(err)
+			}
+			if len(events) != room {
+				t.Errorf("Deactivate has returned, and %d of %d events are there", len(events), room)
+			}
+			for range all {
+				nextEvent(t, events)
+			}
+			if err := n.Activate(c); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := n.Remove(c); err != nil {
+			t.Fatal(err)
+		}
+		if s := c.Stats(); s.EventsLost != 0 {
+			t.Errorf("%+v", s)
+		}
+	}
+}
+
 // A message that is ending by its timeout while its context is removed is told.
 func TestRemovalWhileMessagesTimeOut(t *testing.T) {
 	lab := netnstest.Temp(t, netns.LabConfig{})

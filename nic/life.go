@@ -207,8 +207,9 @@ func (n *NIC) deactivate(c *Context) error {
 }
 
 // Deactivate disarms the context's rulesets, whose numbers are free from then on, and
-// waits, for a bounded time, until what was on its way has been handled; an error
-// says what has not. Messages stay open, and timers run. It can be activated again.
+// waits, for a bounded time, until what was on its way has been handled, and the
+// application told, if it has room; an error says what has not. Messages stay open, and
+// timers run. It can be activated again.
 func (n *NIC) Deactivate(c *Context) (err error) {
 	defer func() {
 		if err != nil {

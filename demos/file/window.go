@@ -257,20 +257,15 @@ func (a *application) post(ctx context.Context, place uint64) error {
 	return a.app.Post(ctx, control.Receive{Window: windowName, Place: int64(place) * a.Size, Size: a.Size, Ignore: ^uint32(0), User: place})
 }
 
-// restWait is how long events of messages that were acknowledged may be on their way: a
-// goroutine of the NIC hands on those of handlers in eBPF.
-const restWait = 200 * time.Millisecond
+// leaveWait is how long the daemon may take to disarm the context.
+const leaveWait = 2 * time.Second
 
-// takeRest makes files of all that was acknowledged before the end.
+// takeRest makes files of all that was acknowledged before the end: a context that is not
+// active any more has told of it. A NIC that is gone has nothing to tell.
 func (a *application) takeRest(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), restWait)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveWait)
 	defer cancel()
-	_ = a.app.Deactivate(ctx) // so that no more begins; a NIC that is gone sends nothing, either
-	for ctx.Err() == nil && a.app.Wait(ctx) == nil {
-		if err := a.takeAll(); err != nil {
-			return err
-		}
-	}
+	_ = a.app.Deactivate(ctx)
 	return a.takeAll()
 }
 
