@@ -142,11 +142,8 @@ func runAll(ctx context.Context, tell io.Writer, all []experiment, o allOptions)
 		}
 		r.Put(e)
 		r.Todo = slices.DeleteFunc(r.Todo, func(n string) bool { return n == x.Name })
-		fresh := []string{x.Name}
-		if !written {
-			fresh = nil // and those of a run that was cut short between these two
-		}
-		if err := errors.Join(r.Save(o.dir), page.Write(o.dir, r, fresh...)); err != nil {
+		// In this order: what the results have, the page and its files have.
+		if err := errors.Join(page.Write(o.dir, r, x.Name), r.Save(o.dir)); err != nil {
 			return written, errors.Join(failed, err)
 		}
 		written = true

@@ -19,7 +19,7 @@ import (
 // lossPlots measures files through a bad network, next to TCP through the same.
 func lossPlots(ctx context.Context, t *trial) error {
 	size := pick[int64](t, 64<<20, 16<<20)
-	times := pick(t, 3, 1) // a small file, of which the median counts
+	times := pick(t, 3, 1) // that a small file is sent; the median counts
 	return t.withSLMP(time.Second, size, func(b *slmpBench) (err error) {
 		source, err := b.file(size)
 		if err != nil {
@@ -86,7 +86,8 @@ type lossTier struct {
 	goodput, took *line
 }
 
-// lossOf measures goodput of SLMP at one loss and, so many times, the time for a small file.
+// lossOf measures goodput of SLMP at one loss and the time for a small file, the median of
+// so many times.
 func (b *slmpBench) lossOf(ctx context.Context, n *nic.NIC, percent float64, times int, source string, tier lossTier) (err error) {
 	var r sendRuns
 	if err := b.transferOn(ctx, n, &r, tier.spec, tier.window, source); err != nil {

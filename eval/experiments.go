@@ -89,7 +89,7 @@ var experiments = []experiment{
 			Name: "loss", Title: "Loss",
 			Shows: "Goodput of SLMP and of TCP when packets are lost, and the time for a small file.",
 			Method: "A third namespace between sender and receiver drops frames at random, as many each way. Goodput of SLMP is that of a file, goodput of TCP that of one second of iperf3 through the same path. TCP has TSO off, as the NIC stays attached to the receiver's end. " +
-				"SLMP goes to one HPU, or to handlers in eBPF, which put it into memory and acknowledge it in XDP. SLMP's time for a small file is measured, from the first byte to the acknowledgement of the last. TCP's is not measured but computed: the bytes divided by the goodput that iperf3 reports for them. A run is the median of three such times, in a quick run one of them.",
+				"SLMP goes to one HPU, or to handlers in eBPF, which put it into memory and acknowledge it in XDP. SLMP's time for a small file is measured, from the first byte to the acknowledgement of the last. TCP's is not measured but computed: the bytes divided by the goodput that iperf3 reports for them. A run is the median of three such times, in a quick run a single one.",
 		},
 		pace{5, 115 * time.Second}, pace{3, 20 * time.Second},
 		[]benchRows{{"slmp", "loss", "-"}}, []step{lossPlots},

@@ -42,8 +42,8 @@ func (r *runner) errandsAndTimers() (worked, ok bool) {
 }
 
 // timers ends messages whose time is up, runs timer handlers, and tries events again
-// that found no room. It returns whether there are more such messages, so that the worker
-// does not sleep, and false if the runner was abandoned.
+// that found no room. It returns whether a batch was not enough, so that the worker does
+// not sleep, and false if the runner was abandoned.
 func (r *runner) timers(list []*Context) (more, ok bool) {
 	now := r.pool.scale.Ticks()
 	if !r.more && r.pool.scale.Nanoseconds(now-r.timed) < int64(timerEvery) && r.pool.ending.Load() == 0 && r.pool.cfg.Clock == nil {
@@ -239,6 +239,7 @@ func (r *runner) retry(c *Context) bool {
 			return true
 		}
 	}
+	r.more = true
 	return true
 }
 

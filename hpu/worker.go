@@ -188,7 +188,7 @@ type runner struct {
 	books  books
 	looked int64 // for lost packets, CLOCK_MONOTONIC
 	timed  int64 // when it looked at the time of messages, ticks
-	more   bool  // messages whose time is up were left then
+	more   bool  // a batch was not enough then
 	ticks  int64 // when the last handler ended
 
 	touched byte // so that the compiler leaves touch's loads in

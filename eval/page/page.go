@@ -36,7 +36,7 @@ var page = template.Must(template.New("page").Funcs(template.FuncMap{
 }).Parse(source))
 
 // Write writes the page into the directory of the report, and the plots and tables of the
-// experiments of these names, of all if there is none: PNGs take a while.
+// experiments of these names, or of all if none is named: PNGs take a while.
 func Write(dir string, r *report.Report, names ...string) error {
 	var b bytes.Buffer
 	if err := page.Execute(&b, newView(r)); err != nil {
