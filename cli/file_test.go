@@ -138,7 +138,7 @@ func TestFileFlags(t *testing.T) {
 	})
 
 	checkFlags(t, parse, []flagCase{
-		{"--size 0", "--size -1", "--size -1: want 0 to 4294967296 bytes"},
+		{"--size 0", "--size -1", "--size -1: want 0 to 4GiB: bytes, or with KiB, MiB or GiB"},
 		{"--size 4GiB", "--size 5GiB", "--size 5GiB: want 0 to"},
 		{"--size 1000", "--size 1e3", "--size 1e3: want 0 to"},
 		{"--size 64KiB", "--size 64kB", "--size 64kB: want 0 to"},

@@ -86,7 +86,7 @@ next is not in them.`,
 			return nil
 		},
 	}
-	cmd.Flags().BoolVar(&o.quick, "quick", false, "fewer and shorter runs: minutes rather than most of an hour")
+	cmd.Flags().BoolVar(&o.quick, "quick", false, "fewer and shorter runs: four minutes rather than forty")
 	cmd.Flags().BoolVar(&o.again, "again", false, "measure what the report has already, too")
 	cmd.Flags().StringVar(&o.dir, "out", "xspin-bench", "the directory of the report")
 	cmd.Flags().StringSliceVar(&o.only, "only", nil, "experiments to measure: "+strings.Join(names, ", ")+" (default all)")
@@ -194,7 +194,7 @@ func begin(all []experiment, o allOptions, now bench.Env) (r *report.Report, tod
 	case interrupted:
 		return nil, nil, fmt.Errorf("%s is of a run that was interrupted before %s: finish that first, without --only", filepath.Join(o.dir, report.File), strings.Join(r.Todo, ", "))
 	}
-	return nil, nil, fmt.Errorf("%s has all experiments: --only measures some of them again, --again all", filepath.Join(o.dir, report.File))
+	return nil, nil, fmt.Errorf("%s has all experiments, and the page is %s: --only measures some of them again, --again all", filepath.Join(o.dir, report.File), filepath.Join(o.dir, page.Index))
 }
 
 func (x *experiment) pace(quick bool) pace {

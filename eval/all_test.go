@@ -98,7 +98,7 @@ func TestBenchAllGoesOnWhereItStopped(t *testing.T) {
 	did(run("b: broken on purpose", false, nil, a, b, c, d), "b", "") // failed: again
 	b = fake("b", &ran, nil)
 	did(run("", false, nil, a, b, c, d), "b", "")
-	did(run("has all experiments: --only measures some of them again", false, nil, a, b, c, d), "", "")
+	did(run("has all experiments, and the page is ", false, nil, a, b, c, d), "", "")
 	did(run("", false, []string{"b"}, a, b, c, d), "b", "")
 	did(run("interrupted at c", false, []string{"a", "c"}, a, b, interrupted, d), "a", "c")
 	did(run("", false, nil, a, b, c, d), "c", "")

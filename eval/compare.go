@@ -42,7 +42,12 @@ the others, too, and --json has all. Needs no root.`, bench.LeastRuns),
   sudo xspin bench rx --json > after.json
   xspin bench compare before.json after.json --plot changes.svg
   xspin bench compare old-report new-report`,
-		Args: cobra.ExactArgs(2),
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 2 {
+				return fmt.Errorf("bench compare: want two results, and have %d: xspin bench compare BEFORE AFTER", len(args))
+			}
+			return nil
+		},
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			defer func() {
 				if err != nil {

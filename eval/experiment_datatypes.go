@@ -75,7 +75,7 @@ func (s *datatypeSweep) points(typ string) (all []*datatypePoint, err error) {
 	}
 	longest, most := slices.Max(s.elements), slices.Max(s.parallel)
 	add := func(parallel, elements int) {
-		p := &datatypePoint{Transfer: datatypes.Transfer{Name: fmt.Sprintf("%d messages of %d %s", parallel, elements, typ), Type: typ, Count: int64(elements), Parallel: parallel, Strategy: ddt.Direct}}
+		p := &datatypePoint{Transfer: datatypes.Transfer{Name: fmt.Sprintf("%d at a time of %d %s", parallel, elements, typ), Type: typ, Count: int64(elements), Parallel: parallel, Strategy: ddt.Direct}}
 		size := resolved.Size() * int64(elements)
 		p.bytes = size * int64(parallel)
 		if elements == longest {

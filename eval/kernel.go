@@ -21,7 +21,7 @@ import (
 // kernelFlags adds the flags of `xspin bench kernel`.
 func kernelFlags(fl *pflag.FlagSet) func() (measureFunc, error) {
 	size := "256MiB"
-	fl.StringVar(&size, "size", size, "of the files that part messages sends: bytes, or with KiB, MiB, GiB")
+	fl.StringVar(&size, "size", size, "of the files that part messages sends: 1MiB to 256MiB")
 	var file int64
 	parts := []struct {
 		name    string

@@ -10,8 +10,8 @@ func TestBenchKernelFlags(t *testing.T) {
 		"--only messages":            "",
 		"--only echo --size 1MiB":    "",
 		"--only files":               "--only files: want packets, echo, messages",
-		"--size 1000":                "--size 1000: want 1048576 to 268435456",
-		"--size 1GiB":                "--size 1GiB: want 1048576 to 268435456",
+		"--size 1000":                "--size 1000: want 1MiB to 256MiB",
+		"--size 1GiB":                "--size 1GiB: want 1MiB to 256MiB",
 		"--size 1 --only everything": "--only everything: want packets",
 	})
 }

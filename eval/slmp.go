@@ -83,7 +83,7 @@ func slmpFlags(fl *pflag.FlagSet) func() (measureFunc, error) {
 	size, rates, delays, losses := "1GiB", []string{"10mbit", "100mbit", "1gbit", "0"}, []string{"0ms", "2ms", "20ms"}, []string{"0%", "1%"}
 	fl.StringSliceVar(&o.only, "only", nil, "parts to measure: "+strings.Join(names, ", ")+" (default all)")
 	flags.ListOf(fl, "only", names)
-	fl.StringVar(&size, "size", size, "of the file: bytes, or with KiB, MiB, GiB")
+	fl.StringVar(&size, "size", size, "of the file: 1MiB to 4GiB")
 	fl.StringSliceVar(&rates, "rates", rates, "of part auto: of the path, 0 for unlimited")
 	fl.StringSliceVar(&delays, "delays", delays, "of part auto: one way")
 	fl.StringSliceVar(&losses, "losses", losses, "of part auto: of frames, each way")

@@ -17,8 +17,13 @@ type Conclusions struct {
 	Lines   []string
 }
 
-// level is how far from 1 a ratio is that still is about the same.
-const level = 0.05
+const (
+	// level is how far from 1 a ratio is that still is about the same.
+	level = 0.05
+	// unclear is how many times lower the low end of an interval around 1 is than the high
+	// one, if nothing can be said.
+	unclear = 1.5
+)
 
 // standing is 1 if a ratio is better than about the same, with its whole interval, -1 if it is
 // worse, and else 0.
@@ -37,15 +42,15 @@ func standing(r *bench.Row) int {
 }
 
 // Conclude returns what a report says about XsPIN next to its peers: where it is better, the
-// same and worse, by the intervals of ratios, and what only a full run would tell. What was
-// not measured for another reason is left out.
+// same and worse, by the intervals of ratios, what these do not tell, and what only a full run
+// would. What was not measured for another reason is left out.
 func Conclude(r *report.Report) (all []Conclusions) {
-	all = []Conclusions{{Heading: "Better"}, {Heading: "About the same"}, {Heading: "Worse"}, {Heading: "Not measured in a quick run"}}
+	all = []Conclusions{{Heading: "Better"}, {Heading: "About the same"}, {Heading: "Worse"}, {Heading: "Not clear, as runs differ"}, {Heading: "Not measured in a quick run"}}
 	for _, f := range findings {
 		parts := f.parts
 		head, ok := parts[0].of(r)
 		if e := r.Experiment(f.experiment); !ok && r.Quick && f.full != "" && e != nil && e.Status == report.Done {
-			all[3].Lines = append(all[3].Lines, f.full+".")
+			all[4].Lines = append(all[4].Lines, f.full+".")
 		}
 		if !ok && len(f.instead) > 0 {
 			parts = f.instead
@@ -62,6 +67,9 @@ func Conclude(r *report.Report) (all []Conclusions) {
 			}
 		}
 		i := 1 - standing(&head)
+		if i == 1 && head.CI95[1] > unclear*head.CI95[0] {
+			i = 3
+		}
 		all[i].Lines = append(all[i].Lines, strings.Join(line, "; ")+".")
 	}
 	return slices.DeleteFunc(all, func(c Conclusions) bool { return len(c.Lines) == 0 })
@@ -145,7 +153,7 @@ var findings = []finding{
 		experiment: "datatypes", full: "Goodput of MPI messages if the receiver computes nothing, next to MPICH",
 	},
 	{parts: []part{
-		{"If it computes nothing, and the NIC shares the sender's CPU, 16 messages of Simple at a time have {} of the goodput of Open MPI", messages("simple", "", 16, "Open MPI")},
+		{"If the receiver computes nothing, and the NIC shares the sender's CPU, 16 messages of Simple at a time have {} of the goodput of Open MPI", messages("simple", "", 16, "Open MPI")},
 		{"of Complex {}", messages("complex", "", 16, "Open MPI")},
 	}},
 	{

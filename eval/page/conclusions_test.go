@@ -138,6 +138,26 @@ Not measured in a quick run:
 	}
 }
 
+// An interval around 1 that is wide does not say that both are about the same.
+func TestWhatRunsDoNotTellIsSaid(t *testing.T) {
+	for _, tc := range []struct {
+		runs []float64
+		want string
+	}{
+		{[]float64{0.9, 1, 1.1}, "About the same:"},
+		{[]float64{0.3, 1, 1.6}, "Not clear, as runs differ:"},
+		{[]float64{1.2, 2, 3}, "Better:"},
+	} {
+		row, err := bench.Ratio("slmp/file_over_tcp_same_frames", bench.Higher, bench.NewSide("a", "Gbit/s", tc.runs), bench.NewSide("b", "Gbit/s", []float64{1, 1, 1}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := page.Summary(&report.Report{Experiments: []*report.Experiment{{Rows: []bench.Row{row}}}}); !strings.HasPrefix(got, tc.want) {
+			t.Errorf("%v: %s, want %s", tc.runs, got, tc.want)
+		}
+	}
+}
+
 // A ratio is called better in the summary and in the tables below it, or in neither.
 func TestThereIsOneRuleForAboutTheSame(t *testing.T) {
 	for _, tc := range []struct {

@@ -5,6 +5,7 @@
 package flags
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -30,9 +31,22 @@ func Bytes(flag, s string, lo, hi int64) (int64, error) {
 	}
 	n, err := strconv.ParseInt(digits, 10, 64)
 	if err != nil || n > math.MaxInt64>>shift || n<<shift < lo || n<<shift > hi {
-		return 0, Error(flag, s, fmt.Sprintf("want %d to %d bytes, such as 1000, 64KiB, 20MiB or 1GiB", lo, hi))
+		return 0, Error(flag, cmp.Or(s, `""`), fmt.Sprintf("want %s to %s: bytes, or with KiB, MiB or GiB", size(lo), size(hi)))
 	}
 	return n << shift, nil
+}
+
+// size is a number of bytes as Bytes reads it.
+func size(n int64) string {
+	for _, u := range []struct {
+		shift int
+		name  string
+	}{{30, "GiB"}, {20, "MiB"}, {10, "KiB"}} {
+		if n > 0 && n&(1<<u.shift-1) == 0 {
+			return fmt.Sprint(n>>u.shift, u.name)
+		}
+	}
+	return fmt.Sprint(n)
 }
 
 // What a flag's value is, for completion: annotations of the flag.
