@@ -70,7 +70,7 @@ func TestBenchCompare(t *testing.T) {
 		{[]string{before, before, "--all"}, "\nWithin noise\n", false},
 		{[]string{"--help"}, "A verdict takes 5 runs", false},
 		{[]string{"--help"}, "what differs from one process to the next", false},
-		{[]string{before}, "accepts 2 arg(s), received 1", true},
+		{[]string{before}, "bench compare: want two results, and have 1", true},
 		{[]string{before, filepath.Join(dir, "none")}, "bench compare: open " + dir + "/none: no such file", true},
 		{[]string{text, after}, "bench compare: " + text + ": not the output of xspin bench --json", true},
 		{[]string{before, after, "--plot", "a.pdf"}, "bench compare: --plot: a.pdf: want a name that ends with .svg or .png", true},

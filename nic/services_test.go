@@ -233,7 +233,8 @@ func TestApplicationHearsThatItsContextIsStopped(t *testing.T) {
 	})
 	t.Cleanup(func() {
 		close(gate)
-		idle(t, c) // or Close finds the handler stuck
+		idle(t, c)
+		eventually(t, "the handler has returned", func() bool { return stats(t, n).Stuck == 0 })
 	})
 	write(t, dialUDP(t, lab, 7), []byte("x"))
 	if e := hostEvent(t, app); e.Kind != hostq.ContextFault || !strings.Contains(e.Text, "20ms") {

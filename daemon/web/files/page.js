@@ -756,7 +756,7 @@ function take(doc) {
   const seq = samples.length ? samples[samples.length - 1].seq : 0;
   samples.push(...doc.samples.filter((s) => s.seq > seq));
   const oldest = samples.length ? samples[samples.length - 1].time - seconds * 1000 : 0;
-  samples = samples.filter((s) => s.time >= oldest);
+  samples = samples.filter((s) => s.time > oldest);
   last = doc;
   show(doc);
 }
