@@ -84,10 +84,10 @@ demo: root build ## ping-pong, a file transfer and datatypes, next to Linux and 
 	bin/xspin demo datatypes --type simple --type complex --overlap --pin --verify
 	bin/xspin bench ddt --only overlap --runs 3
 
-# Without the vet of go test: lint has run it. GORACE: or each process sleeps for a second
-# when it ends.
-RACE = GORACE=atexit_sleep_ms=10 XSPIN_NO_SKIP=1 CGO_ENABLED=1 go test -race -vet=off -count=1 -timeout 25m
-FAST = XSPIN_NO_SKIP=1 CGO_ENABLED=0 go test -vet=off -count=1
+# Without the vet of go test: lint has run it. Without DWARF: sixty programs are linked. GORACE:
+# or each process sleeps for a second when it ends.
+RACE = GORACE=atexit_sleep_ms=10 XSPIN_NO_SKIP=1 CGO_ENABLED=1 go test -race -vet=off -ldflags=-w -count=1 -timeout 25m
+FAST = XSPIN_NO_SKIP=1 CGO_ENABLED=0 go test -vet=off -ldflags=-w -count=1
 
 # Beside the others: the linter, which has to be built first; thousands of bad networks and
 # millions of entries, too many for the race detector; and what else only computes. All of

@@ -116,8 +116,13 @@ func TestBenchesMeasureEveryRow(t *testing.T) {
 			doc := bench.NewDocument(bench.Environment(tc.name, cfg.runs, cfg.duration))
 			measure := benches[i].measure
 			if benches[i].flags != nil {
-				var err error
-				if measure, err = benches[i].flags(pflag.NewFlagSet("", pflag.ContinueOnError))(); err != nil {
+				fl := pflag.NewFlagSet("", pflag.ContinueOnError)
+				judge := benches[i].flags(fl)
+				err := fl.Set("size", "16MiB")
+				if err == nil {
+					measure, err = judge()
+				}
+				if err != nil {
 					t.Fatal(err)
 				}
 			}
