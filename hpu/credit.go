@@ -78,17 +78,18 @@ func (d *due) owe(a account) {
 	d.owed = append(d.owed, debt{a, 1})
 }
 
-// pay returns the credits that are owed.
+// pay returns the credits that are owed. Buckets go first: who finds a context idle, to
+// sweep it or to forget it, finds no use that is still to be given back.
 func (r *runner) pay(queue int) {
 	q := r.pool.cfg.Queues[queue].Shared
 	deq := &r.pool.cfg.Share.Dequeued[queue]
 	due := &r.w.due[queue]
 	for _, d := range due.owed {
-		atomic.AddUint32(&q.Done[d.ctx], d.n)
-		atomic.AddUint32(&deq[d.hpu], d.n)
 		if d.bucket != noBucket {
 			atomic.AddUint64(&r.pool.cfg.Buckets[d.bucket], -uint64(d.n)<<32)
 		}
+		atomic.AddUint32(&deq[d.hpu], d.n)
+		atomic.AddUint32(&q.Done[d.ctx], d.n)
 	}
 	due.owed = due.owed[:0]
 }

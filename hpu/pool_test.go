@@ -970,6 +970,31 @@ func TestLostPackets(t *testing.T) {
 	}
 }
 
+// Who finds a context idle may set its buckets to 0: no use of one may be given back later,
+// or it has 2^32 - 1 users.
+func TestIdleContextsHaveGivenTheirBucketsBack(t *testing.T) {
+	packets := 20_000
+	if runtime.NumCPU() < 2 {
+		packets = 100 // worker and test take turns
+	}
+	b := bpf.Range{Base: 32, Size: 1}
+	r := newRig(t, rigConfig{Config: Config{Wait: Spin}})
+	c := r.install(1, swallow, b)
+	data := numbered(1, 64)
+	for i := range packets {
+		r.receive(pkt{ctx: 1, bucket: &b, data: data})
+		for begin := time.Now(); !r.Idle(c); {
+			if time.Since(begin) > patience {
+				t.Fatalf("packet %d is not handled", i)
+			}
+		}
+		if n := atomic.LoadUint64(&r.kernel.buckets[b.Base]) >> 32; n != 0 {
+			t.Fatalf("packet %d: the context is idle, its bucket has %d users", i, n)
+		}
+	}
+	r.settled()
+}
+
 func TestALatePacketIsHandledAndPaidOnce(t *testing.T) {
 	r := newRig(t, rigConfig{})
 	r.kernel.free = true
