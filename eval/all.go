@@ -140,10 +140,15 @@ func runAll(ctx context.Context, tell io.Writer, all []experiment, o allOptions)
 			failed = errors.Join(failed, fmt.Errorf("%s: %w", x.Name, err))
 			fmt.Fprintf(tell, "warning: %s failed: %v\n", x.Name, err)
 		}
+		old := r.Experiment(x.Name)
 		r.Put(e)
 		r.Todo = slices.DeleteFunc(r.Todo, func(n string) bool { return n == x.Name })
 		// In this order: what the results have, the page and its files have.
-		if err := errors.Join(page.Write(o.dir, r, x.Name), r.Save(o.dir)); err != nil {
+		err = errors.Join(page.Write(o.dir, r, x.Name), r.Save(o.dir))
+		if err == nil && old != nil {
+			err = page.Remove(o.dir, old, e)
+		}
+		if err != nil {
 			return written, errors.Join(failed, err)
 		}
 		written = true

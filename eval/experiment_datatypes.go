@@ -65,6 +65,7 @@ type datatypePoint struct {
 	x     [2]float64      // by axis; 0 if it is on the other one only
 	bytes int64           // of a round
 	gemms datatypes.GEMMs // that go on for about as long, since the first round
+	doubt string          // why measures beside GEMMs are not to be trusted, since then
 }
 
 // points returns the places of a type. What is on both axes is there once.
@@ -135,6 +136,9 @@ func (s *datatypeSide) add(p *datatypePoint, o overlapped, on string) {
 		} {
 			l.on = on
 			l.add(x, l.y, l.lost)
+			if l.line != s.alone[axis] && p.doubt != "" {
+				l.doubts[x] = p.doubt
+			}
 		}
 	}
 }
@@ -208,7 +212,7 @@ func (s datatypeSweep) plots(ctx context.Context, t *trial) (err error) {
 		return err
 	}
 	if len(unsettled) > 0 {
-		b.cfg.warn(fmt.Sprintf("datatypes-*: distrust these points: %s. The size of matrices had not settled there after FPsPIN's tuning, as happens if the machine is not left alone", strings.Join(unsettled, ", ")))
+		b.cfg.warn(fmt.Sprintf("datatypes-*: distrust these points, which have question marks: %s. The size of matrices had not settled there after FPsPIN's tuning, as happens if the machine is not left alone", strings.Join(unsettled, ", ")))
 	}
 
 	for i, a := range datatypeAxes {
@@ -284,6 +288,7 @@ func (b *ddtBench) datatypesOurs(ctx context.Context, points []*datatypePoint, t
 				}
 				if p.gemms = g; !tuned {
 					unsettled = append(unsettled, p.Name)
+					p.doubt = "FPsPIN's tuning had not settled the size of the matrices, so the GEMMs were too long or too short for the messages"
 				}
 			}
 			var o overlapped

@@ -258,10 +258,11 @@ func (t *trial) row(name string) *bench.Row {
 type line struct {
 	name, tier, on string
 	runs, lost     map[float64][]float64
+	doubts         map[float64]string // why a place is not to be trusted
 }
 
 func newLine(name, tier string) *line {
-	return &line{name: name, tier: tier, runs: map[float64][]float64{}, lost: map[float64][]float64{}}
+	return &line{name: name, tier: tier, runs: map[float64][]float64{}, lost: map[float64][]float64{}, doubts: map[float64]string{}}
 }
 
 // add adds a run at x. Lost is a fraction, less than 0 for none that is known.
@@ -285,6 +286,7 @@ func (l *line) series() report.Series {
 	s := report.Series{Name: l.name, Tier: l.tier, On: l.on}
 	for _, x := range slices.Sorted(maps.Keys(l.runs)) {
 		p := report.NewPoint(x, l.runs[x])
+		p.Doubt = l.doubts[x]
 		if lost := l.lost[x]; len(lost) > 0 {
 			m := quantile.Median(lost)
 			p.Lost = &m

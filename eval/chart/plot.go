@@ -92,6 +92,22 @@ type spread struct {
 	plotter.YErrors
 }
 
+// doubts are question marks at points that are not to be trusted. The y axis does not reach
+// as far as they do if others are drawn.
+type doubts struct {
+	*plotter.Labels
+	others bool
+}
+
+// DataRange is what the axes have to show.
+func (d doubts) DataRange() (xmin, xmax, ymin, ymax float64) {
+	xmin, xmax, ymin, ymax = d.Labels.DataRange()
+	if d.others {
+		ymin, ymax = math.Inf(1), math.Inf(-1)
+	}
+	return xmin, xmax, ymin, ymax
+}
+
 // aside is how far beside its named place a point of a series is, so that those of others
 // at that place do not hide it.
 func aside(p *report.Plot, series int, x float64) float64 {
@@ -109,39 +125,60 @@ func aside(p *report.Plot, series int, x float64) float64 {
 
 func (c *Chart) lines(p *report.Plot) error {
 	var xs []float64
+	trusted := slices.ContainsFunc(p.Series, func(s report.Series) bool {
+		return slices.ContainsFunc(s.Points, func(pt report.Point) bool { return pt.Doubt == "" })
+	})
 	for i, s := range p.Series {
 		if len(s.Points) == 0 {
 			continue
 		}
 		var d spread
+		var doubted plotter.XYLabels
 		for _, pt := range s.Points {
 			x := pt.X
 			if len(p.X.Names) > 0 {
 				x += aside(p, i, pt.X)
 			}
-			d.XYs = append(d.XYs, plotter.XY{X: x, Y: pt.Y})
-			d.YErrors = append(d.YErrors, struct{ Low, High float64 }{pt.Y - pt.CI95[0], pt.CI95[1] - pt.Y})
 			xs = append(xs, pt.X)
+			if at := (plotter.XY{X: x, Y: pt.Y}); pt.Doubt != "" {
+				doubted.XYs, doubted.Labels = append(doubted.XYs, at), append(doubted.Labels, "?")
+			} else {
+				d.XYs = append(d.XYs, at)
+				d.YErrors = append(d.YErrors, struct{ Low, High float64 }{pt.Y - pt.CI95[0], pt.CI95[1] - pt.Y})
+			}
 		}
-		line, dots, err := plotter.NewLinePoints(d.XYs)
-		if err != nil {
-			return fmt.Errorf("series %s: %w", s.Name, err)
+		colour := palette[i%len(palette)]
+		line := &plotter.Line{XYs: d.XYs, LineStyle: draw.LineStyle{Color: colour, Width: 1.5}}
+		dots := &plotter.Scatter{XYs: d.XYs, GlyphStyle: draw.GlyphStyle{Color: colour, Shape: glyphs[i%len(glyphs)], Radius: dotRadius}}
+		thumbs := []plot.Thumbnailer{line, dots}
+		if len(p.X.Names) > 0 {
+			thumbs = thumbs[1:]
+		}
+		c.legend.add(s.Name, thumbs...)
+		if len(doubted.XYs) > 0 {
+			labels, err := plotter.NewLabels(doubted)
+			if err != nil {
+				return fmt.Errorf("series %s: %w", s.Name, err)
+			}
+			style := c.legend.style
+			style.Color, style.XAlign, style.YAlign, style.Font.Size = colour, text.XCenter, text.YCenter, 16
+			for j := range labels.TextStyle {
+				labels.TextStyle[j] = style
+			}
+			c.plot.Add(doubts{labels, trusted})
+		}
+		if len(d.XYs) == 0 {
+			continue
 		}
 		bar, err := plotter.NewYErrorBars(d)
 		if err != nil {
 			return fmt.Errorf("series %s: %w", s.Name, err)
 		}
-		colour := palette[i%len(palette)]
-		line.Color, line.Width = colour, 1.5
-		dots.Color, dots.Shape, dots.Radius = colour, glyphs[i%len(glyphs)], dotRadius
 		bar.Color, bar.CapWidth = colour, 6
 		c.plot.Add(bar, dots)
-		if len(p.X.Names) > 0 {
-			c.legend.add(s.Name, dots)
-			continue
+		if len(p.X.Names) == 0 {
+			c.plot.Add(line)
 		}
-		c.plot.Add(line)
-		c.legend.add(s.Name, line, dots)
 	}
 	names := map[string]plotter.XYs{}
 	var order []string

@@ -90,6 +90,40 @@ func TestLegendsStandAboveTheData(t *testing.T) {
 	}
 }
 
+// Points that are not to be trusted are question marks beside the line, and do not press
+// the others together: out of the axis's range they are not drawn.
+func TestDoubtedPointsAreQuestionMarks(t *testing.T) {
+	doubted := func(x, y float64) report.Point {
+		pt := report.NewPoint(x, []float64{y})
+		pt.Doubt = "it did not settle"
+		return pt
+	}
+	all := []report.Point{report.NewPoint(1, []float64{3}), doubted(2, 4), doubted(3, -3000), report.NewPoint(4, []float64{5})}
+	for _, tc := range []struct {
+		points    []report.Point
+		marks     int
+		low, high float64
+	}{
+		{all, 1, 0, 5.25},
+		{all[1:3], 2, -3000, 4.2}, // or nothing would be there to see
+	} {
+		c, err := Of(&report.Plot{Name: "p", Series: []report.Series{{Name: "a", Points: tc.points}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var svg bytes.Buffer
+		if err := c.Write(&svg, ".svg"); err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Count(svg.String(), ">?<"); got != tc.marks {
+			t.Errorf("%d points: %d question marks, want %d", len(tc.points), got, tc.marks)
+		}
+		if y := c.plot.Y; y.Min != tc.low || y.Max != tc.high {
+			t.Errorf("%d points: the axis is from %g to %g, want %g to %g", len(tc.points), y.Min, y.Max, tc.low, tc.high)
+		}
+	}
+}
+
 func TestMarksDifferFromSeries(t *testing.T) {
 	p := &report.Plot{Name: "p", Marks: []report.Mark{{Name: "paper", X: 1, Y: 2}}}
 	const mark = "#404040"

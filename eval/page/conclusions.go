@@ -275,7 +275,7 @@ func plot(r *report.Report, name string) figures {
 	return figures{}
 }
 
-// runs are those of a series at x, nil if it was not measured there.
+// runs are those of a series at x, nil if it was not measured there or cannot be trusted.
 func (f figures) runs(series string, x float64) []float64 {
 	if f.Plot == nil {
 		return nil
@@ -290,7 +290,7 @@ func (f figures) runs(series string, x float64) []float64 {
 
 func runsAt(s *report.Series, x float64) []float64 {
 	for _, p := range s.Points {
-		if p.X == x {
+		if p.X == x && p.Doubt == "" {
 			return p.Runs
 		}
 	}

@@ -83,6 +83,14 @@ Worse: 0.25 [0.25 0.25] .`
 	if s := strings.Join(got, "\n"); s != want {
 		t.Errorf("got\n%s\nwant\n%s", s, want)
 	}
+	// A figure that is not to be trusted concludes nothing.
+	const finding = "of Complex at a time, while the receiver computes"
+	for _, doubt := range []string{"", "not settled"} {
+		r.Experiments[1].Plots[1].Series[1].Points[1].Doubt = doubt
+		if got := strings.Contains(page.Summary(r), finding); got != (doubt == "") {
+			t.Errorf("doubt %q: it says %q: %v", doubt, finding, got)
+		}
+	}
 }
 
 // A quick run has no rows of round trips, but pings; and it says what it has left out, of the

@@ -9,9 +9,12 @@ import (
 	"cmp"
 	_ "embed"
 	"encoding/csv"
+	"errors"
 	"fmt"
 	"html/template"
+	"io/fs"
 	"math"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -61,6 +64,33 @@ func Write(dir string, r *report.Report, names ...string) error {
 		}
 	}
 	return nil
+}
+
+// Remove removes the files of an experiment that the one in its place now does not have.
+func Remove(dir string, old, now *report.Experiment) (err error) {
+	keep := files(now)
+	for _, name := range files(old) {
+		if slices.Contains(keep, name) {
+			continue
+		}
+		if e := os.Remove(filepath.Join(dir, name)); !errors.Is(e, fs.ErrNotExist) {
+			err = errors.Join(err, e)
+		}
+	}
+	return err
+}
+
+// files are those that Write writes for an experiment.
+func files(e *report.Experiment) (names []string) {
+	if len(e.Rows) > 0 {
+		names = append(names, e.Name+"-rows.csv")
+	}
+	for _, p := range e.Plots {
+		for _, kind := range append([]string{".csv"}, chart.Formats...) {
+			names = append(names, p.Name+kind)
+		}
+	}
+	return names
 }
 
 // view is what the page shows.
@@ -161,6 +191,9 @@ func table(p *report.Plot) (t struct{ Head, Rows [][]string }) {
 				if pt.X == x {
 					cell = fmt.Sprintf("%s [%s, %s]", bench.Figure(pt.Y), bench.Figure(pt.CI95[0]), bench.Figure(pt.CI95[1]))
 					cell += lost(pt.Lost)
+					if pt.Doubt != "" {
+						cell += " ?"
+					}
 				}
 			}
 			row = append(row, cell)
@@ -231,18 +264,18 @@ func writePlot(dir string, p *report.Plot) error {
 			return err
 		}
 	}
-	lines := [][]string{{"series", "tier", p.X.Title(), p.Y.Title(), "low", "high", "lost", "runs", "on"}}
+	lines := [][]string{{"series", "tier", p.X.Title(), p.Y.Title(), "low", "high", "lost", "runs", "on", "doubt"}}
 	for _, s := range p.Series {
 		for _, pt := range s.Points {
 			lost := ""
 			if pt.Lost != nil {
 				lost = number(*pt.Lost)
 			}
-			lines = append(lines, []string{s.Name, s.Tier, number(pt.X), number(pt.Y), number(pt.CI95[0]), number(pt.CI95[1]), lost, numbers(pt.Runs), s.On})
+			lines = append(lines, []string{s.Name, s.Tier, number(pt.X), number(pt.Y), number(pt.CI95[0]), number(pt.CI95[1]), lost, numbers(pt.Runs), s.On, pt.Doubt})
 		}
 	}
 	for _, m := range p.Marks {
-		lines = append(lines, []string{m.Name, "", number(m.X), number(m.Y), "", "", "", "", m.Source})
+		lines = append(lines, []string{m.Name, "", number(m.X), number(m.Y), "", "", "", "", m.Source, ""})
 	}
 	return writeCSV(filepath.Join(dir, p.Name+".csv"), lines)
 }

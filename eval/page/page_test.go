@@ -38,7 +38,9 @@ func fixture(t *testing.T) *report.Report {
 	}
 	pt := report.NewPoint(64, []float64{1, 2, 3})
 	pt.Lost = &half
-	series := []report.Series{{Name: hostile, Tier: "user", On: hostile, Points: []report.Point{pt, report.NewPoint(65536, []float64{4, 5, 6})}}, {Name: "empty"}}
+	doubted := report.NewPoint(128, []float64{1e9})
+	doubted.Doubt = "not settled " + hostile
+	series := []report.Series{{Name: hostile, Tier: "user", On: hostile, Points: []report.Point{pt, doubted, report.NewPoint(65536, []float64{4, 5, 6})}}, {Name: "empty"}}
 	return &report.Report{
 		Schema: report.Schema, Release: "XsPIN test", Quick: true, Env: bench.Environment("xspin bench all", 0, 0),
 		Machine: []report.Fact{{Name: "iperf3", For: "TCP " + hostile}, {Name: "MPICH", Value: "4.0"}},
@@ -75,7 +77,7 @@ func TestThePageHasAllOfTheReport(t *testing.T) {
 	text := textOf(t, string(b))
 	for _, want := range []string{
 		"A quick run", "This run was noisy, so small differences do not show: half of the ratios have a 95 % interval of at most", "iperf3 was not installed, so TCP " + hostile + " was not measured", "Targets: 1 met, 1 missed, 0 within noise.", "Crosses: " + hostile, "Not measured: iperf3 is needed", "This failed: it broke",
-		"first/ahead", "first/behind", "first/even", "Title " + hostile, "2.00 [1.00, 3.00], 50.0 % lost", "64Ki", "ours " + hostile, "4.00 ns: ours " + hostile + ", 50.0 % lost",
+		"first/ahead", "first/behind", "first/even", "Title " + hostile, "2.00 [1.00, 3.00], 50.0 % lost", "64Ki", "1000000000 [1000000000, 1000000000] ?", "A question mark, not drawn if it is out of range: not settled " + hostile + ".", "ours " + hostile, "4.00 ns: ours " + hostile + ", 50.0 % lost",
 		"XsPIN is a SmartNIC in software", "With 3 to 5 runs that is practically from the smallest run to the largest", "an interval does not tell what differs from one process to the next", "handler processing unit", "Lower is better.", "not looked into yet",
 	} {
 		if !strings.Contains(text, want) {
@@ -106,15 +108,29 @@ func TestThePageHasAllOfTheReport(t *testing.T) {
 	}
 }
 
-// Only experiments that were measured get new files; the page has all.
+// Only experiments that were measured get new files; the page has all. What is measured anew
+// leaves none that it does not have any more.
 func TestFilesAreThoseOfNamedExperiments(t *testing.T) {
 	dir := t.TempDir()
-	for _, tc := range []struct{ name, want string }{
-		{"second", "index.html"},
-		{"first", "bars.csv bars.png bars.svg first-rows.csv index.html lines.csv lines.png lines.svg"},
+	write := func(names ...string) func() error {
+		return func() error { return page.Write(dir, fixture(t), names...) }
+	}
+	old := fixture(t).Experiments[0]
+	less := *old
+	less.Rows, less.Plots = nil, old.Plots[1:]
+	for _, tc := range []struct {
+		name string
+		do   func() error
+		want string
+	}{
+		{"second", write("second"), "index.html"},
+		{"first", write("first"), "bars.csv bars.png bars.svg first-rows.csv index.html lines.csv lines.png lines.svg"},
+		{"the same", func() error { return page.Remove(dir, old, old) }, "bars.csv bars.png bars.svg first-rows.csv index.html lines.csv lines.png lines.svg"},
+		{"less", func() error { return page.Remove(dir, old, &less) }, "bars.csv bars.png bars.svg index.html"},
+		{"less again", func() error { return page.Remove(dir, old, &less) }, "bars.csv bars.png bars.svg index.html"},
 	} {
-		if err := page.Write(dir, fixture(t), tc.name); err != nil {
-			t.Fatal(err)
+		if err := tc.do(); err != nil {
+			t.Fatalf("%s: %v", tc.name, err)
 		}
 		entries, err := os.ReadDir(dir)
 		if err != nil {
@@ -125,7 +141,7 @@ func TestFilesAreThoseOfNamedExperiments(t *testing.T) {
 			names = append(names, e.Name())
 		}
 		if got := strings.Join(names, " "); got != tc.want {
-			t.Errorf("of %s: %s, want %s", tc.name, got, tc.want)
+			t.Errorf("%s: %s, want %s", tc.name, got, tc.want)
 		}
 	}
 }
@@ -192,8 +208,8 @@ func TestTablesHaveEveryFigure(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, want := range map[string][]string{
-		"lines.csv":      {"series", hostile, hostile, "paper"},
-		"bars.csv":       {"series", hostile, hostile},
+		"lines.csv":      {"series", hostile, hostile, hostile, "paper"},
+		"bars.csv":       {"series", hostile, hostile, hostile},
 		"first-rows.csv": {"row", "first/ahead", "first/behind", "first/even", "first/too"},
 	} {
 		f, err := os.Open(filepath.Join(dir, name))
@@ -211,7 +227,7 @@ func TestTablesHaveEveryFigure(t *testing.T) {
 		if !slices.Equal(first, want) {
 			t.Errorf("%s: %q, want %q", name, first, want)
 		}
-		if name == "lines.csv" && (lines[1][7] != "1 2 3" || lines[1][6] != "0.5") {
+		if name == "lines.csv" && (lines[1][7] != "1 2 3" || lines[1][6] != "0.5" || lines[1][9] != "" || lines[2][9] != "not settled "+hostile) {
 			t.Errorf("%s: %q", name, lines[1])
 		}
 	}

@@ -136,6 +136,8 @@ type Point struct {
 	CI95 quantile.Interval `json:"ci95"`
 	Runs []float64         `json:"runs"`
 	Lost *float64          `json:"lost,omitempty"` // fraction of what was sent, median
+	// Doubt is why the figure is not to be trusted, "" if it is.
+	Doubt string `json:"doubt,omitempty"`
 }
 
 // NewPoint makes a point of runs.
@@ -202,7 +204,7 @@ func (r *Report) Verdicts() (rows []bench.Row) {
 }
 
 // Document returns the rows of all experiments, and the points of the plots whose unit says
-// what is better as rows of their own, for bench.Compare.
+// what is better, unless they are not to be trusted, as rows of their own, for bench.Compare.
 func (r *Report) Document() *bench.Document {
 	d := bench.NewDocument(r.Env)
 	d.Quick = r.Quick
@@ -219,6 +221,9 @@ func (r *Report) Document() *bench.Document {
 			}
 			for _, s := range p.Series {
 				for _, pt := range s.Points {
+					if pt.Doubt != "" {
+						continue
+					}
 					side := bench.NewSide(s.Name, p.Y.Unit, pt.Runs)
 					side.Lost, side.On = pt.Lost, s.On
 					d.Results = append(d.Results, bench.Row{
@@ -230,6 +235,18 @@ func (r *Report) Document() *bench.Document {
 		}
 	}
 	return d
+}
+
+// Doubts are why points of the plot are not to be trusted, each once.
+func (p *Plot) Doubts() (all []string) {
+	for _, s := range p.Series {
+		for _, pt := range s.Points {
+			if pt.Doubt != "" && !slices.Contains(all, pt.Doubt) {
+				all = append(all, pt.Doubt)
+			}
+		}
+	}
+	return all
 }
 
 // Goal says which way figures of the axis are better, higher or lower: by its unit, unless

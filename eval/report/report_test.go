@@ -146,6 +146,12 @@ func TestReportsAreComparedPointByPoint(t *testing.T) {
 	r := sample(t)
 	p := r.Experiments[0].Plots[0]
 	p.Y.Unit = "us"
+	doubted := NewPoint(32, []float64{9})
+	doubted.Doubt = "it did not settle"
+	p.Series[0].Points = append(p.Series[0].Points, doubted)
+	if got := p.Doubts(); len(got) != 1 || got[0] != doubted.Doubt {
+		t.Errorf("doubts %q", got)
+	}
 	other := *p
 	other.Name, other.Y.Unit = "other", "share" // which does not say what is better
 	r.Experiments[0].Plots = append(r.Experiments[0].Plots, &other)
