@@ -84,7 +84,7 @@ func (q *Queue) open(cfg SocketConfig, initial []uint64) (_ *Socket, err error) 
 		if err == nil {
 			return
 		}
-		_ = s.release() // err says why we are here
+		_ = s.close(s.release()) // err says why we are here
 		if founder {
 			_ = q.unmap()
 			if raceEnabled {
@@ -363,7 +363,8 @@ func (s *Socket) Stats() (Stats, error) {
 	return st, nil
 }
 
-// Close unmaps the rings and closes the descriptor; closing again does nothing.
+// Close unmaps the rings and closes the descriptor; closing again does nothing. Several
+// sockets can be closed at the same time, which takes no longer than one.
 // Take the socket out of the XSKMAP first, or frames are still redirected to it
 // while the queue has other sockets. Frames that were recycled or sent and have not
 // come back belong to the caller again once the queue's last socket is closed;
@@ -374,19 +375,27 @@ func (s *Socket) Close() error {
 	}
 	u := s.queue.umem
 	u.mu.Lock()
-	defer u.mu.Unlock()
 	if s.fd < 0 {
+		u.mu.Unlock()
 		return nil
 	}
 	err := s.queue.dismiss(s)
-	return errors.Join(err, s.release())
+	fd, rerr := s.release()
+	u.mu.Unlock()
+	return errors.Join(err, s.close(fd, rerr))
 }
 
-// release unmaps the socket's own rings and closes the descriptor.
-func (s *Socket) release() error {
-	fd := s.fd
-	s.fd = -1
-	err := errors.Join(unmap(s.rx.reset()), unmap(s.tx.reset()))
+// release unmaps the socket's own rings, and hands over the descriptor, which is to be
+// closed. The caller holds umem.mu.
+func (s *Socket) release() (fd int, err error) {
+	fd, s.fd = s.fd, -1
+	return fd, errors.Join(unmap(s.rx.reset()), unmap(s.tx.reset()))
+}
+
+// close closes what release has handed over. The kernel waits for whoever looks at the
+// socket, for two grace periods of RCU: some 20 ms. Sockets that are closed at the same time
+// wait together, if nobody holds the lock.
+func (s *Socket) close(fd int, err error) error {
 	if cerr := unix.Close(fd); cerr != nil {
 		err = errors.Join(err, s.fail("close", cerr))
 	}

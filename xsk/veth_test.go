@@ -8,6 +8,7 @@ import (
 	"errors"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -718,6 +719,41 @@ func TestCloseLeavesNothing(t *testing.T) {
 		t.Errorf("%d mappings of sockets before, %d after", maps, n)
 	}
 	must(t, (*Socket)(nil).Close())
+}
+
+// As a NIC does it: all at once, by whoever, some twice. Then the queue is free.
+func TestSocketsCloseAtTheSameTime(t *testing.T) {
+	l := newLab(t, labConfig{})
+	u := newUMEM(t, 32, 2048)
+	cfg := QueueConfig{Ifindex: l.rx, FillSize: 16, CompletionSize: 16}
+	sc := SocketConfig{RxSize: 16, TxSize: 16}
+	fds, maps := countFDs(t), countMaps(t)
+	for round := range 5 {
+		cfg.Initial = u.frames(0, 16)
+		q, first, err := u.OpenQueue(cfg, sc)
+		if err != nil {
+			t.Fatalf("round %d: %v", round, err)
+		}
+		sockets := []*Socket{first}
+		for range 7 {
+			s, err := q.Open(sc)
+			must(t, err)
+			sockets = append(sockets, s)
+		}
+		var wg sync.WaitGroup
+		for _, s := range slices.Concat(sockets, sockets) {
+			wg.Go(func() {
+				if err := s.Close(); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		if f, m := countFDs(t), countMaps(t); f != fds || m != maps {
+			t.Fatalf("round %d: %d descriptors and %d mappings are left", round, f-fds, m-maps)
+		}
+	}
+	must(t, u.Close())
 }
 
 func TestCloseWhilePolling(t *testing.T) {
