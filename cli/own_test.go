@@ -68,7 +68,7 @@ func TestOwnXspin(t *testing.T) {
 		t.Helper()
 		cmd := exec.Command(name, args...)
 		cmd.Dir = dir
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-mod=mod", "GOPROXY=off", "GOWORK=off")
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-mod=mod -trimpath", "GOPROXY=off", "GOWORK=off")
 		out, err := cmd.CombinedOutput()
 		if (err != nil) != fail {
 			t.Fatalf("%s %v: %v\n%s", name, args, err, out)
