@@ -43,8 +43,8 @@ DESTDIR    :=
 # commit in the binary.
 VCS := $(if $(shell git rev-parse --verify -q HEAD 2>/dev/null),auto,false)
 
-# One kind of build for all, that of bin/xspin: what differs in -trimpath is compiled again,
-# the standard library with it.
+# One kind of build for all, that of bin/xspin: one that differs in -trimpath compiles everything
+# again, the standard library too.
 export GOFLAGS := $(filter-out -trimpath,$(shell go env GOFLAGS 2>/dev/null)) -trimpath
 
 .DEFAULT_GOAL := help
@@ -93,11 +93,13 @@ demo: root build ## ping-pong, a file transfer and datatypes, next to Linux and 
 RACE = GORACE=atexit_sleep_ms=10 XSPIN_NO_SKIP=1 CGO_ENABLED=1 go test -race -vet=off -ldflags=-w -count=1 -timeout 25m
 FAST = XSPIN_NO_SKIP=1 CGO_ENABLED=0 go test -vet=off -ldflags=-w -count=1
 
+# What a single goroutine computes, of slmp: without the race detector, which would find
+# nothing and take minutes.
+UNRACED := ^Test(Model|Auto)
+
 # Beside the others: the linter, which has to be built first; thousands of bad networks and
-# millions of entries, too many for the race detector, and of one goroutine; and what else
-# only computes. All of it, whatever fails.
-ALONE := TestModel|TestAuto
-test-beside = bad=0; ($(lint)) || bad=1; $(FAST) -run "$(ALONE)" ./slmp || bad=1; $(FAST) -run IsBounded ./ddt || bad=1; $(RACE) -p 1 $(addprefix ./,$(PURE)) || bad=1; exit $$bad
+# millions of entries; and what else only computes. All of it, whatever fails.
+test-beside = bad=0; ($(lint)) || bad=1; $(FAST) -run "$(UNRACED)" ./slmp || bad=1; $(FAST) -run IsBounded ./ddt || bad=1; $(RACE) -p 1 $(addprefix ./,$(PURE)) || bad=1; exit $$bad
 
 test: root go test-tools generate-check vmtest-quick ## every test, none skipped; installs Debian packages they need (root)
 	$(FAST) -run TestLitmus ./hostq # the race detector orders what this wants to see unordered
@@ -108,7 +110,7 @@ test: root go test-tools generate-check vmtest-quick ## every test, none skipped
 	$(FAST) -run 'Bench.*EveryRow' ./eval || ok=1; wait $$experiments || ok=1; [ $$ok = 0 ] || exit 1; \
 	echo 'CGO_ENABLED=1 go build -race ./... # on all CPUs. Below, the tests of one package run while those of the next are linked, so the times include waiting'; \
 	CGO_ENABLED=1 go build -race ./... || exit 1; \
-	$(RACE) -skip "$(ALONE)" -p 2 -exec "flock -o '$(CURDIR)'" $$(go list ./... | grep -vxE "$$(go list $(addprefix ./,$(PURE)) | paste -sd '|')") || ok=1; \
+	$(RACE) -skip "$(UNRACED)" -p 2 -exec "flock -o '$(CURDIR)'" $$(go list ./... | grep -vxE "$$(go list $(addprefix ./,$(PURE)) | paste -sd '|')") || ok=1; \
 	wait $$beside || ok=1; beside=; cat "$$log"; exit $$ok
 
 soak: root go test-tools ## random searches for hours rather than seconds (root; SOAK=times as long)

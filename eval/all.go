@@ -144,14 +144,15 @@ func runAll(ctx context.Context, tell io.Writer, all []experiment, o allOptions)
 		r.Put(e)
 		r.Todo = slices.DeleteFunc(r.Todo, func(n string) bool { return n == x.Name })
 		// In this order: what the results have, the page and its files have.
-		err = errors.Join(page.Write(o.dir, r, x.Name), r.Save(o.dir))
-		if err == nil && old != nil {
-			err = page.Remove(o.dir, old, e)
-		}
-		if err != nil {
+		if err := errors.Join(page.Write(o.dir, r, x.Name), r.Save(o.dir)); err != nil {
 			return written, errors.Join(failed, err)
 		}
 		written = true
+		if old != nil {
+			if err := page.Remove(o.dir, old, e); err != nil {
+				return written, errors.Join(failed, err)
+			}
+		}
 		if ctx.Err() != nil {
 			return written, errors.Join(failed, fmt.Errorf("interrupted after %s: the same command goes on behind it", x.Name))
 		}

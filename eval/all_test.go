@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -115,6 +116,24 @@ func TestBenchAllGoesOnWhereItStopped(t *testing.T) {
 		return err
 	}}, late.steps...)
 	did(run("interrupted after a: the same command goes on behind it", true, nil, late, b, c, d), "a", "b c d")
+
+	// What it does not find any more has no file.
+	bare := fake("a", &ran, nil)
+	bare.steps = []step{func(_ context.Context, t *trial) error {
+		l := newLine("it", "")
+		l.add(1, 2, -1)
+		t.plot(report.Plot{Name: "a-plot"}, l)
+		return nil
+	}}
+	if _, err := runAll(t.Context(), new(bytes.Buffer), []experiment{bare}, allOptions{dir, true, true, []string{"a"}}); err != nil {
+		t.Error(err)
+	}
+	for name, want := range map[string]error{"a-plot.csv": nil, "a-rows.csv": fs.ErrNotExist, "b-rows.csv": nil} {
+		if _, err := os.Stat(filepath.Join(dir, name)); !errors.Is(err, want) {
+			t.Errorf("%s: %v, want %v", name, err, want)
+		}
+	}
+	did(run("", true, []string{"a"}, a, b, c, d), "a", "b c d")
 
 	// What is not ours, or of another machine, stays.
 	r.Env.Kernel = "Linux 0.1"

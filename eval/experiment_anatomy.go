@@ -230,9 +230,10 @@ func (b *slmpBench) bursts(g *yardstick.Generator, frame []byte, d time.Duration
 
 // arrivalNS returns what passes from the XDP program to the handler, of frames one by one to
 // an HPU that spins: the median. An HPU that finds nothing to do gives its CPU to whoever
-// wants it. A frame that comes meanwhile waits for that other program, for milliseconds, and
-// says nothing of rings: it does not count. If all are such, ok is false. As far as the
-// kernel allows it, the HPU is a real-time thread, which gives way to no other.
+// wants it, and a frame that comes meanwhile waits for that program, for milliseconds, which
+// says nothing of rings. So the HPU is a real-time thread, as far as the kernel allows it, to
+// which ordinary ones have to leave the CPU. Frames that waited for another program
+// nonetheless do not count. If all are such, ok is false.
 func (b *slmpBench) arrivalNS(g *yardstick.Generator, frame []byte, d time.Duration) (ns float64, ok bool, err error) {
 	if b.sender == b.receiver {
 		return 0, false, nil

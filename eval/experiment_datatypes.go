@@ -136,9 +136,18 @@ func (s *datatypeSide) add(p *datatypePoint, o overlapped, on string) {
 		} {
 			l.on = on
 			l.add(x, l.y, l.lost)
-			if l.line != s.alone[axis] && p.doubt != "" {
-				l.doubts[x] = p.doubt
-			}
+		}
+	}
+}
+
+// doubt notes at a place why what is measured beside GEMMs is not to be trusted there, if so.
+func (s *datatypeSide) doubt(p *datatypePoint) {
+	for axis, x := range p.x {
+		if x == 0 || p.doubt == "" {
+			continue
+		}
+		for _, l := range []*line{s.beside[axis], s.gemms[axis], s.ratio[axis], s.hidden[axis]} {
+			l.doubts[x] = p.doubt
 		}
 	}
 }
@@ -212,7 +221,7 @@ func (s datatypeSweep) plots(ctx context.Context, t *trial) (err error) {
 		return err
 	}
 	if len(unsettled) > 0 {
-		b.cfg.warn(fmt.Sprintf("datatypes-*: distrust these points, which have question marks: %s. The size of matrices had not settled there after FPsPIN's tuning, as happens if the machine is not left alone", strings.Join(unsettled, ", ")))
+		b.cfg.warn(fmt.Sprintf("datatypes-*: distrust what is measured beside GEMMs at these points, question marks in the plots: %s. The size of matrices had not settled there after FPsPIN's tuning, as happens if the machine is not left alone", strings.Join(unsettled, ", ")))
 	}
 
 	for i, a := range datatypeAxes {
@@ -296,6 +305,7 @@ func (b *ddtBench) datatypesOurs(ctx context.Context, points []*datatypePoint, t
 				return err
 			}
 			to.add(p, o, on)
+			to.doubt(p)
 			o.computed = o.compute
 			alone.add(p, o, "")
 			return nil
@@ -334,6 +344,7 @@ func (b *ddtBench) datatypesTheirs(ctx context.Context, peer *datatypePeer, poin
 			return fmt.Errorf("%s, %s: %w", peer.Library, p.Name, err)
 		}
 		to.add(p, o, on)
+		to.doubt(p)
 	}
 	return nil
 }

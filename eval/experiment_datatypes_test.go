@@ -146,7 +146,7 @@ func TestFiguresOfPlaces(t *testing.T) {
 	same(t, "lost", s.beside[1].lost[216], []float64{0.05})
 	// Without GEMMs nothing depends on how long they are.
 	p.doubt = "not settled"
-	s.add(p, overlapped{trials: 1, compute: ms, transfer: ms, both: ms, computed: ms, detected: ms}, "on")
+	s.doubt(p)
 	for _, l := range []*line{s.beside[1], s.gemms[1], s.ratio[1], s.hidden[1]} {
 		if pt := l.series().Points[0]; pt.Doubt != "not settled" {
 			t.Errorf("%s: %+v", l.name, pt)

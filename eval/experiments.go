@@ -132,7 +132,7 @@ var experiments = []experiment{
 				"Redirect is what a frame takes the sending CPU, less that of a program that drops it and less match: credit, metadata, and the kernel's copy into a buffer of AF_XDP. " +
 				"Dispatch is the HPU's busy time for a packet, less the handler's. The handler does nothing: its time is mostly that of two readings of the clock. " +
 				"Copy is what a handler takes longer that copies the frame, and egress the busy time more of one that sends the frame back. " +
-				"Ring wait is of frames one by one to an HPU that spins: from the XDP program's time stamp to the handler, less redirect and dispatch; of one packet alone, which shares neither with others. Frames do not count that came while another program had the HPU's CPU. A part that would be less than nothing is nothing. " +
+				"Ring wait is of frames one by one to an HPU that spins, as a real-time thread if the kernel allows it: from the XDP program's time stamp to the handler, less redirect and dispatch; of one packet alone, which shares neither with others. Frames do not count that came while another program had the HPU's CPU. A part that would be less than nothing is nothing. " +
 				fmt.Sprintf("Limits: %d HPUs, %d contexts, %d rulesets of %d rules, rings of %d buffers.", nic.MaxHPUs, matcher.MaxContexts, matcher.MaxRulesets, matcher.MaxRules, nic.MaxRing),
 		},
 		pace{11, 230 * time.Second}, pace{3, 16 * time.Second},

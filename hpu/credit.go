@@ -78,8 +78,8 @@ func (d *due) owe(a account) {
 	d.owed = append(d.owed, debt{a, 1})
 }
 
-// pay returns the credits that are owed. Buckets go first: who finds a context idle, to
-// sweep it or to forget it, finds no use that is still to be given back.
+// pay returns the credits that are owed. Done goes last: whoever finds a context idle, to
+// sweep it or to forget it, finds no use of a bucket that is still to be given back.
 func (r *runner) pay(queue int) {
 	q := r.pool.cfg.Queues[queue].Shared
 	deq := &r.pool.cfg.Share.Dequeued[queue]

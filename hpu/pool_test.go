@@ -970,7 +970,7 @@ func TestLostPackets(t *testing.T) {
 	}
 }
 
-// Who finds a context idle may set its buckets to 0: no use of one may be given back later,
+// Whoever finds a context idle may set its buckets to 0: no use of one may be given back later,
 // or it has 2^32 - 1 users.
 func TestIdleContextsHaveGivenTheirBucketsBack(t *testing.T) {
 	packets := 20_000

@@ -397,13 +397,13 @@ func (n *NIC) Close() error {
 	if n.injector != nil {
 		errs = append(errs, n.injector.Close())
 	}
-	closed := make([]error, len(n.sockets))
-	var closes sync.WaitGroup // all at once, see there
+	var wg sync.WaitGroup // all at once: see xsk.Socket.Close
+	failed := make([]error, len(n.sockets))
 	for i, s := range n.sockets {
-		closes.Go(func() { closed[i] = s.Close() })
+		wg.Go(func() { failed[i] = s.Close() })
 	}
-	closes.Wait()
-	errs = append(errs, closed...)
+	wg.Wait()
+	errs = append(errs, failed...)
 	if stuck > 0 || kept > 0 {
 		return errors.Join(append(errs, fmt.Errorf("close NIC: %d handlers are stuck and %d packets kept: the memory that they may touch is not freed", stuck, kept))...)
 	}

@@ -84,7 +84,8 @@ func (q *Queue) open(cfg SocketConfig, initial []uint64) (_ *Socket, err error) 
 		if err == nil {
 			return
 		}
-		_ = s.close(s.release()) // err says why we are here
+		fd, _ := s.release() // err says why we are here
+		_ = s.close(fd)
 		if founder {
 			_ = q.unmap()
 			if raceEnabled {
@@ -363,11 +364,11 @@ func (s *Socket) Stats() (Stats, error) {
 	return st, nil
 }
 
-// Close unmaps the rings and closes the descriptor; closing again does nothing. Several
-// sockets can be closed at the same time, which takes no longer than one.
+// Close unmaps the rings and closes the descriptor; closing again does nothing, and does not
+// wait either. Several sockets can be closed at the same time, which takes no longer than one.
 // Take the socket out of the XSKMAP first, or frames are still redirected to it
 // while the queue has other sockets. Frames that were recycled or sent and have not
-// come back belong to the caller again once the queue's last socket is closed;
+// come back belong to the caller again once Close has returned for all of the queue's sockets;
 // Exchange does not return them.
 func (s *Socket) Close() error {
 	if s == nil {
@@ -382,7 +383,7 @@ func (s *Socket) Close() error {
 	err := s.queue.dismiss(s)
 	fd, rerr := s.release()
 	u.mu.Unlock()
-	return errors.Join(err, s.close(fd, rerr))
+	return errors.Join(err, rerr, s.close(fd))
 }
 
 // release unmaps the socket's own rings, and hands over the descriptor, which is to be
@@ -392,14 +393,14 @@ func (s *Socket) release() (fd int, err error) {
 	return fd, errors.Join(unmap(s.rx.reset()), unmap(s.tx.reset()))
 }
 
-// close closes what release has handed over. The kernel waits for whoever looks at the
-// socket, for two grace periods of RCU: some 20 ms. Sockets that are closed at the same time
-// wait together, if nobody holds the lock.
-func (s *Socket) close(fd int, err error) error {
-	if cerr := unix.Close(fd); cerr != nil {
-		err = errors.Join(err, s.fail("close", cerr))
+// close closes what release has handed over. If the socket was bound, the kernel waits for two
+// grace periods of RCU, some 20 ms: without umem.mu, so that sockets that are closed at the
+// same time wait together.
+func (s *Socket) close(fd int) error {
+	if err := unix.Close(fd); err != nil {
+		return s.fail("close", err)
 	}
-	return err
+	return nil
 }
 
 func (s *Socket) fail(op string, err error) error {

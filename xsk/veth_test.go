@@ -721,8 +721,8 @@ func TestCloseLeavesNothing(t *testing.T) {
 	must(t, (*Socket)(nil).Close())
 }
 
-// As a NIC does it: all at once, by whoever, some twice. Then the queue is free.
-func TestSocketsCloseAtTheSameTime(t *testing.T) {
+// All at once, as a NIC closes them, and each twice. Then the queue is free.
+func TestSocketsThatCloseAtTheSameTimeLeaveNothing(t *testing.T) {
 	l := newLab(t, labConfig{})
 	u := newUMEM(t, 32, 2048)
 	cfg := QueueConfig{Ifindex: l.rx, FillSize: 16, CompletionSize: 16}

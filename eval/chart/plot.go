@@ -92,17 +92,17 @@ type spread struct {
 	plotter.YErrors
 }
 
-// doubts are question marks at points that are not to be trusted. The y axis does not reach
-// as far as they do if others are drawn.
+// doubts are question marks at points that are not to be trusted. The y axis is not stretched
+// to reach them if there are points that are.
 type doubts struct {
 	*plotter.Labels
-	others bool
+	trusted bool // some are
 }
 
 // DataRange is what the axes have to show.
 func (d doubts) DataRange() (xmin, xmax, ymin, ymax float64) {
 	xmin, xmax, ymin, ymax = d.Labels.DataRange()
-	if d.others {
+	if d.trusted {
 		ymin, ymax = math.Inf(1), math.Inf(-1)
 	}
 	return xmin, xmax, ymin, ymax

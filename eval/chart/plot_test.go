@@ -90,8 +90,8 @@ func TestLegendsStandAboveTheData(t *testing.T) {
 	}
 }
 
-// Points that are not to be trusted are question marks beside the line, and do not press
-// the others together: out of the axis's range they are not drawn.
+// Points that are not to be trusted are question marks beside the line, and do not squeeze
+// the others: one that is out of the axis's range is not drawn.
 func TestDoubtedPointsAreQuestionMarks(t *testing.T) {
 	doubted := func(x, y float64) report.Point {
 		pt := report.NewPoint(x, []float64{y})

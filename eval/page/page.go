@@ -66,15 +66,15 @@ func Write(dir string, r *report.Report, names ...string) error {
 	return nil
 }
 
-// Remove removes the files of an experiment that the one in its place now does not have.
+// Remove removes the files that an experiment had when it was measured before, and has not now.
 func Remove(dir string, old, now *report.Experiment) (err error) {
 	keep := files(now)
 	for _, name := range files(old) {
 		if slices.Contains(keep, name) {
 			continue
 		}
-		if e := os.Remove(filepath.Join(dir, name)); !errors.Is(e, fs.ErrNotExist) {
-			err = errors.Join(err, e)
+		if rerr := os.Remove(filepath.Join(dir, name)); !errors.Is(rerr, fs.ErrNotExist) {
+			err = errors.Join(err, rerr)
 		}
 	}
 	return err

@@ -425,6 +425,9 @@ func (p *Plot) check() error {
 			}
 		}
 	}
+	if p.Stack && len(p.Doubts()) > 0 {
+		return fmt.Errorf("plot %s: stacked bars cannot show doubts", p.Name)
+	}
 	if b := p.Y.Better; b != "" && b != "higher" && b != "lower" {
 		return fmt.Errorf("plot %s: better %q: want higher or lower", p.Name, b)
 	}

@@ -85,6 +85,7 @@ func TestBadReportsAreRefused(t *testing.T) {
 		{`{"schema":1,"experiments":[{"name":"e","status":"done"},{"name":"e","status":"done"}]}`, "experiment e: a second file of the name e-rows"},
 		{plot(`{"name":"p","x":{"log":true},"series":[{"name":"s","points":[{"x":0,"y":1,"ci95":[1,1]}]}]}`), "series s: 1 at 0: a logarithmic axis needs 1e-09 or more"},
 		{plot(`{"name":"p","y":{"log":true},"series":[{"name":"s","points":[{"x":1,"y":1,"ci95":[0,1]}]}]}`), "series s: 0 at 1: a logarithmic axis needs 1e-09 or more"},
+		{plot(`{"name":"p","stack":true,"series":[{"name":"s","points":[{"x":1,"y":1,"ci95":[1,1],"doubt":"d"}]}]}`), "plot p: stacked bars cannot show doubts"},
 	} {
 		if _, err := Read(strings.NewReader(tc.text)); err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: error %v, want %q", tc.text, err, tc.want)
@@ -148,7 +149,7 @@ func TestReportsAreComparedPointByPoint(t *testing.T) {
 	p.Y.Unit = "us"
 	doubted := NewPoint(32, []float64{9})
 	doubted.Doubt = "it did not settle"
-	p.Series[0].Points = append(p.Series[0].Points, doubted)
+	p.Series[0].Points = append(p.Series[0].Points, doubted, doubted)
 	if got := p.Doubts(); len(got) != 1 || got[0] != doubted.Doubt {
 		t.Errorf("doubts %q", got)
 	}
