@@ -433,13 +433,16 @@ func TestRunTellsWhatWentWrong(t *testing.T) {
 	lab := netnstest.Temp(t, netns.LabConfig{})
 	before := left(t)
 	// Of a demo that was killed, and of one that has the number of a process.
-	gone, other := filepath.Join(memory(), fmt.Sprintf("xspin-file-%d-x", 1<<30)), filepath.Join(memory(), "xspin-file-1-x")
-	for _, dir := range []string{gone, other} {
-		if err := os.Mkdir(dir, 0o700); err != nil {
-			t.Fatal(err)
-		}
-		defer os.RemoveAll(dir)
+	gone, err := os.MkdirTemp(memory(), fmt.Sprintf("xspin-file-%d-", 1<<30))
+	if err != nil {
+		t.Fatal(err)
 	}
+	defer os.RemoveAll(gone)
+	other, err := os.MkdirTemp(memory(), "xspin-file-1-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(other)
 	t.Run("other contents", func(t *testing.T) {
 		if _, err := Run(t.Context(), lab, config(t, "wrong"), nil); !errors.Is(err, ErrContents) {
 			t.Errorf("error %v", err)
