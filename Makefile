@@ -97,9 +97,9 @@ FAST = XSPIN_NO_SKIP=1 CGO_ENABLED=0 go test -vet=off -ldflags=-w -count=1
 # nothing and take minutes.
 UNRACED := ^Test(Model|Auto)
 
-# Beside the others: the linter, which has to be built first; thousands of bad networks and
-# millions of entries; and what else only computes. All of it, whatever fails.
-test-beside = bad=0; ($(lint)) || bad=1; $(FAST) -run "$(UNRACED)" ./slmp || bad=1; $(FAST) -run IsBounded ./ddt || bad=1; $(RACE) -p 1 $(addprefix ./,$(PURE)) || bad=1; exit $$bad
+# Beside the others: the linter, which has to be built first; thousands of bad networks, of damaged
+# objects, and millions of entries; and what else only computes. All of it, whatever fails.
+test-beside = bad=0; ($(lint)) || bad=1; $(FAST) -run "$(UNRACED)" ./slmp || bad=1; $(FAST) -run IsBounded ./ddt || bad=1; $(FAST) -run DamagedObjects ./loader || bad=1; $(RACE) -p 1 $(addprefix ./,$(PURE)) || bad=1; exit $$bad
 
 test: root go test-tools generate-check vmtest-quick ## every test, none skipped; installs Debian packages they need (root)
 	$(FAST) -run TestLitmus ./hostq # the race detector orders what this wants to see unordered
@@ -129,7 +129,7 @@ vmtest: go vm-tools ## the tests that need a kernel under Debian's, emulated (KE
 	done; rm -rf bin/vmtest; [ -z "$$bad" ] || { echo "make vmtest: failed on$$bad" >&2; exit 1; }
 
 vmtest-quick: KERNELS := trixie
-vmtest-quick: VM_PACKAGES := bpf nic
+vmtest-quick: VM_PACKAGES := bpf loader nic
 vmtest-quick: VM_RUN := ^(TestEveryProgramLoads|TestPingIsAnsweredByHandlers|TestNumbersOfMessagesAreReused)$$
 vmtest-quick: vmtest ## a slice of it: every eBPF program loads on Debian's kernel, pings and messages are answered
 

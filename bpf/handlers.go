@@ -46,59 +46,74 @@ const (
 	WitnessFailCompletion = uint32(HandlersWitnessWitnessOrderWITNESS_FAIL_COMPLETION)
 )
 
-// What include/xspin_handler.h shares with user space, under short names.
+// EnginePackets and EngineMessages are the objects of the engines, to one of which the handlers
+// of an object are linked.
+func EnginePackets() []byte  { return _EnginePacketsBytes }
+func EngineMessages() []byte { return _EngineMessagesBytes }
+
+// HandlersDeclared is what include/xspin_handler.h has an object declare.
+type HandlersDeclared = HandlersNoopXspinDeclared
+
+// What src/engine/engine.h shares with user space, under short names.
 type (
-	HandlerConstants = HandlersNoopXspinConstants
-	HandlerCounters  = HandlersNoopXspinCounters
-	HandlerWord      = HandlersNoopXspinWord
-	HandlerPair      = HandlersNoopXspinPair
+	HandlerConstants = EnginePacketsXspinConstants
+	HandlerCounters  = EnginePacketsXspinCounters
+	HandlerWord      = EnginePacketsXspinWord
+	HandlerPair      = EnginePacketsXspinPair
 )
 
-// What include/xspin_message.h shares with user space, under short names.
+// What src/engine/messages.bpf.c shares with user space, under short names.
 type (
-	MessageSettings = HandlersDepositXspinSettings
-	MessageRange    = HandlersDepositXspinRange
-	MessageSlot     = HandlersDepositXspinMessage
-	MessageClaims   = HandlersDepositXspinClaims
-	MessageTally    = HandlersDepositXspinTally
-	MessageEvent    = HandlersDepositXspinEvent
-	MessageSlip     = HandlersDepositXspinSlip
-	MessageOrder    = HandlersDepositXspinOrder
-	MessageScratch  = HandlersDepositXspinScratch
-	MessageNote     = HandlersDepositXspinNote
-	MessageReceive  = HandlersDepositXspinReceive
-	MessageRing     = HandlersDepositXspinRing
+	MessageSettings = EngineMessagesXspinSettings
+	MessageRange    = EngineMessagesXspinRange
+	MessageSlot     = EngineMessagesXspinMessage
+	MessageClaims   = EngineMessagesXspinClaims
+	MessageTally    = EngineMessagesXspinTally
+	MessageEvent    = EngineMessagesXspinEvent
+	MessageSlip     = EngineMessagesXspinSlip
+	MessageOrder    = EngineMessagesXspinOrder
+	MessageScratch  = EngineMessagesXspinScratch
+	MessageNote     = EngineMessagesXspinNote
+	MessageReceive  = EngineMessagesXspinReceive
+	MessageRing     = EngineMessagesXspinRing
 )
 
 // HandlersVersion is the version of xspin_handler.h that an object must be made with.
-const HandlersVersion = 1
+const HandlersVersion = 2
 
 // Names in an object with handlers.
 const (
-	HandlersProgram   = HandlersNoopProgXspinContext
-	HandlersCPU       = HandlersNoopMapXspinCpu
-	HandlersShared    = HandlersNoopMapXspinShared
-	HandlersOwn       = HandlersNoopMapXspinOwn
-	HandlersConstants = HandlersNoopVarXspin
 	HandlersVersionOf = HandlersNoopVarXspinVersion
+	HandlersSection   = ".rodata.xspin"          // of what the header declares
+	HandlersDeclares  = "xspin_context.declared" // there: a HandlersDeclared
+)
 
-	// In one with handlers of messages.
-	MessagesExpire   = HandlersDepositProgXspinExpire
-	MessagesSettings = HandlersDepositVarXspinSetup
-	MessagesTable    = HandlersDepositMapXspinTable
-	MessagesSlots    = HandlersDepositMapXspinMessages
-	MessagesBits     = HandlersDepositMapXspinBits
-	MessagesFree     = HandlersDepositMapXspinFree
-	MessagesEnded    = HandlersDepositMapXspinEnded
-	MessagesEvents   = HandlersDepositMapXspinEvents
-	MessagesTallies  = HandlersDepositMapXspinTallies
-	MessagesState    = "xspin_states"
-	MessagesBuffer   = HandlersDepositMapXspinBuffer
-	MessagesHanded   = HandlersDepositMapXspinHanded
-	MessagesUser     = HandlersDepositMapXspinUser
-	MessagesReceives = HandlersDepositMapXspinReceives
-	MessagesPosted   = HandlersDepositMapXspinPosted
+// Names in the engines.
+const (
+	HandlersProgram   = EnginePacketsProgXspinContext
+	HandlersAPI       = EnginePacketsProgXspinApi
+	HandlersCPU       = EnginePacketsMapXspinCpu
+	HandlersShared    = EnginePacketsMapXspinShared
+	HandlersOwn       = EnginePacketsMapXspinOwn
+	HandlersConstants = EnginePacketsVarXspin
+
+	// Of messages.
+	MessagesExpire   = EngineMessagesProgXspinExpire
+	MessagesSettings = EngineMessagesVarXspinSetup
+	MessagesTable    = EngineMessagesMapXspinTable
+	MessagesSlots    = EngineMessagesMapXspinMessages
+	MessagesBits     = EngineMessagesMapXspinBits
+	MessagesFree     = EngineMessagesMapXspinFree
+	MessagesEnded    = EngineMessagesMapXspinEnded
+	MessagesEvents   = EngineMessagesMapXspinEvents
+	MessagesTallies  = EngineMessagesMapXspinTallies
+	MessagesState    = EngineMessagesMapXspinStates
+	MessagesBuffer   = EngineMessagesMapXspinBuffer
+	MessagesHanded   = EngineMessagesMapXspinHanded
+	MessagesUser     = EngineMessagesMapXspinUser
+	MessagesReceives = EngineMessagesMapXspinReceives
+	MessagesPosted   = EngineMessagesMapXspinPosted
 )
 
 // MessagesWindows are the maps of windows.
-var MessagesWindows = [...]string{HandlersDepositMapXspinWindow0, HandlersDepositMapXspinWindow1, HandlersDepositMapXspinWindow2, HandlersDepositMapXspinWindow3}
+var MessagesWindows = [...]string{EngineMessagesMapXspinWindow0, EngineMessagesMapXspinWindow1, EngineMessagesMapXspinWindow2, EngineMessagesMapXspinWindow3}

@@ -16,12 +16,8 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	HandlersCountMapXspinCpu      = "xspin_cpu"
-	HandlersCountMapXspinOwn      = "xspin_own"
-	HandlersCountMapXspinShared   = "xspin_shared"
 	HandlersCountProgXspinContext = "xspin_context"
 	HandlersCountVarTo            = "to"
-	HandlersCountVarXspin         = "xspin"
 	HandlersCountVarXspinVersion  = "xspin_version"
 )
 
@@ -74,9 +70,6 @@ type HandlersCountProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type HandlersCountMapSpecs struct {
-	XspinCpu    *ebpf.MapSpec `ebpf:"xspin_cpu"`
-	XspinOwn    *ebpf.MapSpec `ebpf:"xspin_own"`
-	XspinShared *ebpf.MapSpec `ebpf:"xspin_shared"`
 }
 
 // HandlersCountVariableSpecs contains global variables before they are loaded into the kernel.
@@ -84,7 +77,6 @@ type HandlersCountMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type HandlersCountVariableSpecs struct {
 	To           *ebpf.VariableSpec `ebpf:"to"`
-	Xspin        *ebpf.VariableSpec `ebpf:"xspin"`
 	XspinVersion *ebpf.VariableSpec `ebpf:"xspin_version"`
 }
 
@@ -108,17 +100,10 @@ func (o *HandlersCountObjects) Close() error {
 //
 // It can be passed to LoadHandlersCountObjects or ebpf.CollectionSpec.LoadAndAssign.
 type HandlersCountMaps struct {
-	XspinCpu    *ebpf.Map `ebpf:"xspin_cpu"`
-	XspinOwn    *ebpf.Map `ebpf:"xspin_own"`
-	XspinShared *ebpf.Map `ebpf:"xspin_shared"`
 }
 
 func (m *HandlersCountMaps) Close() error {
-	return _HandlersCountClose(
-		m.XspinCpu,
-		m.XspinOwn,
-		m.XspinShared,
-	)
+	return _HandlersCountClose()
 }
 
 // HandlersCountVariables contains all global variables after they have been loaded into the kernel.
@@ -126,7 +111,6 @@ func (m *HandlersCountMaps) Close() error {
 // It can be passed to LoadHandlersCountObjects or ebpf.CollectionSpec.LoadAndAssign.
 type HandlersCountVariables struct {
 	To           *ebpf.Variable `ebpf:"to"`
-	Xspin        *ebpf.Variable `ebpf:"xspin"`
 	XspinVersion *ebpf.Variable `ebpf:"xspin_version"`
 }
 

@@ -8,217 +8,15 @@ import (
 	_ "embed"
 	"fmt"
 	"io"
-	"structs"
 
 	"github.com/cilium/ebpf"
 )
-
-type HandlersDepositXspinClaims struct {
-	_       structs.HostLayout
-	Claimed uint64
-	Done    uint64
-}
-
-type HandlersDepositXspinEvent struct {
-	_       structs.HostLayout
-	Cause   uint32
-	Slot    uint32
-	Key     [8]uint32
-	Length  uint64
-	Dropped uint64
-	Missing uint64
-	Time    uint64
-	User    uint64
-	Source  uint32
-	Port    uint32
-	Starved uint32
-	Code    uint32
-	Slip    HandlersDepositXspinSlip
-}
-
-type HandlersDepositXspinMessage struct {
-	_         structs.HostLayout
-	Word      uint64
-	Key       [8]uint32
-	Extent    uint64
-	Done      uint64
-	Dropped   uint64
-	Seen      uint64
-	Started   uint64
-	Place     uint64
-	Room      uint64
-	User      uint64
-	Hint      uint64
-	Size      uint32
-	Mode      uint32
-	Window    uint32
-	EomDone   uint32
-	EomFlags  uint32
-	EomOffset uint32
-	Starved   uint32
-	Source    uint32
-	Port      uint32
-	Code      uint32
-	Cause     uint32
-	_         [4]byte
-	Receive   uint64
-	Slip      HandlersDepositXspinSlip
-	Pad       [64]uint8
-}
-
-type HandlersDepositXspinNote struct {
-	_     structs.HostLayout
-	Cause uint32
-	Hpu   uint32
-	Tag   uint64
-	Words [2]uint64
-	Time  uint64
-	Text  [72]int8
-	Pad   [8]uint8
-}
-
-type HandlersDepositXspinOrder struct {
-	_     structs.HostLayout
-	Slot  uint32
-	Lap   uint32
-	Cause uint32
-	Pad   uint32
-}
-
-type HandlersDepositXspinRange struct {
-	_      structs.HostLayout
-	Off    uint64
-	Size   uint64
-	Rights uint32
-	Pad    uint32
-}
-
-type HandlersDepositXspinReceive struct {
-	_      structs.HostLayout
-	Word   uint64
-	Tag    uint32
-	Ignore uint32
-	Keep   uint32
-	Window uint32
-	Place  uint64
-	Room   uint64
-	User   uint64
-	Pad    [2]uint64
-}
-
-type HandlersDepositXspinRing struct {
-	_    structs.HostLayout
-	Head uint64
-	Tail uint64
-	Ever uint64
-	Pad  [5]uint64
-}
-
-type HandlersDepositXspinScratch struct {
-	_        structs.HostLayout
-	Datagram [16896]uint8
-	Answer   [256]uint8
-	Reply    struct {
-		_         structs.HostLayout
-		Flags     uint32
-		Id        uint32
-		Offset    uint32
-		Slot      uint32
-		Lap       uint32
-		Size      uint32
-		Processed uint32
-		Open      uint32
-		End       uint64
-		High      uint64
-		Source    uint32
-		Port      uint32
-		Hint      uint32
-		Words     uint32
-	}
-	Event HandlersDepositXspinEvent
-	Note  HandlersDepositXspinNote
-	Order HandlersDepositXspinOrder
-}
-
-type HandlersDepositXspinSettings struct {
-	_         structs.HostLayout
-	Window    [4]HandlersDepositXspinRange
-	Words     uint32
-	Protocol  uint32
-	Checksums uint32
-	Target    uint32
-	Remember  uint64
-	Handed    uint64
-	Tell      uint32
-	Pad       uint32
-}
-
-type HandlersDepositXspinSlip struct {
-	_      structs.HostLayout
-	What   uint8
-	Why    uint8
-	Window uint8
-	Pad    uint8
-	N      uint32
-	At     uint64
-	Limit  uint64
-}
-
-type HandlersDepositXspinTally struct {
-	_           structs.HostLayout
-	Started     uint64
-	Ended       uint64
-	Failed      uint64
-	Abandoned   uint64
-	Refused     uint64
-	Duplicates  uint64
-	Waits       uint64
-	Corrupt     uint64
-	Unverified  uint64
-	Stray       uint64
-	Headers     uint64
-	Completions uint64
-	Acks        uint64
-	Mute        uint64
-	Deferred    uint64
-	Lost        uint64
-	Leaked      uint64
-	Busy        uint64
-	Dropped     [8]uint64
-	Handed      uint64
-	Last        uint64
-	Slip        HandlersDepositXspinSlip
-	Told        HandlersDepositXspinSlip
-	Pad         [6]uint64
-}
 
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	HandlersDepositMapXspinBits     = "xspin_bits"
-	HandlersDepositMapXspinBuffer   = "xspin_buffer"
-	HandlersDepositMapXspinCpu      = "xspin_cpu"
-	HandlersDepositMapXspinEnded    = "xspin_ended"
-	HandlersDepositMapXspinEvents   = "xspin_events"
-	HandlersDepositMapXspinFree     = "xspin_free"
-	HandlersDepositMapXspinHanded   = "xspin_handed"
-	HandlersDepositMapXspinMessages = "xspin_messages"
-	HandlersDepositMapXspinOwn      = "xspin_own"
-	HandlersDepositMapXspinPosted   = "xspin_posted"
-	HandlersDepositMapXspinReceives = "xspin_receives"
-	HandlersDepositMapXspinShared   = "xspin_shared"
-	HandlersDepositMapXspinTable    = "xspin_table"
-	HandlersDepositMapXspinTallies  = "xspin_tallies"
-	HandlersDepositMapXspinUser     = "xspin_user"
-	HandlersDepositMapXspinWindow0  = "xspin_window0"
-	HandlersDepositMapXspinWindow1  = "xspin_window1"
-	HandlersDepositMapXspinWindow2  = "xspin_window2"
-	HandlersDepositMapXspinWindow3  = "xspin_window3"
 	HandlersDepositProgXspinContext = "xspin_context"
-	HandlersDepositProgXspinExpire  = "xspin_expire"
-	HandlersDepositVarXspin         = "xspin"
-	HandlersDepositVarXspinSetup    = "xspin_setup"
 	HandlersDepositVarXspinVersion  = "xspin_version"
 )
 
@@ -265,40 +63,18 @@ type HandlersDepositSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type HandlersDepositProgramSpecs struct {
 	XspinContext *ebpf.ProgramSpec `ebpf:"xspin_context"`
-	XspinExpire  *ebpf.ProgramSpec `ebpf:"xspin_expire"`
 }
 
 // HandlersDepositMapSpecs contains maps before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type HandlersDepositMapSpecs struct {
-	XspinBits     *ebpf.MapSpec `ebpf:"xspin_bits"`
-	XspinBuffer   *ebpf.MapSpec `ebpf:"xspin_buffer"`
-	XspinCpu      *ebpf.MapSpec `ebpf:"xspin_cpu"`
-	XspinEnded    *ebpf.MapSpec `ebpf:"xspin_ended"`
-	XspinEvents   *ebpf.MapSpec `ebpf:"xspin_events"`
-	XspinFree     *ebpf.MapSpec `ebpf:"xspin_free"`
-	XspinHanded   *ebpf.MapSpec `ebpf:"xspin_handed"`
-	XspinMessages *ebpf.MapSpec `ebpf:"xspin_messages"`
-	XspinOwn      *ebpf.MapSpec `ebpf:"xspin_own"`
-	XspinPosted   *ebpf.MapSpec `ebpf:"xspin_posted"`
-	XspinReceives *ebpf.MapSpec `ebpf:"xspin_receives"`
-	XspinShared   *ebpf.MapSpec `ebpf:"xspin_shared"`
-	XspinTable    *ebpf.MapSpec `ebpf:"xspin_table"`
-	XspinTallies  *ebpf.MapSpec `ebpf:"xspin_tallies"`
-	XspinUser     *ebpf.MapSpec `ebpf:"xspin_user"`
-	XspinWindow0  *ebpf.MapSpec `ebpf:"xspin_window0"`
-	XspinWindow1  *ebpf.MapSpec `ebpf:"xspin_window1"`
-	XspinWindow2  *ebpf.MapSpec `ebpf:"xspin_window2"`
-	XspinWindow3  *ebpf.MapSpec `ebpf:"xspin_window3"`
 }
 
 // HandlersDepositVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type HandlersDepositVariableSpecs struct {
-	Xspin        *ebpf.VariableSpec `ebpf:"xspin"`
-	XspinSetup   *ebpf.VariableSpec `ebpf:"xspin_setup"`
 	XspinVersion *ebpf.VariableSpec `ebpf:"xspin_version"`
 }
 
@@ -322,57 +98,16 @@ func (o *HandlersDepositObjects) Close() error {
 //
 // It can be passed to LoadHandlersDepositObjects or ebpf.CollectionSpec.LoadAndAssign.
 type HandlersDepositMaps struct {
-	XspinBits     *ebpf.Map `ebpf:"xspin_bits"`
-	XspinBuffer   *ebpf.Map `ebpf:"xspin_buffer"`
-	XspinCpu      *ebpf.Map `ebpf:"xspin_cpu"`
-	XspinEnded    *ebpf.Map `ebpf:"xspin_ended"`
-	XspinEvents   *ebpf.Map `ebpf:"xspin_events"`
-	XspinFree     *ebpf.Map `ebpf:"xspin_free"`
-	XspinHanded   *ebpf.Map `ebpf:"xspin_handed"`
-	XspinMessages *ebpf.Map `ebpf:"xspin_messages"`
-	XspinOwn      *ebpf.Map `ebpf:"xspin_own"`
-	XspinPosted   *ebpf.Map `ebpf:"xspin_posted"`
-	XspinReceives *ebpf.Map `ebpf:"xspin_receives"`
-	XspinShared   *ebpf.Map `ebpf:"xspin_shared"`
-	XspinTable    *ebpf.Map `ebpf:"xspin_table"`
-	XspinTallies  *ebpf.Map `ebpf:"xspin_tallies"`
-	XspinUser     *ebpf.Map `ebpf:"xspin_user"`
-	XspinWindow0  *ebpf.Map `ebpf:"xspin_window0"`
-	XspinWindow1  *ebpf.Map `ebpf:"xspin_window1"`
-	XspinWindow2  *ebpf.Map `ebpf:"xspin_window2"`
-	XspinWindow3  *ebpf.Map `ebpf:"xspin_window3"`
 }
 
 func (m *HandlersDepositMaps) Close() error {
-	return _HandlersDepositClose(
-		m.XspinBits,
-		m.XspinBuffer,
-		m.XspinCpu,
-		m.XspinEnded,
-		m.XspinEvents,
-		m.XspinFree,
-		m.XspinHanded,
-		m.XspinMessages,
-		m.XspinOwn,
-		m.XspinPosted,
-		m.XspinReceives,
-		m.XspinShared,
-		m.XspinTable,
-		m.XspinTallies,
-		m.XspinUser,
-		m.XspinWindow0,
-		m.XspinWindow1,
-		m.XspinWindow2,
-		m.XspinWindow3,
-	)
+	return _HandlersDepositClose()
 }
 
 // HandlersDepositVariables contains all global variables after they have been loaded into the kernel.
 //
 // It can be passed to LoadHandlersDepositObjects or ebpf.CollectionSpec.LoadAndAssign.
 type HandlersDepositVariables struct {
-	Xspin        *ebpf.Variable `ebpf:"xspin"`
-	XspinSetup   *ebpf.Variable `ebpf:"xspin_setup"`
 	XspinVersion *ebpf.Variable `ebpf:"xspin_version"`
 }
 
@@ -381,13 +116,11 @@ type HandlersDepositVariables struct {
 // It can be passed to LoadHandlersDepositObjects or ebpf.CollectionSpec.LoadAndAssign.
 type HandlersDepositPrograms struct {
 	XspinContext *ebpf.Program `ebpf:"xspin_context"`
-	XspinExpire  *ebpf.Program `ebpf:"xspin_expire"`
 }
 
 func (p *HandlersDepositPrograms) Close() error {
 	return _HandlersDepositClose(
 		p.XspinContext,
-		p.XspinExpire,
 	)
 }
 

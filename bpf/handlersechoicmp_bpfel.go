@@ -16,11 +16,7 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	HandlersEchoICMPMapXspinCpu      = "xspin_cpu"
-	HandlersEchoICMPMapXspinOwn      = "xspin_own"
-	HandlersEchoICMPMapXspinShared   = "xspin_shared"
 	HandlersEchoICMPProgXspinContext = "xspin_context"
-	HandlersEchoICMPVarXspin         = "xspin"
 	HandlersEchoICMPVarXspinVersion  = "xspin_version"
 )
 
@@ -73,16 +69,12 @@ type HandlersEchoICMPProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type HandlersEchoICMPMapSpecs struct {
-	XspinCpu    *ebpf.MapSpec `ebpf:"xspin_cpu"`
-	XspinOwn    *ebpf.MapSpec `ebpf:"xspin_own"`
-	XspinShared *ebpf.MapSpec `ebpf:"xspin_shared"`
 }
 
 // HandlersEchoICMPVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type HandlersEchoICMPVariableSpecs struct {
-	Xspin        *ebpf.VariableSpec `ebpf:"xspin"`
 	XspinVersion *ebpf.VariableSpec `ebpf:"xspin_version"`
 }
 
@@ -106,24 +98,16 @@ func (o *HandlersEchoICMPObjects) Close() error {
 //
 // It can be passed to LoadHandlersEchoICMPObjects or ebpf.CollectionSpec.LoadAndAssign.
 type HandlersEchoICMPMaps struct {
-	XspinCpu    *ebpf.Map `ebpf:"xspin_cpu"`
-	XspinOwn    *ebpf.Map `ebpf:"xspin_own"`
-	XspinShared *ebpf.Map `ebpf:"xspin_shared"`
 }
 
 func (m *HandlersEchoICMPMaps) Close() error {
-	return _HandlersEchoICMPClose(
-		m.XspinCpu,
-		m.XspinOwn,
-		m.XspinShared,
-	)
+	return _HandlersEchoICMPClose()
 }
 
 // HandlersEchoICMPVariables contains all global variables after they have been loaded into the kernel.
 //
 // It can be passed to LoadHandlersEchoICMPObjects or ebpf.CollectionSpec.LoadAndAssign.
 type HandlersEchoICMPVariables struct {
-	Xspin        *ebpf.Variable `ebpf:"xspin"`
 	XspinVersion *ebpf.Variable `ebpf:"xspin_version"`
 }
 

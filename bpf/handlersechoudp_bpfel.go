@@ -16,11 +16,7 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	HandlersEchoUDPMapXspinCpu      = "xspin_cpu"
-	HandlersEchoUDPMapXspinOwn      = "xspin_own"
-	HandlersEchoUDPMapXspinShared   = "xspin_shared"
 	HandlersEchoUDPProgXspinContext = "xspin_context"
-	HandlersEchoUDPVarXspin         = "xspin"
 	HandlersEchoUDPVarXspinVersion  = "xspin_version"
 )
 
@@ -73,16 +69,12 @@ type HandlersEchoUDPProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type HandlersEchoUDPMapSpecs struct {
-	XspinCpu    *ebpf.MapSpec `ebpf:"xspin_cpu"`
-	XspinOwn    *ebpf.MapSpec `ebpf:"xspin_own"`
-	XspinShared *ebpf.MapSpec `ebpf:"xspin_shared"`
 }
 
 // HandlersEchoUDPVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type HandlersEchoUDPVariableSpecs struct {
-	Xspin        *ebpf.VariableSpec `ebpf:"xspin"`
 	XspinVersion *ebpf.VariableSpec `ebpf:"xspin_version"`
 }
 
@@ -106,24 +98,16 @@ func (o *HandlersEchoUDPObjects) Close() error {
 //
 // It can be passed to LoadHandlersEchoUDPObjects or ebpf.CollectionSpec.LoadAndAssign.
 type HandlersEchoUDPMaps struct {
-	XspinCpu    *ebpf.Map `ebpf:"xspin_cpu"`
-	XspinOwn    *ebpf.Map `ebpf:"xspin_own"`
-	XspinShared *ebpf.Map `ebpf:"xspin_shared"`
 }
 
 func (m *HandlersEchoUDPMaps) Close() error {
-	return _HandlersEchoUDPClose(
-		m.XspinCpu,
-		m.XspinOwn,
-		m.XspinShared,
-	)
+	return _HandlersEchoUDPClose()
 }
 
 // HandlersEchoUDPVariables contains all global variables after they have been loaded into the kernel.
 //
 // It can be passed to LoadHandlersEchoUDPObjects or ebpf.CollectionSpec.LoadAndAssign.
 type HandlersEchoUDPVariables struct {
-	Xspin        *ebpf.Variable `ebpf:"xspin"`
 	XspinVersion *ebpf.Variable `ebpf:"xspin_version"`
 }
 

@@ -13,77 +13,18 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-type HandlersNoopXspinConstants struct {
-	_           structs.HostLayout
-	Memory      uint64
-	HpuMemory   uint64
-	Key         [8]HandlersNoopXspinWord
-	Offset      HandlersNoopXspinWord
-	Length      HandlersNoopXspinWord
-	Eom         HandlersNoopXspinWord
-	EomStart    uint32
-	EomEnd      uint32
-	LengthFrom  uint32
-	Header      uint32
-	Hpus        uint32
-	Nkey        uint8
-	OffsetShift uint8
-	LengthShift uint8
-	Whole       uint8
-}
-
-type HandlersNoopXspinCounters struct {
+type HandlersNoopXspinDeclared struct {
 	_        structs.HostLayout
-	Handled  uint64
-	Dropped  uint64
-	Failed   uint64
-	Sent     uint64
-	ToStack  uint64
-	Fault    uint64
-	Timed    uint64
-	Time     uint64
-	TimeLog2 [32]uint64
-	User     [16]HandlersNoopXspinPair
-}
-
-type HandlersNoopXspinHer struct {
-	_          structs.HostLayout
-	Len        uint32
-	Payload    uint32
-	PayloadLen uint32
-	Offset     uint32
-	Key        [8]uint32
-	Flags      uint32
-	Hpu        uint32
-	Hpus       uint32
-	Action     uint32
-	Slot       uint32
-}
-
-type HandlersNoopXspinPair struct {
-	_     structs.HostLayout
-	Begin uint64
-	Sum   uint64
-	Count uint64
-	End   uint64
-}
-
-type HandlersNoopXspinWord struct {
-	_    structs.HostLayout
-	Mask uint32
-	Off  uint16
-	Need uint16
+	Handlers uint32
+	Messages uint32
+	State    uint32
 }
 
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	HandlersNoopMapXspinCpu      = "xspin_cpu"
-	HandlersNoopMapXspinOwn      = "xspin_own"
-	HandlersNoopMapXspinShared   = "xspin_shared"
 	HandlersNoopProgXspinContext = "xspin_context"
-	HandlersNoopVarXspin         = "xspin"
 	HandlersNoopVarXspinVersion  = "xspin_version"
 )
 
@@ -136,16 +77,12 @@ type HandlersNoopProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type HandlersNoopMapSpecs struct {
-	XspinCpu    *ebpf.MapSpec `ebpf:"xspin_cpu"`
-	XspinOwn    *ebpf.MapSpec `ebpf:"xspin_own"`
-	XspinShared *ebpf.MapSpec `ebpf:"xspin_shared"`
 }
 
 // HandlersNoopVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type HandlersNoopVariableSpecs struct {
-	Xspin        *ebpf.VariableSpec `ebpf:"xspin"`
 	XspinVersion *ebpf.VariableSpec `ebpf:"xspin_version"`
 }
 
@@ -169,24 +106,16 @@ func (o *HandlersNoopObjects) Close() error {
 //
 // It can be passed to LoadHandlersNoopObjects or ebpf.CollectionSpec.LoadAndAssign.
 type HandlersNoopMaps struct {
-	XspinCpu    *ebpf.Map `ebpf:"xspin_cpu"`
-	XspinOwn    *ebpf.Map `ebpf:"xspin_own"`
-	XspinShared *ebpf.Map `ebpf:"xspin_shared"`
 }
 
 func (m *HandlersNoopMaps) Close() error {
-	return _HandlersNoopClose(
-		m.XspinCpu,
-		m.XspinOwn,
-		m.XspinShared,
-	)
+	return _HandlersNoopClose()
 }
 
 // HandlersNoopVariables contains all global variables after they have been loaded into the kernel.
 //
 // It can be passed to LoadHandlersNoopObjects or ebpf.CollectionSpec.LoadAndAssign.
 type HandlersNoopVariables struct {
-	Xspin        *ebpf.Variable `ebpf:"xspin"`
 	XspinVersion *ebpf.Variable `ebpf:"xspin_version"`
 }
 

@@ -16,29 +16,7 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	HandlersNoopMessagesMapXspinBits     = "xspin_bits"
-	HandlersNoopMessagesMapXspinBuffer   = "xspin_buffer"
-	HandlersNoopMessagesMapXspinCpu      = "xspin_cpu"
-	HandlersNoopMessagesMapXspinEnded    = "xspin_ended"
-	HandlersNoopMessagesMapXspinEvents   = "xspin_events"
-	HandlersNoopMessagesMapXspinFree     = "xspin_free"
-	HandlersNoopMessagesMapXspinHanded   = "xspin_handed"
-	HandlersNoopMessagesMapXspinMessages = "xspin_messages"
-	HandlersNoopMessagesMapXspinOwn      = "xspin_own"
-	HandlersNoopMessagesMapXspinPosted   = "xspin_posted"
-	HandlersNoopMessagesMapXspinReceives = "xspin_receives"
-	HandlersNoopMessagesMapXspinShared   = "xspin_shared"
-	HandlersNoopMessagesMapXspinTable    = "xspin_table"
-	HandlersNoopMessagesMapXspinTallies  = "xspin_tallies"
-	HandlersNoopMessagesMapXspinUser     = "xspin_user"
-	HandlersNoopMessagesMapXspinWindow0  = "xspin_window0"
-	HandlersNoopMessagesMapXspinWindow1  = "xspin_window1"
-	HandlersNoopMessagesMapXspinWindow2  = "xspin_window2"
-	HandlersNoopMessagesMapXspinWindow3  = "xspin_window3"
 	HandlersNoopMessagesProgXspinContext = "xspin_context"
-	HandlersNoopMessagesProgXspinExpire  = "xspin_expire"
-	HandlersNoopMessagesVarXspin         = "xspin"
-	HandlersNoopMessagesVarXspinSetup    = "xspin_setup"
 	HandlersNoopMessagesVarXspinVersion  = "xspin_version"
 )
 
@@ -85,40 +63,18 @@ type HandlersNoopMessagesSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type HandlersNoopMessagesProgramSpecs struct {
 	XspinContext *ebpf.ProgramSpec `ebpf:"xspin_context"`
-	XspinExpire  *ebpf.ProgramSpec `ebpf:"xspin_expire"`
 }
 
 // HandlersNoopMessagesMapSpecs contains maps before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type HandlersNoopMessagesMapSpecs struct {
-	XspinBits     *ebpf.MapSpec `ebpf:"xspin_bits"`
-	XspinBuffer   *ebpf.MapSpec `ebpf:"xspin_buffer"`
-	XspinCpu      *ebpf.MapSpec `ebpf:"xspin_cpu"`
-	XspinEnded    *ebpf.MapSpec `ebpf:"xspin_ended"`
-	XspinEvents   *ebpf.MapSpec `ebpf:"xspin_events"`
-	XspinFree     *ebpf.MapSpec `ebpf:"xspin_free"`
-	XspinHanded   *ebpf.MapSpec `ebpf:"xspin_handed"`
-	XspinMessages *ebpf.MapSpec `ebpf:"xspin_messages"`
-	XspinOwn      *ebpf.MapSpec `ebpf:"xspin_own"`
-	XspinPosted   *ebpf.MapSpec `ebpf:"xspin_posted"`
-	XspinReceives *ebpf.MapSpec `ebpf:"xspin_receives"`
-	XspinShared   *ebpf.MapSpec `ebpf:"xspin_shared"`
-	XspinTable    *ebpf.MapSpec `ebpf:"xspin_table"`
-	XspinTallies  *ebpf.MapSpec `ebpf:"xspin_tallies"`
-	XspinUser     *ebpf.MapSpec `ebpf:"xspin_user"`
-	XspinWindow0  *ebpf.MapSpec `ebpf:"xspin_window0"`
-	XspinWindow1  *ebpf.MapSpec `ebpf:"xspin_window1"`
-	XspinWindow2  *ebpf.MapSpec `ebpf:"xspin_window2"`
-	XspinWindow3  *ebpf.MapSpec `ebpf:"xspin_window3"`
 }
 
 // HandlersNoopMessagesVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type HandlersNoopMessagesVariableSpecs struct {
-	Xspin        *ebpf.VariableSpec `ebpf:"xspin"`
-	XspinSetup   *ebpf.VariableSpec `ebpf:"xspin_setup"`
 	XspinVersion *ebpf.VariableSpec `ebpf:"xspin_version"`
 }
 
@@ -142,57 +98,16 @@ func (o *HandlersNoopMessagesObjects) Close() error {
 //
 // It can be passed to LoadHandlersNoopMessagesObjects or ebpf.CollectionSpec.LoadAndAssign.
 type HandlersNoopMessagesMaps struct {
-	XspinBits     *ebpf.Map `ebpf:"xspin_bits"`
-	XspinBuffer   *ebpf.Map `ebpf:"xspin_buffer"`
-	XspinCpu      *ebpf.Map `ebpf:"xspin_cpu"`
-	XspinEnded    *ebpf.Map `ebpf:"xspin_ended"`
-	XspinEvents   *ebpf.Map `ebpf:"xspin_events"`
-	XspinFree     *ebpf.Map `ebpf:"xspin_free"`
-	XspinHanded   *ebpf.Map `ebpf:"xspin_handed"`
-	XspinMessages *ebpf.Map `ebpf:"xspin_messages"`
-	XspinOwn      *ebpf.Map `ebpf:"xspin_own"`
-	XspinPosted   *ebpf.Map `ebpf:"xspin_posted"`
-	XspinReceives *ebpf.Map `ebpf:"xspin_receives"`
-	XspinShared   *ebpf.Map `ebpf:"xspin_shared"`
-	XspinTable    *ebpf.Map `ebpf:"xspin_table"`
-	XspinTallies  *ebpf.Map `ebpf:"xspin_tallies"`
-	XspinUser     *ebpf.Map `ebpf:"xspin_user"`
-	XspinWindow0  *ebpf.Map `ebpf:"xspin_window0"`
-	XspinWindow1  *ebpf.Map `ebpf:"xspin_window1"`
-	XspinWindow2  *ebpf.Map `ebpf:"xspin_window2"`
-	XspinWindow3  *ebpf.Map `ebpf:"xspin_window3"`
 }
 
 func (m *HandlersNoopMessagesMaps) Close() error {
-	return _HandlersNoopMessagesClose(
-		m.XspinBits,
-		m.XspinBuffer,
-		m.XspinCpu,
-		m.XspinEnded,
-		m.XspinEvents,
-		m.XspinFree,
-		m.XspinHanded,
-		m.XspinMessages,
-		m.XspinOwn,
-		m.XspinPosted,
-		m.XspinReceives,
-		m.XspinShared,
-		m.XspinTable,
-		m.XspinTallies,
-		m.XspinUser,
-		m.XspinWindow0,
-		m.XspinWindow1,
-		m.XspinWindow2,
-		m.XspinWindow3,
-	)
+	return _HandlersNoopMessagesClose()
 }
 
 // HandlersNoopMessagesVariables contains all global variables after they have been loaded into the kernel.
 //
 // It can be passed to LoadHandlersNoopMessagesObjects or ebpf.CollectionSpec.LoadAndAssign.
 type HandlersNoopMessagesVariables struct {
-	Xspin        *ebpf.Variable `ebpf:"xspin"`
-	XspinSetup   *ebpf.Variable `ebpf:"xspin_setup"`
 	XspinVersion *ebpf.Variable `ebpf:"xspin_version"`
 }
 
@@ -201,13 +116,11 @@ type HandlersNoopMessagesVariables struct {
 // It can be passed to LoadHandlersNoopMessagesObjects or ebpf.CollectionSpec.LoadAndAssign.
 type HandlersNoopMessagesPrograms struct {
 	XspinContext *ebpf.Program `ebpf:"xspin_context"`
-	XspinExpire  *ebpf.Program `ebpf:"xspin_expire"`
 }
 
 func (p *HandlersNoopMessagesPrograms) Close() error {
 	return _HandlersNoopMessagesClose(
 		p.XspinContext,
-		p.XspinExpire,
 	)
 }
 

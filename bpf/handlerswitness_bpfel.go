@@ -61,30 +61,8 @@ const (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	HandlersWitnessMapXspinBits     = "xspin_bits"
-	HandlersWitnessMapXspinBuffer   = "xspin_buffer"
-	HandlersWitnessMapXspinCpu      = "xspin_cpu"
-	HandlersWitnessMapXspinEnded    = "xspin_ended"
-	HandlersWitnessMapXspinEvents   = "xspin_events"
-	HandlersWitnessMapXspinFree     = "xspin_free"
-	HandlersWitnessMapXspinHanded   = "xspin_handed"
-	HandlersWitnessMapXspinMessages = "xspin_messages"
-	HandlersWitnessMapXspinOwn      = "xspin_own"
-	HandlersWitnessMapXspinPosted   = "xspin_posted"
-	HandlersWitnessMapXspinReceives = "xspin_receives"
-	HandlersWitnessMapXspinShared   = "xspin_shared"
-	HandlersWitnessMapXspinTable    = "xspin_table"
-	HandlersWitnessMapXspinTallies  = "xspin_tallies"
-	HandlersWitnessMapXspinUser     = "xspin_user"
-	HandlersWitnessMapXspinWindow0  = "xspin_window0"
-	HandlersWitnessMapXspinWindow1  = "xspin_window1"
-	HandlersWitnessMapXspinWindow2  = "xspin_window2"
-	HandlersWitnessMapXspinWindow3  = "xspin_window3"
 	HandlersWitnessProgXspinContext = "xspin_context"
-	HandlersWitnessProgXspinExpire  = "xspin_expire"
 	HandlersWitnessVarDeposits      = "deposits"
-	HandlersWitnessVarXspin         = "xspin"
-	HandlersWitnessVarXspinSetup    = "xspin_setup"
 	HandlersWitnessVarXspinVersion  = "xspin_version"
 )
 
@@ -131,32 +109,12 @@ type HandlersWitnessSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type HandlersWitnessProgramSpecs struct {
 	XspinContext *ebpf.ProgramSpec `ebpf:"xspin_context"`
-	XspinExpire  *ebpf.ProgramSpec `ebpf:"xspin_expire"`
 }
 
 // HandlersWitnessMapSpecs contains maps before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type HandlersWitnessMapSpecs struct {
-	XspinBits     *ebpf.MapSpec `ebpf:"xspin_bits"`
-	XspinBuffer   *ebpf.MapSpec `ebpf:"xspin_buffer"`
-	XspinCpu      *ebpf.MapSpec `ebpf:"xspin_cpu"`
-	XspinEnded    *ebpf.MapSpec `ebpf:"xspin_ended"`
-	XspinEvents   *ebpf.MapSpec `ebpf:"xspin_events"`
-	XspinFree     *ebpf.MapSpec `ebpf:"xspin_free"`
-	XspinHanded   *ebpf.MapSpec `ebpf:"xspin_handed"`
-	XspinMessages *ebpf.MapSpec `ebpf:"xspin_messages"`
-	XspinOwn      *ebpf.MapSpec `ebpf:"xspin_own"`
-	XspinPosted   *ebpf.MapSpec `ebpf:"xspin_posted"`
-	XspinReceives *ebpf.MapSpec `ebpf:"xspin_receives"`
-	XspinShared   *ebpf.MapSpec `ebpf:"xspin_shared"`
-	XspinTable    *ebpf.MapSpec `ebpf:"xspin_table"`
-	XspinTallies  *ebpf.MapSpec `ebpf:"xspin_tallies"`
-	XspinUser     *ebpf.MapSpec `ebpf:"xspin_user"`
-	XspinWindow0  *ebpf.MapSpec `ebpf:"xspin_window0"`
-	XspinWindow1  *ebpf.MapSpec `ebpf:"xspin_window1"`
-	XspinWindow2  *ebpf.MapSpec `ebpf:"xspin_window2"`
-	XspinWindow3  *ebpf.MapSpec `ebpf:"xspin_window3"`
 }
 
 // HandlersWitnessVariableSpecs contains global variables before they are loaded into the kernel.
@@ -164,8 +122,6 @@ type HandlersWitnessMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type HandlersWitnessVariableSpecs struct {
 	Deposits     *ebpf.VariableSpec `ebpf:"deposits"`
-	Xspin        *ebpf.VariableSpec `ebpf:"xspin"`
-	XspinSetup   *ebpf.VariableSpec `ebpf:"xspin_setup"`
 	XspinVersion *ebpf.VariableSpec `ebpf:"xspin_version"`
 }
 
@@ -189,49 +145,10 @@ func (o *HandlersWitnessObjects) Close() error {
 //
 // It can be passed to LoadHandlersWitnessObjects or ebpf.CollectionSpec.LoadAndAssign.
 type HandlersWitnessMaps struct {
-	XspinBits     *ebpf.Map `ebpf:"xspin_bits"`
-	XspinBuffer   *ebpf.Map `ebpf:"xspin_buffer"`
-	XspinCpu      *ebpf.Map `ebpf:"xspin_cpu"`
-	XspinEnded    *ebpf.Map `ebpf:"xspin_ended"`
-	XspinEvents   *ebpf.Map `ebpf:"xspin_events"`
-	XspinFree     *ebpf.Map `ebpf:"xspin_free"`
-	XspinHanded   *ebpf.Map `ebpf:"xspin_handed"`
-	XspinMessages *ebpf.Map `ebpf:"xspin_messages"`
-	XspinOwn      *ebpf.Map `ebpf:"xspin_own"`
-	XspinPosted   *ebpf.Map `ebpf:"xspin_posted"`
-	XspinReceives *ebpf.Map `ebpf:"xspin_receives"`
-	XspinShared   *ebpf.Map `ebpf:"xspin_shared"`
-	XspinTable    *ebpf.Map `ebpf:"xspin_table"`
-	XspinTallies  *ebpf.Map `ebpf:"xspin_tallies"`
-	XspinUser     *ebpf.Map `ebpf:"xspin_user"`
-	XspinWindow0  *ebpf.Map `ebpf:"xspin_window0"`
-	XspinWindow1  *ebpf.Map `ebpf:"xspin_window1"`
-	XspinWindow2  *ebpf.Map `ebpf:"xspin_window2"`
-	XspinWindow3  *ebpf.Map `ebpf:"xspin_window3"`
 }
 
 func (m *HandlersWitnessMaps) Close() error {
-	return _HandlersWitnessClose(
-		m.XspinBits,
-		m.XspinBuffer,
-		m.XspinCpu,
-		m.XspinEnded,
-		m.XspinEvents,
-		m.XspinFree,
-		m.XspinHanded,
-		m.XspinMessages,
-		m.XspinOwn,
-		m.XspinPosted,
-		m.XspinReceives,
-		m.XspinShared,
-		m.XspinTable,
-		m.XspinTallies,
-		m.XspinUser,
-		m.XspinWindow0,
-		m.XspinWindow1,
-		m.XspinWindow2,
-		m.XspinWindow3,
-	)
+	return _HandlersWitnessClose()
 }
 
 // HandlersWitnessVariables contains all global variables after they have been loaded into the kernel.
@@ -239,8 +156,6 @@ func (m *HandlersWitnessMaps) Close() error {
 // It can be passed to LoadHandlersWitnessObjects or ebpf.CollectionSpec.LoadAndAssign.
 type HandlersWitnessVariables struct {
 	Deposits     *ebpf.Variable `ebpf:"deposits"`
-	Xspin        *ebpf.Variable `ebpf:"xspin"`
-	XspinSetup   *ebpf.Variable `ebpf:"xspin_setup"`
 	XspinVersion *ebpf.Variable `ebpf:"xspin_version"`
 }
 
@@ -249,13 +164,11 @@ type HandlersWitnessVariables struct {
 // It can be passed to LoadHandlersWitnessObjects or ebpf.CollectionSpec.LoadAndAssign.
 type HandlersWitnessPrograms struct {
 	XspinContext *ebpf.Program `ebpf:"xspin_context"`
-	XspinExpire  *ebpf.Program `ebpf:"xspin_expire"`
 }
 
 func (p *HandlersWitnessPrograms) Close() error {
 	return _HandlersWitnessClose(
 		p.XspinContext,
-		p.XspinExpire,
 	)
 }
 

@@ -85,7 +85,7 @@ func (o *Object) Load(cfg HandlersConfig) (_ *Handlers, err error) {
 	spec.Maps[bpf.HandlersCPU].MaxEntries = uint32(cpus)
 	given := map[string]*ebpf.Map{bpf.HandlersShared: cfg.Memory, bpf.HandlersOwn: cfg.HPUMemory}
 	if o.messages {
-		if err := cfg.Messages.set(spec, given, cpus); err != nil {
+		if err := cfg.Messages.set(o, spec, given, cpus); err != nil {
 			return fail(err)
 		}
 	}
@@ -125,6 +125,10 @@ func (o *Object) Load(cfg HandlersConfig) (_ *Handlers, err error) {
 			h.Close()
 			return fail(err)
 		}
+	}
+	if err := o.checkTime(h); err != nil {
+		h.Close()
+		return fail(err)
 	}
 	return h, nil
 }
@@ -230,6 +234,7 @@ func (o *Object) constants(cfg *HandlersConfig, cpus int) (*bpf.HandlerConstants
 		EomStart: eom.Start,
 		EomEnd:   eom.End,
 		Header:   uint32(f.Header),
+		Has:      o.declared.Handlers,
 		Nkey:     uint8(len(f.Key)),
 		Hpus:     uint32(cpus),
 	}
@@ -443,15 +448,17 @@ func handlerName(bit uint32) string {
 }
 
 // readPair reads a sum and its count while the program may write them: begin first, end
-// last. It waits for no lock, only for the three stores of a program that is under way.
-func readPair(p *bpf.HandlerPair) spin.UserCounter {
-	for {
+// last. It waits for no lock, only for the three stores of a program that is under way; if they
+// seem never to end, a pair is returned that may not belong together.
+func readPair(p *bpf.HandlerPair) (c spin.UserCounter) {
+	for range 1000 {
 		end := atomic.LoadUint64(&p.End)
-		c := spin.UserCounter{Sum: atomic.LoadUint64(&p.Sum), Count: atomic.LoadUint64(&p.Count)}
+		c = spin.UserCounter{Sum: atomic.LoadUint64(&p.Sum), Count: atomic.LoadUint64(&p.Count)}
 		if atomic.LoadUint64(&p.Begin) == end {
-			return c
+			break
 		}
 	}
+	return c
 }
 
 // An Action is what becomes of a frame.

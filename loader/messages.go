@@ -20,9 +20,6 @@ import (
 
 // Sizes in the maps of xspin_message.h, in bytes.
 const (
-	messageKey  = 32
-	slotSize    = uint32(unsafe.Sizeof(bpf.MessageSlot{}))
-	claimsSize  = uint32(unsafe.Sizeof(bpf.MessageClaims{}))
 	tallySize   = uint32(unsafe.Sizeof(bpf.MessageTally{}))
 	scratchSize = uint32(unsafe.Sizeof(bpf.MessageScratch{}))
 )
@@ -143,38 +140,45 @@ func (o *Object) MessagesMemory(c MessagesConfig) (int64, error) {
 		return 0, err
 	}
 	n := int64(c.Events) + int64(cpus)*int64(scratchSize+tallySize)
-	for name, entries := range c.entries(cpus) {
-		m, ok := headerMaps[name]
-		own := o.spec.Maps[name]
-		if own == nil {
+	for name, entries := range c.entries(o, cpus) {
+		m := o.spec.Maps[name]
+		if m == nil {
 			continue
 		}
-		if !ok {
-			m = *own
-		}
+		m = m.Copy()
 		m.MaxEntries = uint32(entries)
-		n += mapSize(&m)
+		if name == bpf.MessagesState {
+			m.ValueSize = o.declared.State
+		}
+		n += mapSize(m)
 	}
 	return n, nil
 }
 
 // entries are those of maps whose size the configuration says.
-func (c *MessagesConfig) entries(cpus int) map[string]int {
+func (c *MessagesConfig) entries(o *Object, cpus int) map[string]int {
+	handed, states := 1, 1
+	if o.HandsOver() {
+		handed = endedEntries
+	}
+	if o.declared.State > 0 {
+		states = c.Messages
+	}
 	return map[string]int{
 		bpf.MessagesTable: c.Messages, bpf.MessagesSlots: c.Messages, bpf.MessagesFree: c.Messages,
-		bpf.MessagesBits: c.Messages * c.Segments / 32, bpf.MessagesEnded: endedEntries, bpf.MessagesHanded: endedEntries,
-		bpf.MessagesTallies: cpus, bpf.MessagesReceives: MaxReceives, bpf.MessagesState: c.Messages, // if there is one
+		bpf.MessagesBits: c.Messages * c.Segments / 32, bpf.MessagesEnded: endedEntries, bpf.MessagesHanded: handed,
+		bpf.MessagesTallies: cpus, bpf.MessagesReceives: MaxReceives, bpf.MessagesState: states,
 	}
 }
 
 // set sets constants and sizes, and adds the maps that are given.
-func (c *MessagesConfig) set(spec *ebpf.CollectionSpec, given map[string]*ebpf.Map, cpus int) error {
+func (c *MessagesConfig) set(o *Object, spec *ebpf.CollectionSpec, given map[string]*ebpf.Map, cpus int) error {
 	if err := c.complete(); err != nil {
 		return err
 	}
 	s := bpf.MessageSettings{
 		Words: uint32(c.Segments / 32), Protocol: uint32(c.Protocol), Checksums: uint32(c.Checksums),
-		Target: uint32(MaxWindows), Remember: uint64(c.Remember), Handed: uint64(c.Handed),
+		Target: uint32(MaxWindows), Remember: uint64(c.Remember), Handed: uint64(c.Handed), State: o.declared.State,
 	}
 	if c.Events > 0 {
 		if !c.NotesOnly {
@@ -197,10 +201,13 @@ func (c *MessagesConfig) set(spec *ebpf.CollectionSpec, given map[string]*ebpf.M
 	if err := spec.Variables[bpf.MessagesSettings].Set(s); err != nil {
 		return err
 	}
-	for name, n := range c.entries(cpus) {
+	for name, n := range c.entries(o, cpus) {
 		if m := spec.Maps[name]; m != nil {
 			m.MaxEntries = uint32(n)
 		}
+	}
+	if m := spec.Maps[bpf.MessagesState]; m != nil {
+		m.ValueSize = max(o.declared.State, 8)
 	}
 	return nil
 }

@@ -27,9 +27,12 @@ var ErrObject = errors.New("not an object that XsPIN takes")
 // may share it.
 type Object struct {
 	name     string
-	spec     *ebpf.CollectionSpec
+	spec     *ebpf.CollectionSpec // linked to the engine
+	declared bpf.HandlersDeclared
 	handlers []string
 	messages bool // its handlers are for messages: xspin_message.h
+	notes    bool // they tell the application of more than ends, or write to the log
+	time     timeBound
 	params   []Parameter
 	memory   int64
 }
@@ -65,39 +68,62 @@ func ReadObject(name string, file []byte, limit int64) (*Object, error) {
 	case f.Section(".BTF") == nil || f.Section(".BTF.ext") == nil:
 		return fail(errors.New("it has no BTF: compile with -g"))
 	}
-	spec, err := ebpf.LoadCollectionSpecFromReader(bytes.NewReader(file))
+	spec, err := readSpec(file)
 	if err != nil {
 		return fail(fmt.Errorf("it cannot be read: %w", err))
 	}
-	o.spec = spec
-	// What follows knows the header, so its version comes first.
-	if err := checkVersion(spec); err != nil {
+	// The rest knows the header, so its version comes first.
+	if o.declared, err = declared(f, spec); err != nil {
 		return fail(err)
 	}
-	prog, expire, err := programs(spec)
+	o.messages = o.declared.Messages != 0
+	prog, err := program(spec, macroOf(o.messages))
 	if err != nil {
 		return fail(err)
 	}
-	o.messages = expire != nil
-	if !o.messages && hasMessages(spec) {
-		return fail(errors.New("xspin_message.h is for messages: write XSPIN_MESSAGES(...) in place of XSPIN_CONTEXT(...), or include xspin_handler.h"))
+	engine, err := engineOf(o.messages)
+	if err != nil {
+		return fail(err)
+	}
+	user, err := usersFunctions(prog, engine)
+	if err != nil {
+		return fail(err)
 	}
 	var errs []error
 	if !compatible(prog.License) {
 		errs = append(errs, fmt.Errorf("its licence is %q, and the kernel wants one that the GPL is compatible with: add XSPIN_LICENSE(\"GPL\"), or %s", prog.License, strings.Join(licences[1:], ", ")))
 	}
-	o.handlers, err = checkHandlers(f, prog, o.messages)
-	errs = append(errs, err, checkCode(prog, o.messages))
-	if o.messages {
-		errs = append(errs, checkCode(expire, true))
+	o.handlers, err = checkHandlers(f, user, &o.declared)
+	errs = append(errs, err, checkCode(user, engine, spec), checkMaps(spec, engine))
+	if err := errors.Join(errs...); err != nil {
+		return fail(flatten(err)...)
 	}
-	o.memory, err = checkMaps(spec, limit)
+	o.notes = slices.ContainsFunc(slices.Collect(maps.Values(user)), func(f asm.Instructions) bool {
+		return slices.ContainsFunc(calls(f), func(fn string) bool { return fn == "xspin_notify" || fn == "xspin_log_line" })
+	})
+	o.time = boundTime(user, spec)
+	o.spec = engine.link(user, spec, prog.License)
+	for _, p := range o.spec.Programs {
+		errs = append(errs, checkCalls(p.Instructions))
+	}
+	o.memory, err = keepMaps(o.spec, engine, limit)
 	errs = append(errs, err)
-	o.params, err = parameters(spec)
+	o.params, err = parameters(o.spec)
 	if err := errors.Join(append(errs, err)...); err != nil {
 		return fail(flatten(err)...)
 	}
 	return o, nil
+}
+
+// readSpec reads an object file of anybody's. The reader is not ours, and not made for
+// damaged files: if it panics, that is an error of the file's.
+func readSpec(file []byte) (spec *ebpf.CollectionSpec, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			spec, err = nil, fmt.Errorf("damaged: %v", r)
+		}
+	}()
+	return ebpf.LoadCollectionSpecFromReader(bytes.NewReader(file))
 }
 
 // flatten undoes errors.Join.
@@ -152,18 +178,11 @@ func (o *Object) UsesMemory() (shared, each bool) {
 }
 
 // HandsOver tells whether handlers of messages leave some to handlers on HPUs.
-func (o *Object) HandsOver() bool { return o.spec.Maps[bpf.MessagesUser] != nil }
+func (o *Object) HandsOver() bool { return o.declared.Handlers&hasHandOver != 0 }
 
 // Notes tells whether handlers of messages tell the application of more than ends, or write
 // to the log.
-func (o *Object) Notes() bool {
-	for _, p := range o.spec.Programs {
-		if slices.ContainsFunc(p.Instructions, func(ins asm.Instruction) bool { return ins.IsFunctionCall() && ins.Reference() == noteFunc }) {
-			return true
-		}
-	}
-	return false
-}
+func (o *Object) Notes() bool { return o.notes }
 
 // Deposits tells whether all payload of messages goes into their window, as there is no
 // payload handler.
@@ -183,54 +202,100 @@ func (o *Object) Maps() (names []string) {
 // reserved begins the names that are the header's.
 const reserved = "xspin"
 
-func checkVersion(spec *ebpf.CollectionSpec) error {
+// What an object declares to have: xspin_has.
+const (
+	hasHeader     = 1
+	hasPayload    = 2
+	hasCompletion = 4
+	hasHandOver   = 8
+)
+
+// declared returns what xspin_handler.h has the object declare, of this version of it.
+func declared(f *elf.File, spec *ebpf.CollectionSpec) (d bpf.HandlersDeclared, err error) {
 	v := spec.Variables[bpf.HandlersVersionOf]
 	if v == nil || len(v.Value) != 4 {
-		return errors.New("it was not made with xspin_handler.h: `xspin object new` writes it")
+		return d, errors.New("it was not made with xspin_handler.h: `xspin object new` writes it")
 	}
 	if n := binary.LittleEndian.Uint32(v.Value); n != bpf.HandlersVersion {
-		return fmt.Errorf("it was made with version %d of xspin_handler.h, and this is version %d: `xspin object new` writes that; compile again", n, bpf.HandlersVersion)
+		return d, fmt.Errorf("it was made with version %d of xspin_handler.h, and this is version %d: `xspin object new` writes that; compile again", n, bpf.HandlersVersion)
 	}
-	c := spec.Variables[bpf.HandlersConstants]
-	if c == nil || int(c.Size()) != binary.Size(bpf.HandlerConstants{}) {
-		return errors.New("its xspin_handler.h was changed: `xspin object new` writes the original")
+	symbols, err := f.Symbols()
+	if err != nil {
+		return d, err
 	}
-	return nil
+	i := slices.IndexFunc(symbols, func(s elf.Symbol) bool { return s.Name == bpf.HandlersDeclares })
+	if i < 0 {
+		return d, errors.New("it has no program: want one, that of XSPIN_CONTEXT(...), or of XSPIN_MESSAGES(...) if its handlers are for messages")
+	}
+	changed := errors.New("its xspin_handler.h was changed: `xspin object new` writes the original")
+	size := uint64(binary.Size(d))
+	s := symbols[i]
+	if int(s.Section) >= len(f.Sections) || s.Size != size {
+		return d, changed
+	}
+	b, err := f.Sections[s.Section].Data()
+	if err != nil || uint64(len(b)) < size || s.Value > uint64(len(b))-size {
+		return d, changed
+	}
+	b = b[s.Value:][:size]
+	d = bpf.HandlersDeclared{Handlers: binary.LittleEndian.Uint32(b), Messages: binary.LittleEndian.Uint32(b[4:]), State: binary.LittleEndian.Uint32(b[8:])}
+	most := uint32(hasHeader | hasPayload | hasCompletion)
+	if d.Messages == 1 {
+		most |= hasHandOver
+	}
+	if d.Handlers&^most != 0 || d.Messages > 1 || d.State > mostState*d.Messages || d.State%8 != 0 {
+		return d, changed
+	}
+	return d, nil
 }
 
-// programs returns the program that XSPIN_CONTEXT makes; or the two of XSPIN_MESSAGES.
-func programs(spec *ebpf.CollectionSpec) (prog, expire *ebpf.ProgramSpec, err error) {
-	want := fmt.Sprintf("want one program, that of %s(...), and handlers as functions", macroOf(hasMessages(spec)))
-	prog, expire = spec.Programs[bpf.HandlersProgram], spec.Programs[bpf.MessagesExpire]
+// program returns the program that names the handlers: the one that a macro makes. It is not
+// loaded.
+func program(spec *ebpf.CollectionSpec, macro string) (*ebpf.ProgramSpec, error) {
+	want := fmt.Sprintf("want one program, that of %s(...), and handlers as functions", macro)
+	prog := spec.Programs[bpf.HandlersProgram]
 	var others []string
 	for _, name := range slices.Sorted(maps.Keys(spec.Programs)) {
-		if p := spec.Programs[name]; p != prog && p != expire {
+		if p := spec.Programs[name]; p != prog {
 			others = append(others, fmt.Sprintf("%s in section %q", name, p.SectionName))
 		}
 	}
 	switch {
 	case len(others) > 0:
-		return nil, nil, fmt.Errorf("it has other programs: %s: %s", strings.Join(others, ", "), want)
+		return nil, fmt.Errorf("it has other programs: %s: %s", strings.Join(others, ", "), want)
 	case prog == nil:
-		return nil, nil, fmt.Errorf("it has no program: %s", want)
-	case expire != nil && spec.Variables[bpf.MessagesSettings] == nil:
-		return nil, nil, fmt.Errorf("it has a program %s, and no xspin_message.h: %s", expire.Name, want)
+		return nil, fmt.Errorf("it has no program: %s", want)
+	case prog.SectionName != "xdp.frags":
+		return nil, fmt.Errorf("%s is in section %q, want \"xdp.frags\": %s", prog.Name, prog.SectionName, want)
 	}
-	for _, p := range []*ebpf.ProgramSpec{prog, expire} {
-		// A program that does not take frames in fragments cannot be called by one that does.
-		if p != nil && p.SectionName != "xdp.frags" {
-			return nil, nil, fmt.Errorf("%s is in section %q, want \"xdp.frags\": %s", p.Name, p.SectionName, want)
+	return prog, nil
+}
+
+// usersFunctions returns the handlers of an object, and the functions that they call: neither the
+// program that names them, nor what the header has in the place of the engine's functions.
+func usersFunctions(prog *ebpf.ProgramSpec, e *engine) (functions, error) {
+	all, err := split(prog.Instructions)
+	if err != nil {
+		return nil, err
+	}
+	others, err := messagesEngine()
+	if err != nil {
+		return nil, err
+	}
+	for name := range all {
+		switch {
+		case name == prog.Name, e.api[name]:
+			delete(all, name)
+		case others.api[name]:
+			return nil, fmt.Errorf("function %s is for handlers of messages: write XSPIN_MESSAGES(...) in place of XSPIN_CONTEXT(...)", name)
+		case strings.HasPrefix(name, reserved) && handlerFuncs[name] == "":
+			return nil, fmt.Errorf("function %s: names that begin with %s are xspin_handler.h's", name, reserved)
 		}
 	}
-	return prog, expire, nil
+	return all, nil
 }
 
-// hasMessages tells whether an object was made with xspin_message.h, whatever its program.
-func hasMessages(spec *ebpf.CollectionSpec) bool {
-	return spec.Variables[bpf.MessagesSettings] != nil && spec.Maps[bpf.MessagesSlots] != nil
-}
-
-// macroOf is what makes the program of handlers.
+// macroOf is what names handlers.
 func macroOf(messages bool) string {
 	return map[bool]string{false: "XSPIN_CONTEXT", true: "XSPIN_MESSAGES"}[messages]
 }
@@ -240,15 +305,10 @@ var licences = []string{"GPL", "GPL v2", "GPL and additional rights", "Dual BSD/
 
 func compatible(licence string) bool { return slices.Contains(licences, licence) }
 
-// checkHandlers returns the handlers that the program calls, and complains about those
-// that it calls and are not there, or that are there and not called.
-func checkHandlers(f *elf.File, prog *ebpf.ProgramSpec, messages bool) (handlers []string, err error) {
-	called, there := map[string]bool{}, map[string]bool{}
-	for i := range prog.Instructions {
-		if ins := &prog.Instructions[i]; ins.IsFunctionCall() {
-			called[ins.Reference()] = true
-		}
-	}
+// checkHandlers returns the handlers that an object declares, and complains about those
+// that are not there, or that are there and not declared.
+func checkHandlers(f *elf.File, user functions, d *bpf.HandlersDeclared) (handlers []string, err error) {
+	there := map[string]bool{}
 	symbols, err := f.Symbols() // has functions that nothing calls, too
 	if err != nil {
 		return nil, err
@@ -259,16 +319,17 @@ func checkHandlers(f *elf.File, prog *ebpf.ProgramSpec, messages bool) (handlers
 		}
 	}
 	var errs []error
-	macro := macroOf(messages)
-	for _, fn := range []string{"xspin_header", "xspin_payload", "xspin_completion"} {
+	macro := macroOf(d.Messages != 0)
+	for bit, fn := range []string{"xspin_header", "xspin_payload", "xspin_completion"} {
 		name := handlerFuncs[fn]
 		word := strings.ToUpper(name)
+		named := d.Handlers&(1<<bit) != 0
 		switch {
-		case called[fn] && !there[fn]:
+		case named && user[fn] == nil:
 			errs = append(errs, fmt.Errorf("%s names %s, and there is no XSPIN_%s", macro, word, word))
-		case there[fn] && !called[fn]:
+		case there[fn] && !named:
 			errs = append(errs, fmt.Errorf("there is an XSPIN_%s that never runs: %s does not name %s", word, macro, word))
-		case called[fn]:
+		case named:
 			handlers = append(handlers, name)
 		}
 	}

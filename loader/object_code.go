@@ -3,6 +3,7 @@
 package loader
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -25,84 +26,127 @@ var allowed = []asm.BuiltinFunc{
 	asm.FnMapLookupElem, asm.FnMapUpdateElem, asm.FnMapDeleteElem,
 	asm.FnKtimeGetNs, asm.FnKtimeGetCoarseNs, asm.FnJiffies64,
 	asm.FnGetPrandomU32, asm.FnGetSmpProcessorId,
-	asm.FnCsumDiff, asm.FnXdpGetBuffLen, asm.FnXdpLoadBytes, asm.FnXdpStoreBytes,
+	asm.FnXdpGetBuffLen, asm.FnXdpLoadBytes, asm.FnXdpStoreBytes,
 }
 
-// engineAllowed are those that the engine of messages may call beside: it answers in the
-// segment's frame, hands slots and events on, and packets to HPUs.
-var engineAllowed = []asm.BuiltinFunc{
-	asm.FnTailCall, asm.FnXdpAdjustTail, asm.FnMapPushElem, asm.FnMapPopElem, asm.FnRingbufOutput,
-}
-
-// engineFuncs are the functions of the engine of messages in xspin_message.h; true: a
-// global one. They are nothing special in other objects.
-var engineFuncs = map[string]bool{
-	bpf.HandlersProgram: true, bpf.MessagesExpire: true,
-	"xspin_copy": true, "xspin_verify": true, "xspin_answer": true, "xspin_bind": true,
-	"xspin_begin": false, "xspin_hand_over": false, noteFunc: false, "xspin_end": false, "xspin_post": false, "xspin_fail": false, "xspin_conclude": false,
-}
-
-// noteFunc is what notes of handlers come from.
-const noteFunc = "xspin_note"
-
-// isProgram tells whether a function is a program, which calls handlers.
-func isProgram(fn string) bool { return fn == bpf.HandlersProgram || fn == bpf.MessagesExpire }
-
-// checkCode looks at each instruction of a program and of the functions that it calls.
+// checkCode looks at each instruction of an object's functions, and leaves each with what was
+// looked at, and nothing else: what a file says beside an instruction may change it when it
+// is loaded. Instructions are of the kinds that are listed here. They refer to maps and functions of the object,
+// and call functions of the engine that are for handlers, all by name.
 //
 // The verifier checks a global function once, wherever it is called from, so the
 // instructions that it counts bound a run of each of them and not of all together: three
 // that call each other in loops ran eight million steps after four thousand were
-// verified. Hence the only global functions are handlers, which the program alone calls,
-// and some of the engine's; and each is called at few places and on few ways, none in a loop.
-func checkCode(prog *ebpf.ProgramSpec, messages bool) error {
+// verified. Hence the only global functions are handlers, which the engine alone calls.
+func checkCode(user functions, e *engine, object *ebpf.CollectionSpec) error {
 	var errs []error
-	add := func(ins *asm.Instruction, fn, format string, args ...any) {
-		err := fmt.Errorf("%s: %s", where(ins, fn), fmt.Sprintf(format, args...))
-		if !slices.ContainsFunc(errs, func(e error) bool { return e.Error() == err.Error() }) {
-			errs = append(errs, err)
+	for _, fn := range slices.Sorted(maps.Keys(user)) {
+		var line *asm.Instruction // the last with a source line
+		add := func(format string, args ...any) {
+			err := fmt.Errorf("%s: %s", where(line, fn), fmt.Sprintf(format, args...))
+			if !slices.ContainsFunc(errs, func(e error) bool { return e.Error() == err.Error() }) {
+				errs = append(errs, err)
+			}
 		}
+		insns := user[fn]
+		clean := make(asm.Instructions, len(insns))
+		for i := range insns {
+			ins := &insns[i]
+			if ins.Source() != nil {
+				line = ins
+			}
+			if what := wrong(ins, user, e, object); what != "" {
+				add("%s", what)
+			}
+			clean[i] = asm.Instruction{OpCode: ins.OpCode, Dst: ins.Dst, Src: ins.Src, Offset: ins.Offset, Constant: ins.Constant}
+			if ref := ins.Reference(); ref != "" {
+				clean[i] = clean[i].WithReference(ref)
+			}
+			if src, ok := ins.Source().(*btf.Line); ok {
+				clean[i] = clean[i].WithSource(src)
+			}
+		}
+		t := btf.FuncMetadata(&insns[0])
+		if handlerFuncs[fn] != "" {
+			t = btf.FuncMetadata(&e.funcs[fn][0]) // whatever the object says of its arguments
+		} else if t.Linkage != btf.StaticFunc {
+			line = &insns[0]
+			add("a function that is not static: only handlers are global, add `static`")
+		}
+		clean[0] = btf.WithFuncMetadata(clean[0].WithSymbol(fn), t)
+		user[fn] = clean
 	}
-	fn := ""
-	calls := map[string]int{} // of global functions
-	var line *asm.Instruction // the last with a source line
-	for i := range prog.Instructions {
-		ins := &prog.Instructions[i]
-		if f := btf.FuncMetadata(ins); f != nil {
-			fn = f.Name
-			if f.Linkage == btf.GlobalFunc && !isGlobal(fn, messages) {
-				add(ins, fn, "a function that is not static: only handlers are global, add `static`")
-			}
+	return errors.Join(errs...)
+}
+
+// wrong says what an instruction does that handlers may not, "" if they may.
+func wrong(ins *asm.Instruction, user functions, e *engine, object *ebpf.CollectionSpec) string {
+	const strange = "an instruction that handlers may not have"
+	op, ref := ins.OpCode, ins.Reference()
+	isMap := object.Maps[ref] != nil && ref != bpf.HandlersSection
+	if ins.Dst > asm.RFP || ins.Src > asm.RFP {
+		return strange
+	}
+	switch op.Class() {
+	case asm.ALUClass, asm.ALU64Class:
+		if ins.Offset != 0 { // casts between address spaces, and what is the kernel's own
+			return strange
 		}
-		if ins.Source() != nil {
-			line = ins
+	case asm.LdXClass:
+		if m := op.Mode(); m != asm.MemMode && m != asm.MemSXMode {
+			return strange
 		}
-		if ins.IsFunctionCall() && isGlobal(ins.Reference(), messages) {
-			calls[ins.Reference()]++
-			if calls[ins.Reference()] == mostCalls+1 {
-				add(line, fn, "calls %s once more: it may be called at %d places", ins.Reference(), mostCalls)
-			}
+	case asm.StClass:
+		if op.Mode() != asm.MemMode {
+			return strange
 		}
+	case asm.StXClass:
+		if m := op.Mode(); m != asm.MemMode && m != asm.AtomicMode {
+			return strange
+		}
+	case asm.LdClass:
 		switch {
-		case ins.OpCode.JumpOp() == asm.JCOND: // loops that the kernel cuts short
-			add(line, fn, "may_goto: loops must have a bound that the verifier sees")
-		case ins.IsBuiltinCall():
-			_, engine := engineFuncs[fn]
-			engine = engine && messages
-			if f := asm.BuiltinFunc(ins.Constant); !slices.Contains(allowed, f) && !(engine && slices.Contains(engineAllowed, f)) {
-				add(line, fn, "calls %s, which handlers may not: docs/kernel-handlers.md lists the helpers that they may call", helperName(f))
+		case !op.IsDWordLoad():
+			return strange
+		case ins.IsLoadOfFunctionPointer():
+			return fmt.Sprintf("takes the address of the function %s: callbacks are not possible", ref)
+		case ins.Src == asm.R0 && ref == "": // a number
+		case ins.Src == asm.PseudoMapFD && isMap && !isSection(ref):
+		case ins.Src == asm.PseudoMapValue && isMap && isSection(ref):
+		case ins.Src == asm.PseudoMapFD || ins.Src == asm.PseudoMapValue:
+			return "refers to a map that is none of the object's own"
+		default:
+			return fmt.Sprintf("refers to %s of the kernel, and handlers may refer to nothing there", cmp.Or(ref, "something"))
+		}
+		return ""
+	case asm.JumpClass, asm.Jump32Class:
+		switch jump := op.JumpOp(); {
+		case jump == asm.JCOND: // loops that the kernel cuts short
+			return "may_goto: loops must have a bound that the verifier sees"
+		case ins.IsBuiltinCall() && op.Class() == asm.JumpClass:
+			if f := asm.BuiltinFunc(ins.Constant); f == asm.FnCsumDiff {
+				return "calls bpf_csum_diff by its number: xspin_handler.h has it with a bound"
+			} else if !slices.Contains(allowed, f) {
+				return fmt.Sprintf("calls %s, which handlers may not: docs/kernel-handlers.md lists the helpers that they may call", helperName(f))
 			}
 		case ins.IsKfuncCall():
-			add(line, fn, "calls the kernel function %s, and handlers may call none", ins.Reference())
-		case ins.IsLoadOfFunctionPointer():
-			add(line, fn, "takes the address of the function %s: callbacks are not possible", ins.Reference())
-		case ins.OpCode.IsDWordLoad() && ins.Src != asm.R0 && !ins.IsLoadFromMap():
-			add(line, fn, "refers to %s of the kernel, and handlers may refer to nothing there", ins.Reference())
-		case ins.IsFunctionCall() && handlerFuncs[ins.Reference()] != "" && !isProgram(fn):
-			add(line, fn, "calls %s: the program calls handlers, nothing else may", ins.Reference())
+			return fmt.Sprintf("calls the kernel function %s, and handlers may call none", ref)
+		case ins.IsFunctionCall() && op.Class() == asm.JumpClass:
+			switch {
+			case handlerFuncs[ref] != "":
+				return fmt.Sprintf("calls %s: the program calls handlers, nothing else may", ref)
+			case user[ref] == nil && !e.api[ref]:
+				return fmt.Sprintf("calls a function that is not there: %q", ref)
+			}
+			return ""
+		case jump == asm.Call, jump == asm.InvalidJumpOp, jump == asm.Ja && op.Source() != asm.ImmSource:
+			return strange
 		}
 	}
-	return errors.Join(append(errs, checkCalls(prog.Instructions, messages))...)
+	if ref != "" || btf.CORERelocationMetadata(ins) != nil {
+		return fmt.Sprintf("refers to %s of the kernel, and handlers may refer to nothing there", cmp.Or(ref, "a type"))
+	}
+	return ""
 }
 
 // helperName returns what a helper is called in C: bpf_trace_printk for FnTracePrintk.
@@ -136,14 +180,8 @@ func where(ins *asm.Instruction, fn string) string {
 	return fn
 }
 
-// isGlobal tells whether a function is one that may be global.
-func isGlobal(fn string, messages bool) bool {
-	return fn == bpf.HandlersProgram || handlerFuncs[fn] != "" || messages && engineFuncs[fn]
-}
-
 const (
-	// mostCalls is at how many places of a program a global function may be called. One is
-	// enough for handlers, but clang makes several of one.
+	// mostCalls is at how many places of a program a global function may be called.
 	mostCalls = 8
 	// mostWays is on how many ways through a program's functions one of them may be reached.
 	mostWays = 64
@@ -167,15 +205,24 @@ func callees(insns asm.Instructions) map[string][]string {
 }
 
 // checkCalls finds a global function that is called in a loop, be it by a static one that is
-// (a call that can be reached from itself), and one that is reached on too many ways.
-func checkCalls(insns asm.Instructions, messages bool) error {
+// (a call that can be reached from itself), and one that is called at too many places, or is reached on too
+// many ways.
+func checkCalls(insns asm.Instructions) error {
 	calls := callees(insns)
+	global := map[string]bool{}
+	for i := range insns {
+		if f := btf.FuncMetadata(&insns[i]); f != nil && f.Linkage == btf.GlobalFunc {
+			global[f.Name] = true
+		}
+	}
 	reaches := map[string]string{} // by function: a global one that it is, or that it reaches
+	places := map[string]int{}
 	for more := true; more; {
 		more = false
+		clear(places)
 		for fn, list := range calls {
 			for _, callee := range list {
-				if isGlobal(callee, messages) {
+				if places[callee]++; global[callee] {
 					reaches[callee] = callee
 				}
 				if to := reaches[callee]; to != "" && reaches[fn] == "" {
@@ -201,10 +248,7 @@ func checkCalls(insns asm.Instructions, messages bool) error {
 		for to < len(insns) && btf.FuncMetadata(&insns[to]) == nil {
 			to++
 		}
-		fn := bpf.HandlersProgram
-		if f := btf.FuncMetadata(&insns[from]); f != nil {
-			fn = f.Name
-		}
+		fn := btf.FuncMetadata(&insns[from]).Name
 		if from == 0 {
 			entry = fn
 		}
@@ -213,7 +257,11 @@ func checkCalls(insns asm.Instructions, messages bool) error {
 	}
 	walk(entry, 0)
 	for _, fn := range slices.Sorted(maps.Keys(ways)) {
-		if isGlobal(fn, messages) && ways[fn] > mostWays {
+		switch {
+		case !global[fn]:
+		case places[fn] > mostCalls:
+			errs = append(errs, fmt.Errorf("%s is called at %d places: it may be called at %d", fn, places[fn], mostCalls))
+		case ways[fn] > mostWays:
 			errs = append(errs, fmt.Errorf("%s is called on more than %d ways through the functions of %s", fn, mostWays, entry))
 		}
 	}
@@ -222,60 +270,114 @@ func checkCalls(insns asm.Instructions, messages bool) error {
 
 // checkLoops is checkCalls for one function.
 func checkLoops(fn string, insns asm.Instructions, reaches map[string]string) error {
-	at := map[asm.RawInstructionOffset]int{} // index by offset
-	var offsets []asm.RawInstructionOffset
+	loops := inLoops(insns)
+	for i := range insns {
+		ins := &insns[i]
+		if !loops[i] || !ins.IsFunctionCall() || reaches[ins.Reference()] == "" {
+			continue
+		}
+		callee := ins.Reference()
+		if to := reaches[callee]; to != callee {
+			callee += ", and so " + to + ","
+		}
+		return fmt.Errorf("%s calls %s in a loop", fn, callee)
+	}
+	return nil
+}
+
+// successors returns which instructions of a function may follow each.
+func successors(insns asm.Instructions) [][]int {
+	at := make(map[asm.RawInstructionOffset]int, len(insns)) // index by offset
+	offsets := make([]asm.RawInstructionOffset, 0, len(insns))
 	for iter := insns.Iterate(); iter.Next(); {
 		at[iter.Offset] = len(offsets)
 		offsets = append(offsets, iter.Offset)
 	}
-	next := func(i int) (to []int) {
+	next := make([][]int, len(insns))
+	for i := range insns {
 		ins := &insns[i]
 		jump := func(off int64) {
 			if k, ok := at[asm.RawInstructionOffset(int64(offsets[i])+1+off)]; ok {
-				to = append(to, k)
+				next[i] = append(next[i], k)
 			}
 		}
 		switch ins.OpCode.JumpOp() {
 		case asm.Exit:
-			return nil
+			continue
 		case asm.Ja:
 			if ins.OpCode.Class() == asm.Jump32Class { // gotol
 				jump(ins.Constant)
 			} else {
 				jump(int64(ins.Offset))
 			}
-			return to
+			continue
 		case asm.InvalidJumpOp, asm.Call:
 		default:
 			jump(int64(ins.Offset))
 		}
-		if i+1 < len(offsets) {
-			to = append(to, i+1)
+		if i+1 < len(insns) {
+			next[i] = append(next[i], i+1)
 		}
-		return to
 	}
-	for call := range offsets {
-		if ins := &insns[call]; !ins.IsFunctionCall() || reaches[ins.Reference()] == "" {
+	return next
+}
+
+// inLoops tells of each instruction of a function whether it may run again after it has run: whether it lies in a
+// strongly connected component with others, or jumps to itself. By Tarjan's algorithm, so that
+// it takes no longer than the function is long, whoever has made it.
+func inLoops(insns asm.Instructions) []bool {
+	next := successors(insns)
+	loops := make([]bool, len(insns))
+	order, low := make([]int, len(insns)), make([]int, len(insns)) // 0: not seen yet
+	onStack := make([]bool, len(insns))
+	var stack, path []int
+	edge := make([]int, len(insns)) // the next of next[i] to follow
+	n := 0
+	for root := range insns {
+		if order[root] != 0 {
 			continue
 		}
-		seen := make([]bool, len(offsets))
-		for todo := next(call); len(todo) > 0; {
-			i := todo[len(todo)-1]
-			todo = todo[:len(todo)-1]
-			if i == call {
-				callee := insns[call].Reference()
-				if to := reaches[callee]; to != callee {
-					callee += ", and so " + to + ","
-				}
-				return fmt.Errorf("%s calls %s in a loop", fn, callee)
+		for path = append(path, root); len(path) > 0; {
+			i := path[len(path)-1]
+			if edge[i] == 0 && order[i] == 0 {
+				n++
+				order[i], low[i], onStack[i] = n, n, true
+				stack = append(stack, i)
 			}
-			if !seen[i] {
-				seen[i] = true
-				todo = append(todo, next(i)...)
+			if edge[i] < len(next[i]) {
+				k := next[i][edge[i]]
+				edge[i]++
+				switch {
+				case k == i:
+					loops[i] = true
+				case order[k] == 0:
+					path = append(path, k)
+				case onStack[k]:
+					low[i] = min(low[i], order[k])
+				}
+				continue
+			}
+			path = path[:len(path)-1]
+			if len(path) > 0 {
+				up := path[len(path)-1]
+				low[up] = min(low[up], low[i])
+			}
+			if low[i] != order[i] {
+				continue
+			}
+			several := stack[len(stack)-1] != i
+			for {
+				k := stack[len(stack)-1]
+				stack = stack[:len(stack)-1]
+				onStack[k] = false
+				loops[k] = loops[k] || several
+				if k == i {
+					break
+				}
 			}
 		}
 	}
-	return nil
+	return loops
 }
 
 // stacks returns how many bytes of stack each function takes: up to the lowest that it reaches
@@ -310,14 +412,23 @@ func stacks(insns asm.Instructions) map[string]int {
 // much that is.
 func deepest(insns asm.Instructions) (handler string, bytes int) {
 	own, calls := stacks(insns), callees(insns)
+	type at struct {
+		fn    string
+		depth int
+	}
+	known := map[at]int{}
 	var with func(fn string, depth int) int
 	with = func(fn string, depth int) (most int) {
 		if depth == frames {
 			return 0
 		}
+		if n, ok := known[at{fn, depth}]; ok {
+			return n
+		}
 		for _, callee := range calls[fn] {
 			most = max(most, with(callee, depth+1))
 		}
+		known[at{fn, depth}] = own[fn] + most
 		return own[fn] + most
 	}
 	for _, fn := range slices.Sorted(maps.Keys(handlerFuncs)) {

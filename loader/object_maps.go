@@ -10,7 +10,6 @@ import (
 	"math/bits"
 	"slices"
 	"strings"
-	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
@@ -52,30 +51,6 @@ func (o *Object) MemoryFor(shared, each int64) (int64, int64) {
 	return shared, each
 }
 
-// headerMaps are the maps of xspin_handler.h and xspin_message.h.
-var headerMaps = map[string]ebpf.MapSpec{
-	bpf.HandlersCPU:    {Type: ebpf.Array, KeySize: 4, ValueSize: uint32(unsafe.Sizeof(bpf.HandlerCounters{})), MaxEntries: 1, Flags: unix.BPF_F_MMAPABLE},
-	bpf.HandlersShared: {Type: ebpf.Array, KeySize: 4, ValueSize: memoryElement, MaxEntries: 1, Flags: memoryFlags},
-	bpf.HandlersOwn:    {Type: ebpf.Array, KeySize: 4, ValueSize: memoryElement, MaxEntries: 1, Flags: memoryFlags},
-
-	bpf.MessagesTable:      {Type: ebpf.Hash, KeySize: messageKey, ValueSize: 8, MaxEntries: 1},
-	bpf.MessagesSlots:      {Type: ebpf.Array, KeySize: 4, ValueSize: slotSize, MaxEntries: 1, Flags: unix.BPF_F_MMAPABLE},
-	bpf.MessagesBits:       {Type: ebpf.Array, KeySize: 4, ValueSize: claimsSize, MaxEntries: 1, Flags: unix.BPF_F_MMAPABLE},
-	bpf.MessagesFree:       {Type: ebpf.Queue, ValueSize: 4, MaxEntries: 1},
-	bpf.MessagesEnded:      {Type: ebpf.LRUHash, KeySize: messageKey, ValueSize: 8, MaxEntries: 1},
-	bpf.MessagesHanded:     {Type: ebpf.LRUHash, KeySize: messageKey, ValueSize: 8, MaxEntries: 1},
-	bpf.MessagesUser:       {Type: ebpf.ProgramArray, KeySize: 4, ValueSize: 4, MaxEntries: 1},
-	bpf.MessagesEvents:     {Type: ebpf.RingBuf, MaxEntries: 4096},
-	bpf.MessagesTallies:    {Type: ebpf.Array, KeySize: 4, ValueSize: tallySize, MaxEntries: 1, Flags: unix.BPF_F_MMAPABLE},
-	bpf.MessagesBuffer:     {Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: scratchSize, MaxEntries: 1},
-	bpf.MessagesReceives:   {Type: ebpf.Array, KeySize: 4, ValueSize: receiveSize, MaxEntries: MaxReceives, Flags: unix.BPF_F_MMAPABLE},
-	bpf.MessagesPosted:     {Type: ebpf.Array, KeySize: 4, ValueSize: ringSize, MaxEntries: 1, Flags: unix.BPF_F_MMAPABLE},
-	bpf.MessagesWindows[0]: {Type: ebpf.Array, KeySize: 4, ValueSize: memoryElement, MaxEntries: 1, Flags: memoryFlags},
-	bpf.MessagesWindows[1]: {Type: ebpf.Array, KeySize: 4, ValueSize: memoryElement, MaxEntries: 1, Flags: memoryFlags},
-	bpf.MessagesWindows[2]: {Type: ebpf.Array, KeySize: 4, ValueSize: memoryElement, MaxEntries: 1, Flags: memoryFlags},
-	bpf.MessagesWindows[3]: {Type: ebpf.Array, KeySize: 4, ValueSize: memoryElement, MaxEntries: 1, Flags: memoryFlags},
-}
-
 // mostState is how many bytes of state a message may have.
 const mostState = 1024
 
@@ -92,9 +67,29 @@ var mapTypes = map[ebpf.MapType]uint32{
 // isSection tells whether a map holds global variables.
 func isSection(name string) bool { return strings.HasPrefix(name, ".") }
 
-// checkMaps takes the maps that no program uses out of the specification, checks
-// the others, and returns how many bytes they take.
-func checkMaps(spec *ebpf.CollectionSpec, limit int64) (size int64, err error) {
+// checkMaps checks that an object has no names of the engine's, nor settings of the kernel's.
+func checkMaps(object *ebpf.CollectionSpec, e *engine) error {
+	var errs []error
+	var kconfig *btf.Datasec // becomes a map when the object is loaded
+	if object.Types.TypeByName(".kconfig", &kconfig) == nil {
+		errs = append(errs, errors.New("it refers to the kernel's configuration, and handlers may refer to nothing there"))
+	}
+	for _, name := range slices.Sorted(maps.Keys(object.Maps)) {
+		if name != bpf.HandlersSection && (strings.HasPrefix(name, reserved) || e.spec.Maps[name] != nil) {
+			errs = append(errs, fmt.Errorf("map %s: names that begin with %s are xspin_handler.h's", name, reserved))
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(object.Variables)) {
+		if v := object.Variables[name]; e.spec.Variables[name] != nil && v.SectionName != bpf.HandlersSection {
+			errs = append(errs, fmt.Errorf("variable %s: names that begin with %s are xspin_handler.h's", name, reserved))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// keepMaps takes the maps that no program uses out of the specification, checks
+// the object's own among the others, and returns how many bytes these take.
+func keepMaps(spec *ebpf.CollectionSpec, e *engine, limit int64) (size int64, err error) {
 	used := map[string]bool{}
 	for _, prog := range spec.Programs {
 		for i := range prog.Instructions {
@@ -104,29 +99,21 @@ func checkMaps(spec *ebpf.CollectionSpec, limit int64) (size int64, err error) {
 		}
 	}
 	var errs []error
-	var kconfig *btf.Datasec // becomes a map when the object is loaded
-	if spec.Types.TypeByName(".kconfig", &kconfig) == nil {
-		errs = append(errs, errors.New("it refers to the kernel's configuration, and handlers may refer to nothing there"))
-	}
 	for _, name := range slices.Sorted(maps.Keys(spec.Maps)) {
-		if !used[name] {
+		switch m := spec.Maps[name]; {
+		case !used[name]:
 			delete(spec.Maps, name)
 			for v := range spec.Variables {
 				if spec.Variables[v].SectionName == name {
 					delete(spec.Variables, v)
 				}
 			}
-			continue
-		}
-		m := spec.Maps[name]
-		var err error
-		if isHeaderMap := strings.HasPrefix(name, reserved); isHeaderMap {
-			err = checkHeaderMap(name, m)
-		} else if err = checkOwnMap(m); err == nil {
+		case e.spec.Maps[name] == nil:
+			if err := checkOwnMap(name, m); err != nil {
+				errs = append(errs, fmt.Errorf("map %s: %w", name, err))
+				continue
+			}
 			size += mapSize(m)
-		}
-		if err != nil {
-			errs = append(errs, fmt.Errorf("map %s: %w", name, err))
 		}
 	}
 	if len(errs) == 0 && size > limit {
@@ -135,21 +122,7 @@ func checkMaps(spec *ebpf.CollectionSpec, limit int64) (size int64, err error) {
 	return size, errors.Join(errs...)
 }
 
-func checkHeaderMap(name string, m *ebpf.MapSpec) error {
-	want, ok := headerMaps[name]
-	if size := m.ValueSize; name == bpf.MessagesState && size > 0 && size <= mostState && size%8 == 0 {
-		want, ok = ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: size, MaxEntries: 1}, true
-	}
-	switch {
-	case !ok:
-		return fmt.Errorf("names that begin with %s are xspin_handler.h's", reserved)
-	case m.Type != want.Type, m.KeySize != want.KeySize, m.ValueSize != want.ValueSize, m.MaxEntries != want.MaxEntries, m.Flags != want.Flags, m.Pinning != ebpf.PinNone:
-		return fmt.Errorf("%v is not what xspin_handler.h makes: `xspin object new` writes the original", m)
-	}
-	return nil
-}
-
-func checkOwnMap(m *ebpf.MapSpec) error {
+func checkOwnMap(name string, m *ebpf.MapSpec) error {
 	flags, ok := mapTypes[m.Type]
 	switch {
 	case !ok:
@@ -160,6 +133,20 @@ func checkOwnMap(m *ebpf.MapSpec) error {
 		return fmt.Errorf("flags %#x: a map of type %v may have %#x", m.Flags, m.Type, flags)
 	case m.InnerMap != nil, m.MapExtra != 0:
 		return errors.New("it has more than key, value, entries and flags")
+	}
+	// Of globals, which no call copies, the size is a matter of memory.
+	if !isSection(name) {
+		most := uint32(maxValue)
+		if isPerCPUHash(m.Type) {
+			cpus, err := PossibleCPUs()
+			if err != nil {
+				return err
+			}
+			most = min(most, uint32(maxPerCPUValues/cpus)&^7)
+		}
+		if m.KeySize > maxKey || m.ValueSize > most {
+			return fmt.Errorf("keys of %d bytes and values of %d: a call copies them, so want at most %d and %d; what is larger is for global variables, or HPU memory", m.KeySize, m.ValueSize, maxKey, most)
+		}
 	}
 	if what := special(m.Value, map[btf.Type]bool{}); what != "" {
 		return fmt.Errorf("its values hold %s: handlers may have plain values only, without timers, locks and pointers into the kernel", what)

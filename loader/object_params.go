@@ -55,9 +55,10 @@ func parameters(spec *ebpf.CollectionSpec) (all []Parameter, err error) {
 	return all, errors.Join(errs...)
 }
 
-// isVolatile tells whether clang may not know the variable's value.
+// isVolatile tells whether clang may not know the variable's value. A type may be made of
+// itself, in an object that clang has not made: nobody is asked more often than a sane type takes.
 func isVolatile(t btf.Type) bool {
-	for {
+	for range 64 {
 		switch u := t.(type) {
 		case *btf.Volatile:
 			return true
@@ -71,6 +72,7 @@ func isVolatile(t btf.Type) bool {
 			return false
 		}
 	}
+	return false
 }
 
 func kindOf(t btf.Type) (k paramKind, ok bool) {

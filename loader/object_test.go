@@ -43,11 +43,14 @@ func around(globals, body string) string {
 	return include + globals + "\nXSPIN_PAYLOAD\n{\n" + body + "\n}\n" + named + licence
 }
 
-// again is a static function that calls a global one of the engine at so many places.
+// again is a static function that calls one of the engine's at so many places, which calls a global one.
 func again(places int) string {
 	return "static __attribute__((noinline)) int again(struct xdp_md *ctx, __u64 at)\n{\n\tint n = 0;\n" +
-		strings.Repeat("\tn += xspin_copy(ctx, 0, 0, at, 8);\n", places) + "\treturn n;\n}\n"
+		strings.Repeat("\tn += xspin_window_write(ctx, 0, at, 0, 8);\n", places) + "\treturn n;\n}\n"
 }
+
+// What XSPIN_CONTEXT(PAYLOAD) makes.
+const byHand = "SEC(\"xdp.frags\") int xspin_context(struct xdp_md *ctx)\n{\n\tstatic const volatile struct xspin_declared declared XSPIN_DECLARED = { .handlers = 2 };\n\treturn xspin_names(ctx, 2);\n}\n"
 
 // mapOf declares a map and uses it.
 func mapOf(declaration string) string {
@@ -96,15 +99,18 @@ func TestObjectsThatAreRefused(t *testing.T) {
 		{"a licence of two", include + payload + named + `XSPIN_LICENSE("Dual MIT/GPL");`, ""},
 		{"no header", "#include \"xspin_kernel.h\"\nSEC(\"xdp.frags\") int xspin_context(struct xdp_md *ctx) { return XDP_PASS + (long)ctx * 0; }\nchar _license[] SEC(\"license\") = \"GPL\";\n",
 			"not made with xspin_handler.h: `xspin object new` writes it"},
-		{"no program", include + payload + licence, "no program: want one program, that of XSPIN_CONTEXT"},
+		{"no program", include + payload + licence, "it has no program: want one, that of XSPIN_CONTEXT(...)"},
 		{"two programs", include + payload + named + licence + `SEC("xdp.frags") int more(struct xdp_md *ctx) { return ctx->data ? XDP_PASS : XDP_DROP; }`, `other programs: more in section "xdp.frags"`},
-		{"wrong section", include + payload + licence + `SEC("xdp") int xspin_context(struct xdp_md *ctx) { return xspin_run(ctx, XSPIN_HAS_PAYLOAD); }`, `xspin_context is in section "xdp", want "xdp.frags"`},
+		{"wrong section", include + payload + strings.ReplaceAll(byHand, "xdp.frags", "xdp") + licence, `xspin_context is in section "xdp", want "xdp.frags"`},
+		{"no such handler", include + payload + strings.ReplaceAll(byHand, ".handlers = 2", ".handlers = 18") + licence, "its xspin_handler.h was changed"},
+		{"state of packets", include + payload + strings.ReplaceAll(byHand, ".handlers = 2", ".handlers = 2, .state = 8") + licence, "its xspin_handler.h was changed"},
 		{"no handlers", include + "XSPIN_CONTEXT(0);\n" + licence, "it has no handlers"},
 		{"a handler that is not there", include + "XSPIN_CONTEXT(HEADER | PAYLOAD);\n" + payload + licence, "XSPIN_CONTEXT names HEADER, and there is no XSPIN_HEADER"},
 		{"a handler that never runs", include + payload + "XSPIN_COMPLETION { return XSPIN_SUCCESS; }\n" + named + licence, "there is an XSPIN_COMPLETION that never runs"},
 
-		{"handlers of messages in a program for packets", segments + payload + named + licence, "xspin_message.h is for messages: write XSPIN_MESSAGES(...) in place of XSPIN_CONTEXT(...), or include xspin_handler.h"},
-		{"handlers of messages, and no program", segments + payload + licence, "no program: want one program, that of XSPIN_MESSAGES"},
+		{"handlers of packets that include what is for messages, too", segments + payload + named + licence, ""},
+		{"handlers of packets that call what is for messages", segments + "XSPIN_PAYLOAD { return xspin_notify(1, 2, 3); }\n" + named + licence, "function xspin_notify is for handlers of messages: write XSPIN_MESSAGES(...) in place of XSPIN_CONTEXT(...)"},
+		{"handlers of messages, and no program", segments + payload + licence, "it has no program: want one, that of XSPIN_CONTEXT(...), or of XSPIN_MESSAGES(...)"},
 		{"a handler of messages that is not there", segments + "XSPIN_MESSAGES(HEADER | PAYLOAD);\n" + payload + licence, "XSPIN_MESSAGES names HEADER, and there is no XSPIN_HEADER"},
 		{"a handler of messages that never runs", segments + payload + "XSPIN_COMPLETION { return XSPIN_SUCCESS; }\nXSPIN_MESSAGES(PAYLOAD);\n" + licence, "there is an XSPIN_COMPLETION that never runs: XSPIN_MESSAGES does not name COMPLETION"},
 		{"messages without handlers", segments + "XSPIN_MESSAGES(0);\n" + licence, "it has no handlers: XSPIN_MESSAGES names none"},
@@ -126,16 +132,13 @@ func TestObjectsThatAreRefused(t *testing.T) {
 		{"a global function", around("__attribute__((noinline)) int twice(__u32 i) { asm volatile(\"\" : \"+r\"(i)); return i; }", "\treturn twice(her->len) + twice(her->offset);"), "twice, line 2: a function that is not static: only handlers are global, add `static`"},
 		{"a static function", around("static __attribute__((noinline)) int twice(__u32 i) { asm volatile(\"\" : \"+r\"(i)); return i; }", "\treturn twice(her->len) + twice(her->offset);"), ""},
 		{"a handler that calls another", include + "XSPIN_COMPLETION { return XSPIN_SUCCESS; }\nXSPIN_PAYLOAD { return xspin_completion(ctx, her); }\nXSPIN_CONTEXT(PAYLOAD | COMPLETION);\n" + licence, "xspin_payload, line 3: calls xspin_completion: the program calls handlers, nothing else may"},
-		{"a handler in a loop", include + payload + licence + "SEC(\"xdp.frags\") int xspin_context(struct xdp_md *ctx)\n{\n\tstruct xspin_her her = {};\n\tint n = xspin_run(ctx, XSPIN_HAS_PAYLOAD);\n#pragma clang loop unroll(disable)\n\tfor (int i = 0; i < 100; i++)\n\t\tn += xspin_payload(ctx, &her);\n\treturn n;\n}\n", "calls xspin_payload in a loop"},
-		{"a handler at nine places", include + payload + licence + "SEC(\"xdp.frags\") int xspin_context(struct xdp_md *ctx)\n{\n\tstruct xspin_her her = {};\n\tint n = 0;\n" + strings.Repeat("\tn += xspin_payload(ctx, &her);\n", 9) + "\treturn n;\n}\n", "calls xspin_payload once more: it may be called at 8 places"},
 		{"a static function in a loop that calls a global one", segments + again(1) + "XSPIN_PAYLOAD\n{\n\tint n = 0;\n#pragma clang loop unroll(disable)\n\tfor (int i = 0; i < 100; i++)\n\t\tn += again(ctx, n + i);\n\treturn n & 1;\n}\nXSPIN_MESSAGES(PAYLOAD);\n" + licence, "xspin_payload calls again, and so xspin_copy, in a loop"},
 		{"a global function on seventy ways", segments + again(7) + "XSPIN_PAYLOAD\n{\n\tint n = 0;\n" + strings.Repeat("\tn += again(ctx, n);\n", 10) + "\treturn n & 1;\n}\nXSPIN_MESSAGES(PAYLOAD);\n" + licence, "xspin_copy is called on more than 64 ways through the functions of xspin_context"},
 		{"a global function at one place of another that is called at seventy", segments + again(1) + "XSPIN_PAYLOAD\n{\n\tint n = 0;\n" + strings.Repeat("\tn += again(ctx, n);\n", 70) + "\treturn n & 1;\n}\nXSPIN_MESSAGES(PAYLOAD);\n" + licence, "xspin_copy is called on more than 64 ways through the functions of xspin_context"},
 		{"a global function on sixty ways", segments + again(6) + "XSPIN_PAYLOAD\n{\n\tint n = 0;\n" + strings.Repeat("\tn += again(ctx, n);\n", 10) + "\treturn n & 1;\n}\nXSPIN_MESSAGES(PAYLOAD);\n" + licence, ""},
-		{"a function with a name of the engine's", around("static long (*const bpf_xdp_adjust_tail)(struct xdp_md *, int) = (void *)65;\nstatic __attribute__((noinline)) int xspin_copy(struct xdp_md *ctx) { return bpf_xdp_adjust_tail(ctx, -1); }",
-			"\treturn xspin_copy(ctx) ? XSPIN_FAIL : XSPIN_SUCCESS;"), "xspin_copy, line 3: calls bpf_xdp_adjust_tail, which handlers may not"},
-		{"a global function with a name of the engine's", around("__weak int xspin_verify(__u32 i) { asm volatile(\"\" : \"+r\"(i)); return i; }", "\treturn xspin_verify(her->len);"), "xspin_verify, line 2: a function that is not static"},
-		{"a program with a helper", include + payload + licence + "static long (*const bpf_xdp_adjust_tail)(struct xdp_md *, int) = (void *)65;\nSEC(\"xdp.frags\") int xspin_context(struct xdp_md *ctx)\n{\n\tif (bpf_xdp_adjust_tail(ctx, -1))\n\t\treturn XDP_DROP;\n\treturn xspin_run(ctx, XSPIN_HAS_PAYLOAD);\n}\n", "calls bpf_xdp_adjust_tail, which handlers may not"},
+		{"a function of the engine's in a loop that calls a global one", segments + "XSPIN_PAYLOAD\n{\n\tint n = 0;\n#pragma clang loop unroll(disable)\n\tfor (int i = 0; i < 100; i++)\n\t\tn += xspin_deposit(ctx, her);\n\treturn n & 1;\n}\nXSPIN_MESSAGES(PAYLOAD);\n" + licence, "xspin_payload calls xspin_deposit, and so xspin_copy, in a loop"},
+		{"a function with a name of the engine's", around("static __attribute__((noinline)) int xspin_copy(__u32 i) { asm volatile(\"\" : \"+r\"(i)); return i; }", "\treturn xspin_copy(her->len);"), "function xspin_copy: names that begin with xspin are xspin_handler.h's"},
+		{"a variable with a name of the engine's", around("__u32 xspin;", "\txspin++;\n\treturn XSPIN_DROP;"), "variable xspin: names that begin with xspin are xspin_handler.h's"},
 		{"a loop around no handler", around("", "\t__u32 n = 0;\n#pragma clang loop unroll(disable)\n\tfor (__u32 i = 0; i < 100; i++)\n\t\tn += bpf_get_prandom_u32();\n\treturn n & 1;"), ""},
 
 		{"an array", value("__u64"), ""},
@@ -151,7 +154,12 @@ func TestObjectsThatAreRefused(t *testing.T) {
 		{"a plain pointer", value("struct { struct xspin_her *p; }"), ""},
 		{"a lock among global variables", around("struct bpf_spin_lock { __u32 v; };\nstruct bpf_spin_lock lock;", "\treturn lock.v;"), "map .bss: its values hold a struct bpf_spin_lock"},
 		{"too much memory", mapOf("__uint(type, BPF_MAP_TYPE_ARRAY);\n__uint(max_entries, 1 << 20);\n__type(key, __u32);\n__type(value, __u64);"), " bytes for each context, and the limit is 1048576"},
-		{"far too much memory", mapOf("__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);\n__uint(max_entries, 0xffffffff);\n__type(key, __u32);\n__uint(value_size, 0x7fffffff);"), "and the limit is 1048576"},
+		{"far too much memory", mapOf("__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);\n__uint(max_entries, 0xffffffff);\n__type(key, __u32);\n__uint(value_size, 4096);"), "and the limit is 1048576"},
+		{"values that take long to copy", mapOf("__uint(type, BPF_MAP_TYPE_ARRAY);\n__uint(max_entries, 1);\n__type(key, __u32);\n__uint(value_size, 4104);"), "map mine: keys of 4 bytes and values of 4104: a call copies them, so want at most 512 and 4096"},
+		{"values that do not take long", mapOf("__uint(type, BPF_MAP_TYPE_ARRAY);\n__uint(max_entries, 1);\n__type(key, __u32);\n__uint(value_size, 4096);"), ""},
+		{"keys that take long", mapOf("__uint(type, BPF_MAP_TYPE_HASH);\n__uint(max_entries, 1);\n__uint(key_size, 520);\n__uint(value_size, 8);"), "map mine: keys of 520 bytes and values of 8"},
+		{"values of many CPUs that take long", mapOf("__uint(type, BPF_MAP_TYPE_PERCPU_HASH);\n__uint(max_entries, 1);\n__type(key, __u32);\n__uint(value_size, 4096);"), map[bool]string{true: "map mine: keys of 4 bytes and values of 4096"}[manyCPUs(t)]},
+		{"global variables as large as memory allows", around("__u8 all[100000];", "\treturn all[her->len & 0xffff] & 1;"), ""},
 		{"a map that nothing uses", include + "struct {\n__uint(type, 27);\n__uint(max_entries, 4096);\n} mine SEC(\".maps\");\n" + payload + named + licence, ""},
 		{"a parameter that is a structure", around("const volatile struct { int a, b; } two = {};", "\treturn two.a;"), "const volatile two: a parameter is a number, a bool, an enum or an array of char"},
 	} {
@@ -172,6 +180,16 @@ func TestObjectsThatAreRefused(t *testing.T) {
 			}
 		})
 	}
+}
+
+// manyCPUs tells whether values of 4096 bytes of all CPUs are too many.
+func manyCPUs(t *testing.T) bool {
+	t.Helper()
+	n, err := PossibleCPUs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n > 4
 }
 
 func TestFilesThatAreNoObjects(t *testing.T) {
@@ -209,7 +227,7 @@ func TestFilesThatAreNoObjects(t *testing.T) {
 		{"for this machine", host, "want what clang -target bpf -g has compiled"},
 		{"big endian", objecttest.Compile(t, include+payload+named+licence, "-target", "bpfeb"), "big endian"},
 		{"without -g", objecttest.Compile(t, include+payload+named+licence, "-g0"), "no BTF: compile with -g"},
-		{"another version", version, "made with version 9 of xspin_handler.h, and this is version 1"},
+		{"another version", version, "made with version 9 of xspin_handler.h, and this is version 2"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			if _, err := ReadObject("test.o", tc.file, 1<<20); !errors.Is(err, ErrObject) || !strings.Contains(err.Error(), tc.want) {
@@ -299,6 +317,24 @@ func TestBuiltinObjects(t *testing.T) {
 	}
 }
 
+// Every built-in handler loads with its engine: the canary of a kernel.
+func TestEveryProgramLoads(t *testing.T) {
+	netnstest.NeedRoot(t)
+	memory := newMemory(t)
+	for name, file := range bpf.Handlers {
+		o, err := ReadObject(name, file, 1<<20)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		format := "packet"
+		if o.Messages() {
+			format = "slmp"
+		}
+		load(t, o, HandlersConfig{Format: matcher.FormatByName(format), Memory: memory, MemorySize: 4096})
+	}
+}
+
 // What the verifier refuses is told by reason, handler and source line. The words are the
 // verifier's, and differ from kernel to kernel.
 func TestRejections(t *testing.T) {
@@ -320,7 +356,7 @@ func TestRejections(t *testing.T) {
 		{"too many steps", around("", "\t__u32 n = 0;\n\n\tfor (__u32 i = 0; i < 10000000; i++) {\n\t\tn += i;\n\t\tasm volatile(\"\" : \"+r\"(n));\n\t}\n\treturn n & 1;"), 0, "", "too many branches or steps for the verifier: bound the loop, or make it smaller", ""},
 		{"a loop without end", around("", "\tfor (;;)\n\t\t;\n\treturn XSPIN_SUCCESS;"), 5, "xspin_payload", "it may loop without end", ""},
 		{"another", around("", "\twhile (her->len)\n\t\txspin_now();\n\treturn XSPIN_SUCCESS;"), 5, "xspin_payload", "it may loop without end", ""},
-		{"memory without a check", around("", "\t__u64 *n = xspin_memory(8 * (her->len & 7), 8);\n\n\t*n += 1;\n\treturn XSPIN_SUCCESS;"), 5, "xspin_payload", "", "with null"},
+		{"memory without a check", around("", "\t__u64 *n = xspin_memory(8 * (her->len & 7), 8);\n\n\t*n += 1;\n\treturn XSPIN_SUCCESS;"), 7, "xspin_payload", "", "what xspin_memory() returned with null"},
 		{"memory without a check, and a parameter", around("const volatile __u32 width = 128;", "\t__u64 *n = xspin_memory(8, 8);\n\n\t*n += width;\n\treturn xspin_to_stack(her);"), 7, "xspin_payload", "", "with null"},
 		{"memory of a HPU without a check", around("", "\t__u64 *n = xspin_hpu_memory(her, 8, 8);\n\n\treturn *n == 5;"), 7, "xspin_payload", "", "with null"},
 		{"memory without a check, counted", around("", "\t__u64 *n = xspin_memory(8, 8);\n\n\t__sync_fetch_and_add(n, 1);\n\treturn XSPIN_SUCCESS;"), 7, "xspin_payload", "", "with null"},
@@ -362,7 +398,7 @@ func TestWhatWasNotComparedIsNamed(t *testing.T) {
 		{"__u64 *n = xspin_state(her);\n\t__u64 *m = xspin_memory(0, 8);\n\n\tif (!m)\n\t\treturn XSPIN_SEGV;\n\t*m += 1;\n\t*n += 1;", "*n += 1;", "compare what xspin_state() returned with null"},
 		{"__u64 *n = xspin_state(her);\n\n\t__sync_fetch_and_add(n, 1);", "__sync_fetch_and_add(n, 1);", "compare what xspin_state() returned with null"},
 		{"__u32 zero = 0;\n\t__u64 *n = bpf_map_lookup_elem(&mine, &zero);\n\n\t*n += 1;", "*n += 1;", "compare what bpf_map_lookup_elem(&mine, ...) returned with null"},
-		{"__u64 *n = xspin_memory(8 * (her->len & 7), 8);\n\n\t*n += 1;", "__u64 *n = xspin_memory(8 * (her->len & 7), 8);", "compare what xspin_memory() returned with null"},
+		{"__u64 *n = xspin_memory(8 * (her->len & 7), 8);\n\n\t*n += 1;", "*n += 1;", "compare what xspin_memory() returned with null"},
 	} {
 		file := objecttest.Compile(t, "#define XSPIN_STATE 16\n"+segments+own+"XSPIN_PAYLOAD\n{\n\t"+tc.body+"\n\treturn XSPIN_SUCCESS;\n}\nXSPIN_MESSAGES(PAYLOAD);\n"+licence)
 		o, err := ReadObject("test.o", file, 1<<20)

@@ -75,13 +75,16 @@ var hints = []struct {
 	hint  string
 }{
 	{orNull, "compare what xspin_memory(), xspin_state() or a map returned with null before it is used"},
-	{regexp.MustCompile(`invalid mem access 'scalar'`), "compare what xspin_memory(), xspin_state() or a map returned with null: a number is no pointer"},
+	{noPointer, "compare what xspin_memory(), xspin_state() or a map returned with null: a number is no pointer"},
 	{regexp.MustCompile(`invalid zero-sized read`), "n must be at least 1 for the verifier: compare it before"},
 	{regexp.MustCompile(`outside of the packet`), "compare the end of what is read with ctx->data_end before"},
 	{tooDeep, "a handler has 192 bytes of stack on all kernels: keep what is larger in a map or in HPU memory"},
 }
 
-var orNull = regexp.MustCompile(`_or_null`)
+var (
+	orNull    = regexp.MustCompile(`_or_null`)
+	noPointer = regexp.MustCompile(`invalid mem access 'scalar'`)
+)
 
 // Of all functions together. The log does not say whose the stack is.
 var tooDeep = regexp.MustCompile(`combined stack size`)
@@ -115,7 +118,14 @@ func newRejection(ve *ebpf.VerifierError, insns asm.Instructions) *Rejection {
 	for _, h := range hints {
 		if h.words.MatchString(words) {
 			r.Hint = h.hint
-			if fn := nullable(ve.Log, words, insns); fn != "" && h.words == orNull {
+			fn := ""
+			switch h.words {
+			case orNull:
+				fn = nullable(ve.Log, words, insns)
+			case noPointer:
+				fn = returned(ve.Log)
+			}
+			if fn != "" {
 				r.Hint = fmt.Sprintf("compare what %s returned with null before it is used", fn)
 			}
 			break
@@ -155,34 +165,41 @@ func nullable(log []string, words string, insns asm.Instructions) string {
 	if name == bpf.MessagesState {
 		return "xspin_state()"
 	}
-	used := map[string]bool{}
 	for i := range insns {
-		ins := &insns[i]
-		if !ins.IsLoadFromMap() {
-			continue
-		}
-		used[ins.Reference()] = true
 		// The kernel keeps 15 characters of a name.
-		if !strings.HasPrefix(name, reserved) && strings.HasPrefix(ins.Reference(), name) {
+		if ins := &insns[i]; ins.IsLoadFromMap() && !strings.HasPrefix(name, reserved) && strings.HasPrefix(ins.Reference(), name) {
 			return fmt.Sprintf("bpf_map_lookup_elem(&%s, ...)", ins.Reference())
 		}
 	}
-	// HPU memory has the name that its owner gave it.
-	switch shared, own := used[bpf.HandlersShared], used[bpf.HandlersOwn]; {
-	case shared && own:
-		return "xspin_memory() or xspin_hpu_memory()"
-	case shared:
-		return "xspin_memory()"
-	case own:
-		return "xspin_hpu_memory()"
+	return returned(log)
+}
+
+// The first line of a function of the engine's that returns a pointer.
+var pointer = regexp.MustCompile(`^; __weak void \*(xspin_\w+)\(`)
+
+// returned finds the function of the engine's that the handler has called last, if it returns a
+// pointer; "" if the log does not say.
+func returned(log []string) (fn string) {
+	for _, line := range log {
+		line = strings.TrimSpace(line)
+		if validating.MatchString(line) || line == "caller:" {
+			fn = ""
+		} else if m := pointer.FindStringSubmatch(line); m != nil {
+			fn = m[1] + "()"
+		}
 	}
-	return ""
+	return fn
 }
 
 // isNobodys tells whether a line is none of a handler's body: one of the headers, whose
 // functions are inlined, or the one that begins the handler.
 func isNobodys(place, source string) bool {
-	return strings.HasPrefix(place, "xspin_handler.h:") || strings.HasPrefix(place, "xspin_message.h:") || begins.MatchString(source)
+	file, _, _ := strings.Cut(place, ":")
+	switch file {
+	case "xspin_handler.h", "xspin_message.h", "engine.h", "packets.bpf.c", "messages.bpf.c":
+		return true
+	}
+	return begins.MatchString(source)
 }
 
 var begins = regexp.MustCompile(`^XSPIN_(HEADER|PAYLOAD|COMPLETION)\s*{?$`)

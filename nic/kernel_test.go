@@ -332,7 +332,7 @@ func TestObjectsThatAreRefusedHarmNobody(t *testing.T) {
 		want         string
 		flags        []string
 	}{
-		{name: "another section", source: header + "XSPIN_PAYLOAD\n{\n" + drop + "}\nSEC(\"xdp\") int xspin_context(struct xdp_md *ctx) { return xspin_run(ctx, XSPIN_HAS_PAYLOAD); }\nXSPIN_LICENSE(\"GPL\");\n", want: `in section "xdp"`},
+		{name: "another section", source: header + "XSPIN_PAYLOAD\n{\n" + drop + "}\nSEC(\"xdp\") int xspin_context(struct xdp_md *ctx)\n{\n\tstatic const volatile struct xspin_declared declared XSPIN_DECLARED = { .handlers = 2 };\n\treturn xspin_names(ctx, 2);\n}\nXSPIN_LICENSE(\"GPL\");\n", want: `in section "xdp"`},
 		{name: "no BTF", source: around(drop), flags: []string{"-g0"}, want: "no BTF: compile with -g"},
 		{name: "another version of the header", source: "#define xspin_version xspin_other\n#include \"xspin_handler.h\"\n#undef xspin_version\nconst volatile __u32 xspin_version = 9;\n" + around(drop), want: "version 9 of xspin_handler.h"},
 		{name: "a helper off the list", source: "static long (*const bpf_redirect)(unsigned int, unsigned long long) = (void *)23;\n" + around("\treturn bpf_redirect(1, 0);\n"), want: "calls bpf_redirect, which handlers may not"},

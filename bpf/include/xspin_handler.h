@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Handlers in eBPF, version 1. They run in the kernel, on the CPU that received
+ * Handlers in eBPF, version 2. They run in the kernel, on the CPU that received
  * the packet, and answer from there. A whole file:
  *
  *   #include "xspin_handler.h"
@@ -10,15 +10,20 @@
  *   XSPIN_CONTEXT(PAYLOAD);
  *   XSPIN_LICENSE("GPL");
  *
- * A handler has two arguments: ctx, for the functions below, and her, the request.
- * What it returns is an xspin_code. docs/kernel-handlers.md has more.
+ * A handler has two arguments: ctx, for the functions below, and her, the request. It
+ * returns an xspin_code. docs/kernel-handlers.md has more.
+ *
+ * The engine that calls handlers is not here. XsPIN has it, and links it to the handlers
+ * of an object; it also puts its own functions in the place of those that are declared
+ * by XSPIN_API. So all that an object says of the engine are calls, and handlers reach
+ * nothing of the engine's but what these return.
  *
  * Costs were measured in loops of 200 on Linux 6.18 on a virtual CPU: good for comparing.
  */
 #pragma once
 #include "xspin_kernel.h"
 
-#define XSPIN_VERSION 1
+#define XSPIN_VERSION 2
 
 /* What a handler returns. */
 enum xspin_code {
@@ -26,7 +31,7 @@ enum xspin_code {
 	XSPIN_DROP, /* the packet counts as dropped; from a header handler: no payload handler */
 	XSPIN_FAIL, /* the handler failed, as with any code that is not listed: nothing is sent */
 	XSPIN_SEGV, /* the same, for an access outside of memory */
-	XSPIN_PROCEED, /* from a header handler: deposit into a window. No packet has one yet: fails */
+	XSPIN_PROCEED, /* from a header handler: deposit into a window. Packets have none: fails */
 	XSPIN_HAND_OVER, /* from a header handler of messages: handlers on HPUs take it. See XSPIN_MESSAGES */
 	XSPIN_PROCESS_DATA = XSPIN_SUCCESS, /* from a header handler: run the payload handler */
 	XSPIN_PENDING = 16, /* may be added; without a meaning for packets */
@@ -39,6 +44,7 @@ enum xspin_flags {
 /*
  * Handler execution request: numbers only. A pointer into the frame would be good
  * until the next call that may move it, so each function derives its own, and checks it.
+ * It is the handler's own copy. The engine takes action from it and nothing else.
  */
 struct xspin_her {
 	__u32 len;	   /* of the frame, bytes */
@@ -54,101 +60,38 @@ struct xspin_her {
 	__u32 slot;	   /* of the message: no two in flight have the same. xspin_message.h only */
 };
 
-/* --- what the loader sets before a life of the context: constants for the verifier,
- * which removes the code that they switch off --- */
-
-/* A word of the frame under a mask; no mask: not in the format. */
-struct xspin_word {
-	__u32 mask;
-	__u16 off;  /* bytes, multiple of 4, <= 508 */
-	__u16 need; /* frame bytes that must be there */
+/* What the loader reads of an object, beside its handlers. */
+struct xspin_declared {
+	__u32 handlers; /* xspin_has */
+	__u32 messages; /* 1: they are for messages, see xspin_message.h */
+	__u32 state;	/* bytes of memory of each message */
 };
 
-struct xspin_constants {
-	__u64 memory;	  /* bytes of HPU memory that all HPUs share */
-	__u64 hpu_memory; /* bytes of HPU memory of each HPU */
-	struct xspin_word key[8];
-	struct xspin_word offset;
-	struct xspin_word length;
-	struct xspin_word eom; /* without a mask, its value is 0 */
-	__u32 eom_start;
-	__u32 eom_end;
-	__u32 length_from; /* the field counts bytes from here */
-	__u32 header;	   /* bytes before the payload */
-	__u32 hpus;
-	__u8 nkey;
-	__u8 offset_shift; /* to the lowest bit of the mask */
-	__u8 length_shift;
-	__u8 whole; /* every packet is a message: all three handlers run */
-};
+#define XSPIN_DECLARED SEC(".rodata.xspin")
 
-const volatile struct xspin_constants xspin = {};
-const volatile __u32 xspin_version = XSPIN_VERSION;
-
-/* --- counters, a row for each CPU: user space maps them --- */
+#ifndef XSPIN_ENGINE
+const volatile __u32 xspin_version XSPIN_DECLARED = XSPIN_VERSION;
+#endif
 
 /*
- * Sum and count belong together. One CPU writes: begin, sum, count, end, in this
- * order. A reader reads end first and begin last, and again if they differ. (In
- * order they are on x86; elsewhere a pair may be off by the packet under way.)
+ * A function of the engine's. The body here never runs. It is weak, so that clang
+ * calls it as it is declared and concludes nothing from it.
  */
-struct xspin_pair {
-	__u64 begin;
-	__u64 sum;
-	__u64 count;
-	__u64 end;
-};
-
-struct xspin_counters {
-	__u64 handled;	/* packets that handlers were called for; the last may be with them still */
-	__u64 dropped;	/* of these: Drop */
-	__u64 failed;	/* of these: anything but Success and Drop */
-	__u64 sent;	/* of these: left by XDP_TX */
-	__u64 to_stack; /* of these: went to Linux */
-	__u64 fault;	/* the last failure: code, and in the upper half which handler (xspin_has) */
-	__u64 timed;	/* packets whose time was taken, one in XSPIN_TIMED */
-	__u64 time;	/* of these: ns in handlers */
-	__u64 time_log2[32]; /* of these: how many in 2^(i-1) to 2^i - 1 ns; the last: all longer */
-	struct xspin_pair user[16];
-};
-_Static_assert(sizeof(struct xspin_counters) % 64 == 0, "CPUs share no cache line");
-_Static_assert(sizeof(struct xspin_counters) <= 1024, "a row is small");
-
-enum { XSPIN_TIMED = 64 };
-
-/* An element for each possible CPU, made so by the loader. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct xspin_counters);
-} xspin_cpu SEC(".maps");
-
-/*
- * HPU memory, in elements of 1 MiB: the verifier lets a program reach the first 512 MiB
- * of an element, and any number of elements. The loader puts the context's memory in
- * the place of these. BPF_F_INNER_MAP is how that was made.
- */
-enum { XSPIN_ELEMENT = 1 << 20 };
-
-struct xspin_element {
-	__u8 bytes[XSPIN_ELEMENT];
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE | BPF_F_INNER_MAP);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct xspin_element);
-} xspin_shared SEC(".maps"), xspin_own SEC(".maps");
+#ifdef XSPIN_ENGINE
+#define XSPIN_API(type, name, ...) type name(__VA_ARGS__)
+#else
+#define XSPIN_API(type, name, ...)                                          \
+	_Pragma("clang diagnostic push")                                    \
+	_Pragma("clang diagnostic ignored \"-Wunused-parameter\"")          \
+	__weak type name(__VA_ARGS__) { return (type)0; }                   \
+	_Pragma("clang diagnostic pop")                                     \
+	_Static_assert(1, "for the semicolon")
+#endif
 
 /*
  * The handlers. Each is a global function, so that the verifier checks it once and by
- * itself, and a rejection names it. Weak, so that clang neither folds it into the
- * engine nor drops an argument that it does not use: the verifier takes what BTF says.
- * The tag tells it that her is never null.
+ * itself, and a rejection names it. Weak, so that clang drops no argument that it does
+ * not use: the verifier takes what BTF says. The tag tells it that her is never null.
  */
 #define XSPIN_HER struct xspin_her *her __attribute__((unused, btf_decl_tag("arg:nonnull")))
 #define XSPIN_HANDLER(name) __weak int name(struct xdp_md *ctx __attribute__((unused)), XSPIN_HER)
@@ -163,30 +106,46 @@ int xspin_completion(struct xdp_md *ctx, struct xspin_her *her);
 
 #define XSPIN_LICENSE(name) char _license[] SEC("license") = name
 
-/*
- * Names the handlers that there are, joined by |, of HEADER, PAYLOAD and COMPLETION, and
- * makes the program that calls them.
- */
-#define XSPIN_CONTEXT(handlers)                                            \
-	SEC("xdp.frags") int xspin_context(struct xdp_md *ctx)             \
-	{                                                                  \
-		enum { HEADER = XSPIN_HAS_HEADER,                          \
-		       PAYLOAD = XSPIN_HAS_PAYLOAD,                        \
-		       COMPLETION = XSPIN_HAS_COMPLETION };                \
-		return xspin_run(ctx, handlers);                           \
-	}                                                                  \
-	_Static_assert(1, "for the semicolon")
-
 enum xspin_has {
 	XSPIN_HAS_HEADER = 1 << 0,
 	XSPIN_HAS_PAYLOAD = 1 << 1,
 	XSPIN_HAS_COMPLETION = 1 << 2,
 	XSPIN_HAS_HAND_OVER = 1 << 3, /* the header handler may return it */
-	XSPIN_HAS_DEPOSIT = 1 << 4, /* of a failure: no handler, but xspin_message.h's own deposit */
+	XSPIN_HAS_DEPOSIT = 1 << 4, /* of a failure: no handler, but the engine's own deposit */
 };
 
-/* --- what handlers call. All of it is inlined: a handler has 192 bytes of stack, and
- * nothing that it calls here takes more --- */
+/*
+ * Names the handlers that there are, joined by |, of HEADER, PAYLOAD and COMPLETION. The
+ * program never runs: it calls handlers so that they are in the object.
+ */
+#define XSPIN_CONTEXT(names)                                                \
+	SEC("xdp.frags") int xspin_context(struct xdp_md *ctx)              \
+	{                                                                   \
+		enum { HEADER = XSPIN_HAS_HEADER,                           \
+		       PAYLOAD = XSPIN_HAS_PAYLOAD,                         \
+		       COMPLETION = XSPIN_HAS_COMPLETION };                 \
+		static const volatile struct xspin_declared declared        \
+			XSPIN_DECLARED = { .handlers = (names) };           \
+		return xspin_names(ctx, names);                             \
+	}                                                                   \
+	_Static_assert(1, "for the semicolon")
+
+static __always_inline int xspin_names(struct xdp_md *ctx, const __u32 has)
+{
+	struct xspin_her her = {};
+	int n = 0;
+
+	if (has & XSPIN_HAS_HEADER)
+		n |= xspin_header(ctx, &her);
+	if (has & XSPIN_HAS_PAYLOAD)
+		n |= xspin_payload(ctx, &her);
+	if (has & XSPIN_HAS_COMPLETION)
+		n |= xspin_completion(ctx, &her);
+	return n;
+}
+
+/* --- what handlers call. A handler has 192 bytes of stack; no function here takes
+ * any of these --- */
 
 /* Has the frame sent back where it came from when the handlers have returned. Free. */
 static __always_inline int xspin_send(struct xspin_her *her)
@@ -222,63 +181,26 @@ static __always_inline long xspin_store(struct xdp_md *ctx, __u32 off, const voi
 	return bpf_xdp_store_bytes(ctx, off, from, n);
 }
 
-static __always_inline struct xspin_counters *xspin_this_cpu(void)
-{
-	__u32 cpu = bpf_get_smp_processor_id();
-
-	return bpf_map_lookup_elem(&xspin_cpu, &cpu);
-}
-
-/* Adds n to user counter i, 0 to 15, and one to how often; any other i counts nothing. 2 ns. */
-static __always_inline void xspin_count(__u32 i, __u64 n)
-{
-	struct xspin_counters *cpu = xspin_this_cpu();
-	struct xspin_pair *p;
-
-	if (!cpu || i >= 16)
-		return;
-	p = &cpu->user[i];
-	WRITE_ONCE(p->begin, p->begin + 1);
-	WRITE_ONCE(p->sum, p->sum + n);
-	WRITE_ONCE(p->count, p->count + 1);
-	WRITE_ONCE(p->end, p->begin);
-}
-
-static __always_inline void *xspin_at(void *map, __u64 at, __u32 n)
-{
-	__u64 off = at & (XSPIN_ELEMENT - 1);
-	__u32 element = at >> 20;
-	__u8 *p = bpf_map_lookup_elem(map, &element);
-
-	if (!p || off > XSPIN_ELEMENT - n)
-		return 0;
-	/* Or clang adds first, when off has no bound yet, and chooses the result later. */
-	asm volatile("" : "+r"(off));
-	return p + off;
-}
+/* Adds n to user counter i, 0 to 15, and one to how often; any other i counts nothing. 4 ns. */
+XSPIN_API(int, xspin_count, __u32 i, __u64 n);
 
 /*
- * Where n bytes of the context's HPU memory are, which all HPUs share; n is a constant.
- * Null if they are not in it, or lie in two MiB of it. 2 ns.
+ * Returns where n bytes of the context's HPU memory are, which all HPUs share; n is a constant.
+ * Null if they are not in it, or lie in two MiB of it. 4 ns.
  */
-static __always_inline void *xspin_memory(__u64 off, __u32 n)
-{
-	__u64 size = xspin.memory;
+XSPIN_API(void *, xspin_memory, __u64 off, __u32 n);
 
-	if (n > size || off > size - n)
-		return 0;
-	return xspin_at(&xspin_shared, off, n);
-}
+/* The same for the memory that this HPU has for itself. 4 ns. */
+XSPIN_API(void *, xspin_hpu_memory, const struct xspin_her *her, __u64 off, __u32 n);
 
-/* The same for the memory that this HPU has for itself. 2 ns. */
-static __always_inline void *xspin_hpu_memory(const struct xspin_her *her, __u64 off, __u32 n)
-{
-	__u64 size = xspin.hpu_memory;
-
-	if (n > size || off > size - n)
-		return 0;
-	return xspin_at(&xspin_own, her->hpu * size + off, n);
-}
+/*
+ * The helper of this name, of at most 512 bytes each way, as of Linux 6.12: a longer one
+ * returns -22 (EINVAL). 10 ns for 64 bytes, 40 ns for 512.
+ */
+XSPIN_API(long, xspin_csum_diff, const __u32 *from, __u32 from_size, const __u32 *to, __u32 to_size, __u32 seed);
+#ifndef XSPIN_ENGINE
+#define bpf_csum_diff xspin_csum_diff
+#endif
 
 /* The headers found in a frame, as offsets from its first byte; 0 for one that is not
  * there. At most one of udp, icmp and tcp is, and only above IPv4. */
@@ -456,164 +378,4 @@ static __always_inline int xspin_reply_icmp_echo(struct xdp_md *ctx, const struc
 	icmp[1] = sum ?: 0xffff;
 	xspin_swap(frame, ip);
 	return 1;
-}
-
-/* --- the engine --- */
-
-/*
- * A word that reaches beyond the linear part: the frame is short or fragmented. Sizes
- * are constants for Linux 6.12, as in load_word_slow() of XsPIN's ingress program.
- */
-static __noinline __u32 xspin_word_slow(struct xdp_md *ctx, __u32 off, __u32 len)
-{
-	__u32 word = 0;
-
-	if (off + 4 <= len) {
-		bpf_xdp_load_bytes(ctx, off, &word, 4);
-	} else {
-		for (__u32 i = 0; i < 3 && off + i < len; i++)
-			bpf_xdp_load_bytes(ctx, off + i, (__u8 *)&word + i, 1);
-	}
-	return word;
-}
-
-/* False when a byte that the mask selects is not in the frame. */
-static __always_inline int xspin_word(struct xdp_md *ctx, const volatile struct xspin_word *w,
-				      __u32 len, __u32 *value)
-{
-	__u32 off = w->off & 508, word;
-	void *p = (void *)(long)ctx->data + off;
-
-	if (w->need > len)
-		return 0;
-	if (likely(p + 4 <= (void *)(long)ctx->data_end))
-		word = *(__u32 *)p;
-	else
-		word = xspin_word_slow(ctx, off, len);
-	*value = bswap32(word) & w->mask;
-	return 1;
-}
-
-/* What the format says of the frame. False if the frame is not what the format says. */
-static __always_inline int xspin_read(struct xdp_md *ctx, struct xspin_her *her)
-{
-	const volatile struct xspin_constants *s = &xspin;
-	__u32 end = her->len, v = 0;
-
-	for (int i = 0; i < 8; i++) {
-		if (i >= (int)s->nkey)
-			break;
-		if (!xspin_word(ctx, &s->key[i], her->len, &her->key[i]))
-			return 0;
-	}
-	if (s->offset.mask) {
-		if (!xspin_word(ctx, &s->offset, her->len, &v))
-			return 0;
-		her->offset = v >> (s->offset_shift & 31);
-	}
-	if (s->length.mask) {
-		__u64 to;
-
-		if (!xspin_word(ctx, &s->length, her->len, &v))
-			return 0;
-		to = (__u64)(v >> (s->length_shift & 31)) + s->length_from;
-		if (to > end)
-			return 0;
-		end = to;
-	}
-	if (s->header > end)
-		return 0;
-	her->payload = s->header;
-	her->payload_len = end - s->header;
-	v = 0;
-	if ((!s->eom.mask || xspin_word(ctx, &s->eom, her->len, &v)) && s->eom_start <= v && v <= s->eom_end)
-		her->flags = XSPIN_EOM;
-	return 1;
-}
-
-static __always_inline int xspin_failed(struct xspin_counters *cpu, enum xspin_has handler, int code)
-{
-	cpu->failed++;
-	cpu->fault = (__u64)handler << 32 | (__u32)code;
-	return XDP_DROP;
-}
-
-static __always_inline void xspin_took(struct xspin_counters *cpu, __u64 ns)
-{
-	__u32 v = ns, bits = 0;
-
-	cpu->timed++;
-	cpu->time += ns;
-	if (v >> 16)
-		bits += 16, v >>= 16;
-	if (v >> 8)
-		bits += 8, v >>= 8;
-	if (v >> 4)
-		bits += 4, v >>= 4;
-	if (v >> 2)
-		bits += 2, v >>= 2;
-	bits += v >> 1 ? 2 : v;
-	if (ns >> 31)
-		bits = 31;
-	cpu->time_log2[bits & 31]++;
-}
-
-/*
- * Calls the handlers, each at one place and in no loop: so the instructions that the
- * verifier has counted for each of them bound a packet's run.
- */
-static __always_inline int xspin_run(struct xdp_md *ctx, const __u32 has)
-{
-	/* In one piece, or the NIC would not have called; no helper is asked for the length. */
-	struct xspin_her her = { .len = ctx->data_end - ctx->data, .action = XDP_DROP };
-	const int whole = xspin.whole;
-	int header = XSPIN_SUCCESS, payload = XSPIN_SUCCESS, completion = XSPIN_SUCCESS;
-	struct xspin_counters *cpu = xspin_this_cpu();
-	__u64 start = 0;
-
-	if (!cpu || !xspin_read(ctx, &her))
-		return XDP_PASS; /* as if no ruleset had matched */
-	her.hpu = bpf_get_smp_processor_id();
-	her.hpus = xspin.hpus;
-	if (!(cpu->handled % XSPIN_TIMED))
-		start = bpf_ktime_get_ns();
-	cpu->handled++;
-
-	if (has & XSPIN_HAS_HEADER && whole) {
-		header = xspin_header(ctx, &her) & ~XSPIN_PENDING;
-		if ((__u32)header > XSPIN_DROP)
-			return xspin_failed(cpu, XSPIN_HAS_HEADER, header);
-	}
-	if (has & XSPIN_HAS_PAYLOAD && header == XSPIN_SUCCESS) {
-		payload = xspin_payload(ctx, &her) & ~XSPIN_PENDING;
-		if ((__u32)payload > XSPIN_DROP)
-			return xspin_failed(cpu, XSPIN_HAS_PAYLOAD, payload);
-	}
-	if (has & XSPIN_HAS_COMPLETION && whole) {
-		completion = xspin_completion(ctx, &her) & ~XSPIN_PENDING;
-		if ((__u32)completion > XSPIN_DROP)
-			return xspin_failed(cpu, XSPIN_HAS_COMPLETION, completion);
-	}
-	if (start)
-		xspin_took(cpu, bpf_ktime_get_ns() - start);
-
-	switch (her.action) {
-	case XDP_TX:
-		cpu->sent++;
-		break;
-	case XDP_PASS:
-		cpu->to_stack++;
-		break;
-	case XDP_DROP:
-		break;
-	default: /* set by a handler's own hand: told as a failure of the last one that ran */
-		if (has & XSPIN_HAS_COMPLETION && whole)
-			return xspin_failed(cpu, XSPIN_HAS_COMPLETION, XSPIN_FAIL);
-		if (has & XSPIN_HAS_PAYLOAD && header == XSPIN_SUCCESS)
-			return xspin_failed(cpu, XSPIN_HAS_PAYLOAD, XSPIN_FAIL);
-		return xspin_failed(cpu, XSPIN_HAS_HEADER, XSPIN_FAIL);
-	}
-	if (header | payload | completion)
-		cpu->dropped++;
-	return her.action;
 }

@@ -142,12 +142,12 @@ XSPIN_PAYLOAD
 XSPIN_COMPLETION
 {
 	struct witness_run *r = begin(her, XSPIN_HAS_COMPLETION);
-	struct xspin_message *m = xspin_message(her);
+	struct xspin_info i;
 
-	if (!r || !m)
+	if (!r || !xspin_about(her, &i))
 		return XSPIN_SEGV;
-	r->offset = m->extent & XSPIN_EXTENT_BYTES;
-	r->length = m->done - m->eom_done;
+	r->offset = i.length;
+	r->length = i.length - i.missing;
 	dawdle();
 	end(r);
 	return order(her) == WITNESS_FAIL_COMPLETION ? XSPIN_FAIL : XSPIN_SUCCESS;

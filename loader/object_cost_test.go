@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package loader
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/xspin/xspin/loader/objecttest"
+	"github.com/xspin/xspin/matcher"
+	"github.com/xspin/xspin/netns/netnstest"
+)
+
+// A handler that makes a call so often, with keys and values as large as they may be.
+func often(n int, call string) string {
+	return include + `
+struct key { __u8 b[256]; };
+struct value { __u8 b[4096]; };
+struct { __uint(type, BPF_MAP_TYPE_HASH); __uint(max_entries, 4); __type(key, struct key); __type(value, struct value); } mine SEC(".maps");
+struct { __uint(type, BPF_MAP_TYPE_ARRAY); __uint(max_entries, 2); __type(key, __u32); __type(value, struct value); } values SEC(".maps");
+struct { __uint(type, BPF_MAP_TYPE_ARRAY); __uint(max_entries, 1); __type(key, __u32); __type(value, struct key); } keys SEC(".maps");
+XSPIN_PAYLOAD
+{
+	__u32 zero = 0, one = 1, b[128] = {};
+	struct value *v = bpf_map_lookup_elem(&values, &zero);
+	struct key *k = bpf_map_lookup_elem(&keys, &zero);
+
+	if (!v || !k)
+		return XSPIN_SEGV;
+	(void)one, (void)b;
+#pragma clang loop unroll(disable)
+	for (int i = 0; i < ` + fmt.Sprint(n) + `; i++)
+		` + call + `;
+	return XSPIN_DROP;
+}
+` + named + licence
+}
+
+// dearCalls are the dearest calls of handlers.
+var dearCalls = map[string]string{
+	"a lookup in a hash":    "bpf_map_lookup_elem(&mine, k)",
+	"an update of a hash":   "bpf_map_update_elem(&mine, k, v, 0)",
+	"an update of an array": "bpf_map_update_elem(&values, &one, v, 0)",
+	"a checksum":            "zero += bpf_csum_diff(0, 0, (__u32 *)v, 512, 0)",
+	"a load from the frame": "xspin_load(ctx, 0, v, 1400)",
+}
+
+// The steps that the verifier counts bound how long a packet takes, since each call has a bound, too.
+func TestHandlersThatTakeLongAreRefused(t *testing.T) {
+	netnstest.NeedRoot(t)
+	for name, call := range dearCalls {
+		for n, refused := range map[int]bool{100: false, 30_000: true} {
+			o, err := ReadObject("test.o", objecttest.Compile(t, often(n, call), "-Wno-unused"), 1<<20)
+			if err != nil {
+				t.Fatal(err)
+			}
+			h, err := o.Load(HandlersConfig{Format: matcher.FormatByName("packet")})
+			if err == nil {
+				h.Close()
+			}
+			if is := err != nil && strings.Contains(err.Error(), "a packet may take "); is != refused || err != nil && !is {
+				t.Errorf("%d times %s: %v, want it refused: %v", n, name, err, refused)
+			}
+		}
+	}
+	// Once, even the dearest may stand beside a loop.
+	source := strings.Replace(often(5_000, `asm volatile("" : "+r"(zero))`), "\treturn XSPIN_DROP;\n", "\tbpf_map_update_elem(&mine, k, v, 0);\n\treturn XSPIN_DROP;\n", 1)
+	load(t, object(t, source), HandlersConfig{})
+}
+
+// BenchmarkDearCalls measures what calls take next to what is assumed of them: of the packets that take longest of
+// those that are accepted, how long one takes, of the bound.
+func BenchmarkDearCalls(b *testing.B) {
+	for name, call := range dearCalls {
+		b.Run(name, func(b *testing.B) {
+			var h *Handlers
+			var o *Object
+			for n := 32_000; h == nil && n > 0; n -= n / 8 {
+				var err error
+				if o, err = ReadObject("test.o", objecttest.Compile(b, often(n, call), "-Wno-unused"), 1<<20); err != nil {
+					b.Fatal(err)
+				}
+				h, _ = o.Load(HandlersConfig{Format: matcher.FormatByName("packet")})
+			}
+			defer h.Close()
+			_, steps, err := h.Instructions()
+			if err != nil {
+				b.Fatal(err)
+			}
+			frame := make([]byte, 1500)
+			for b.Loop() {
+				if _, err := h.Run(frame); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(o.time.of(steps).Nanoseconds()), "of-the-bound")
+		})
+	}
+}
