@@ -10,7 +10,6 @@ import (
 	"slices"
 	"sync/atomic"
 	"time"
-	"unsafe"
 
 	"github.com/cilium/ebpf"
 
@@ -24,11 +23,6 @@ const MaxReceives = 4096
 
 // ErrReceives is wrapped by the error of a receive for which there is no room.
 var ErrReceives = errors.New("no room for the receive")
-
-const (
-	receiveSize = uint32(unsafe.Sizeof(bpf.MessageReceive{}))
-	ringSize    = uint32(unsafe.Sizeof(bpf.MessageRing{}))
-)
 
 // What a receive is, in the lower bits of its word: xspin_receive_is.
 const (
@@ -50,10 +44,12 @@ type Receive struct {
 
 // receives is the ring of those that are posted: they are numbered, and number n lies in
 // element n % MaxReceives. The program takes them by compare-and-swap, and moves the head
-// past those that it has taken. All else is user space's, which has Handlers.mu.
+// past those that it has taken. All else is user space's, which has Handlers.mu. It believes
+// nothing that it reads in what is mapped: no loop ends where that says.
 type receives struct {
 	ring    []bpf.MessageReceive // mapped
 	posted  []bpf.MessageRing    // mapped; 1
+	tail    uint64               // the next number. The program has a copy
 	windows []WindowConfig
 }
 
@@ -94,13 +90,21 @@ func (r *receives) held(n uint64) bool {
 	return atomic.LoadUint64(&r.ring[n%MaxReceives].Word) == n<<2|receiveHeld
 }
 
+// head returns the number of the first that may be posted: at most MaxReceives before tail.
+func (r *receives) head() uint64 {
+	first := r.tail - min(r.tail, MaxReceives)
+	if head := atomic.LoadUint64(&r.posted[0].Head); head >= first && head <= r.tail {
+		return head
+	}
+	return first
+}
+
 // skip moves the head to the first receive that is posted, and counts those from there on.
 func (r *receives) skip() (n int) {
-	p := &r.posted[0]
-	for head := atomic.LoadUint64(&p.Head); head < p.Tail && r.element(head) == nil && !r.held(head); head = atomic.LoadUint64(&p.Head) {
-		atomic.CompareAndSwapUint64(&p.Head, head, head+1)
+	for at := r.head(); at < r.tail && r.element(at) == nil && !r.held(at); at++ {
+		atomic.CompareAndSwapUint64(&r.posted[0].Head, at, at+1) // or the program has
 	}
-	for at := atomic.LoadUint64(&p.Head); at < p.Tail; at++ {
+	for at := r.head(); at < r.tail; at++ {
 		if r.element(at) != nil || r.held(at) {
 			n++
 		}
@@ -108,15 +112,17 @@ func (r *receives) skip() (n int) {
 	return n
 }
 
+// heldTime is how long compact waits for header handlers: longer than any takes.
+const heldTime = 2 * MaxPacketTime
+
 // compact closes the gaps that receives have left which were taken before older ones. While
 // that goes on a message may find none, and comes again. It waits for header handlers that run,
 // whose messages may give theirs back.
 func (r *receives) compact() {
-	p := &r.posted[0]
 	all := map[uint64]bpf.MessageReceive{}
-	for end := time.Now().Add(time.Second); ; runtime.Gosched() {
+	for end := time.Now().Add(heldTime); ; runtime.Gosched() {
 		held := false
-		for at := atomic.LoadUint64(&p.Head); at < p.Tail; at++ {
+		for at := r.head(); at < r.tail; at++ {
 			held = held || r.held(at)
 			if e := r.element(at); e != nil {
 				if is := *e; r.take(at) {
@@ -130,7 +136,7 @@ func (r *receives) compact() {
 	}
 	// Nothing is posted, so nobody takes or holds any of these, and the program moves the
 	// head only as far.
-	atomic.StoreUint64(&p.Head, p.Tail)
+	atomic.StoreUint64(&r.posted[0].Head, r.tail)
 	for _, at := range slices.Sorted(maps.Keys(all)) {
 		e := all[at]
 		r.put(&e)
@@ -144,13 +150,14 @@ func (r *receives) take(n uint64) bool {
 
 // put posts a receive. There is room.
 func (r *receives) put(what *bpf.MessageReceive) {
-	n := r.posted[0].Tail
+	n := r.tail
 	e := &r.ring[n%MaxReceives]
 	atomic.StoreUint64(&e.Word, n<<2|receiveVoid)
 	e.Tag, e.Ignore, e.Keep, e.Window = what.Tag, what.Ignore, what.Keep, what.Window
 	e.Place, e.Room, e.User = what.Place, what.Room, what.User
 	atomic.StoreUint64(&e.Word, n<<2|receivePosted)
-	atomic.StoreUint64(&r.posted[0].Tail, n+1)
+	r.tail++
+	atomic.StoreUint64(&r.posted[0].Tail, r.tail)
 }
 
 // gaps is how many elements between the first posted receive and the last may be taken.
@@ -159,7 +166,7 @@ const gaps = 64
 // tidy compacts if there are many gaps, and tells how many receives are posted.
 func (r *receives) tidy() int {
 	n := r.skip()
-	if p := &r.posted[0]; int(p.Tail-atomic.LoadUint64(&p.Head)) > n+gaps {
+	if int(r.tail-r.head()) > n+gaps {
 		r.compact()
 	}
 	return n
@@ -206,7 +213,7 @@ func (h *Handlers) Post(q Receive) error {
 	if n := r.tidy(); n == MaxReceives {
 		return fmt.Errorf("%w: %d are posted, the maximum", ErrReceives, n)
 	}
-	if p := &r.posted[0]; p.Tail-atomic.LoadUint64(&p.Head) == MaxReceives {
+	if r.tail-r.head() == MaxReceives {
 		r.compact()
 	}
 	r.put(e)
@@ -222,21 +229,24 @@ func (h *Handlers) Take(number uint32) (q Receive, ok, ever bool) {
 	if err != nil {
 		return q, false, true
 	}
-	p := &r.posted[0]
-	for at := atomic.LoadUint64(&p.Head); at < p.Tail; at++ {
+	for at := r.head(); at < r.tail; at++ {
 		e := r.element(at)
-		if e == nil || (e.Tag^number)&^e.Ignore != 0 {
+		if e == nil {
+			continue
+		}
+		is := *e
+		if (is.Tag^number)&^is.Ignore != 0 || int(is.Window) >= len(r.windows) {
 			continue
 		}
 		q = Receive{
-			Tag: e.Tag, Ignore: e.Ignore, Keep: e.Keep != 0, Window: int(e.Window),
-			Place: int64(e.Place) - r.windows[e.Window].Off, Size: int64(e.Room), User: e.User,
+			Tag: is.Tag, Ignore: is.Ignore, Keep: is.Keep != 0, Window: int(is.Window),
+			Place: int64(is.Place) - r.windows[is.Window].Off, Size: int64(is.Room), User: is.User,
 		}
-		if q.Keep || r.take(at) {
+		if _, err := r.check(&q); err == nil && (q.Keep || r.take(at)) {
 			return q, true, true
 		}
 	}
-	return Receive{}, false, atomic.LoadUint64(&p.Ever) != 0
+	return Receive{}, false, atomic.LoadUint64(&r.posted[0].Ever) != 0
 }
 
 // Unpost takes back the first receive that is as q. False: there is none.
@@ -251,8 +261,7 @@ func (h *Handlers) Unpost(q Receive) bool {
 	if err != nil {
 		return false
 	}
-	p := &r.posted[0]
-	for at := atomic.LoadUint64(&p.Head); at < p.Tail; at++ {
+	for at := r.head(); at < r.tail; at++ {
 		if e := r.element(at); e != nil {
 			is := *e
 			if is.Word = 0; is == *want && r.take(at) {
