@@ -63,7 +63,10 @@ type EngineMessagesXspinMessage struct {
 	_         [4]byte
 	Receive   uint64
 	Slip      EngineMessagesXspinSlip
-	Pad       [64]uint8
+	Dest      uint32
+	Dport     uint32
+	Ethernet  [12]uint8
+	Pad       [44]uint8
 }
 
 type EngineMessagesXspinNote struct {
@@ -83,6 +86,13 @@ type EngineMessagesXspinOrder struct {
 	Lap   uint32
 	Cause uint32
 	Pad   uint32
+}
+
+type EngineMessagesXspinOwed struct {
+	_     structs.HostLayout
+	Cause uint32
+	Frame [60]uint8
+	Pad   [56]uint8
 }
 
 type EngineMessagesXspinRange struct {
@@ -112,6 +122,14 @@ type EngineMessagesXspinRing struct {
 	Tail uint64
 	Ever uint64
 	Pad  [5]uint64
+}
+
+type EngineMessagesXspinRoom struct {
+	_       structs.HostLayout
+	Granted uint64
+	Pad     [7]uint64
+	Posted  uint64
+	Pad2    [7]uint64
 }
 
 type EngineMessagesXspinScratch struct {
@@ -151,6 +169,7 @@ type EngineMessagesXspinScratch struct {
 	}
 	Event EngineMessagesXspinEvent
 	Note  EngineMessagesXspinNote
+	Owed  EngineMessagesXspinOwed
 	Order EngineMessagesXspinOrder
 }
 
@@ -221,6 +240,7 @@ const (
 	EngineMessagesMapXspinOwn      = "xspin_own"
 	EngineMessagesMapXspinPosted   = "xspin_posted"
 	EngineMessagesMapXspinReceives = "xspin_receives"
+	EngineMessagesMapXspinRooms    = "xspin_rooms"
 	EngineMessagesMapXspinShared   = "xspin_shared"
 	EngineMessagesMapXspinStates   = "xspin_states"
 	EngineMessagesMapXspinTable    = "xspin_table"
@@ -299,6 +319,7 @@ type EngineMessagesMapSpecs struct {
 	XspinOwn      *ebpf.MapSpec `ebpf:"xspin_own"`
 	XspinPosted   *ebpf.MapSpec `ebpf:"xspin_posted"`
 	XspinReceives *ebpf.MapSpec `ebpf:"xspin_receives"`
+	XspinRooms    *ebpf.MapSpec `ebpf:"xspin_rooms"`
 	XspinShared   *ebpf.MapSpec `ebpf:"xspin_shared"`
 	XspinStates   *ebpf.MapSpec `ebpf:"xspin_states"`
 	XspinTable    *ebpf.MapSpec `ebpf:"xspin_table"`
@@ -349,6 +370,7 @@ type EngineMessagesMaps struct {
 	XspinOwn      *ebpf.Map `ebpf:"xspin_own"`
 	XspinPosted   *ebpf.Map `ebpf:"xspin_posted"`
 	XspinReceives *ebpf.Map `ebpf:"xspin_receives"`
+	XspinRooms    *ebpf.Map `ebpf:"xspin_rooms"`
 	XspinShared   *ebpf.Map `ebpf:"xspin_shared"`
 	XspinStates   *ebpf.Map `ebpf:"xspin_states"`
 	XspinTable    *ebpf.Map `ebpf:"xspin_table"`
@@ -373,6 +395,7 @@ func (m *EngineMessagesMaps) Close() error {
 		m.XspinOwn,
 		m.XspinPosted,
 		m.XspinReceives,
+		m.XspinRooms,
 		m.XspinShared,
 		m.XspinStates,
 		m.XspinTable,

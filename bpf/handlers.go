@@ -76,6 +76,8 @@ type (
 	MessageNote     = EngineMessagesXspinNote
 	MessageReceive  = EngineMessagesXspinReceive
 	MessageRing     = EngineMessagesXspinRing
+	MessageRoom     = EngineMessagesXspinRoom
+	MessageOwed     = EngineMessagesXspinOwed
 )
 
 // HandlersVersion is the version of xspin_handler.h that an object must be made with.
@@ -113,6 +115,7 @@ const (
 	MessagesUser     = EngineMessagesMapXspinUser
 	MessagesReceives = EngineMessagesMapXspinReceives
 	MessagesPosted   = EngineMessagesMapXspinPosted
+	MessagesRooms    = EngineMessagesMapXspinRooms
 )
 
 // MessagesWindows are the maps of windows.

@@ -214,6 +214,19 @@ func (p *Pair) Event(e *Event) bool {
 	return true
 }
 
+// EventRoom returns how many more events the application's queue has room for, as far as the
+// application can be believed: 0 when it is gone.
+func (p *Pair) EventRoom() int {
+	if p.state.Load() != 0 {
+		return 0
+	}
+	free := int(p.eventRing.slots()) - p.eventRing.held()
+	if p.lost.Load() != 0 {
+		free-- // the Overflow event goes first
+	}
+	return max(free, 0)
+}
+
 // LoseEvent counts an event that nobody will get; an Overflow event says so as soon
 // as there is room.
 func (p *Pair) LoseEvent() {

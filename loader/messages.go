@@ -6,6 +6,8 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -214,6 +216,7 @@ func (c *MessagesConfig) set(o *Object, spec *ebpf.CollectionSpec, given map[str
 
 // messages are those of a context, as user space sees them.
 type messages struct {
+	rooms    []bpf.MessageRoom  // mapped; 1
 	slots    []bpf.MessageSlot  // mapped
 	tallies  []bpf.MessageTally // mapped, by CPU
 	receives *receives
@@ -230,6 +233,10 @@ func openMessages(coll *ebpf.Collection, c *MessagesConfig, cpus int) (m *messag
 			err = errors.Join(err, m.close())
 		}
 	}()
+	if m.rooms, err = mapAll[bpf.MessageRoom](coll.Maps[bpf.MessagesRooms], 1); err != nil {
+		return nil, err
+	}
+	m.rooms[0].Granted = math.MaxInt64 // until somebody says less
 	if m.slots, err = mapAll[bpf.MessageSlot](coll.Maps[bpf.MessagesSlots], c.Messages); err != nil {
 		return nil, err
 	}
@@ -268,8 +275,8 @@ func (m *messages) close() error {
 	if m == nil {
 		return nil
 	}
-	err := errors.Join(unmapAll(m.slots), unmapAll(m.tallies), m.receives.close())
-	m.slots, m.tallies, m.receives = nil, nil, nil
+	err := errors.Join(unmapAll(m.rooms), unmapAll(m.slots), unmapAll(m.tallies), m.receives.close())
+	m.rooms, m.slots, m.tallies, m.receives = nil, nil, nil, nil
 	return err
 }
 
@@ -416,9 +423,7 @@ func (h *Handlers) Expire(all []StoppedMessage) (n int, err error) {
 		return 0, nil
 	}
 	for i, m := range all {
-		// A frame must have 14 bytes. Repeat is as in Run.
-		order := (*[unsafe.Sizeof(bpf.MessageOrder{})]byte)(unsafe.Pointer(&bpf.MessageOrder{Slot: m.slot, Lap: m.lap, Cause: uint32(m.cause)}))
-		ended, err := h.messages.expire.Run(&ebpf.RunOptions{Data: order[:], Repeat: 1})
+		ended, _, err := h.order(m.slot, m.lap, uint32(m.cause))
 		if err != nil {
 			for _, m := range all[i:] {
 				lap := uint64(m.lap) << 32
@@ -431,11 +436,100 @@ func (h *Handlers) Expire(all []StoppedMessage) (n int, err error) {
 	return n, nil
 }
 
-// What lies in the ring buffer of Events beside ends of messages: xspin_cause.
+// order runs the program that ends messages for one of them, and returns what it did, and the order's bytes
+// behind it. The caller has mu.
+func (h *Handlers) order(slot, lap, cause uint32) (did uint32, out []byte, err error) {
+	// A frame must have 14 bytes, and the answer that may be put there more. Repeat is as in Run.
+	var data [64]byte
+	*(*bpf.MessageOrder)(unsafe.Pointer(&data)) = bpf.MessageOrder{Slot: slot, Lap: lap, Cause: cause}
+	opts := &ebpf.RunOptions{Data: data[:], DataOut: make([]byte, 256), Repeat: 1}
+	did, err = h.messages.expire.Run(opts)
+	return did, opts.DataOut, err
+}
+
+// Grant says how many ends of complete messages the application may have been told of in all, since Load; without it
+// there is no limit. As many events are posted, and messages that are complete beyond that are deferred. It returns how many have been
+// posted.
+func (h *Handlers) Grant(events uint64) (posted uint64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.messages == nil || h.messages.rooms == nil {
+		return 0
+	}
+	atomic.StoreUint64(&h.messages.rooms[0].Granted, events)
+	return atomic.LoadUint64(&h.messages.rooms[0].Posted)
+}
+
+// A DeferredMessage is complete, and waits for room in the application's queue.
+type DeferredMessage struct {
+	Slot, Lap uint32
+}
+
+// Deferred returns those that wait.
+func (h *Handlers) Deferred() (all []DeferredMessage) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.messages == nil {
+		return nil
+	}
+	for i := range h.messages.slots {
+		if word := atomic.LoadUint64(&h.messages.slots[i].Word); uint32(word) == slotDeferred {
+			all = append(all, DeferredMessage{uint32(i), uint32(word >> 32)})
+		}
+	}
+	return all
+}
+
+// resume is the order that ends a deferred message: XSPIN_RESUME.
+const resume = 16
+
+// Resume ends a deferred message, for whose event there is room: it is posted. Sent are the bytes of
+// the frame that acknowledges it, nil if it wants none. False: it does not wait any more, or the ring is full.
+func (h *Handlers) Resume(m DeferredMessage) (sent []byte, ok bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.messages == nil || h.messages.slots == nil {
+		return nil, false
+	}
+	did, out, err := h.order(m.Slot, m.Lap, resume)
+	switch {
+	case err != nil || did == 0:
+		return nil, false
+	case did == 2 && len(out) >= owedFrame:
+		return out[:owedFrame:owedFrame], true
+	}
+	return nil, true
+}
+
+const owedFrame = len(bpf.MessageOwed{}.Frame)
+
+// What lies in the ring buffer of Events beside ends of messages: xspin_note_of.
 const (
 	notified = 4
 	logged   = 5
+	waiting  = 6
+	owed     = 7
 )
+
+// ReadDeferred reads that a message was deferred, if that lies in the ring buffer of Events. False: it is something
+// else.
+func ReadDeferred(raw []byte) (m DeferredMessage, ok bool) {
+	var e bpf.MessageEvent
+	if !readEvent(raw, &e) || e.Cause != waiting {
+		return m, false
+	}
+	return DeferredMessage{e.Slot, uint32(e.User)}, true
+}
+
+// ReadOwed reads a frame that is to be sent when what lay before it in the ring buffer of Events has been told. False:
+// it is something else.
+func ReadOwed(raw []byte) (frame []byte, ok bool) {
+	var e bpf.MessageOwed
+	if !readEvent(raw, &e) || e.Cause != owed {
+		return nil, false
+	}
+	return slices.Clone(e.Frame[:]), true
+}
 
 // ReadEvent reads the end of a message that lies in the ring buffer of Events. False: it is
 // none.

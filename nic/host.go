@@ -11,6 +11,7 @@ import (
 // A pair is what of a hostq.Pair takes events.
 type pair interface {
 	Event(*hostq.Event) bool
+	EventRoom() int
 	LoseEvent()
 }
 
@@ -23,6 +24,9 @@ func (s *ContextSpec) events() pair {
 
 // A pairSink puts the ends of messages into the application's queue of events.
 type pairSink struct{ pair }
+
+// Room implements roomySink.
+func (s pairSink) Room() int { return s.EventRoom() }
 
 // Post implements spin.EventSink. The end of a complete message waits for room, and
 // EOM's acknowledgement with it; what else happens to messages does not, and the

@@ -380,7 +380,7 @@ func (t *kernelTier) Stats() spin.ContextStats {
 	if t.messages != nil {
 		m := t.handlers.Tally()
 		c.Requests, c.Unasked = t.messages.requests.Load(), t.messages.unasked.Load()
-		c.Headers, c.Completions, c.Acks, c.AckFull = m.Headers, m.Complete, m.Acks, m.Mute
+		c.Headers, c.Completions, c.Acks, c.AckFull = m.Headers, m.Complete, m.Acks, m.Mute+t.messages.unsent.Load()
 		c.HandedOver = m.Handed
 		c.Stray, c.Corrupt, c.Unverified, c.EventsLost = m.Stray, m.Corrupt, m.Unverified, m.Lost+t.messages.lost.Load()
 	}

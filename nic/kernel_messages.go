@@ -104,10 +104,28 @@ func (s *ContextSpec) messagesConfig() (cfg loader.MessagesConfig) {
 	return cfg
 }
 
+// A roomySink knows how many more events it has room for.
+type roomySink interface {
+	spin.EventSink
+	Room() int
+}
+
+// A chanSink is a channel.
+type chanSink struct{ spin.EventChan }
+
+// Room implements roomySink. A channel without a buffer has room while somebody receives, which nobody knows: one event
+// tries.
+func (s chanSink) Room() int {
+	if cap(s.EventChan) == 0 {
+		return 1
+	}
+	return cap(s.EventChan) - len(s.EventChan)
+}
+
 // eventSink is who is told of the ends of messages; nil: nobody.
-func (s *ContextSpec) eventSink() spin.EventSink {
+func (s *ContextSpec) eventSink() roomySink {
 	if s.Events != nil {
-		return spin.EventChan(s.Events)
+		return chanSink{spin.EventChan(s.Events)}
 	}
 	if p := s.events(); p != nil {
 		return pairSink{p}
@@ -167,7 +185,7 @@ func (c *Context) Unpost(r spin.Receive) bool {
 type kernelMessages struct {
 	t      *kernelTier
 	reader *ringbuf.Reader // nil: there are no events
-	sink   spin.EventSink
+	sink   roomySink
 	over   chan struct{} // closed by stop
 	until  time.Time     // set before over is closed: how long forward waits for room
 	given  time.Time     // the same, while the application takes nothing; forward's
@@ -180,10 +198,21 @@ type kernelMessages struct {
 	expiring, forwarding sync.WaitGroup
 
 	requests, unasked atomic.Uint64 // notes that the application got, and those it had no room for
+
+	mu       sync.Mutex // guards what follows
+	told     uint64     // complete messages that forward has taken from the ring
+	deferred []loader.DeferredMessage
+	owed     map[uint32][]byte // by slot: acknowledgements that wait for the event of their message
+
+	unsent atomic.Uint64 // answers that could not be sent
 }
 
 func (t *kernelTier) startMessages() (m *kernelMessages, err error) {
-	m = &kernelMessages{t: t, sink: t.spec.eventSink(), over: make(chan struct{}), flushed: make(chan struct{}, 1)}
+	m = &kernelMessages{
+		t: t, sink: t.spec.eventSink(), over: make(chan struct{}), flushed: make(chan struct{}, 1),
+		owed: map[uint32][]byte{},
+	}
+	m.resume()
 	if t.spec.messagesConfig().Events > 0 {
 		if m.reader, err = ringbuf.NewReader(t.handlers.Events()); err != nil {
 			return nil, fmt.Errorf("read the events of context %q: %w", t.spec.Name, err)
@@ -207,6 +236,10 @@ func (m *kernelMessages) expire() {
 		}
 		m.end(timeout, spin.TimedOut)
 		m.t.handlers.Posted() // closes gaps between receives
+		m.mu.Lock()
+		m.deferred = m.t.handlers.Deferred() // the ring may have had no room to tell of them
+		m.mu.Unlock()
+		m.resume()
 	}
 }
 
@@ -225,11 +258,19 @@ func (m *kernelMessages) end(idle time.Duration, cause spin.Cause) {
 	}
 }
 
-// forward hands events on. That of a complete message waits for room: meanwhile the ring
-// fills, and when it is full, EOM is not acknowledged.
+// forward hands events on. There are no more of complete messages in the ring than the application's queue has
+// room for: others wait in their slots, and forward looks for room as long as any do.
 func (m *kernelMessages) forward() {
 	var rec ringbuf.Record
-	for {
+	for looking := false; ; {
+		if waits := m.resume(); waits || looking {
+			looking = waits
+			deadline := time.Time{}
+			if waits {
+				deadline = time.Now().Add(roomLook)
+			}
+			m.reader.SetDeadline(deadline)
+		}
 		err := m.reader.ReadInto(&rec)
 		switch {
 		case errors.Is(err, ringbuf.ErrFlushed): // by drain, or by stop, whose own may be still to come
@@ -246,15 +287,79 @@ func (m *kernelMessages) forward() {
 		case err != nil:
 			return // it is closed
 		}
-		// The engine posts whole ones.
-		if raw, ok := loader.ReadEvent(rec.RawSample); ok {
-			e := m.event(&raw)
-			if !m.wait(func() bool { return m.sink.Post(&e) }, e.Cause == spin.Complete) {
-				m.lost.Add(1)
-			}
-		} else if n, ok := loader.ReadNote(rec.RawSample); ok {
-			m.note(&n)
+		m.take(rec.RawSample)
+	}
+}
+
+// take hands on what lay in the ring. The engine posts whole ones.
+func (m *kernelMessages) take(sample []byte) {
+	if raw, ok := loader.ReadEvent(sample); ok {
+		e := m.event(&raw)
+		told := m.wait(func() bool { return m.sink.Post(&e) }, e.Cause == spin.Complete)
+		if !told {
+			m.lost.Add(1)
 		}
+		if e.Cause != spin.Complete {
+			return
+		}
+		m.mu.Lock()
+		m.told++
+		ack := m.owed[raw.Slot]
+		delete(m.owed, raw.Slot)
+		m.mu.Unlock()
+		if told {
+			m.send(ack)
+		}
+	} else if d, ok := loader.ReadDeferred(sample); ok {
+		m.mu.Lock()
+		if m.deferred = append(m.deferred, d); len(m.deferred) > 2*m.t.spec.Messages {
+			m.deferred = m.t.handlers.Deferred() // copies of EOM are told of, too
+		}
+		m.mu.Unlock()
+	} else if ack, ok := loader.ReadOwed(sample); ok {
+		m.send(ack) // its event was before it
+	} else if n, ok := loader.ReadNote(sample); ok {
+		m.note(&n)
+	}
+}
+
+// resume shares out the room of the application's queue: first to messages that wait for it, then to those to
+// come. It tells whether any still wait.
+func (m *kernelMessages) resume() (waits bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.sink == nil {
+		return false
+	}
+	room := uint64(m.sink.Room())
+	if len(m.deferred) > 0 {
+		// None for others meanwhile. Less of it is free than there is: events are in the ring.
+		used := m.t.handlers.Grant(m.told) - m.told
+		for ; used < room && len(m.deferred) > 0; m.deferred = m.deferred[1:] {
+			ack, ok := m.t.handlers.Resume(m.deferred[0])
+			if !ok {
+				continue // a copy of its EOM was faster, or its time was up
+			}
+			used++
+			if ack != nil {
+				m.owed[m.deferred[0].Slot] = ack
+			}
+		}
+	}
+	if len(m.deferred) == 0 {
+		m.deferred = nil
+		m.t.handlers.Grant(m.told + room)
+	}
+	return len(m.deferred) > 0
+}
+
+// send sends an acknowledgement that XDP could not send, as it had no frame for it.
+func (m *kernelMessages) send(frame []byte) {
+	if frame == nil {
+		return
+	}
+	if err := m.t.n.raw.send(frame); err != nil {
+		m.unsent.Add(1)
 	}
 }
 

@@ -93,6 +93,7 @@ type NIC struct {
 	pool     *hpu.Pool
 	injector *loader.Injector
 	control  *nicsock.Server
+	raw      *rawSocket
 	neigh    *neigh.Resolver
 	diag     *netlink.Handle              // see warnOfSockets
 	stirred  chan struct{}                // see fair
@@ -218,6 +219,9 @@ func Open(cfg Config) (_ *NIC, err error) {
 			return nil, fmt.Errorf("open NIC: %w", err)
 		}
 		pool.Stack = n.injector
+	}
+	if n.raw, err = openRaw(iface); err != nil {
+		return nil, fmt.Errorf("open NIC: %w", err)
 	}
 	if n.neigh, err = neigh.Open(iface, cfg.Logger); err != nil {
 		return nil, fmt.Errorf("open NIC: %w", err)
@@ -391,6 +395,7 @@ func (n *NIC) Close() error {
 	if n.neigh != nil {
 		errs = append(errs, n.neigh.Close())
 	}
+	errs = append(errs, n.raw.close())
 	if n.diag != nil {
 		n.diag.Close()
 	}

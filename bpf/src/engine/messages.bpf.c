@@ -115,7 +115,7 @@ struct xspin_message {
 	__u64 room;    /* bytes that it may take there */
 	__u64 user;    /* of the receive */
 	__u64 hint;    /* lap << 32 | elements of xspin_bits that are done, or fewer */
-	__u32 size;    /* of segments */
+	__u32 size;    /* of segments; 0: not known, as the first was empty */
 	__u32 mode;    /* xspin_mode */
 	__u32 window;
 	__u32 eom_done; /* 1: that segment was processed */
@@ -128,7 +128,11 @@ struct xspin_message {
 	__u32 cause; /* xspin_cause, for completion */
 	__u64 receive; /* number of the receive that is held for it; XSPIN_NO_RECEIVE: none */
 	struct xspin_slip slip; /* of the handler that failed */
-	__u8 pad[64];
+	/* Of the header segment, in the frame's order: where answers go that answer no frame. */
+	__u32 dest; /* address and port that it was sent to */
+	__u32 dport;
+	__u8 ethernet[12]; /* addresses */
+	__u8 pad[44];
 };
 _Static_assert(sizeof(struct xspin_message) == 256, "whole cache lines");
 
@@ -197,7 +201,12 @@ enum xspin_reason {
 enum xspin_note_of {
 	XSPIN_NOTIFIED = XSPIN_FAILURE + 1,
 	XSPIN_LOGGED,
+	XSPIN_WAITING,	/* a message is deferred: its event wants room. An event with slot and lap in `user` */
+	XSPIN_OWED,	/* an answer that user space is to send, behind the events before it */
 };
+
+/* What user space orders that is no xspin_cause: ends a deferred message, for whose event it has made room. */
+enum { XSPIN_RESUME = 16 };
 
 /* In the ring buffer. */
 struct xspin_event {
@@ -228,6 +237,36 @@ struct xspin_note {
 	__u8 pad[8];
 };
 _Static_assert(sizeof(struct xspin_note) == sizeof(struct xspin_event), "events have one size");
+
+/* There, too: a frame that answers EOM, where the frame at hand has another answer. */
+enum { XSPIN_FRAME = 60 };
+
+struct xspin_owed {
+	__u32 cause; /* XSPIN_OWED */
+	__u8 frame[XSPIN_FRAME];
+	__u8 pad[56];
+};
+_Static_assert(sizeof(struct xspin_owed) == sizeof(struct xspin_event), "events have one size");
+
+/*
+ * How many complete messages the application may be told of: an event is posted if the application's queue has
+ * room for it, for EOM is acknowledged then. The program counts those it has posted, and user space says up to how many
+ * there is room. On 64 bits none wraps.
+ */
+struct xspin_room {
+	__u64 granted; /* user space writes it */
+	__u64 pad[7];
+	__u64 posted;
+	__u64 pad2[7];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct xspin_room);
+} xspin_rooms SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -369,7 +408,7 @@ struct xspin_reply {
 struct xspin_order {
 	__u32 slot;
 	__u32 lap;
-	__u32 cause; /* xspin_cause */
+	__u32 cause; /* xspin_cause, or XSPIN_RESUME */
 	__u32 pad;
 };
 
@@ -385,6 +424,7 @@ struct xspin_scratch {
 	struct xspin_reply reply;
 	struct xspin_event event;
 	struct xspin_note note;
+	struct xspin_owed owed;
 	struct xspin_order order;
 };
 
@@ -1128,7 +1168,32 @@ static __always_inline int xspin_move(struct xspin_message *m, __u32 lap, __u32 
 	return __sync_val_compare_and_swap(&m->word, old, (__u64)lap << 32 | to) == old;
 }
 
-/* Tells the application that a message has ended. False: there is no room. */
+/* Takes room in the application's queue for the event of a complete message. False: there is none. */
+static __noinline int xspin_take_room(__u32 force)
+{
+	__u32 zero = 0;
+	struct xspin_room *r = bpf_map_lookup_elem(&xspin_rooms, &zero);
+
+	if (!r)
+		return 0;
+	if ((__s64)(__sync_fetch_and_add(&r->posted, 1) - READ_ONCE(r->granted)) < 0 || force)
+		return 1;
+	__sync_fetch_and_add(&r->posted, -1);
+	return 0;
+}
+
+static __noinline int xspin_give_room(void)
+{
+	__u32 zero = 0;
+	struct xspin_room *r = bpf_map_lookup_elem(&xspin_rooms, &zero);
+
+	if (r)
+		__sync_fetch_and_add(&r->posted, -1);
+	return 0;
+}
+
+/* Tells the application that a message has ended. False: there is no room. For that of a complete one it has been
+ * taken before. */
 static __noinline int xspin_post(struct xspin_message *m, __u32 slot, __u32 cause)
 {
 	struct xspin_scratch *s = xspin_scratch();
@@ -1147,13 +1212,72 @@ static __noinline int xspin_post(struct xspin_message *m, __u32 slot, __u32 caus
 	e->missing = done > to ? 0 : to - done;
 	e->dropped = m->dropped;
 	e->time = xspin_now();
-	e->user = m->user;
+	e->user = cause == XSPIN_WAITING ? m->word >> 32 : m->user;
 	e->source = m->source;
 	e->port = m->port;
 	e->starved = m->starved;
 	e->code = m->code;
 	e->slip = m->slip;
 	return !bpf_ringbuf_output(&xspin_events, e, sizeof(*e), 0);
+}
+
+/* Tells of a complete message, if there is room in the application's queue, or by force. */
+static __noinline int xspin_post_complete(struct xspin_message *m, __u32 slot, __u32 force)
+{
+	if (!xspin_setup.tell)
+		return 1;
+	if (!xspin_take_room(force))
+		return 0;
+	if (xspin_post(m, slot, XSPIN_COMPLETE))
+		return 1;
+	xspin_give_room();
+	return 0;
+}
+
+/*
+ * Writes the acknowledgement of a message's EOM to scratch, as a frame of XSPIN_FRAME bytes. It answers no frame:
+ * the addresses are those of the header segment.
+ */
+static __noinline int xspin_owe(const struct xspin_message *m, struct xspin_scratch *s)
+{
+	const __u32 words = xspin.nkey;
+	__u16 *o = (__u16 *)s->owed.frame;
+	const __u16 *ethernet = (const __u16 *)m->ethernet;
+	__u32 sum, id = bswap32(m->key[words && words <= 8 ? words - 1 : 0]), offset = bswap32(m->eom_offset);
+
+	for (int i = 0; i < 3; i++) {
+		o[i] = ethernet[3 + i];
+		o[3 + i] = ethernet[i];
+	}
+	o[6] = bswap16(0x0800);
+	o[7] = bswap16(0x4500);
+	o[8] = bswap16(28 + XSPIN_SLMP_HEADER);
+	o[9] = 0;
+	o[10] = bswap16(0x4000); /* don't fragment */
+	o[11] = bswap16(64 << 8 | 17);
+	o[12] = 0;
+	o[13] = m->dest;
+	o[14] = m->dest >> 16;
+	o[15] = m->source;
+	o[16] = m->source >> 16;
+	o[17] = m->dport;
+	o[18] = m->port;
+	o[19] = bswap16(8 + XSPIN_SLMP_HEADER);
+	o[20] = 0;
+	o[21] = bswap16(XSPIN_SLMP_ACK);
+	o[22] = id;
+	o[23] = id >> 16;
+	o[24] = offset;
+	o[25] = offset >> 16;
+	o[26] = o[27] = o[28] = o[29] = 0;
+	sum = bpf_csum_diff(0, 0, (void *)(o + 7), 20, 0);
+	o[12] = ~xspin_fold(xspin_fold(sum));
+	sum = xspin_fold(o[13] + o[14] + o[15] + o[16] + bswap16(17) + o[19]);
+	sum = bpf_csum_diff(0, 0, (void *)(o + 17), 20, sum);
+	sum = (__u16)~xspin_fold(xspin_fold(sum));
+	o[20] = sum ?: 0xffff;
+	s->owed.cause = XSPIN_OWED;
+	return 0;
 }
 
 /* Ends a message for which nothing runs any more: remembers it, and frees its slot. */
@@ -1356,9 +1480,11 @@ static __noinline int xspin_conclude(struct xspin_message *m, struct xspin_tally
 {
 	__u64 word = m->word;
 
-	if (!xspin_post(m, slot, XSPIN_COMPLETE)) {
+	if (!xspin_post_complete(m, slot, 0)) {
 		t->deferred++;
 		WRITE_ONCE(m->word, word >> 32 << 32 | XSPIN_DEFERRED);
+		/* Without room in the ring, user space finds it all the same, later. */
+		xspin_post(m, slot, XSPIN_WAITING);
 		return 0;
 	}
 	t->ended++;
@@ -1425,7 +1551,7 @@ int xspin_context(struct xdp_md *ctx)
 	struct xspin_message *m;
 	struct xspin_claims *b = 0;
 	__u64 at, word, extent, done, to, high = 0, start = 0, *found;
-	int code = XSPIN_SUCCESS, eom, hollow;
+	int code = XSPIN_SUCCESS, eom, hollow, both;
 
 	if (!cpu || !t || !s || !xspin_read(ctx, &her))
 		return XDP_PASS; /* as if no ruleset had matched */
@@ -1494,8 +1620,10 @@ int xspin_context(struct xdp_md *ctx)
 		if (old) {
 			__u64 when = READ_ONCE(*old);
 
-			/* It may be another message's already, one that has ended as well. */
+			/* It may be another message's already, one that has ended as well. A copy keeps it
+			 * known for longer. */
 			if (xspin_recent(when >> 1, xspin_setup.remember)) {
+				__sync_val_compare_and_swap(old, when, xspin_clock() << 1 | (when & 1));
 				if (when & 1) {
 					t->dropped[XSPIN_DEAD]++;
 					return XDP_DROP;
@@ -1523,6 +1651,15 @@ int xspin_context(struct xdp_md *ctx)
 			start = xspin_now();
 		m->source = s->reply.source;
 		m->port = s->reply.port;
+		if (xspin_setup.protocol == XSPIN_SLMP) {
+			const __u8 *p = (void *)(long)ctx->data;
+
+			if (p + XSPIN_SLMP_AT <= (__u8 *)(long)ctx->data_end) {
+				__builtin_memcpy(m->ethernet, p, sizeof(m->ethernet));
+				m->dest = *(__u32 *)(p + 30);
+				m->dport = *(__u16 *)(p + 36);
+			}
+		}
 		if (has & XSPIN_HAS_HEADER) {
 			t->headers++;
 			code = XSPIN_CALL(xspin_header);
@@ -1572,16 +1709,25 @@ known:
 		size = m->size;
 		goto answer;
 	}
-	size = m->size;
+	size = READ_ONCE(m->size);
+	if (!size && her.payload_len && (!eom || !her.offset)) {
+		/* The first segment was empty. The first with bytes says how long all are. */
+		if (her.offset % her.payload_len) {
+			t->dropped[XSPIN_OVERLAP]++;
+			return XDP_DROP;
+		}
+		size = __sync_val_compare_and_swap(&m->size, 0, her.payload_len);
+		if (!size)
+			size = her.payload_len;
+	}
 	if (size) {
 		k = her.offset / size;
 		if (k * size != her.offset || her.payload_len > size || (her.payload_len != size && !eom)) {
 			t->dropped[XSPIN_OVERLAP]++;
 			return XDP_DROP;
 		}
-	} else if (her.offset || her.payload_len) {
-		t->dropped[XSPIN_OVERLAP]++;
-		return XDP_DROP;
+	} else if (her.offset) {
+		goto late; /* EOM has overtaken all others: which bit is its own is not known yet */
 	}
 	if (k >> 5 >= xspin_setup.words) {
 		t->dropped[XSPIN_NO_MEMORY]++;
@@ -1696,14 +1842,28 @@ ours:
 		}
 	}
 conclude:
-	/* A late segment that completes a message is answered by EOM's answer: one packet can
-	 * have one. */
-	if (!eom && m->eom_flags & XSPIN_SLMP_SYN) {
+	/*
+	 * A late segment that completes a message wants two answers, its own and EOM's, and a packet can have
+	 * one: EOM's, which says all. Senders that count them get the other one from user space, when the
+	 * application has the event that is before it in the ring.
+	 */
+	both = !eom && m->eom_flags & XSPIN_SLMP_SYN;
+	if (both && s->reply.flags & XSPIN_SLMP_SYN && !(s->reply.flags & XSPIN_SLMP_CUMULATIVE) && xspin_setup.tell)
+		xspin_owe(m, s);
+	else if (both)
+		both = 2;
+	if (both == 2) {
 		s->reply.flags = m->eom_flags;
 		s->reply.offset = m->eom_offset;
 	}
 	open = 0;
 	processed = xspin_conclude(m, t, her.slot);
+	if (both == 1 && !processed)
+		processed = 1; /* its own: EOM waits for room */
+	else if (both == 1 && bpf_ringbuf_output(&xspin_events, &s->owed, sizeof(s->owed), 0)) {
+		s->reply.flags = XSPIN_SLMP_SYN;
+		s->reply.offset = bswap32(*(__u32 *)(s->owed.frame + XSPIN_SLMP_AT + 6));
+	}
 
 answer:
 	if (xspin_setup.protocol == XSPIN_SLMP && s->reply.flags & XSPIN_SLMP_SYN &&
@@ -1778,6 +1938,24 @@ int xspin_expire(struct xdp_md *ctx)
 	word = READ_ONCE(m->word);
 	if (word >> 32 != o.lap)
 		return 0;
+	if (o.cause == XSPIN_RESUME) {
+		if (!xspin_move(m, o.lap, XSPIN_DEFERRED, XSPIN_ENDING))
+			return 0;
+		if (!xspin_post_complete(m, o.slot, 1)) {
+			WRITE_ONCE(m->word, (__u64)o.lap << 32 | XSPIN_DEFERRED);
+			return 0;
+		}
+		/* Nothing that the sender sends is at hand: user space sends the answer that it waits for. */
+		code = 1;
+		if (xspin_setup.protocol == XSPIN_SLMP && m->eom_flags & XSPIN_SLMP_SYN) {
+			xspin_owe(m, s);
+			if (!bpf_xdp_store_bytes(ctx, 0, s->owed.frame, XSPIN_FRAME))
+				code = 2;
+		}
+		t->ended++;
+		xspin_end(m, t, o.slot, 0);
+		return code;
+	}
 	switch ((__u32)word) {
 	case XSPIN_STOPPED:
 		break;
@@ -1788,7 +1966,7 @@ int xspin_expire(struct xdp_md *ctx)
 		return 0;
 	}
 	if (o.cause == XSPIN_COMPLETE) { /* it was deferred for too long */
-		code = xspin_post(m, o.slot, XSPIN_COMPLETE);
+		code = xspin_post_complete(m, o.slot, 0);
 		if (code) {
 			t->ended++;
 		} else { /* nobody knows of it, so it must not be acknowledged */
