@@ -313,7 +313,7 @@ func TestKernelHandlersOfTheDocuments(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, calls, _ := strings.Cut(string(header), "--- what handlers ")
-		internal := regexp.MustCompile(`^xspin_(answerable|swap|csum_diff|window|window_frame|window_move|window_add|window_cas|log_line)$`)
+		internal := regexp.MustCompile(`^xspin_(answerable|forget|sum_frame|ipv4_right|swap|csum_diff|window|window_frame|window_move|window_add|window_cas|log_line)$`)
 		costs := map[string]string{} // the comments of functions
 		for _, m := range regexp.MustCompile(`(?m)^/\*((?:[^*]|\*[^/])*)\*/\n(?:static __always_inline [^(]*?|#define |XSPIN_API\([^,]*, )(xspin_\w+)[(,]`).FindAllStringSubmatch(calls, -1) {
 			costs[m[2]] = m[1]

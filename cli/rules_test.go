@@ -17,6 +17,7 @@ import (
 
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/netns/netnstest"
+	"github.com/xspin/xspin/packet"
 )
 
 // run runs `xspin rules` with arguments.
@@ -49,6 +50,8 @@ func udpFrame(dst uint16, payload ...byte) []byte {
 		0x45, 0, 0, byte(28 + len(payload)), 0, 0, 0x40, 0, 64, 17, 0, 0, 192, 0, 2, 1, 198, 51, 100, 2,
 		0x03, 0xe8, byte(dst >> 8), byte(dst), 0, byte(8 + len(payload)), 0, 0,
 	}
+	ip := packet.IPv4(f[packet.EthernetLen:])
+	ip.SetChecksum(ip.HeaderChecksum())
 	return append(f, payload...)
 }
 

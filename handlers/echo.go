@@ -27,9 +27,10 @@ func newEchoICMP(p Params) (*Set, error) {
 	}, nil
 }
 
-// echoICMP answers a ping: it swaps the addresses, sets type 0, and updates the checksum.
+// echoICMP answers a ping: it swaps the addresses, sets type 0, and computes the checksum.
 func echoICMP(h *hpu.HER) spin.Code {
-	if !h.Headers().ReplyICMPEcho() || h.Send() != nil {
+	var room [4][]byte
+	if !h.Headers().ReplyICMPEcho(h.Rest(room[:0])...) || h.Send() != nil {
 		return spin.Drop
 	}
 	return spin.Success
@@ -48,11 +49,12 @@ func newEchoUDP(p Params) (*Set, error) {
 	}, nil
 }
 
-// echoUDP answers a datagram: it swaps the addresses and ports, which leaves the UDP
-// checksum valid.
+// echoUDP answers a datagram: it swaps the addresses and ports, which leaves a UDP
+// checksum that is right as it is.
 func echoUDP(h *hpu.HER) spin.Code {
+	var room [4][]byte
 	hdr := h.Headers()
-	if !hdr.Hop() || !hdr.ReplyUDP() || h.Send() != nil {
+	if !hdr.Hop() || !hdr.ReplyUDP(h.Rest(room[:0])...) || h.Send() != nil {
 		return spin.Drop
 	}
 	return spin.Success

@@ -164,9 +164,8 @@ func TestEchoPartial(t *testing.T) {
 	}
 }
 
-// TestDamagedRequests flips each bit of requests, behind the MAC addresses. No handler may
-// send an answer that a receiver would take, unless it is the one to the whole request; a
-// wrong answer that the receiver refuses is as good as none.
+// TestDamagedRequests flips each bit of requests, behind the MAC addresses. No handler sends
+// an answer: Linux drops them all.
 func TestDamagedRequests(t *testing.T) {
 	udp := handlerstest.UDP(handlerstest.Peer(4000), handlerstest.Here(5000), []byte("a datagram of odd size"))
 	icmp := handlerstest.ICMPEcho(handlerstest.PeerAddr, handlerstest.HereAddr, 3, 4, []byte("a message of odd size"))
@@ -213,13 +212,87 @@ func TestDamagedRequests(t *testing.T) {
 			for bit := 8 * 12; bit < 8*tt.to; bit++ {
 				frame := bytes.Clone(tt.frame)
 				frame[bit/8] ^= 1 << (bit % 8)
-				for _, sent := range n.Packet(frame).Sent {
-					if h := packet.Parse(sent, len(sent)); h.Intact() && !bytes.Equal(sent, whole.Sent[0]) {
-						t.Errorf("bit %d of byte %d flipped: the answer has right checksums and wrong bytes\n% x", bit%8, bit/8, sent)
-					}
+				if sent := n.Packet(frame).Sent; len(sent) > 0 {
+					t.Errorf("bit %d of byte %d flipped: it is answered\n% x", bit%8, bit/8, sent[0])
 				}
 			}
 		})
+	}
+}
+
+// TestEchoHops looks at how many hops answers have to live.
+func TestEchoHops(t *testing.T) {
+	for _, tt := range []struct {
+		name     string
+		icmp     bool
+		ttl, has uint8 // has 0: there is no answer
+	}{
+		{"a ping that has come by its last hop", true, 1, 64},
+		{"a ping with none", true, 0, 64},
+		{"a ping as Linux sends it", true, 64, 64},
+		{"a ping with most", true, 255, 64},
+		{"a datagram that has come by its last hop, which may be another echo's answer", false, 1, 0},
+		{"a datagram with two", false, 2, 1},
+		{"a datagram as Linux sends it", false, 64, 63},
+	} {
+		for _, set := range []string{"echo", "echo-host"} {
+			t.Run(tt.name+", "+set, func(t *testing.T) {
+				frame, proto := handlerstest.UDP(handlerstest.Peer(4000), handlerstest.Here(7), []byte("hops")), "udp"
+				if tt.icmp {
+					frame, proto = handlerstest.ICMPEcho(handlerstest.PeerAddr, handlerstest.HereAddr, 3, 4, []byte("hops")), "icmp"
+				}
+				ip := packet.IPv4(frame[packet.EthernetLen:])
+				ip.SetTTL(tt.ttl)
+				ip.SetChecksum(ip.HeaderChecksum())
+				name, params := "echo-"+proto, handlers.Params(nil)
+				if set == "echo-host" {
+					name, params = set, handlers.Params{"proto": proto}
+				}
+				n := start(t, name, params, nil)
+				if set == "echo-host" {
+					n.Answer(func(r handlerstest.Request) handlerstest.Answer {
+						sum, _ := handlers.EchoSum(nil, r.Payload)
+						return handlerstest.Answer{Payload: sum}
+					})
+				}
+				out := n.Packet(frame)
+				if tt.has == 0 {
+					if len(out.Sent) != 0 {
+						t.Errorf("answered by % x", out.Sent[0])
+					}
+					return
+				}
+				if len(out.Sent) != 1 {
+					t.Fatalf("no answer: %+v", out)
+				}
+				if h := checked(t, out.Sent[0]); h.IPv4.TTL() != tt.has || !h.IPv4.ChecksumValid() {
+					t.Errorf("%d hops, want %d; the header's checksum is right: %v", h.IPv4.TTL(), tt.has, h.IPv4.ChecksumValid())
+				}
+			})
+		}
+	}
+}
+
+// TestEchoBuffers echoes packets that are not in one piece.
+func TestEchoBuffers(t *testing.T) {
+	text := bytes.Repeat([]byte("in pieces "), 30)
+	for set, frame := range map[string][]byte{
+		"echo-udp":  handlerstest.UDP(handlerstest.Peer(4000), handlerstest.Here(7), text),
+		"echo-icmp": handlerstest.ICMPEcho(handlerstest.PeerAddr, handlerstest.HereAddr, 3, 4, text),
+	} {
+		n := start(t, set, nil, func(c *handlerstest.Config) { c.Buffer = 100 })
+		damaged := bytes.Clone(frame)
+		damaged[len(damaged)-1] ^= 1
+		if out := n.Packet(damaged); len(out.Sent) != 0 {
+			t.Errorf("%s: answers what is damaged in its last buffer", set)
+		}
+		out := n.Packet(frame)
+		if len(out.Sent) != 1 {
+			t.Fatalf("%s: no answer: %+v", set, out)
+		}
+		if h := checked(t, out.Sent[0]); !bytes.Equal(out.Sent[0][h.Payload:], text) {
+			t.Errorf("%s: the payload has changed", set)
+		}
 	}
 }
 

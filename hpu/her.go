@@ -105,6 +105,16 @@ func (h *HER) Segment(i int) []byte {
 	return h.r.pool.cfg.Memory.Bytes(h.segs[i].Addr, int(h.segs[i].Len))
 }
 
+// Rest appends the packet's buffers after the first to room, for functions of package packet
+// that need all of its bytes, such as [packet.Headers.ReplyUDP]. Room for 4 is enough for
+// frames of up to 14 KiB, so that nothing is allocated.
+func (h *HER) Rest(room [][]byte) [][]byte {
+	for i := 1; i < len(h.segs); i++ {
+		room = append(room, h.Segment(i))
+	}
+	return room
+}
+
 // CopyTo copies the packet's bytes from offset off into dst and returns how
 // many there were.
 func (h *HER) CopyTo(dst []byte, off int) int {
@@ -273,11 +283,8 @@ func (h *HER) completeChecksum() {
 	hdr := packet.Parse(h.head, h.size) // the handler may have changed lengths
 	switch {
 	case hdr.UDPChecksumPartial():
-		rest := make([][]byte, 0, 1)
-		for i := 1; i < len(h.segs); i++ {
-			rest = append(rest, h.Segment(i))
-		}
-		sum, _ := hdr.UDPChecksum(rest...) // 0, for none, if part of it is missing
+		var room [1][]byte
+		sum, _ := hdr.UDPChecksum(h.Rest(room[:0])...) // 0, for none, if part of it is missing
 		hdr.UDP.SetChecksum(sum)
 	case hdr.TCP != nil && hdr.Contiguous(): // as all are that the stack can take
 		var c packet.Checksum

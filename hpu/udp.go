@@ -100,11 +100,7 @@ var ErrReply = errors.New("no intact datagram from a host that can be answered")
 func (h *HER) Reply(n int) ([]byte, error) {
 	hdr := h.Headers()
 	var room [chainSize][]byte
-	rest := room[:0]
-	for i := 1; i < len(h.segs); i++ {
-		rest = append(rest, h.Segment(i))
-	}
-	if hdr.UDP == nil || !hdr.Answerable() || !hdr.Intact(rest...) || hdr.IPv4.TTL() <= 1 {
+	if hdr.UDP == nil || !hdr.Answerable() || !hdr.Intact(h.Rest(room[:0])...) || hdr.IPv4.TTL() <= 1 {
 		return nil, ErrReply
 	}
 	hop := spin.Hop{MTU: h.r.pool.cfg.frameRoom() - packet.EthernetLen}

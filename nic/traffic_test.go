@@ -29,10 +29,7 @@ import (
 // echoAll is echo for packets of several buffers. Counter 0 gets the buffers.
 func echoAll(h *hpu.HER) spin.Code {
 	h.Count(0, uint64(h.Segments()))
-	var rest [][]byte
-	for i := 1; i < h.Segments(); i++ {
-		rest = append(rest, h.Segment(i))
-	}
+	rest := h.Rest(nil)
 	hdr := h.Headers()
 	ok := hdr.ICMP != nil && hdr.ReplyICMPEcho(rest...) || hdr.UDP != nil && hdr.ReplyUDP(rest...)
 	if !ok || h.Send() != nil {

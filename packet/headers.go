@@ -157,22 +157,28 @@ func (h *Headers) UDPChecksumPartial() bool {
 }
 
 // ReplyUDP turns the frame into a reply with the same payload: it exchanges
-// the MAC addresses, IPv4 addresses and ports. The checksum is right
-// afterwards if it was before or was partial: a complete one stays, as does 0
-// for none; a partial one is completed if the datagram lies in head and rest,
+// the MAC addresses, IPv4 addresses and ports. A complete checksum stays, and so
+// does 0 for none; a partial one is completed if the datagram lies in head and rest,
 // else set to 0. rest is as for [Headers.UDPChecksum]. IPv4 options, ID and TTL
-// are kept.
+// are kept: see [Headers.Hop].
 //
-// It reports false, and changes nothing, if there is no UDP or if an address
-// is one that cannot be answered or answered from: broadcast, multicast or, as
-// source, 0.0.0.0/8, 127.0.0.0/8 and the destination itself.
+// It reports false, and changes nothing, if there is no UDP; if a checksum is wrong,
+// as Linux drops such a datagram; if part of one that has a complete checksum is missing
+// from head and rest; or if an address is one that cannot be answered or answered from:
+// broadcast, multicast or, as source, 0.0.0.0/8, 127.0.0.0/8 and the destination itself.
 func (h *Headers) ReplyUDP(rest ...[]byte) bool {
-	if h.UDP == nil || !h.Answerable() {
+	if h.UDP == nil || !h.Answerable() || !h.IPv4.ChecksumValid() {
 		return false
 	}
-	if h.UDPChecksumPartial() {
-		c, _ := h.UDPChecksum(rest...) // 0 if part of it is missing
-		h.UDP.SetChecksum(c)
+	if have := h.UDP.Checksum(); have != 0 {
+		want, whole := h.UDPChecksum(rest...) // 0 if part of it is missing
+		switch {
+		case whole && have == want:
+		case h.UDPChecksumPartial():
+			h.UDP.SetChecksum(want)
+		default:
+			return false
+		}
 	}
 	h.Ethernet.Swap()
 	h.IPv4.SwapAddrs()
@@ -181,17 +187,17 @@ func (h *Headers) ReplyUDP(rest ...[]byte) bool {
 }
 
 // ReplyICMPEcho turns an echo request into its reply: it exchanges the MAC and
-// IPv4 addresses, sets the type and computes the checksum over the whole
-// message. rest is as for [Headers.UDPChecksum]. IPv4 options, ID and TTL are
-// kept.
+// IPv4 addresses, sets the type, computes the checksum over the whole message, and
+// gives the reply 64 hops to live, as Linux does, however few the request had left.
+// rest is as for [Headers.UDPChecksum]. IPv4 options and ID are kept.
 //
 // It reports false, and changes nothing, if this is no echo request, if part of
-// it is missing from head and rest, if its checksum is wrong (a reply would
+// it is missing from head and rest, if a checksum is wrong (a reply would
 // vouch for damaged data; the same pass over the payload tells), or if an
 // address cannot be answered, as for [Headers.ReplyUDP].
 func (h *Headers) ReplyICMPEcho(rest ...[]byte) bool {
 	m := h.ICMP
-	if m == nil || m.Type() != ICMPEchoRequest || m.Code() != 0 || !h.Answerable() {
+	if m == nil || m.Type() != ICMPEchoRequest || m.Code() != 0 || !h.Answerable() || !h.IPv4.ChecksumValid() {
 		return false
 	}
 	// Type and code of the reply are 0 and add nothing to its sum.
@@ -209,8 +215,12 @@ func (h *Headers) ReplyICMPEcho(rest ...[]byte) bool {
 	m.SetChecksum(reply.Value())
 	h.Ethernet.Swap()
 	h.IPv4.SwapAddrs()
+	h.IPv4.live(replyTTL)
 	return true
 }
+
+// replyTTL is how many hops the reply to an echo request has, as ip_default_ttl of Linux.
+const replyTTL = 64
 
 // Intact says whether no checksum refutes the packet: that of the IPv4 header, and that of
 // the UDP datagram or ICMP message. UDP may have none, or a partial one, which Linux
@@ -247,6 +257,7 @@ func (h *Headers) Turn(rest ...[]byte) bool {
 	if echo {
 		h.ICMP.SetType(ICMPEchoReply)
 		h.ICMP.SetChecksum(0)
+		h.IPv4.live(replyTTL)
 	} else {
 		h.UDP.SetChecksum(0)
 		h.UDP.SwapPorts()

@@ -513,12 +513,20 @@ func partial(frame []byte) {
 	binary.BigEndian.PutUint16(frame[40:], naive(append(b, 0, 17, frame[38], frame[39])))
 }
 
+// resum has the checksum of a frame's IPv4 header right.
+func resum(frame []byte) []byte {
+	p := IPv4(frame[EthernetLen:])
+	p.SetChecksum(p.HeaderChecksum())
+	return frame
+}
+
 func TestReplyUDP(t *testing.T) {
 	const (
 		complete = iota
 		none
 		isPartial
 		wrong
+		wrongHeader
 	)
 	for _, c := range []struct {
 		name     string
@@ -526,16 +534,18 @@ func TestReplyUDP(t *testing.T) {
 		split    int // length of the first buffer, 0 for all
 		lost     bool
 		zero     bool // expected: none
-		right    bool // expected
+		right    bool // expected; with neither: no reply
 	}{
 		{"a complete checksum is kept", complete, 0, false, false, true},
 		{"a complete checksum is kept across buffers", complete, 50, false, false, true},
-		{"a complete checksum is kept when the rest is not given", complete, 50, true, false, true},
+		{"a complete checksum cannot be verified when the rest is not given", complete, 50, true, false, false},
 		{"no checksum stays none", none, 0, false, true, false},
+		{"no checksum stays none when the rest is not given", none, 43, true, true, false},
 		{"a partial checksum is completed", isPartial, 0, false, false, true},
 		{"a partial checksum is completed across buffers", isPartial, 43, false, false, true},
 		{"a partial checksum is removed when the rest is not given", isPartial, 43, true, true, false},
-		{"a wrong checksum stays wrong", wrong, 0, false, false, false},
+		{"a wrong checksum has no reply", wrong, 0, false, false, false},
+		{"a wrong checksum of the IPv4 header has no reply", wrongHeader, 0, false, false, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			for _, payload := range []string{"", "payload", "payloads", "\x00"} {
@@ -547,12 +557,15 @@ func TestReplyUDP(t *testing.T) {
 					partial(frame)
 				case wrong:
 					frame[41] ^= 0x55
+				case wrongHeader:
+					frame[24] ^= 0x55
 				}
 				if c.split > 0 && c.split >= len(frame) {
 					continue
 				}
 				flen := len(frame)
 				frame = append(frame, "padding"...) // of the last buffer
+				before := slices.Clone(frame)
 				head, rest := frame, [][]byte(nil)
 				if c.split > 0 {
 					head, rest = frame[:c.split], [][]byte{frame[c.split : c.split+1], frame[c.split+1:]}
@@ -564,11 +577,16 @@ func TestReplyUDP(t *testing.T) {
 				if got := h.UDPChecksumPartial(); got != (c.checksum == isPartial) {
 					t.Errorf("payload %q: partial is %v", payload, got)
 				}
-				if got, want := h.UDPChecksumValid(rest...), c.checksum == none || c.checksum == complete && !c.lost; got != want {
+				if got, want := h.UDPChecksumValid(rest...), c.checksum == none || (c.checksum == complete || c.checksum == wrongHeader) && !c.lost; got != want {
 					t.Errorf("payload %q: valid is %v, want %v", payload, got, want)
 				}
-				if !h.ReplyUDP(rest...) {
-					t.Fatalf("payload %q: no reply", payload)
+				if got, want := h.ReplyUDP(rest...), c.zero || c.right; got != want {
+					t.Fatalf("payload %q: reply %v, want %v", payload, got, want)
+				} else if !got {
+					if !bytes.Equal(frame, before) {
+						t.Errorf("payload %q: the frame was changed", payload)
+					}
+					continue
 				}
 				udp := decodeReply(t, frame).TransportLayer().(*layers.UDP)
 				if udp.SrcPort != 9330 || udp.DstPort != 4000 || string(udp.Payload) != payload {
@@ -631,6 +649,9 @@ func TestReplyICMPEcho(t *testing.T) {
 		{"a request over several buffers is answered", 51, false, nil, true},
 		{"part of the message missing", 51, true, nil, false},
 		{"a damaged request", 0, false, func(f []byte) { f[45] ^= 1 }, false},
+		{"a damaged IPv4 header", 0, false, func(f []byte) { f[18] ^= 1 }, false},
+		{"the last hop is no hindrance", 0, false, func(f []byte) { resum(poke(f, 22, 1)) }, true},
+		{"as many hops as can be", 0, false, func(f []byte) { resum(poke(f, 22, 255)) }, true},
 		{"an echo reply", 0, false, func(f []byte) { f[34] = 0; f[36] += 8 }, false},
 		{"an echo request with a code", 0, false, func(f []byte) { f[35] = 1; f[37]-- }, false},
 		{"a first fragment", 0, false, func(f []byte) { f[20] = 0x20 }, false},
@@ -661,7 +682,11 @@ func TestReplyICMPEcho(t *testing.T) {
 					}
 					continue
 				}
-				icmp := decodeReply(t, frame).Layer(layers.LayerTypeICMPv4).(*layers.ICMPv4)
+				reply := decodeReply(t, frame)
+				if ip := reply.NetworkLayer().(*layers.IPv4); ip.TTL != 64 || !h.IPv4.ChecksumValid() {
+					t.Errorf("%d bytes: %d hops, want 64; checksum right %v", len(payload), ip.TTL, h.IPv4.ChecksumValid())
+				}
+				icmp := reply.Layer(layers.LayerTypeICMPv4).(*layers.ICMPv4)
 				if icmp.TypeCode != 0 || icmp.Id != 77 || icmp.Seq != 3 || !bytes.Equal(icmp.Payload, payload) {
 					t.Errorf("%d bytes: reply %+v", len(payload), icmp)
 				}
@@ -697,6 +722,11 @@ func TestRepliesAreRefusedWhereTheyMustNotGo(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			for _, proto := range []uint8{ProtocolUDP, ProtocolICMP} {
 				frame := poke(build(t, spec{proto: proto}), c.off, c.v...)
+				resum(frame)
+				if h := Parse(frame, len(frame)); h.UDP != nil {
+					c, _ := h.UDPChecksum()
+					h.UDP.SetChecksum(c)
+				}
 				before := slices.Clone(frame)
 				h := Parse(frame, len(frame))
 				got := h.ReplyICMPEcho()
@@ -724,13 +754,20 @@ func TestRepliesAreRefusedWhereTheyMustNotGo(t *testing.T) {
 
 func TestNothingAllocates(t *testing.T) {
 	udp := build(t, spec{proto: ProtocolUDP, payload: make([]byte, 1416)})
+	complete := slices.Clone(udp)
 	icmp := build(t, spec{proto: ProtocolICMP, payload: make([]byte, 1416)})
 	var sink uint16
 	for name, f := range map[string]func(){
 		"ReplyUDP": func() {
-			partial := Parse(udp, len(udp))
-			partial.UDP.SetChecksum(partial.IPv4.Checksum())
-			if !partial.ReplyUDP() {
+			h := Parse(udp, len(udp))
+			h.UDP.SetChecksum(h.pseudo().Folded())
+			if !h.ReplyUDP() {
+				t.Error("no reply")
+			}
+		},
+		"ReplyUDP with a complete checksum over buffers": func() {
+			h := Parse(complete[:101], len(complete))
+			if !h.ReplyUDP(complete[101:]) {
 				t.Error("no reply")
 			}
 		},
@@ -820,9 +857,15 @@ func FuzzParse(f *testing.F) {
 			h.IPv4.SwapAddrs()
 			h.ICMP.SetType(ICMPEchoRequest)
 			h.ICMP.SetChecksum(ICMP(before[h.Transport:]).Checksum())
+			if h.IPv4.TTL() != 64 || !h.IPv4.ChecksumValid() {
+				t.Errorf("the reply has %d hops, the checksum of its header is right: %v", h.IPv4.TTL(), h.IPv4.ChecksumValid())
+			}
+			was := IPv4(before[EthernetLen:])
+			h.IPv4.SetTTL(was.TTL())
+			h.IPv4.SetChecksum(was.Checksum())
 		}
 		if !bytes.Equal(head, before) {
-			t.Error("a reply changed more than addresses, ports, type and checksum")
+			t.Error("a reply changed more than addresses, ports, type, hops and checksum")
 		}
 	})
 }

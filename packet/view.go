@@ -119,10 +119,15 @@ func (p IPv4) Hop() bool {
 	if p[8] <= 1 {
 		return false
 	}
-	before := be.Uint16(p[8:10])
-	p[8]--
-	p.SetChecksum(UpdateChecksum16(p.Checksum(), before, be.Uint16(p[8:10])))
+	p.live(p[8] - 1)
 	return true
+}
+
+// live sets the number of hops left, and keeps the checksum as right or wrong as it is.
+func (p IPv4) live(ttl uint8) {
+	before := be.Uint16(p[8:10])
+	p[8] = ttl
+	p.SetChecksum(UpdateChecksum16(p.Checksum(), before, be.Uint16(p[8:10])))
 }
 
 // Protocol is the protocol of the payload, such as [ProtocolUDP].

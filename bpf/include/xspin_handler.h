@@ -317,34 +317,126 @@ static __always_inline void xspin_swap(__u8 *frame, __u8 *ip)
 	whole = address[0], address[0] = address[1], address[1] = whole;
 }
 
+/* Has the verifier forget what it knows of a number. So it looks once at what comes after a
+ * loop, whichever time the loop was left. */
+#define xspin_forget(x, any) asm volatile("%0 ^= %1\n%0 ^= %1" : "+&r"(x) : "r"(any))
+
+/*
+ * The Internet checksum, not inverted, of n bytes of the frame from `off` on, which is even, and
+ * of what sum has; never 0 unless all of it is. -1 if the frame does not have them in one piece, or
+ * they are more than XSPIN_SUMMED. 512 at a time: Linux 6.12 takes no more.
+ */
+enum { XSPIN_SUMMED = 16384 };
+
+static __always_inline long xspin_sum_frame(struct xdp_md *ctx, __u64 off, __u64 n, __u32 sum)
+{
+	const __u8 *end = (void *)(long)ctx->data_end, *p;
+	const __u64 any = n;
+
+#define XSPIN_SUM_PIECE(len, add)                       \
+	do {                                            \
+		p = (void *)(long)ctx->data + off;      \
+		if (p + (len) > end)                    \
+			return -1;                      \
+		add;                                    \
+		off += (len);                           \
+		xspin_forget(off, any);                 \
+		off &= 2 * XSPIN_SUMMED - 1;            \
+	} while (0)
+
+	xspin_forget(n, any);
+	n &= 0xffff;
+	xspin_forget(off, any);
+	off &= 2 * XSPIN_SUMMED - 1;
+	for (int i = 0; n >= 512; i++) {
+		if (i == XSPIN_SUMMED / 512)
+			return -1;
+		XSPIN_SUM_PIECE(512, sum = bpf_csum_diff(0, 0, (void *)p, 512, sum));
+		n -= 512;
+	}
+	/* What is left, in powers of two. */
+#define XSPIN_SUM_REST(len) \
+	if (n & (len))      \
+	XSPIN_SUM_PIECE(len, sum = bpf_csum_diff(0, 0, (void *)p, len, sum))
+	XSPIN_SUM_REST(256);
+	XSPIN_SUM_REST(128);
+	XSPIN_SUM_REST(64);
+	XSPIN_SUM_REST(32);
+	XSPIN_SUM_REST(16);
+	XSPIN_SUM_REST(8);
+	XSPIN_SUM_REST(4);
+	sum = xspin_fold(sum);
+	if (n & 2)
+		XSPIN_SUM_PIECE(2, sum += *(__u16 *)p);
+	if (n & 1)
+		XSPIN_SUM_PIECE(1, sum += *p);
+	return xspin_fold(sum);
+#undef XSPIN_SUM_REST
+#undef XSPIN_SUM_PIECE
+}
+
+/* Whether the checksum of the IPv4 header is right, which begins at frame + 14; its first 20
+ * bytes are there, and xspin_headers() has found the rest. */
+static __always_inline int xspin_ipv4_right(const __u8 *frame, const __u8 *end)
+{
+	const __u32 *word = (void *)(frame + 14);
+	const __u64 len = (frame[14] & 15) * 4;
+	__u64 sum = (__u64)word[0] + word[1] + word[2] + word[3] + word[4], off = 14 + 20;
+
+	for (int i = 0; i < 10 && off < 14 + len; i++) { /* options */
+		const __u8 *p;
+
+		xspin_forget(off, len);
+		off &= 127;
+		p = frame + off;
+		if (p + 4 > end)
+			return 0;
+		sum += *(__u32 *)p;
+		off += 4;
+	}
+	sum = (sum >> 32) + (__u32)sum;
+	sum = (sum >> 16) + (__u16)sum; /* of up to 18 bits */
+	return xspin_fold(sum) == 0xffff;
+}
+
 /*
  * Turns a datagram round, into the answer with the same payload: MAC addresses, IPv4
  * addresses and ports change places, and the answer lives one hop less. The checksum
- * stays right; that of a local sender, who leaves it to his device, becomes 0 for none.
+ * stays; that of a local sender, who leaves it to his device, is completed.
  *
- * Returns 0, and changes nothing, if there is no UDP, if an address cannot be answered,
- * if no hop is left, or if both ports are the same: anybody could forge a datagram that
- * has two echoes answer each other without end. 7 ns, whatever its length.
+ * Returns 0, and changes nothing, if there is no UDP, if a checksum says that the datagram is
+ * damaged, if an address cannot be answered, if no hop is left, or if both ports are the same:
+ * anybody could forge a datagram that has two echoes answer each other without end. 26 ns for
+ * 64 bytes, 55 ns for 1400; 9 ns without a UDP checksum.
  */
 static __always_inline int xspin_reply_udp(struct xdp_md *ctx, const struct xspin_her *her)
 {
 	__u8 *frame = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end, *ip = frame + 14;
 	struct xspin_headers h;
 	__u16 *udp, port, hop;
-	__u32 sum;
 
 	xspin_headers(ctx, her, &h);
-	if (!h.udp || ip + 20 > end || !xspin_answerable(frame, ip))
+	if (!h.udp || ip + 20 > end || !xspin_answerable(frame, ip) || !xspin_ipv4_right(frame, end))
 		return 0;
 	udp = (__u16 *)(frame + (h.udp & 127));
 	if ((void *)(udp + 4) > (void *)end || udp[0] == udp[1] || ip[8] <= 1)
 		return 0;
 
-	/* A partial checksum is the sum of the pseudo-header, not inverted. */
-	sum = *(__u16 *)(ip + 12) + *(__u16 *)(ip + 14) + *(__u16 *)(ip + 16) + *(__u16 *)(ip + 18);
-	sum += bswap16(17) + udp[2];
-	if (udp[3] == xspin_fold(sum))
-		udp[3] = 0;
+	if (udp[3]) { /* 0: none */
+		__u32 pseudo = *(__u16 *)(ip + 12) + *(__u16 *)(ip + 14) + *(__u16 *)(ip + 16) +
+			       *(__u16 *)(ip + 18) + bswap16(17) + udp[2];
+		long sum = xspin_sum_frame(ctx, h.udp, h.payload_len + 8, pseudo);
+		__u16 want;
+
+		if (sum < 0)
+			return 0;
+		want = ~xspin_fold(sum + (__u16)~udp[3]);
+		want = want ?: 0xffff;
+		/* A partial checksum is the sum of the pseudo-header, not inverted. */
+		if (udp[3] != want && udp[3] != xspin_fold(pseudo))
+			return 0;
+		udp[3] = want;
+	}
 	hop = *(__u16 *)(ip + 8);
 	ip[8]--;
 	*(__u16 *)(ip + 10) = xspin_update(*(__u16 *)(ip + 10), hop, *(__u16 *)(ip + 8));
@@ -354,28 +446,33 @@ static __always_inline int xspin_reply_udp(struct xdp_md *ctx, const struct xspi
 }
 
 /*
- * Turns an echo request round, into its reply: MAC and IPv4 addresses change places, and
- * so does the type. The checksum is updated, not computed: the payload is not read, and
- * what was damaged stays damaged. Returns 0, and changes nothing, if there is no echo
- * request or if an address cannot be answered. 4 ns, whatever its length.
+ * Turns an echo request round, into its reply: MAC and IPv4 addresses change places, so does
+ * the type, and the reply has 64 hops to live, as Linux would give it. Returns 0, and changes
+ * nothing, if there is no echo request, if a checksum says that it is damaged, or if an address
+ * cannot be answered. 26 ns for 64 bytes, 55 ns for 1400.
  */
 static __always_inline int xspin_reply_icmp_echo(struct xdp_md *ctx, const struct xspin_her *her)
 {
 	__u8 *frame = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end, *ip = frame + 14;
 	struct xspin_headers h;
-	__u16 *icmp, sum;
+	__u16 *icmp, hop;
+	long sum;
 
 	xspin_headers(ctx, her, &h);
-	if (!h.icmp || ip + 20 > end || !xspin_answerable(frame, ip))
+	if (!h.icmp || ip + 20 > end || !xspin_answerable(frame, ip) || !xspin_ipv4_right(frame, end))
 		return 0;
 	icmp = (__u16 *)(frame + (h.icmp & 127));
 	if ((void *)(icmp + 4) > (void *)end || icmp[0] != bswap16(0x0800))
 		return 0;
-	sum = xspin_update(icmp[1], icmp[0], 0);
+	/* Of what is behind type, code and checksum: it is the reply's sum, too. */
+	sum = xspin_sum_frame(ctx, h.icmp + 4, h.payload_len + 4, 0);
+	if (sum < 0 || xspin_fold(sum + icmp[0] + icmp[1]) != 0xffff)
+		return 0;
 	icmp[0] = 0;
-	/* The same number in ones' complement, and the only one of the two that is right
-	 * for a message of zeros. */
-	icmp[1] = sum ?: 0xffff;
+	icmp[1] = ~sum;
+	hop = *(__u16 *)(ip + 8);
+	ip[8] = 64;
+	*(__u16 *)(ip + 10) = xspin_update(*(__u16 *)(ip + 10), hop, *(__u16 *)(ip + 8));
 	xspin_swap(frame, ip);
 	return 1;
 }

@@ -18,7 +18,8 @@ import (
 // echoICMP answers a ping: it swaps the addresses, sets type 0, and computes the
 // checksum over the whole payload, as FPsPIN's handler does.
 func echoICMP(h *hpu.HER) spin.Code {
-	if !h.Headers().ReplyICMPEcho() || h.Send() != nil {
+	var room [4][]byte
+	if !h.Headers().ReplyICMPEcho(h.Rest(room[:0])...) || h.Send() != nil {
 		return spin.Drop
 	}
 	return spin.Success
@@ -27,7 +28,8 @@ func echoICMP(h *hpu.HER) spin.Code {
 // echoUDP answers a datagram: it swaps the addresses and ports, which leaves the
 // checksum valid.
 func echoUDP(h *hpu.HER) spin.Code {
-	if hdr := h.Headers(); !hdr.Hop() || !hdr.ReplyUDP() || h.Send() != nil {
+	var room [4][]byte
+	if hdr := h.Headers(); !hdr.Hop() || !hdr.ReplyUDP(h.Rest(room[:0])...) || h.Send() != nil {
 		return spin.Drop
 	}
 	return spin.Success
