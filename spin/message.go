@@ -76,6 +76,19 @@ type Result struct {
 	Time int64
 }
 
+// Lack says what is missing of a message that is not complete, whose first bytes, length of them,
+// are known. An event does not tell whether the end has come: if nothing before it is
+// missing, either it has not, or the application was told too late.
+func Lack(missing, length uint64) string {
+	switch {
+	case missing > 0:
+		return fmt.Sprintf("%d of its first %d bytes are missing", missing, length)
+	case length > 0:
+		return fmt.Sprintf("its first %d bytes are there, but its end has not come, or found no room to be told", length)
+	}
+	return "its end has not come, or found no room to be told"
+}
+
 // A MessageEvent tells the application that a message has ended, or failed.
 type MessageEvent struct {
 	Result

@@ -353,7 +353,7 @@ func (w *window) judge(e *hostq.Event) (known bool, err error) {
 	}
 	switch {
 	case spin.Cause(e.Cause) != spin.Complete:
-		return false, fmt.Errorf("message %d: %v: %d of %d bytes are missing", e.Number, spin.Cause(e.Cause), e.Missing, e.Length)
+		return false, fmt.Errorf("message %d: %v: %s", e.Number, spin.Cause(e.Cause), spin.Lack(e.Missing, e.Length))
 	case e.User >= uint64(w.Parallel):
 		return false, fmt.Errorf("event of a message in place %d: want a place below %d", e.User, w.Parallel)
 	case e.Length != uint64(w.size):

@@ -304,7 +304,7 @@ func (a *application) take(e *hostq.Event) error {
 	case e.Kind == hostq.MessageFailed:
 		in.fail(errors.New(strings.TrimSpace(e.Text)))
 	case spin.Cause(e.Cause) != spin.Complete:
-		in.fail(fmt.Errorf("%v: %d of %d bytes are missing", spin.Cause(e.Cause), e.Missing, e.Length))
+		in.fail(fmt.Errorf("%v: %s", spin.Cause(e.Cause), spin.Lack(e.Missing, e.Length)))
 	default:
 		_, err := in.WriteAt(a.memory[int64(e.User)*a.Size:][:e.Length], 0)
 		if err == nil {

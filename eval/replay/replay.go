@@ -411,7 +411,7 @@ func (f *feed) Post(e *spin.MessageEvent) bool {
 
 // fault notes the first message that is not complete.
 func fault(e *spin.MessageEvent, to *atomic.Pointer[error]) {
-	err := fmt.Errorf("message %d: %v, %d of %d bytes missing", e.Number, e.Cause, e.Missing, e.Length)
+	err := fmt.Errorf("message %d: %v: %s", e.Number, e.Cause, spin.Lack(e.Missing, e.Length))
 	if e.Err != nil {
 		err = fmt.Errorf("%w: %w", err, e.Err)
 	}
