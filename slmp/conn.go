@@ -23,7 +23,8 @@ import (
 
 var (
 	// ErrRefused is returned, wrapped, when the peer's host answers that no
-	// program receives on the port.
+	// program receives on the port. That is Linux, to which a NIC leaves what it has
+	// no context for, and what is too long for handlers in eBPF.
 	ErrRefused = errors.New("nobody listens")
 	// ErrPathMTU is returned, wrapped, by messages under way whose segments no
 	// longer fit the path. Sent again they go in smaller ones.

@@ -417,7 +417,7 @@ func (c *Conn) judge(errno unix.Errno) bool {
 		if c.refused < refusedLimit && c.sender.Stats().Acks > 0 {
 			return false
 		}
-		c.endAll(fmt.Errorf("%w on UDP port %d of %s: %w", ErrRefused, c.sock.remote.Port(), c.sock.remote.Addr(), errno))
+		c.endAll(fmt.Errorf("%w on UDP port %d of %s: %w: %s", ErrRefused, c.sock.remote.Port(), c.sock.remote.Addr(), errno, c.refusal()))
 	case unix.EMSGSIZE, unix.EINVAL:
 		return c.shrink(errno)
 	case unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EHOSTDOWN, unix.ENETDOWN, unix.EPROTO, unix.EPERM:
@@ -431,6 +431,20 @@ func (c *Conn) judge(errno unix.Errno) bool {
 		c.endAll(fmt.Errorf("UDP socket: %w", errno))
 	}
 	return true
+}
+
+// pageFrame is about how many bytes of a frame a driver puts into one buffer, a page with
+// what Linux keeps in it. Handlers in eBPF get no longer ones.
+const pageFrame = 3520
+
+// refusal says what it may mean that nobody listens.
+func (c *Conn) refusal() string {
+	s := "check port and address, and that a receiver runs there"
+	const headers = 14 + 20 + 8 + HeaderLen // of IPv4: handlers in eBPF take no other
+	if frame := c.payload + headers; frame > pageFrame && c.sock.remote.Addr().Unmap().Is4() {
+		s += fmt.Sprintf(". If one does, its NIC has left the segments to Linux: their frames have %d bytes, and handlers in eBPF get those of up to some %d. Send segments with a payload of at most %d, or lower the MTU", frame, pageFrame, pageFrame-headers)
+	}
+	return s
 }
 
 func (c *Conn) isOpen(id uint32) bool { return c.sender.messages[id] != nil }

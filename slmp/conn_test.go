@@ -685,6 +685,33 @@ func TestConnNobodyListens(t *testing.T) {
 	}
 }
 
+// A receiver with handlers in eBPF leaves long frames to Linux, which says that nobody listens.
+func TestConnNobodyListensToLongSegments(t *testing.T) {
+	const headers = 52
+	for _, tt := range []struct {
+		host    string
+		payload int
+		long    bool
+	}{
+		{"127.0.0.1", pageFrame - headers, false},
+		{"127.0.0.1", pageFrame - headers + 1, true},
+		{"127.0.0.1", 8000, true},
+		{"::1", 8000, false}, // which they do not take in any length
+	} {
+		p := newConnPeer(t, net.JoinHostPort(tt.host, "0"))
+		p.sock.Close()
+		c := mustDial(t, p.addr, Config{Payload: tt.payload})
+		_, err := c.SendBytes(t.Context(), noise(100), Options{})
+		if !errors.Is(err, ErrRefused) {
+			t.Fatalf("%s, payload %d: error %v, want ErrRefused", tt.host, tt.payload, err)
+		}
+		way := fmt.Sprintf("their frames have %d bytes, and handlers in eBPF get those of up to some 3520. Send segments with a payload of at most 3468, or lower the MTU", tt.payload+headers)
+		if text := err.Error(); !strings.Contains(text, "that a receiver runs there") || strings.Contains(text, way) != tt.long {
+			t.Errorf("%s, payload %d: %v", tt.host, tt.payload, err)
+		}
+	}
+}
+
 // What the network says about a message that is over does not harm the next.
 func TestConnAStaleRefusalHarmsNobody(t *testing.T) {
 	p := newConnPeer(t, "127.0.0.1:0")
