@@ -220,6 +220,9 @@ func writeContext(out io.Writer, x *control.ContextInfo) error {
 	if x.State == "stopped" || x.State == "failed" {
 		row("way out", "%s: it starts over, with fresh memory", hint("ctx activate "+x.Name))
 	}
+	for _, warning := range x.Warnings {
+		row("warning", "%s", warning)
+	}
 	where := ""
 	if x.Tier == "kernel" {
 		where = ", in the kernel"

@@ -255,6 +255,22 @@ func TestSentIsWhatHandlersHaveSent(t *testing.T) {
 	}
 }
 
+// What keeps packets from a context is said wherever somebody looks for it.
+func TestWarningsAreShown(t *testing.T) {
+	warnings := []string{"the MTU lets frames come in several buffers", "another"}
+	var show, stats bytes.Buffer
+	err1 := writeContext(&show, &control.ContextInfo{Warnings: warnings})
+	err2 := writeStats(&stats, &nicStats{Stats: &nic.Stats{Contexts: []nic.ContextStats{{Warnings: warnings}}}})
+	if err := errors.Join(err1, err2); err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range warnings {
+		if !strings.Contains(show.String(), w) || !strings.Contains(stats.String(), w) {
+			t.Errorf("no %q in\n%s\n%s", w, &show, &stats)
+		}
+	}
+}
+
 func TestCtxJSON(t *testing.T) {
 	s := newStandIn(t)
 	for args, key := range map[string]string{"ctx ls --json": "contexts", "ctx show inbox --json": "handler_stats", "rules ls --json": "rules"} {

@@ -235,6 +235,9 @@ func writeStats(out io.Writer, s *nicStats) error {
 			state = ", STOPPED: a handler ran past its time limit"
 		}
 		fmt.Fprintf(w, "\nContext %d, %s%s\n", c.ID, c.Name, state)
+		for _, warning := range c.Warnings {
+			fmt.Fprintf(w, "  WARNING: %s\n", warning)
+		}
 		for _, r := range c.Rulesets {
 			row(fmt.Sprintf("ruleset %d", r.Number), r.Matched, "frames matched by "+r.Name)
 		}

@@ -132,7 +132,7 @@ type ContextInfo struct {
 	HandlerStats spin.ContextStats  `json:"handler_stats"`
 	CPUs         []uint64           `json:"cpus,omitempty"`     // in the kernel: packets handled, by CPU
 	Reserved     map[string]int64   `json:"reserved,omitempty"` // bytes that its handlers take of limits.memory, by purpose
-	Warnings     []string           `json:"warnings,omitempty"` // when it is installed: what is hardly meant
+	Warnings     []string           `json:"warnings,omitempty"` // what keeps packets from it; when it is installed also what is hardly meant
 }
 
 // Rule is a ruleset in the matching table.

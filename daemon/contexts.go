@@ -620,7 +620,7 @@ func (d *Daemon) install(doc *control.Context) (*control.ContextInfo, error) {
 	told := d.warn(doc.Name)
 	i, err := d.info(doc.Name)
 	if err == nil {
-		i.Warnings = told
+		i.Warnings = append(told, i.Warnings...)
 	}
 	return i, err
 }
@@ -862,7 +862,7 @@ func (h *managedContext) info(stats map[int]*nic.ContextStats) control.ContextIn
 		}
 	}
 	if s != nil && s.Name == h.name {
-		i.CPUs = s.CPUs
+		i.CPUs, i.Warnings = s.CPUs, s.Warnings
 	}
 	for k, r := range h.b.spec.Rulesets {
 		rule := control.Rule{Number: -1, Text: r.String()}

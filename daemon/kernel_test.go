@@ -104,6 +104,19 @@ func TestContextsInTheKernel(t *testing.T) {
 			t.Errorf("%s: %+v", name, i)
 		}
 	}
+	mtu := func(bytes string) {
+		t.Helper()
+		if out, err := f.lab.NIC.NS.Command(context.Background(), "ip", "link", "set", f.lab.NIC.Device, "mtu", bytes).CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	}
+	mtu("9000")
+	eventually(t, "it is told that frames may be too long", func() bool {
+		w := f.shown(t, "mine").Warnings
+		return len(w) == 1 && strings.Contains(w[0], "the MTU of 9000 lets frames come in several buffers")
+	})
+	mtu("1500")
+	eventually(t, "it is not told any more", func() bool { return f.shown(t, "mine").Warnings == nil })
 	i := f.shown(t, "mine")
 	if i.Object == nil || i.Object.Name != "mine.o" || i.Object.Code != nil || i.HPUMemory != 32 || i.Reserved["maps"] <= 0 {
 		t.Errorf("object %v, %v for each HPU, reserved %v", i.Object, i.HPUMemory, i.Reserved)

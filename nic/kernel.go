@@ -220,6 +220,23 @@ func (s *ContextSpec) eom() *matcher.Rule {
 	return all
 }
 
+// frameOverhead is what Linux keeps in the page that a frame is in: XDP_PACKET_HEADROOM in front
+// of it, and behind it a struct skb_shared_info, of 320 bytes in cache lines of 64. What is longer
+// than the rest comes in several buffers, with veth; other drivers have much the same limit.
+const (
+	frameOverhead = 256 + 320
+	ethernetLen   = 14
+)
+
+// warnings returns what keeps packets from a context as its interface is now.
+func (n *NIC) warnings(c *Context) (all []string) {
+	mtu, most := n.neigh.MTU(), os.Getpagesize()-frameOverhead
+	if c.spec.Kernel != nil && mtu+ethernetLen > most {
+		all = append(all, fmt.Sprintf("the MTU of %d lets frames come in several buffers: handlers in eBPF get those in one, of up to some %d bytes, and the others go to Linux, counted as oversize, where nobody may listen: lower the MTU to %d, or use handlers in Go", mtu, most, most-ethernetLen))
+	}
+	return all
+}
+
 // faultLook is how often a context in the kernel is asked whether handlers have failed.
 const faultLook = time.Second
 

@@ -149,6 +149,9 @@ func (n *NIC) Activate(c *Context) (err error) {
 	defer n.ops.Done()
 	if news {
 		n.warnOfSockets(c)
+		for _, w := range n.warnings(c) {
+			n.cfg.Logger.Warn(w, "interface", n.iface.Name, "context", c.spec.Name)
+		}
 	}
 	return nil
 }

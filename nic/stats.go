@@ -62,8 +62,9 @@ type ContextStats struct {
 	Credits  uint32         `json:"credits"` // buffers it may have in flight on a queue, now
 	Granted  uint32         `json:"granted"` // the same, while contexts do not compete for HPUs
 	InFlight int            `json:"in_flight"`
-	Stopped  bool           `json:"stopped"`        // a handler ran past its limit
-	CPUs     []uint64       `json:"cpus,omitempty"` // in the kernel: packets handled, by CPU
+	Stopped  bool           `json:"stopped"`            // a handler ran past its limit
+	CPUs     []uint64       `json:"cpus,omitempty"`     // in the kernel: packets handled, by CPU
+	Warnings []string       `json:"warnings,omitempty"` // what keeps packets from it
 	spin.ContextStats
 	Messages  *spin.MessageStats `json:"messages,omitempty"`  // of contexts with messages
 	Checksums *hpu.Checksums     `json:"checksums,omitempty"` // and which of them it verifies
@@ -157,6 +158,7 @@ func (n *NIC) Stats() (*Stats, error) {
 			Credits:      atomic.LoadUint32(&n.ingress.Share().Credit[id]),
 			InFlight:     n.inFlight(c),
 			Stopped:      c.tier.Stopped(),
+			Warnings:     n.warnings(c),
 			ContextStats: c.Stats(),
 		}
 		if m, ok := c.Messages(); ok {

@@ -196,6 +196,9 @@ func (r *Resolver) Moved() <-chan struct{} { return r.moved }
 // State says what the interface is: Up, Down, NoCarrier or Gone.
 func (r *Resolver) State() string { return *r.state.Load() }
 
+// MTU returns the interface's, as it is now.
+func (r *Resolver) MTU() int { return int(r.mtu.Load()) }
+
 // Turned has something for its one reader when State may have changed.
 func (r *Resolver) Turned() <-chan struct{} { return r.turned }
 
