@@ -229,9 +229,15 @@ func (p *Pair) EventRoom() int {
 
 // LoseEvent counts an event that nobody will get; an Overflow event says so as soon
 // as there is room.
-func (p *Pair) LoseEvent() {
-	p.eventsLost.Add(1)
-	if p.lost.Add(1) == 1 {
+func (p *Pair) LoseEvent() { p.LoseEvents(1) }
+
+// LoseEvents is LoseEvent for n of them.
+func (p *Pair) LoseEvents(n uint64) {
+	if n == 0 {
+		return
+	}
+	p.eventsLost.Add(n)
+	if p.lost.Add(n) == n {
 		// There may never be another event that it can go ahead of.
 		p.lostMu.Lock()
 		defer p.lostMu.Unlock()

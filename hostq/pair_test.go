@@ -279,12 +279,13 @@ func TestOverflow(t *testing.T) {
 	p.Arm(0)
 	take(Event{Kind: Overflow, Lost: 1})
 	// And when nothing else ever happens, it is told too.
-	p.LoseEvent()
+	p.LoseEvents(0)
+	p.LoseEvents(3)
 	if err := h.Wait(t.Context(), 0); err != nil {
 		t.Fatal(err)
 	}
-	take(Event{Kind: Overflow, Lost: 1})
-	if s := p.Stats(); s.EventsFull != 3 || s.EventsLost != 5 || s.Events != 9 {
+	take(Event{Kind: Overflow, Lost: 3})
+	if s := p.Stats(); s.EventsFull != 3 || s.EventsLost != 7 || s.Events != 9 {
 		t.Errorf("stats %+v", s)
 	}
 }

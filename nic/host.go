@@ -13,6 +13,7 @@ type pair interface {
 	Event(*hostq.Event) bool
 	EventRoom() int
 	LoseEvent()
+	LoseEvents(n uint64)
 }
 
 // events returns where the application of a context takes its events, nil if

@@ -190,6 +190,7 @@ type kernelMessages struct {
 	until  time.Time     // set before over is closed: how long forward waits for room
 	given  time.Time     // the same, while the application takes nothing; forward's
 	lost   atomic.Uint64 // events that the application had no room for
+	heard  uint64        // events without room in the ring that unheard has told of; expire's, and then stop's
 
 	flushed chan struct{} // forward has handed on what was in the ring
 	full    atomic.Bool   // it waits for room
@@ -235,6 +236,7 @@ func (m *kernelMessages) expire() {
 		case <-tick.C:
 		}
 		m.end(timeout, spin.TimedOut)
+		m.unheard()
 		m.t.handlers.Posted() // closes gaps between receives
 		m.mu.Lock()
 		m.deferred = m.t.handlers.Deferred() // the ring may have had no room to tell of them
@@ -255,6 +257,16 @@ func (m *kernelMessages) end(idle time.Duration, cause spin.Cause) {
 	}
 	if _, err := m.t.handlers.Expire(all); err != nil {
 		m.t.n.pool.Report(spin.Fault{Kind: spin.HandlerFailed, Context: m.t.id, Name: m.t.spec.Name, Detail: err.Error()})
+	}
+}
+
+// unheard tells the application of events that found no room in the kernel's ring. They
+// never come here.
+func (m *kernelMessages) unheard() {
+	p := m.t.spec.events()
+	if n := m.t.handlers.Tally().Lost; p != nil && n > m.heard {
+		p.LoseEvents(n - m.heard)
+		m.heard = n
 	}
 }
 
@@ -298,6 +310,9 @@ func (m *kernelMessages) take(sample []byte) {
 		told := m.wait(func() bool { return m.sink.Post(&e) }, e.Cause == spin.Complete)
 		if !told {
 			m.lost.Add(1)
+			if p := m.t.spec.events(); p != nil && e.Cause == spin.Complete { // of others the sink has told
+				p.LoseEvent()
+			}
 		}
 		if e.Cause != spin.Complete {
 			return
@@ -478,6 +493,7 @@ func (m *kernelMessages) stop(d time.Duration) {
 	close(m.over)
 	m.expiring.Wait() // what it has stopped it ends, and that is told
 	m.end(0, spin.Removed)
+	m.unheard()
 	if m.reader != nil {
 		m.last.Store(true)
 		_ = m.reader.Flush() // forward takes what there is, and ends

@@ -10,9 +10,11 @@
  */
 #pragma once
 #define XSPIN_ENGINE
-#include "xspin_handler.h"
+#include "xspin_kernel.h"
 
 static long (*const bpf_csum_diff)(const __u32 *from, __u32 from_size, const __u32 *to, __u32 to_size, __u32 seed) = (void *)28;
+
+#include "xspin_handler.h"
 
 /* --- what the loader sets before a life of the context: constants for the verifier,
  * which removes the code that they switch off --- */
