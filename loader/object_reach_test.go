@@ -84,8 +84,8 @@ func TestWhatAnObjectCannotReach(t *testing.T) {
 	}
 }
 
-// How an object may be damaged.
-type damage struct {
+// A vandal damages objects.
+type vandal struct {
 	rand *rand.Rand
 	fd   int // of a map that is none of its own
 }
@@ -100,7 +100,7 @@ func sectionOf(f *elf.File, file []byte, name string) []byte {
 }
 
 // instructions damages some instructions: bits, or a load of a map that is not its own.
-func (d *damage) instructions(f *elf.File, file []byte) {
+func (d *vandal) instructions(f *elf.File, file []byte) {
 	b := sectionOf(f, file, []string{".text", "xdp.frags"}[d.rand.IntN(2)])
 	if len(b) < 16 {
 		return
@@ -125,7 +125,7 @@ func (d *damage) instructions(f *elf.File, file []byte) {
 
 // sections damages one of these sections anywhere, with bytes or with a number from it elsewhere, so that
 // types name themselves, and relocations other symbols.
-func (d *damage) sections(names ...string) func(*elf.File, []byte) {
+func (d *vandal) sections(names ...string) func(*elf.File, []byte) {
 	return func(f *elf.File, file []byte) {
 		b := sectionOf(f, file, names[d.rand.IntN(len(names))])
 		if len(b) < 8 {
@@ -199,7 +199,7 @@ XSPIN_PAYLOAD
 	if testenv.Race || testing.Short() {
 		n = 1_000
 	}
-	d := damage{rand.New(rand.NewPCG(1, 2)), oracle.FD()}
+	d := vandal{rand.New(rand.NewPCG(1, 2)), oracle.FD()}
 	ways := []func(*elf.File, []byte){
 		d.instructions, d.instructions,
 		d.sections(".rel.text", ".relxdp.frags", ".rel.maps"), d.sections(".BTF"), d.sections(".BTF.ext", ".maps", ".symtab"),
