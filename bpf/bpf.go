@@ -59,6 +59,7 @@ const (
 	ContextTimestamp = uint8(IngressXspinContextFlagsXSPIN_CONTEXT_TIMESTAMP)
 	ContextSpill     = uint8(IngressXspinContextFlagsXSPIN_CONTEXT_SPILL)
 	ContextKernel    = uint8(IngressXspinContextFlagsXSPIN_CONTEXT_KERNEL)
+	ContextHands     = uint8(IngressXspinContextFlagsXSPIN_CONTEXT_HANDS)
 	MetaEOM          = uint8(IngressXspinMetaFlagsXSPIN_META_EOM)
 )
 

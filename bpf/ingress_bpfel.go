@@ -51,6 +51,7 @@ const (
 	IngressXspinContextFlagsXSPIN_CONTEXT_TIMESTAMP IngressXspinContextFlags = 1
 	IngressXspinContextFlagsXSPIN_CONTEXT_SPILL     IngressXspinContextFlags = 2
 	IngressXspinContextFlagsXSPIN_CONTEXT_KERNEL    IngressXspinContextFlags = 4
+	IngressXspinContextFlagsXSPIN_CONTEXT_HANDS     IngressXspinContextFlags = 8
 )
 
 type IngressXspinField struct {
@@ -86,6 +87,7 @@ const (
 	IngressXspinLimitsXSPIN_MAX_BUCKETS   IngressXspinLimits = 262144
 	IngressXspinLimitsXSPIN_WINDOW        IngressXspinLimits = 512
 	IngressXspinLimitsXSPIN_MAX_LOCAL     IngressXspinLimits = 256
+	IngressXspinLimitsXSPIN_MAX_KEPT      IngressXspinLimits = 16384
 	IngressXspinLimitsXSPIN_META_MAGIC    IngressXspinLimits = 22529
 )
 
@@ -193,6 +195,7 @@ type IngressXspinTable struct {
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	IngressMapCounters           = "counters"
+	IngressMapHanding            = "handing"
 	IngressMapPrograms           = "programs"
 	IngressMapSockets            = "sockets"
 	IngressProgXspinIngress      = "xspin_ingress"
@@ -266,6 +269,7 @@ type IngressProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type IngressMapSpecs struct {
 	Counters *ebpf.MapSpec `ebpf:"counters"`
+	Handing  *ebpf.MapSpec `ebpf:"handing"`
 	Programs *ebpf.MapSpec `ebpf:"programs"`
 	Sockets  *ebpf.MapSpec `ebpf:"sockets"`
 }
@@ -309,6 +313,7 @@ func (o *IngressObjects) Close() error {
 // It can be passed to LoadIngressObjects or ebpf.CollectionSpec.LoadAndAssign.
 type IngressMaps struct {
 	Counters *ebpf.Map `ebpf:"counters"`
+	Handing  *ebpf.Map `ebpf:"handing"`
 	Programs *ebpf.Map `ebpf:"programs"`
 	Sockets  *ebpf.Map `ebpf:"sockets"`
 }
@@ -316,6 +321,7 @@ type IngressMaps struct {
 func (m *IngressMaps) Close() error {
 	return _IngressClose(
 		m.Counters,
+		m.Handing,
 		m.Programs,
 		m.Sockets,
 	)

@@ -264,7 +264,7 @@ func (in *Ingress) userProgram() (*ebpf.Program, error) {
 		return nil, err
 	}
 	coll, err := bpf.LoadWith(spec, map[string]*ebpf.Map{
-		bss: in.globals, bpf.IngressMapCounters: in.objs.Counters, bpf.IngressMapSockets: in.objs.Sockets, bpf.IngressMapPrograms: in.objs.Programs,
+		bss: in.globals, bpf.IngressMapCounters: in.objs.Counters, bpf.IngressMapSockets: in.objs.Sockets, bpf.IngressMapPrograms: in.objs.Programs, bpf.IngressMapHanding: in.objs.Handing,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("load %s: %w", name, loadError(err))
@@ -289,6 +289,7 @@ func (in *Ingress) load(program string) error {
 	in.objs.Counters = coll.DetachMap(bpf.IngressMapCounters)
 	in.objs.Sockets = coll.DetachMap(bpf.IngressMapSockets)
 	in.objs.Programs = coll.DetachMap(bpf.IngressMapPrograms) // empty as soon as nobody has it open
+	in.objs.Handing = coll.DetachMap(bpf.IngressMapHanding)
 	in.globals = coll.DetachMap(bss)
 	m := in.globals
 	in.bss, err = unix.Mmap(m.FD(), 0, int(m.ValueSize()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
@@ -468,7 +469,7 @@ func (in *Ingress) Close() error {
 		errs = append(errs, unix.Munmap(in.bss))
 		in.bss = nil
 	}
-	errs = append(errs, in.user.Close(), in.globals.Close(), in.objs.Counters.Close(), in.objs.Sockets.Close(), in.objs.Programs.Close(), in.barrier.Close(), in.inner.Close(), in.objs.XspinIngress.Close())
+	errs = append(errs, in.user.Close(), in.globals.Close(), in.objs.Counters.Close(), in.objs.Sockets.Close(), in.objs.Programs.Close(), in.objs.Handing.Close(), in.barrier.Close(), in.inner.Close(), in.objs.XspinIngress.Close())
 	in.user, in.globals, in.barrier, in.inner = nil, nil, nil, nil
 	in.objs = bpf.IngressObjects{}
 	if err := errors.Join(errs...); err != nil {

@@ -188,6 +188,9 @@ func (d *Delivery) fill(out *bpf.Context, f *matcher.Format) error {
 	} else if err := CheckPolicy(d.Policy, d.Sequence, d.VHPUs, f).Err(); err != nil {
 		return err
 	}
+	if d.HandsOver {
+		out.Flags |= bpf.ContextHands
+	}
 	out.Sequence = d.Sequence
 	out.Vhpus = uint16(d.VHPUs)
 	if onHPUs && d.Policy != ByPacket {

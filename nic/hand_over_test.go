@@ -5,6 +5,7 @@ package nic_test
 import (
 	"bytes"
 	"fmt"
+	"net"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -219,5 +220,72 @@ func TestContextsThatHandOverGoUnderLoad(t *testing.T) {
 	}
 	if len(fmt.Sprint(spec.Tier())) == 0 || spec.Tier() != "kernel" {
 		t.Errorf("tier %q", spec.Tier())
+	}
+}
+
+// A frame that is handed over is its context's, and as it came, whatever the header handler
+// has written to it.
+func TestHandedOverFramesAreAsTheyCame(t *testing.T) {
+	const port = 7 // of a neighbour's datagrams
+	for _, tt := range []struct {
+		name, write string
+	}{
+		{"nothing is written", ``},
+		{"the port, which makes it a neighbour's", `put(36, bswap16(7), 2); put(40, 0, 2);`},
+		{"the protocol, which makes it nobody's", `put(23, 99, 1);`},
+		{"the number, which makes it another message's", `put(44, 0x99, 2);`},
+		{"the offset, which makes it another segment", `put(48, bswap16(1), 2);`},
+		{"the flags, which take its end away", `put(42, bswap16(0x80), 2);`},
+		{"the length, which no frame has", `put(38, 0xffff, 2);`},
+		{"who has sent it", `put(29, 99, 1); put(34, bswap16(5), 2);`},
+		{"the payload", `put(her->payload, 0x5858, 2);`},
+		{"the bytes in the packet itself", `__u8 *p = (void *)(long)ctx->data; if (p + 64 <= (__u8 *)(long)ctx->data_end) { __builtin_memset(p + 12, 0x55, 52); }`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			lab := netnstest.Temp(t, netns.LabConfig{})
+			wire(t, lab)
+			n := open(t, lab, nic.Config{HPUs: 1})
+			o, err := nic.ReadObject("test.o", objecttest.Compile(t, `#include "xspin_message.h"
+#define put(at, value, n) ({ __u32 v_ = (value); if (xspin_store(ctx, at, &v_, n)) return XSPIN_SEGV; })
+XSPIN_HEADER { `+tt.write+` return XSPIN_HAND_OVER; }
+XSPIN_MESSAGES(HEADER | HAND_OVER);
+XSPIN_LICENSE("GPL");
+`), nic.ObjectMemory)
+			if err != nil {
+				t.Fatal(err)
+			}
+			other := run(t, n, nic.ContextSpec{Name: "neighbour", Rulesets: sets(matcher.UDPPort(port)), Handlers: handle(func(*hpu.HER) spin.Code { return spin.Success })})
+			got, events := make(chan []byte, 100), make(chan spin.MessageEvent, 10)
+			run(t, n, nic.ContextSpec{
+				Name: "both", Rulesets: sets(matcher.SLMP()), Kernel: &nic.Kernel{Object: o}, Events: events,
+				Handlers: handle(func(h *hpu.HER) spin.Code {
+					got <- bytes.Clone(h.Head())
+					return spin.Success
+				}),
+			})
+			sock := dialUDP(t, lab, slmp.Port)
+			for i := range uint32(3) {
+				id := 0x1234 + i
+				first, last := noise(100), noise(50)
+				for k, b := range [][]byte{raw(slmp.SYN, id, 0, first), raw(slmp.SYN|slmp.EOM, id, 100, last)} {
+					write(t, sock, b)
+					if a := answer(t, sock); a.ID != id || a.Offset != uint32(100*k) {
+						t.Errorf("message %#x, segment %d: answer %+v", id, k, a)
+					}
+					if p := <-got; !bytes.HasSuffix(p, b) {
+						t.Errorf("message %#x, segment %d: the handler in Go got % x, sent was % x", id, k, p, b)
+					}
+				}
+				if e := nextEvent(t, events); e.Number != id || e.Length != 150 || e.Source != sock.LocalAddr().(*net.UDPAddr).AddrPort() {
+					t.Errorf("event %+v", e)
+				}
+			}
+			if s := other.Stats(); s.Handled != 0 {
+				t.Errorf("the neighbour got %d packets", s.Handled)
+			}
+			if s := program(t, n); s.Redirected != 6 || s.Failed != 0 {
+				t.Errorf("%+v", s)
+			}
+		})
 	}
 }

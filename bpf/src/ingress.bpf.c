@@ -71,6 +71,15 @@ struct {
 	__type(value, struct xspin_stats);
 } counters SEC(".maps");
 
+/* The frame that is with handlers in eBPF: they have no way to this map, and the program
+ * does not nest on a CPU. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct xspin_handing);
+} handing SEC(".maps");
+
 /* Makes clang describe, and so bpf2go generate, types that no map names. */
 const struct xspin_meta *unused_meta __attribute__((unused));
 const struct xspin_context *unused_context __attribute__((unused));
@@ -196,17 +205,26 @@ static __always_inline __u32 blocked(const struct xspin_context *c, __u32 hash, 
 struct classified {
 	const struct xspin_ruleset *ruleset;
 	const struct xspin_context *context;
+	__u32 at;    /* position of the ruleset */
 	__u32 queue; /* that it came on */
 	__u32 id;    /* of the context */
 	__u32 len;   /* of the frame */
 };
+
+/* The ruleset at a position says whose frame it is. */
+static __always_inline void belongs(struct classified *m, const struct xspin_table *t, __u32 at)
+{
+	m->at = at & (XSPIN_MAX_RULESETS - 1);
+	m->ruleset = &t->rulesets[m->at];
+	m->id = m->ruleset->context & (XSPIN_MAX_CONTEXTS - 1);
+	m->context = &t->contexts[m->id];
+}
 
 /* Whose frame is it? False, and counted why, if it is the Linux stack's. */
 static __always_inline int classify(const struct frame *f, const struct xspin_table *t,
 				    struct xspin_stats *stats, struct classified *m)
 {
 	const struct xspin_context *c;
-	const struct xspin_ruleset *r;
 	__u32 len, v;
 	int bit;
 
@@ -215,11 +233,9 @@ static __always_inline int classify(const struct frame *f, const struct xspin_ta
 		stats->passed++;
 		return 0;
 	}
-	r = &t->rulesets[bit & (XSPIN_MAX_RULESETS - 1)];
-	stats->matched[r->slot]++;
-	m->ruleset = r;
-	m->id = r->context & (XSPIN_MAX_CONTEXTS - 1);
-	m->context = c = &t->contexts[m->id];
+	belongs(m, t, bit);
+	c = m->context;
+	stats->matched[m->ruleset->slot]++;
 
 	/* Is it what the context's message format says? */
 	m->len = len = bpf_xdp_get_buff_len(f->ctx);
@@ -241,15 +257,45 @@ malformed:
 	return 0;
 }
 
+/* A length that is 1 to XSPIN_MAX_KEPT, and that the verifier knows to be. */
+static __always_inline __u64 length_kept(__u64 len)
+{
+	asm volatile("%0 += -1; %0 &= %1; %0 += 1" : "+r"(len) : "i"(XSPIN_MAX_KEPT - 1));
+	return len;
+}
+
+/* Keeps what a frame is for xspin_user. False: it is too long. Global, so that the verifier
+ * looks at it once. */
+__noinline int keep(struct xdp_md *ctx, __u32 table, __u32 ruleset)
+{
+	const struct xspin_table *t = &tables[table & 1];
+	__u32 zero = 0, offset = 0, len = bpf_xdp_get_buff_len(ctx);
+	struct xspin_handing *h = bpf_map_lookup_elem(&handing, &zero);
+	struct frame f = frame_of(ctx);
+	struct classified m;
+
+	if (!h || len < 1 || len > XSPIN_MAX_KEPT)
+		return 0;
+	belongs(&m, t, ruleset);
+	if (m.context->has_offset)
+		load_field(&f, &m.context->offset, &offset); /* is there: need */
+	h->table = table;
+	h->ruleset = ruleset;
+	h->len = len;
+	h->kept = !offset;
+	return offset || !bpf_xdp_load_bytes(ctx, 0, h->bytes, length_kept(len));
+}
+
 /*
  * Calls the context's handlers in eBPF, which do not return here. The frame is as it
  * came: what they need of the format is constant in their program.
  */
-static __always_inline int handle(struct xdp_md *ctx, struct xspin_stats *stats,
+static __always_inline int handle(struct xdp_md *ctx, __u32 table, struct xspin_stats *stats,
 				  const struct frame *f, const struct classified *m)
 {
-	if (f->data_end - f->data < m->len) {
-		stats->oversize++; /* they see what is in one piece */
+	if (f->data_end - f->data < m->len || /* they see what is in one piece */
+	    (m->context->flags & XSPIN_CONTEXT_HANDS && !keep(ctx, table, m->at))) {
+		stats->oversize++;
 		return XDP_PASS;
 	}
 	stats->kernel[m->id]++;
@@ -365,9 +411,10 @@ failed:
 
 /* Inlined in the main program, as the tail call must be: one from a subprogram may have
  * 256 bytes of stack before it. */
-static __always_inline int ingress(struct xdp_md *ctx, int redirect, int again)
+static __always_inline int ingress(struct xdp_md *ctx, int redirect)
 {
-	const struct xspin_table *t = &tables[READ_ONCE(active) & 1];
+	__u32 table = READ_ONCE(active) & 1;
+	const struct xspin_table *t = &tables[table];
 	struct frame f = frame_of(ctx);
 	struct xspin_stats *stats;
 	struct classified m = { .queue = ctx->rx_queue_index };
@@ -376,37 +423,56 @@ static __always_inline int ingress(struct xdp_md *ctx, int redirect, int again)
 	stats = bpf_map_lookup_elem(&counters, &zero);
 	if (!stats)
 		return XDP_PASS;
-	if (!again)
-		stats->seen++;
+	stats->seen++;
 	if (!classify(&f, t, stats, &m))
 		return XDP_PASS;
-	if (again) { /* was counted */
-		stats->matched[m.ruleset->slot]--;
-		stats->kernel[m.id]--;
-	} else if (redirect && m.context->flags & XSPIN_CONTEXT_KERNEL) {
-		return handle(ctx, stats, &f, &m);
-	}
+	if (redirect && m.context->flags & XSPIN_CONTEXT_KERNEL)
+		return handle(ctx, table, stats, &f, &m);
 	return deliver(ctx, t, stats, &m, redirect);
 }
 
 SEC("xdp.frags")
 int xspin_ingress(struct xdp_md *ctx)
 {
-	return ingress(ctx, 1, 0);
+	return ingress(ctx, 1);
 }
 
-/* What handlers in eBPF hand over, to those on HPUs: in a frame that they leave as it came. */
+/*
+ * What handlers in eBPF hand over, to those on HPUs of the same context, as it came. In the
+ * same run of the program: so no other frame is in `handing`, and the table that has matched
+ * this one is still as it was.
+ */
 SEC("xdp.frags")
 int xspin_user(struct xdp_md *ctx)
 {
-	return ingress(ctx, 1, 1);
+	struct classified m = { .queue = ctx->rx_queue_index };
+	const struct xspin_table *t;
+	struct xspin_handing *h;
+	struct xspin_stats *stats;
+	__u32 zero = 0, len;
+
+	stats = bpf_map_lookup_elem(&counters, &zero);
+	h = bpf_map_lookup_elem(&handing, &zero);
+	if (!stats || !h)
+		return XDP_DROP;
+	len = h->len;
+	if (len < 1 || len > XSPIN_MAX_KEPT)
+		return XDP_DROP;
+	h->len = 0;
+	if (h->kept && bpf_xdp_store_bytes(ctx, 0, h->bytes, length_kept(len)))
+		return XDP_DROP;
+	t = &tables[h->table & 1];
+	belongs(&m, t, h->ruleset);
+	m.len = len;
+	stats->kernel[m.id]--; /* is counted by what becomes of it now */
+	return deliver(ctx, t, stats, &m, 1);
 }
 
 /* The same without sockets behind it, for one frame at a time (`xspin rules test`). */
 SEC("xdp.frags")
 int xspin_verdict(struct xdp_md *ctx)
 {
-	return ingress(ctx, 0, 0);
+	return ingress(ctx, 0);
 }
 
 /* Match, then drop or pass: what matching alone costs (`xspin bench match`). */

@@ -20,6 +20,7 @@ enum xspin_limits {
 	XSPIN_MAX_BUCKETS = 1 << 18,
 	XSPIN_WINDOW = 512,	   /* bytes a rule can see */
 	XSPIN_MAX_LOCAL = 256,	   /* addresses of the interface */
+	XSPIN_MAX_KEPT = 16384,	   /* bytes of a frame that handlers in eBPF may hand over */
 	XSPIN_META_MAGIC = 0x5801, /* 'X', layout version 1 */
 };
 
@@ -34,6 +35,7 @@ enum xspin_context_flags {
 	XSPIN_CONTEXT_TIMESTAMP = 1 << 0, /* stamp frames with their arrival time */
 	XSPIN_CONTEXT_SPILL = 1 << 1,	  /* out of credit: to the stack, instead of dropped */
 	XSPIN_CONTEXT_KERNEL = 1 << 2,	  /* its handlers are in eBPF: programs[context] */
+	XSPIN_CONTEXT_HANDS = 1 << 3,	  /* these hand messages over to HPUs: see xspin_handing */
 };
 
 enum xspin_meta_flags {
@@ -177,6 +179,19 @@ struct xspin_stats {
 	__u64 refused[XSPIN_MAX_CONTEXTS]; /* dropped for lack of credit */
 	__u64 spilled[XSPIN_MAX_CONTEXTS]; /* passed on for lack of credit */
 	__u64 kernel[XSPIN_MAX_CONTEXTS];  /* to the context's handlers in eBPF */
+};
+
+/*
+ * What a frame was before handlers in eBPF got it that may hand it over. It is delivered by
+ * this, whatever they wrote to it. Only a header handler hands over a frame that it has seen,
+ * and it sees those at offset 0: of these the bytes are kept.
+ */
+struct xspin_handing {
+	__u32 table;   /* tables[table] has matched it */
+	__u32 ruleset; /* its position there */
+	__u32 len;     /* of the frame; 0: it was handed over */
+	__u32 kept;    /* 1: bytes has it */
+	__u8 bytes[XSPIN_MAX_KEPT];
 };
 
 struct xspin_config {
