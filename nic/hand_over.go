@@ -32,7 +32,12 @@ func (t handOverTier) install() error {
 
 func (t handOverTier) arm() error { return t.user.arm() }
 
-func (t handOverTier) drain(d time.Duration) error { return t.user.drain(d) }
+// drain drains both at once, so that it takes no longer than one of them may.
+func (t handOverTier) drain(d time.Duration) error {
+	told := make(chan error)
+	go func() { told <- t.kernel.drain(d) }()
+	return errors.Join(t.user.drain(d), <-told)
+}
 
 // stop: first those who hand over.
 func (t handOverTier) stop(d time.Duration) error {

@@ -227,45 +227,72 @@ func TestDeactivateWaitsForEventsOfTheKernel(t *testing.T) {
 	wire(t, lab)
 	n := open(t, lab, nic.Config{HPUs: 1})
 	const all = 64
-	for _, room := range []int{0, all} {
-		spec, _, _ := depositing(t, 1<<20)
-		events := make(chan spin.MessageEvent, room)
-		spec.Events = events
-		c := run(t, n, spec)
-		conn := connect(t, lab, slmp.Port, slmp.Config{})
-		for range 20 {
-			acked := make(chan error, all)
-			for range all {
-				if err := conn.Post(noise(100), func(err error) { acked <- err }); err != nil {
+	for _, tt := range []struct {
+		name string
+		room int
+		hand bool // it may hand messages over
+	}{
+		{"an application without room", 0, false},
+		{"one with room", all, false},
+		{"one without room, of a context that hands over", 0, true},
+		{"one with room, of a context that hands over", all, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			spec, _, _ := depositing(t, 1<<20)
+			events := make(chan spin.MessageEvent, tt.room)
+			spec.Events = events
+			if tt.hand {
+				o, err := nic.ReadObject("test.o", objecttest.Compile(t, `#include "xspin_message.h"
+XSPIN_HEADER { xspin_log("begins", 0, 0); return her->payload_len ? XSPIN_PROCEED : XSPIN_HAND_OVER; }
+XSPIN_MESSAGES(HEADER | HAND_OVER);
+XSPIN_LICENSE("GPL");
+`), nic.ObjectMemory)
+				if err != nil {
+					t.Fatal(err)
+				}
+				spec.Kernel, spec.Resources.Log = &nic.Kernel{Object: o}, slowLog{}
+			}
+			c := run(t, n, spec)
+			conn := connect(t, lab, slmp.Port, slmp.Config{})
+			for range 10 {
+				acked := make(chan error, all)
+				for range all {
+					if err := conn.Post(noise(100), func(err error) { acked <- err }); err != nil {
+						t.Fatal(err)
+					}
+				}
+				for range all {
+					if err := <-acked; err != nil {
+						t.Fatal(err)
+					}
+				}
+				if err := n.Deactivate(c); err != nil {
+					t.Fatal(err)
+				}
+				if len(events) != tt.room {
+					t.Errorf("Deactivate has returned, and %d of %d events are there", len(events), tt.room)
+				}
+				for range all {
+					nextEvent(t, events)
+				}
+				if err := n.Activate(c); err != nil {
 					t.Fatal(err)
 				}
 			}
-			for range all {
-				if err := <-acked; err != nil {
-					t.Fatal(err)
-				}
-			}
-			if err := n.Deactivate(c); err != nil {
+			if err := n.Remove(c); err != nil {
 				t.Fatal(err)
 			}
-			if len(events) != room {
-				t.Errorf("Deactivate has returned, and %d of %d events are there", len(events), room)
+			if s := c.Stats(); s.EventsLost != 0 {
+				t.Errorf("%+v", s)
 			}
-			for range all {
-				nextEvent(t, events)
-			}
-			if err := n.Activate(c); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if err := n.Remove(c); err != nil {
-			t.Fatal(err)
-		}
-		if s := c.Stats(); s.EventsLost != 0 {
-			t.Errorf("%+v", s)
-		}
+		})
 	}
 }
+
+// A slowLog takes its time for each line, and so keeps what comes after it waiting.
+type slowLog struct{}
+
+func (slowLog) Log(int64, int, []byte) { time.Sleep(500 * time.Microsecond) }
 
 // A message that is ending by its timeout while its context is removed is told.
 func TestRemovalWhileMessagesTimeOut(t *testing.T) {
