@@ -409,6 +409,9 @@ func checkContext(c *checker, path string, doc *control.Context, env *surroundin
 		}
 	}
 	b.env = handlers.Env{HPUs: cmp.Or(b.hpus, nic.DefaultHPUs), Messages: doc.Messages, Window: b.largest(), Memory: spare(left)}
+	if b.spec.Kernel != nil { // it hands over
+		b.env.Messages = nic.HandOverSlots(doc.Messages)
+	}
 	if b.env.Messages < 1 || b.env.Messages > bpf.MaxBuckets {
 		b.env.Messages = nic.DefaultMessages
 	}

@@ -41,6 +41,9 @@ var (
 	stuckIn   atomic.Int32 // of them, ever
 )
 
+// lastSlots is the slot of the last message of test-slots, and how many there are.
+var lastSlots atomic.Pointer[[2]int]
+
 // makeGate holds who makes test-made while it is there.
 var makeGate atomic.Pointer[chan struct{}]
 
@@ -90,6 +93,12 @@ func init() {
 			<-*ch
 		}
 		return port(p, hpu.Handlers{Payload: func(*hpu.HER) spin.Code { return spin.Success }})
+	})
+	handlers.RegisterEnv("test-slots", "", func(p handlers.Params, env handlers.Env) (*handlers.Set, error) {
+		return port(p, hpu.Handlers{Header: func(h *hpu.HER) spin.Code {
+			lastSlots.Store(&[2]int{h.Message().Slot(), env.Messages})
+			return spin.Success
+		}})
 	})
 	handlers.Register("test-memory", "", func(p handlers.Params) (*handlers.Set, error) {
 		set, err := port(p, hpu.Handlers{Payload: func(*hpu.HER) spin.Code { return spin.Success }})

@@ -162,6 +162,30 @@ func TestContextsInTheKernel(t *testing.T) {
 	}
 }
 
+// Handlers in Go that keep state by slots are made for those that messages of theirs have.
+func TestHandlersOfMessagesHandedOverKnowTheirSlots(t *testing.T) {
+	for _, tt := range []struct {
+		name, messages string
+		slot, slots    int
+	}{
+		{"messages are not said", "", 256, 512},
+		{"two at a time", "messages: 2, ", 2, 4},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := launchBeside(t, inKernel+"contexts:\n- {name: both, tier: kernel, object: hands.o, handler: test-slots, "+tt.messages+"rulesets: 'a: slmp', activate: start}\n",
+				map[string][]byte{"hands.o": handsLong(t)})
+			w, err := f.lab.Host.Wire()
+			must(t, err)
+			t.Cleanup(func() { w.Close() })
+			lastSlots.Store(nil)
+			must(t, f.send(t, []byte("longer than five")))
+			if got := lastSlots.Load(); got == nil || *got != [2]int{tt.slot, tt.slots} {
+				t.Errorf("slot and slots are %v, want %d and %d", got, tt.slot, tt.slots)
+			}
+		})
+	}
+}
+
 // Of a context that hands messages over, a capture has what comes to HPUs, and what is sent
 // from there.
 func TestCaptureOfMessagesThatAreHandedOver(t *testing.T) {

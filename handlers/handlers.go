@@ -69,7 +69,7 @@ var ErrMemory = ddt.ErrMemory
 // An Env describes the context that a set is made for. A field that is 0 is not known.
 type Env struct {
 	HPUs     int   // of the NIC
-	Messages int   // most in flight; their slots are 0 to Messages-1
+	Messages int   // most in flight, in the kernel and here; their slots are 0 to Messages-1
 	Window   int64 // size of the largest window that handlers may write; -1: there is none
 	Memory   int64 // bytes that the set may have in Reserved, or it fails with ErrMemory; -1: none
 }

@@ -37,6 +37,7 @@ type MessageConfig struct {
 	Default   spin.Binding
 	State     int    // bytes of state memory of each message
 	Initial   []byte // what it begins with, the rest 0; at most State bytes
+	FirstSlot int    // of Message.Slot: others may have those before it
 	Checksums Checksums
 	// Shared: packets of a message may come to several HPUs at a time.
 	Shared bool

@@ -155,8 +155,9 @@ type Message struct {
 }
 
 // Slot returns the message's number among those in flight: 0 up to the context's
-// limit of messages, and no two at a time have the same.
-func (m *Message) Slot() int { return m.entry.Slot() }
+// limit of messages, and no two at a time have the same. In a context that hands messages over
+// from eBPF those in the kernel have these numbers, and those here as many behind them.
+func (m *Message) Slot() int { return m.ctx.msgs.cfg.FirstSlot + m.entry.Slot() }
 
 // State returns the message's own memory, as long as the context says; a copy of
 // its initial state when the message starts.

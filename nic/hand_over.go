@@ -3,6 +3,7 @@
 package nic
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -19,6 +20,10 @@ type handOverTier struct {
 	kernel *kernelTier
 	user   hpuTier
 }
+
+// HandOverSlots returns how many slots there are for messages of a context that hands over,
+// if so many may be in flight in each tier; 0 for the default. Those in the kernel come first.
+func HandOverSlots(messages int) int { return 2 * cmp.Or(messages, defaultKernelMessages) }
 
 func (t handOverTier) install() error {
 	if err := t.user.install(); err != nil {

@@ -289,3 +289,76 @@ XSPIN_LICENSE("GPL");
 		})
 	}
 }
+
+// No two messages that are in flight have the same slot, whichever tier each is in.
+func TestSlotsOfContextsThatHandOver(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	wire(t, lab)
+	n := open(t, lab, nic.Config{HPUs: 2})
+	o, err := nic.ReadObject("test.o", objecttest.Compile(t, `#include "xspin_message.h"
+
+XSPIN_HEADER
+{
+	struct xspin_info i;
+
+	if (!xspin_about(her, &i))
+		return XSPIN_FAIL;
+	if (i.number & 1)
+		return XSPIN_HAND_OVER;
+	xspin_count(0, i.slot);
+	return XSPIN_DROP;
+}
+
+XSPIN_MESSAGES(HEADER | HAND_OVER);
+XSPIN_LICENSE("GPL");
+`), nic.ObjectMemory)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const (
+		most = 8
+		all  = 2*most - 1 // a message needs a slot of the kernel's until it is handed over
+	)
+	inGo, events := make(chan int, 2*most), make(chan spin.MessageEvent, 2*most)
+	c := run(t, n, nic.ContextSpec{
+		Name: "both", Rulesets: sets(matcher.SLMP()), Kernel: &nic.Kernel{Object: o}, Messages: most, Events: events,
+		Handlers: hpu.Handlers{Header: func(h *hpu.HER) spin.Code { inGo <- h.Message().Slot(); return spin.Success }},
+	})
+	if want := nic.HandOverSlots(most); want != 2*most {
+		t.Errorf("%d slots", want)
+	}
+	sock := dialUDP(t, lab, slmp.Port)
+	slots := map[int]uint32{} // to the message's number
+	var was spin.UserCounter
+	for id := range uint32(all) {
+		write(t, sock, raw(0, id, 0, noise(100)))
+		var slot int
+		if id&1 != 0 {
+			slot = <-inGo
+		} else {
+			var now spin.UserCounter
+			eventually(t, "the kernel has it", func() bool {
+				now = c.Stats().User[0]
+				return now.Count > was.Count
+			})
+			slot, was = int(now.Sum-was.Sum), now
+		}
+		if other, taken := slots[slot]; taken || slot < 0 || slot >= 2*most {
+			t.Errorf("message %d has slot %d (message %d has it: %v)", id, slot, other, taken)
+		}
+		slots[slot] = id
+	}
+	if st := messages(t, c); st.Open != all {
+		t.Fatalf("%+v", st)
+	}
+	for id := range uint32(all) {
+		write(t, sock, raw(slmp.EOM, id, 100, noise(10)))
+	}
+	for range all {
+		e := nextEvent(t, events)
+		if id, ok := slots[e.Slot]; !ok || id != e.Number {
+			t.Errorf("event %+v, and message %d has the slot", e, id)
+		}
+		delete(slots, e.Slot)
+	}
+}

@@ -81,6 +81,9 @@ func (n *NIC) messages(s *ContextSpec) hpu.MessageConfig {
 		Checksums: s.Checksums,
 		Shared:    s.Policy != ByMessage,
 	}
+	if s.handsOver() {
+		cfg.FirstSlot = s.Messages // those in the kernel are before it
+	}
 	if s.Events != nil {
 		cfg.Default.Events = spin.EventChan(s.Events)
 	} else if p := s.events(); p != nil {

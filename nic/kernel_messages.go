@@ -24,8 +24,9 @@ import (
 )
 
 const (
-	defaultTimeout  = 10 * time.Second
-	defaultRemember = 4 * time.Second
+	defaultTimeout        = 10 * time.Second
+	defaultRemember       = 4 * time.Second
+	defaultKernelMessages = 256
 	// eventBytes is the size of a context's ring of events: those of 2048 messages.
 	eventBytes = 256 << 10
 	// roomLook is how often somebody who waits for room in the application's queue looks.
@@ -45,7 +46,7 @@ func (s *ContextSpec) resolveMessages(wrong *spin.Problems) {
 	if s.Timeout < 0 || s.Remember < 0 {
 		wrong.Add("timeout", "%v, and ended messages remembered for %v: want positive times, or 0 for the defaults", s.Timeout, s.Remember)
 	}
-	s.Messages, s.Timeout = cmp.Or(s.Messages, 256), cmp.Or(s.Timeout, defaultTimeout)
+	s.Messages, s.Timeout = cmp.Or(s.Messages, defaultKernelMessages), cmp.Or(s.Timeout, defaultTimeout)
 	if _, err := MessagesMemory(s.Kernel.Object, s.Messages, s.Kernel.Segments); err != nil && wrong.Err() == nil {
 		wrong.Add("segments", "%w", err)
 	}
