@@ -70,6 +70,14 @@ func (n *NIC) SetUnfair(on bool) {
 	n.unfair = on
 }
 
+// HPUTime returns what a look charges to the context, of all that its handlers took.
+func (c *Context) HPUTime() time.Duration {
+	c.n.mu.Lock()
+	defer c.n.mu.Unlock()
+	c.measure(time.Millisecond, false)
+	return c.load.handlers
+}
+
 // LoadBy has objects loaded by another function than Object.Load.
 func (n *NIC) LoadBy(f func(*Object, loader.HandlersConfig) (*loader.Handlers, error)) { n.load = f }
 
@@ -139,5 +147,6 @@ func (r *Recorder) Stats() spin.ContextStats {
 }
 
 func (r *Recorder) Messages() (spin.MessageStats, bool) { return spin.MessageStats{Started: 7}, true }
+func (r *Recorder) hpuTime() time.Duration              { return 0 }
 func (r *Recorder) Stopped() bool                       { return false }
 func (r *Recorder) Stuck() int                          { return 2 }

@@ -180,7 +180,7 @@ func (n *NIC) workerOf(h int) int { return h % n.cfg.Workers }
 // there is a queue for them.
 func (c *Context) measure(passed time.Duration, queued bool) {
 	l, w := &c.load, weight(passed)
-	handlers, done := c.tier.Stats().HandlerSum, uint32(0)
+	handlers, done := c.tier.hpuTime(), uint32(0)
 	for q := range c.n.queues {
 		done += atomic.LoadUint32(&c.n.ingress.Queue(q).Done[c.id])
 	}

@@ -362,3 +362,37 @@ XSPIN_LICENSE("GPL");
 		delete(slots, e.Slot)
 	}
 }
+
+// Fair sharing is about HPUs: what handlers in eBPF take is not charged to what is handed over.
+func TestFairSharingChargesTimeOnHPUs(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	wire(t, lab)
+	n := open(t, lab, nic.Config{HPUs: 1})
+	spec, _, events := depositing(t, 1<<20)
+	spec.Kernel = &nic.Kernel{Object: handsOdd(t)}
+	spec.Handlers = handle(func(*hpu.HER) spin.Code { return spin.Success })
+	c := run(t, n, spec)
+	sock := dialUDP(t, lab, slmp.Port)
+	for _, tt := range []struct {
+		name    string
+		first   byte
+		handled uint64 // by then
+		onHPU   bool
+	}{
+		{"messages in the kernel", 2, 3, false},
+		{"messages that are handed over", 1, 6, true},
+	} {
+		for id := range uint32(3) {
+			write(t, sock, raw(slmp.EOM, uint32(tt.first)<<8+id, 0, []byte{tt.first, 0}))
+			nextEvent(t, events)
+		}
+		var s spin.ContextStats
+		eventually(t, "their time is counted", func() bool {
+			s = c.Stats()
+			return s.Handled == tt.handled
+		})
+		if got := c.HPUTime(); (got > 0) != tt.onHPU || got >= s.HandlerSum {
+			t.Errorf("%s: charged %v of %v", tt.name, got, s.HandlerSum)
+		}
+	}
+}

@@ -140,4 +140,6 @@ func (t hpuTier) close(d time.Duration) {
 	}
 }
 
+func (t hpuTier) hpuTime() time.Duration { return t.Stats().HandlerSum }
+
 func (t hpuTier) trigger(g hpu.Trigger) error { return t.n.pool.Trigger(t.Context, g) }

@@ -417,5 +417,6 @@ func (t *kernelTier) Messages() (spin.MessageStats, bool) {
 	return t.handlers.Tally().MessageStats, t.messages != nil
 }
 
-func (t *kernelTier) Stopped() bool { return false }
-func (t *kernelTier) Stuck() int    { return 0 }
+func (t *kernelTier) hpuTime() time.Duration { return 0 }
+func (t *kernelTier) Stopped() bool          { return false }
+func (t *kernelTier) Stuck() int             { return 0 }

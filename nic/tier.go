@@ -38,6 +38,7 @@ type tier interface {
 	// only grow.
 	Stats() spin.ContextStats
 	Messages() (s spin.MessageStats, ok bool) // not ok: it has no messages
+	hpuTime() time.Duration                   // that handlers took of HPUs
 	Stopped() bool                            // a handler ran past its limit, and no other runs
 	Stuck() int                               // handlers past their limit that have not returned
 }
