@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -191,22 +192,32 @@ func TestEventsOfTheKernelWaitForRoom(t *testing.T) {
 	spec.Events = events
 	c := run(t, n, spec)
 	conn := connect(t, lab, slmp.Port, slmp.Config{})
-	for range 3 {
-		if _, err := conn.SendBytes(patient(t), noise(100), slmp.Options{}); err != nil {
-			t.Fatal(err) // the ring has room for 2048
+	const some, last = 20, 100
+	var acked atomic.Int64
+	post := func(n int) {
+		t.Helper()
+		for range n {
+			if err := conn.Post(noise(100), func(err error) {
+				if err == nil {
+					acked.Add(1)
+				}
+			}); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
-	for range 3 {
+	post(some)
+	for k := range some {
 		if e := nextEvent(t, events); e.Length != 100 {
 			t.Errorf("%+v", e)
 		}
-	}
-	const last = 100
-	for range last {
-		if _, err := conn.SendBytes(patient(t), noise(100), slmp.Options{}); err != nil {
-			t.Fatal(err)
+		if n := acked.Load(); int(n) > k+2 { // the one that was taken, and one on its way
+			t.Fatalf("%d messages are acknowledged, and %d were told", n, k+1)
 		}
 	}
+	eventually(t, "all are acknowledged", func() bool { return acked.Load() == some })
+	post(last)
+	eventually(t, "the last have come", func() bool { return messages(t, c).Started == some+last })
 	begun := time.Now()
 	if err := n.Remove(c); err != nil {
 		t.Fatal(err)
@@ -217,6 +228,9 @@ func TestEventsOfTheKernelWaitForRoom(t *testing.T) {
 	}
 	if lost := c.Stats().EventsLost; lost != last {
 		t.Errorf("%d events are lost, want the last %d", lost, last)
+	}
+	if n := acked.Load(); n > some+1 {
+		t.Errorf("%d messages of the last are acknowledged, and there was room for one", n-some)
 	}
 }
 
@@ -254,17 +268,24 @@ XSPIN_LICENSE("GPL");
 			}
 			c := run(t, n, spec)
 			conn := connect(t, lab, slmp.Port, slmp.Config{})
-			for range 10 {
+			for round := range 10 {
 				acked := make(chan error, all)
 				for range all {
 					if err := conn.Post(noise(100), func(err error) { acked <- err }); err != nil {
 						t.Fatal(err)
 					}
 				}
-				for range all {
-					if err := <-acked; err != nil {
-						t.Fatal(err)
+				hear := func() {
+					for range all {
+						if err := <-acked; err != nil {
+							t.Fatal(err)
+						}
 					}
+				}
+				if tt.room > 0 {
+					hear()
+				} else {
+					eventually(t, "all have come", func() bool { return messages(t, c).Started == uint64(round+1)*all })
 				}
 				if err := n.Deactivate(c); err != nil {
 					t.Fatal(err)
@@ -274,6 +295,9 @@ XSPIN_LICENSE("GPL");
 				}
 				for range all {
 					nextEvent(t, events)
+				}
+				if tt.room == 0 { // they were not before
+					hear()
 				}
 				if err := n.Activate(c); err != nil {
 					t.Fatal(err)
