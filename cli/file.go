@@ -48,16 +48,17 @@ sees half of a file. With --into window an application receives them, as user
 65534, which must be allowed to write there. Its window has places for 4 messages
 of --max-size, fewer if those would take more than 2 GiB. When all places are taken,
 the next sender gets no answer until one is free, and gives up after 2 seconds, or
-later with more --retries. Memory is fastest: use a tmpfs, preferably mounted with
--o huge=within_size. A disk may stall for 30 seconds; after that no more files are
-received until the command is started again.
+with more --retries after 15 at most. Memory is fastest: use a tmpfs, preferably
+mounted with -o huge=within_size. A disk may stall for 30 seconds; after that no more
+files are received until the command is started again.
 
 A message is acknowledged when its file has its name: if the machine crashes soon
 after, the file may be lost, or empty. With --sync, file and directory are on the
 disk before that. An HPU then waits for the disk, and the sender for the
-acknowledgement: for long files on slow disks raise xspin send --retries. With
---into window a message is acknowledged when it is in the application's memory, even
-with --sync: there the application waits for the disk before it reports a file.`,
+acknowledgement: for long files on slow disks raise xspin send --retries. (A file of
+one segment has 15 seconds.) With --into window a message is acknowledged when it is
+in the application's memory, even with --sync: there the application waits for the disk
+before it reports a file.`,
 		Example: `  sudo xspin demo file
   sudo xspin demo file --size 1GiB --pin --json
   sudo xspin demo file --serve --dir /dev/shm --max-size 4GiB
@@ -242,7 +243,7 @@ func servingFiles(lab *netns.Lab, c file.ServerConfig, places int, socket string
 		s += fmt.Sprintf("  sudo XSPIN_SOCKET=%s xspin stats\n", socket)
 	}
 	if c.Into != file.IntoFile {
-		s += fmt.Sprintf("The window has %s of %s, each for a message. While all are taken, the sender of another one\nhears nothing; it tries for 2 s or longer: see xspin send --retries.\n",
+		s += fmt.Sprintf("The window has %s of %s, each for a message. While all are taken, the sender of another one\nhears nothing; it tries for 2 s, or up to 15 s: see xspin send --retries.\n",
 			count(places, "place"), file.Bytes(c.Store.MaxSize))
 	}
 	return s

@@ -96,7 +96,7 @@ func (f *sendFlags) bind(fl *pflag.FlagSet) {
 	fl.IntVar(&f.repeat, "repeat", 1, "send each file this many times, each time as a message of its own")
 	fl.IntVar(&f.align, "align", 1, "round the bytes per segment down to a multiple of this; FPsPIN's file transfer wants 64")
 	fl.IntVar(&f.payload, "payload", 0, "bytes per segment before rounding, 0 for what the path's MTU allows")
-	fl.IntVar(&f.attempts, "retries", 8, "consecutive retransmissions without any answer before giving up")
+	fl.IntVar(&f.attempts, "retries", 8, "consecutive retransmissions without any answer before giving up; of a message that has had none for 15 s at most")
 	fl.DurationVar(&f.timeout, "timeout", 0, "limit for the whole command, 0 for as long as the receiver answers")
 	fl.BoolVar(&f.json, "json", false, "print one JSON document")
 }

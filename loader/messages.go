@@ -62,8 +62,8 @@ type WindowConfig struct {
 type MessagesConfig struct {
 	Messages  int           // most in flight. Defaults to 256
 	Segments  int           // most of a message, rounded up to a multiple of 32. Defaults to 65536
-	Remember  time.Duration // how long a message that has ended is remembered. Defaults to 4 s
-	Handed    time.Duration // how long one without packets that was handed over. Defaults to 14 s
+	Remember  time.Duration // how long a message that has ended is remembered. Defaults to spin.DefaultRemember
+	Handed    time.Duration // how long one without packets that was handed over. Defaults to 10 s more
 	Protocol  Protocol
 	Checksums Checksums
 	Windows   []WindowConfig // at most MaxWindows. Messages go into the first that may be written
@@ -102,16 +102,16 @@ func (c *MessagesConfig) complete() error {
 	}
 	c.Segments = MostSegments(c.Segments)
 	if c.Remember == 0 {
-		c.Remember = 4 * time.Second
+		c.Remember = spin.DefaultRemember
 	}
 	if c.Handed == 0 {
-		c.Handed = 14 * time.Second
+		c.Handed = 10*time.Second + c.Remember // as long as it may be open, and then
 	}
 	switch {
 	case c.Messages*c.Segments > MaxClaims:
 		return fmt.Errorf("%d messages of %d segments: want a product of at most %d", c.Messages, c.Segments, MaxClaims)
 	case c.Remember < 0 || c.Handed < 0:
-		return fmt.Errorf("messages remembered for %v, and for %v if handed over: want positive times, or 0 for 4s and 14s", c.Remember, c.Handed)
+		return fmt.Errorf("messages remembered for %v, and for %v if handed over: want positive times, or 0 for %v and 10s more", c.Remember, c.Handed, spin.DefaultRemember)
 	case c.Protocol > SLMP:
 		return fmt.Errorf("protocol %d: there is none", c.Protocol)
 	case c.Checksums > VerifyNone:

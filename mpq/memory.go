@@ -10,9 +10,11 @@ import (
 
 const (
 	shards = 16
-	// maxRecords is the most records in each of a shard's two generations:
-	// 64 Ki in a generation of all shards.
-	maxRecords = 4096
+	// maxRecords is the most records in each of a shard's two generations: 256 Ki in a
+	// generation of all shards. Whether senders count, which is 16 million messages, or
+	// each message has a sender of its own, they and those of the other generation take
+	// 48 MiB at most.
+	maxRecords = 16384
 )
 
 // A memory remembers which messages have ended, and how. A record covers 64

@@ -34,6 +34,8 @@ import (
 	"fmt"
 	"math"
 	"time"
+
+	"github.com/xspin/xspin/spin"
 )
 
 // KeyWords is how many words a message key has.
@@ -116,7 +118,7 @@ type Config struct {
 	Held       int           // most packets held, of all messages. Defaults to 64; negative: none
 	Memory     int           // bytes for holes that do not fit in entries; a message gets an eighth at most, or 8 KiB. Defaults to 16 MiB
 	Timeout    time.Duration // since the last new segment. Defaults to 10 s
-	Remember   time.Duration // how long a finished message is remembered, unless room runs out. Defaults to 4 s
+	Remember   time.Duration // how long a finished message is remembered, unless room runs out. Defaults to spin.DefaultRemember
 	Incomplete Incomplete
 	Linger     time.Duration // since EOM, if Incomplete is Linger. Defaults to 10 ms
 }
@@ -159,7 +161,7 @@ func (c *Config) complete() error {
 		v    *time.Duration
 		name string
 		def  time.Duration
-	}{{&c.Timeout, "timeout", 10 * time.Second}, {&c.Remember, "time to remember messages", 4 * time.Second}, {&c.Linger, "linger", 10 * time.Millisecond}} {
+	}{{&c.Timeout, "timeout", 10 * time.Second}, {&c.Remember, "time to remember messages", spin.DefaultRemember}, {&c.Linger, "linger", 10 * time.Millisecond}} {
 		if *d.v == 0 {
 			*d.v = d.def
 		}

@@ -727,7 +727,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const n = 300_000
+	const n = 1_200_000
 	for i := range uint32(n) {
 		q.done.add(q, &Key{i}, false, 1)
 	}

@@ -25,7 +25,6 @@ import (
 
 const (
 	defaultTimeout        = 10 * time.Second
-	defaultRemember       = 4 * time.Second
 	defaultKernelMessages = 256
 	// eventBytes is the size of a context's ring of events: those of 2048 messages.
 	eventBytes = 256 << 10
@@ -88,7 +87,7 @@ func (s *ContextSpec) messageWindows() (all []hpu.NamedWindow) {
 func (s *ContextSpec) messagesConfig() (cfg loader.MessagesConfig) {
 	cfg = loader.MessagesConfig{
 		Messages: s.Messages, Segments: s.Kernel.Segments, Remember: s.Remember,
-		Handed:    s.Timeout + cmp.Or(s.Remember, defaultRemember),
+		Handed:    s.Timeout + cmp.Or(s.Remember, spin.DefaultRemember),
 		Checksums: loader.Checksums(s.Checksums),
 	}
 	if s.isFormat("slmp") {

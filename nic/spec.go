@@ -73,7 +73,7 @@ type ContextSpec struct {
 	Timeout    time.Duration  // after which an incomplete message ends, since its last news. Defaults to 10 s
 	Incomplete mpq.Incomplete // how it ends. Defaults to mpq.Abandon
 	Linger     time.Duration  // with mpq.Linger: how long to wait after EOM. Defaults to 10 ms
-	Remember   time.Duration  // for how long late duplicates of a message are known. Defaults to 4 s
+	Remember   time.Duration  // for how long late duplicates of a message are known, since the last one. Defaults to spin.DefaultRemember; for less see slmp.MaxSilence
 	Held       int            // packets that may wait for their message's header packet. Defaults to a quarter of the credits, 64 at most; negative: none
 	Memory     int            // for tracking out-of-order data of all messages, in bytes. Defaults to 16 MiB
 	Checksums  hpu.Checksums  // what is done about UDP checksums. Defaults to hpu.VerifyComplete

@@ -46,6 +46,7 @@ type world struct {
 	there, back link // to the receiver, from it
 	senders     []*sender
 	receivers   []*receiver // the last one is alive
+	receive     func(from netip.AddrPort, b []byte)
 	c           mpq.Config
 	behave      behaviour
 }
@@ -111,7 +112,10 @@ func (w *world) state() (s string) {
 	for _, x := range w.senders {
 		s += fmt.Sprintf("\nsender %v: %+v", x.addr, x.s.Stats())
 	}
-	return s + fmt.Sprintf("\nreceiver: %+v", w.receivers[len(w.receivers)-1].n.MessageStats())
+	for _, x := range w.receivers {
+		s += fmt.Sprintf("\nreceiver: %+v", x.n.MessageStats())
+	}
+	return s
 }
 
 // A link loses, doubles, delays, reorders and corrupts datagrams.
@@ -255,7 +259,7 @@ func (x *sender) pump() {
 			for i := range b[slmp.HeaderLen:] {
 				b[slmp.HeaderLen+i] = content(o.Header.ID, uint64(o.Header.Offset)+uint64(i))
 			}
-			w.send(&w.there, b, func(b []byte) { w.receivers[len(w.receivers)-1].receive(x.addr, b) })
+			w.send(&w.there, b, func(b []byte) { w.receive(x.addr, b) })
 		}
 	}
 	for o := x.s.Finished(); o != nil; o = x.s.Finished() {
@@ -382,6 +386,7 @@ func (w *world) newReceiver() *receiver {
 		Rulesets: []matcher.Ruleset{matcher.SLMP()}, Binder: x, Limits: w.c, Queue: true, Clock: x.now.Load,
 	})
 	w.receivers = append(w.receivers, x)
+	w.receive = x.receive
 	return x
 }
 
@@ -408,7 +413,7 @@ func (x *receiver) receive(from netip.AddrPort, b []byte) {
 	if h, err := slmp.ParseHeader(b); err == nil {
 		if r := x.records[name{from, h.ID}]; r != nil {
 			over := r.failed || r.queued || r.told || x.w.c.Incomplete == mpq.Discard
-			r.old = r.old || over && x.w.now-r.seen >= 4*sec
+			r.old = r.old || over && x.w.now-r.seen >= int64(spin.DefaultRemember)
 			r.seen = x.w.now
 		}
 	}

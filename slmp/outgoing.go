@@ -165,6 +165,10 @@ func (o *Outgoing) Abandon(err error) {
 	}
 }
 
+// forgottenAt returns when a receiver that does not answer may have forgotten the message:
+// from then on its first segment must not be sent.
+func (o *Outgoing) forgottenAt() int64 { return o.answerAt + int64(MaxSilence) }
+
 // last returns the number of EOM's segment, or one that no segment has.
 func (o *Outgoing) last() int {
 	if o.known {

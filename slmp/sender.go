@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"math/bits"
 	"time"
+
+	"github.com/xspin/xspin/spin"
 )
 
 // A Mode says which segments ask to be acknowledged.
@@ -42,6 +44,19 @@ const (
 	MaxWindow  = 1 << 14           // receivers look no further than four times this
 )
 
+// A message begins with its first segment, at offset 0. A receiver that has ended a message
+// and forgotten it would begin it once more with a copy of that segment. So how long senders
+// send one again and how long receivers remember are one contract.
+const (
+	// MaxSilence is the longest that a message's first segment is sent again while the peer
+	// does not answer, since its last answer about the message: its acknowledgement may
+	// have been lost. Then the message is given up.
+	MaxSilence = spin.DefaultRemember - PathTime
+	// PathTime is what the contract leaves to the path, for a segment that is late and an
+	// answer that was: what is longer on its way may be taken for new.
+	PathTime = 5 * time.Second
+)
+
 // SenderConfig of a Sender. Zero fields but Payload take the defaults.
 type SenderConfig struct {
 	Mode    Mode
@@ -51,7 +66,8 @@ type SenderConfig struct {
 	Plain   bool          // never offer Cumulative: one acknowledgement for each segment, as FPsPIN
 
 	// A message is given up after Retries timeouts in a row without any
-	// answer, but not before Patience is over.
+	// answer, but not before Patience is over. As long as its first segment is not
+	// acknowledged, it is given up after MaxSilence whatever they say.
 	Retries  int           // Defaults to 8
 	Patience time.Duration // Defaults to 2 s; negative: none
 
@@ -523,6 +539,9 @@ func (s *Sender) expire(now int64) {
 // due returns when a message's timer expires.
 func (s *Sender) due(o *Outgoing) int64 {
 	t := o.timerAt + s.rtt.timeout(o.expiries)
+	if o.una == 0 {
+		t = min(t, o.forgottenAt())
+	}
 	if o.reorderAt != 0 && o.reorderAt < t {
 		return o.reorderAt
 	}
@@ -567,7 +586,8 @@ func (s *Sender) timeout(o *Outgoing, now int64) {
 	if !o.everAnswered && s.answerAt > o.startAt {
 		retries *= patience
 	}
-	if o.unanswered > retries && now-o.answerAt >= int64(s.c.Patience) {
+	forgotten := now >= o.forgottenAt()
+	if o.una == 0 && forgotten || o.unanswered > retries && now-o.answerAt >= int64(s.c.Patience) {
 		err := ErrSilent
 		if s.c.Mode == FirstLast && s.peer == plain && o.everAnswered && o.end > 2 {
 			err = ErrIncomplete // most probably: a plain peer is silent then
@@ -581,7 +601,7 @@ func (s *Sender) timeout(o *Outgoing, now int64) {
 		s.inflight -= o.inflight
 	}
 	o.probes = probeOldest
-	if s.peer != cumulative && s.c.Mode == EverySegment && o.known && o.una == o.end-1 && o.una > 0 {
+	if s.peer != cumulative && s.c.Mode == EverySegment && o.known && o.una == o.end-1 && o.una > 0 && !(o.una == 1 && forgotten) {
 		o.probes |= probeAlive
 	}
 	s.queues[probing].push(o)

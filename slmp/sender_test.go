@@ -481,6 +481,64 @@ func TestSilence(t *testing.T) {
 	}
 }
 
+// The first segment would begin a message once more with a receiver that has ended and
+// forgotten it. It is not sent later than the contract allows, whatever a sender's patience.
+func TestFirstSegmentIsNotSentForLong(t *testing.T) {
+	const window = 4
+	for _, c := range []struct {
+		name   string
+		config SenderConfig
+		length uint64
+		meet   func(d *desk) // what the peer answers, a millisecond after what was sent
+		first  bool          // it is sent again until shortly before the limit
+		beyond bool          // others are sent after it
+	}{
+		{"a peer that was never there, by default", SenderConfig{Window: window}, 50, nil, false, false},
+		{"and with patience", SenderConfig{Window: window, Retries: 1000}, 50, nil, true, false},
+		{"and with more of it", SenderConfig{Window: window, Retries: 1000, Patience: time.Hour}, 1000, nil, true, false},
+		{"and a plain one", SenderConfig{Window: window, Retries: 1000, Plain: true}, 1000, nil, true, false},
+		{"and one whose segments are sent again after a minute", SenderConfig{Window: window, Retries: 1000, MinRTO: time.Minute, MaxRTO: time.Minute}, 50, nil, false, false},
+		{"a peer that has said to wait", SenderConfig{Window: window, Retries: 1000}, 50, func(d *desk) { d.wait(1, 0, 0, 0) }, true, false},
+		{"a peer that has acknowledged the first", SenderConfig{Window: window, Retries: 40}, 1000, func(d *desk) { d.cumulative(1, 0, 100, 0) }, false, true},
+		{"a plain one that has", SenderConfig{Window: window, Retries: 40, Plain: true}, 1000, func(d *desk) { d.plain(1, 0) }, false, true},
+		{"a plain one that has, and only EOM is open", SenderConfig{Window: window, Retries: 40, Plain: true}, 150, func(d *desk) { d.plain(1, 0) }, true, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			d := newDesk(t, c.config)
+			d.open(1, c.length)
+			d.next()
+			if c.meet != nil {
+				c.meet(d.after(ms))
+			}
+			heard := d.now
+			var first, last int64
+			var o *Outgoing
+			for ; o == nil; o = d.s.Finished() {
+				d.now = max(d.now, d.s.Deadline())
+				for _, s := range strings.Fields(d.next()) {
+					if strings.HasPrefix(s, "1:0") {
+						first = d.now - heard
+					}
+					last = d.now - heard
+				}
+			}
+			if !errors.Is(o.Err(), ErrSilent) {
+				t.Errorf("it ends with %v", o.Err())
+			}
+			limit := int64(MaxSilence)
+			if first >= limit || c.first && first < limit-2*second {
+				t.Errorf("the first segment is sent until %v after the last answer, the limit is %v", time.Duration(first), MaxSilence)
+			}
+			if (last >= limit) != c.beyond {
+				t.Errorf("others are sent until %v after the last answer, the limit is %v", time.Duration(last), MaxSilence)
+			}
+			if silent := d.now - heard; !c.beyond && silent > limit {
+				t.Errorf("it is given up after %v", time.Duration(silent))
+			}
+		})
+	}
+}
+
 // A receiver that has no room for a message says nothing; it is asked longer
 // when it answers others.
 func TestRefused(t *testing.T) {

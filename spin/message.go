@@ -5,6 +5,7 @@ package spin
 import (
 	"fmt"
 	"net/netip"
+	"time"
 )
 
 // A Binding says where a message goes.
@@ -42,6 +43,10 @@ type Receive struct {
 	// Keep leaves the receive posted after a message has taken it.
 	Keep bool
 }
+
+// DefaultRemember is how long a message that has ended is remembered after the last segment
+// of it, so that a copy is known for one. Senders count on it: see slmp.MaxSilence.
+const DefaultRemember = 20 * time.Second
 
 // A Cause says how a message ended.
 type Cause uint8
