@@ -674,6 +674,9 @@ func (b *contextPlan) judge(c *checker, at func(string) string, set *handlers.Se
 	}
 	resolved, err := s.Resolve(b.hpus)
 	b.ending = resolved.Format != nil && resolved.Format.Ends()
+	if why := resolved.ForgetsEarly(); why != "" {
+		b.hints = append(b.hints, problem{path: "remember", msg: why})
+	}
 	noSet := set == nil && s.Kernel == nil
 	// Those of the handlers are made of their parameters.
 	noRules := b.doc.Rulesets == "" && (noSet || slices.ContainsFunc(c.problems, func(p problem) bool { return strings.HasPrefix(p.path, at("params")) }))

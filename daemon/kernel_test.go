@@ -295,6 +295,27 @@ func TestWindowsThatAreHardlyMeant(t *testing.T) {
 	}
 }
 
+// A memory that is shorter than senders are patient is a warning, at both tiers.
+func TestMemoryThatIsTooShort(t *testing.T) {
+	const why = "senders send a message again for up to 15s while no acknowledgement comes: after an outage of more than 4s handlers may run a second time for it. Want 20s or more, or leave it out"
+	for _, tc := range []struct{ name, context, want string }{
+		{"the default", "handler: deposit, windows: [{name: a, size: 64}]", ""},
+		{"less", "handler: deposit, windows: [{name: a, size: 64}], remember: 4s", why},
+		{"as much", "handler: deposit, windows: [{name: a, size: 64}], remember: 20s", ""},
+		{"less in the kernel", "tier: kernel, handler: deposit, windows: [{name: a, size: 64}], remember: 4s", why},
+		{"less, of messages that nobody acknowledges", "handler: count, rulesets: \"mine: udp(7)\", remember: 4s", ""},
+	} {
+		cfg, bad := load(t, fmt.Sprintf("%s%scontexts:\n- {name: a, %s}\n", inKernel, eth, tc.context))
+		if bad != "" {
+			t.Errorf("%s: %s", tc.name, bad)
+			continue
+		}
+		if got := strings.TrimPrefix(strings.Join(cfg.Warnings(), "\n"), "contexts[0].remember: "); got != tc.want {
+			t.Errorf("%s:\n%s\nwant\n%s", tc.name, got, tc.want)
+		}
+	}
+}
+
 // launchBeside is launch with files beside the configuration.
 func launchBeside(t *testing.T, text string, files map[string][]byte) *fixture {
 	t.Helper()

@@ -92,12 +92,30 @@ func (n *NIC) messages(s *ContextSpec) hpu.MessageConfig {
 			cfg.Binder = sinkBinder{s.Binder, pairSink{p}}
 		}
 	}
-	for _, name := range []string{"slmp", "slmp6"} {
-		if s.Protocol == nil && s.isFormat(name) {
-			cfg.Protocol = slmp.Protocol{}
-		}
+	if s.speaksSLMP() {
+		cfg.Protocol = slmp.Protocol{}
 	}
 	return cfg
+}
+
+// speaksSLMP tells whether messages of the context are acknowledged as those of SLMP, by
+// itself or because somebody says so.
+func (s *ContextSpec) speaksSLMP() bool {
+	if s.Protocol != nil {
+		_, is := s.Protocol.(slmp.Protocol)
+		return is
+	}
+	return s.isFormat("slmp") || s.isFormat("slmp6")
+}
+
+// ForgetsEarly tells what comes of a resolved description that has ended messages forgotten
+// while senders may still send them again, "" if it does not.
+func (s *ContextSpec) ForgetsEarly() string {
+	if s.Remember == 0 || s.Remember >= spin.DefaultRemember || !s.speaksSLMP() {
+		return ""
+	}
+	return fmt.Sprintf("senders send a message again for up to %v while no acknowledgement comes: after an outage of more than %v handlers may run a second time for it. Want %v or more, or leave it out",
+		slmp.MaxSilence, s.Remember, spin.DefaultRemember)
 }
 
 // isFormat tells whether the context has the predefined format of that name.
