@@ -4,6 +4,7 @@ package slmp
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"os"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -217,12 +219,13 @@ func dial(ctx context.Context, address string, cfg Config) (c *Conn, err error) 
 		cfg.Buffer = defaultBuffer
 	}
 	cfg.Buffer = max(cfg.Buffer, minBuffer)
-	c = &Conn{cfg: cfg, over: make(chan struct{}), nextID: rand.Uint32(), spin: int64(maxSpin), alone: runtime.GOMAXPROCS(0) == 1}
+	c = &Conn{cfg: cfg, over: make(chan struct{}), spin: int64(maxSpin), alone: runtime.GOMAXPROCS(0) == 1}
 	sock, err := dialSocket(ctx, address, cfg.Local, cfg.Offload)
 	if err != nil {
 		return nil, err
 	}
 	c.sock = sock
+	c.nextID = firstID(sock.local, sock.remote, time.Now())
 	defer func() {
 		if err != nil {
 			sock.close()
@@ -240,6 +243,20 @@ func dial(ctx context.Context, address string, cfg Config) (c *Conn, err error) 
 	c.pollFds[0].Fd, c.pollFds[1].Fd = int32(c.sock.fd), int32(c.wake)
 	c.pollFds[1].Events = unix.POLLIN
 	return c, nil
+}
+
+// firstID returns the id of a connection's first message. A later connection from the same
+// port, of this program or another, must not use ids that the peer may remember. So ids
+// follow the clock, at one in 256 ns, which is more than messages: those of the later
+// connection lie beyond. Other hosts cannot tell where: that depends on a number of the
+// machine's own.
+func firstID(local, remote netip.AddrPort, now time.Time) uint32 {
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return rand.Uint32()
+	}
+	sum := sha256.Sum256(fmt.Appendf(boot, "%v %v", local, remote))
+	return binary.BigEndian.Uint32(sum[:]) + uint32(now.UnixNano()>>8)
 }
 
 // LocalAddr returns the address and port that the connection sends from.

@@ -82,9 +82,8 @@ func (c *Conn) intake() (closed bool) {
 	return closed
 }
 
-// begin gives m its id. Ids follow one another from a random one on, so that
-// none comes again on this port before 2^32 others, nor, likely, from a later
-// connection that the kernel gives the same port.
+// begin gives m its id. Ids follow one another, so that none comes again on this port
+// before 2^32 others. See firstID for later connections from the same port.
 func (c *Conn) begin(m *message) {
 	var err error
 	for m.out, err = c.sender.Open(c.nextID); errors.Is(err, ErrInUse); m.out, err = c.sender.Open(c.nextID) {

@@ -990,6 +990,47 @@ func TestConnAddresses(t *testing.T) {
 	}
 }
 
+// A later connection from the same port uses no ids that an earlier one may have used.
+func TestFirstID(t *testing.T) {
+	here, there := netip.MustParseAddrPort("10.0.0.1:1000"), netip.MustParseAddrPort("10.0.0.2:9330")
+	now := time.Unix(1_700_000_000, 0)
+	first := firstID(here, there, now)
+	for _, tc := range []struct {
+		name  string
+		later time.Duration
+	}{
+		{"a second later", time.Second},
+		{"a minute later", time.Minute},
+		{"eight minutes later", 8 * time.Minute},
+	} {
+		second := firstID(here, there, now.Add(tc.later))
+		// More messages than a connection can send.
+		least := int64(tc.later / time.Microsecond * 3)
+		if d := int64(int32(second - first)); d < least || d > 2*least {
+			t.Errorf("%s: it begins at %d, after %d", tc.name, second, first)
+		}
+	}
+	for name, id := range map[string]uint32{
+		"from another port": firstID(netip.MustParseAddrPort("10.0.0.1:1001"), there, now),
+		"to another peer":   firstID(here, netip.MustParseAddrPort("10.0.0.3:9330"), now),
+	} {
+		if id == first {
+			t.Errorf("%s: it begins at %d, too", name, id)
+		}
+	}
+
+	p := newConnPeer(t, "127.0.0.1:0")
+	c := mustDial(t, p.addr, Config{})
+	began := c.nextID
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	c = mustDial(t, p.addr, Config{Local: c.LocalAddr()})
+	if d := int32(c.nextID - began); d <= 0 {
+		t.Errorf("a connection begins at %d, one from the same port at %d", began, c.nextID)
+	}
+}
+
 // Datagrams that are no acknowledgements change nothing, from whoever they are.
 func TestConnRubbishFromThePeer(t *testing.T) {
 	p := newConnPeer(t, "127.0.0.1:0")

@@ -288,7 +288,9 @@ func NewSender(c SenderConfig) (*Sender, error) {
 	return s, nil
 }
 
-// Open begins a message. ErrInUse: choose another id.
+// Open begins a message. ErrInUse: choose another id. An id must not come again from the same
+// port while the peer may remember the message: it would take the new one for the old one, and
+// acknowledge it. Receivers remember for spin.DefaultRemember, some for up to three times as long.
 func (s *Sender) Open(id uint32) (*Outgoing, error) {
 	if s.messages[id] != nil {
 		return nil, fmt.Errorf("SLMP message %d: %w", id, ErrInUse)
