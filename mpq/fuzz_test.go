@@ -259,6 +259,9 @@ func drive(t *testing.T, data []byte) {
 				if state != Failed {
 					bad("it is not dead")
 				}
+				if m.state == Failed { // a stopped one is remembered when it ends
+					ended[k] = past{true, now}
+				}
 			case spin.DropNoHeader:
 				if q.Held() < held {
 					bad("%d held", q.Held())

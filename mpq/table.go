@@ -108,6 +108,9 @@ func (t *Table) known(e *Entry, s Segment, now int64) (*Entry, Decision, spin.Dr
 			return e, Notify, spin.NotDropped
 		}
 	case Failed:
+		if e.state == Failed { // others are remembered when they end
+			t.q.done.add(t.q, &e.key, true, now)
+		}
 		return t.drop(e, spin.DropDead)
 	}
 	d, r := t.claim(e, s)

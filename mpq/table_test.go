@@ -722,6 +722,43 @@ func TestRemembered(t *testing.T) {
 	}
 }
 
+// Copies tell that a sender is still at it, also while segments of a failed message run.
+func TestCopiesAreRemembered(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		end  func(tab *Table, e *Entry, now int64) // once
+		over int64                                 // when the last segment that ran is over
+		d    Decision
+		r    spin.DropReason
+	}{
+		{"a complete message", func(tab *Table, e *Entry, now int64) {
+			tab.Finish(e, eom(0, 1), now)
+			tab.End(e, now)
+		}, 0, Again, spin.NotDropped},
+		{"a failed message", func(tab *Table, e *Entry, now int64) {
+			tab.Fail(e, now)
+			tab.Finish(e, eom(0, 1), now)
+		}, 0, Drop, spin.DropDead},
+		{"a failed message of which a segment runs", func(tab *Table, e *Entry, now int64) { tab.Fail(e, now) }, 6000 * ms, Drop, spin.DropDead},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, tab := queue(t, Config{Remember: time.Second, Words: 2})
+			k := Key{1, 1}
+			e := begin(t, tab, &k, eom(0, 1), 10*ms)
+			c.end(tab, e, 10*ms)
+			last := int64(0)
+			for now := 900 * ms; now < 10_000*ms; now += 990 * ms {
+				arrive(t, tab, &k, eom(0, 1), now, c.d, c.r)
+				if last = now; c.over > 0 && now > c.over {
+					tab.Finish(e, eom(0, 1), now)
+					c.over = 0
+				}
+			}
+			arrive(t, tab, &k, eom(0, 1), last+4000*ms, Start, spin.NotDropped)
+		})
+	}
+}
+
 func TestMemoryIsBounded(t *testing.T) {
 	q, err := NewQueue(Config{})
 	if err != nil {
