@@ -177,8 +177,12 @@ func (s *ContextSpec) resolveKernel(wrong *spin.Problems) {
 		if m.w == nil {
 			continue
 		}
-		if mem, off := m.w.Memory(); mem == nil || off != 0 {
+		const element = 1 << 20 // of its map
+		switch mem, off := m.w.Memory(); {
+		case mem == nil || off != 0:
 			wrong.Add(m.key, "want a window on a hostq.Memory, from its beginning: handlers in eBPF are given its map")
+		case int64(mem.Map().MaxEntries()) > (m.w.Size()+element-1)/element || m.w.Rights() != spin.All:
+			wrong.Add(m.key, "want a window with all rights on all of a hostq.Memory: handlers in eBPF reach the whole MiB of its map, %d, and this window has %d bytes of it", mem.Map().MaxEntries(), m.w.Size())
 		}
 	}
 	if s.Kernel.Object == nil {

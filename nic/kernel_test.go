@@ -790,6 +790,34 @@ func TestSlowVerifierHoldsUpNothing(t *testing.T) {
 func TestHandlersWithoutTheirMemory(t *testing.T) {
 	lab := netnstest.Temp(t, netns.LabConfig{})
 	n := open(t, lab, nic.Config{HPUs: 1})
+	large, err := hostq.NewMemory("large", 3<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { large.Close() })
+	for _, tc := range []struct {
+		off, size int64
+		rights    spin.Rights
+		refused   bool
+	}{
+		{0, 2<<20 + 1, spin.All, false}, {0, 2 << 20, spin.All, true}, {0, 3 << 20, spin.Read, true}, {8, 2<<20 + 1, spin.All, true},
+	} {
+		w, err := large.Window(tc.off, tc.size, tc.rights)
+		if err != nil {
+			t.Fatal(err)
+		}
+		spec := builtin(t, "noop", matcher.UDPPort(9))
+		spec.Resources.Memory = w
+		c, err := n.Install(spec)
+		if (err != nil) != tc.refused || err != nil && !strings.Contains(err.Error(), "hostq.Memory") {
+			t.Errorf("a window of %d bytes at %d of three MiB, with rights %v: %v", tc.size, tc.off, tc.rights, err)
+		}
+		if err == nil {
+			if err := n.Remove(c); err != nil {
+				t.Error(err)
+			}
+		}
+	}
 	for call, want := range map[string]string{"xspin_memory(0, 8)": "xspin_memory(), and there is no memory", "xspin_hpu_memory(her, 0, 8)": "xspin_hpu_memory(), and there is no memory of each HPU"} {
 		_, err := n.Install(compiled(t, "XSPIN_PAYLOAD { return "+call+" ? XSPIN_SUCCESS : XSPIN_SEGV; }\nXSPIN_CONTEXT(PAYLOAD);", matcher.UDPPort(7)))
 		if err == nil || !strings.Contains(err.Error(), want) {
