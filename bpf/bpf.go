@@ -21,7 +21,7 @@ import "unsafe"
 //go:generate go tool bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -cflags "-O2 -g -mcpu=v3 -Wall -Wextra -Werror -Wno-unused-parameter -Iinclude" -no-global-types -type xspin_declared HandlersNoop src/handlers/noop.bpf.c
 //go:generate go tool bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -cflags "-O2 -g -mcpu=v3 -Wall -Wextra -Werror -Wno-unused-parameter -Iinclude" -no-global-types -type xspin_constants -type xspin_counters -type xspin_word -type xspin_pair EnginePackets src/engine/packets.bpf.c
 //go:generate go tool bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -cflags "-O2 -g -mcpu=v3 -Wall -Wextra -Werror -Wno-unused-parameter -Iinclude" -no-global-types HandlersDeposit src/handlers/deposit.bpf.c
-//go:generate go tool bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -cflags "-O2 -g -mcpu=v3 -Wall -Wextra -Werror -Wno-unused-parameter -Iinclude" -no-global-types -type xspin_settings -type xspin_range -type xspin_message -type xspin_claims -type xspin_tally -type xspin_event -type xspin_order -type xspin_receive -type xspin_ring -type xspin_note -type xspin_scratch -type xspin_slip -type xspin_owed -type xspin_room EngineMessages src/engine/messages.bpf.c
+//go:generate go tool bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -cflags "-O2 -g -mcpu=v3 -Wall -Wextra -Werror -Wno-unused-parameter -Iinclude" -no-global-types -type xspin_settings -type xspin_range -type xspin_message -type xspin_claims -type xspin_tally -type xspin_event -type xspin_order -type xspin_receive -type xspin_ring -type xspin_note -type xspin_scratch -type xspin_slip -type xspin_owed -type xspin_room -type xspin_past EngineMessages src/engine/messages.bpf.c
 
 // The shared types under their short names.
 type (

@@ -95,6 +95,15 @@ type EngineMessagesXspinOwed struct {
 	Pad   [56]uint8
 }
 
+type EngineMessagesXspinPast struct {
+	_      structs.HostLayout
+	Run    uint32
+	Pad    uint32
+	Since  uint64
+	Done   [4]uint64
+	Failed [4]uint64
+}
+
 type EngineMessagesXspinRange struct {
 	_      structs.HostLayout
 	Off    uint64
@@ -171,6 +180,7 @@ type EngineMessagesXspinScratch struct {
 	Note  EngineMessagesXspinNote
 	Owed  EngineMessagesXspinOwed
 	Order EngineMessagesXspinOrder
+	Past  EngineMessagesXspinPast
 }
 
 type EngineMessagesXspinSettings struct {
@@ -222,7 +232,9 @@ type EngineMessagesXspinTally struct {
 	Last        uint64
 	Slip        EngineMessagesXspinSlip
 	Told        EngineMessagesXspinSlip
-	Pad         [6]uint64
+	Forgotten   uint64
+	Records     uint64
+	Pad         [4]uint64
 }
 
 // Names of all BPF objects in the ELF.

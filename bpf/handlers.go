@@ -78,6 +78,7 @@ type (
 	MessageRing     = EngineMessagesXspinRing
 	MessageRoom     = EngineMessagesXspinRoom
 	MessageOwed     = EngineMessagesXspinOwed
+	MessagePast     = EngineMessagesXspinPast
 )
 
 // HandlersVersion is the version of xspin_handler.h that an object must be made with.

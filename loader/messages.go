@@ -223,11 +223,15 @@ type messages struct {
 
 	expire *ebpf.Program
 	events *ebpf.Map
+
+	remember time.Duration
+	counts   []recordCount // of some moments, as far back as messages are remembered
+	evicted  uint64
 }
 
 // openMessages maps what user space reads, and puts all slots on the list of free ones.
 func openMessages(coll *ebpf.Collection, c *MessagesConfig, cpus int) (m *messages, err error) {
-	m = &messages{expire: coll.Programs[bpf.MessagesExpire], events: coll.Maps[bpf.MessagesEvents]}
+	m = &messages{remember: c.Remember, expire: coll.Programs[bpf.MessagesExpire], events: coll.Maps[bpf.MessagesEvents]}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, m.close())
@@ -318,6 +322,7 @@ func (h *Handlers) tally() (t MessageTally) {
 			{&t.Refused, &c.Refused}, {&t.Duplicates, &c.Duplicates}, {&t.Waits, &c.Waits}, {&t.Corrupt, &c.Corrupt},
 			{&t.Unverified, &c.Unverified}, {&t.Stray, &c.Stray}, {&t.Headers, &c.Headers}, {&t.Complete, &c.Completions},
 			{&t.Acks, &c.Acks}, {&t.Mute, &c.Mute}, {&t.Deferred, &c.Deferred}, {&t.Lost, &c.Lost}, {&t.Leaked, &c.Leaked}, {&t.Busy, &c.Busy}, {&t.Handed, &c.Handed},
+			{&t.Forgotten, &c.Forgotten},
 		} {
 			*p.to += atomic.LoadUint64(p.from)
 		}
@@ -326,7 +331,38 @@ func (h *Handlers) tally() (t MessageTally) {
 		}
 	}
 	t.Open = int(t.Started - t.Ended - t.Failed - t.Abandoned)
+	t.Forgotten += h.messages.evicted
 	return t
+}
+
+// A recordCount is how many records of ended messages had been begun at a time.
+type recordCount struct {
+	at    int64
+	begun uint64
+}
+
+// countEvicted estimates how many records of ended messages the kernel has dropped before their time: those that were begun
+// while as many as there is room for are younger than messages are remembered. Each has a message at least.
+func (m *messages) countEvicted(now int64) {
+	if m.tallies == nil {
+		return // it is closed
+	}
+	begun := uint64(0)
+	for i := range m.tallies {
+		begun += atomic.LoadUint64(&m.tallies[i].Records)
+	}
+	young := 0 // the first count that is young enough, and one before it
+	for young+1 < len(m.counts) && now-m.counts[young+1].at > int64(m.remember) {
+		young++
+	}
+	m.counts = append(m.counts[young:], recordCount{now, begun})
+	last, first := begun, m.counts[0].begun
+	if n := len(m.counts); n > 1 {
+		last = m.counts[n-2].begun
+	}
+	if more := begun - first; more > endedEntries {
+		m.evicted += min(begun-last, more-endedEntries)
+	}
 }
 
 // States of a slot, in the lower half of its word: xspin_state_of.
@@ -383,6 +419,7 @@ func (h *Handlers) Stop(idle time.Duration, cause spin.Cause) (all []StoppedMess
 	if h.messages == nil {
 		return nil
 	}
+	h.messages.countEvicted(monotonic())
 	// None after Close.
 	for i := range h.messages.slots {
 		s := &h.messages.slots[i]

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -784,8 +785,10 @@ func TestForgottenMessages(t *testing.T) {
 	h := load(t, depositObject(t), cfg)
 	all := segment{payload: make([]byte, 10), flags: slmp.SYN | slmp.EOM}
 	for _, failed := range []uint64{0, 1} {
-		key := [8]uint32{0x0a00, 2 << 16, 10000, all.id}
-		if err := h.coll.Maps[bpf.MessagesEnded].Update(key, uint64(1)<<1|failed, ebpf.UpdateAny); err != nil {
+		key := [8]uint32{0x0a00, 2 << 16, 10000, 0} // of the record of numbers 0 to 127
+		past := bpf.MessagePast{Since: 1}
+		past.Done[0], past.Failed[0] = (1-failed)<<all.id, failed<<all.id
+		if err := h.coll.Maps[bpf.MessagesEnded].Update(key, past, ebpf.UpdateAny); err != nil {
 			t.Fatal(err)
 		}
 		before := h.Tally()
@@ -798,6 +801,99 @@ func TestForgottenMessages(t *testing.T) {
 			t.Errorf("message %d: %+v", all.id, s)
 		}
 		all.id++
+	}
+}
+
+// A sender that numbers its messages in order is remembered, however many it sends, and so is who sends seldom.
+func TestManyEndedMessages(t *testing.T) {
+	const count = 80_000 // more than there are records
+	cfg, _ := messagesConfig(t, 1<<20, MessagesConfig{Messages: 4, Segments: 64, Remember: time.Hour})
+	h := load(t, depositObject(t), cfg)
+	other := segment{from: 7, id: 12345, payload: make([]byte, 10), flags: slmp.SYN | slmp.EOM}
+	runs(t, h, other)
+	s := segment{from: 1, payload: make([]byte, 10), flags: slmp.SYN | slmp.EOM, sum: noSum}
+	frame := s.frame()
+	send := func(id uint32) {
+		t.Helper()
+		binary.BigEndian.PutUint32(frame[44:], id)
+		if v, err := h.Run(slices.Clone(frame)); err != nil || v.Action != ActionSend {
+			t.Fatalf("message %d: %+v, %v", id, v, err)
+		}
+	}
+	const first = ^uint32(0) - count/2 // numbers wrap
+	for i := range uint32(count) {
+		send(first + i)
+	}
+	before := h.Tally()
+	if before.Ended != count+1 || before.Forgotten != 0 {
+		t.Fatalf("%+v", before)
+	}
+	for i := uint32(0); i < count; i += 997 {
+		send(first + i)
+	}
+	runs(t, h, other)
+	if now := h.Tally(); now.Started != before.Started || now.Duplicates != before.Duplicates+1+(count+996)/997 {
+		t.Errorf("copies have begun messages: %+v, before %+v", now, before)
+	}
+}
+
+// A sender whose numbers are far apart takes its own oldest records when it has a quarter of all, and nobody else's; they
+// are counted.
+func TestForgottenMessagesAreTheSendersOwn(t *testing.T) {
+	const records, count = 1 << 14, 1<<14 + 1000
+	cfg, _ := messagesConfig(t, 1<<20, MessagesConfig{Messages: 4, Segments: 64, Remember: time.Hour})
+	h := load(t, depositObject(t), cfg)
+	other := segment{from: 7, id: 12345, payload: make([]byte, 10), flags: slmp.SYN | slmp.EOM}
+	runs(t, h, other)
+	s := segment{from: 1, payload: make([]byte, 10), flags: slmp.SYN | slmp.EOM, sum: noSum}
+	frame := s.frame()
+	for i := range uint32(count) {
+		binary.BigEndian.PutUint32(frame[44:], i*128)
+		if _, err := h.Run(slices.Clone(frame)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s := h.Tally(); s.Ended != count+1 || s.Forgotten != count-records {
+		t.Errorf("%d have ended and %d are forgotten, want %d", s.Ended, s.Forgotten, count-records)
+	}
+	before := h.Tally().Started
+	runs(t, h, other, segment{from: 1, id: (count - 1) * 128, payload: make([]byte, 10), flags: slmp.SYN | slmp.EOM}, segment{from: 1, id: 1000 * 128, payload: make([]byte, 10), flags: slmp.SYN | slmp.EOM})
+	if s := h.Tally(); s.Started != before {
+		t.Errorf("%d messages begin anew", s.Started-before)
+	}
+	if a := runs(t, h, segment{from: 1, id: 999 * 128, payload: make([]byte, 10), flags: slmp.SYN | slmp.EOM}); a[0] == nil || h.Tally().Started != before+1 {
+		t.Errorf("the last that was forgotten does not begin anew: %v", a)
+	}
+}
+
+// As long as copies come of a message that has ended, or failed, it is known.
+func TestCopiesKeepMessagesKnown(t *testing.T) {
+	const remember = 500 * time.Millisecond
+	failing := object(t, "#include \"xspin_message.h\"\nXSPIN_COMPLETION { return XSPIN_FAIL; }\nXSPIN_MESSAGES(COMPLETION);\nXSPIN_LICENSE(\"GPL\");\n")
+	for name, o := range map[string]*Object{"one that has ended": depositObject(t), "one that has failed": failing} {
+		t.Run(name, func(t *testing.T) {
+			cfg, _ := messagesConfig(t, 1<<20, MessagesConfig{Messages: 4, Segments: 64, Remember: remember})
+			h := load(t, o, cfg)
+			s := segment{from: 1, id: 1, payload: make([]byte, 10), flags: slmp.SYN | slmp.EOM}
+			for round := 0; ; round++ {
+				s.id++
+				before := h.Tally().Started
+				longest, last := time.Duration(0), time.Now()
+				for begun := last; last.Sub(begun) < 3*remember; last = time.Now() {
+					runs(t, h, s)
+					longest = max(longest, time.Since(last))
+					time.Sleep(remember / 10)
+				}
+				n := h.Tally().Started - before
+				if n == 1 {
+					return
+				}
+				// Unless this machine has held the test up for too long.
+				if longest < remember/2 || round == 5 {
+					t.Fatalf("it has begun %d times, with copies every %v", n, longest)
+				}
+			}
+		})
 	}
 }
 

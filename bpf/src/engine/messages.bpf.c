@@ -181,7 +181,9 @@ struct xspin_tally {
 	__u64 last;	  /* slot << 32 | lap of the message whose segment came last */
 	struct xspin_slip slip; /* of this packet */
 	struct xspin_slip told; /* of the last failure of a handler */
-	__u64 pad[6];
+	__u64 forgotten;  /* messages that ended, and were not remembered for long enough */
+	__u64 records;	  /* of those that ended: that were begun */
+	__u64 pad[4];
 };
 _Static_assert(sizeof(struct xspin_tally) == 320, "CPUs share no cache line");
 
@@ -307,12 +309,29 @@ struct {
 	__uint(value_size, 4);
 } xspin_free SEC(".maps");
 
-/* Messages that have ended: when << 1 | failed. */
+/*
+ * Messages that have ended. A record has XSPIN_RUN consecutive numbers of one sender, so that senders that count
+ * cost little. There are two generations, as in package mpq: the older is dropped when the younger is as old as
+ * messages are remembered, and a copy moves its message to the younger.
+ *
+ * The key is that of a message, with the record's number modulo XSPIN_RECORDS in the place of the message's: no
+ * sender has more records than these. One that needs more takes its own oldest.
+ */
+enum { XSPIN_RUN = 128, XSPIN_RECORDS = 16384, XSPIN_NO_RUN = -1 };
+
+struct xspin_past {
+	__u32 run; /* which numbers: the first, divided by XSPIN_RUN. XSPIN_NO_RUN while it changes */
+	__u32 pad;
+	__u64 since;	/* when the younger generation began */
+	__u64 done[4];	/* a bit for each number, younger first */
+	__u64 failed[4];
+};
+
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 1);
 	__uint(key_size, 32);
-	__type(value, __u64);
+	__type(value, struct xspin_past);
 } xspin_ended SEC(".maps");
 
 /* Messages that were handed over, to when their last packet came. As others end, these are
@@ -426,6 +445,7 @@ struct xspin_scratch {
 	struct xspin_note note;
 	struct xspin_owed owed;
 	struct xspin_order order;
+	struct xspin_past past;
 };
 
 struct {
@@ -900,6 +920,15 @@ static __always_inline __u32 xspin_done_bits(__u32 slot, __u32 lap, __u32 word)
 	return v >> 32 == lap ? (__u32)v : 0;
 }
 
+/* How many bits are set. */
+static __always_inline __u32 xspin_ones(__u64 v)
+{
+	v -= v >> 1 & 0x5555555555555555;
+	v = (v & 0x3333333333333333) + (v >> 2 & 0x3333333333333333);
+	v = (v + (v >> 4)) & 0x0f0f0f0f0f0f0f0f;
+	return v * 0x0101010101010101 >> 56;
+}
+
 static __always_inline int xspin_lowest(__u32 v)
 {
 	int n = 0;
@@ -1280,15 +1309,131 @@ static __noinline int xspin_owe(const struct xspin_message *m, struct xspin_scra
 	return 0;
 }
 
+/* Drops the older generation of a record if it is time. A bit that moves is in one of the two at all times. */
+static __always_inline void xspin_age(struct xspin_past *p, __u64 now)
+{
+	const __u64 since = READ_ONCE(p->since), age = now - since;
+
+	if (age < xspin_setup.remember || __sync_val_compare_and_swap(&p->since, since, now) != since)
+		return;
+	for (int w = 0; w < 2; w++) {
+		__u64 done = READ_ONCE(p->done[w]), failed = READ_ONCE(p->failed[w]);
+		const int keep = age < 2 * xspin_setup.remember;
+
+		WRITE_ONCE(p->done[2 + w], keep ? done : 0);
+		WRITE_ONCE(p->failed[2 + w], keep ? failed : 0);
+		__sync_fetch_and_and(&p->done[w], ~done);
+		__sync_fetch_and_and(&p->failed[w], ~failed);
+	}
+}
+
+/* Makes the key of a message that of its record, and returns the message's number. */
+static __always_inline __u32 xspin_record(__u32 *to, const __u32 *key)
+{
+	const __u32 words = xspin.nkey, last = words && words <= 8 ? words - 1 : 0;
+	__u32 number = key[last];
+
+	__builtin_memcpy(to, key, 32);
+	to[last] = number / XSPIN_RUN % XSPIN_RECORDS;
+	return number;
+}
+
+enum { XSPIN_UNKNOWN, XSPIN_DONE, XSPIN_DIED };
+
+/*
+ * Whether a message has ended, and is remembered: then it is for longer. Between the two looks at run nobody has
+ * given the record to other numbers. The element is the record's own: what was just looked up
+ * is not the next to go. Global, as xspin_bind().
+ */
+__weak int xspin_recall(XSPIN_HER)
+{
+	__u32 key[8], number = xspin_record(key, her->key), w = number / 64 % 2;
+	struct xspin_past *p = bpf_map_lookup_elem(&xspin_ended, key);
+	__u64 bit = 1ULL << (number % 64), young, old, bad;
+	int is = XSPIN_UNKNOWN;
+
+	if (!p || READ_ONCE(p->run) != number / XSPIN_RUN)
+		return XSPIN_UNKNOWN;
+	xspin_age(p, xspin_clock());
+	bad = READ_ONCE(p->failed[w]);
+	young = READ_ONCE(p->done[w]) | bad;
+	old = READ_ONCE(p->done[2 + w]) | READ_ONCE(p->failed[2 + w]);
+	bad |= READ_ONCE(p->failed[2 + w]);
+	if (__sync_fetch_and_add(&p->run, 0) != number / XSPIN_RUN)
+		return XSPIN_UNKNOWN;
+	if ((young | old) & bit)
+		is = bad & bit ? XSPIN_DIED : XSPIN_DONE;
+	if (is && !(young & bit))
+		__sync_fetch_and_or(is == XSPIN_DIED ? &p->failed[w] : &p->done[w], bit);
+	return is;
+}
+
+/* Remembers a message that has ended. Global, as xspin_bind(). */
+__weak int xspin_remember(struct xspin_message *m, __u32 failed)
+{
+	__u32 key[8], me = bpf_get_smp_processor_id(), number, w, run, was;
+	struct xspin_tally *t = bpf_map_lookup_elem(&xspin_tallies, &me);
+	struct xspin_scratch *s = xspin_scratch();
+	const __u64 now = xspin_clock();
+	struct xspin_past *p;
+	__u64 bit;
+
+	if (!m || !s || !t)
+		return 0;
+	number = xspin_record(key, m->key);
+	w = number / 64 % 2;
+	run = number / XSPIN_RUN;
+	bit = 1ULL << (number % 64);
+	p = bpf_map_lookup_elem(&xspin_ended, key);
+	if (!p) {
+		__builtin_memset(&s->past, 0, sizeof(s->past));
+		s->past.run = run;
+		s->past.since = now;
+		if (failed)
+			s->past.failed[w] = bit;
+		else
+			s->past.done[w] = bit;
+		if (!bpf_map_update_elem(&xspin_ended, key, &s->past, BPF_NOEXIST)) {
+			t->records++;
+			return 0;
+		}
+		p = bpf_map_lookup_elem(&xspin_ended, key); /* another CPU was faster */
+		if (!p) {
+			t->forgotten++;
+			return 0;
+		}
+	}
+	was = READ_ONCE(p->run);
+	if (was != run) {
+		/* The sender's own numbers of long ago. What is young among them is forgotten too early. */
+		if (was == (__u32)XSPIN_NO_RUN || __sync_val_compare_and_swap(&p->run, was, XSPIN_NO_RUN) != was) {
+			t->forgotten++; /* this one: another CPU is at it */
+			return 0;
+		}
+		for (int i = 0; i < 4; i++) {
+			__u64 all = READ_ONCE(p->done[i]) | READ_ONCE(p->failed[i]);
+
+			if (all && now - READ_ONCE(p->since) < xspin_setup.remember)
+				t->forgotten += xspin_ones(all);
+			WRITE_ONCE(p->done[i], 0);
+			WRITE_ONCE(p->failed[i], 0);
+		}
+		WRITE_ONCE(p->since, now);
+		__sync_lock_test_and_set(&p->run, run);
+	}
+	xspin_age(p, now);
+	__sync_fetch_and_or(failed ? &p->failed[w] : &p->done[w], bit);
+	return 0;
+}
+
 /* Ends a message for which nothing runs any more: remembers it, and frees its slot. */
 static __noinline int xspin_end(struct xspin_message *m, struct xspin_tally *t, __u32 slot, __u32 failed)
 {
-	__u64 ended = xspin_clock() << 1 | !!failed, lap = m->word >> 32;
+	__u64 lap = m->word >> 32;
 	__u32 key[8];
 
 	__builtin_memcpy(key, m->key, sizeof(key));
-	if (bpf_map_update_elem(&xspin_ended, key, &ended, BPF_ANY))
-		t->leaked++;
+	xspin_remember(m, failed);
 	if (bpf_map_delete_elem(&xspin_table, key))
 		t->leaked++;
 	WRITE_ONCE(m->word, lap << 32 | XSPIN_FREE);
@@ -1404,11 +1549,11 @@ static __noinline __u64 xspin_begin(struct xspin_her *her, struct xspin_tally *t
 		 * A copy of it may have begun and ended since it was not found. What is too old
 		 * stays where it is: another CPU may have put something new in its place.
 		 */
-		__u64 *ended = bpf_map_lookup_elem(&xspin_ended, her->key), *handed = 0;
+		__u64 *handed = 0;
 
 		if (has & XSPIN_HAS_HAND_OVER)
 			handed = bpf_map_lookup_elem(&xspin_handed, her->key);
-		if ((ended && xspin_recent(READ_ONCE(*ended) >> 1, xspin_setup.remember)) ||
+		if (xspin_recall(her) ||
 		    (handed && xspin_recent(READ_ONCE(*handed), xspin_setup.handed))) {
 			t->busy++;
 		} else if (xspin_bind(m, her->key[words && words <= 8 ? words - 1 : 0], has & XSPIN_HAS_HAND_OVER)) {
@@ -1616,23 +1761,15 @@ int xspin_context(struct xdp_md *ctx)
 				goto handed;
 			}
 		}
-		old = bpf_map_lookup_elem(&xspin_ended, her.key);
-		if (old) {
-			__u64 when = READ_ONCE(*old);
-
-			/* It may be another message's already, one that has ended as well. A copy keeps it
-			 * known for longer. */
-			if (xspin_recent(when >> 1, xspin_setup.remember)) {
-				__sync_val_compare_and_swap(old, when, xspin_clock() << 1 | (when & 1));
-				if (when & 1) {
-					t->dropped[XSPIN_DEAD]++;
-					return XDP_DROP;
-				}
-				t->duplicates++;
-				processed = 1;
-				high = ~0U;
-				goto answer;
-			}
+		switch (xspin_recall(&her)) {
+		case XSPIN_DIED:
+			t->dropped[XSPIN_DEAD]++;
+			return XDP_DROP;
+		case XSPIN_DONE:
+			t->duplicates++;
+			processed = 1;
+			high = ~0U;
+			goto answer;
 		}
 		if (her.offset) {
 			t->dropped[XSPIN_NO_HEADER]++;
