@@ -18,7 +18,7 @@ import (
 // Feature is an offload that can be on or off.
 type Feature struct {
 	name     string
-	get, set uint32 // requests with a struct ethtool_value
+	get, set uint32 // requests with a struct ethtool_value; 0: it has a bit, and no requests of its own
 }
 
 // The features, by the names of ethtool -k.
@@ -27,6 +27,7 @@ var (
 	TSO        = Feature{"tcp-segmentation-offload", unix.ETHTOOL_GTSO, unix.ETHTOOL_STSO}
 	GSO        = Feature{"generic-segmentation-offload", unix.ETHTOOL_GGSO, unix.ETHTOOL_SGSO}
 	GRO        = Feature{"generic-receive-offload", unix.ETHTOOL_GGRO, unix.ETHTOOL_SGRO}
+	UDPSegment = Feature{name: "tx-udp-segmentation"}
 )
 
 func (f Feature) String() string { return f.name }
@@ -34,6 +35,10 @@ func (f Feature) String() string { return f.name }
 // Enabled tells whether a feature is on. A driver that does not know the question
 // does not have the feature.
 func (f Feature) Enabled(device string) (bool, error) {
+	if f.get == 0 {
+		bit, _, active, err := f.bit(device)
+		return err == nil && active[bit/32]>>(bit%32)&1 != 0, err
+	}
 	value := struct{ cmd, data uint32 }{cmd: f.get}
 	errno, err := request(device, unsafe.Pointer(&value))
 	if err != nil {
@@ -53,7 +58,20 @@ func (f Feature) Enable(device string, on bool) error {
 	if on {
 		word, value.data = "on", 1
 	}
-	errno, err := request(device, unsafe.Pointer(&value))
+	ask := unsafe.Pointer(&value)
+	if f.set == 0 {
+		bit, size, _, err := f.bit(device)
+		if err != nil {
+			return err
+		}
+		bits := struct { // struct ethtool_sfeatures
+			cmd, size uint32
+			block     [featureWords]struct{ valid, requested uint32 }
+		}{cmd: unix.ETHTOOL_SFEATURES, size: size}
+		bits.block[bit/32].valid, bits.block[bit/32].requested = 1<<(bit%32), value.data<<(bit%32)
+		ask = unsafe.Pointer(&bits)
+	}
+	errno, err := request(device, ask)
 	if err != nil {
 		return err
 	}
@@ -66,6 +84,42 @@ func (f Feature) Enable(device string, on bool) error {
 		return fmt.Errorf("turn %s of %s %s: the device has it fixed (see ethtool -k %s)", f, device, word, device)
 	}
 	return nil
+}
+
+const (
+	featureWords = 8  // of 32 features each, more than there are
+	featureNames = 4  // ETH_SS_FEATURES
+	nameLen      = 32 // ETH_GSTRING_LEN
+)
+
+// bit returns which bit of its device's a feature has, in how many words, and those.
+func (f Feature) bit(device string) (bit int, size uint32, active [featureWords]uint32, err error) {
+	names := struct { // struct ethtool_gstrings
+		cmd, set, n uint32
+		name        [32 * featureWords][nameLen]byte
+	}{cmd: unix.ETHTOOL_GSTRINGS, set: featureNames}
+	bits := struct { // struct ethtool_gfeatures
+		cmd, size uint32
+		block     [featureWords]struct{ available, requested, active, never uint32 }
+	}{cmd: unix.ETHTOOL_GFEATURES, size: featureWords}
+	for _, ask := range []unsafe.Pointer{unsafe.Pointer(&names), unsafe.Pointer(&bits)} {
+		errno, err := request(device, ask)
+		if err != nil {
+			return 0, 0, active, err
+		}
+		if errno != 0 {
+			return 0, 0, active, fmt.Errorf("read %s of %s: %w", f, device, errno)
+		}
+	}
+	for i, b := range bits.block {
+		active[i] = b.active
+	}
+	for i := range min(names.n, uint32(len(names.name))) {
+		if unix.ByteSliceToString(names.name[i][:]) == f.name {
+			return int(i), bits.size, active, nil
+		}
+	}
+	return 0, 0, active, fmt.Errorf("read %s of %s: this kernel does not know it", f, device)
 }
 
 // RxQueues returns how many receive queues of a device are in use, or 0 if its

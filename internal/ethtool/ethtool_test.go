@@ -24,7 +24,7 @@ func TestFeatures(t *testing.T) {
 		}
 	}
 	err := lab.Host.NS.Do(func() error {
-		for _, f := range []ethtool.Feature{ethtool.TSO, ethtool.GSO, ethtool.TxChecksum, ethtool.GRO} {
+		for _, f := range []ethtool.Feature{ethtool.TSO, ethtool.GSO, ethtool.TxChecksum, ethtool.GRO, ethtool.UDPSegment} {
 			for _, on := range []bool{true, false, true} {
 				if err := f.Enable(device, on); err != nil {
 					t.Error(err)
