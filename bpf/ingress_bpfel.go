@@ -20,6 +20,7 @@ type IngressXspinConfig struct {
 	BufferSize uint32
 	MaxBuffers uint32
 	Atomic     uint32
+	Generic    uint32
 }
 
 type IngressXspinContext struct {
@@ -159,6 +160,7 @@ type IngressXspinStats struct {
 	Failed     uint64
 	Malformed  uint64
 	Oversize   uint64
+	Trains     uint64
 	Matched    [256]uint64
 	Refused    [256]uint64
 	Spilled    [256]uint64
@@ -200,6 +202,7 @@ const (
 	IngressMapSockets            = "sockets"
 	IngressProgXspinIngress      = "xspin_ingress"
 	IngressProgXspinMatch        = "xspin_match"
+	IngressProgXspinTrains       = "xspin_trains"
 	IngressProgXspinUser         = "xspin_user"
 	IngressProgXspinVerdict      = "xspin_verdict"
 	IngressVarActive             = "active"
@@ -260,6 +263,7 @@ type IngressSpecs struct {
 type IngressProgramSpecs struct {
 	XspinIngress *ebpf.ProgramSpec `ebpf:"xspin_ingress"`
 	XspinMatch   *ebpf.ProgramSpec `ebpf:"xspin_match"`
+	XspinTrains  *ebpf.ProgramSpec `ebpf:"xspin_trains"`
 	XspinUser    *ebpf.ProgramSpec `ebpf:"xspin_user"`
 	XspinVerdict *ebpf.ProgramSpec `ebpf:"xspin_verdict"`
 }
@@ -351,6 +355,7 @@ type IngressVariables struct {
 type IngressPrograms struct {
 	XspinIngress *ebpf.Program `ebpf:"xspin_ingress"`
 	XspinMatch   *ebpf.Program `ebpf:"xspin_match"`
+	XspinTrains  *ebpf.Program `ebpf:"xspin_trains"`
 	XspinUser    *ebpf.Program `ebpf:"xspin_user"`
 	XspinVerdict *ebpf.Program `ebpf:"xspin_verdict"`
 }
@@ -359,6 +364,7 @@ func (p *IngressPrograms) Close() error {
 	return _IngressClose(
 		p.XspinIngress,
 		p.XspinMatch,
+		p.XspinTrains,
 		p.XspinUser,
 		p.XspinVerdict,
 	)

@@ -224,6 +224,7 @@ func writeStats(out io.Writer, s *nicStats) error {
 	row("spilled", s.Program.Spilled, "their context had no credit left, and spills: to the Linux stack")
 	row("failed", s.Program.Failed, "matched, but could not be redirected: to the Linux stack")
 	row("malformed", s.Program.Malformed, "matched, but not what their message format says: to the Linux stack")
+	row("trains", s.Program.Trains, "matched, but several packets in one (docs/kernels.md): to the Linux stack")
 	row("oversize", s.Program.Oversize, "matched, but too long for AF_XDP here, or for handlers in eBPF: to the Linux stack")
 
 	for _, c := range s.Contexts {

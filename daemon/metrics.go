@@ -171,7 +171,7 @@ func newMetrics(source metricsSource) *metrics {
 		build:  desc("build_info", "Which XsPIN this is; always 1.", "version", "goversion"),
 
 		iface: counters(ofInterface,
-			family[nic.Stats]{"frames_total", "Frames by what the XDP program did with them: redirected ones went to an HPU, kernel ones to handlers in eBPF; passed and malformed ones, and those that failed, were oversize or spilled, went to the Linux stack; refused ones were dropped because their context had no credit.", "verdict", map[string]ifaceValue{
+			family[nic.Stats]{"frames_total", "Frames by what the XDP program did with them: redirected ones went to an HPU, kernel ones to handlers in eBPF; passed and malformed ones, and those that failed, were oversize, trains of packets or spilled, went to the Linux stack; refused ones were dropped because their context had no credit.", "verdict", map[string]ifaceValue{
 				"passed":     func(s *nic.Stats) uint64 { return s.Program.Passed },
 				"redirected": func(s *nic.Stats) uint64 { return s.Program.Redirected },
 				"kernel":     func(s *nic.Stats) uint64 { return s.Program.Kernel },
@@ -179,6 +179,7 @@ func newMetrics(source metricsSource) *metrics {
 				"spilled":    func(s *nic.Stats) uint64 { return s.Program.Spilled },
 				"failed":     func(s *nic.Stats) uint64 { return s.Program.Failed },
 				"malformed":  func(s *nic.Stats) uint64 { return s.Program.Malformed },
+				"trains":     func(s *nic.Stats) uint64 { return s.Program.Trains },
 				"oversize":   func(s *nic.Stats) uint64 { return s.Program.Oversize },
 			}},
 			family[nic.Stats]{"socket_rx_dropped_total", "Frames that the kernel lost on their way to an AF_XDP socket.", "reason", map[string]ifaceValue{

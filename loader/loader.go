@@ -66,6 +66,7 @@ type Config struct {
 type Ingress struct {
 	cfg     Config
 	mode    Mode
+	tap     bool // the interface is one
 	objs    bpf.IngressObjects
 	link    link.Link
 	loading sync.Mutex
@@ -123,7 +124,7 @@ func occupied(op string, x *netlink.LinkXdp) error {
 		mode = Generic
 	}
 	way := "XsPIN never evicts a program: stop its owner or detach it first"
-	if name == bpf.IngressProgXspinIngress {
+	if name == bpf.IngressProgXspinIngress || name == bpf.IngressProgXspinTrains {
 		way = "another XsPIN runs here: end it first"
 	}
 	return fmt.Errorf("%s: %w: %q (id %d, %s mode); %s", op, ErrOccupied, name, x.ProgId, mode, way)
@@ -164,12 +165,20 @@ func attach(cfg Config, mode Mode) (_ *Ingress, err error) {
 			in.Close()
 		}
 	}()
-	if err := in.load(bpf.IngressProgXspinIngress); err != nil {
-		return nil, err
+	l, err := netlink.LinkByIndex(cfg.Interface.Index)
+	if err != nil {
+		return nil, fmt.Errorf("attach to %s: %w", cfg.Interface.Name, err)
 	}
-	flags := link.XDPDriverMode
+	in.tap = l.Type() == (&netlink.Tuntap{}).Type()
+	program, flags := bpf.IngressProgXspinIngress, link.XDPDriverMode
+	if in.Trains() {
+		program = bpf.IngressProgXspinTrains
+	}
 	if mode == Generic {
 		flags = link.XDPGenericMode
+	}
+	if err := in.load(program); err != nil {
+		return nil, err
 	}
 	in.link, err = link.AttachXDP(link.XDPOptions{
 		Program:   in.objs.XspinIngress,
@@ -236,8 +245,11 @@ func (in *Ingress) spec(program string) (*ebpf.CollectionSpec, error) {
 		BufferSize: uint32(in.cfg.BufferSize),
 		MaxBuffers: uint32(in.cfg.MaxBuffers),
 	}
-	if in.mode == Generic {
+	if in.mode == Generic || in.tap {
 		config.Atomic = 1
+	}
+	if in.mode == Generic {
+		config.Generic = 1
 	}
 	if err := spec.Variables[bpf.IngressVarConfig].Set(config); err != nil {
 		return nil, fmt.Errorf("configure %s: %w", program, err)
@@ -339,6 +351,11 @@ func loadError(err error) error {
 
 // Mode returns how the program is attached: Native or Generic.
 func (in *Ingress) Mode() Mode { return in.mode }
+
+// Trains tells whether what comes may be several packets in one, as it is before Linux's
+// stack has cut it, or after it has joined it: in generic mode, and from the process behind a tap.
+// They pass to the stack.
+func (in *Ingress) Trains() bool { return in.mode == Generic || in.tap }
 
 // Publish replaces the table, and the contexts that it names. Every frame sees the
 // old ones or the new ones, and when Publish returns no frame is being matched or

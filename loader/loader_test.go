@@ -114,11 +114,12 @@ func TestAttach(t *testing.T) {
 			ask   Mode
 			get   Mode
 			kind  uint32 // XDP_ATTACHED_* of linux/if_link.h
+			prog  string // of the program
 		}{
-			{"auto takes native", nic, Auto, Native, 1},
-			{"native", nic, Native, Native, 1},
-			{"generic", nic, Generic, Generic, 2},
-			{"auto falls back to generic", lo, Auto, Generic, 2},
+			{"auto takes native", nic, Auto, Native, 1, bpf.IngressProgXspinIngress},
+			{"native", nic, Native, Native, 1, bpf.IngressProgXspinIngress},
+			{"generic", nic, Generic, Generic, 2, bpf.IngressProgXspinTrains},
+			{"auto falls back to generic", lo, Auto, Generic, 2, bpf.IngressProgXspinTrains},
 		} {
 			in, err := Attach(config(tt.iface, tt.ask))
 			if err != nil {
@@ -134,7 +135,7 @@ func TestAttach(t *testing.T) {
 			}
 			// One XsPIN does not put out another.
 			_, err = Attach(config(tt.iface, tt.ask))
-			says(t, err, ErrOccupied, "xspin_ingress", fmt.Sprint(want), tt.get.String(), "another XsPIN runs here")
+			says(t, err, ErrOccupied, tt.prog, fmt.Sprint(want), tt.get.String(), "another XsPIN runs here")
 			for range 2 {
 				if err := in.Detach(); err != nil {
 					t.Errorf("%s: %v", tt.name, err)

@@ -9,8 +9,8 @@ import (
 )
 
 // Stats are the program's counters, in frames, summed over CPUs since it was
-// attached: Seen is the sum of Passed, Redirected, Failed, Malformed, Oversize
-// and all of Refused, of Spilled and of Kernel.
+// attached: Seen is the sum of Passed, Redirected, Failed, Malformed, Oversize,
+// Trains and all of Refused, of Spilled and of Kernel.
 type Stats struct {
 	Seen       uint64
 	Passed     uint64                  // no ruleset matched
@@ -18,6 +18,7 @@ type Stats struct {
 	Failed     uint64                  // matched, could not be redirected, passed on
 	Malformed  uint64                  // matched, against their message format, passed on
 	Oversize   uint64                  // matched, more buffers than handlers get, passed on
+	Trains     uint64                  // matched, several packets in one, passed on: see Ingress.Trains
 	Matched    [bpf.MaxRulesets]uint64 // by ruleset
 	Refused    [bpf.MaxContexts]uint64 // by context: dropped for lack of credit
 	Spilled    [bpf.MaxContexts]uint64 // by context: passed on for lack of credit
@@ -39,6 +40,7 @@ func (in *Ingress) Stats() (Stats, error) {
 		sum.Failed += c.Failed
 		sum.Malformed += c.Malformed
 		sum.Oversize += c.Oversize
+		sum.Trains += c.Trains
 		for k, n := range c.Matched {
 			sum.Matched[k] += n
 		}

@@ -28,6 +28,7 @@ import (
 	"github.com/xspin/xspin/bpf"
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/internal/ethtool"
 	"github.com/xspin/xspin/internal/testenv"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/mpq"
@@ -113,22 +114,40 @@ var scenarios = []struct {
 
 func TestConformance(t *testing.T) {
 	for i := range tiers {
-		t.Run(tiers[i].name, func(t *testing.T) {
-			lab := netnstest.Temp(t, netns.LabConfig{})
-			wire(t, lab)
-			n := open(t, lab, nic.Config{HPUs: 2, Workers: 2})
-			for _, s := range scenarios {
-				t.Run(s.name, func(t *testing.T) {
-					r := &rig{t: t, tier: &tiers[i], lab: lab, n: n, port: slmp.Port}
-					if s.path != nil {
-						r.lab = netnstest.Temp(t, netns.LabConfig{Path: s.path})
-						r.n = open(t, r.lab, nic.Config{HPUs: 2, Workers: 2})
-					}
-					s.run(r)
-				})
+		for _, mode := range []nic.Mode{nic.Native, nic.Generic} {
+			name := tiers[i].name
+			if mode == nic.Generic {
+				name += ", generic XDP"
 			}
-		})
+			t.Run(name, func(t *testing.T) {
+				lab, n := conformant(t, mode, netns.LabConfig{})
+				for _, s := range scenarios {
+					t.Run(s.name, func(t *testing.T) {
+						r := &rig{t: t, tier: &tiers[i], lab: lab, n: n, port: slmp.Port}
+						if s.path != nil {
+							r.lab, r.n = conformant(t, mode, netns.LabConfig{Path: s.path})
+						}
+						s.run(r)
+					})
+				}
+			})
+		}
 	}
+}
+
+// conformant makes a lab with a NIC. In generic mode the sender's device cuts datagrams: see
+// TestTrainsAreLeftToLinux.
+func conformant(t *testing.T, mode nic.Mode, cfg netns.LabConfig) (*netns.Lab, *nic.NIC) {
+	lab := netnstest.Temp(t, cfg)
+	if cfg.Path == nil {
+		wire(t, lab)
+	}
+	if mode == nic.Generic {
+		if err := lab.Host.NS.Do(func() error { return ethtool.UDPSegment.Enable(lab.Host.Device, false) }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return lab, open(t, lab, nic.Config{HPUs: 2, Workers: 2, Mode: mode})
 }
 
 // A rig is a NIC with a context whose handlers are the witness.

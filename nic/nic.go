@@ -237,6 +237,9 @@ func Open(cfg Config) (_ *NIC, err error) {
 	go n.forward()
 	go n.follow()
 	go n.fair()
+	if n.ingress.Trains() {
+		go n.watchTrains()
+	}
 	return n, nil
 }
 

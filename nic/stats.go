@@ -46,6 +46,7 @@ type ProgramStats struct {
 	Spilled    uint64 `json:"spilled"`    // their context had no credit, and spills: to the stack
 	Failed     uint64 `json:"failed"`     // matched, could not be redirected: to the stack
 	Malformed  uint64 `json:"malformed"`  // matched, against their message format: to the stack
+	Trains     uint64 `json:"trains"`     // matched, several packets in one: to the stack
 	Oversize   uint64 `json:"oversize"`   // matched, too long for AF_XDP here, or for handlers in eBPF: to the stack
 }
 
@@ -128,7 +129,7 @@ func (n *NIC) Stats() (*Stats, error) {
 		Generation:  n.gen,
 		Program: ProgramStats{
 			Seen: prog.Seen, Passed: prog.Passed, Redirected: prog.Redirected,
-			Failed: prog.Failed, Malformed: prog.Malformed, Oversize: prog.Oversize,
+			Failed: prog.Failed, Malformed: prog.Malformed, Oversize: prog.Oversize, Trains: prog.Trains,
 		},
 		Contexts: []ContextStats{},
 		Stuck:    n.pool.Stuck(),

@@ -220,9 +220,41 @@ static __always_inline void belongs(struct classified *m, const struct xspin_tab
 	m->context = &t->contexts[m->id];
 }
 
+/*
+ * Is it several packets in one, a train? A sender on this machine leaves the cutting of a long
+ * TCP segment, or of one buffer with many datagrams (UDP_SEGMENT), to the device, and a receiver
+ * joins what came from elsewhere (GRO). A driver's XDP runs after the cutting and before the
+ * joining; generic XDP does not, and sees the headers of one packet, with the length of all. Two
+ * short ones look like one of a sender on this machine, whatever one asks of the bytes; only
+ * the stack's own packet tells, behind its end: how long each is. Where that is, the macro
+ * xdp_data_hard_end() of net/xdp.h says.
+ *
+ * A tap has generic XDP run its driver's program, for what its process wrote as a train. The
+ * queue is the stack's then: the end of other frames has nothing to say.
+ */
+#define CACHE_LINE 64 /* SMP_CACHE_BYTES */
+
+static __always_inline int is_train(struct xdp_md *ctx)
+{
+	const struct xdp_buff *x = bpf_cast_to_kern_ctx(ctx);
+	__u64 size = (kernel_size_of(struct skb_shared_info) + CACHE_LINE - 1) & -CACHE_LINE;
+	__u64 end = (__u64)x->data_hard_start + x->frame_sz - size;
+	const struct skb_shared_info *s =
+		bpf_rdonly_cast((void *)end, kernel_type_id(struct skb_shared_info));
+
+	if (!config.generic) {
+		const struct xdp_rxq_info *q = x->rxq;
+		__u64 at = (__u64)q->dev->_rx + q->queue_index * kernel_size_of(struct netdev_rx_queue);
+
+		if ((__u64)q != at + kernel_offset_of(struct netdev_rx_queue, xdp_rxq))
+			return 0;
+	}
+	return s->gso_size != 0;
+}
+
 /* Whose frame is it? False, and counted why, if it is the Linux stack's. */
 static __always_inline int classify(const struct frame *f, const struct xspin_table *t,
-				    struct xspin_stats *stats, struct classified *m)
+				    struct xspin_stats *stats, struct classified *m, int trains)
 {
 	const struct xspin_context *c;
 	__u32 len, v;
@@ -236,6 +268,10 @@ static __always_inline int classify(const struct frame *f, const struct xspin_ta
 	belongs(m, t, bit);
 	c = m->context;
 	stats->matched[m->ruleset->slot]++;
+	if (trains && is_train(f->ctx)) {
+		stats->trains++;
+		return 0;
+	}
 
 	/* Is it what the context's message format says? */
 	m->len = len = bpf_xdp_get_buff_len(f->ctx);
@@ -411,7 +447,7 @@ failed:
 
 /* Inlined in the main program, as the tail call must be: one from a subprogram may have
  * 256 bytes of stack before it. */
-static __always_inline int ingress(struct xdp_md *ctx, int redirect)
+static __always_inline int ingress(struct xdp_md *ctx, int redirect, int trains)
 {
 	__u32 table = READ_ONCE(active) & 1;
 	const struct xspin_table *t = &tables[table];
@@ -424,7 +460,7 @@ static __always_inline int ingress(struct xdp_md *ctx, int redirect)
 	if (!stats)
 		return XDP_PASS;
 	stats->seen++;
-	if (!classify(&f, t, stats, &m))
+	if (!classify(&f, t, stats, &m, trains))
 		return XDP_PASS;
 	if (redirect && m.context->flags & XSPIN_CONTEXT_KERNEL)
 		return handle(ctx, table, stats, &f, &m);
@@ -434,7 +470,14 @@ static __always_inline int ingress(struct xdp_md *ctx, int redirect)
 SEC("xdp.frags")
 int xspin_ingress(struct xdp_md *ctx)
 {
-	return ingress(ctx, 1);
+	return ingress(ctx, 1, 0);
+}
+
+/* The same where trains may come. */
+SEC("xdp.frags")
+int xspin_trains(struct xdp_md *ctx)
+{
+	return ingress(ctx, 1, 1);
 }
 
 /*
@@ -472,7 +515,7 @@ int xspin_user(struct xdp_md *ctx)
 SEC("xdp.frags")
 int xspin_verdict(struct xdp_md *ctx)
 {
-	return ingress(ctx, 0);
+	return ingress(ctx, 0, 0);
 }
 
 /* Match, then drop or pass: what matching alone costs (`xspin bench match`). */

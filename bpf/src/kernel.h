@@ -13,4 +13,40 @@ static long (*const bpf_tail_call)(void *ctx, void *programs, __u32 index) = (vo
 static long (*const bpf_redirect)(__u32 ifindex, __u64 flags) = (void *)23;
 static long (*const bpf_redirect_map)(void *map, __u64 key, __u64 flags) = (void *)51;
 static long (*const bpf_xdp_adjust_meta)(struct xdp_md *ctx, int delta) = (void *)54;
+/*
+ * What an XDP program's argument is in the kernel, and the end of a packet of Linux's stack
+ * (an sk_buff). The BTF of the kernel that a program is loaded into says where fields are.
+ */
+struct net_device;
+
+struct xdp_rxq_info {
+	struct net_device *dev;
+	__u32 queue_index;
+} __attribute__((preserve_access_index));
+
+struct xdp_buff {
+	void *data_hard_start;
+	struct xdp_rxq_info *rxq;
+	__u32 frame_sz;
+} __attribute__((preserve_access_index));
+
+struct netdev_rx_queue {
+	struct xdp_rxq_info xdp_rxq;
+} __attribute__((preserve_access_index));
+
+struct net_device {
+	struct netdev_rx_queue *_rx;
+} __attribute__((preserve_access_index));
+
+struct skb_shared_info {
+	__u16 gso_size;
+} __attribute__((preserve_access_index));
+
+extern void *bpf_cast_to_kern_ctx(void *ctx) __attribute__((section(".ksyms")));
+extern void *bpf_rdonly_cast(const void *p, __u32 type) __attribute__((section(".ksyms")));
+
+#define kernel_size_of(type) __builtin_preserve_type_info(*(type *)0, 1)
+#define kernel_offset_of(type, field) __builtin_preserve_field_info(((type *)0)->field, 0)
+#define kernel_type_id(type) __builtin_btf_type_id(*(type *)0, 1)
+
 static long (*const bpf_loop)(__u32 n, void *fn, void *arg, __u64 flags) = (void *)181;

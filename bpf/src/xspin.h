@@ -175,6 +175,7 @@ struct xspin_stats {
 	__u64 failed;	  /* matched, could not be redirected, passed on */
 	__u64 malformed;  /* matched, without the bytes its format needs, passed on */
 	__u64 oversize;	  /* matched, more buffers than handlers get, passed on */
+	__u64 trains;	  /* matched, several packets in one, passed on */
 	__u64 matched[XSPIN_MAX_RULESETS];
 	__u64 refused[XSPIN_MAX_CONTEXTS]; /* dropped for lack of credit */
 	__u64 spilled[XSPIN_MAX_CONTEXTS]; /* passed on for lack of credit */
@@ -200,4 +201,5 @@ struct xspin_config {
 	__u32 buffer_size; /* bytes of a frame that one buffer takes */
 	__u32 max_buffers; /* of one frame */
 	__u32 atomic;	   /* several CPUs may run the program for one queue */
+	__u32 generic;	   /* all frames are packets of Linux's stack */
 };

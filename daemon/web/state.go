@@ -218,6 +218,7 @@ func (s *State) add(n *nic.Stats) {
 	drop("ring full", "an HPU was slow, and its ring full", n.Sockets.RxRingFull)
 	drop("failed", "matched, could not be redirected: to Linux", n.Program.Failed)
 	drop("malformed", "matched, but not what its message format says: to Linux", n.Program.Malformed)
+	drop("trains", "matched, but several packets in one: to Linux", n.Program.Trains)
 	drop("oversize", "matched, but too long for AF_XDP here, or for handlers in eBPF: to Linux", n.Program.Oversize)
 	drop("stack failures", "packets for Linux that it refused", n.StackFailures)
 	drop("events lost", "that nobody took in time", n.EventsLost)
@@ -285,7 +286,9 @@ func (s *Sample) compare(d time.Duration, nics1, nics2 []nic.Stats, contexts1, c
 				old = &nics1[k]
 			}
 		}
-		linux := func(p *nic.ProgramStats) uint64 { return p.Passed + p.Spilled + p.Failed + p.Malformed + p.Oversize }
+		linux := func(p *nic.ProgramStats) uint64 {
+			return p.Passed + p.Spilled + p.Failed + p.Malformed + p.Oversize + p.Trains
+		}
 		dropped := func(n *nic.Stats) uint64 { return n.Program.Refused + n.Sockets.RxDropped + n.Sockets.RxRingFull }
 		r := InterfaceRates{
 			HPUs:    rate(old.Program.Redirected, n.Program.Redirected),
