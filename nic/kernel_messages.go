@@ -192,6 +192,7 @@ type kernelMessages struct {
 	lost   atomic.Uint64 // events that the application had no room for
 	heard  uint64        // events without room in the ring that unheard has told of; expire's, and then stop's
 
+	failed  chan struct{} // a message has: expire is to end it
 	flushed chan struct{} // forward has handed on what was in the ring
 	full    atomic.Bool   // it waits for room
 	last    atomic.Bool   // nothing more comes into the ring
@@ -211,7 +212,7 @@ type kernelMessages struct {
 func (t *kernelTier) startMessages() (m *kernelMessages, err error) {
 	m = &kernelMessages{
 		t: t, sink: t.spec.eventSink(), over: make(chan struct{}), flushed: make(chan struct{}, 1),
-		owed: map[uint32][]byte{},
+		failed: make(chan struct{}, 1), owed: map[uint32][]byte{},
 	}
 	m.resume()
 	if t.spec.messagesConfig().Events > 0 {
@@ -224,16 +225,20 @@ func (t *kernelTier) startMessages() (m *kernelMessages, err error) {
 	return m, nil
 }
 
+// expireTick is how often expire looks at least; a variable for tests.
+var expireTick = 250 * time.Millisecond
+
 // expire ends messages whose time is up, and those that have failed.
 func (m *kernelMessages) expire() {
 	timeout := m.t.spec.Timeout
-	tick := time.NewTicker(max(min(timeout/8, 250*time.Millisecond), time.Millisecond))
+	tick := time.NewTicker(max(min(timeout/8, expireTick), time.Millisecond))
 	defer tick.Stop()
 	for {
 		select {
 		case <-m.over:
 			return
 		case <-tick.C:
+		case <-m.failed:
 		}
 		m.end(timeout, spin.TimedOut)
 		m.unheard()
@@ -312,6 +317,12 @@ func (m *kernelMessages) take(sample []byte) {
 			m.lost.Add(1)
 			if p := m.t.spec.events(); p != nil && e.Cause == spin.Complete { // of others the sink has told
 				p.LoseEvent()
+			}
+		}
+		if e.Cause == spin.Failed { // its slot is to be free soon
+			select {
+			case m.failed <- struct{}{}:
+			default:
 			}
 		}
 		if e.Cause != spin.Complete {

@@ -313,6 +313,33 @@ XSPIN_LICENSE("GPL");
 	}
 }
 
+// A failed message leaves its slot when its failure is told, and not with the next look at all messages.
+func TestFailedMessagesLeaveTheirSlots(t *testing.T) {
+	defer nic.SetExpireTick(time.Hour)()
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	wire(t, lab)
+	n := open(t, lab, nic.Config{HPUs: 1})
+	o, err := nic.ReadObject("test.o", objecttest.Compile(t, "#include \"xspin_message.h\"\nXSPIN_PAYLOAD { return XSPIN_FAIL; }\nXSPIN_MESSAGES(PAYLOAD);\nXSPIN_LICENSE(\"GPL\");\n"), nic.ObjectMemory)
+	if err != nil {
+		t.Fatal(err)
+	}
+	events := make(chan spin.MessageEvent, 10)
+	c := run(t, n, nic.ContextSpec{
+		Name: "failing", Rulesets: sets(matcher.SLMP()), Kernel: &nic.Kernel{Object: o}, Events: events, Messages: 1, Timeout: 24 * time.Hour,
+	})
+	sock := dialUDP(t, lab, slmp.Port)
+	for id := range uint32(3) {
+		eventually(t, "the slot is free", func() bool {
+			write(t, sock, raw(slmp.EOM, id, 0, noise(10)))
+			time.Sleep(time.Millisecond)
+			return messages(t, c).Started == uint64(id)+1
+		})
+		if e := nextEvent(t, events); e.Cause != spin.Failed || e.Number != id {
+			t.Errorf("%+v", e)
+		}
+	}
+}
+
 // A slowLog takes its time for each line, and so keeps what comes after it waiting.
 type slowLog struct{}
 
