@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"runtime"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -863,6 +864,39 @@ func TestForgottenMessagesAreTheSendersOwn(t *testing.T) {
 	}
 	if a := runs(t, h, segment{from: 1, id: 999 * 128, payload: make([]byte, 10), flags: slmp.SYN | slmp.EOM}); a[0] == nil || h.Tally().Started != before+1 {
 		t.Errorf("the last that was forgotten does not begin anew: %v", a)
+	}
+}
+
+// A copy that another CPU handles while its message begins and ends begins nothing: between its look for a message that
+// has ended and its own beginning, the message may have ended. In one of some 10,000 tries it has.
+func TestCopiesBesideTheMessage(t *testing.T) {
+	const count = 20_000
+	cfg, _ := messagesConfig(t, 1<<20, MessagesConfig{Messages: 64, Segments: 64})
+	h := load(t, depositObject(t), cfg)
+	var ready atomic.Int64
+	var both sync.WaitGroup
+	for cpu := range 2 {
+		both.Go(func() {
+			runtime.LockOSThread()
+			s := segment{from: 1, payload: make([]byte, 10), flags: slmp.SYN | slmp.EOM, sum: noSum}
+			frame, out := s.frame(), make([]byte, 2000)
+			for i := range int64(count) {
+				binary.BigEndian.PutUint32(frame[44:], uint32(i))
+				for ready.Add(1); ready.Load() < 2*(i+1); {
+					runtime.Gosched()
+				}
+				for range cpu * int(i%40) * 3 { // one comes a little later, differently each time
+					_ = ready.Load()
+				}
+				if _, err := h.Program().Run(&ebpf.RunOptions{Data: frame, DataOut: out, Repeat: 1}); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	both.Wait()
+	if s := h.Tally(); s.Started != count || s.Ended != count {
+		t.Errorf("%d messages with a copy each: %+v", count, s)
 	}
 }
 
