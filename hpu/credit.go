@@ -202,25 +202,18 @@ func (r *runner) checkLoss(p *port) {
 // must be idle, and stay so, or nothing happens.
 func (c *Context) sweep(p *Pool) bool {
 	mine := p.cfg.Buckets[c.buckets.Base:][:c.buckets.Size]
-	before := make([]uint64, len(mine))
 	for i := range mine {
-		before[i] = atomic.LoadUint64(&mine[i])
-	}
-	// The program takes its use of a bucket nanoseconds before it counts the
-	// packet as issued: give it time.
-	time.Sleep(time.Millisecond)
-	for i := range mine {
+		// In this order. The program counts a packet as issued before it takes a use of the bucket, and it is
+		// counted as done behind giving that back: so if a use of what was read is a packet's, the context is not idle.
+		before := atomic.LoadUint64(&mine[i])
 		open := uint64(0)
 		if c.pins != nil {
 			open = uint64(c.pins[i].Load())
 		}
-		if before[i]>>32 <= open {
+		if before>>32 <= open {
 			continue
 		}
-		if !p.Idle(c) {
-			return false
-		}
-		if !atomic.CompareAndSwapUint64(&mine[i], before[i], before[i]&0xff|open<<32) {
+		if !p.Idle(c) || !atomic.CompareAndSwapUint64(&mine[i], before, before&0xff|open<<32) {
 			return false
 		}
 	}

@@ -416,16 +416,20 @@ static __always_inline int deliver(struct xdp_md *ctx, const struct xspin_table 
 	meta->magic = XSPIN_META_MAGIC;
 	meta->arrival = c->flags & XSPIN_CONTEXT_TIMESTAMP ? bpf_ktime_get_ns() : 0;
 
+	/* First: whoever finds a bucket in use and its context idle behind that may take the use for
+	 * that of a lost packet. */
+	count(&q->issued[context], buffers);
 	if (c->policy == XSPIN_POLICY_PACKET)
 		hpu = pick_packet(q, queue, c->core_mask, context);
 	else
 		hpu = pick_message(&buckets[(c->bucket_base + (hash & c->bucket_mask)) &
 					    (XSPIN_MAX_BUCKETS - 1)],
 				   c->core_mask);
-	if (hpu >= XSPIN_MAX_HPUS)
+	if (hpu >= XSPIN_MAX_HPUS) {
+		count(&q->issued[context], -buffers);
 		goto undo;
+	}
 	meta->seq = count(&q->seq[hpu][context], buffers);
-	count(&q->issued[context], buffers);
 	count(&share.enqueued[queue][hpu], buffers);
 
 	/*
