@@ -253,7 +253,7 @@ func TestTrainsOfATapAreLeftToLinux(t *testing.T) {
 func openTap(p netns.Port) (*os.File, error) {
 	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("open /dev/net/tun: %w", err)
 	}
 	f := os.NewFile(uintptr(fd), p.Device)
 	req, err := unix.NewIfreq(p.Device)
