@@ -37,36 +37,37 @@ type EngineMessagesXspinEvent struct {
 }
 
 type EngineMessagesXspinMessage struct {
-	_         structs.HostLayout
-	Word      uint64
-	Key       [8]uint32
-	Extent    uint64
-	Done      uint64
-	Dropped   uint64
-	Seen      uint64
-	Started   uint64
-	Place     uint64
-	Room      uint64
-	User      uint64
-	Hint      uint64
-	Size      uint32
-	Mode      uint32
-	Window    uint32
-	EomDone   uint32
-	EomFlags  uint32
-	EomOffset uint32
-	Starved   uint32
-	Source    uint32
-	Port      uint32
-	Code      uint32
-	Cause     uint32
-	_         [4]byte
-	Receive   uint64
-	Slip      EngineMessagesXspinSlip
-	Dest      uint32
-	Dport     uint32
-	Ethernet  [12]uint8
-	Pad       [44]uint8
+	_          structs.HostLayout
+	Word       uint64
+	Key        [8]uint32
+	Extent     uint64
+	Done       uint64
+	Dropped    uint64
+	Seen       uint64
+	Started    uint64
+	Place      uint64
+	Room       uint64
+	User       uint64
+	Hint       uint64
+	Size       uint32
+	Mode       uint32
+	Window     uint32
+	EomDone    uint32
+	EomFlags   uint32
+	EomOffset  uint32
+	Starved    uint32
+	Source     uint32
+	Port       uint32
+	Code       uint32
+	Cause      uint32
+	_          [4]byte
+	Receive    uint64
+	Slip       EngineMessagesXspinSlip
+	Dest       uint32
+	Dport      uint32
+	Ethernet   [12]uint8
+	Answerable uint32
+	Pad        [40]uint8
 }
 
 type EngineMessagesXspinNote struct {

@@ -241,6 +241,7 @@ func openMessages(coll *ebpf.Collection, c *MessagesConfig, cpus int) (m *messag
 		return nil, err
 	}
 	m.rooms[0].Granted = math.MaxInt64 // until somebody says less
+	m.counts = []recordCount{{at: monotonic()}}
 	if m.slots, err = mapAll[bpf.MessageSlot](coll.Maps[bpf.MessagesSlots], c.Messages); err != nil {
 		return nil, err
 	}
@@ -351,6 +352,9 @@ func (m *messages) countEvicted(now int64) {
 	for i := range m.tallies {
 		begun += atomic.LoadUint64(&m.tallies[i].Records)
 	}
+	if n := len(m.counts); n > 0 && now-m.counts[n-1].at < int64(m.remember)/64 {
+		return // so that there are no more than some 64
+	}
 	young := 0 // the first count that is young enough, and one before it
 	for young+1 < len(m.counts) && now-m.counts[young+1].at > int64(m.remember) {
 		young++
@@ -460,7 +464,7 @@ func (h *Handlers) Expire(all []StoppedMessage) (n int, err error) {
 		return 0, nil
 	}
 	for i, m := range all {
-		ended, _, err := h.order(m.slot, m.lap, uint32(m.cause))
+		ended, err := h.order(m.slot, m.lap, uint32(m.cause))
 		if err != nil {
 			for _, m := range all[i:] {
 				lap := uint64(m.lap) << 32
@@ -473,15 +477,11 @@ func (h *Handlers) Expire(all []StoppedMessage) (n int, err error) {
 	return n, nil
 }
 
-// order runs the program that ends messages for one of them, and returns what it did, and the order's bytes
-// behind it. The caller has mu.
-func (h *Handlers) order(slot, lap, cause uint32) (did uint32, out []byte, err error) {
-	// A frame must have 14 bytes, and the answer that may be put there more. Repeat is as in Run.
-	var data [64]byte
-	*(*bpf.MessageOrder)(unsafe.Pointer(&data)) = bpf.MessageOrder{Slot: slot, Lap: lap, Cause: cause}
-	opts := &ebpf.RunOptions{Data: data[:], DataOut: make([]byte, 256), Repeat: 1}
-	did, err = h.messages.expire.Run(opts)
-	return did, opts.DataOut, err
+// order runs the program that ends messages for one of them, and returns whether it did, 0 or 1. The caller has mu.
+func (h *Handlers) order(slot, lap, cause uint32) (did uint32, err error) {
+	// A frame must have 14 bytes. Repeat is as in Run.
+	data := (*[unsafe.Sizeof(bpf.MessageOrder{})]byte)(unsafe.Pointer(&bpf.MessageOrder{Slot: slot, Lap: lap, Cause: cause}))
+	return h.messages.expire.Run(&ebpf.RunOptions{Data: data[:], Repeat: 1})
 }
 
 // Grant says how many ends of complete messages the application may have been told of in all, since Load; without it
@@ -520,25 +520,17 @@ func (h *Handlers) Deferred() (all []DeferredMessage) {
 // resume is the order that ends a deferred message: XSPIN_RESUME.
 const resume = 16
 
-// Resume ends a deferred message, for whose event there is room: it is posted. Sent are the bytes of
-// the frame that acknowledges it, nil if it wants none. False: it does not wait any more, or the ring is full.
-func (h *Handlers) Resume(m DeferredMessage) (sent []byte, ok bool) {
+// Resume ends a deferred message, for whose event there is room: it is posted, and behind it the acknowledgement that
+// its sender waits for (ReadOwed). False: it does not wait any more, or the ring is full.
+func (h *Handlers) Resume(m DeferredMessage) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.messages == nil || h.messages.slots == nil {
-		return nil, false
+		return false
 	}
-	did, out, err := h.order(m.Slot, m.Lap, resume)
-	switch {
-	case err != nil || did == 0:
-		return nil, false
-	case did == 2 && len(out) >= owedFrame:
-		return out[:owedFrame:owedFrame], true
-	}
-	return nil, true
+	did, err := h.order(m.Slot, m.Lap, resume)
+	return err == nil && did != 0
 }
-
-const owedFrame = len(bpf.MessageOwed{}.Frame)
 
 // What lies in the ring buffer of Events beside ends of messages: xspin_note_of.
 const (

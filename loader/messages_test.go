@@ -867,6 +867,73 @@ func TestForgottenMessagesAreTheSendersOwn(t *testing.T) {
 	}
 }
 
+// A message beyond the room that was granted waits. When it is resumed, its event lies in the ring, and behind that its
+// acknowledgement: the frame that XDP would have sent, and none where XDP would send none.
+func TestResumedMessagesAreAcknowledged(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		change func(frame []byte)
+		acked  bool
+	}{
+		{"a sender", func([]byte) {}, true},
+		{"one that wants no answer", func(b []byte) { b[42] &^= byte(slmp.SYN >> 8) }, false},
+		{"a group's address of Ethernet", func(b []byte) { b[0] |= 1 }, false},
+		{"a group's address of IPv4", func(b []byte) { b[30] = 224 }, false},
+		{"a sender that all are", func(b []byte) { copy(b[26:], []byte{255, 255, 255, 255}) }, false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			cfg, _ := messagesConfig(t, 1<<20, MessagesConfig{Messages: 4, Segments: 64, Events: 1 << 14})
+			h := load(t, depositObject(t), cfg)
+			r := eventReader(t, h)
+			s := segment{from: 1, id: 7, payload: make([]byte, 20), flags: slmp.SYN | slmp.EOM, sum: noSum}
+			frame := s.frame()
+			tc.change(frame)
+			if posted := h.Grant(0); posted != 0 {
+				t.Fatalf("%d are posted", posted)
+			}
+			if v, err := h.Run(slices.Clone(frame)); err != nil || v.Action != ActionDrop {
+				t.Fatalf("%+v, %v", v, err)
+			}
+			rec, err := r.Read()
+			if err != nil {
+				t.Fatal(err)
+			}
+			waits, ok := ReadDeferred(rec.RawSample)
+			if all := h.Deferred(); !ok || len(all) != 1 || all[0] != waits {
+				t.Fatalf("%+v waits, of %+v", waits, all)
+			}
+			if h.Resume(DeferredMessage{waits.Slot, waits.Lap + 1}) {
+				t.Error("another message of the slot is resumed")
+			}
+			if !h.Resume(waits) || h.Resume(waits) || h.Grant(0) != 1 {
+				t.Error("it is not resumed once")
+			}
+			if rec, err = r.Read(); err != nil {
+				t.Fatal(err)
+			}
+			if e, ok := ReadEvent(rec.RawSample); !ok || spin.Cause(e.Cause) != spin.Complete || e.Length != 20 || e.Key[3] != 7 {
+				t.Errorf("%+v", e)
+			}
+			rec, err = r.Read()
+			if !tc.acked {
+				if err == nil {
+					t.Errorf("there is more: % x", rec.RawSample)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, _ := ReadOwed(rec.RawSample)
+			// A copy is answered by XDP.
+			v, err := h.Run(frame)
+			if err != nil || v.Action != ActionSend || !bytes.Equal(got, v.Frame) {
+				t.Errorf("%v, got\n% x, want\n% x", err, got, v.Frame)
+			}
+		})
+	}
+}
+
 // A copy that another CPU handles while its message begins and ends begins nothing: between its look for a message that
 // has ended and its own beginning, the message may have ended. In one of some 10,000 tries it has.
 func TestCopiesBesideTheMessage(t *testing.T) {

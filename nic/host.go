@@ -29,6 +29,9 @@ type pairSink struct{ pair }
 // Room implements roomySink.
 func (s pairSink) Room() int { return s.EventRoom() }
 
+// tries implements roomySink.
+func (pairSink) tries() uint64 { return 0 }
+
 // Post implements spin.EventSink. The end of a complete message waits for room, and
 // EOM's acknowledgement with it; what else happens to messages does not, and the
 // application is told that it has missed something.

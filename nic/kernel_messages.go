@@ -104,22 +104,26 @@ func (s *ContextSpec) messagesConfig() (cfg loader.MessagesConfig) {
 	return cfg
 }
 
-// A roomySink knows how many more events it has room for.
+// A roomySink knows how many more events it has room for; and how many may be tried although it has none.
 type roomySink interface {
 	spin.EventSink
 	Room() int
+	tries() uint64
 }
 
 // A chanSink is a channel.
 type chanSink struct{ spin.EventChan }
 
-// Room implements roomySink. A channel without a buffer has room while somebody receives, which nobody knows: one event
-// tries.
-func (s chanSink) Room() int {
+// Room implements roomySink.
+func (s chanSink) Room() int { return cap(s.EventChan) - len(s.EventChan) }
+
+// tries implements roomySink. A channel without a buffer has room while somebody receives, which nobody knows: one event
+// after the other waits for that, and nothing is acknowledged before.
+func (s chanSink) tries() uint64 {
 	if cap(s.EventChan) == 0 {
 		return 1
 	}
-	return cap(s.EventChan) - len(s.EventChan)
+	return 0
 }
 
 // eventSink is who is told of the ends of messages; nil: nobody.
@@ -201,10 +205,12 @@ type kernelMessages struct {
 
 	requests, unasked atomic.Uint64 // notes that the application got, and those it had no room for
 
-	mu       sync.Mutex // guards what follows
-	told     uint64     // complete messages that forward has taken from the ring
-	deferred []loader.DeferredMessage
-	owed     map[uint32][]byte // by slot: acknowledgements that wait for the event of their message
+	mu       sync.Mutex               // guards what follows
+	told     uint64                   // complete messages that forward has taken from the ring
+	deferred []loader.DeferredMessage // in the order in which they were complete
+	scanned  uint64                   // how many had been deferred when all slots were looked through
+
+	untold bool // forward's: the last complete message could not be told of
 
 	unsent atomic.Uint64 // answers that could not be sent
 }
@@ -212,7 +218,7 @@ type kernelMessages struct {
 func (t *kernelTier) startMessages() (m *kernelMessages, err error) {
 	m = &kernelMessages{
 		t: t, sink: t.spec.eventSink(), over: make(chan struct{}), flushed: make(chan struct{}, 1),
-		failed: make(chan struct{}, 1), owed: map[uint32][]byte{},
+		failed: make(chan struct{}, 1),
 	}
 	m.resume()
 	if t.spec.messagesConfig().Events > 0 {
@@ -243,9 +249,7 @@ func (m *kernelMessages) expire() {
 		m.end(timeout, spin.TimedOut)
 		m.unheard()
 		m.t.handlers.Posted() // closes gaps between receives
-		m.mu.Lock()
-		m.deferred = m.t.handlers.Deferred() // the ring may have had no room to tell of them
-		m.mu.Unlock()
+		m.adopt()
 		m.resume()
 	}
 }
@@ -263,6 +267,30 @@ func (m *kernelMessages) end(idle time.Duration, cause spin.Cause) {
 	if _, err := m.t.handlers.Expire(all); err != nil {
 		m.t.n.pool.Report(spin.Fault{Kind: spin.HandlerFailed, Context: m.t.id, Name: m.t.spec.Name, Detail: err.Error()})
 	}
+}
+
+// adopt finds deferred messages of which the ring had no room to tell. Those that are known keep their turn.
+func (m *kernelMessages) adopt() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n := m.t.handlers.Tally().Deferred
+	if n == m.scanned && len(m.deferred) == 0 {
+		return
+	}
+	m.scanned = n
+	waiting := m.t.handlers.Deferred()
+	still := make(map[loader.DeferredMessage]bool, len(waiting))
+	for _, d := range waiting {
+		still[d] = true
+	}
+	all := m.deferred[:0]
+	for _, d := range append(m.deferred, waiting...) {
+		if still[d] {
+			delete(still, d)
+			all = append(all, d)
+		}
+	}
+	m.deferred = all
 }
 
 // unheard tells the application of events that found no room in the kernel's ring. They
@@ -328,22 +356,22 @@ func (m *kernelMessages) take(sample []byte) {
 		if e.Cause != spin.Complete {
 			return
 		}
+		m.untold = !told
 		m.mu.Lock()
 		m.told++
-		ack := m.owed[raw.Slot]
-		delete(m.owed, raw.Slot)
 		m.mu.Unlock()
-		if told {
-			m.send(ack)
-		}
 	} else if d, ok := loader.ReadDeferred(sample); ok {
 		m.mu.Lock()
-		if m.deferred = append(m.deferred, d); len(m.deferred) > 2*m.t.spec.Messages {
-			m.deferred = m.t.handlers.Deferred() // copies of EOM are told of, too
-		}
+		m.deferred = append(m.deferred, d)
+		more := len(m.deferred) > 2*m.t.spec.Messages // copies of EOM are told of, too
 		m.mu.Unlock()
+		if more {
+			m.adopt()
+		}
 	} else if ack, ok := loader.ReadOwed(sample); ok {
-		m.send(ack) // its event was before it
+		if !m.untold { // its event was before it
+			m.send(ack)
+		}
 	} else if n, ok := loader.ReadNote(sample); ok {
 		m.note(&n)
 	}
@@ -361,14 +389,9 @@ func (m *kernelMessages) resume() (waits bool) {
 	if len(m.deferred) > 0 {
 		// None for others meanwhile. Less of it is free than there is: events are in the ring.
 		used := m.t.handlers.Grant(m.told) - m.told
-		for ; used < room && len(m.deferred) > 0; m.deferred = m.deferred[1:] {
-			ack, ok := m.t.handlers.Resume(m.deferred[0])
-			if !ok {
-				continue // a copy of its EOM was faster, or its time was up
-			}
-			used++
-			if ack != nil {
-				m.owed[m.deferred[0].Slot] = ack
+		for most := max(room, m.sink.tries()); used < most && len(m.deferred) > 0; m.deferred = m.deferred[1:] {
+			if m.t.handlers.Resume(m.deferred[0]) { // or a copy of its EOM was faster, or its time was up
+				used++
 			}
 		}
 	}
@@ -381,9 +404,6 @@ func (m *kernelMessages) resume() (waits bool) {
 
 // send sends an acknowledgement that XDP could not send, as it had no frame for it.
 func (m *kernelMessages) send(frame []byte) {
-	if frame == nil {
-		return
-	}
 	if err := m.t.n.raw.send(frame); err != nil {
 		m.unsent.Add(1)
 	}

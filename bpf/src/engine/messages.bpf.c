@@ -132,7 +132,8 @@ struct xspin_message {
 	__u32 dest; /* address and port that it was sent to */
 	__u32 dport;
 	__u8 ethernet[12]; /* addresses */
-	__u8 pad[44];
+	__u32 answerable; /* 0: nobody may answer to there */
+	__u8 pad[40];
 };
 _Static_assert(sizeof(struct xspin_message) == 256, "whole cache lines");
 
@@ -1265,7 +1266,7 @@ static __noinline int xspin_post_complete(struct xspin_message *m, __u32 slot, _
 
 /*
  * Writes the acknowledgement of a message's EOM to scratch, as a frame of XSPIN_FRAME bytes. It answers no frame:
- * the addresses are those of the header segment.
+ * the addresses are those of the header segment. False: nobody may answer to there.
  */
 static __noinline int xspin_owe(const struct xspin_message *m, struct xspin_scratch *s)
 {
@@ -1274,6 +1275,8 @@ static __noinline int xspin_owe(const struct xspin_message *m, struct xspin_scra
 	const __u16 *ethernet = (const __u16 *)m->ethernet;
 	__u32 sum, id = bswap32(m->key[words && words <= 8 ? words - 1 : 0]), offset = bswap32(m->eom_offset);
 
+	if (!m->answerable)
+		return 0;
 	for (int i = 0; i < 3; i++) {
 		o[i] = ethernet[3 + i];
 		o[3 + i] = ethernet[i];
@@ -1306,25 +1309,41 @@ static __noinline int xspin_owe(const struct xspin_message *m, struct xspin_scra
 	sum = (__u16)~xspin_fold(xspin_fold(sum));
 	o[20] = sum ?: 0xffff;
 	s->owed.cause = XSPIN_OWED;
-	return 0;
+	return 1;
 }
 
 /* Drops the older generation of a record if it is time. A bit that moves is in one of the two at all times. */
 static __always_inline void xspin_age(struct xspin_past *p, __u64 now)
 {
 	const __u64 since = READ_ONCE(p->since), age = now - since;
+	const int keep = age - xspin_setup.remember < xspin_setup.remember;
+	__u64 done[2], failed[2];
 
-	if (age < xspin_setup.remember || __sync_val_compare_and_swap(&p->since, since, now) != since)
+	if (age < xspin_setup.remember)
+		return;
+	/* What is young is read before the turn: who comes too late for it sets his bit in what is young then. */
+	for (int w = 0; w < 2; w++) {
+		done[w] = READ_ONCE(p->done[w]);
+		failed[w] = READ_ONCE(p->failed[w]);
+	}
+	if (__sync_val_compare_and_swap(&p->since, since, now) != since)
 		return;
 	for (int w = 0; w < 2; w++) {
-		__u64 done = READ_ONCE(p->done[w]), failed = READ_ONCE(p->failed[w]);
-		const int keep = age < 2 * xspin_setup.remember;
-
-		WRITE_ONCE(p->done[2 + w], keep ? done : 0);
-		WRITE_ONCE(p->failed[2 + w], keep ? failed : 0);
-		__sync_fetch_and_and(&p->done[w], ~done);
-		__sync_fetch_and_and(&p->failed[w], ~failed);
+		WRITE_ONCE(p->done[2 + w], keep ? done[w] : 0);
+		WRITE_ONCE(p->failed[2 + w], keep ? failed[w] : 0);
+		__sync_fetch_and_and(&p->done[w], ~done[w]);
+		__sync_fetch_and_and(&p->failed[w], ~failed[w]);
 	}
+}
+
+/* Sets a bit of a record that has these numbers. False: another CPU has given it to others meanwhile. */
+static __always_inline int xspin_set(struct xspin_past *p, __u32 run, __u64 *word, __u64 bit)
+{
+	__sync_fetch_and_or(word, bit);
+	if (__sync_fetch_and_add(&p->run, 0) == run)
+		return 1;
+	__sync_fetch_and_and(word, ~bit);
+	return 0;
 }
 
 /* Makes the key of a message that of its record, and returns the message's number. */
@@ -1364,7 +1383,7 @@ __weak int xspin_recall(XSPIN_HER)
 	if ((young | old) & bit)
 		is = bad & bit ? XSPIN_DIED : XSPIN_DONE;
 	if (is && !(young & bit))
-		__sync_fetch_and_or(is == XSPIN_DIED ? &p->failed[w] : &p->done[w], bit);
+		xspin_set(p, number / XSPIN_RUN, is == XSPIN_DIED ? &p->failed[w] : &p->done[w], bit);
 	return is;
 }
 
@@ -1422,7 +1441,8 @@ __weak int xspin_remember(struct xspin_message *m, __u32 failed)
 		__sync_lock_test_and_set(&p->run, run);
 	}
 	xspin_age(p, now);
-	__sync_fetch_and_or(failed ? &p->failed[w] : &p->done[w], bit);
+	if (!xspin_set(p, run, failed ? &p->failed[w] : &p->done[w], bit))
+		t->forgotten++;
 	return 0;
 }
 
@@ -1791,7 +1811,9 @@ int xspin_context(struct xdp_md *ctx)
 		if (xspin_setup.protocol == XSPIN_SLMP) {
 			const __u8 *p = (void *)(long)ctx->data;
 
+			m->answerable = 0;
 			if (p + XSPIN_SLMP_AT <= (__u8 *)(long)ctx->data_end) {
+				m->answerable = xspin_answerable(p, p + 14);
 				__builtin_memcpy(m->ethernet, p, sizeof(m->ethernet));
 				m->dest = *(__u32 *)(p + 30);
 				m->dport = *(__u16 *)(p + 36);
@@ -1985,11 +2007,9 @@ conclude:
 	 * application has the event that is before it in the ring.
 	 */
 	both = !eom && m->eom_flags & XSPIN_SLMP_SYN;
-	if (both && s->reply.flags & XSPIN_SLMP_SYN && !(s->reply.flags & XSPIN_SLMP_CUMULATIVE) && xspin_setup.tell)
-		xspin_owe(m, s);
-	else if (both)
+	if (both && (!(s->reply.flags & XSPIN_SLMP_SYN) || s->reply.flags & XSPIN_SLMP_CUMULATIVE ||
+		     !xspin_setup.tell || !xspin_owe(m, s))) {
 		both = 2;
-	if (both == 2) {
 		s->reply.flags = m->eom_flags;
 		s->reply.offset = m->eom_offset;
 	}
@@ -2082,16 +2102,14 @@ int xspin_expire(struct xdp_md *ctx)
 			WRITE_ONCE(m->word, (__u64)o.lap << 32 | XSPIN_DEFERRED);
 			return 0;
 		}
-		/* Nothing that the sender sends is at hand: user space sends the answer that it waits for. */
-		code = 1;
-		if (xspin_setup.protocol == XSPIN_SLMP && m->eom_flags & XSPIN_SLMP_SYN) {
-			xspin_owe(m, s);
-			if (!bpf_xdp_store_bytes(ctx, 0, s->owed.frame, XSPIN_FRAME))
-				code = 2;
-		}
+		/* Nothing that the sender sends is at hand: user space sends the answer that it waits for, when it
+		 * has told the application. */
+		if (xspin_setup.protocol == XSPIN_SLMP && m->eom_flags & XSPIN_SLMP_SYN &&
+		    (!xspin_owe(m, s) || bpf_ringbuf_output(&xspin_events, &s->owed, sizeof(s->owed), 0)))
+			t->mute++;
 		t->ended++;
 		xspin_end(m, t, o.slot, 0);
-		return code;
+		return 1;
 	}
 	switch ((__u32)word) {
 	case XSPIN_STOPPED:
