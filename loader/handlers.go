@@ -126,7 +126,7 @@ func (o *Object) Load(cfg HandlersConfig) (_ *Handlers, err error) {
 			return fail(err)
 		}
 	}
-	if err := o.checkTime(h); err != nil {
+	if err := o.checkTime(h, &cfg); err != nil {
 		h.Close()
 		return fail(err)
 	}

@@ -86,20 +86,22 @@ func TestHandlersStayInTheirWindow(t *testing.T) {
 		rights spin.Rights
 		good   bool
 	}{
-		"a store into it":                        {"xspin_window_store(0, 4088, &v, 8)", spin.Write, true},
-		"a store behind it":                      {"xspin_window_store(0, 4089, &v, 8)", spin.Write, false},
-		"a store before it":                      {"xspin_window_store(0, -8ULL, &v, 8)", spin.Write, false},
-		"a store with the right to read alone":   {"xspin_window_store(0, 0, &v, 8)", spin.Read, false},
-		"a load with the right to write alone":   {"xspin_window_load(0, 0, &v, 8)", spin.Write, false},
-		"an addition without the right":          {"xspin_window_add64(0, 0, 1, &v)", spin.Read | spin.Write, false},
-		"a window that there is not":             {"xspin_window_move(1 | XSPIN_SLIP_STORE << 8 | 8 << 16, 0, &v, 8)", spin.Write, false},
-		"a window far beyond all":                {"xspin_window_move(255 | XSPIN_SLIP_STORE << 8 | 8 << 16, 0, &v, 8)", spin.Write, false},
-		"a store that says it is a load":         {"xspin_window_move(0 | XSPIN_SLIP_LOAD << 8 | 8 << 16, 0, &v, 8)", spin.Write, false},
-		"a way that there is not":                {"xspin_window_move(0 | 99 << 8 | 8 << 16, 0, &v, 8)", spin.Read, false},
-		"a piece that there is not":              {"xspin_window_move(0 | XSPIN_SLIP_STORE << 8 | 3 << 16, 4089, &v, 8)", spin.Write, false},
-		"a frame's bytes behind it":              {"xspin_window_write(ctx, 0, 4090, 0, 8)", spin.Write, false},
-		"a frame's bytes, more than there are":   {"xspin_window_write(ctx, 0, 0, 0, 4000)", spin.Write, false},
-		"a word that is not aligned, atomically": {"xspin_window_cas64(0, 4, 0, 1, &v)", spin.Atomic, false},
+		"a store into it":                         {"xspin_window_store(0, 4088, &v, 8)", spin.Write, true},
+		"a store behind it":                       {"xspin_window_store(0, 4089, &v, 8)", spin.Write, false},
+		"a store before it":                       {"xspin_window_store(0, -8ULL, &v, 8)", spin.Write, false},
+		"a store with the right to read alone":    {"xspin_window_store(0, 0, &v, 8)", spin.Read, false},
+		"a load with the right to write alone":    {"xspin_window_load(0, 0, &v, 8)", spin.Write, false},
+		"an addition without the right":           {"xspin_window_add64(0, 0, 1, &v)", spin.Read | spin.Write, false},
+		"a window that there is not":              {"xspin_window_move(1 | XSPIN_SLIP_STORE << 8 | 8 << 16, 0, &v, 8)", spin.Write, false},
+		"a window far beyond all":                 {"xspin_window_move(255 | XSPIN_SLIP_STORE << 8 | 8 << 16, 0, &v, 8)", spin.Write, false},
+		"a store that says it is a load":          {"xspin_window_move(0 | XSPIN_SLIP_LOAD << 8 | 8 << 16, 0, &v, 8)", spin.Write, false},
+		"a way that there is not":                 {"xspin_window_move(0 | 99 << 8 | 8 << 16, 0, &v, 8)", spin.Read, false},
+		"a piece that there is not":               {"xspin_window_move(0 | XSPIN_SLIP_STORE << 8 | 3 << 16, 4089, &v, 8)", spin.Write, false},
+		"a piece of which one byte is in it":      {"xspin_window_move(0 | XSPIN_SLIP_STORE << 8 | 8 << 16, 4095, &v, 1)", spin.Write, false},
+		"pieces of which the last lies behind it": {"xspin_window_move(0 | XSPIN_SLIP_STORE << 8 | 4 << 16, 4090 + (her->len & 1), &v, 6)", spin.Write, false},
+		"a frame's bytes behind it":               {"xspin_window_write(ctx, 0, 4090, 0, 8)", spin.Write, false},
+		"a frame's bytes, more than there are":    {"xspin_window_write(ctx, 0, 0, 0, 4000)", spin.Write, false},
+		"a word that is not aligned, atomically":  {"xspin_window_cas64(0, 4, 0, 1, &v)", spin.Atomic, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := object(t, "#include \"xspin_message.h\"\nXSPIN_PAYLOAD { __u64 v = ~0ULL; (void)v; return "+tc.call+"; }\nXSPIN_MESSAGES(PAYLOAD);\nXSPIN_LICENSE(\"GPL\");\n")

@@ -606,6 +606,9 @@ func line(text []int8, words [2]uint64) string {
 		if c == 0 {
 			break
 		}
+		if c < ' ' && c >= 0 || c == 0x7f {
+			c = '?' // it is shown on terminals
+		}
 		b = append(b, byte(c))
 	}
 	out, k := []byte(nil), 0

@@ -44,7 +44,7 @@ func checkCode(user functions, e *engine, object *ebpf.CollectionSpec) error {
 		var line *asm.Instruction // the last with a source line
 		add := func(format string, args ...any) {
 			err := fmt.Errorf("%s: %s", where(line, fn), fmt.Sprintf(format, args...))
-			if !slices.ContainsFunc(errs, func(e error) bool { return e.Error() == err.Error() }) {
+			if len(errs) < mostErrors && !slices.ContainsFunc(errs, func(e error) bool { return e.Error() == err.Error() }) {
 				errs = append(errs, err)
 			}
 		}
@@ -66,6 +66,10 @@ func checkCode(user functions, e *engine, object *ebpf.CollectionSpec) error {
 				clean[i] = clean[i].WithSource(src)
 			}
 		}
+		if i := leaksMap(clean); i >= 0 {
+			line = &insns[i]
+			add("uses the address of a map, which is for the first argument of a helper alone")
+		}
 		t := btf.FuncMetadata(&insns[0])
 		if handlerFuncs[fn] != "" {
 			t = btf.FuncMetadata(&e.funcs[fn][0]) // whatever the object says of its arguments
@@ -77,6 +81,75 @@ func checkCode(user functions, e *engine, object *ebpf.CollectionSpec) error {
 		user[fn] = clean
 	}
 	return errors.Join(errs...)
+}
+
+// mostErrors is how many errors of its code an object gets.
+const mostErrors = 20
+
+// leaksMap finds an instruction of a function that does something else with the address of a map than passing it
+// to a helper: -1 if there is none. With the rights that handlers are loaded with the verifier lets programs read the
+// kernel's structure behind it, and follow the pointers there.
+func leaksMap(insns asm.Instructions) int {
+	next := successors(insns)
+	has := make([]uint16, len(insns)) // before each instruction: registers that may have a map's address
+	seen := make([]bool, len(insns))
+	seen[0] = true
+	const arguments, clobbered = 0x3e, 0x3f // r1 to r5; r0 to r5. Of helpers the verifier knows which are maps
+	for todo := []int{0}; len(todo) > 0; {
+		i := todo[len(todo)-1]
+		todo = todo[:len(todo)-1]
+		ins, h := &insns[i], has[i]
+		op, dst, src := ins.OpCode, uint16(1)<<ins.Dst, uint16(1)<<ins.Src
+		byRegister := op.Source() == asm.RegSource
+		switch class := op.Class(); {
+		case class == asm.LdClass:
+			if h &^= dst; ins.Src == asm.PseudoMapFD {
+				h |= dst
+			}
+		case class == asm.LdXClass:
+			if h&src != 0 {
+				return i
+			}
+			h &^= dst
+		case class.IsStore():
+			if h&dst != 0 || class == asm.StXClass && h&src != 0 {
+				return i
+			}
+		case class.IsALU():
+			byRegister = byRegister && op.ALUOp() != asm.Swap
+			switch mov := op.ALUOp() == asm.Mov; {
+			case mov && byRegister && h&src != 0 && class == asm.ALU64Class:
+				h |= dst
+			case mov && (!byRegister || h&src == 0):
+				h &^= dst
+			case h&dst != 0, byRegister && h&src != 0:
+				return i
+			}
+		case ins.IsFunctionCall():
+			if h&arguments != 0 {
+				return i
+			}
+			h &^= clobbered
+		case op.JumpOp() == asm.Call:
+			h &^= clobbered
+		case op.JumpOp() == asm.Exit:
+			if h&(1<<asm.R0) != 0 {
+				return i
+			}
+		case op.JumpOp() != asm.Ja:
+			if h&dst != 0 || byRegister && h&src != 0 {
+				return i
+			}
+		}
+		for _, k := range next[i] {
+			if !seen[k] || has[k]|h != has[k] {
+				seen[k] = true
+				has[k] |= h
+				todo = append(todo, k)
+			}
+		}
+	}
+	return -1
 }
 
 // wrong says what an instruction does that handlers may not, "" if they may.
@@ -137,6 +210,8 @@ func wrong(ins *asm.Instruction, user functions, e *engine, object *ebpf.Collect
 				return fmt.Sprintf("calls %s: the program calls handlers, nothing else may", ref)
 			case user[ref] == nil && !e.api[ref]:
 				return fmt.Sprintf("calls a function that is not there: %q", ref)
+			case ins.Constant != -1 || ins.Dst != asm.R0 || ins.Offset != 0: // only in the place of -1 a name is a distance
+				return fmt.Sprintf("calls %s by a distance: calls name what they call", ref)
 			}
 			return ""
 		case jump == asm.Call, jump == asm.InvalidJumpOp, jump == asm.Ja && op.Source() != asm.ImmSource:

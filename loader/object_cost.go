@@ -30,9 +30,10 @@ const (
 
 // A timeBound is what is known of the time that handlers take, before the verifier counts steps.
 type timeBound struct {
-	once    int64  // ns, at most, of calls outside of loops
-	dearest string // call in a loop
-	each    int64  // ns that it takes, at most
+	once     int64  // ns, at most, of calls outside of loops
+	dearest  string // call in a loop
+	each     int64  // ns that it takes, at most
+	accesses bool   // there are loads or stores in loops
 }
 
 // callTimes returns what calls of an object's functions take at most, in ns: two to three times
@@ -54,8 +55,16 @@ func callTimes(object *ebpf.CollectionSpec) func(*asm.Instruction) (name string,
 		lookup = max(lookup, 20+hash)
 		update = max(update, 40+3*hash+n/8)
 	}
+	// Another CPU takes the line away each time; a ninth one makes it worse, but that is not the object's alone.
+	cpus, err := PossibleCPUs()
+	if err != nil {
+		cpus = 8
+	}
+	atomics := 50 * int64(min(cpus, 8))
 	return func(ins *asm.Instruction) (string, int64) {
 		switch {
+		case ins.OpCode.Class() == asm.StXClass && ins.OpCode.Mode() == asm.AtomicMode:
+			return "an atomic operation", atomics
 		case ins.IsFunctionCall():
 			switch ref := ins.Reference(); ref {
 			case "xspin_notify", "xspin_log_line":
@@ -92,8 +101,13 @@ func boundTime(user functions, object *ebpf.CollectionSpec) timeBound {
 			name, ns := times(&user[fn][i])
 			if handlerFuncs[fn] != "" && !loops[i] {
 				t.once += ns
-			} else if ns > t.each {
-				t.dearest, t.each = name, ns
+			} else {
+				if ns > t.each {
+					t.dearest, t.each = name, ns
+				}
+				if class := user[fn][i].OpCode.Class(); class == asm.LdXClass || class.IsStore() {
+					t.accesses = true
+				}
 			}
 		}
 	}
@@ -102,13 +116,26 @@ func boundTime(user functions, object *ebpf.CollectionSpec) timeBound {
 
 func isPerCPUHash(t ebpf.MapType) bool { return t == ebpf.PerCPUHash || t == ebpf.LRUCPUHash }
 
-// of returns how long a packet takes at most that takes so many steps.
-func (t *timeBound) of(steps int) time.Duration {
-	return time.Duration(t.once + int64(steps)/2*(t.each+2))
+// engineSteps are fewer than the engine's own of the steps that a verifier counts.
+func engineSteps(messages bool) int { return map[bool]int{true: 50_000}[messages] }
+
+// cached is how many bytes are in a cache, when they are used all the time; an access to more may take uncached ns.
+const (
+	cached   = 256 << 10
+	uncached = 100
+)
+
+// of returns how long a packet takes at most that takes so many steps of handlers, which reach so many bytes.
+func (t *timeBound) of(steps int, reach int64) time.Duration {
+	each := t.each
+	if t.accesses && reach > cached {
+		each = max(each, uncached)
+	}
+	return time.Duration(t.once + int64(max(steps, 0))/2*(each+2))
 }
 
 // checkTime refuses a program in which a packet may take too long.
-func (o *Object) checkTime(h *Handlers) error {
+func (o *Object) checkTime(h *Handlers, cfg *HandlersConfig) error {
 	_, steps, err := h.Instructions()
 	if err != nil {
 		return err
@@ -116,9 +143,13 @@ func (o *Object) checkTime(h *Handlers) error {
 	if steps == 0 { // the kernel does not tell; it takes no more than these
 		steps = 1_000_000
 	}
-	if t := o.time.of(steps); t > MaxPacketTime {
-		return fmt.Errorf("a packet may take %v, and the limit is %v: the verifier counts %d steps, and the dearest call in a loop is %s, which takes up to %d ns: bound the loops, or call it outside of them",
-			t.Round(time.Microsecond), MaxPacketTime, steps, o.time.dearest, o.time.each)
+	reach := o.memory
+	if shared, each := o.UsesMemory(); shared || each {
+		reach += cfg.MemorySize + cfg.HPUMemorySize
+	}
+	if t := o.time.of(steps-engineSteps(o.messages), reach); t > MaxPacketTime {
+		return fmt.Errorf("a packet may take %v, and the limit is %v: the verifier counts %d steps, the dearest call in a loop is %s, which takes up to %d ns, and memory has %d bytes: bound the loops, call it outside of them, or use less memory",
+			t.Round(time.Microsecond), MaxPacketTime, steps, o.time.dearest, o.time.each, reach)
 	}
 	return nil
 }

@@ -46,7 +46,7 @@ func parameters(spec *ebpf.CollectionSpec) (all []Parameter, err error) {
 			continue
 		}
 		k, ok := kindOf(v.Type.Type)
-		if !ok {
+		if !ok || k.size != len(v.Value) {
 			errs = append(errs, fmt.Errorf("const volatile %s: a parameter is a number, a bool, an enum or an array of char", name))
 			continue
 		}
@@ -78,11 +78,14 @@ func isVolatile(t btf.Type) bool {
 func kindOf(t btf.Type) (k paramKind, ok bool) {
 	switch t := btf.UnderlyingType(t).(type) {
 	case *btf.Int:
-		if t.Size > 8 {
+		if t.Size == 0 || t.Size > 8 || t.Size&(t.Size-1) != 0 {
 			return k, false
 		}
 		return paramKind{size: int(t.Size), signed: t.Encoding == btf.Signed, boolean: t.Encoding == btf.Bool}, true
 	case *btf.Enum:
+		if t.Size == 0 || t.Size > 8 || t.Size&(t.Size-1) != 0 {
+			return k, false
+		}
 		return paramKind{size: int(t.Size), signed: t.Signed, names: t.Values}, true
 	case *btf.Array:
 		e, ok := btf.UnderlyingType(t.Type).(*btf.Int)

@@ -84,6 +84,108 @@ func TestWhatAnObjectCannotReach(t *testing.T) {
 	}
 }
 
+// The address of a map is good for helpers. Behind it lies a structure of the kernel's, with pointers to others.
+func TestAddressesOfMapsGoToHelpersAlone(t *testing.T) {
+	const mine = "struct { __uint(type, BPF_MAP_TYPE_ARRAY); __uint(max_entries, 4); __type(key, __u32); __type(value, __u64); } mine SEC(\".maps\");\n__u64 out;"
+	const refused = "uses the address of a map, which is for the first argument of a helper alone"
+	code := func(code string) string {
+		return "\t__u64 v = her->len;\n\tasm volatile(\"r1 = %1 ll\\n" + code + "\\n%0 = r2\" : \"+r\"(v) : \"i\"(&mine) : \"r0\", \"r1\", \"r2\", \"r3\", \"r4\", \"r5\");\n\tout = v;\n\treturn XSPIN_DROP;"
+	}
+	for _, tc := range []struct{ name, globals, body, want string }{
+		{"a lookup", mine, "\t__u32 zero = 0;\n\treturn !bpf_map_lookup_elem(&mine, &zero);", ""},
+		{"one by a copy of the address", mine, code("r3 = r1; r2 = 0; *(u32 *)(r10 - 4) = r2; r2 = r10; r2 += -4; r1 = r3; call 1; r2 = 0"), ""},
+		{"a load from behind it", mine, code("r2 = *(u64 *)(r1 + 40)"), refused},
+		{"a load from behind a copy of it", mine, code("r3 = r1; r2 = 7; r2 = *(u64 *)(r3 + 128)"), refused},
+		{"a load on one of two ways", mine, code("r3 = r10; if r3 == 0 goto +1; r3 = r1; r2 = *(u64 *)(r3 - 8)"), refused},
+		{"a store to it", mine, code("r2 = 0; *(u64 *)(r1 + 40) = r2"), refused},
+		{"a store of it", mine, code("r2 = 0; *(u64 *)(r10 - 8) = r1"), refused},
+		{"arithmetic", mine, code("r1 += 40; r2 = r1"), refused},
+		{"a comparison", mine, code("r2 = 0; if r1 > r2 goto +0"), refused},
+		{"a function of its own", mine + "\nstatic __attribute__((noinline)) long take(void *m) { asm volatile(\"\" : \"+r\"(m)); return *(long *)m; }", "\treturn take(&mine);", refused},
+		{"a function of the engine's", mine, "\tasm volatile(\"\" ::: \"memory\");\n\treturn !xspin_memory((__u64)&mine, 8);", refused},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			_, err := ReadObject("test.o", objecttest.Compile(t, around(tc.globals, tc.body), "-Wno-everything"), 1<<20)
+			if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("%v\nwant %q", err, tc.want)
+			}
+		})
+	}
+}
+
+// A call that names a function of the headers, and says beside it how far away another one is, calls the other.
+func TestCallsByDistance(t *testing.T) {
+	file := objecttest.Compile(t, around("", "\txspin_count(0, 1);\n\treturn XSPIN_DROP;"))
+	f, err := elf.NewFile(bytes.NewReader(file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, n := sectionOf(f, file, ".text"), 0
+	for i := 0; i+8 <= len(b); i += 8 {
+		if bytes.Equal(b[i:][:8], []byte{0x85, 0x10, 0, 0, 0xff, 0xff, 0xff, 0xff}) {
+			b[i+4], b[i+5], b[i+6], b[i+7] = 5, 0, 0, 0
+			n++
+		}
+	}
+	if _, err := ReadObject("test.o", file, 1<<20); n != 1 || err == nil || !strings.Contains(err.Error(), "calls xspin_count by a distance") {
+		t.Errorf("%d calls: %v", n, err)
+	}
+}
+
+// What a header of a few bytes says of sizes is not believed.
+func TestObjectsThatSayTheyAreLarge(t *testing.T) {
+	file := objecttest.Compile(t, around("int x[2];", "\tx[0]++;\n\treturn XSPIN_DROP;"))
+	f, err := elf.NewFile(bytes.NewReader(file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	le := binary.LittleEndian
+	headers := le.Uint64(file[0x28:])
+	section := func(name string, off int, v uint64) []byte {
+		b := bytes.Clone(file)
+		i := slices.IndexFunc(f.Sections, func(s *elf.Section) bool { return s.Name == name })
+		le.PutUint64(b[headers+64*uint64(i)+uint64(off):], v)
+		return b
+	}
+	symbol := func(name string, size uint64) []byte {
+		b := bytes.Clone(file)
+		symbols, err := f.Symbols()
+		if err != nil {
+			t.Fatal(err)
+		}
+		i := slices.IndexFunc(symbols, func(s elf.Symbol) bool { return s.Name == name })
+		le.PutUint64(sectionOf(f, b, ".symtab")[24*(i+1)+16:], size)
+		return b
+	}
+	for _, tc := range []struct {
+		name string
+		file []byte
+		want string
+	}{
+		{"as it is", file, ""},
+		{"half a gigabyte of zeros", section(".bss", 0x20, 1<<29), "its sections have more than"},
+		{"all that there is", section(".bss", 0x20, ^uint64(0)), "invalid section size"},
+		{"compressed", section(".text", 8, uint64(elf.SHF_COMPRESSED|elf.SHF_EXECINSTR)), "section .text is compressed"},
+		{"a function as large as all", symbol("xspin_count", 1<<20), "its functions overlap"},
+		{"a function over another", symbol("xspin_count", f.Section(".text").Size-8), "its functions overlap"},
+		{"a file without end", append(bytes.Clone(file), make([]byte, mostFile)...), "bytes: want at most"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			_, err := ReadObject("test.o", tc.file, 1<<20)
+			runtime.ReadMemStats(&after)
+			if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("%v, want %q", err, tc.want)
+			}
+			if n := after.TotalAlloc - before.TotalAlloc; n > 32<<20 {
+				t.Errorf("it takes %d bytes to read", n)
+			}
+		})
+	}
+}
+
 // A vandal damages objects.
 type vandal struct {
 	rand *rand.Rand

@@ -711,11 +711,12 @@ __weak int xspin_window_frame(struct xdp_md *ctx, __u32 window, __u64 at, __u32 
 /* `how` has the window, and from bit 8 on which way, and from bit 16 on in what pieces. */
 __weak int xspin_window_move(__u32 how, __u64 at, void *p, __u32 n)
 {
-	const __u32 of = how >> 8 & 255, window = how & 255;
+	const __u32 of = how >> 8 & 255, window = how & 255, unit = how >> 16;
 	const int load = of == XSPIN_SLIP_LOAD;
 	__u8 *w;
 
-	if (n > XSPIN_MOVED)
+	/* Of pieces that n has in whole: the verifier knows where the element ends, and not the window. */
+	if (n > XSPIN_MOVED || ((unit == 8 || unit == 4 || unit == 2) && n & (unit - 1)))
 		return xspin_slipped(XSPIN_SLIPPED(of, XSPIN_SLIP_FRAME, window), at, n, XSPIN_MOVED);
 	w = xspin_in(of, window, load ? XSPIN_WINDOW_READ : XSPIN_WINDOW_WRITE, at, n, 1);
 	if (!w)
@@ -732,7 +733,7 @@ __weak int xspin_window_move(__u32 how, __u64 at, void *p, __u32 n)
 		else                                                        \
 			*(type *)(w + i) = *(type *)((__u8 *)p + i);        \
 	}
-	switch (how >> 16) {
+	switch (unit) {
 	case 8:
 		XSPIN_MOVE_BY(__u64)
 		break;
