@@ -308,6 +308,7 @@ func TestLinesOfHandlers(t *testing.T) {
 		"%x%x%x":               "fffffffffffffffffffffffffffffffe%x",
 		"%%u %s %u %":          "%18446744073709551615 %s 18446744073709551614 %",
 		"\u00e4\t100%\x00gone": "\u00e4\t100%",
+		"\x1b[2J\r\nred\x7f":   "?[2J??red?",
 	} {
 		var b [72]int8
 		for i := range len(text) {

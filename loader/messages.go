@@ -606,7 +606,7 @@ func line(text []int8, words [2]uint64) string {
 		if c == 0 {
 			break
 		}
-		if c < ' ' && c >= 0 || c == 0x7f {
+		if c < ' ' && c >= 0 && c != '\t' || c == 0x7f {
 			c = '?' // it is shown on terminals
 		}
 		b = append(b, byte(c))

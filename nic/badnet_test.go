@@ -139,7 +139,9 @@ func badNetwork(t *testing.T, lab *netns.Lab, p policy, plain bool) spin.Message
 		t.Error("no segment came a second time")
 	}
 	// A damaged acknowledgement never gets as far as to be one of something else.
-	if ss.Completed != all || ss.Retransmitted == 0 || ss.Malformed != 0 || ss.NeverSent != 0 || ss.Cumulative == plain {
+	// One acknowledgement may be cut short: a bit that is flipped in UDP's length changes the sum as bytes do that are
+	// missing then, if these are of a bitmap such as 0xfffffff7.
+	if ss.Completed != all || ss.Retransmitted == 0 || ss.Malformed > 1 || ss.NeverSent != 0 || ss.Cumulative == plain {
 		t.Errorf("%+v", ss)
 	}
 	if claims := l.audit(t, answers(), ids, lengths, uint64(size), plain); claims < 100 {
