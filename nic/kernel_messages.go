@@ -227,17 +227,18 @@ func (t *kernelTier) startMessages() (m *kernelMessages, err error) {
 		}
 		m.forwarding.Go(m.forward)
 	}
-	m.expiring.Go(m.expire)
+	every := max(min(t.spec.Timeout/8, expireTick), time.Millisecond)
+	m.expiring.Go(func() { m.expire(every) })
 	return m, nil
 }
 
 // expireTick is how often expire looks at least; a variable for tests.
 var expireTick = 250 * time.Millisecond
 
-// expire ends messages whose time is up, and those that have failed.
-func (m *kernelMessages) expire() {
+// expire ends messages whose time is up, and those that have failed. It looks so often at least.
+func (m *kernelMessages) expire(every time.Duration) {
 	timeout := m.t.spec.Timeout
-	tick := time.NewTicker(max(min(timeout/8, expireTick), time.Millisecond))
+	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for {
 		select {
