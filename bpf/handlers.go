@@ -54,7 +54,7 @@ func EngineMessages() []byte { return _EngineMessagesBytes }
 // HandlersDeclared is what include/xspin_handler.h has an object declare.
 type HandlersDeclared = HandlersNoopXspinDeclared
 
-// What src/engine/engine.h shares with user space, under short names.
+// Types that src/engine/engine.h shares with user space, under short names.
 type (
 	HandlerConstants = EnginePacketsXspinConstants
 	HandlerCounters  = EnginePacketsXspinCounters
@@ -62,7 +62,7 @@ type (
 	HandlerPair      = EnginePacketsXspinPair
 )
 
-// What src/engine/messages.bpf.c shares with user space, under short names.
+// Types that src/engine/messages.bpf.c shares with user space, under short names.
 type (
 	MessageSettings = EngineMessagesXspinSettings
 	MessageRange    = EngineMessagesXspinRange
@@ -100,7 +100,7 @@ const (
 	HandlersOwn       = EnginePacketsMapXspinOwn
 	HandlersConstants = EnginePacketsVarXspin
 
-	// Of messages.
+	// In the engine of messages.
 	MessagesExpire   = EngineMessagesProgXspinExpire
 	MessagesSettings = EngineMessagesVarXspinSetup
 	MessagesTable    = EngineMessagesMapXspinTable

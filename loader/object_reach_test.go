@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
 	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/bpf"
@@ -371,5 +372,16 @@ XSPIN_PAYLOAD
 	t.Logf("%d objects: %d accepted, %d loaded, %d run", n, accepted, loaded, ran)
 	if accepted < n/20 || ran < n/100 {
 		t.Errorf("of %d objects %d were accepted, %d loaded and %d run: too few for this to tell much", n, accepted, loaded, ran)
+	}
+}
+
+// Parameters have sizes that values fit in, whatever the types of an object say.
+func TestParametersOfStrangeSizes(t *testing.T) {
+	for size, want := range map[uint32]bool{0: false, 1: true, 2: true, 3: false, 4: true, 8: true, 9: false, 16: false, 1 << 31: false} {
+		for _, typ := range []btf.Type{&btf.Int{Size: size}, &btf.Enum{Size: size}, &btf.Enum{Size: size, Values: []btf.EnumValue{{Name: "a", Value: 1}}}} {
+			if _, ok := kindOf(typ); ok != want {
+				t.Errorf("%v of %d bytes: %v, want %v", typ, size, ok, want)
+			}
+		}
 	}
 }

@@ -73,7 +73,7 @@ XSPIN_API(int, xspin_deposit, struct xdp_md *ctx, const struct xspin_her *her);
 
 #if defined(XSPIN_STATE) || defined(XSPIN_ENGINE)
 /* Returns the XSPIN_STATE bytes of her message. Never null for a handler, but the verifier wants it
- * checked. Segments of a message are handled at the same time: see __sync_fetch_and_add. 8 ns. */
+ * checked. Segments of a message are handled at the same time: see __sync_fetch_and_add. 10 ns. */
 XSPIN_API(void *, xspin_state, const struct xspin_her *her);
 #endif
 
@@ -91,7 +91,7 @@ struct xspin_info {
 	__u64 user;   /* of the receive that it has taken */
 };
 
-/* Fills it in. False, which handlers never see: there is no such message. 10 ns. */
+/* Fills it in. False, which handlers never see: there is no such message. 13 ns. */
 XSPIN_API(int, xspin_about, const struct xspin_her *her, struct xspin_info *i);
 
 /*
@@ -137,19 +137,19 @@ XSPIN_API(int, xspin_window_cas, __u32 window, __u64 at, __u64 is, __u64 to, __u
 /* Copies n bytes of the frame, from off on, to a window; at most 16 KiB. 20 ns, and what the bytes cost. */
 #define xspin_window_write(ctx, window, at, off, n) xspin_window_frame(ctx, xspin_window(window), at, off, n)
 
-/* Copies n bytes of a window, at most 512, which may not lie in two MiB of its memory. 5 ns and
- * 1 ns for each 8 bytes if they are aligned as a __u64, else more. */
+/* Copies n bytes of a window, at most 512, which may not lie in two MiB of its memory. 20 ns for
+ * 8 bytes that are aligned as a __u64, else more. */
 #define xspin_window_load(window, at, to, n) xspin_window_move(XSPIN_MOVE(XSPIN_SLIP_LOAD, window, to, n), at, to, n)
 
 /* The other way, at the same cost. */
 #define xspin_window_store(window, at, from, n) \
 	xspin_window_move(XSPIN_MOVE(XSPIN_SLIP_STORE, window, from, n), at, (void *)(from), n)
 
-/* Adds to the word at a multiple of 8, and says what was there. 12 ns. */
+/* Adds to the word at a multiple of 8, and says what was there. 22 ns. */
 #define xspin_window_add64(window, at, n, was) xspin_window_add(xspin_window(window), at, n, was)
 
 /* Puts a value into the word at a multiple of 8 if another is there, and says what was
- * there. 12 ns. */
+ * there. 25 ns. */
 #define xspin_window_cas64(window, at, is, to, was) xspin_window_cas(xspin_window(window), at, is, to, was)
 
 /* Tells the application something, by its queue: a request that wants no answer. False: there is

@@ -485,7 +485,7 @@ int xspin_trains(struct xdp_md *ctx)
 }
 
 /*
- * What handlers in eBPF hand over, to those on HPUs of the same context, as it came. In the
+ * Takes what handlers in eBPF hand over to HPUs of the same context, as it came. In the
  * same run of the program: so no other frame is in `handing`, and the table that has matched
  * this one is still as it was.
  */

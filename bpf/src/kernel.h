@@ -14,7 +14,7 @@ static long (*const bpf_redirect)(__u32 ifindex, __u64 flags) = (void *)23;
 static long (*const bpf_redirect_map)(void *map, __u64 key, __u64 flags) = (void *)51;
 static long (*const bpf_xdp_adjust_meta)(struct xdp_md *ctx, int delta) = (void *)54;
 /*
- * What an XDP program's argument is in the kernel, and the end of a packet of Linux's stack
+ * The kernel's side of an XDP program's argument, and the end of a packet of Linux's stack
  * (an sk_buff). The BTF of the kernel that a program is loaded into says where fields are.
  */
 struct net_device;

@@ -183,7 +183,7 @@ struct xspin_stats {
 };
 
 /*
- * What a frame was before handlers in eBPF got it that may hand it over. It is delivered by
+ * A frame as it was before handlers in eBPF got it that may hand it over. It is delivered by
  * this, whatever they wrote to it. Only a header handler hands over a frame that it has seen,
  * and it sees those at offset 0: of these the bytes are kept.
  */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * What the engines of packets (packets.bpf.c) and of messages (messages.bpf.c) have in
+ * The engines of packets (packets.bpf.c) and of messages (messages.bpf.c) have this in
  * common. The loader links one of them to the handlers of an object (loader/link.go): it
  * takes handlers, the functions that they call and the object's own maps from there, and
  * all else from here. So only instructions that are compiled from this folder name the
