@@ -215,7 +215,7 @@ func (s *Socket) bind(founder bool) error {
 // closed, in a work item that takes the RTNL lock. So EBUSY is an error only if it
 // persists.
 func (s *Socket) try(sa *unix.SockaddrXDP) error {
-	const patience, pause = 500 * time.Millisecond, 2 * time.Millisecond
+	const patience, pause = 3 * time.Second, 2 * time.Millisecond
 	for start := time.Now(); ; time.Sleep(pause) {
 		err := unix.Bind(s.fd, sa)
 		if err == nil {
