@@ -67,7 +67,8 @@ type EngineMessagesXspinMessage struct {
 	Dport      uint32
 	Ethernet   [12]uint8
 	Answerable uint32
-	Pad        [40]uint8
+	Turn       uint64
+	Pad        [32]uint8
 }
 
 type EngineMessagesXspinNote struct {
@@ -139,7 +140,8 @@ type EngineMessagesXspinRoom struct {
 	Granted uint64
 	Pad     [7]uint64
 	Posted  uint64
-	Pad2    [7]uint64
+	Turns   uint64
+	Pad2    [6]uint64
 }
 
 type EngineMessagesXspinScratch struct {

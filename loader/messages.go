@@ -500,21 +500,31 @@ func (h *Handlers) Grant(events uint64) (posted uint64) {
 // A DeferredMessage is complete, and waits for room in the application's queue.
 type DeferredMessage struct {
 	Slot, Lap uint32
+	Turn      uint64 // messages are resumed in this order: that in which they were complete
 }
 
-// Deferred returns those that wait.
-func (h *Handlers) Deferred() (all []DeferredMessage) {
+// ByTurn compares deferred messages.
+func ByTurn(a, b DeferredMessage) int { return cmp.Compare(a.Turn, b.Turn) }
+
+// Deferred returns the messages that wait, by turn. It leaves out those whose turn is later than last, which were deferred
+// while it looked: so none comes without the ones before it.
+func (h *Handlers) Deferred() (all []DeferredMessage, last uint64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.messages == nil {
-		return nil
+	if h.messages == nil || h.messages.rooms == nil {
+		return nil, 0
 	}
+	last = atomic.LoadUint64(&h.messages.rooms[0].Turns)
 	for i := range h.messages.slots {
-		if word := atomic.LoadUint64(&h.messages.slots[i].Word); uint32(word) == slotDeferred {
-			all = append(all, DeferredMessage{uint32(i), uint32(word >> 32)})
+		s := &h.messages.slots[i]
+		if word := atomic.LoadUint64(&s.Word); uint32(word) == slotDeferred {
+			if turn := atomic.LoadUint64(&s.Turn); turn <= last {
+				all = append(all, DeferredMessage{uint32(i), uint32(word >> 32), turn})
+			}
 		}
 	}
-	return all
+	slices.SortFunc(all, ByTurn)
+	return all, last
 }
 
 // resume is the order that ends a deferred message: XSPIN_RESUME.
@@ -547,7 +557,7 @@ func ReadDeferred(raw []byte) (m DeferredMessage, ok bool) {
 	if !readEvent(raw, &e) || e.Cause != waiting {
 		return m, false
 	}
-	return DeferredMessage{e.Slot, uint32(e.User)}, true
+	return DeferredMessage{e.Slot, uint32(e.User), e.Length}, true
 }
 
 // ReadOwed reads a frame that is to be sent when what lay before it in the ring buffer of Events has been told. False:

@@ -899,10 +899,10 @@ func TestResumedMessagesAreAcknowledged(t *testing.T) {
 				t.Fatal(err)
 			}
 			waits, ok := ReadDeferred(rec.RawSample)
-			if all := h.Deferred(); !ok || len(all) != 1 || all[0] != waits {
+			if all, _ := h.Deferred(); !ok || len(all) != 1 || all[0] != waits {
 				t.Fatalf("%+v waits, of %+v", waits, all)
 			}
-			if h.Resume(DeferredMessage{waits.Slot, waits.Lap + 1}) {
+			if h.Resume(DeferredMessage{waits.Slot, waits.Lap + 1, waits.Turn}) {
 				t.Error("another message of the slot is resumed")
 			}
 			if !h.Resume(waits) || h.Resume(waits) || h.Grant(0) != 1 {

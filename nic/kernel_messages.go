@@ -207,7 +207,7 @@ type kernelMessages struct {
 
 	mu       sync.Mutex               // guards what follows
 	told     uint64                   // complete messages that forward has taken from the ring
-	deferred []loader.DeferredMessage // in the order in which they were complete
+	deferred []loader.DeferredMessage // by turn
 	scanned  uint64                   // how many had been deferred when all slots were looked through
 
 	untold bool // forward's: the last complete message could not be told of
@@ -270,7 +270,7 @@ func (m *kernelMessages) end(idle time.Duration, cause spin.Cause) {
 	}
 }
 
-// adopt finds deferred messages of which the ring had no room to tell. Those that are known keep their turn.
+// adopt finds deferred messages of which the ring had no room to tell, and forgets those that wait no more.
 func (m *kernelMessages) adopt() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -279,19 +279,22 @@ func (m *kernelMessages) adopt() {
 		return
 	}
 	m.scanned = n
-	waiting := m.t.handlers.Deferred()
-	still := make(map[loader.DeferredMessage]bool, len(waiting))
-	for _, d := range waiting {
-		still[d] = true
-	}
-	all := m.deferred[:0]
-	for _, d := range append(m.deferred, waiting...) {
-		if still[d] {
-			delete(still, d)
+	all, last := m.t.handlers.Deferred()
+	for _, d := range m.deferred {
+		if d.Turn > last {
 			all = append(all, d)
 		}
 	}
 	m.deferred = all
+}
+
+// enqueue puts a message in its place among those that wait, unless it is there.
+func enqueue(all []loader.DeferredMessage, d loader.DeferredMessage) []loader.DeferredMessage {
+	at, is := slices.BinarySearchFunc(all, d, loader.ByTurn)
+	if is {
+		return all
+	}
+	return slices.Insert(all, at, d)
 }
 
 // unheard tells the application of events that found no room in the kernel's ring. They
@@ -363,12 +366,8 @@ func (m *kernelMessages) take(sample []byte) {
 		m.mu.Unlock()
 	} else if d, ok := loader.ReadDeferred(sample); ok {
 		m.mu.Lock()
-		m.deferred = append(m.deferred, d)
-		more := len(m.deferred) > 2*m.t.spec.Messages // copies of EOM are told of, too
+		m.deferred = enqueue(m.deferred, d)
 		m.mu.Unlock()
-		if more {
-			m.adopt()
-		}
 	} else if ack, ok := loader.ReadOwed(sample); ok {
 		if !m.untold { // its event was before it
 			m.send(ack)

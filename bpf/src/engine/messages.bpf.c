@@ -133,7 +133,8 @@ struct xspin_message {
 	__u32 dport;
 	__u8 ethernet[12]; /* addresses */
 	__u32 answerable; /* 0: nobody may answer to there */
-	__u8 pad[40];
+	__u64 turn;	  /* its number among the deferred; 0: it has never been */
+	__u8 pad[32];
 };
 _Static_assert(sizeof(struct xspin_message) == 256, "whole cache lines");
 
@@ -204,7 +205,7 @@ enum xspin_reason {
 enum xspin_note_of {
 	XSPIN_NOTIFIED = XSPIN_FAILURE + 1,
 	XSPIN_LOGGED,
-	XSPIN_WAITING,	/* a message is deferred: its event wants room. An event with slot and lap in `user` */
+	XSPIN_WAITING,	/* a message is deferred: its event wants room. An event with its lap in `user`, its turn in `length` */
 	XSPIN_OWED,	/* an answer that user space is to send, behind the events before it */
 };
 
@@ -260,7 +261,8 @@ struct xspin_room {
 	__u64 granted; /* user space writes it */
 	__u64 pad[7];
 	__u64 posted;
-	__u64 pad2[7];
+	__u64 turns; /* that have been given to deferred messages */
+	__u64 pad2[6];
 };
 
 struct {
@@ -1223,6 +1225,14 @@ static __noinline int xspin_give_room(void)
 	return 0;
 }
 
+static __noinline __u64 xspin_take_turn(void)
+{
+	__u32 zero = 0;
+	struct xspin_room *r = bpf_map_lookup_elem(&xspin_rooms, &zero);
+
+	return r ? __sync_fetch_and_add(&r->turns, 1) + 1 : 0;
+}
+
 /* Tells the application that a message has ended. False: there is no room. For that of a complete one it has been
  * taken before. */
 static __noinline int xspin_post(struct xspin_message *m, __u32 slot, __u32 cause)
@@ -1239,7 +1249,7 @@ static __noinline int xspin_post(struct xspin_message *m, __u32 slot, __u32 caus
 	e->cause = cause;
 	e->slot = slot;
 	__builtin_memcpy(e->key, m->key, sizeof(e->key));
-	e->length = to;
+	e->length = cause == XSPIN_WAITING ? m->turn : to;
 	e->missing = done > to ? 0 : to - done;
 	e->dropped = m->dropped;
 	e->time = xspin_now();
@@ -1553,7 +1563,7 @@ static __noinline __u64 xspin_begin(struct xspin_her *her, struct xspin_tally *t
 	__sync_lock_test_and_set(&m->word, (__u64)lap << 32 | XSPIN_STARTING);
 	__builtin_memcpy(m->key, her->key, sizeof(m->key));
 	m->seen = m->started = xspin_clock();
-	m->done = m->dropped = 0;
+	m->done = m->dropped = m->turn = 0;
 	m->cause = XSPIN_COMPLETE;
 	m->size = her->payload_len;
 	m->starved = m->code = m->slip.what = m->eom_done = 0;
@@ -1648,6 +1658,8 @@ static __noinline int xspin_conclude(struct xspin_message *m, struct xspin_tally
 
 	if (!xspin_post_complete(m, slot, 0)) {
 		t->deferred++;
+		if (!m->turn)
+			m->turn = xspin_take_turn();
 		WRITE_ONCE(m->word, word >> 32 << 32 | XSPIN_DEFERRED);
 		/* Without room in the ring, user space finds it all the same, later. */
 		xspin_post(m, slot, XSPIN_WAITING);
