@@ -52,6 +52,7 @@ type sharedCounter struct {
 const (
 	endDetached = iota + 1
 	endBroken
+	endAsking // requests have ended, and events have not: the application does not see it
 )
 
 // An eventSlot is three cache lines; what most events need is in the first.

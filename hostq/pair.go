@@ -43,7 +43,9 @@ type Pair struct {
 
 	doorbell, doorbellWrite int // the application reads, the NIC writes
 
-	state  atomic.Uint32 // end* bits: 1 << endDetached, 1 << endBroken
+	places Ledger // of eventRing
+
+	state  atomic.Uint32 // end* bits: 1 << endDetached, 1 << endBroken, 1 << endAsking
 	reason atomic.Pointer[error]
 
 	lost   atomic.Uint64 // events, not told yet
@@ -145,6 +147,7 @@ func (c *PairConfig) fill() error {
 func newPair(cfg PairConfig, mem []byte) (*Pair, error) {
 	p := &Pair{cfg: cfg, parts: cfg.cut(mem), doorbell: -1, doorbellWrite: -1}
 	p.eventRing = producer{ring: p.parts.events, head: &p.shared.events}
+	p.places.init(p.freeEvents)
 	p.requestRing = producer{ring: p.parts.requests, head: &p.shared.requests}
 	for i := range p.counters {
 		p.counters[i] = Counter{s: &p.shared.counters[i], ring: p.wakeApplication}
@@ -205,26 +208,43 @@ func (p *Pair) wakeApplication() {
 	_ = strike(p.doorbellWrite)
 }
 
-// Event tells the application something. False: there is no room, or nobody any more.
+// Event tells the application something. False: there is no room that nobody has set aside, or no application any more.
 func (p *Pair) Event(e *Event) bool {
-	if p.state.Load() != 0 || p.lost.Load() != 0 && !p.tellLost() || !p.put(e) {
+	if p.tells() && (p.lost.Load() == 0 || p.tellLost()) && p.places.Take(1) == 1 {
+		ok := p.put(e)
+		p.places.Give(1)
+		if ok {
+			return true
+		}
+	}
+	p.eventsFull.Add(1)
+	p.places.Short()
+	return false
+}
+
+// EventAside is Event for somebody who has set a place aside in Places. If it returns true, the place is used up.
+func (p *Pair) EventAside(e *Event) bool {
+	if !p.tells() || !p.put(e) {
 		p.eventsFull.Add(1)
 		return false
 	}
+	p.places.Give(1)
 	return true
 }
 
-// EventRoom returns how many more events the application's queue has room for, as far as the
-// application can be believed: 0 when it is gone.
-func (p *Pair) EventRoom() int {
-	if p.state.Load() != 0 {
+// Places are those of the application's queue of events. None is free when the application is gone.
+func (p *Pair) Places() *Ledger { return &p.places }
+
+// freeEvents is for places.
+func (p *Pair) freeEvents(want int) int {
+	if !p.tells() {
 		return 0
 	}
-	free := int(p.eventRing.slots()) - p.eventRing.held()
-	if p.lost.Load() != 0 {
-		free-- // the Overflow event goes first
+	free, ok := p.eventRing.free(want)
+	if !ok {
+		p.failHead("events", &p.eventRing)
 	}
-	return max(free, 0)
+	return free
 }
 
 // LoseEvent counts an event that nobody will get; an Overflow event says so as soon
@@ -250,7 +270,7 @@ const tellEvery = 20 * time.Millisecond
 
 // tellLater has tellLost called again, until there was room. The caller has lostMu.
 func (p *Pair) tellLater() {
-	if !p.closed && p.state.Load() == 0 {
+	if !p.closed && p.tells() {
 		p.lostTimer = time.AfterFunc(tellEvery, func() { p.tellLost() })
 	}
 }
@@ -267,7 +287,13 @@ func (p *Pair) tellLost() bool {
 	if n == 0 || p.closed {
 		return true
 	}
-	if !p.put(&Event{Kind: Overflow, Lost: n}) {
+	told := p.places.Take(1) == 1
+	if told {
+		told = p.put(&Event{Kind: Overflow, Lost: n})
+		p.places.Give(1)
+	}
+	if !told {
+		p.places.Short()
 		p.tellLater()
 		return false
 	}
@@ -623,6 +649,9 @@ func (l *lane) wake() {
 // Counter returns counting event i, below Counters.
 func (p *Pair) Counter(i int) *Counter { return &p.counters[i] }
 
+// tells tells whether events go to the application.
+func (p *Pair) tells() bool { return p.state.Load()&^(1<<endAsking) == 0 }
+
 func (p *Pair) is(end int) bool { return p.state.Load()>>end&1 != 0 }
 
 // ended returns the error for requests.
@@ -646,9 +675,11 @@ func (p *Pair) end(why int, reason error) {
 	if p.state.Or(1<<why)>>why&1 != 0 {
 		return
 	}
-	p.reason.CompareAndSwap(nil, &reason)
-	p.shared.ended.Store(uint32(why))
-	p.wakeApplication()
+	if why != endAsking {
+		p.reason.CompareAndSwap(nil, &reason)
+		p.shared.ended.Store(uint32(why))
+		p.wakeApplication()
+	}
 	for i := range p.lanes {
 		p.lanes[i].wake()
 	}
@@ -662,6 +693,9 @@ func (p *Pair) failHead(what string, r *producer) {
 	p.fail(fmt.Errorf("%s: head %d: it was %d, and the tail is %d: %w", what,
 		atomic.LoadUint64(r.head), r.seen.Load(), r.tail.Load(), ErrBroken))
 }
+
+// StopRequests has nobody wait for the application any more: requests fail as after Detach, and events go on. Final.
+func (p *Pair) StopRequests() { p.end(endAsking, nil) }
 
 // Detach says that there is no application any more: requests fail, and those that
 // are outstanding get ErrDetached from Poll. Final.

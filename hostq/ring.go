@@ -116,6 +116,21 @@ func (p *producer) publish(pos uint64) {
 	p.lap(pos).Swap(p.unpublished(pos) + 1) // not Store: see doorbell.go
 }
 
+// free returns how many positions can be claimed. If want can by what it knows, it does not look at what the consumer
+// says. It returns ok false if that cannot be right.
+func (p *producer) free(want int) (n int, ok bool) {
+	for i := 0; ; i++ {
+		// In this order: seen is never beyond what the tail is then.
+		seen := p.seen.Load()
+		if free := int(p.slots() - min(p.tail.Load()-seen, p.slots())); free >= want || i > 0 {
+			return free, true
+		}
+		if _, ok := p.look(); !ok {
+			return 0, false
+		}
+	}
+}
+
 // held returns how many positions the consumer has not freed, as far as it can be
 // believed.
 func (p *producer) held() int {

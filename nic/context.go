@@ -29,6 +29,8 @@ type Context struct {
 	spec   ContextSpec      // as completed, and nobody's to change after Install
 	loaded *loader.Handlers // in the kernel, nil for handlers in Go
 	tier   tier
+	queue  eventQueue // where ends of messages go; nil: nowhere
+	letGo  func()     // of queue
 
 	// What it has of the program, from Install until its last packet is back.
 	id      uint16

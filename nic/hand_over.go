@@ -78,11 +78,14 @@ func (t handOverTier) SetTap(tap hpu.Tap)     { t.user.SetTap(tap) }
 type kernelBinder struct {
 	spec     *ContextSpec
 	handlers *loader.Handlers
+	queue    eventQueue // nil: nobody is told
 }
 
 // Bind implements hpu.Binder.
 func (b kernelBinder) Bind(m *hpu.Message) (to spin.Binding, err error) {
-	to.Events = b.spec.eventSink()
+	if b.queue != nil {
+		to.Events = b.queue
+	}
 	q, ok, ever := b.handlers.Take(m.Number())
 	switch all := b.spec.messageWindows(); {
 	case ok:

@@ -27,12 +27,12 @@ func (n *NIC) newTier(c *Context) (tier, error) {
 	if s.Kernel == nil {
 		return n.newHPUTier(c, s)
 	}
-	kernel := &kernelTier{n: n, id: c.id, spec: s, handlers: c.loaded}
+	kernel := &kernelTier{n: n, id: c.id, spec: s, handlers: c.loaded, queue: c.queue}
 	if !s.handsOver() {
 		return kernel, nil
 	}
 	theirs := *s
-	theirs.Binder = kernelBinder{s, c.loaded}
+	theirs.Binder = kernelBinder{s, c.loaded, c.queue}
 	user, err := n.newHPUTier(c, &theirs)
 	return handOverTier{kernel, user}, err
 }
@@ -40,7 +40,7 @@ func (n *NIC) newTier(c *Context) (tier, error) {
 func (n *NIC) newHPUTier(c *Context, s *ContextSpec) (_ hpuTier, err error) {
 	ctx := hpu.NewContext(c.id, s.Name, s.Handlers, c.buckets)
 	if s.Format.Ends() {
-		if ctx, err = hpu.NewMessageContext(c.id, s.Name, s.Handlers, c.buckets, s.CoreMask, n.messages(s)); err != nil {
+		if ctx, err = hpu.NewMessageContext(c.id, s.Name, s.Handlers, c.buckets, s.CoreMask, n.messages(s, c.queue)); err != nil {
 			return hpuTier{}, err
 		}
 	}
@@ -54,8 +54,8 @@ func (n *NIC) newHPUTier(c *Context, s *ContextSpec) (_ hpuTier, err error) {
 	return hpuTier{ctx, n}, nil
 }
 
-// messages is what the HPUs are to know of a context's messages.
-func (n *NIC) messages(s *ContextSpec) hpu.MessageConfig {
+// messages is what the HPUs are to know of a context's messages, whose ends go to queue unless that is nil.
+func (n *NIC) messages(s *ContextSpec, queue eventQueue) hpu.MessageConfig {
 	held := s.Held
 	if held == 0 {
 		// Of its credit: packets that wait must leave some to those that come.
@@ -84,12 +84,10 @@ func (n *NIC) messages(s *ContextSpec) hpu.MessageConfig {
 	if s.handsOver() {
 		cfg.FirstSlot = s.Messages // those in the kernel are before it
 	}
-	if s.Events != nil {
-		cfg.Default.Events = spin.EventChan(s.Events)
-	} else if p := s.events(); p != nil {
-		cfg.Default.Events = pairSink{p}
-		if s.Binder != nil {
-			cfg.Binder = sinkBinder{s.Binder, pairSink{p}}
+	if queue != nil {
+		cfg.Default.Events = queue
+		if s.Binder != nil && s.Events == nil {
+			cfg.Binder = queueBinder{s.Binder, queue}
 		}
 	}
 	if s.speaksSLMP() {

@@ -252,6 +252,7 @@ type kernelTier struct {
 	id       uint16
 	spec     *ContextSpec
 	handlers *loader.Handlers
+	queue    eventQueue // where ends of messages go; nil: nowhere
 
 	messages *kernelMessages // nil: the handlers are for packets
 

@@ -28,8 +28,12 @@ const (
 	defaultKernelMessages = 256
 	// eventBytes is the size of a context's ring of events: those of 2048 messages.
 	eventBytes = 256 << 10
-	// roomLook is how often somebody who waits for room in the application's queue looks.
-	roomLook = time.Millisecond
+	// roomLook is how soon somebody who waits for room in the application's queue looks, and roomLookMost how
+	// seldom, when there has been none for long.
+	roomLook, roomLookMost = time.Millisecond, 8 * time.Millisecond
+	// cedeTime is how long a place is left to others who have found none: longer than the pauses in which HPUs
+	// try again. For as long after that none is left.
+	cedeTime = 120 * time.Millisecond
 	// stopPatience is how long events wait for room when their context is removed and the
 	// application takes none.
 	stopPatience = 100 * time.Millisecond
@@ -93,7 +97,7 @@ func (s *ContextSpec) messagesConfig() (cfg loader.MessagesConfig) {
 	if s.isFormat("slmp") {
 		cfg.Protocol = loader.SLMP
 	}
-	if cfg.NotesOnly = s.eventSink() == nil; !cfg.NotesOnly || s.Kernel.Object.Notes() {
+	if cfg.NotesOnly = s.Events == nil && s.events() == nil; !cfg.NotesOnly || s.Kernel.Object.Notes() {
 		cfg.Events = eventBytes
 	}
 	for _, w := range s.messageWindows() {
@@ -102,39 +106,6 @@ func (s *ContextSpec) messagesConfig() (cfg loader.MessagesConfig) {
 		cfg.Windows = append(cfg.Windows, loader.WindowConfig{Map: mem.Map(), Off: off, Size: h.Size(), Rights: h.Rights()})
 	}
 	return cfg
-}
-
-// A roomySink knows how many more events it has room for; and how many may be tried although it has none.
-type roomySink interface {
-	spin.EventSink
-	Room() int
-	tries() uint64
-}
-
-// A chanSink is a channel.
-type chanSink struct{ spin.EventChan }
-
-// Room implements roomySink.
-func (s chanSink) Room() int { return cap(s.EventChan) - len(s.EventChan) }
-
-// tries implements roomySink. A channel without a buffer has room while somebody receives, which nobody knows: one event
-// after the other waits for that, and nothing is acknowledged before.
-func (s chanSink) tries() uint64 {
-	if cap(s.EventChan) == 0 {
-		return 1
-	}
-	return 0
-}
-
-// eventSink is who is told of the ends of messages; nil: nobody.
-func (s *ContextSpec) eventSink() roomySink {
-	if s.Events != nil {
-		return chanSink{spin.EventChan(s.Events)}
-	}
-	if p := s.events(); p != nil {
-		return pairSink{p}
-	}
-	return nil
 }
 
 // receive is a receive as the loader has it.
@@ -189,7 +160,7 @@ func (c *Context) Unpost(r spin.Receive) bool {
 type kernelMessages struct {
 	t      *kernelTier
 	reader *ringbuf.Reader // nil: there are no events
-	sink   roomySink
+	queue  eventQueue
 	over   chan struct{} // closed by stop
 	until  time.Time     // set before over is closed: how long forward waits for room
 	given  time.Time     // the same, while the application takes nothing; forward's
@@ -197,6 +168,8 @@ type kernelMessages struct {
 	heard  uint64        // events without room in the ring that unheard has told of; expire's, and then stop's
 
 	failed  chan struct{} // a message has: expire is to end it
+	short   chan struct{} // others want room: expire is to cede some
+	unwatch func()        // of short
 	flushed chan struct{} // forward has handed on what was in the ring
 	full    atomic.Bool   // it waits for room
 	last    atomic.Bool   // nothing more comes into the ring
@@ -207,6 +180,9 @@ type kernelMessages struct {
 
 	mu       sync.Mutex               // guards what follows
 	told     uint64                   // complete messages that forward has taken from the ring
+	aside    int                      // places of the queue for those to come, and for those in the ring
+	shares   bool                     // others fill the queue, too
+	ceded    time.Time                // when the last of them had found no place
 	deferred []loader.DeferredMessage // by turn
 	scanned  uint64                   // how many had been deferred when all slots were looked through
 
@@ -217,12 +193,17 @@ type kernelMessages struct {
 
 func (t *kernelTier) startMessages() (m *kernelMessages, err error) {
 	m = &kernelMessages{
-		t: t, sink: t.spec.eventSink(), over: make(chan struct{}), flushed: make(chan struct{}, 1),
-		failed: make(chan struct{}, 1),
+		t: t, queue: t.queue, over: make(chan struct{}), flushed: make(chan struct{}, 1),
+		failed: make(chan struct{}, 1), short: make(chan struct{}, 1), unwatch: func() {},
+		shares: t.spec.handsOver(),
+	}
+	if m.queue != nil {
+		m.unwatch = m.queue.Places().Watch(func() { ask(m.short) })
 	}
 	m.resume()
 	if t.spec.messagesConfig().Events > 0 {
 		if m.reader, err = ringbuf.NewReader(t.handlers.Events()); err != nil {
+			m.leave()
 			return nil, fmt.Errorf("read the events of context %q: %w", t.spec.Name, err)
 		}
 		m.forwarding.Go(m.forward)
@@ -244,6 +225,9 @@ func (m *kernelMessages) expire(every time.Duration) {
 		select {
 		case <-m.over:
 			return
+		case <-m.short:
+			m.cede()
+			continue
 		case <-tick.C:
 		case <-m.failed:
 		}
@@ -311,14 +295,14 @@ func (m *kernelMessages) unheard() {
 // room for: others wait in their slots, and forward looks for room as long as any do.
 func (m *kernelMessages) forward() {
 	var rec ringbuf.Record
-	for looking := false; ; {
-		if waits := m.resume(); waits || looking {
-			looking = waits
-			deadline := time.Time{}
-			if waits {
-				deadline = time.Now().Add(roomLook)
-			}
-			m.reader.SetDeadline(deadline)
+	pause := time.Duration(0) // while messages wait for room
+	for {
+		if waits := m.resume(); waits {
+			pause = min(max(2*pause, roomLook), roomLookMost)
+			m.reader.SetDeadline(time.Now().Add(pause))
+		} else if pause > 0 {
+			pause = 0
+			m.reader.SetDeadline(time.Time{})
 		}
 		err := m.reader.ReadInto(&rec)
 		switch {
@@ -344,26 +328,19 @@ func (m *kernelMessages) forward() {
 func (m *kernelMessages) take(sample []byte) {
 	if raw, ok := loader.ReadEvent(sample); ok {
 		e := m.event(&raw)
-		told := m.wait(func() bool { return m.sink.Post(&e) }, e.Cause == spin.Complete)
-		if !told {
-			m.lost.Add(1)
-			if p := m.t.spec.events(); p != nil && e.Cause == spin.Complete { // of others the sink has told
-				p.LoseEvent()
-			}
-		}
-		if e.Cause == spin.Failed { // its slot is to be free soon
-			select {
-			case m.failed <- struct{}{}:
-			default:
-			}
-		}
-		if e.Cause != spin.Complete {
+		if e.Cause == spin.Complete {
+			m.tell(&e)
 			return
 		}
-		m.untold = !told
-		m.mu.Lock()
-		m.told++
-		m.mu.Unlock()
+		if m.queue.Places().Free() == 0 {
+			m.cede() // it may be this context itself that has set all aside
+		}
+		if !m.queue.Post(&e) {
+			m.lost.Add(1)
+		}
+		if e.Cause == spin.Failed { // its slot is to be free soon
+			ask(m.failed)
+		}
 	} else if d, ok := loader.ReadDeferred(sample); ok {
 		m.mu.Lock()
 		m.deferred = enqueue(m.deferred, d)
@@ -377,29 +354,128 @@ func (m *kernelMessages) take(sample []byte) {
 	}
 }
 
-// resume shares out the room of the application's queue: first to messages that wait for it, then to those to
-// come. It tells whether any still wait.
+// tell tells of a complete message, for which a place was set aside. There is none yet if the queue is unbuffered, or
+// if somebody else fills it.
+func (m *kernelMessages) tell(e *spin.MessageEvent) {
+	told := m.wait(func() bool { return m.queue.PostAside(e) }, true)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.untold = !told
+	m.told++
+	if m.aside > 0 {
+		m.aside--
+	}
+	if !told {
+		m.lost.Add(1)
+		if !m.queue.unbuffered() {
+			m.queue.Places().Give(1)
+		}
+		if p := m.t.spec.events(); p != nil {
+			p.LoseEvent()
+		}
+	}
+}
+
+// resume sets places of the application's queue aside, and shares them out: first to messages that wait for one, then
+// to those to come. It tells whether any still wait.
 func (m *kernelMessages) resume() (waits bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.sink == nil {
+	if m.queue == nil {
 		return false
 	}
-	room := uint64(m.sink.Room())
+	places := m.queue.Places()
 	if len(m.deferred) > 0 {
-		// None for others meanwhile. Less of it is free than there is: events are in the ring.
-		used := m.t.handlers.Grant(m.told) - m.told
-		for most := max(room, m.sink.tries()); used < most && len(m.deferred) > 0; m.deferred = m.deferred[1:] {
-			if m.t.handlers.Resume(m.deferred[0]) { // or a copy of its EOM was faster, or its time was up
-				used++
+		m.recall() // none for others meanwhile
+		for ; len(m.deferred) > 0 && m.setAside(); m.deferred = m.deferred[1:] {
+			if !m.t.handlers.Resume(m.deferred[0]) { // a copy of its EOM was faster, or its time was up
+				m.giveBack(m.aside - 1)
 			}
 		}
 	}
-	if len(m.deferred) == 0 {
-		m.deferred = nil
-		m.t.handlers.Grant(m.told + room)
+	if len(m.deferred) > 0 {
+		return true
 	}
-	return len(m.deferred) > 0
+	m.deferred = nil
+	free := places.Free()
+	if m.shares {
+		free -= max(free/4, m.spare())
+	}
+	m.aside += places.Take(free)
+	m.t.handlers.Grant(m.told + uint64(m.aside))
+	return false
+}
+
+// recall takes back what was set aside for messages to come. The caller has mu.
+func (m *kernelMessages) recall() {
+	posted := m.t.handlers.Grant(m.told)
+	m.giveBack(int(min(posted-m.told, uint64(m.aside)))) // events are in the ring
+}
+
+// setAside sets one place aside. The caller has mu.
+func (m *kernelMessages) setAside() bool {
+	if m.queue.unbuffered() { // one event after the other waits for somebody who takes it, and nothing is acknowledged before
+		if m.aside > 0 {
+			return false
+		}
+		m.aside = 1
+		return true
+	}
+	if places := m.queue.Places(); m.spare() > 0 && places.Free() <= m.spare() || places.Take(1) == 0 {
+		return false
+	}
+	m.aside++
+	return true
+}
+
+// spare returns how many free places are left to others. The caller has mu.
+func (m *kernelMessages) spare() int {
+	if m.shares && time.Since(m.ceded) < cedeTime {
+		return 1
+	}
+	return 0
+}
+
+// giveBack keeps so many places. The caller has mu.
+func (m *kernelMessages) giveBack(keep int) {
+	if !m.queue.unbuffered() {
+		m.queue.Places().Give(m.aside - keep)
+	}
+	m.aside = keep
+}
+
+// cede gives others who fill the queue a chance: what is free is anybody's until the next event, and one place for some
+// time. From then on they find a quarter of what is free.
+func (m *kernelMessages) cede() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.queue == nil {
+		return
+	}
+	m.shares = true
+	if now := time.Now(); now.Sub(m.ceded) > 2*cedeTime {
+		m.ceded = now
+	}
+	m.recall()
+	m.t.handlers.Grant(m.told + uint64(m.aside))
+}
+
+// leave gives back all places.
+func (m *kernelMessages) leave() {
+	m.unwatch()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.queue != nil {
+		m.giveBack(0)
+	}
+}
+
+// ask wakes who waits at c.
+func ask(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
 }
 
 // send sends an acknowledgement that XDP could not send, as it had no frame for it.
@@ -531,4 +607,5 @@ func (m *kernelMessages) stop(d time.Duration) {
 		m.forwarding.Wait()
 		_ = m.reader.Close()
 	}
+	m.leave()
 }

@@ -6,7 +6,9 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"net"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -661,5 +663,98 @@ func TestWrongMessagesInTheKernel(t *testing.T) {
 				_ = n.Remove(c)
 			}
 		}
+	}
+}
+
+// Who is acknowledged is told, whoever else fills the application's queue: it takes nothing, until all contexts are gone,
+// and then it finds all that was acknowledged.
+func TestAcknowledgedIsToldWhoeverFillsTheQueue(t *testing.T) {
+	const room, port, count = 16, 9400, 40
+	deposit := func(h *hpu.HER) spin.Code {
+		if h.Deposit() != nil {
+			return spin.Fail
+		}
+		return spin.Success
+	}
+	second := matcher.SLMP()
+	second.Rules[2] = matcher.Rule{Index: second.Rules[2].Index, Mask: second.Rules[2].Mask, Start: port << 16, End: port << 16}
+	for name, others := range map[string]func(spec *nic.ContextSpec){
+		"two contexts in eBPF": func(*nic.ContextSpec) {},
+		"a context in eBPF and one in Go": func(spec *nic.ContextSpec) {
+			spec.Kernel, spec.Handlers.Payload = nil, deposit
+		},
+		"two contexts, and HPUs of one": func(spec *nic.ContextSpec) {
+			spec.Kernel, spec.Handlers.Payload = &nic.Kernel{Object: handsOdd(t)}, deposit
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			lab := netnstest.Temp(t, netns.LabConfig{})
+			wire(t, lab)
+			n := open(t, lab, nic.Config{HPUs: 2})
+			events := make(chan spin.MessageEvent, room)
+			specs := []nic.ContextSpec{{Name: "one"}, {Name: "other"}}
+			acked := make([]map[uint32]bool, len(specs))
+			var all []*nic.Context
+			var socks []*net.UDPConn
+			for i := range specs {
+				spec, _, _ := depositing(t, 1<<20)
+				spec.Name, spec.Events, spec.Messages, spec.Timeout = specs[i].Name, events, 64, 24*time.Hour
+				spec.Rulesets = sets(matcher.SLMP())
+				to := uint16(slmp.Port)
+				if i == 1 {
+					spec.Rulesets, to = sets(second), port
+					others(&spec)
+				}
+				all = append(all, run(t, n, spec))
+				socks = append(socks, dialUDP(t, lab, to))
+				acked[i] = map[uint32]bool{}
+			}
+			for id := range uint32(count) {
+				for _, s := range socks {
+					write(t, s, raw(slmp.SYN|slmp.EOM, id, 0, []byte{byte(id)}))
+				}
+			}
+			b := make([]byte, 100)
+			listen := func() (n int) {
+				for i, s := range socks {
+					for {
+						s.SetReadDeadline(time.Now().Add(time.Millisecond))
+						k, err := s.Read(b)
+						if err != nil {
+							break
+						}
+						a, err := slmp.ParseAck(b[:k])
+						if err != nil {
+							t.Fatal(err)
+						}
+						acked[i][a.ID] = true
+					}
+					n += len(acked[i])
+				}
+				return n
+			}
+			eventually(t, "the queue is full, and as many are acknowledged", func() bool { return listen() >= room && len(events) == room })
+			for _, c := range all {
+				if err := n.Remove(c); err != nil {
+					t.Error(err)
+				}
+			}
+			if k := listen(); k != room {
+				t.Errorf("%d are acknowledged, and %d have room", k, room)
+			}
+			for range len(events) {
+				e := <-events
+				i := slices.IndexFunc(specs, func(s nic.ContextSpec) bool { return s.Name == e.Context })
+				if !acked[i][e.Number] {
+					t.Errorf("message %d of context %q is told, and was not acknowledged", e.Number, e.Context)
+				}
+				delete(acked[i], e.Number)
+			}
+			for i, left := range acked {
+				if len(left) > 0 {
+					t.Errorf("context %q: acknowledged and not told: %v", specs[i].Name, left)
+				}
+			}
+		})
 	}
 }

@@ -49,6 +49,12 @@ func (n *NIC) Install(spec ContextSpec) (_ *Context, err error) {
 		return nil, err
 	}
 	c := &Context{n: n, spec: spec, id: id, loaded: loaded, rules: rules{numbers: spec.Numbers}}
+	c.queue, c.letGo = spec.queue()
+	defer func() {
+		if err != nil {
+			c.letGo()
+		}
+	}()
 	if spec.Policy != ByPacket && !spec.HostActivated {
 		if c.buckets, err = n.buckets.take(min(pow2(spec.Messages), bpf.MaxBuckets)); err != nil {
 			return nil, err
@@ -259,6 +265,7 @@ func (n *NIC) remove(c *Context, keep bool) error {
 	// Others need not wait. The context is there until it has drained, so that its
 	// number and its credit are nobody else's.
 	err := c.tier.stop(n.drain)
+	c.letGo()
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	id := c.id

@@ -389,7 +389,10 @@ func (n *NIC) Close() error {
 	if n.pool != nil {
 		var drains sync.WaitGroup // all at once: one time limit for all
 		for _, c := range n.contexts {
-			drains.Go(func() { c.tier.close(n.drain) })
+			drains.Go(func() {
+				c.tier.close(n.drain)
+				c.letGo()
+			})
 		}
 		drains.Wait()
 		n.pool.Close()

@@ -1206,10 +1206,13 @@ static __noinline int xspin_take_room(__u32 force)
 {
 	__u32 zero = 0;
 	struct xspin_room *r = bpf_map_lookup_elem(&xspin_rooms, &zero);
+	__u64 posted;
 
 	if (!r)
 		return 0;
-	if ((__s64)(__sync_fetch_and_add(&r->posted, 1) - READ_ONCE(r->granted)) < 0 || force)
+	/* In this order: who takes back what was granted, and then looks, sees what has been posted. */
+	posted = __sync_fetch_and_add(&r->posted, 1);
+	if ((__s64)(posted - READ_ONCE(r->granted)) < 0 || force)
 		return 1;
 	__sync_fetch_and_add(&r->posted, -1);
 	return 0;
