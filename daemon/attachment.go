@@ -149,6 +149,15 @@ func (has *resources) drop() {
 	has.queue.free()
 }
 
+// quiet is for a context that has them, and is about to end. What is still on its way after a bounded time, the end of
+// the context waits for.
+func (has *resources) quiet(n *nic.NIC, ctx *nic.Context) {
+	if has.pair != nil {
+		has.pair.StopRequests()
+	}
+	_ = n.Deactivate(ctx)
+}
+
 // window finds a window by name, the first if there is none.
 func (has *resources) window(name string) (*heldWindow, error) {
 	for i := range has.windows {

@@ -379,6 +379,17 @@ func (h *managedContext) finish(ctx *nic.Context, has *resources, keep bool) (l 
 	if h.place = nil; keep {
 		h.place = cmp.Or(ctx, place)
 	}
+	h.mu.Unlock()
+	if ctx != nil {
+		if m, ok := ctx.Messages(); ok {
+			l.messages = m.Open
+		}
+		if has.pair != nil {
+			l.requests = has.pair.Stats().Outstanding
+		}
+		has.quiet(h.device.nic, ctx)
+	}
+	h.mu.Lock()
 	if a := h.owner; a != nil && a.has == has {
 		a.dismiss(whyOver)
 	}
@@ -396,18 +407,14 @@ func (h *managedContext) finish(ctx *nic.Context, has *resources, keep bool) (l 
 	if ctx == nil {
 		return l
 	}
-	if m, ok := ctx.Messages(); ok {
-		l.messages = m.Open
-	}
-	if has.pair != nil {
-		l.requests = has.pair.Stats().Outstanding
-		has.pair.Detach() // whoever waits for the application does so no longer
-	}
 	remove := h.device.nic.Remove
 	if keep {
 		remove = h.device.nic.Clear
 	}
 	err := remove(ctx)
+	if has.pair != nil {
+		has.pair.Detach()
+	}
 	if l.overran = ctx.Stats().Overruns > 0; err == nil && !l.overran {
 		has.drop()
 		return l
@@ -552,7 +559,18 @@ func (h *managedContext) tell(why string) {
 	}
 }
 
-// silence has nobody wait for the application any more.
+// quiet has no packet come to the context any more, and nobody wait for its application, which still learns of all that
+// has come before.
+func (h *managedContext) quiet() {
+	h.mu.Lock()
+	ctx, has := h.ctx, h.has
+	h.mu.Unlock()
+	if ctx != nil {
+		has.quiet(h.device.nic, ctx)
+	}
+}
+
+// silence has nobody wait for the application any more: there is none.
 func (h *managedContext) silence() {
 	h.mu.Lock()
 	defer h.mu.Unlock()

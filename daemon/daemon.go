@@ -451,6 +451,11 @@ func (d *Daemon) close(ctx context.Context) error {
 		all = append(all, h)
 	}
 	d.mu.Unlock()
+	var quiet sync.WaitGroup // all at once: one time limit for all
+	for _, h := range all {
+		quiet.Go(h.quiet)
+	}
+	quiet.Wait()
 	for _, h := range all {
 		h.dismiss(whyClosing)
 	}

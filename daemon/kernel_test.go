@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -25,6 +26,7 @@ import (
 	"github.com/xspin/xspin/loader/objecttest"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/netnstest"
+	"github.com/xspin/xspin/spin"
 )
 
 const inKernel = "kernel: administrators\n"
@@ -629,5 +631,77 @@ func TestReloadsOfContextsInTheKernelLoseNothing(t *testing.T) {
 	f.answers(t, 7)
 	if f.inUse() != used {
 		t.Errorf("%d bytes are in use, want %d", f.inUse(), used)
+	}
+}
+
+// However a context ends while messages come, its application finds all that was acknowledged.
+func TestAcknowledgedIsToldWhenContextsEnd(t *testing.T) {
+	for _, tier := range []string{"kernel", "user"} {
+		text := inKernel + "contexts:\n- {name: c, tier: " + tier + ", handler: deposit, windows: [{name: in, size: 64KiB}]}\n"
+		for name, end := range map[string]func(*testing.T, *fixture){
+			"removed": func(t *testing.T, f *fixture) { must(t, f.remove("c")) },
+			"the daemon ends": func(t *testing.T, f *fixture) { must(t, f.Close(t.Context())) },
+		} {
+			t.Run(tier+", "+name, func(t *testing.T) {
+				f := launch(t, text)
+				w, err := f.lab.Host.Wire()
+				must(t, err)
+				t.Cleanup(func() { w.Close() })
+				a := f.admitted(t, "c", root, false)
+				host := open(t, a).host
+				left := make(chan struct{})
+				go func() { // as a session does
+					a.release(<-a.ended())
+					close(left)
+				}()
+				told, over := 0, make(chan struct{})
+				var acked atomic.Int64
+				conn := f.dial(t)
+				go func() {
+					defer close(over)
+					var e hostq.Event
+					for {
+						for host.Event(&e) {
+							if e.Kind == hostq.MessageEnded && spin.Cause(e.Cause) == spin.Complete {
+								told++
+							}
+						}
+						if host.Wait(context.Background(), 0) != nil {
+							return
+						}
+					}
+				}()
+				var posting sync.WaitGroup
+				stop := make(chan struct{})
+				tokens := make(chan struct{}, 64)
+				posting.Go(func() {
+					for msg := []byte("0123456789"); ; {
+						select {
+						case tokens <- struct{}{}:
+						case <-stop:
+							return
+						}
+						if conn.Post(msg, func(err error) {
+							if err == nil {
+								acked.Add(1)
+							}
+							<-tokens
+						}) != nil {
+							return
+						}
+					}
+				})
+				eventually(t, "many are acknowledged", func() bool { return acked.Load() > 1000 })
+				end(t, f)
+				<-over
+				<-left
+				close(stop)
+				posting.Wait()
+				conn.Close()
+				if n := int(acked.Load()); told < n {
+					t.Errorf("%d messages are acknowledged, and the application has %d", n, told)
+				}
+			})
+		}
 	}
 }
