@@ -197,6 +197,8 @@ type EngineMessagesXspinSettings struct {
 	Handed    uint64
 	Tell      uint32
 	State     uint32
+	Read      uint32
+	Pad       uint32
 }
 
 type EngineMessagesXspinSlip struct {

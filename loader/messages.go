@@ -67,7 +67,7 @@ type MessagesConfig struct {
 	Protocol  Protocol
 	Checksums Checksums
 	Windows   []WindowConfig // at most MaxWindows. Messages go into the first that may be written
-	Events    int            // bytes for events and notes, a power of two and at least a page. 0: nobody reads any
+	Events    int            // bytes for events, notes and owed answers, a power of two and at least a page. 0: nobody reads any
 	NotesOnly bool           // of Events: ends of messages are not told
 }
 
@@ -183,6 +183,7 @@ func (c *MessagesConfig) set(o *Object, spec *ebpf.CollectionSpec, given map[str
 		Target: uint32(MaxWindows), Remember: uint64(c.Remember), Handed: uint64(c.Handed), State: o.declared.State,
 	}
 	if c.Events > 0 {
+		s.Read = 1
 		if !c.NotesOnly {
 			s.Tell = 1
 		}

@@ -102,6 +102,7 @@ var scenarios = []struct {
 	{"messages that begin with an empty segment", nil, emptyHeaders},
 	{"FPsPIN's sender", nil, fpspinSender},
 	{"FPsPIN's sender on a path that reorders", nil, fpspinReordered},
+	{"FPsPIN's sender, and an application that wants no events", nil, fpspinUnheard},
 	{"an application that takes one event at a time", nil, oneEvent},
 	{"copies after the end", nil, lateCopies},
 	{"return codes", nil, returnCodes},
@@ -163,6 +164,8 @@ type rig struct {
 	events chan spin.MessageEvent
 	posted hpu.Receives // of HPUs
 	port   uint16
+
+	unheard bool // the application wants no events
 }
 
 // slots is how many messages a context has room for.
@@ -180,7 +183,7 @@ func (r *rig) start(window *hostq.Window, change func(*nic.ContextSpec)) {
 	if change != nil {
 		change(&r.spec)
 	}
-	if r.spec.Events == nil {
+	if r.spec.Events == nil && !r.unheard {
 		r.spec.Events = r.events
 	}
 	r.c = run(r.t, r.n, r.spec)
@@ -1153,12 +1156,20 @@ func fpspinReordered(r *rig) {
 		if got[0] != 1 || got[1000] != 1 || got[2000] != 1 {
 			r.t.Errorf("message %d: acknowledgements by offset: %v", id, got)
 		}
-		r.event(id, spin.Result{Length: 2500})
+		if !r.unheard {
+			r.event(id, spin.Result{Length: 2500})
+		}
 		holds(r.t, windows[0], 0, data)
 		conn.Close()
 	}
 	r.noEvent()
 	intact()
+}
+
+func fpspinUnheard(r *rig) {
+	r.unheard = true
+	fpspinReordered(r)
+	r.remove() // end would wait for events
 }
 
 // oneEvent has an application with room for one event, which takes each a while after it came. Messages of senders that send

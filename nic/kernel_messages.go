@@ -97,7 +97,8 @@ func (s *ContextSpec) messagesConfig() (cfg loader.MessagesConfig) {
 	if s.isFormat("slmp") {
 		cfg.Protocol = loader.SLMP
 	}
-	if cfg.NotesOnly = s.Events == nil && s.events() == nil; !cfg.NotesOnly || s.Kernel.Object.Notes() {
+	cfg.NotesOnly = s.Events == nil && s.events() == nil
+	if !cfg.NotesOnly || s.Kernel.Object.Notes() || cfg.Protocol != loader.NoProtocol {
 		cfg.Events = eventBytes
 	}
 	for _, w := range s.messageWindows() {

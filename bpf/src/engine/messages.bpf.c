@@ -55,6 +55,8 @@ struct xspin_settings {
 	__u64 handed;	 /* ns since its last packet that one is remembered which was handed over */
 	__u32 tell;	 /* events are wanted */
 	__u32 state;	 /* bytes of memory that a message has, a multiple of 8 */
+	__u32 read;	 /* user space reads xspin_events */
+	__u32 pad;
 };
 
 const volatile struct xspin_settings xspin_setup XSPIN_DECLARED = {};
@@ -2024,7 +2026,7 @@ conclude:
 	 */
 	both = !eom && m->eom_flags & XSPIN_SLMP_SYN;
 	if (both && (!(s->reply.flags & XSPIN_SLMP_SYN) || s->reply.flags & XSPIN_SLMP_CUMULATIVE ||
-		     !xspin_setup.tell || !xspin_owe(m, s))) {
+		     !xspin_setup.read || !xspin_owe(m, s))) {
 		both = 2;
 		s->reply.flags = m->eom_flags;
 		s->reply.offset = m->eom_offset;
