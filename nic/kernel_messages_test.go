@@ -676,8 +676,6 @@ func TestAcknowledgedIsToldWhoeverFillsTheQueue(t *testing.T) {
 		}
 		return spin.Success
 	}
-	second := matcher.SLMP()
-	second.Rules[2] = matcher.Rule{Index: second.Rules[2].Index, Mask: second.Rules[2].Mask, Start: port << 16, End: port << 16}
 	for name, others := range map[string]func(spec *nic.ContextSpec){
 		"two contexts in eBPF": func(*nic.ContextSpec) {},
 		"a context in eBPF and one in Go": func(spec *nic.ContextSpec) {
@@ -702,7 +700,7 @@ func TestAcknowledgedIsToldWhoeverFillsTheQueue(t *testing.T) {
 				spec.Rulesets = sets(matcher.SLMP())
 				to := uint16(slmp.Port)
 				if i == 1 {
-					spec.Rulesets, to = sets(second), port
+					spec.Rulesets, to = sets(slmpAt(port)), port
 					others(&spec)
 				}
 				all = append(all, run(t, n, spec))
