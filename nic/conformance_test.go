@@ -1499,7 +1499,7 @@ func twoWindows(r *rig) {
 // removals removes contexts with messages open, while more come: 10,000 times in a soak of
 // SOAK=500, otherwise 20 times.
 func removals(r *rig) {
-	rounds := 20 * testenv.Soak()
+	rounds := 8 * testenv.Soak()
 	if testing.Short() {
 		rounds = 4
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/internal/testenv"
 	"github.com/xspin/xspin/loader/objecttest"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/netns"
@@ -198,7 +199,7 @@ func TestContextsThatHandOverGoUnderLoad(t *testing.T) {
 			}
 		})
 	}
-	for range 30 {
+	for range 12 * testenv.Soak() {
 		c := run(t, n, spec)
 		eventually(t, "both tiers have some", func() bool {
 			s, err := n.Stats()

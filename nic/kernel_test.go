@@ -669,20 +669,21 @@ func TestContextsInTheKernelLeakNothing(t *testing.T) {
 	before := programs()
 	round(active)
 	fds, goroutines := len(descriptors(t)), runtime.NumGoroutine()
-	for i := range 1000 {
+	rounds := 400 * testenv.Soak()
+	for i := range rounds {
 		round(func(c *nic.Context) {
 			if i%20 == 0 { // the table waits for a grace period
 				active(c)
 			}
 		})
 	}
-	if removed != 51 {
-		t.Errorf("packets came to %d of the 51 that were active", removed)
+	if want := uint64(rounds/20 + 1); removed != want {
+		t.Errorf("packets came to %d of the %d that were active", removed, want)
 	}
 	t.Logf("%d packets were handled", handled)
 	eventually(t, "goroutines ended", func() bool { return runtime.NumGoroutine() <= goroutines })
 	if now := len(descriptors(t)); now > fds {
-		t.Errorf("%d descriptors after 1000 rounds, %d before", now, fds)
+		t.Errorf("%d descriptors after %d rounds, %d before", now, rounds, fds)
 	}
 	eventually(t, "no program in the kernel is more than before", func() bool { return programs() <= before })
 }

@@ -59,7 +59,10 @@ func Temp(t testing.TB, cfg netns.LabConfig) *netns.Lab {
 	return l
 }
 
-const pattern = "xspin-test%d-%d-"
+// Prefix begins the names of all namespaces of tests.
+const Prefix = "xspin-test"
+
+const pattern = Prefix + "%d-%d-"
 
 // Unique returns cfg with namespace names that no other test uses.
 func Unique(cfg netns.LabConfig) netns.LabConfig {
