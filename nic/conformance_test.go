@@ -1585,10 +1585,19 @@ func removals(r *rig) {
 	if now := len(descriptors(r.t)); now > fds {
 		r.t.Errorf("%d descriptors after %d rounds, %d before", now, rounds, fds)
 	}
+	lost(r.t, before, lived)
+}
+
+// lost waits until none of the maps and programs that have lived is left, but for those from before.
+func lost(t *testing.T, before, lived map[object]bool) {
+	t.Helper()
 	for what := range before {
 		delete(lived, what)
 	}
-	eventually(r.t, fmt.Sprintf("none of %d maps and programs is left", len(lived)), func() bool {
+	if len(lived) == 0 {
+		t.Error("no map and no program has lived")
+	}
+	eventually(t, fmt.Sprintf("none of %d maps and programs is left", len(lived)), func() bool {
 		for what := range lived {
 			if !what.gone() {
 				return false

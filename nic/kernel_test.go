@@ -16,11 +16,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/xspin/xspin/bpf"
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/internal/testenv"
@@ -650,23 +648,7 @@ func TestContextsInTheKernelLeakNothing(t *testing.T) {
 		}
 		eventually(t, "its handlers run", func() bool { return c.Stats().Handled > 0 })
 	}
-	programs := func() (n int) { // with handlers, whoever else loads some
-		for id := ebpf.ProgramID(0); ; {
-			var err error
-			if id, err = ebpf.ProgramGetNextID(id); err != nil {
-				return n
-			}
-			p, err := ebpf.NewProgramFromID(id)
-			if err != nil {
-				continue // it has gone meanwhile
-			}
-			if info, err := p.Info(); err == nil && info.Name == bpf.HandlersProgram {
-				n++
-			}
-			p.Close()
-		}
-	}
-	before := programs()
+	before, lived := objects(t), map[object]bool{}
 	round(active)
 	fds, goroutines := len(descriptors(t)), runtime.NumGoroutine()
 	rounds := 400 * testenv.Soak()
@@ -674,6 +656,7 @@ func TestContextsInTheKernelLeakNothing(t *testing.T) {
 		round(func(c *nic.Context) {
 			if i%20 == 0 { // the table waits for a grace period
 				active(c)
+				maps.Copy(lived, objects(t))
 			}
 		})
 	}
@@ -685,7 +668,7 @@ func TestContextsInTheKernelLeakNothing(t *testing.T) {
 	if now := len(descriptors(t)); now > fds {
 		t.Errorf("%d descriptors after %d rounds, %d before", now, rounds, fds)
 	}
-	eventually(t, "no program in the kernel is more than before", func() bool { return programs() <= before })
+	lost(t, before, lived)
 }
 
 // The interface goes down and comes up, and handlers answer again.
