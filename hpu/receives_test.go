@@ -17,7 +17,7 @@ func TestReceivesAreAListsFirstMatch(t *testing.T) {
 	ignores := []uint32{0, 1, 6, 0xf0, ^uint32(0)}
 	var l Receives
 	var list []spin.Receive
-	for i := range 100_000 {
+	for i := range 30_000 {
 		switch r := rng.IntN(10); {
 		case r < 4:
 			p := spin.Receive{Binding: spin.Binding{User: i}, Tag: rng.Uint32N(16), Ignore: ignores[rng.IntN(len(ignores))], Keep: rng.IntN(100) == 0}
