@@ -1441,15 +1441,8 @@ func noEvents(r *rig) {
 func twoWindows(r *rig) {
 	const size = 16 << 10
 	windows, intact := guarded(r.t, size, size)
-	other := matcher.SLMP()
-	other.Name = "slmp-9331"
-	for i := range other.Rules {
-		if rule := &other.Rules[i]; rule.Index == 9 && rule.Start == slmp.Port<<16 {
-			rule.Start, rule.End = 9331<<16, 9331<<16
-		}
-	}
 	second := &rig{t: r.t, tier: r.tier, lab: r.lab, n: r.n, port: 9331}
-	second.start(windows[1], func(s *nic.ContextSpec) { s.Name, s.Rulesets = "second", sets(other) })
+	second.start(windows[1], func(s *nic.ContextSpec) { s.Name, s.Rulesets = "second", sets(slmpAt(9331)) })
 	r.start(windows[0], nil)
 	var wg sync.WaitGroup
 	for i, at := range []*rig{r, second} {

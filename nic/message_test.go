@@ -794,14 +794,7 @@ func TestFloodedMessagesDoNotHurtAnotherContext(t *testing.T) {
 		Handlers: handle(func(*hpu.HER) spin.Code { <-gate; return spin.Success }),
 	})
 	w := newWitness(t, true)
-	other := matcher.SLMP()
-	other.Name = "slmp-9331"
-	for i := range other.Rules {
-		if r := &other.Rules[i]; r.Index == 9 && r.Start == slmp.Port<<16 {
-			r.Start, r.End = 9331<<16, 9331<<16
-		}
-	}
-	fast := run(t, n, nic.ContextSpec{Name: "other", Rulesets: sets(other), CoreMask: 2, Handlers: w.handlers()})
+	fast := run(t, n, nic.ContextSpec{Name: "other", Rulesets: sets(slmpAt(9331)), CoreMask: 2, Handlers: w.handlers()})
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
 	flood := dialUDP(t, lab, slmp.Port)
@@ -838,6 +831,18 @@ func TestFloodedMessagesDoNotHurtAnotherContext(t *testing.T) {
 	if err := n.Remove(slow); err != nil {
 		t.Error(err)
 	}
+}
+
+// slmpAt is matcher.SLMP of another port.
+func slmpAt(port uint16) matcher.Ruleset {
+	rs := matcher.SLMP()
+	rs.Name = fmt.Sprintf("slmp-%d", port)
+	for i := range rs.Rules {
+		if r := &rs.Rules[i]; r.Index == 9 && r.Start == slmp.Port<<16 {
+			r.Start, r.End = uint32(port)<<16, uint32(port)<<16
+		}
+	}
+	return rs
 }
 
 // rawSocket returns a function that sends frames from the lab's host.
