@@ -14,7 +14,6 @@ import (
 
 	"github.com/xspin/xspin/bpf"
 	"github.com/xspin/xspin/internal/testenv"
-	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/netnstest"
 	"github.com/xspin/xspin/nic"
@@ -75,13 +74,6 @@ func cut(t *testing.T, lab *netns.Lab, port uint16) *cuttable {
 		})
 	})
 	return c
-}
-
-// slmpAt matches SLMP at another port.
-func slmpAt(port uint16) matcher.Ruleset {
-	set := matcher.SLMP()
-	set.Rules[2].Start, set.Rules[2].End = uint32(port)<<16, uint32(port)<<16
-	return set
 }
 
 // While messages are sent the path fails, both ways or only for answers. However long that is, each message begins and
