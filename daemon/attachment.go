@@ -149,8 +149,8 @@ func (has *resources) drop() {
 	has.queue.free()
 }
 
-// quiet is for a context that has them, and is about to end. What is still on its way after a bounded time, the end of
-// the context waits for.
+// quiet is for a context that has them, and is about to end. The end of the context waits for
+// packets that are still on their way after a bounded time.
 func (has *resources) quiet(n *nic.NIC, ctx *nic.Context) {
 	if has.pair != nil {
 		has.pair.StopRequests()

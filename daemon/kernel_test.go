@@ -639,7 +639,7 @@ func TestAcknowledgedIsToldWhenContextsEnd(t *testing.T) {
 	for _, tier := range []string{"kernel", "user"} {
 		text := inKernel + "contexts:\n- {name: c, tier: " + tier + ", handler: deposit, windows: [{name: in, size: 64KiB}]}\n"
 		for name, end := range map[string]func(*testing.T, *fixture){
-			"removed": func(t *testing.T, f *fixture) { must(t, f.remove("c")) },
+			"removed":         func(t *testing.T, f *fixture) { must(t, f.remove("c")) },
 			"the daemon ends": func(t *testing.T, f *fixture) { must(t, f.Close(t.Context())) },
 		} {
 			t.Run(tier+", "+name, func(t *testing.T) {

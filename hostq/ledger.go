@@ -7,8 +7,8 @@ import (
 	"sync/atomic"
 )
 
-// A Ledger shares out the free places of a queue among all who fill it. Whoever has set places aside finds room for as
-// many entries, whatever the others do; so they can be promised to somebody else before the entry is there. Its methods
+// A Ledger shares out the free places of a queue among all who fill it. A holder of places that were set aside finds room
+// for as many entries, whatever the others do; so they can be promised to somebody else before the entry is there. Its methods
 // are safe for concurrent use; Take and Give have no lock, and allocate nothing.
 type Ledger struct {
 	free  func(want int) int
@@ -33,8 +33,8 @@ func (l *Ledger) Take(n int) int {
 	if n <= 0 {
 		return 0
 	}
-	// First the places, then the look: of two who take at once at least the second sees what the other has. Whoever has
-	// filled a place gives it back after that, so none counts as free meanwhile.
+	// First the places, then the look: of two who take at once at least the second sees what the other has. A
+	// place is given back after it was filled, so none counts as free meanwhile.
 	aside := l.aside.Add(int64(n))
 	over := int(min(max(aside-int64(l.free(int(aside))), 0), int64(n)))
 	if over > 0 {
@@ -64,8 +64,8 @@ func (l *Ledger) Short() {
 	}
 }
 
-// Watch has f called, which must not wait, when somebody has found all free places set aside: whoever holds more than
-// it needs then gives some back. It ends with stop.
+// Watch has f called, which must not wait, when somebody has found all free places set aside: a holder of more than it
+// needs then gives some back. It ends with stop.
 func (l *Ledger) Watch(f func()) (stop func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// Whoever has set places aside fills them, whatever others take, give and fill meanwhile.
+// Places that were set aside are there to be filled, whatever others take, give and fill meanwhile.
 func TestPlacesSetAsideAreThere(t *testing.T) {
 	const slots, fillers, rounds = 16, 4, 20_000
 	queue := make(chan int, slots)
@@ -88,7 +88,7 @@ func TestLedger(t *testing.T) {
 	}
 }
 
-// An event goes into a place that nobody has set aside, or into one's own; an Overflow event, too. Whoever holds places is
+// An event goes into a place that nobody has set aside, or into one's own; an Overflow event, too. Holders of places are
 // asked for them.
 func TestEventsAndPlaces(t *testing.T) {
 	p, h := both(t, PairConfig{Layout: Layout{Lanes: 1, Events: 4}})

@@ -666,8 +666,8 @@ func TestWrongMessagesInTheKernel(t *testing.T) {
 	}
 }
 
-// Who is acknowledged is told, whoever else fills the application's queue: it takes nothing, until all contexts are gone,
-// and then it finds all that was acknowledged.
+// Acknowledged messages are told, whoever else fills the application's queue. The application takes nothing until all
+// contexts are gone, and then it finds all that was acknowledged.
 func TestAcknowledgedIsToldWhoeverFillsTheQueue(t *testing.T) {
 	const room, port, count = 16, 9400, 40
 	deposit := func(h *hpu.HER) spin.Code {
