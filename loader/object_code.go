@@ -43,8 +43,11 @@ func checkCode(user functions, e *engine, object *ebpf.CollectionSpec) error {
 	for _, fn := range slices.Sorted(maps.Keys(user)) {
 		var line *asm.Instruction // the last with a source line
 		add := func(format string, args ...any) {
+			if len(errs) == mostErrors {
+				return
+			}
 			err := fmt.Errorf("%s: %s", where(line, fn), fmt.Sprintf(format, args...))
-			if len(errs) < mostErrors && !slices.ContainsFunc(errs, func(e error) bool { return e.Error() == err.Error() }) {
+			if !slices.ContainsFunc(errs, func(e error) bool { return e.Error() == err.Error() }) {
 				errs = append(errs, err)
 			}
 		}
@@ -264,16 +267,19 @@ const (
 	frames = 8
 )
 
-// callees returns what each function calls, once for each place.
-func callees(insns asm.Instructions) map[string][]string {
-	calls := map[string][]string{}
+// callees returns what each function calls, and at how many places.
+func callees(insns asm.Instructions) map[string]map[string]int {
+	calls := map[string]map[string]int{}
 	fn := bpf.HandlersProgram
 	for i := range insns {
 		if f := btf.FuncMetadata(&insns[i]); f != nil {
 			fn = f.Name
 		}
 		if insns[i].IsFunctionCall() {
-			calls[fn] = append(calls[fn], insns[i].Reference())
+			if calls[fn] == nil {
+				calls[fn] = map[string]int{}
+			}
+			calls[fn][insns[i].Reference()]++
 		}
 	}
 	return calls
@@ -290,33 +296,29 @@ func checkCalls(insns asm.Instructions) error {
 			global[f.Name] = true
 		}
 	}
+	callers, places := map[string][]string{}, map[string]int{}
+	for fn, list := range calls {
+		for callee, n := range list {
+			callers[callee] = append(callers[callee], fn)
+			places[callee] += n
+		}
+	}
 	reaches := map[string]string{} // by function: a global one that it is, or that it reaches
-	places := map[string]int{}
-	for more := true; more; {
-		more = false
-		clear(places)
-		for fn, list := range calls {
-			for _, callee := range list {
-				if places[callee]++; global[callee] {
-					reaches[callee] = callee
-				}
-				if to := reaches[callee]; to != "" && reaches[fn] == "" {
-					reaches[fn], more = to, true
-				}
+	todo := slices.Sorted(maps.Keys(global))
+	for _, fn := range todo {
+		reaches[fn] = fn
+	}
+	for len(todo) > 0 {
+		fn := todo[0]
+		todo = todo[1:]
+		for _, caller := range callers[fn] {
+			if reaches[caller] == "" {
+				reaches[caller] = reaches[fn]
+				todo = append(todo, caller)
 			}
 		}
 	}
 	var errs []error
-	ways := map[string]int{}
-	var walk func(fn string, depth int)
-	walk = func(fn string, depth int) {
-		if ways[fn]++; depth == frames || ways[fn] > mostWays+1 { // one more, for those that it calls
-			return
-		}
-		for _, callee := range calls[fn] {
-			walk(callee, depth+1)
-		}
-	}
 	entry := ""
 	for from := 0; from < len(insns); {
 		to := from + 1
@@ -330,7 +332,7 @@ func checkCalls(insns asm.Instructions) error {
 		errs = append(errs, checkLoops(fn, insns[from:to], reaches))
 		from = to
 	}
-	walk(entry, 0)
+	ways := waysTo(entry, calls)
 	for _, fn := range slices.Sorted(maps.Keys(ways)) {
 		switch {
 		case !global[fn]:
@@ -341,6 +343,24 @@ func checkCalls(insns asm.Instructions) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// waysTo counts on how many ways through calls of at most so many frames each function is reached, up to more than mostWays.
+// Each depth looks at each pair of functions once, however many ways lead there.
+func waysTo(entry string, calls map[string]map[string]int) map[string]int {
+	ways := map[string]int{}
+	now := map[string]int{entry: 1}
+	for range frames + 1 {
+		next := map[string]int{}
+		for fn, n := range now {
+			ways[fn] = min(ways[fn]+n, mostWays+1)
+			for callee, times := range calls[fn] {
+				next[callee] = min(next[callee]+n*times, mostWays+1)
+			}
+		}
+		now = next
+	}
+	return ways
 }
 
 // checkLoops is checkCalls for one function.
@@ -500,7 +520,7 @@ func deepest(insns asm.Instructions) (handler string, bytes int) {
 		if n, ok := known[at{fn, depth}]; ok {
 			return n
 		}
-		for _, callee := range calls[fn] {
+		for callee := range calls[fn] {
 			most = max(most, with(callee, depth+1))
 		}
 		known[at{fn, depth}] = own[fn] + most

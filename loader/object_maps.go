@@ -88,7 +88,8 @@ func checkMaps(object *ebpf.CollectionSpec, e *engine) error {
 }
 
 // keepMaps takes the maps that no program uses out of the specification, checks
-// the object's own among the others, and returns how many bytes these take.
+// the object's own among the others, and returns how many bytes these take. What it does for each map
+// and for each variable takes a fixed time, and the types of all maps are looked at once.
 func keepMaps(spec *ebpf.CollectionSpec, e *engine, limit int64) (size int64, err error) {
 	used := map[string]bool{}
 	for _, prog := range spec.Programs {
@@ -98,18 +99,14 @@ func keepMaps(spec *ebpf.CollectionSpec, e *engine, limit int64) (size int64, er
 			}
 		}
 	}
+	unused := func(name string) bool { return spec.Maps[name] != nil && !used[name] }
+	maps.DeleteFunc(spec.Variables, func(_ string, v *ebpf.VariableSpec) bool { return unused(v.SectionName) })
+	maps.DeleteFunc(spec.Maps, func(name string, _ *ebpf.MapSpec) bool { return unused(name) })
 	var errs []error
+	plain := map[btf.Type]bool{}
 	for _, name := range slices.Sorted(maps.Keys(spec.Maps)) {
-		switch m := spec.Maps[name]; {
-		case !used[name]:
-			delete(spec.Maps, name)
-			for v := range spec.Variables {
-				if spec.Variables[v].SectionName == name {
-					delete(spec.Variables, v)
-				}
-			}
-		case e.spec.Maps[name] == nil:
-			if err := checkOwnMap(name, m); err != nil {
+		if m := spec.Maps[name]; e.spec.Maps[name] == nil {
+			if err := checkOwnMap(name, m, plain); err != nil {
 				errs = append(errs, fmt.Errorf("map %s: %w", name, err))
 				continue
 			}
@@ -122,7 +119,8 @@ func keepMaps(spec *ebpf.CollectionSpec, e *engine, limit int64) (size int64, er
 	return size, errors.Join(errs...)
 }
 
-func checkOwnMap(name string, m *ebpf.MapSpec) error {
+// checkOwnMap checks a map. Types that were found in others, and are plain or told of, are in plain.
+func checkOwnMap(name string, m *ebpf.MapSpec, plain map[btf.Type]bool) error {
 	flags, ok := mapTypes[m.Type]
 	switch {
 	case !ok:
@@ -148,7 +146,7 @@ func checkOwnMap(name string, m *ebpf.MapSpec) error {
 			return fmt.Errorf("keys of %d bytes and values of %d: a call copies them, so want at most %d and %d; what is larger is for global variables, or HPU memory", m.KeySize, m.ValueSize, maxKey, most)
 		}
 	}
-	if what := special(m.Value, map[btf.Type]bool{}); what != "" {
+	if what := special(m.Value, plain); what != "" {
 		return fmt.Errorf("its values hold %s: handlers may have plain values only, without timers, locks and pointers into the kernel", what)
 	}
 	return nil
@@ -156,7 +154,8 @@ func checkOwnMap(name string, m *ebpf.MapSpec) error {
 
 // special finds in a type what the kernel would treat as more than bytes: structures of
 // its own, all of whose names begin with bpf_, and pointers with a tag (kptr). It does
-// not look behind plain pointers, which are but numbers in a map.
+// not look behind plain pointers, which are but numbers in a map, nor at what was seen:
+// if there was something, that has been told.
 func special(t btf.Type, seen map[btf.Type]bool) string {
 	if t == nil || seen[t] {
 		return ""
