@@ -33,8 +33,8 @@ const (
 // kernelAdmins is the word of Config.Kernel that allows such contexts.
 const kernelAdmins = "administrators"
 
-// maxObject is more than any object file has, in bytes, and less than a request may have.
-const maxObject = 512 << 10
+// maxObject is how many bytes an object file may have; it is less than a request may have.
+const maxObject = nic.MaxObjectFile
 
 // ReadObject reads an object file, for a request.
 func ReadObject(path string) (*control.Object, error) {

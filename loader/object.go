@@ -40,6 +40,9 @@ type Object struct {
 // The handlers by name, and their functions.
 var handlerFuncs = map[string]string{"xspin_header": "header", "xspin_payload": "payload", "xspin_completion": "completion"}
 
+// wantClang ends errors of files that are something else.
+const wantClang = "want what clang -target bpf -g has compiled"
+
 // ReadObject reads an object and checks what the verifier does not: it lets a privileged
 // program read kernel memory, redirect frames anywhere, and run for seconds. The name is
 // for errors. The maps of each context that uses the object may take limit bytes.
@@ -53,30 +56,27 @@ func ReadObject(name string, file []byte, limit int64) (made *Object, err error)
 		}
 		return nil, errors.Join(errs...)
 	}
-	const want = "want what clang -target bpf -g has compiled"
 	defer func() { // nobody has made the readers that follow for what somebody may have damaged on purpose
 		if r := recover(); r != nil {
 			made, err = fail(fmt.Errorf("it is damaged: %v", r))
 		}
 	}()
-	if len(file) > mostFile {
-		return fail(fmt.Errorf("it has %d bytes: want at most %d", len(file), mostFile))
-	}
 	if !bytes.HasPrefix(file, []byte(elf.ELFMAG)) {
-		return fail(fmt.Errorf("it is not an ELF object file (is it the C source?): %s", want))
+		return fail(fmt.Errorf("it is not an ELF object file (is it the C source?): %s", wantClang))
+	}
+	if err := checkHeader(file); err != nil {
+		return fail(err)
 	}
 	f, err := elf.NewFile(bytes.NewReader(file))
 	switch {
 	case err != nil:
-		return fail(fmt.Errorf("it cannot be read: %w; %s", err, want))
-	case f.Machine != elf.EM_BPF:
-		return fail(fmt.Errorf("it is for %v: %s", f.Machine, want))
+		return fail(fmt.Errorf("it cannot be read: %w; %s", err, wantClang))
 	case f.ByteOrder != binary.LittleEndian:
 		return fail(errors.New("its byte order is big endian: compile with -target bpfel"))
 	case f.Section(".BTF") == nil || f.Section(".BTF.ext") == nil:
 		return fail(errors.New("it has no BTF: compile with -g"))
 	}
-	if err := checkSizes(f, limit); err != nil {
+	if err := checkSizes(f, file, limit); err != nil {
 		return fail(err)
 	}
 	spec, err := ebpf.LoadCollectionSpecFromReader(bytes.NewReader(file))
@@ -114,6 +114,9 @@ func ReadObject(name string, file []byte, limit int64) (made *Object, err error)
 	})
 	o.time = boundTime(user, spec)
 	o.spec = engine.link(user, spec, prog.License)
+	if err := checkPrograms(o.spec); err != nil {
+		return fail(err)
+	}
 	for _, p := range o.spec.Programs {
 		errs = append(errs, checkCalls(p.Instructions))
 	}
@@ -124,58 +127,6 @@ func ReadObject(name string, file []byte, limit int64) (made *Object, err error)
 		return fail(flatten(err)...)
 	}
 	return o, nil
-}
-
-// Bounds of an object file.
-const (
-	mostFile    = 16 << 20
-	mostSymbols = 1 << 14
-	// mostCopied bounds bytes that reading takes beyond the file's, for each kind of thing that is copied.
-	mostCopied = 64 << 20
-)
-
-// checkSizes refuses a file that would take much more memory or time to read than it has bytes: what a few bytes of a header say
-// of sizes is believed by nobody.
-func checkSizes(f *elf.File, limit int64) error {
-	var sections, code uint64
-	most := uint64(min(limit, mostCopied)) + mostFile
-	for _, s := range f.Sections {
-		if s.Flags&elf.SHF_COMPRESSED != 0 {
-			return fmt.Errorf("section %s is compressed", s.Name)
-		}
-		if s.Size > most || sections+s.Size > most {
-			return fmt.Errorf("its sections have more than %d bytes, up to %s", most, s.Name)
-		}
-		sections += s.Size
-		if s.Flags&elf.SHF_EXECINSTR != 0 {
-			code += s.Size
-		}
-	}
-	symbols, err := f.Symbols()
-	if err != nil {
-		return err
-	}
-	if len(symbols) > mostSymbols {
-		return fmt.Errorf("it has %d symbols: want at most %d", len(symbols), mostSymbols)
-	}
-	functions, variables := uint64(0), uint64(0)
-	for _, s := range symbols {
-		switch elf.ST_TYPE(s.Info) {
-		case elf.STT_OBJECT:
-			variables++
-		default: // of some the linker makes functions
-			if int(s.Section) < len(f.Sections) && f.Sections[s.Section].Flags&elf.SHF_EXECINSTR != 0 {
-				if functions += min(s.Size, code+1); functions > code {
-					return errors.New("its functions overlap")
-				}
-			}
-		}
-	}
-	// A variable has a copy of its type, and of all that this names.
-	if n := variables * f.Section(".BTF").Size; n > mostCopied {
-		return fmt.Errorf("%d variables with %d bytes of types are too many", variables, f.Section(".BTF").Size)
-	}
-	return nil
 }
 
 // flatten undoes errors.Join.

@@ -50,6 +50,13 @@ func parameters(spec *ebpf.CollectionSpec) (all []Parameter, err error) {
 			errs = append(errs, fmt.Errorf("const volatile %s: a parameter is a number, a bool, an enum or an array of char", name))
 			continue
 		}
+		if len(k.names) > mostValues {
+			errs = append(errs, fmt.Errorf("const volatile %s: it has %d values: want at most %d", name, len(k.names), mostValues))
+			continue
+		}
+		if len(all) == mostParams {
+			return nil, fmt.Errorf("it has more than %d parameters", mostParams)
+		}
 		all = append(all, Parameter{name, k.want(), k.show(v.Value), k})
 	}
 	return all, errors.Join(errs...)

@@ -170,7 +170,7 @@ func TestObjectsThatSayTheyAreLarge(t *testing.T) {
 		{"compressed", section(".text", 8, uint64(elf.SHF_COMPRESSED|elf.SHF_EXECINSTR)), "section .text is compressed"},
 		{"a function as large as all", symbol("xspin_count", 1<<20), "its functions overlap"},
 		{"a function over another", symbol("xspin_count", f.Section(".text").Size-8), "its functions overlap"},
-		{"a file without end", append(bytes.Clone(file), make([]byte, mostFile)...), "bytes: want at most"},
+		{"a file without end", append(bytes.Clone(file), make([]byte, MaxObjectFile)...), "bytes: want at most"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			var before, after runtime.MemStats

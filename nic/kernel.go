@@ -39,6 +39,9 @@ type Object = loader.Object
 // ObjectMemory is how much memory the maps of an object may take that LoadObject reads.
 const ObjectMemory = 64 << 20
 
+// MaxObjectFile is how many bytes an object file may have.
+const MaxObjectFile = loader.MaxObjectFile
+
 // LoadObject reads an object file, and checks it. What the verifier has against it is
 // told when a context is installed.
 func LoadObject(file string) (*Object, error) {
