@@ -294,7 +294,7 @@ func writeStats(out io.Writer, s *nicStats) error {
 			row("messages", m.Started, "that have started")
 			row("open", m.Open, "in flight now")
 			row("complete", m.Ended, "every byte was processed, completion handler and event are done")
-			row("failed", m.Failed, "a handler failed")
+			row("failed", m.Failed, "a handler failed, or a complete message found no room for its event in time")
 			row("abandoned", m.Abandoned, "incomplete: the sender fell silent, or the context ended")
 			row("discarded", m.Discarded, "incomplete, without a completion handler")
 			row("refused", m.Refused, "no place for them: no receive was posted")

@@ -9,7 +9,7 @@
 //	memory := app.Window("in").Bytes()
 //	for {
 //		err := app.Wait(ctx)
-//		for app.Event(&e) { ... memory[e.User:][:e.Length] ... }
+//		for app.Event(&e) { if e.Complete() { ... memory[e.User:][:e.Length] ... } }
 //		for app.Request(&r) { app.Respond(&r, 0, answer) }
 //	}
 //
@@ -508,7 +508,7 @@ func (a *App) Activate(ctx context.Context) error {
 }
 
 // Deactivate disarms them: no more packets come. When it has returned, events of all
-// messages that were acknowledged are in the queue, unless that is full.
+// messages that were acknowledged are in the queue: take them before Close.
 func (a *App) Deactivate(ctx context.Context) error {
 	_, err := a.ask(ctx, control.Ask{Do: "deactivate"})
 	return err

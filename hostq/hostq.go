@@ -76,11 +76,17 @@ type Event struct {
 	Source      netip.AddrPort
 	Length      uint64 // bytes
 	Dropped     uint64 // of these
-	Missing     uint64 // of these
+	Missing     uint64 // of these; 0 also if the end of the message never came: see Complete
 	User        uint64 // of the binding
 	Lost        uint64 // with Overflow
 	Time        int64  // when the message ended: CLOCK_MONOTONIC in ns
 	Text        string // of an error; at most TextLen bytes, or cut with … at the end
+}
+
+// Complete tells whether the event is the end of a message of which all has come. Other ends, such as a timeout or the
+// context's removal, have a length, too.
+func (e *Event) Complete() bool {
+	return e.Kind == MessageEnded && spin.Cause(e.Cause) == spin.Complete
 }
 
 // TextLen is how much of an error's text fits into an event.

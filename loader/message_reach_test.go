@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -73,6 +74,9 @@ func TestWrongActionsOfMessages(t *testing.T) {
 			}
 			if tc.failed != (v.Code == spin.Fail) || tc.failed != (h.Tally().Failed == 1) {
 				t.Errorf("%+v; %+v", v, h.Tally())
+			}
+			if want := "the " + strings.ToLower(tc.handler) + " handler set her->action"; tc.failed && !strings.Contains(v.Detail, want) {
+				t.Errorf("it says %q, want %q", v.Detail, want)
 			}
 		})
 	}

@@ -11,6 +11,8 @@ import (
 
 // What a slip was: xspin_slip_of and xspin_slip_why.
 const (
+	hasActed = 1 << 8 // XSPIN_HAS_ACTED: beside the bit of a handler
+
 	slipNone    = 0
 	slipDeposit = 1
 
@@ -33,6 +35,10 @@ func failure(bit uint32, code spin.Code, slip *bpf.MessageSlip) string {
 	}
 	name := handlerName(bit)
 	switch {
+	case bit&hasActed != 0:
+		return fmt.Sprintf("the %s handler set her->action to something else: want XDP_DROP, XDP_TX or XDP_PASS", name)
+	case name == "header" && code == spin.HandOver:
+		return "the header handler returned HandOver, and the object does not say that it may: want XSPIN_MESSAGES(HEADER | HAND_OVER)"
 	case name == deposits && why != "":
 		return why
 	case name == deposits:

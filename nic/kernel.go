@@ -265,6 +265,7 @@ type kernelTier struct {
 	ended bool
 	told  []uint64 // by CPU: failures that events have told of
 	long  uint64   // segments beyond the last of a message that faults have told of
+	lost  uint64   // events that faults have told of
 }
 
 // A loadFunc loads an object as Object.Load does.
@@ -381,6 +382,13 @@ func (t *kernelTier) report() {
 	}
 	if t.messages == nil {
 		return
+	}
+	if n := t.handlers.Tally().Lost + t.messages.lost.Load(); n > t.lost {
+		t.n.pool.Report(spin.Fault{
+			Kind: spin.EventsLost, Context: t.id, Name: t.spec.Name,
+			Detail: fmt.Sprintf("%d messages ended and were not told: the application's queue of events was full. Complete ones are counted as failed, and not acknowledged", n-t.lost),
+		})
+		t.lost = n
 	}
 	if n := t.handlers.Tally().Dropped[spin.DropMemory]; n > t.long {
 		t.n.pool.Report(spin.Fault{

@@ -231,6 +231,14 @@ func TestEventsOfTheKernelWaitForRoom(t *testing.T) {
 	if lost := c.Stats().EventsLost; lost != last {
 		t.Errorf("%d events are lost, want the last %d", lost, last)
 	}
+	select {
+	case f := <-n.Events():
+		if f.Kind != spin.EventsLost || !strings.Contains(f.Detail, fmt.Sprintf("%d messages ended and were not told", last)) {
+			t.Errorf("%+v", f)
+		}
+	case <-time.After(testenv.Slowness() * 5 * time.Second):
+		t.Error("nobody is told that events are lost")
+	}
 	if n := acked.Load(); n > some {
 		t.Errorf("%d messages of the last are acknowledged, and nobody has taken an event", n-some)
 	}

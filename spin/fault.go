@@ -14,6 +14,7 @@ const (
 	HandlerOverrun                  // past its time limit: the context is stopped
 	MessageRefused                  // the binder refused a message
 	MessageTooLong                  // it has more segments than a message may have in the kernel
+	EventsLost                      // events of messages in the kernel found no room in time
 	FaultKinds                      // number of kinds
 )
 
@@ -29,6 +30,8 @@ func (k FaultKind) String() string {
 		return "message refused"
 	case MessageTooLong:
 		return "message too long"
+	case EventsLost:
+		return "events lost"
 	}
 	return fmt.Sprintf("FaultKind(%d)", int(k))
 }

@@ -248,7 +248,10 @@ static __always_inline int xspin_read(struct xdp_md *ctx, struct xspin_her *her)
 	return 1;
 }
 
-static __always_inline int xspin_failed(struct xspin_counters *cpu, enum xspin_has handler, int code)
+/* Of a failure, beside the handler: it has set her->action to what is none. Its code is XSPIN_FAIL. */
+#define XSPIN_HAS_ACTED (1 << 8)
+
+static __always_inline int xspin_failed(struct xspin_counters *cpu, __u32 handler, int code)
 {
 	cpu->failed++;
 	cpu->fault = (__u64)handler << 32 | (__u32)code;

@@ -1675,8 +1675,15 @@ static __noinline int xspin_conclude(struct xspin_message *m, struct xspin_tally
 	return 1;
 }
 
-static __always_inline int xspin_fault(struct xspin_counters *cpu, struct xspin_tally *t, enum xspin_has handler, int code)
+/* What xspin_called() makes of a handler whose action is none. */
+#define XSPIN_BAD_ACTION (1 << 20 | XSPIN_FAIL)
+
+static __always_inline int xspin_fault(struct xspin_counters *cpu, struct xspin_tally *t, __u32 handler, int code)
 {
+	if (code == XSPIN_BAD_ACTION) {
+		handler |= XSPIN_HAS_ACTED;
+		code = XSPIN_FAIL;
+	}
 	t->told = t->slip;
 	cpu->failed++;
 	cpu->fault = (__u64)handler << 32 | (__u32)code;
@@ -1708,7 +1715,7 @@ static __always_inline int xspin_called(struct xspin_scratch *s, struct xspin_he
 	if (action == XDP_DROP || action == XDP_TX || action == XDP_PASS)
 		her->action = action;
 	else if (code == XSPIN_SUCCESS || code == XSPIN_DROP || code == XSPIN_PROCEED || code == XSPIN_HAND_OVER)
-		code = XSPIN_FAIL;
+		code = XSPIN_BAD_ACTION;
 	return code;
 }
 

@@ -54,10 +54,10 @@ int xspin_context(struct xdp_md *ctx)
 		break;
 	default: /* set by a handler's own hand: told as a failure of the last one that ran */
 		if (has & XSPIN_HAS_COMPLETION && whole)
-			return xspin_failed(cpu, XSPIN_HAS_COMPLETION, XSPIN_FAIL);
+			return xspin_failed(cpu, XSPIN_HAS_COMPLETION | XSPIN_HAS_ACTED, XSPIN_FAIL);
 		if (has & XSPIN_HAS_PAYLOAD && header == XSPIN_SUCCESS)
-			return xspin_failed(cpu, XSPIN_HAS_PAYLOAD, XSPIN_FAIL);
-		return xspin_failed(cpu, XSPIN_HAS_HEADER, XSPIN_FAIL);
+			return xspin_failed(cpu, XSPIN_HAS_PAYLOAD | XSPIN_HAS_ACTED, XSPIN_FAIL);
+		return xspin_failed(cpu, XSPIN_HAS_HEADER | XSPIN_HAS_ACTED, XSPIN_FAIL);
 	}
 	if (header | payload | completion)
 		cpu->dropped++;
