@@ -177,26 +177,26 @@ func within(limit time.Duration, load func() (*ebpf.Collection, error)) (*ebpf.C
 	}
 }
 
-// loadObject loads without a log first: that of an endless loop has millions of bytes.
+// loadObject loads without a log first: most objects need none, and that of an endless loop has millions of bytes.
 func loadObject(spec *ebpf.CollectionSpec, instead map[string]*ebpf.Map) (*ebpf.Collection, error) {
 	opts := ebpf.CollectionOptions{MapReplacements: instead, Programs: ebpf.ProgramOptions{LogDisabled: true}}
 	coll, err := ebpf.NewCollectionWithOptions(spec.Copy(), opts)
+	var ve *ebpf.VerifierError
 	switch {
 	case err == nil:
 		return coll, nil
 	case outOfBounds(err):
 		return nil, &Rejection{Release: release(), Reason: tooMuch, Err: err}
+	case !errors.As(err, &ve):
+		return nil, loadError(err)
 	}
-	opts.Programs.LogDisabled = false
-	coll, err = ebpf.NewCollectionWithOptions(spec, opts)
-	var ve *ebpf.VerifierError
-	switch {
-	case err == nil:
-		return coll, nil
-	case errors.As(err, &ve) && len(ve.Log) > 0:
-		return nil, newRejection(ve, spec.Programs[bpf.HandlersProgram].Instructions)
+	name, cut := bpf.HandlersProgram, false
+	if len(ve.Log) == 0 { // else it is that of the types
+		if name, ve.Log, cut, _ = verifierLog(spec, instead); len(ve.Log) == 0 {
+			return nil, loadError(err)
+		}
 	}
-	return nil, loadError(err)
+	return nil, newRejection(ve, spec.Programs[name].Instructions, cut)
 }
 
 // CheckFormat tells whether the handlers go with a message format, and CheckParameters

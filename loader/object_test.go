@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -386,6 +387,55 @@ func TestRejections(t *testing.T) {
 			if len(r.Log) > 2000 {
 				t.Errorf("a log of %d lines", len(r.Log))
 			}
+		})
+	}
+}
+
+// What is refused late has a log of hundreds of thousands of lines. The end of it has the reason, and is all that is kept;
+// the handler and the line of a loop stand before that.
+func TestLateRejections(t *testing.T) {
+	netnstest.NeedRoot(t)
+	const bad = "*(volatile __u8 *)(long)ctx->data"
+	loop := func(body string) string {
+		return "#pragma clang loop unroll(disable)\n\tfor (__u32 i = 0; i < 20000; i++)" + body
+	}
+	for _, tc := range []struct {
+		name, source  string
+		line          int
+		handler, code string
+	}{
+		{"behind a loop", around("", "\t__u32 n = 0;\n"+loop(" {\n\t\tn = n * 3 + i;\n\t\tasm volatile(\"\" : \"+r\"(n));\n\t\tasm volatile(\"\" : \"+r\"(n));\n\t}")+"\n\treturn n + "+bad+";"),
+			12, "xspin_payload", "return n + " + bad + ";"},
+		{"at the end of a loop of one line", around("", "\t__u32 n = 0;\n"+loop(" { asm volatile(\"\" : \"+r\"(n)); if (i == 19999) n += "+bad+"; }")+"\n\treturn n & 1;"),
+			7, "xspin_payload", "for (__u32 i = 0; i < 20000; i++) { asm volatile(\"\" : \"+r\"(n)); if (i == 19999) n += " + bad + "; }"},
+		{"in a function of the second handler's", include + payload + "static __noinline int late(struct xdp_md *ctx)\n{\n\t__u32 n = 0;\n" + loop(" asm volatile(\"\" : \"+r\"(n));") +
+			"\n\treturn n + " + bad + ";\n}\nXSPIN_COMPLETION\n{\n\treturn late(ctx) + her->len;\n}\nXSPIN_CONTEXT(PAYLOAD | COMPLETION);\n" + licence,
+			8, "xspin_completion", "return n + " + bad + ";"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			o := object(t, tc.source)
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			h, err := o.Load(HandlersConfig{Format: matcher.FormatByName("packet")})
+			runtime.ReadMemStats(&after)
+			if err == nil {
+				h.Close()
+				t.Fatal("it is loaded")
+			}
+			var r *Rejection
+			if !errors.As(err, &r) {
+				t.Fatalf("%v is no rejection", err)
+			}
+			if r.Reason == "" || r.Handler != tc.handler || r.Place != fmt.Sprintf("test.bpf.c:%d", tc.line) || r.Source != tc.code {
+				t.Errorf("%v\nhandler %q, place %q, source %q, want %q, line %d, %q\nlog ends:\n%s", err, r.Handler, r.Place, r.Source, tc.handler, tc.line, tc.code, strings.Join(r.Log[max(0, len(r.Log)-30):], "\n"))
+			}
+			if n := len(strings.Join(r.Log, "\n")); n < logSize/2 || n > logSize {
+				t.Errorf("a log of %d bytes, want the end, up to %d", n, logSize)
+			}
+			if n := after.TotalAlloc - before.TotalAlloc; n > 32<<20 {
+				t.Errorf("it takes %d bytes", n)
+			}
+			t.Logf("%v: %d bytes", err, after.TotalAlloc-before.TotalAlloc)
 		})
 	}
 }

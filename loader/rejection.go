@@ -7,8 +7,10 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -29,7 +31,7 @@ type Rejection struct {
 	Place   string   // such as "echo.bpf.c:7"; "" if the log does not say
 	Source  string   // the line there
 	Hint    string   // what to do about it; "" if we know no better than the reason
-	Log     []string // all of it; nil if it would have been millions of lines
+	Log     []string // its end, of at most 256 KiB; nil if the verifier has given up
 	Err     error
 }
 
@@ -100,9 +102,17 @@ const (
 func outOfBounds(err error) bool { return errors.Is(err, unix.E2BIG) || errors.Is(err, unix.EFAULT) }
 
 // newRejection finds the reason in a log, and what to do about it. The instructions are
-// those that were loaded.
-func newRejection(ve *ebpf.VerifierError, insns asm.Instructions) *Rejection {
+// those that were loaded. Of a log that was cut the first lines are missing, which have the handler, and
+// have the source line if it is that of a whole loop.
+func newRejection(ve *ebpf.VerifierError, insns asm.Instructions, cut bool) *Rejection {
 	r, words, last := readLog(ve)
+	if cut && r.Handler == "" && last >= 0 {
+		var fn string
+		fn, r.Handler = whose(insns, last)
+		if r.Place == "" {
+			r.Place, r.Source = usersLine(insns, fn, last)
+		}
+	}
 	if isNobodys(r.Place, r.Source) {
 		if place, source := usersLine(insns, r.Handler, last); place != "" {
 			r.Place, r.Source = place, source
@@ -132,6 +142,36 @@ func newRejection(ve *ebpf.VerifierError, insns asm.Instructions) *Rejection {
 		}
 	}
 	return r
+}
+
+// whose finds the function of an instruction, and the handler that it is or that alone calls it; if several do, the
+// function stands for them.
+func whose(insns asm.Instructions, number int) (fn, handler string) {
+	for iter := insns.Iterate(); iter.Next() && int(iter.Offset) <= number; {
+		if f := btf.FuncMetadata(iter.Ins); f != nil {
+			fn = f.Name
+		}
+	}
+	calls := callees(insns)
+	for _, h := range slices.Sorted(maps.Keys(handlerFuncs)) {
+		seen := map[string]bool{h: true}
+		for todo := []string{h}; len(todo) > 0 && !seen[fn]; todo = todo[1:] {
+			for callee := range calls[todo[0]] {
+				if !seen[callee] {
+					seen[callee] = true
+					todo = append(todo, callee)
+				}
+			}
+		}
+		switch {
+		case !seen[fn]:
+		case handler != "":
+			return fn, fn
+		default:
+			handler = h
+		}
+	}
+	return fn, handler
 }
 
 var (
@@ -228,12 +268,12 @@ func usersLine(insns asm.Instructions, handler string, number int) (place, sourc
 }
 
 // readLog finds the reason in a log, the words in which older kernels would tell it, and the
-// last instruction that was looked at. There are two forms. Up to some 7.0, the reason
+// last instruction that was looked at, -1 if there is none. There are two forms. Up to some 7.0, the reason
 // is the last line before the statistics, and the source line the last comment. Linux 7.3
 // has them under headings in the middle, followed by how it came to that and suggestions;
 // for some reasons it still has the old form.
 func readLog(ve *ebpf.VerifierError) (r *Rejection, words string, insn int) {
-	r = &Rejection{Release: release(), Log: ve.Log, Err: ve}
+	r, insn = &Rejection{Release: release(), Log: ve.Log, Err: ve}, -1
 	var last string // what may be the reason
 	headed := false
 	for i := 0; i < len(ve.Log); i++ {

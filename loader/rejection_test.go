@@ -94,7 +94,7 @@ processed 12 insns (limit 1000000)`,
 		{"nothing", "", "permission denied", "", "", ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			r := newRejection(&ebpf.VerifierError{Cause: unix.EACCES, Log: strings.Split(tc.log, "\n")}, nil)
+			r := newRejection(&ebpf.VerifierError{Cause: unix.EACCES, Log: strings.Split(tc.log, "\n")}, nil, false)
 			if r.Reason != tc.reason || r.Handler != tc.handler || r.Place != tc.place || r.Source != tc.source {
 				t.Errorf("reason %q, handler %q, place %q, source %q", r.Reason, r.Handler, r.Place, r.Source)
 			}
