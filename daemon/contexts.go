@@ -324,6 +324,12 @@ func (h *managedContext) arm() error {
 	if err := h.device.lost(); err != nil {
 		return err
 	}
+	h.d.mu.RLock()
+	closing := h.d.closing
+	h.d.mu.RUnlock()
+	if closing { // it would acknowledge what nobody is told of
+		return failf(errBusy, "%s", whyClosing)
+	}
 	if err := h.device.nic.Activate(h.ctx); err != nil {
 		return kindError{errBusy, cause(err)}
 	}
@@ -564,8 +570,12 @@ func (h *managedContext) tell(why string) {
 func (h *managedContext) quiet() {
 	h.mu.Lock()
 	ctx, has := h.ctx, h.has
+	if ctx != nil {
+		has.ref()
+	}
 	h.mu.Unlock()
 	if ctx != nil {
+		defer has.drop()
 		has.quiet(h.device.nic, ctx)
 	}
 }
@@ -715,6 +725,7 @@ func (d *Daemon) remove(name string) error {
 // retire ends sessions and the context. The caller has op.
 func (h *managedContext) retire(why string) {
 	h.set(draining, "")
+	h.quiet() // before its application hears that it is over
 	h.dismiss(why)
 	l := h.tearDown(false)
 	h.d.leave(h)

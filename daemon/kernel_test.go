@@ -26,7 +26,6 @@ import (
 	"github.com/xspin/xspin/loader/objecttest"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/netnstest"
-	"github.com/xspin/xspin/spin"
 )
 
 const inKernel = "kernel: administrators\n"
@@ -649,26 +648,32 @@ func TestAcknowledgedIsToldWhenContextsEnd(t *testing.T) {
 				t.Cleanup(func() { w.Close() })
 				a := f.admitted(t, "c", root, false)
 				host := open(t, a).host
-				left := make(chan struct{})
-				go func() { // as a session does
-					a.release(<-a.ended())
+				left, over := make(chan struct{}), make(chan struct{})
+				told := 0
+				var ended atomic.Bool
+				go func() { // as a session does, whose application takes what is there, and leaves
+					why := <-a.ended()
+					ended.Store(true)
+					<-over
+					a.release(why)
 					close(left)
 				}()
-				told, over := 0, make(chan struct{})
 				var acked atomic.Int64
 				conn := f.dial(t)
 				go func() {
 					defer close(over)
 					var e hostq.Event
 					for {
+						last := ended.Load()
 						for host.Event(&e) {
-							if e.Kind == hostq.MessageEnded && spin.Cause(e.Cause) == spin.Complete {
+							if e.Complete() {
 								told++
 							}
 						}
-						if host.Wait(context.Background(), 0) != nil {
+						if last {
 							return
 						}
+						time.Sleep(20 * time.Microsecond)
 					}
 				}()
 				var posting sync.WaitGroup

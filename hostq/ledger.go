@@ -52,7 +52,24 @@ func (l *Ledger) Free() int {
 	return max(l.free(int(aside)+1<<30)-int(aside), 0)
 }
 
-// Short asks those who have set places aside for some of them: Watch.
+// Claim is Take of one place, for which holders of others give up some that they do not need. It may wait for their
+// locks, so the caller has none that they take.
+func (l *Ledger) Claim() bool {
+	if l.Take(1) == 1 {
+		return true
+	}
+	l.Short()
+	return l.Take(1) == 1
+}
+
+// Holders returns how many there are: those of Watch.
+func (l *Ledger) Holders() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.watches)
+}
+
+// Short has those who have set places aside give up some: Watch.
 func (l *Ledger) Short() {
 	if l.aside.Load() == 0 {
 		return
@@ -64,8 +81,8 @@ func (l *Ledger) Short() {
 	}
 }
 
-// Watch has f called, which must not wait, when somebody has found all free places set aside: a holder of more than it
-// needs then gives some back. It ends with stop.
+// Watch has f called when somebody has found all free places set aside: it gives back what its caller holds and does not
+// need. It ends with stop.
 func (l *Ledger) Watch(f func()) (stop func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -210,7 +210,7 @@ func (p *Pair) wakeApplication() {
 
 // Event tells the application something. False: there is no room that nobody has set aside, or no application any more.
 func (p *Pair) Event(e *Event) bool {
-	if p.tells() && (p.lost.Load() == 0 || p.tellLost()) && p.places.Take(1) == 1 {
+	if p.tells() && (p.lost.Load() == 0 || p.tellLost()) && p.places.Claim() {
 		ok := p.put(e)
 		p.places.Give(1)
 		if ok {
@@ -218,7 +218,6 @@ func (p *Pair) Event(e *Event) bool {
 		}
 	}
 	p.eventsFull.Add(1)
-	p.places.Short()
 	return false
 }
 
@@ -287,13 +286,12 @@ func (p *Pair) tellLost() bool {
 	if n == 0 || p.closed {
 		return true
 	}
-	told := p.places.Take(1) == 1
+	told := p.places.Claim()
 	if told {
 		told = p.put(&Event{Kind: Overflow, Lost: n})
 		p.places.Give(1)
 	}
 	if !told {
-		p.places.Short()
 		p.tellLater()
 		return false
 	}

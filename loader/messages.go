@@ -478,7 +478,7 @@ func (h *Handlers) Expire(all []StoppedMessage) (n int, err error) {
 	return n, nil
 }
 
-// order runs the program that ends messages for one of them, and returns whether it did, 0 or 1. The caller has mu.
+// order runs the program that ends messages for one of them, and returns what it did. The caller has mu.
 func (h *Handlers) order(slot, lap, cause uint32) (did uint32, err error) {
 	// A frame must have 14 bytes. Repeat is as in Run.
 	data := (*[unsafe.Sizeof(bpf.MessageOrder{})]byte)(unsafe.Pointer(&bpf.MessageOrder{Slot: slot, Lap: lap, Cause: cause}))
@@ -487,15 +487,16 @@ func (h *Handlers) order(slot, lap, cause uint32) (did uint32, err error) {
 
 // Grant says how many ends of complete messages the application may have been told of in all, since Load; without it
 // there is no limit. As many events are posted, and messages that are complete beyond that are deferred. It returns how many have been
-// posted.
-func (h *Handlers) Grant(events uint64) (posted uint64) {
+// posted, and the last turn that a deferred message has.
+func (h *Handlers) Grant(events uint64) (posted, turns uint64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.messages == nil || h.messages.rooms == nil {
-		return 0
+		return 0, 0
 	}
-	atomic.StoreUint64(&h.messages.rooms[0].Granted, events)
-	return atomic.LoadUint64(&h.messages.rooms[0].Posted)
+	room := &h.messages.rooms[0]
+	atomic.StoreUint64(&room.Granted, events)
+	return atomic.LoadUint64(&room.Posted), atomic.LoadUint64(&room.Turns)
 }
 
 // A DeferredMessage is complete, and waits for room in the application's queue.
@@ -531,16 +532,29 @@ func (h *Handlers) Deferred() (all []DeferredMessage, last uint64) {
 // resume is the order that ends a deferred message: XSPIN_RESUME.
 const resume = 16
 
+// A ResumeResult is what Resume made of a message.
+type ResumeResult uint32
+
+// Results of Resume.
+const (
+	ResumeTooLate ResumeResult = iota // it does not wait any more
+	Resumed
+	ResumeLater // the ring has no room for its event and its acknowledgement
+)
+
 // Resume ends a deferred message, for whose event there is room: it is posted, and behind it the acknowledgement that
-// its sender waits for (ReadOwed). False: it does not wait any more, or the ring is full.
-func (h *Handlers) Resume(m DeferredMessage) bool {
+// its sender waits for (ReadOwed).
+func (h *Handlers) Resume(m DeferredMessage) ResumeResult {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.messages == nil || h.messages.slots == nil {
-		return false
+		return ResumeTooLate
 	}
 	did, err := h.order(m.Slot, m.Lap, resume)
-	return err == nil && did != 0
+	if err != nil { // of the kernel's memory
+		return ResumeLater
+	}
+	return ResumeResult(did)
 }
 
 // What lies in the ring buffer of Events beside ends of messages: xspin_note_of.

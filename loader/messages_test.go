@@ -888,8 +888,8 @@ func TestResumedMessagesAreAcknowledged(t *testing.T) {
 			s := segment{from: 1, id: 7, payload: make([]byte, 20), flags: slmp.SYN | slmp.EOM, sum: noSum}
 			frame := s.frame()
 			tc.change(frame)
-			if posted := h.Grant(0); posted != 0 {
-				t.Fatalf("%d are posted", posted)
+			if posted, turns := h.Grant(0); posted != 0 || turns != 0 {
+				t.Fatalf("%d are posted, %d deferred", posted, turns)
 			}
 			if v, err := h.Run(slices.Clone(frame)); err != nil || v.Action != ActionDrop {
 				t.Fatalf("%+v, %v", v, err)
@@ -902,11 +902,14 @@ func TestResumedMessagesAreAcknowledged(t *testing.T) {
 			if all, _ := h.Deferred(); !ok || len(all) != 1 || all[0] != waits {
 				t.Fatalf("%+v waits, of %+v", waits, all)
 			}
-			if h.Resume(DeferredMessage{waits.Slot, waits.Lap + 1, waits.Turn}) {
+			if h.Resume(DeferredMessage{waits.Slot, waits.Lap + 1, waits.Turn}) != ResumeTooLate {
 				t.Error("another message of the slot is resumed")
 			}
-			if !h.Resume(waits) || h.Resume(waits) || h.Grant(0) != 1 {
+			if h.Resume(waits) != Resumed || h.Resume(waits) != ResumeTooLate {
 				t.Error("it is not resumed once")
+			}
+			if posted, turns := h.Grant(0); posted != 1 || turns != waits.Turn {
+				t.Errorf("%d are posted, the last turn is %d of %d", posted, turns, waits.Turn)
 			}
 			if rec, err = r.Read(); err != nil {
 				t.Fatal(err)

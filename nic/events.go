@@ -21,8 +21,8 @@ type eventQueue interface {
 	// PostAside is Post for an event whose place was set aside. If it returns true, the place is used up.
 	PostAside(*spin.MessageEvent) bool
 
-	// unbuffered tells whether the queue has no places: an event is taken while somebody waits for one, or it is not.
-	unbuffered() bool
+	size() int  // places in all
+	gone() bool // nobody will take an event any more
 }
 
 // queue returns where the ends of a context's messages go, nil for nowhere, until it is let go.
@@ -76,28 +76,25 @@ func queueOf(c spin.EventChan) (q chanQueue, letGo func()) {
 }
 
 func (q chanQueue) Places() *hostq.Ledger { return q.places }
-func (q chanQueue) unbuffered() bool      { return cap(q.EventChan) == 0 }
+func (q chanQueue) size() int             { return cap(q.EventChan) }
+func (q chanQueue) gone() bool            { return false }
 
-// Post implements spin.EventSink.
+// Post implements spin.EventSink. A channel without a buffer has no places: somebody waits for the event, or not.
 func (q chanQueue) Post(e *spin.MessageEvent) bool {
-	if q.unbuffered() {
+	if cap(q.EventChan) == 0 {
 		return q.EventChan.Post(e)
 	}
-	if q.places.Take(1) == 1 {
-		ok := q.EventChan.Post(e)
-		q.places.Give(1)
-		if ok {
-			return true
-		}
+	if !q.places.Claim() {
+		return false
 	}
-	q.places.Short()
-	return false
+	defer q.places.Give(1)
+	return q.EventChan.Post(e)
 }
 
 // PostAside implements eventQueue.
 func (q chanQueue) PostAside(e *spin.MessageEvent) bool {
 	ok := q.EventChan.Post(e)
-	if ok && !q.unbuffered() {
+	if ok {
 		q.places.Give(1)
 	}
 	return ok
@@ -110,12 +107,15 @@ type pair interface {
 	Places() *hostq.Ledger
 	LoseEvent()
 	LoseEvents(n uint64)
+	Layout() hostq.Layout
+	Err() error
 }
 
 // A pairQueue is an application's queue of events.
 type pairQueue struct{ pair }
 
-func (pairQueue) unbuffered() bool { return false }
+func (q pairQueue) size() int  { return q.Layout().Events }
+func (q pairQueue) gone() bool { return q.Err() != nil }
 
 // Post implements spin.EventSink. The end of a complete message waits for room, and
 // EOM's acknowledgement with it; what else happens to messages does not, and the

@@ -345,7 +345,13 @@ func (t *kernelTier) stop(d time.Duration) error {
 	return t.handlers.Close()
 }
 
-func (t *kernelTier) close(d time.Duration) { _ = t.stop(d) }
+func (t *kernelTier) close(d time.Duration) {
+	// Nothing comes any more, but a handler may still run.
+	if err := t.n.ingress.Synchronize(); err != nil {
+		time.Sleep(loader.MaxPacketTime)
+	}
+	_ = t.stop(d)
+}
 
 // watch reports handlers that failed, until the context is stopped.
 func (t *kernelTier) watch() {

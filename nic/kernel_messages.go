@@ -44,6 +44,9 @@ func (s *ContextSpec) resolveMessages(wrong *spin.Problems) {
 	if s.Events != nil && s.Resources.Host != nil {
 		wrong.Add("queue", "events go to a channel or to an application, not to both")
 	}
+	if s.Events != nil && cap(s.Events) == 0 {
+		wrong.Add("queue", "the channel of events has no buffer: handlers in eBPF acknowledge a message when its event has a place")
+	}
 	wrong.Between("messages", s.Messages, 1, loader.MaxMessages)
 	wrong.Between("segments", s.Kernel.Segments, 1, loader.MaxSegments)
 	if s.Timeout < 0 || s.Remember < 0 {
@@ -169,10 +172,8 @@ type kernelMessages struct {
 	heard  uint64        // events without room in the ring that unheard has told of; expire's, and then stop's
 
 	failed  chan struct{} // a message has: expire is to end it
-	short   chan struct{} // others want room: expire is to cede some
-	unwatch func()        // of short
+	unwatch func()        // of the queue's places
 	flushed chan struct{} // forward has handed on what was in the ring
-	full    atomic.Bool   // it waits for room
 	last    atomic.Bool   // nothing more comes into the ring
 
 	expiring, forwarding sync.WaitGroup
@@ -185,9 +186,10 @@ type kernelMessages struct {
 	shares   bool                     // others fill the queue, too
 	ceded    time.Time                // when the last of them had found no place
 	deferred []loader.DeferredMessage // by turn
+	turn     uint64                   // the last turn that was heard of
 	scanned  uint64                   // how many had been deferred when all slots were looked through
 
-	untold bool // forward's: the last complete message could not be told of
+	untold bool // forward's: a complete message could not be told of
 
 	unsent atomic.Uint64 // answers that could not be sent
 }
@@ -195,11 +197,11 @@ type kernelMessages struct {
 func (t *kernelTier) startMessages() (m *kernelMessages, err error) {
 	m = &kernelMessages{
 		t: t, queue: t.queue, over: make(chan struct{}), flushed: make(chan struct{}, 1),
-		failed: make(chan struct{}, 1), short: make(chan struct{}, 1), unwatch: func() {},
+		failed: make(chan struct{}, 1), unwatch: func() {},
 		shares: t.spec.handsOver(),
 	}
 	if m.queue != nil {
-		m.unwatch = m.queue.Places().Watch(func() { ask(m.short) })
+		m.unwatch = m.queue.Places().Watch(m.cede)
 	}
 	m.resume()
 	if t.spec.messagesConfig().Events > 0 {
@@ -226,9 +228,6 @@ func (m *kernelMessages) expire(every time.Duration) {
 		select {
 		case <-m.over:
 			return
-		case <-m.short:
-			m.cede()
-			continue
 		case <-tick.C:
 		case <-m.failed:
 		}
@@ -270,7 +269,7 @@ func (m *kernelMessages) adopt() {
 			all = append(all, d)
 		}
 	}
-	m.deferred = all
+	m.deferred, m.turn = all, max(m.turn, last)
 }
 
 // enqueue puts a message in its place among those that wait, unless it is there.
@@ -308,13 +307,13 @@ func (m *kernelMessages) forward() {
 		err := m.reader.ReadInto(&rec)
 		switch {
 		case errors.Is(err, ringbuf.ErrFlushed): // by drain, or by stop, whose own may be still to come
-			if m.last.Load() && m.reader.AvailableBytes() == 0 {
-				return
+			if m.last.Load() {
+				if m.reader.AvailableBytes() == 0 {
+					return
+				}
+				_ = m.reader.Flush() // another has come, and this flush was before it
 			}
-			select {
-			case m.flushed <- struct{}{}:
-			default:
-			}
+			ask(m.flushed)
 			continue
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			continue
@@ -333,9 +332,6 @@ func (m *kernelMessages) take(sample []byte) {
 			m.tell(&e)
 			return
 		}
-		if m.queue.Places().Free() == 0 {
-			m.cede() // it may be this context itself that has set all aside
-		}
 		if !m.queue.Post(&e) {
 			m.lost.Add(1)
 		}
@@ -344,10 +340,10 @@ func (m *kernelMessages) take(sample []byte) {
 		}
 	} else if d, ok := loader.ReadDeferred(sample); ok {
 		m.mu.Lock()
-		m.deferred = enqueue(m.deferred, d)
+		m.deferred, m.turn = enqueue(m.deferred, d), max(m.turn, d.Turn)
 		m.mu.Unlock()
 	} else if ack, ok := loader.ReadOwed(sample); ok {
-		if !m.untold { // its event was before it
+		if !m.untold { // else it may be that one's
 			m.send(ack)
 		}
 	} else if n, ok := loader.ReadNote(sample); ok {
@@ -355,78 +351,103 @@ func (m *kernelMessages) take(sample []byte) {
 	}
 }
 
-// tell tells of a complete message, for which a place was set aside. There is none yet if the queue is unbuffered, or
-// if somebody else fills it.
+// tell tells of a complete message, for which a place was set aside. It waits only if somebody else fills the queue.
 func (m *kernelMessages) tell(e *spin.MessageEvent) {
-	told := m.wait(func() bool { return m.queue.PostAside(e) }, true)
+	told := false
+	m.wait(func() bool {
+		told = m.queue.PostAside(e)
+		return told || m.queue.gone()
+	}, true)
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.untold = !told
 	m.told++
-	if m.aside > 0 {
-		m.aside--
+	m.aside--
+	m.mu.Unlock()
+	if told {
+		return
 	}
-	if !told {
-		m.lost.Add(1)
-		if !m.queue.unbuffered() {
-			m.queue.Places().Give(1)
-		}
-		if p := m.t.spec.events(); p != nil {
-			p.LoseEvent()
-		}
+	m.untold = true
+	m.lost.Add(1)
+	m.queue.Places().Give(1)
+	if p := m.t.spec.events(); p != nil {
+		p.LoseEvent()
 	}
 }
 
 // resume sets places of the application's queue aside, and shares them out: first to messages that wait for one, then
 // to those to come. It tells whether any still wait.
 func (m *kernelMessages) resume() (waits bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
 	if m.queue == nil {
 		return false
 	}
+	waits, short := m.share()
+	if short { // not with mu: others give up places, as this one does for them
+		m.queue.Places().Short()
+	}
+	return waits
+}
+
+// share is resume, and tells whether it has found no place.
+func (m *kernelMessages) share() (waits, short bool) {
 	places := m.queue.Places()
+	holders := places.Holders()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.queue.gone() { // nothing more is acknowledged
+		m.recall()
+		return false, false
+	}
 	if len(m.deferred) > 0 {
 		m.recall() // none for others meanwhile
-		for ; len(m.deferred) > 0 && m.setAside(); m.deferred = m.deferred[1:] {
-			if !m.t.handlers.Resume(m.deferred[0]) { // a copy of its EOM was faster, or its time was up
-				m.giveBack(m.aside - 1)
-			}
+	}
+	for full := false; len(m.deferred) > 0 && !full; {
+		if short = places.Free() <= m.spare() || places.Take(1) == 0; short {
+			break
+		}
+		m.aside++
+		did := m.t.handlers.Resume(m.deferred[0])
+		if did != loader.Resumed { // it is too late: a copy of its EOM was faster, or its time was up; or the ring is full
+			m.giveBack(m.aside - 1)
+		}
+		if full = did == loader.ResumeLater; !full {
+			m.deferred = m.deferred[1:]
 		}
 	}
 	if len(m.deferred) > 0 {
-		return true
+		return true, short
 	}
 	m.deferred = nil
-	free := places.Free()
-	if m.shares {
-		free -= max(free/4, m.spare())
+	// One that is deferred meanwhile goes first: its note is in the ring.
+	if m.grant() <= m.turn {
+		m.aside += places.Take(min(m.part(holders)-m.aside, places.Free()-m.spare()))
+		if m.grant() > m.turn {
+			m.recall()
+		}
 	}
-	m.aside += places.Take(free)
-	m.t.handlers.Grant(m.told + uint64(m.aside))
-	return false
+	return false, false
+}
+
+// part is how many places the context may hold: as many as each of those that hold some. If others fill the queue, a
+// quarter is left to them. The caller has mu.
+func (m *kernelMessages) part(holders int) int {
+	all := m.queue.size()
+	if m.shares {
+		all -= all / 4
+	}
+	return max(all/max(holders, 1), 1)
+}
+
+// grant gives what was set aside to messages to come. It returns the last turn that a deferred message has. The caller
+// has mu.
+func (m *kernelMessages) grant() (turn uint64) {
+	_, turn = m.t.handlers.Grant(m.told + uint64(m.aside))
+	return turn
 }
 
 // recall takes back what was set aside for messages to come. The caller has mu.
 func (m *kernelMessages) recall() {
-	posted := m.t.handlers.Grant(m.told)
+	posted, _ := m.t.handlers.Grant(m.told)
 	m.giveBack(int(min(posted-m.told, uint64(m.aside)))) // events are in the ring
-}
-
-// setAside sets one place aside. The caller has mu.
-func (m *kernelMessages) setAside() bool {
-	if m.queue.unbuffered() { // one event after the other waits for somebody who takes it, and nothing is acknowledged before
-		if m.aside > 0 {
-			return false
-		}
-		m.aside = 1
-		return true
-	}
-	if places := m.queue.Places(); m.spare() > 0 && places.Free() <= m.spare() || places.Take(1) == 0 {
-		return false
-	}
-	m.aside++
-	return true
+	m.grant()
 }
 
 // spare returns how many free places are left to others. The caller has mu.
@@ -439,26 +460,20 @@ func (m *kernelMessages) spare() int {
 
 // giveBack keeps so many places. The caller has mu.
 func (m *kernelMessages) giveBack(keep int) {
-	if !m.queue.unbuffered() {
-		m.queue.Places().Give(m.aside - keep)
-	}
+	m.queue.Places().Give(m.aside - keep)
 	m.aside = keep
 }
 
 // cede gives others who fill the queue a chance: what is free is anybody's until the next event, and one place for some
-// time. From then on they find a quarter of what is free.
+// time.
 func (m *kernelMessages) cede() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.queue == nil {
-		return
-	}
 	m.shares = true
 	if now := time.Now(); now.Sub(m.ceded) > 2*cedeTime {
 		m.ceded = now
 	}
 	m.recall()
-	m.t.handlers.Grant(m.told + uint64(m.aside))
 }
 
 // leave gives back all places.
@@ -490,12 +505,10 @@ func (m *kernelMessages) send(frame []byte) {
 // patience it waits for room; when the context is being removed no longer than stopPatience, for
 // all that there is, unless the application goes on taking.
 func (m *kernelMessages) wait(try func() bool, patience bool) bool {
-	defer m.full.Store(false)
 	for !try() {
 		if !patience {
 			return false
 		}
-		m.full.Store(true)
 		select {
 		case <-m.over:
 			now := time.Now()
@@ -565,8 +578,7 @@ func (m *kernelMessages) event(e *bpf.MessageEvent) spin.MessageEvent {
 	return out
 }
 
-// drain waits until all that is in the ring has been handed on, but not for an application
-// that has no room for it, and no longer than that.
+// drain waits until all that is in the ring has been handed on, and no longer than that.
 func (m *kernelMessages) drain(d time.Duration) error {
 	if m.reader == nil {
 		return nil
@@ -578,19 +590,11 @@ func (m *kernelMessages) drain(d time.Duration) error {
 	if err := m.reader.Flush(); err != nil {
 		return fmt.Errorf("events of context %q: %w", m.t.spec.Name, err)
 	}
-	look, late := time.NewTicker(roomLook), time.After(d)
-	defer look.Stop()
-	for {
-		select {
-		case <-m.flushed:
-			return nil
-		case <-look.C:
-			if m.full.Load() {
-				return nil
-			}
-		case <-late:
-			return fmt.Errorf("events of context %q were not handed on in %v", m.t.spec.Name, d)
-		}
+	select {
+	case <-m.flushed:
+		return nil
+	case <-time.After(d):
+		return fmt.Errorf("events of context %q were not handed on in %v", m.t.spec.Name, d)
 	}
 }
 

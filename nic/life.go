@@ -117,6 +117,7 @@ func (n *NIC) freeID() (uint16, error) {
 func (n *NIC) reap() {
 	for id, old := range n.retired {
 		if old.tier.stop(0) == nil {
+			old.letGo()
 			delete(n.retired, id)
 			n.buckets.give(old.buckets)
 		}
@@ -265,7 +266,9 @@ func (n *NIC) remove(c *Context, keep bool) error {
 	// Others need not wait. The context is there until it has drained, so that its
 	// number and its credit are nobody else's.
 	err := c.tier.stop(n.drain)
-	c.letGo()
+	if err == nil {
+		c.letGo()
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	id := c.id

@@ -65,7 +65,7 @@ type ContextSpec struct {
 
 	Binder hpu.Binder               // says where messages go. Defaults to:
 	Window spin.Window              // all of them to the start of this window
-	Events chan<- spin.MessageEvent // and their ends to this channel
+	Events chan<- spin.MessageEvent // and their ends to this channel; for handlers in eBPF it needs a buffer
 
 	State        int    // bytes of state memory of each message, kept for the next one in its slot
 	InitialState []byte // what that begins with; the rest is 0

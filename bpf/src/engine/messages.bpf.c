@@ -18,6 +18,9 @@ static long (*const bpf_xdp_adjust_tail)(struct xdp_md *ctx, int delta) = (void 
 static long (*const bpf_map_push_elem)(void *map, const void *value, __u64 flags) = (void *)87;
 static long (*const bpf_map_pop_elem)(void *map, void *value) = (void *)88;
 static long (*const bpf_ringbuf_output)(void *ringbuf, const void *data, __u64 size, __u64 flags) = (void *)130;
+static __u64 (*const bpf_ringbuf_query)(void *ringbuf, __u64 flags) = (void *)134;
+
+enum { BPF_RB_AVAIL_DATA = 0, BPF_RB_RING_SIZE = 1 };
 
 /* --- what the loader sets before a life of the context --- */
 
@@ -212,7 +215,7 @@ enum xspin_note_of {
 };
 
 /* What user space orders that is no xspin_cause: ends a deferred message, for whose event it has made room. */
-enum { XSPIN_RESUME = 16 };
+enum { XSPIN_RESUME = 16, XSPIN_RESUME_LATER = 2 /* there is no room in the ring */ };
 
 /* In the ring buffer. */
 struct xspin_event {
@@ -2121,11 +2124,15 @@ int xspin_expire(struct xdp_md *ctx)
 	if (word >> 32 != o.lap)
 		return 0;
 	if (o.cause == XSPIN_RESUME) {
+		/* Of two records, of which each has a head. */
+		if (bpf_ringbuf_query(&xspin_events, BPF_RB_RING_SIZE) - bpf_ringbuf_query(&xspin_events, BPF_RB_AVAIL_DATA) <
+		    2 * (sizeof(struct xspin_event) + 8))
+			return XSPIN_RESUME_LATER;
 		if (!xspin_move(m, o.lap, XSPIN_DEFERRED, XSPIN_ENDING))
 			return 0;
 		if (!xspin_post_complete(m, o.slot, 1)) {
 			WRITE_ONCE(m->word, (__u64)o.lap << 32 | XSPIN_DEFERRED);
-			return 0;
+			return XSPIN_RESUME_LATER;
 		}
 		/* Nothing that the sender sends is at hand: user space sends the answer that it waits for, when it
 		 * has told the application. */
