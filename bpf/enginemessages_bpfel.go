@@ -93,8 +93,9 @@ type EngineMessagesXspinOrder struct {
 type EngineMessagesXspinOwed struct {
 	_     structs.HostLayout
 	Cause uint32
-	Frame [60]uint8
-	Pad   [56]uint8
+	Len   uint32
+	Frame [68]uint8
+	Pad   [44]uint8
 }
 
 type EngineMessagesXspinPast struct {

@@ -579,10 +579,10 @@ func ReadDeferred(raw []byte) (m DeferredMessage, ok bool) {
 // it is something else.
 func ReadOwed(raw []byte) (frame []byte, ok bool) {
 	var e bpf.MessageOwed
-	if !readEvent(raw, &e) || e.Cause != owed {
+	if !readEvent(raw, &e) || e.Cause != owed || e.Len > uint32(len(e.Frame)) {
 		return nil, false
 	}
-	return slices.Clone(e.Frame[:]), true
+	return slices.Clone(e.Frame[:e.Len]), true
 }
 
 // ReadEvent reads the end of a message that lies in the ring buffer of Events. False: it is

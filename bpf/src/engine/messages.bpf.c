@@ -248,12 +248,13 @@ struct xspin_note {
 _Static_assert(sizeof(struct xspin_note) == sizeof(struct xspin_event), "events have one size");
 
 /* There, too: a frame that answers EOM, where the frame at hand has another answer. */
-enum { XSPIN_FRAME = 60 };
+enum { XSPIN_FRAME = 68 }; /* what is summed up ends there: in it are 60 bytes, or 64 */
 
 struct xspin_owed {
 	__u32 cause; /* XSPIN_OWED */
+	__u32 len;   /* of frame */
 	__u8 frame[XSPIN_FRAME];
-	__u8 pad[56];
+	__u8 pad[44];
 };
 _Static_assert(sizeof(struct xspin_owed) == sizeof(struct xspin_event), "events have one size");
 
@@ -1284,7 +1285,7 @@ static __noinline int xspin_post_complete(struct xspin_message *m, __u32 slot, _
 }
 
 /*
- * Writes the acknowledgement of a message's EOM to scratch, as a frame of XSPIN_FRAME bytes. It answers no frame:
+ * Writes the acknowledgement of a message's EOM to scratch, as a frame. It answers no frame:
  * the addresses are those of the header segment. False: nobody may answer to there.
  */
 static __noinline int xspin_owe(const struct xspin_message *m, struct xspin_scratch *s)
@@ -1292,6 +1293,7 @@ static __noinline int xspin_owe(const struct xspin_message *m, struct xspin_scra
 	const __u32 words = xspin.nkey;
 	__u16 *o = (__u16 *)s->owed.frame;
 	const __u16 *ethernet = (const __u16 *)m->ethernet;
+	const __u32 full = m->eom_flags & XSPIN_SLMP_CUMULATIVE, n = XSPIN_SLMP_HEADER + (full ? 4 + 8 : 0);
 	__u32 sum, id = bswap32(m->key[words && words <= 8 ? words - 1 : 0]), offset = bswap32(m->eom_offset);
 
 	if (!m->answerable)
@@ -1302,7 +1304,7 @@ static __noinline int xspin_owe(const struct xspin_message *m, struct xspin_scra
 	}
 	o[6] = bswap16(0x0800);
 	o[7] = bswap16(0x4500);
-	o[8] = bswap16(28 + XSPIN_SLMP_HEADER);
+	o[8] = bswap16(28 + n);
 	o[9] = 0;
 	o[10] = bswap16(0x4000); /* don't fragment */
 	o[11] = bswap16(64 << 8 | 17);
@@ -1313,21 +1315,24 @@ static __noinline int xspin_owe(const struct xspin_message *m, struct xspin_scra
 	o[16] = m->source >> 16;
 	o[17] = m->dport;
 	o[18] = m->port;
-	o[19] = bswap16(8 + XSPIN_SLMP_HEADER);
+	o[19] = bswap16(8 + n);
 	o[20] = 0;
-	o[21] = bswap16(XSPIN_SLMP_ACK);
+	o[21] = bswap16(XSPIN_SLMP_ACK | full);
 	o[22] = id;
 	o[23] = id >> 16;
 	o[24] = offset;
 	o[25] = offset >> 16;
-	o[26] = o[27] = o[28] = o[29] = 0;
+	o[26] = o[27] = full ? 0xffff : 0; /* all that there is */
+	for (int i = 28; i < XSPIN_FRAME / 2; i++)
+		o[i] = 0;
 	sum = bpf_csum_diff(0, 0, (void *)(o + 7), 20, 0);
 	o[12] = ~xspin_fold(xspin_fold(sum));
 	sum = xspin_fold(o[13] + o[14] + o[15] + o[16] + bswap16(17) + o[19]);
-	sum = bpf_csum_diff(0, 0, (void *)(o + 17), 20, sum);
+	sum = bpf_csum_diff(0, 0, (void *)(o + 17), 32, sum);
 	sum = (__u16)~xspin_fold(xspin_fold(sum));
 	o[20] = sum ?: 0xffff;
 	s->owed.cause = XSPIN_OWED;
+	s->owed.len = full ? 64 : 60;
 	return 1;
 }
 
