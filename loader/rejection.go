@@ -333,7 +333,7 @@ func readLog(ve *ebpf.VerifierError) (r *Rejection, words string, insn int) {
 }
 
 // A line of the source under At:, with its number, and >>> before the one that matters.
-var context = regexp.MustCompile(`^(>>> )?\d+ \| +(.*)$`)
+var context = regexp.MustCompile(`^(>>> +)?\d+ \| +(.*)$`)
 
 // readAt reads what stands under At:.
 func (r *Rejection) readAt(lines []string) {

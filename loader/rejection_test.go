@@ -91,6 +91,30 @@ At:
 
 processed 12 insns (limit 1000000)`,
 			"Register Type Safety: Invalid dereference: R1 is an integer scalar here, not a pointer to memory.", "xspin_payload", "mine.bpf.c:7", "__sync_fetch_and_add(n, 1);"},
+		{"Linux 7.3, where numbers of lines get longer", `Validating xspin_payload() func#2...
+11: (79) r1 = *(u64 *)(r0 +0)
+R0 invalid mem access 'map_value_or_null'
+
+Verification failed: Register Type Safety: Invalid dereference
+
+Reason:
+  R0 may be NULL here (a nullable map value pointer). The program could dereference NULL on this
+  path, so the verifier cannot prove this access is safe.
+
+At:
+  xspin_payload @ mine.bpf.c:9:5
+  Source context:
+       7 |         __u64 *n = bpf_map_lookup_elem(&mine, &zero);
+       8 | ...
+  >>>  9 |         *n += 1;
+         |         ^-- error: invalid dereference of R0 (a nullable map value pointer)
+      10 |         return XSPIN_SUCCESS;
+  Instruction context:
+      10 | (85) call bpf_map_lookup_elem#1
+  >>> 11 | (79) r1 = *(u64 *)(r0 +0)
+
+processed 12 insns (limit 1000000)`,
+			"Register Type Safety: Invalid dereference: R0 may be NULL here (a nullable map value pointer). The program could dereference NULL on this", "xspin_payload", "mine.bpf.c:9", "*n += 1;"},
 		{"nothing", "", "permission denied", "", "", ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
