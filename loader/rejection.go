@@ -289,9 +289,12 @@ func readLog(ve *ebpf.VerifierError) (r *Rejection, words string, insn int) {
 		}
 		if headed {
 			switch {
-			case line == "Reason:" && i+1 < len(ve.Log):
-				i++
-				r.Reason += ": " + strings.TrimSpace(ve.Log[i])
+			case line == "Reason:": // up to an empty line
+				sep := ": "
+				for ; i+1 < len(ve.Log) && strings.TrimSpace(ve.Log[i+1]) != ""; i++ {
+					r.Reason += sep + strings.TrimSpace(ve.Log[i+1])
+					sep = " "
+				}
 			case line == "At:":
 				r.readAt(ve.Log[i+1:])
 				return r, last, insn

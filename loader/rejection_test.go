@@ -114,7 +114,7 @@ At:
   >>> 11 | (79) r1 = *(u64 *)(r0 +0)
 
 processed 12 insns (limit 1000000)`,
-			"Register Type Safety: Invalid dereference: R0 may be NULL here (a nullable map value pointer). The program could dereference NULL on this", "xspin_payload", "mine.bpf.c:9", "*n += 1;"},
+			"Register Type Safety: Invalid dereference: R0 may be NULL here (a nullable map value pointer). The program could dereference NULL on this path, so the verifier cannot prove this access is safe.", "xspin_payload", "mine.bpf.c:9", "*n += 1;"},
 		{"nothing", "", "permission denied", "", "", ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
