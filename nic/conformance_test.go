@@ -1215,7 +1215,7 @@ func oneEvent(r *rig) {
 		}
 		told[e.Number] = true
 	}
-	for deadline := time.Now().Add(10 * time.Second); len(acked) < count && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(testenv.Slowness() * 10 * time.Second); len(acked) < count && time.Now().Before(deadline); {
 		hear(20 * time.Millisecond)
 	}
 	if len(acked) != count {

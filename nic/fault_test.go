@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/internal/testenv"
 	"github.com/xspin/xspin/loader"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/netns"
@@ -24,7 +25,7 @@ func event(t testing.TB, n *nic.NIC) spin.Fault {
 	select {
 	case e := <-n.Events():
 		return e
-	case <-time.After(10 * time.Second):
+	case <-time.After(testenv.Slowness() * 10 * time.Second):
 		t.Fatal("no event")
 	}
 	panic("unreachable")

@@ -627,7 +627,7 @@ func TestMessagesWithTooManySegmentsAreTold(t *testing.T) {
 		if e.Kind != spin.MessageTooLong || e.Name != c.Name() || !regexp.MustCompile(`^message too long: dropped \d+ segments beyond the 32 that a message may have: raise segments$`).MatchString(e.Text()) {
 			t.Errorf("%+v", e)
 		}
-	case <-time.After(8 * time.Second):
+	case <-time.After(testenv.Slowness() * 8 * time.Second):
 		t.Errorf("nothing is told: %+v", messages(t, c))
 	}
 	cancel()

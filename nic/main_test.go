@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/internal/testenv"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/nic"
@@ -127,7 +128,7 @@ func (p *process) kill() {
 // expect waits for a line that begins with prefix and returns it.
 func (p *process) expect(t *testing.T, prefix string) string {
 	t.Helper()
-	deadline := time.After(20 * time.Second)
+	deadline := time.After(testenv.Slowness() * 20 * time.Second)
 	var seen []string
 	for {
 		select {

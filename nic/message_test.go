@@ -184,7 +184,7 @@ func nextEvent(t testing.TB, events <-chan spin.MessageEvent) spin.MessageEvent 
 	select {
 	case e := <-events:
 		return e
-	case <-time.After(20 * time.Second):
+	case <-time.After(testenv.Slowness() * 20 * time.Second):
 		t.Fatal("no event of a message")
 	}
 	panic("unreachable")
@@ -201,7 +201,7 @@ func raw(flags slmp.Flags, id, offset uint32, payload []byte) []byte {
 // answer reads an acknowledgement.
 func answer(t testing.TB, conn net.Conn) slmp.Ack {
 	t.Helper()
-	conn.SetReadDeadline(time.Now().Add(5 * time.Second))
+	conn.SetReadDeadline(time.Now().Add(testenv.Slowness() * 5 * time.Second))
 	var b [200]byte
 	n, err := conn.Read(b[:])
 	if err != nil {

@@ -137,7 +137,7 @@ func TestUDPIsAnsweredByHandlers(t *testing.T) {
 		if _, err := conn.Write(msg); err != nil {
 			t.Fatal(err)
 		}
-		conn.SetReadDeadline(time.Now().Add(2 * time.Second))
+		conn.SetReadDeadline(time.Now().Add(testenv.Slowness() * 2 * time.Second))
 		k, err := conn.Read(buf)
 		if err != nil {
 			t.Fatalf("datagram %d: %v", i, err)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/internal/testenv"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/netnstest"
@@ -81,7 +82,7 @@ func TestRemovedContextLeavesItsPacketsToTheStack(t *testing.T) {
 		t.Fatal(err)
 	}
 	write(t, conn, []byte("stack"))
-	conn.SetReadDeadline(time.Now().Add(5 * time.Second))
+	conn.SetReadDeadline(time.Now().Add(testenv.Slowness() * 5 * time.Second))
 	if _, err := conn.Read(make([]byte, 10)); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("a datagram to no socket: %v, want %v", err, syscall.ECONNREFUSED)
 	}

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/xspin/xspin/internal/testenv"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/netnstest"
@@ -135,7 +136,7 @@ func TestReplace(t *testing.T) {
 			default:
 			}
 			_, err := conn.Write([]byte{42})
-			_ = conn.SetReadDeadline(time.Now().Add(5 * time.Second))
+			_ = conn.SetReadDeadline(time.Now().Add(testenv.Slowness() * 5 * time.Second))
 			if err == nil {
 				_, err = conn.Read(buf)
 			}

@@ -21,6 +21,7 @@ import (
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/internal/clock"
+	"github.com/xspin/xspin/internal/testenv"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/netnstest"
@@ -62,7 +63,7 @@ func application(t testing.TB, l hostq.Layout) (*hostq.Pair, *hostq.Host) {
 // hostEvent waits for the application's next event.
 func hostEvent(t testing.TB, h *hostq.Host) (e hostq.Event) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.Slowness()*10*time.Second)
 	defer cancel()
 	for !h.Event(&e) {
 		if err := h.Wait(ctx, 0); err != nil {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/internal/testenv"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/netnstest"
@@ -154,7 +155,7 @@ func TestTierServesWhatTheNICOwns(t *testing.T) {
 		t.Errorf("context %d, want 1, which is free", c.ID())
 	}
 	send(1)
-	conn.SetReadDeadline(time.Now().Add(20 * time.Second))
+	conn.SetReadDeadline(time.Now().Add(testenv.Slowness() * 20 * time.Second))
 	if _, err := conn.Read(make([]byte, 100)); err != nil {
 		t.Errorf("on HPUs again: %v", err)
 	}

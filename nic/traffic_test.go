@@ -17,6 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/internal/testenv"
 	"github.com/xspin/xspin/loader"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/netns"
@@ -91,7 +92,7 @@ func write(t testing.TB, conn net.Conn, msg []byte) {
 // expect reads one datagram, or what a stream has, and compares.
 func expect(t testing.TB, conn net.Conn, want []byte) {
 	t.Helper()
-	conn.SetReadDeadline(time.Now().Add(5 * time.Second))
+	conn.SetReadDeadline(time.Now().Add(testenv.Slowness() * 5 * time.Second))
 	buf := make([]byte, 1<<16)
 	k, err := conn.Read(buf)
 	if err != nil {
@@ -197,7 +198,7 @@ func echoTCP(t *testing.T, lab *netns.Lab, size int) {
 	}
 	defer conn.Close()
 	msg := bytes.Repeat([]byte("xspin"), size/5)
-	conn.SetDeadline(time.Now().Add(10 * time.Second))
+	conn.SetDeadline(time.Now().Add(testenv.Slowness() * 10 * time.Second))
 	go func() {
 		conn.Write(msg)
 		conn.(*net.TCPConn).CloseWrite()
@@ -289,7 +290,7 @@ func TestHandlerHandsPacketsToTheStack(t *testing.T) {
 		if !errors.Is(err, loader.ErrInjectSize) {
 			t.Errorf("a packet that is too long: %v", err)
 		}
-	case <-time.After(5 * time.Second):
+	case <-time.After(testenv.Slowness() * 5 * time.Second):
 		t.Error("a packet that is too long: no error")
 	}
 	eventually(t, "all counted", func() bool {
@@ -385,7 +386,7 @@ func TestKeptPacketsHoldTheirCredit(t *testing.T) {
 			select {
 			case k := <-kept:
 				all = append(all, k)
-			case <-time.After(5 * time.Second):
+			case <-time.After(testenv.Slowness() * 5 * time.Second):
 				t.Fatalf("round %d: %d of 8 packets kept", round, len(all))
 			}
 		}
@@ -574,7 +575,7 @@ func TestGenericModeAnswersPing(t *testing.T) {
 		if !errors.Is(err, errors.ErrUnsupported) {
 			t.Errorf("to the stack: %v", err)
 		}
-	case <-time.After(5 * time.Second):
+	case <-time.After(testenv.Slowness() * 5 * time.Second):
 		t.Error("the datagram reached no handler")
 	}
 	idle(t, icmp)

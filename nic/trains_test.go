@@ -19,6 +19,7 @@ import (
 
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/internal/ethtool"
+	"github.com/xspin/xspin/internal/testenv"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/netnstest"
@@ -88,7 +89,7 @@ func TestTrainsAreLeftToLinux(t *testing.T) {
 					if train := tt.n > 1 && !tt.cut; train {
 						for i := range tt.n {
 							b := make([]byte, 2000)
-							linux.SetReadDeadline(time.Now().Add(5 * time.Second))
+							linux.SetReadDeadline(time.Now().Add(testenv.Slowness() * 5 * time.Second))
 							if k, err := linux.Read(b); err != nil || !bytes.Equal(b[:k], all[i*tt.size:][:size(i)]) {
 								t.Fatalf("Linux got %d bytes, %v; want datagram %d, of %d", k, err, i, size(i))
 							}
@@ -116,7 +117,7 @@ func TestTrainsAreLeftToLinux(t *testing.T) {
 						t.Errorf("the log has no %q: %s", want, line)
 					}
 				}
-			case <-time.After(30 * time.Second):
+			case <-time.After(testenv.Slowness() * 30 * time.Second):
 				t.Error("nothing is in the log")
 			}
 		})
@@ -248,7 +249,7 @@ func TestTrainsOfATapAreLeftToLinux(t *testing.T) {
 			if now := program(t, n); good.Load() != int64(singles) || failed != 0 || bad.Load() != 0 || now.Trains-before.Trains != uint64(trains) {
 				t.Errorf("%d packets handled, %d longer ones, %d trains; want %d, 0 and %d", good.Load(), bad.Load(), now.Trains-before.Trains, singles, trains)
 			}
-			linux.SetReadDeadline(time.Now().Add(5 * time.Second))
+			linux.SetReadDeadline(time.Now().Add(testenv.Slowness() * 5 * time.Second))
 			if k, err := linux.Read(make([]byte, 2000)); err != nil || k != each {
 				t.Errorf("Linux got %d bytes, %v; want the first of a train", k, err)
 			}

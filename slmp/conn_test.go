@@ -192,7 +192,7 @@ func receive[T any](t testing.TB, from <-chan T) (v T) {
 	t.Helper()
 	select {
 	case v = <-from:
-	case <-time.After(30 * time.Second):
+	case <-time.After(testenv.Slowness() * 30 * time.Second):
 		t.Fatal("nothing comes")
 	}
 	return v
