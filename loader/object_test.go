@@ -426,7 +426,7 @@ func TestLateRejections(t *testing.T) {
 			if !errors.As(err, &r) {
 				t.Fatalf("%v is no rejection", err)
 			}
-			if r.Reason == "" || r.Handler != tc.handler || r.Place != fmt.Sprintf("test.bpf.c:%d", tc.line) || r.Source != tc.code {
+			if r.Reason == "" || r.Handler != tc.handler || r.Place != fmt.Sprintf("test.bpf.c:%d", tc.line) || r.Source == "" || !strings.HasPrefix(tc.code, strings.TrimSuffix(r.Source, "...")) { // some kernels cut long lines
 				t.Errorf("%v\nhandler %q, place %q, source %q, want %q, line %d, %q\nlog ends:\n%s", err, r.Handler, r.Place, r.Source, tc.handler, tc.line, tc.code, strings.Join(r.Log[max(0, len(r.Log)-30):], "\n"))
 			}
 			if n := len(strings.Join(r.Log, "\n")); n < logSize/2 || n > logSize {

@@ -106,13 +106,13 @@ func outOfBounds(err error) bool { return errors.Is(err, unix.E2BIG) || errors.I
 // have the source line if it is that of a whole loop.
 func newRejection(ve *ebpf.VerifierError, insns asm.Instructions, cut bool) *Rejection {
 	r, words, last := readLog(ve)
-	if cut && r.Handler == "" && last >= 0 {
-		var fn string
-		fn, r.Handler = whose(insns, last)
+	if cut && r.Handler == "" {
+		r.Handler = functionAt(insns, last)
 		if r.Place == "" {
-			r.Place, r.Source = usersLine(insns, fn, last)
+			r.Place, r.Source = usersLine(insns, r.Handler, last)
 		}
 	}
+	r.Handler = handlerOf(insns, r.Handler) // newer kernels name the function
 	if isNobodys(r.Place, r.Source) {
 		if place, source := usersLine(insns, r.Handler, last); place != "" {
 			r.Place, r.Source = place, source
@@ -144,18 +144,29 @@ func newRejection(ve *ebpf.VerifierError, insns asm.Instructions, cut bool) *Rej
 	return r
 }
 
-// whose finds the function of an instruction, and the handler that it is or that alone calls it; if several do, the
-// function stands for them.
-func whose(insns asm.Instructions, number int) (fn, handler string) {
+// functionAt returns the function of an instruction.
+func functionAt(insns asm.Instructions, number int) (fn string) {
 	for iter := insns.Iterate(); iter.Next() && int(iter.Offset) <= number; {
 		if f := btf.FuncMetadata(iter.Ins); f != nil {
 			fn = f.Name
 		}
 	}
+	return fn
+}
+
+// handlerOf returns the handler that alone calls a function. If several do, or none, the function stands for them, as
+// does a global one, which is judged on its own.
+func handlerOf(insns asm.Instructions, fn string) string {
+	for i := range insns {
+		if f := btf.FuncMetadata(&insns[i]); f != nil && f.Name == fn && f.Linkage == btf.GlobalFunc {
+			return fn
+		}
+	}
 	calls := callees(insns)
+	handler := ""
 	for _, h := range slices.Sorted(maps.Keys(handlerFuncs)) {
 		seen := map[string]bool{h: true}
-		for todo := []string{h}; len(todo) > 0 && !seen[fn]; todo = todo[1:] {
+		for todo := []string{h}; len(todo) > 0; todo = todo[1:] {
 			for callee := range calls[todo[0]] {
 				if !seen[callee] {
 					seen[callee] = true
@@ -166,12 +177,12 @@ func whose(insns asm.Instructions, number int) (fn, handler string) {
 		switch {
 		case !seen[fn]:
 		case handler != "":
-			return fn, fn
+			return fn
 		default:
 			handler = h
 		}
 	}
-	return fn, handler
+	return cmp.Or(handler, fn)
 }
 
 var (
@@ -336,7 +347,7 @@ func readLog(ve *ebpf.VerifierError) (r *Rejection, words string, insn int) {
 }
 
 // A line of the source under At:, with its number, and >>> before the one that matters.
-var context = regexp.MustCompile(`^(>>> +)?\d+ \| +(.*)$`)
+var context = regexp.MustCompile(`^(>>> +)?\d+ \|\s+(.*)$`)
 
 // readAt reads what stands under At:.
 func (r *Rejection) readAt(lines []string) {

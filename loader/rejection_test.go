@@ -115,6 +115,24 @@ At:
 
 processed 12 insns (limit 1000000)`,
 			"Register Type Safety: Invalid dereference: R0 may be NULL here (a nullable map value pointer). The program could dereference NULL on this path, so the verifier cannot prove this access is safe.", "xspin_payload", "mine.bpf.c:9", "*n += 1;"},
+		{"Linux 7.3, with a number that is shorter than those around", `Validating xspin_payload() func#2...
+
+Verification failed: Memory Safety: Access outside bounds
+
+Reason:
+  The verifier cannot prove it.
+
+At:
+  xspin_payload @ mine.bpf.c:8:9
+  Source context:
+       7 | 	__u32 n = 0;
+  >>>  8 | 	return n + *p;
+         | 	           ^-- error: access may be outside object bounds
+       9 | ...
+      10 | ...
+
+processed 12 insns (limit 1000000)`,
+			"Memory Safety: Access outside bounds: The verifier cannot prove it.", "xspin_payload", "mine.bpf.c:8", "return n + *p;"},
 		{"nothing", "", "permission denied", "", "", ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
