@@ -4,8 +4,11 @@ package loader
 
 import (
 	"fmt"
+	"math/bits"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/loader/objecttest"
 	"github.com/xspin/xspin/matcher"
@@ -99,38 +102,126 @@ func TestHandlersThatTakeLongAreRefused(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+	// All elements of a hash may be in one bucket.
+	for entries, refused := range map[string]bool{"4": false, "1000": true} {
+		for _, call := range []string{"bpf_map_lookup_elem(&mine, k)", "bpf_map_delete_elem(&mine, k)"} {
+			source := strings.Replace(often(5_000, call), "max_entries, 4)", "max_entries, "+entries+")", 1)
+			o, err := ReadObject("test.o", objecttest.Compile(t, source, "-Wno-unused"), 8<<20)
+			if err != nil {
+				t.Fatal(err)
+			}
+			h, err := o.Load(HandlersConfig{Format: matcher.FormatByName("packet")})
+			if err == nil {
+				h.Close()
+			}
+			if is := err != nil && strings.Contains(err.Error(), "a packet may take "); is != refused || err != nil && !is {
+				t.Errorf("%s in a hash of %s: %v, want it refused: %v", call, entries, err, refused)
+			}
+		}
+	}
 	// Once, even the dearest may stand beside a loop.
 	source := strings.Replace(often(5_000, `asm volatile("" : "+r"(zero))`), "\treturn XSPIN_DROP;\n", "\tbpf_map_update_elem(&mine, k, v, 0);\n\treturn XSPIN_DROP;\n", 1)
 	load(t, object(t, source), HandlersConfig{})
 }
 
+// The longest chain is reckoned of each call outside of loops, and of the element for which an LRU hash makes room.
+func TestChainsOutsideOfLoops(t *testing.T) {
+	once := func(kind, entries, call string) int64 {
+		source := around("struct { __uint(type, "+kind+"); __uint(max_entries, "+entries+"); __type(key, __u32); __type(value, __u32); } mine SEC(\".maps\");",
+			"\t__u32 k = her->len;\n\t"+call+";\n\treturn XSPIN_DROP;")
+		return object(t, source).time.once
+	}
+	for _, tc := range []struct {
+		name, kind, call string
+		want             int64 // ns more with 5000 elements than with 10
+	}{
+		{"an array", "BPF_MAP_TYPE_ARRAY", "bpf_map_lookup_elem(&mine, &k)", 0},
+		{"a lookup", "BPF_MAP_TYPE_HASH", "bpf_map_lookup_elem(&mine, &k)", 990 * hop},
+		{"an update", "BPF_MAP_TYPE_HASH", "bpf_map_update_elem(&mine, &k, &k, 0)", 990 * hop},
+		{"an update of each CPU", "BPF_MAP_TYPE_PERCPU_HASH", "bpf_map_update_elem(&mine, &k, &k, 0)", 990 * hop},
+		{"a lookup in an LRU hash", "BPF_MAP_TYPE_LRU_HASH", "bpf_map_lookup_elem(&mine, &k)", 990 * hop * (lruBatch + 1)},
+		{"an update of an LRU hash", "BPF_MAP_TYPE_LRU_HASH", "bpf_map_update_elem(&mine, &k, &k, 0)", 990 * hop * (lruBatch + 2)},
+		{"an update of an LRU hash of each CPU", "BPF_MAP_TYPE_LRU_PERCPU_HASH", "bpf_map_update_elem(&mine, &k, &k, 0)", 990 * hop * (lruBatch + 2)},
+	} {
+		if got := once(tc.kind, "5000", tc.call) - once(tc.kind, "10", tc.call); got != tc.want {
+			t.Errorf("%s: a longer chain takes %d ns more, want %d", tc.name, got, tc.want)
+		}
+	}
+}
+
 // BenchmarkDearCalls measures what calls take next to what is assumed of them: of the packets that take longest of
 // those that are accepted, how long one takes, of the bound.
 func BenchmarkDearCalls(b *testing.B) {
+	nothing := func(*Object, *Handlers) {}
 	for name, tc := range dearCalls {
 		b.Run(name, func(b *testing.B) {
-			var h *Handlers
-			var o *Object
-			for n := tc.refused; h == nil && n > 0; n -= (n + 15) / 16 {
-				var err error
-				if o, err = ReadObject("test.o", objecttest.Compile(b, often(n, tc.call), "-Wno-unused", "-mcpu=v4"), 1<<20); err != nil {
-					b.Fatal(err)
-				}
-				h, _ = o.Load(HandlersConfig{Format: matcher.FormatByName("packet")})
-			}
-			defer h.Close()
-			_, steps, err := h.Instructions()
-			if err != nil {
-				b.Fatal(err)
-			}
-			frame := make([]byte, 1500)
-			for b.Loop() {
-				if _, err := h.Run(frame); err != nil {
-					b.Fatal(err)
-				}
-			}
-			bound, _ := o.time.of(steps, o.memory)
-			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(bound.Nanoseconds()), "of-the-bound")
+			benchmarkLongest(b, tc.refused, func(n int) string { return often(n, tc.call) }, nothing)
 		})
 	}
+	const chain = 1000 // keys in a bucket
+	b.Run("a lookup at the end of a chain", func(b *testing.B) {
+		benchmarkLongest(b, 20_000, func(n int) string {
+			return around(fmt.Sprintf("struct { __uint(type, BPF_MAP_TYPE_HASH); __uint(max_entries, %d); __type(key, __u64); __type(value, __u64); } mine SEC(\".maps\");", chain),
+				fmt.Sprintf("\t__u64 k = %d;\n#pragma clang loop unroll(disable)\n\tfor (int i = 0; i < %d; i++)\n\t\tbpf_map_lookup_elem(&mine, &k);\n\treturn XSPIN_DROP;", colliding(chain)[0], n))
+		}, func(o *Object, h *Handlers) {
+			if h == nil {
+				o.spec.Maps["mine"].Flags |= unix.BPF_F_ZERO_SEED
+				return
+			}
+			for _, k := range colliding(chain) { // each goes to the front
+				if err := h.coll.Maps["mine"].Put(k, k); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	})
+}
+
+// benchmarkLongest measures the longest loop that is accepted. Prepare gets what was read, and then what was loaded, too.
+func benchmarkLongest(b *testing.B, refused int, source func(n int) string, prepare func(*Object, *Handlers)) {
+	var h *Handlers
+	var o *Object
+	for n := refused; h == nil && n > 0; n -= (n + 15) / 16 {
+		var err error
+		if o, err = ReadObject("test.o", objecttest.Compile(b, source(n), "-Wno-unused", "-mcpu=v4"), 1<<20); err != nil {
+			b.Fatal(err)
+		}
+		prepare(o, nil)
+		h, _ = o.Load(HandlersConfig{Format: matcher.FormatByName("packet")})
+	}
+	defer h.Close()
+	prepare(o, h)
+	_, steps, err := h.Instructions()
+	if err != nil {
+		b.Fatal(err)
+	}
+	frame := make([]byte, 1500)
+	for b.Loop() {
+		if _, err := h.Run(frame); err != nil {
+			b.Fatal(err)
+		}
+	}
+	bound, _ := o.time.of(steps, o.memory)
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(bound.Nanoseconds()), "of-the-bound")
+}
+
+// colliding returns keys of 64 bits that a hash of n elements whose seed is zero has in one bucket: those of the same jhash2.
+func colliding(n int) (keys []uint64) {
+	mask := uint32(1)<<bits.Len(uint(n-1)) - 1
+	rol := bits.RotateLeft32
+	for key := uint64(1); len(keys) < n; key++ {
+		const start = 0xdeadbeef + 2*4
+		a, b, c := start+uint32(key), start+uint32(key>>32), uint32(start)
+		c = (c ^ b) - rol(b, 14)
+		a = (a ^ c) - rol(c, 11)
+		b = (b ^ a) - rol(a, 25)
+		c = (c ^ b) - rol(b, 16)
+		a = (a ^ c) - rol(c, 4)
+		b = (b ^ a) - rol(a, 14)
+		c = (c ^ b) - rol(b, 24)
+		if c&mask == 0 {
+			keys = append(keys, key)
+		}
+	}
+	return keys
 }
