@@ -172,6 +172,34 @@ const (
 	function = byte(elf.STB_GLOBAL)<<4 | byte(elf.STT_FUNC)
 )
 
+// variablesOf adds variables to a file with a large type.
+func variablesOf(o *forgery, info byte, flags elf.SectionFlag) {
+	n := o.section(".bss", elf.SHT_NOBITS, flags, nil, 1<<20)
+	for i := range 1000 {
+		o.symbol(fmt.Sprint("v", i), info, n, uint64(i), 1)
+	}
+	o.types("x", func(name, _ uint32) []byte {
+		return append(btfType(name, 4, 10_000, 0), make([]byte, 12*10_000)...)
+	})
+}
+
+// programsOf adds programs of one call each, of the same function, which has most of the file.
+func programsOf(o *forgery, programs int) {
+	const size = 400 << 10
+	exit := []byte{0x95, 0, 0, 0, 0, 0, 0, 0}
+	b := bytes.Repeat(exit, size/8+2*programs)
+	for i := range programs { // a call and an exit each, after the function
+		at := size/8 + 2*i
+		b[8*at], b[8*at+1] = 0x85, 0x10
+		binary.LittleEndian.PutUint32(b[8*at+4:], uint32(-(at + 1)))
+	}
+	n := o.section("xdp.more", elf.SHT_PROGBITS, elf.SHF_EXECINSTR, b, len(b))
+	o.symbol("large", function, n, 0, size)
+	for i := range programs {
+		o.symbol(fmt.Sprint("p", i), function, n, size+16*uint64(i), 16)
+	}
+}
+
 // forgeries are files of some 500 KiB in which numbers are multiplied by whoever reads them.
 var forgeries = []struct {
 	name string
@@ -207,17 +235,12 @@ var forgeries = []struct {
 			o.symbol(fmt.Sprint("v", i), object8, n, uint64(i), 1<<20-10_000)
 		}
 	}, "its variables overlap"},
-	{"variables of a large type", func(o *forgery) {
-		n := o.section(".bss", elf.SHT_NOBITS, elf.SHF_ALLOC|elf.SHF_WRITE, nil, 1<<20)
-		for i := range 1000 {
-			o.symbol(fmt.Sprint("v", i), object8, n, uint64(i), 1)
-		}
-		o.types("x", func(name, _ uint32) []byte {
-			return append(btfType(name, 4, 10_000, 0), make([]byte, 12*10_000)...)
-		})
-	}, "variables and 12"},
+	{"variables of a large type", func(o *forgery) { variablesOf(o, object8, elf.SHF_ALLOC|elf.SHF_WRITE) }, "variables and 12"},
+	{"variables of a large type, without a type of symbol", func(o *forgery) { variablesOf(o, byte(elf.STB_GLOBAL)<<4, elf.SHF_ALLOC|elf.SHF_WRITE) }, "variables and 12"},
+	{"variables of a large type, in a section of code", func(o *forgery) { variablesOf(o, object8, elf.SHF_ALLOC|elf.SHF_EXECINSTR) }, "variables and 12"},
 	{"many functions", func(o *forgery) {
 		b := bytes.Repeat([]byte{0x95, 0, 0, 0, 0, 0, 0, 0}, 5000)
+		o.find(".text").Name = o.text("other")
 		n := o.section(".text", elf.SHT_PROGBITS, elf.SHF_EXECINSTR, b, len(b))
 		for i := range 5000 {
 			o.symbol(fmt.Sprint("f", i), function, n, uint64(8*i), 8)
@@ -229,7 +252,9 @@ var forgeries = []struct {
 		for i := range 500 {
 			o.symbol(fmt.Sprint("f", i), function, n, uint64(8*i), 8)
 		}
-	}, "programs: want one, and handlers as functions"},
+	}, "it has 501 programs, and no more than 8 are looked at: want one, and handlers as functions"},
+	{"programs that call a large function", func(o *forgery) { programsOf(o, mostPrograms-1) }, "it has 9 programs, and no more than 8 are looked at"},
+	{"as many programs that call a large function as are looked at", func(o *forgery) { programsOf(o, mostPrograms-2) }, "it has other programs: large"},
 	{"many maps", func(o *forgery) {
 		n := o.section(".maps", elf.SHT_PROGBITS, elf.SHF_ALLOC|elf.SHF_WRITE, make([]byte, 8000), 8000)
 		for i := range 1000 {
@@ -242,7 +267,12 @@ var forgeries = []struct {
 	}, "section .maps is not in the file"},
 	{"two sections of types", func(o *forgery) {
 		o.section(".BTF", elf.SHT_PROGBITS, 0, []byte{1}, 1)
-	}, "it has two sections of types"},
+	}, `it has two sections ".BTF"`},
+	{"two sections of variables with one name", func(o *forgery) {
+		for range 2 {
+			o.section(".data.x", elf.SHT_PROGBITS, elf.SHF_ALLOC|elf.SHF_WRITE, []byte{1}, 1)
+		}
+	}, `it has two sections ".data.x"`},
 	{"types with one long name", func(o *forgery) {
 		o.types(strings.Repeat("x", 200<<10), func(name, _ uint32) (b []byte) {
 			for range 20_000 {
