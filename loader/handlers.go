@@ -63,9 +63,9 @@ const rowSize = int(unsafe.Sizeof(bpf.HandlerCounters{}))
 // Load loads the object for a life of a context. If the verifier refuses it, the error
 // is a [*Rejection].
 func (o *Object) Load(cfg HandlersConfig) (_ *Handlers, err error) {
-	fail := func(err error) (*Handlers, error) { return nil, fmt.Errorf("load %s: %w", o.name, err) }
+	fail := func(err error) (*Handlers, error) { return nil, show(fmt.Errorf("load %s: %w", o.name, err)) }
 	if err := needToRun("load " + o.name); err != nil {
-		return nil, err
+		return nil, show(err)
 	}
 	cpus, err := PossibleCPUs()
 	if err != nil {
@@ -203,7 +203,7 @@ func loadObject(spec *ebpf.CollectionSpec, instead map[string]*ebpf.Map) (*ebpf.
 // whether these are parameters of theirs. Nothing is loaded.
 func (o *Object) CheckFormat(f *matcher.Format) error {
 	_, err := o.constants(&HandlersConfig{Format: f}, 1)
-	return err
+	return show(err)
 }
 
 // CheckParameters is explained at CheckFormat.

@@ -52,7 +52,7 @@ func ReadObject(name string, file []byte, limit int64) (made *Object, err error)
 	o := &Object{name: name}
 	fail := func(errs ...error) (*Object, error) {
 		for i, err := range errs {
-			errs[i] = fmt.Errorf("%s: %w: %w", name, ErrObject, err)
+			errs[i] = show(fmt.Errorf("%s: %w: %w", name, ErrObject, err))
 		}
 		return nil, errors.Join(errs...)
 	}

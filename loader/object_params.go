@@ -245,7 +245,7 @@ func (o *Object) setParameters(spec *ebpf.CollectionSpec, values map[string]any)
 			if known != nil {
 				there = "there are " + strings.Join(known, ", ")
 			}
-			errs = append(errs, &spin.ParamError{Param: name, Err: fmt.Errorf("no such parameter: %s", there)})
+			errs = append(errs, &spin.ParamError{Param: name, Err: show(fmt.Errorf("no such parameter: %s", there))})
 			continue
 		}
 		b, err := o.params[i].kind.bytes(values[name])
@@ -253,7 +253,7 @@ func (o *Object) setParameters(spec *ebpf.CollectionSpec, values map[string]any)
 			err = spec.Variables[name].Set(b)
 		}
 		if err != nil {
-			errs = append(errs, &spin.ParamError{Param: name, Err: err})
+			errs = append(errs, &spin.ParamError{Param: name, Err: show(err)})
 		}
 	}
 	return errors.Join(errs...)

@@ -82,6 +82,11 @@ func checkNames(table []byte, of string) error {
 	return nil
 }
 
+// strangeName is the error of a name that would be shown, and that no C has.
+func strangeName(of, name string) error {
+	return fmt.Errorf("%s has the name %q: want printable ASCII", of, name)
+}
+
 // checkSizes refuses a file that would take much more memory or time to read than it has bytes: what a few bytes of a header say
 // of sizes is believed by nobody.
 func checkSizes(f *elf.File, file []byte, limit int64) error {
@@ -89,6 +94,9 @@ func checkSizes(f *elf.File, file []byte, limit int64) error {
 	most := uint64(min(limit, mostMemory)) + MaxObjectFile
 	seen := map[string]bool{}
 	for _, s := range f.Sections {
+		if !isPlain(s.Name) {
+			return strangeName("a section", s.Name)
+		}
 		if seen[s.Name] {
 			return fmt.Errorf("it has two sections %q", s.Name)
 		}
@@ -147,6 +155,9 @@ func checkSymbols(f *elf.File) error {
 	named := make([]uint64, len(f.Sections)) // bytes of each section
 	var functions, programs, ownMaps, variables uint64
 	for _, s := range symbols {
+		if !isPlain(s.Name) {
+			return strangeName("a symbol", s.Name)
+		}
 		if int(s.Section) >= len(f.Sections) || s.Section == elf.SHN_UNDEF {
 			continue
 		}
@@ -213,8 +224,18 @@ func checkTypes(f *elf.File) error {
 		return b[lo:min(lo+word(at+4), uint64(len(b)))]
 	}
 	types, texts := part(8), part(16)
-	tooLong := func(off uint32) bool {
-		return uint64(off) < uint64(len(texts)) && bytes.IndexByte(texts[off:min(uint64(off)+mostName+1, uint64(len(texts)))], 0) < 0
+	checkName := func(off uint32) error {
+		if uint64(off) >= uint64(len(texts)) {
+			return nil
+		}
+		name, _, ends := bytes.Cut(texts[off:min(uint64(off)+mostName+1, uint64(len(texts)))], []byte{0})
+		switch {
+		case !ends:
+			return fmt.Errorf("a name among its types has more than %d bytes", mostName)
+		case !isPlain(name):
+			return strangeName("one of its types", string(name))
+		}
+		return nil
 	}
 	for len(types) >= 12 {
 		le := binary.LittleEndian
@@ -241,12 +262,12 @@ func checkTypes(f *elf.File) error {
 		if size > len(types) {
 			return nil
 		}
-		long := tooLong(name)
-		for i := 0; named && i < size && !long; i += each {
-			long = tooLong(le.Uint32(types[i:]))
+		err := checkName(name)
+		for i := 0; named && i < size && err == nil; i += each {
+			err = checkName(le.Uint32(types[i:]))
 		}
-		if long {
-			return fmt.Errorf("a name among its types has more than %d bytes", mostName)
+		if err != nil {
+			return err
 		}
 		types = types[size:]
 	}

@@ -207,6 +207,21 @@ var forgeries = []struct {
 	want string // "": it is accepted
 }{
 	{"nothing", func(*forgery) {}, ""},
+	{"a section with a name that a terminal obeys", func(o *forgery) {
+		o.section(".data.\x1b[31m", elf.SHT_PROGBITS, elf.SHF_ALLOC, []byte{1}, 1)
+	}, `a section has the name ".data.\x1b[31m": want printable ASCII`},
+	{"a variable with such a name", func(o *forgery) {
+		o.symbol("v\u009b31m", object8, o.section(".data", elf.SHT_PROGBITS, elf.SHF_ALLOC, []byte{1}, 1), 0, 1)
+	}, `a symbol has the name "v\u009b31m": want printable ASCII`},
+	{"a function that is elsewhere, with such a name", func(o *forgery) {
+		o.symbol("f\xff", function, 0, 0, 0)
+	}, `a symbol has the name "f\xff": want printable ASCII`},
+	{"a type with such a name", func(o *forgery) {
+		o.types("t\a", func(name, _ uint32) []byte { return btfType(name, 8, 0, 1) })
+	}, `one of its types has the name "t\a": want printable ASCII`},
+	{"a value of an enum with such a name", func(o *forgery) {
+		o.types("\u202ex", func(name, _ uint32) []byte { return append(btfType(0, 6, 1, 4), btfType(name, 0, 7)...) })
+	}, `one of its types has the name "\u202ex": want printable ASCII`},
 	{"many sections", func(o *forgery) {
 		for i := range 5000 {
 			o.section(fmt.Sprint(".data.", i), elf.SHT_PROGBITS, elf.SHF_ALLOC, []byte{byte(i)}, 1)

@@ -105,6 +105,9 @@ func outOfBounds(err error) bool { return errors.Is(err, unix.E2BIG) || errors.I
 // those that were loaded. Of a log that was cut the first lines are missing, which have the handler, and
 // have the source line if it is that of a whole loop.
 func newRejection(ve *ebpf.VerifierError, insns asm.Instructions, cut bool) *Rejection {
+	for i := range ve.Log { // it has lines of the source
+		ve.Log[i] = shown(ve.Log[i])
+	}
 	r, words, last := readLog(ve)
 	if cut && r.Handler == "" {
 		r.Handler = functionAt(insns, last)
@@ -141,6 +144,7 @@ func newRejection(ve *ebpf.VerifierError, insns asm.Instructions, cut bool) *Rej
 			break
 		}
 	}
+	r.Place, r.Source = shown(r.Place), shown(r.Source)
 	return r
 }
 
