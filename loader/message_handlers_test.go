@@ -302,13 +302,14 @@ func TestWrongHandlersOfMessages(t *testing.T) {
 
 func TestLinesOfHandlers(t *testing.T) {
 	for text, want := range map[string]string{
-		"":                     "",
-		"no words":             "no words",
-		"%u and %d":            "18446744073709551615 and -2",
-		"%x%x%x":               "fffffffffffffffffffffffffffffffe%x",
-		"%%u %s %u %":          "%18446744073709551615 %s 18446744073709551614 %",
-		"\u00e4\t100%\x00gone": "\u00e4\t100%",
-		"\x1b[2J\r\nred\x7f":   "?[2J??red?",
+		"":                                  "",
+		"no words":                          "no words",
+		"%u and %d":                         "18446744073709551615 and -2",
+		"%x%x%x":                            "fffffffffffffffffffffffffffffffe%x",
+		"%%u %s %u %":                       "%18446744073709551615 %s 18446744073709551614 %",
+		"\u00e4\t100%\x00gone":              "\u00e4\t100%",
+		"\x1b[2J\r\nred\x7f":                "?[2J??red?",
+		"\u009b31m\xc3\xff %u \u202e\u00fc": "?31m?? 18446744073709551615 ?\u00fc",
 	} {
 		var b [72]int8
 		for i := range len(text) {

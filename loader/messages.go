@@ -631,11 +631,9 @@ func line(text []int8, words [2]uint64) string {
 		if c == 0 {
 			break
 		}
-		if c < ' ' && c >= 0 && c != '\t' || c == 0x7f {
-			c = '?' // it is shown on terminals
-		}
 		b = append(b, byte(c))
 	}
+	b = []byte(shown(string(b)))
 	out, k := []byte(nil), 0
 	for i := 0; i < len(b); i++ {
 		if b[i] == '%' && i+1 < len(b) && k < len(words) {
