@@ -452,6 +452,8 @@ func (b *slmpBench) openMessages(g *yardstick.Generator, n *nic.NIC, c *nic.Cont
 	if err := g.SetSegments(s); err != nil {
 		return err
 	}
+	// Few at a time: none may be lost, however seldom the HPU has its CPU.
+	const ahead, burst = 256, 64
 	frame, want := b.slmpFrame(rxFrame), messages*segments
 	err := b.Host.NS.Do(func() error {
 		return testbed.OnCPU(b.sender, func() error {

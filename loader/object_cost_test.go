@@ -119,6 +119,24 @@ func TestHandlersThatTakeLongAreRefused(t *testing.T) {
 			}
 		}
 	}
+	// The engine's own steps are none of the handlers'.
+	few := object(t, `#include "xspin_message.h"
+struct { __uint(type, BPF_MAP_TYPE_HASH); __uint(max_entries, 1000); __type(key, __u32); __type(value, __u32); } mine SEC(".maps");
+XSPIN_PAYLOAD
+{
+#pragma clang loop unroll(disable)
+	for (__u32 i = 0; i < 4; i++) {
+		__u32 k = her->key[0] + i;
+		if (bpf_map_lookup_elem(&mine, &k))
+			return XSPIN_DROP;
+	}
+	return XSPIN_SUCCESS;
+}
+XSPIN_MESSAGES(PAYLOAD);
+XSPIN_LICENSE("GPL");
+`)
+	cfg, _ := messagesConfig(t, 1<<20, MessagesConfig{Messages: 4, Segments: 64})
+	load(t, few, cfg)
 	// Once, even the dearest may stand beside a loop.
 	source := strings.Replace(often(5_000, `asm volatile("" : "+r"(zero))`), "\treturn XSPIN_DROP;\n", "\tbpf_map_update_elem(&mine, k, v, 0);\n\treturn XSPIN_DROP;\n", 1)
 	load(t, object(t, source), HandlersConfig{})
