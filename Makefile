@@ -98,8 +98,8 @@ FAST = XSPIN_NO_SKIP=1 CGO_ENABLED=0 go test -vet=off -ldflags=-w -count=1
 UNRACED := ^Test(Model|Auto)
 
 # Beside the others: the linter, which has to be built first; thousands of bad networks, of damaged
-# objects, and millions of entries; and what else only computes. All of it, whatever fails.
-test-beside = bad=0; ($(lint)) || bad=1; $(FAST) -run "$(UNRACED)" ./slmp || bad=1; $(FAST) -run IsBounded ./ddt || bad=1; $(FAST) -run DamagedObjects ./loader || bad=1; $(RACE) -p 1 $(addprefix ./,$(PURE)) || bad=1; exit $$bad
+# objects, and millions of entries; what counts memory; and what else only computes. All of it, whatever fails.
+test-beside = bad=0; ($(lint)) || bad=1; $(FAST) -run "$(UNRACED)" ./slmp || bad=1; $(FAST) -run IsBounded ./ddt || bad=1; $(FAST) -run "DamagedObjects|LateRejections" ./loader || bad=1; $(RACE) -p 1 $(addprefix ./,$(PURE)) || bad=1; exit $$bad
 
 test: root go test-tools generate-check vmtest-quick ## every test, none skipped; installs Debian packages they need (root)
 	$(FAST) -run TestLitmus ./hostq # the race detector orders what this wants to see unordered

@@ -418,6 +418,9 @@ func TestCodesAndActions(t *testing.T) {
 			}
 			if tc.failed != "" {
 				want.Fault = Fault{tc.failed, tc.code, fmt.Sprintf("the %s handler returned %v", tc.failed, tc.code)}
+				if tc.ask > 2 {
+					want.Fault.Detail = fmt.Sprintf("the %s handler set her->action to something else: want XDP_DROP, XDP_TX or XDP_PASS", tc.failed)
+				}
 			}
 			s.User, s.Timed, s.HandlerSum, s.HandlerTime = want.User, 0, 0, want.HandlerTime
 			if s != want {

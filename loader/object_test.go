@@ -19,6 +19,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 
 	"github.com/xspin/xspin/bpf"
+	"github.com/xspin/xspin/internal/testenv"
 	"github.com/xspin/xspin/loader/objecttest"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/netns/netnstest"
@@ -432,7 +433,8 @@ func TestLateRejections(t *testing.T) {
 			if n := len(strings.Join(r.Log, "\n")); n < logSize/2 || n > logSize {
 				t.Errorf("a log of %d bytes, want the end, up to %d", n, logSize)
 			}
-			if n := after.TotalAlloc - before.TotalAlloc; n > 32<<20 {
+			// With the race detector pools lose what they hold: make test runs this without it, too.
+			if n := after.TotalAlloc - before.TotalAlloc; n > 32<<20 && !testenv.Race {
 				t.Errorf("it takes %d bytes", n)
 			}
 			t.Logf("%v: %d bytes", err, after.TotalAlloc-before.TotalAlloc)
