@@ -170,7 +170,7 @@ func boundTime(user functions, object *ebpf.CollectionSpec) timeBound {
 	return t
 }
 
-// Of a hash, elements with other keys that are in the same bucket are looked at, too. The hash has a seed that nobody is
+// A lookup in a hash also looks at elements with other keys in the same bucket. The hash has a seed that nobody is
 // told, so who wants many in one finds them by measuring: mostChain of them take hours.
 const (
 	mostChain = 1000

@@ -134,7 +134,7 @@ func TestCallsByDistance(t *testing.T) {
 	}
 }
 
-// What a header of a few bytes says of sizes is not believed.
+// A header of a few bytes is not believed, whatever sizes it says.
 func TestObjectsThatSayTheyAreLarge(t *testing.T) {
 	file := objecttest.Compile(t, around("int x[2];", "\tx[0]++;\n\treturn XSPIN_DROP;"))
 	f, err := elf.NewFile(bytes.NewReader(file))

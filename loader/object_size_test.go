@@ -359,7 +359,7 @@ func TestForgedObjects(t *testing.T) {
 	}
 }
 
-// What the kernel caps is refused with its number and the cap, and what is just below is not.
+// ReadObject refuses more of a thing than the kernel takes, with the number and the cap, and accepts the cap itself.
 func TestObjectsOfManyParts(t *testing.T) {
 	functions := func(n int) string {
 		var b, calls strings.Builder

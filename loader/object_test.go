@@ -237,7 +237,7 @@ func TestFilesThatAreNoObjects(t *testing.T) {
 			}
 		})
 	}
-	// Whatever a file has, it is an error and no panic.
+	// A damaged file is an error and no panic.
 	for i := 0; i < len(good); i += 97 {
 		bad := bytes.Clone(good)
 		bad[i] ^= 0xff
@@ -392,7 +392,7 @@ func TestRejections(t *testing.T) {
 	}
 }
 
-// What is refused late has a log of hundreds of thousands of lines. The end of it has the reason, and is all that is kept;
+// A late refusal has a log of hundreds of thousands of lines. The end of it has the reason, and is all that is kept;
 // the handler and the line of a loop stand before that.
 func TestLateRejections(t *testing.T) {
 	netnstest.NeedRoot(t)

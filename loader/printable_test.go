@@ -14,7 +14,7 @@ import (
 	"github.com/xspin/xspin/spin"
 )
 
-// Whatever a file has, errors have nothing that a terminal obeys, and are still the errors that they were.
+// Errors have nothing that a terminal obeys, whatever a file has, and are still the errors that they were.
 func TestErrorsCanBeShown(t *testing.T) {
 	netnstest.NeedRoot(t)
 	const red = "\x1b[31m\u009b31m\xff\u202e"

@@ -36,7 +36,7 @@ func verifierLog(spec *ebpf.CollectionSpec, instead map[string]*ebpf.Map) (name 
 		return "", nil, false, err
 	}
 	defer coll.Close()
-	// That of the handlers first.
+	// The function of a handler comes first.
 	names := slices.SortedFunc(maps.Keys(programs), func(a, b string) int {
 		if (a == bpf.HandlersProgram) != (b == bpf.HandlersProgram) {
 			return map[bool]int{true: -1, false: 1}[a == bpf.HandlersProgram]
