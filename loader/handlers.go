@@ -186,7 +186,7 @@ func loadObject(spec *ebpf.CollectionSpec, instead map[string]*ebpf.Map) (*ebpf.
 	case err == nil:
 		return coll, nil
 	case outOfBounds(err):
-		return nil, &Rejection{Release: release(), Reason: tooMuch, Err: err}
+		return nil, gaveUp(spec, instead, err)
 	case !errors.As(err, &ve):
 		return nil, loadError(err)
 	}

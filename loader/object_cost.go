@@ -4,10 +4,14 @@ package loader
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+
+	"github.com/xspin/xspin/bpf"
 )
 
 // The steps that the verifier counts bound how many instructions a packet takes, and not how long:
@@ -57,6 +61,26 @@ type timeBound struct {
 	once     int64 // ns, at most, of calls outside of loops
 	dearest  cost  // in loops
 	accesses bool  // there are loads or stores in loops
+	// Where the dearest is, and the first of the accesses.
+	dearestAt, accessAt spot
+}
+
+// A spot is an instruction of a function, as the user knows it: place and source are "" if he does not.
+type spot struct{ fn, place, source string }
+
+// spotOf returns where instruction i of a function is.
+func spotOf(fn string, insns asm.Instructions, i int) spot {
+	offset := 0
+	for k, iter := 0, insns.Iterate(); iter.Next() && k <= i; k++ {
+		offset = int(iter.Offset)
+	}
+	place, source := usersLine(insns, fn, offset)
+	return spot{fn, shown(place), shown(source)}
+}
+
+// String returns what follows a reason, in the form that a Rejection has.
+func (s spot) String() string {
+	return (&Rejection{Handler: s.fn, Place: s.place, Source: s.source}).where()
 }
 
 // callTimes returns what calls and instructions of an object's functions take at most: two to three times
@@ -154,17 +178,27 @@ func boundTime(user functions, object *ebpf.CollectionSpec) timeBound {
 		}
 	}
 	ways := waysTo("", places)
-	for fn, insns := range user {
+	for _, fn := range slices.Sorted(maps.Keys(user)) { // of equals the same one is told each time
+		insns := user[fn]
+		dearest, access := -1, -1
 		for i := range insns {
 			c := times(&insns[i])
 			if !loops[fn][i] && ways[fn] <= mostWays {
 				t.once += int64(ways[fn]) * c.ns
 				continue
 			}
-			t.dearest = t.dearest.dearer(c)
-			if class := insns[i].OpCode.Class(); class == asm.LdXClass || class.IsStore() {
-				t.accesses = true
+			if d := t.dearest.dearer(c); d != t.dearest {
+				t.dearest, dearest = d, i
 			}
+			if class := insns[i].OpCode.Class(); !t.accesses && (class == asm.LdXClass || class.IsStore()) {
+				t.accesses, access = true, i
+			}
+		}
+		if dearest >= 0 {
+			t.dearestAt = spotOf(fn, insns, dearest)
+		}
+		if access >= 0 {
+			t.accessAt = spotOf(fn, insns, access)
 		}
 	}
 	return t
@@ -218,13 +252,15 @@ const (
 )
 
 // of returns how long a packet takes at most that takes so many steps of handlers, which reach so many bytes, and
-// what takes longest.
-func (t *timeBound) of(steps int, reach int64) (time.Duration, cost) {
-	dearest := t.dearest
+// what takes longest, and where.
+func (t *timeBound) of(steps int, reach int64) (time.Duration, cost, spot) {
+	dearest, at := t.dearest, t.dearestAt
 	if t.accesses && reach > cached {
-		dearest = dearest.dearer(cost{"a load or store that is in no cache", uncached, 1})
+		if d := dearest.dearer(cost{"a load or store that is in no cache", uncached, 1}); d != dearest {
+			dearest, at = d, t.accessAt
+		}
 	}
-	return time.Duration(t.once + dearest.of(int64(max(steps, 0)))), dearest
+	return time.Duration(t.once + dearest.of(int64(max(steps, 0)))), dearest, at
 }
 
 // checkTime refuses a program in which a packet may take too long.
@@ -240,13 +276,14 @@ func (o *Object) checkTime(h *Handlers, cfg *HandlersConfig) error {
 	if shared, each := o.UsesMemory(); shared || each {
 		reach += cfg.MemorySize + cfg.HPUMemorySize
 	}
-	t, dearest := o.time.of(steps, reach)
+	t, dearest, at := o.time.of(steps, reach)
 	if t > MaxPacketTime && o.messages { // not before, as it takes a program more
-		t, dearest = o.time.of(steps-engineSteps(cfg), reach)
+		t, dearest, at = o.time.of(steps-engineSteps(cfg), reach)
 	}
 	if t > MaxPacketTime {
-		return fmt.Errorf("a packet may take %v, and the limit is %v: the verifier counts %d steps, the dearest call in a loop is %s, which takes up to %d ns, and memory has %d bytes: bound the loops, call it outside of them, or use less memory",
-			t.Round(time.Microsecond), MaxPacketTime, steps, dearest.name, dearest.ns, reach)
+		at.fn = handlerOf(o.spec.Programs[bpf.HandlersProgram].Instructions, at.fn)
+		return fmt.Errorf("a packet may take %v, and the limit is %v: the verifier counts %d steps, calls outside of loops take up to %v, and memory has %d bytes; bound the loops, use less memory, or call outside of loops what is dearest in them: %s, which takes up to %d ns%v",
+			t.Round(time.Microsecond), MaxPacketTime, steps, time.Duration(o.time.once), reach, dearest.name, dearest.ns, at)
 	}
 	return nil
 }

@@ -136,6 +136,31 @@ XSPIN_LICENSE("GPL");
 	load(t, object(t, source), HandlersConfig{})
 }
 
+// Who is refused hears which handler and which line of it take longest.
+func TestWhatTakesLongIsNamed(t *testing.T) {
+	netnstest.NeedRoot(t)
+	const dear, cheap = "for (int i = 0; i < 16000; i++) bpf_map_update_elem(&mine, k, v, 0);", "bpf_map_lookup_elem(&mine, k);"
+	static := "static __noinline int many(struct key *k, struct value *v)\n{\n\t" + dear + "\n\treturn 0;\n}\n"
+	for _, tc := range []struct{ name, source, want string }{
+		{"in a handler", often(1, cheap+" } "+dear+" {"), ", in xspin_payload at test.bpf.c:19: { bpf_map_lookup_elem(&mine, k); } " + dear + " {; }"},
+		{"in a function that one handler calls", strings.Replace(often(1, "many(k, v)"), "XSPIN_PAYLOAD\n", static+"XSPIN_PAYLOAD\n", 1), ", in xspin_payload at test.bpf.c:10: " + dear},
+		{"a load that is in no cache", strings.Replace(often(90_000, "zero += all[bpf_get_prandom_u32() & 0xfffff]"), "XSPIN_PAYLOAD", "__u8 all[1 << 20];\nXSPIN_PAYLOAD", 1),
+			"a load or store that is in no cache, which takes up to 100 ns, in xspin_payload at test.bpf.c:20: { zero += all[bpf_get_prandom_u32() & 0xfffff]; }"},
+	} {
+		o, err := ReadObject("test.o", objecttest.Compile(t, tc.source, "-Wno-unused", "-mcpu=v4"), 4<<20)
+		if err != nil {
+			t.Fatal(err)
+		}
+		h, err := o.Load(HandlersConfig{Format: matcher.FormatByName("packet")})
+		if err == nil {
+			h.Close()
+			t.Errorf("%s: it is loaded", tc.name)
+		} else if !strings.HasSuffix(err.Error(), tc.want) {
+			t.Errorf("%s: %v\nwant at its end %s", tc.name, err, tc.want)
+		}
+	}
+}
+
 // The longest chain is reckoned of each call outside of loops, and of the element for which an LRU hash makes room.
 func TestChainsOutsideOfLoops(t *testing.T) {
 	once := func(kind, entries, call string) int64 {
@@ -213,7 +238,7 @@ func benchmarkLongest(b *testing.B, refused int, source func(n int) string, prep
 			b.Fatal(err)
 		}
 	}
-	bound, _ := o.time.of(steps, o.memory)
+	bound, _, _ := o.time.of(steps, o.memory)
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(bound.Nanoseconds()), "of-the-bound")
 }
 

@@ -37,7 +37,17 @@ type Rejection struct {
 
 func (r *Rejection) Error() string {
 	var b strings.Builder
-	b.WriteString("the verifier refuses it: " + r.Reason)
+	b.WriteString("the verifier refuses it: " + r.Reason + r.where())
+	fmt.Fprintf(&b, " (Linux %s)", r.Release)
+	if r.Hint != "" {
+		b.WriteString("; " + r.Hint)
+	}
+	return b.String()
+}
+
+// where tells the handler and the line, after a reason: ", in xspin_payload at echo.bpf.c:7: *n += 1;".
+func (r *Rejection) where() string {
+	var b strings.Builder
 	if r.Handler != "" {
 		b.WriteString(", in " + r.Handler)
 	}
@@ -46,10 +56,6 @@ func (r *Rejection) Error() string {
 	}
 	if r.Source != "" {
 		b.WriteString(": " + r.Source)
-	}
-	fmt.Fprintf(&b, " (Linux %s)", r.Release)
-	if r.Hint != "" {
-		b.WriteString("; " + r.Hint)
 	}
 	return b.String()
 }
@@ -100,6 +106,24 @@ const (
 // outOfBounds tells whether the verifier has given up: at its limit of steps, or at that of
 // pending branches, for which some kernels say EFAULT.
 func outOfBounds(err error) bool { return errors.Is(err, unix.E2BIG) || errors.Is(err, unix.EFAULT) }
+
+// gaveUp says where a verifier was that has given up: it is asked once more, with a log. What it says at its end,
+// apart from that, is of no use.
+func gaveUp(spec *ebpf.CollectionSpec, instead map[string]*ebpf.Map, err error) *Rejection {
+	r := &Rejection{Release: release(), Reason: tooMuch, Err: err}
+	name, log, _, _ := verifierLog(spec, instead)
+	if name == "" {
+		return r
+	}
+	insns := spec.Programs[name].Instructions
+	if _, _, last := readLog(&ebpf.VerifierError{Cause: err, Log: log}); last >= 0 {
+		fn := functionAt(insns, last)
+		r.Handler = handlerOf(insns, fn)
+		r.Place, r.Source = usersLine(insns, fn, last)
+		r.Place, r.Source = shown(r.Place), shown(r.Source)
+	}
+	return r
+}
 
 // newRejection finds the reason in a log, and what to do about it. The instructions are
 // those that were loaded. Of a log that was cut the first lines are missing, which have the handler, and
