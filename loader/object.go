@@ -105,7 +105,7 @@ func ReadObject(name string, file []byte, limit int64) (made *Object, err error)
 		errs = append(errs, fmt.Errorf("its licence is %q, and the kernel wants one that the GPL is compatible with: add XSPIN_LICENSE(\"GPL\"), or %s", prog.License, strings.Join(licences[1:], ", ")))
 	}
 	o.handlers, err = checkHandlers(f, user, &o.declared)
-	errs = append(errs, err, checkCode(user, engine, spec), checkMaps(spec, engine))
+	errs = append(errs, err, checkCode(user, engine, spec), checkMaps(user, spec, engine))
 	if err := errors.Join(errs...); err != nil {
 		return fail(flatten(err)...)
 	}

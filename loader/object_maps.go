@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/btf"
 	"golang.org/x/sys/unix"
 
@@ -67,16 +68,27 @@ var mapTypes = map[ebpf.MapType]uint32{
 // isSection tells whether a map holds global variables.
 func isSection(name string) bool { return strings.HasPrefix(name, ".") }
 
-// checkMaps checks that an object has no names of the engine's, nor settings of the kernel's.
-func checkMaps(object *ebpf.CollectionSpec, e *engine) error {
+// checkMaps checks that an object has no names of the engine's, nor settings of the kernel's, and checks the maps
+// that its functions use. The types of all maps are looked at once.
+func checkMaps(user functions, object *ebpf.CollectionSpec, e *engine) error {
 	var errs []error
 	var kconfig *btf.Datasec // becomes a map when the object is loaded
 	if object.Types.TypeByName(".kconfig", &kconfig) == nil {
 		errs = append(errs, errors.New("it refers to the kernel's configuration, and handlers may refer to nothing there"))
 	}
+	used, plain := map[string]bool{}, map[btf.Type]bool{}
+	for _, insns := range user {
+		usedMaps(insns, used)
+	}
 	for _, name := range slices.Sorted(maps.Keys(object.Maps)) {
-		if name != bpf.HandlersSection && (strings.HasPrefix(name, reserved) || e.spec.Maps[name] != nil) {
+		switch {
+		case name == bpf.HandlersSection:
+		case strings.HasPrefix(name, reserved) || e.spec.Maps[name] != nil:
 			errs = append(errs, fmt.Errorf("map %s: names that begin with %s are xspin_handler.h's", name, reserved))
+		case used[name]:
+			if err := checkOwnMap(name, object.Maps[name], plain); err != nil {
+				errs = append(errs, fmt.Errorf("map %s: %w", name, err))
+			}
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(object.Variables)) {
@@ -87,36 +99,34 @@ func checkMaps(object *ebpf.CollectionSpec, e *engine) error {
 	return errors.Join(errs...)
 }
 
-// keepMaps takes the maps that no program uses out of the specification, checks
-// the object's own among the others, and returns how many bytes these take. What it does for each map
-// and for each variable takes a fixed time, and the types of all maps are looked at once.
+// usedMaps adds the names of the maps that instructions use.
+func usedMaps(insns asm.Instructions, used map[string]bool) {
+	for i := range insns {
+		if ins := &insns[i]; ins.IsLoadFromMap() {
+			used[ins.Reference()] = true
+		}
+	}
+}
+
+// keepMaps takes the maps that no program uses out of the specification, and returns how many bytes the object's
+// own among the others take. What it does for each map and for each variable takes a fixed time.
 func keepMaps(spec *ebpf.CollectionSpec, e *engine, limit int64) (size int64, err error) {
 	used := map[string]bool{}
 	for _, prog := range spec.Programs {
-		for i := range prog.Instructions {
-			if ins := &prog.Instructions[i]; ins.IsLoadFromMap() {
-				used[ins.Reference()] = true
-			}
-		}
+		usedMaps(prog.Instructions, used)
 	}
 	unused := func(name string) bool { return spec.Maps[name] != nil && !used[name] }
 	maps.DeleteFunc(spec.Variables, func(_ string, v *ebpf.VariableSpec) bool { return unused(v.SectionName) })
 	maps.DeleteFunc(spec.Maps, func(name string, _ *ebpf.MapSpec) bool { return unused(name) })
-	var errs []error
-	plain := map[btf.Type]bool{}
-	for _, name := range slices.Sorted(maps.Keys(spec.Maps)) {
-		if m := spec.Maps[name]; e.spec.Maps[name] == nil {
-			if err := checkOwnMap(name, m, plain); err != nil {
-				errs = append(errs, fmt.Errorf("map %s: %w", name, err))
-				continue
-			}
+	for name, m := range spec.Maps {
+		if e.spec.Maps[name] == nil {
 			size += mapSize(m)
 		}
 	}
-	if len(errs) == 0 && size > limit {
-		errs = append(errs, fmt.Errorf("its maps take %d bytes for each context, and the limit is %d", size, limit))
+	if size > limit {
+		err = fmt.Errorf("its maps take %d bytes for each context, and the limit is %d", size, limit)
 	}
-	return size, errors.Join(errs...)
+	return size, err
 }
 
 // checkOwnMap checks a map. Types that were found in others, and are plain or told of, are in plain.

@@ -283,10 +283,8 @@ func checkPrograms(spec *ebpf.CollectionSpec) error {
 			if ins.Symbol() != "" {
 				functions++
 			}
-			if ins.IsLoadFromMap() {
-				used[ins.Reference()] = true
-			}
 		}
+		usedMaps(p.Instructions, used)
 		if functions > mostFunctions {
 			return fmt.Errorf("with the engine's it has %d functions: the kernel takes programs of at most %d", functions, mostFunctions)
 		}

@@ -293,13 +293,17 @@ func TestHelpersAreDeclared(t *testing.T) {
 
 // All that is wrong is told at once.
 func TestAllErrorsOfAnObject(t *testing.T) {
-	file := objecttest.Compile(t, include+"static long (*const bpf_redirect)(__u32, __u64) = (void *)23;\nXSPIN_HEADER { return 0; }\nXSPIN_PAYLOAD { return bpf_redirect(1, 0); }\n"+named)
+	const (
+		redirect = "static long (*const bpf_redirect)(__u32, __u64) = (void *)23;\n"
+		pinned   = "struct { __uint(type, BPF_MAP_TYPE_ARRAY); __uint(max_entries, 1); __type(key, __u32); __type(value, __u32); __uint(pinning, 1); } mine SEC(\".maps\");\n"
+	)
+	file := objecttest.Compile(t, include+redirect+pinned+"XSPIN_HEADER { return 0; }\nXSPIN_PAYLOAD { __u32 zero = 0; return bpf_redirect(1, !bpf_map_lookup_elem(&mine, &zero)); }\n"+named)
 	_, err := ReadObject("test.o", file, 1<<20)
 	if err == nil {
 		t.Fatal("it is accepted")
 	}
-	if n := strings.Count(err.Error(), "test.o: "); n != 3 || strings.Count(err.Error(), "\n") != 2 {
-		t.Errorf("%v\nwant 3 lines", err)
+	if n := strings.Count(err.Error(), "test.o: "); n != 4 || strings.Count(err.Error(), "\n") != 3 {
+		t.Errorf("%v\nwant 4 lines", err)
 	}
 }
 
