@@ -40,7 +40,7 @@ func completeValues(root *cobra.Command) {
 		"mem":            oneContext,
 		"mem read":       oneContext,
 		"mem write":      oneContext,
-		"object check":   first(files),
+		"object check":   files,
 		"object new":     first(cobra.FixedCompletions(nil, cobra.ShellCompDirectiveFilterDirs)),
 		"rules check":    files,
 		"rules explain":  first(files),

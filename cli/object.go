@@ -118,7 +118,7 @@ func newObject(out io.Writer, dir string) error {
 
 // objectReport is what `object check` says about an object.
 type objectReport struct {
-	Schema       int                `json:"schema"`
+	Schema       int                `json:"schema,omitempty"` // of a document with nothing else
 	File         string             `json:"file"`
 	Handlers     []string           `json:"handlers"`
 	Maps         []string           `json:"maps"` // of its own
@@ -162,11 +162,11 @@ type objectFlags struct {
 func newObjectCheckCmd() *cobra.Command {
 	var f objectFlags
 	cmd := &cobra.Command{
-		Use:   "check FILE",
-		Short: "Check an object file, and try its handlers on a capture",
-		Long: `Check an object file as a context would that has it, up to and including the kernel's
-verifier, and show what it has. It needs root, and changes nothing: what was loaded
-is gone when the command ends.
+		Use:   "check FILE...",
+		Short: "Check object files, and try their handlers on a capture",
+		Long: `Check object files as a context would that has them, up to and including the kernel's
+verifier, and show what they have. It needs root, and changes nothing: what was loaded
+is gone when the command ends. All files are checked, and the command fails if one is refused.
 
 With --pcap each frame of an Ethernet capture (pcap or pcapng) is given to the
 handlers, whatever rulesets would say of it, and the verdict is printed: send (back
@@ -185,12 +185,13 @@ With --write the frames that would be sent, and those that go on to Linux, are w
 to a capture (pcapng) as the handlers leave them. A comment at each says which frame of
 the other capture it was, and the verdict; the direction of those that are sent is out.`,
 		Example: `  sudo xspin object check echo.bpf.o
+  sudo xspin object check *.bpf.o
   sudo xspin object check echo.bpf.o -r trace.pcap --format flow --param port=7
   sudo xspin object check echo.bpf.o -r trace.pcap -w after.pcapng`,
-		Args: wantArgs("FILE"),
+		Args: wantArgs("FILE..."),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := checkObject(cmd, args[0], &f); err != nil {
-				return fmt.Errorf("object check: %w", err)
+			if err := checkObjects(cmd, args, f); err != nil {
+				return fmt.Errorf("object check: %s", ownLines(err))
 			}
 			return nil
 		},
@@ -203,14 +204,15 @@ the other capture it was, and the verdict; the direction of those that are sent 
 	cmd.Flags().StringVar(&f.memory, "memory", control.Size(loader.DefaultMemory).String(), "HPU memory of the context, if the handlers use it")
 	cmd.Flags().StringVar(&f.hpuMemory, "hpu-memory", control.Size(loader.DefaultHPUMemory).String(), "HPU memory of each HPU, if they use that")
 	cmd.Flags().StringVar(&f.window, "window", "1MiB", "size of each window, for handlers of messages")
-	cmd.Flags().BoolVar(&f.json, "json", false, "print one JSON document")
+	cmd.Flags().BoolVar(&f.json, "json", false, "print one JSON document; of several files with a list, objects")
 	return cmd
 }
 
 // checkLimit is how much memory the maps of an object may take.
 const checkLimit = 64 << 20
 
-func checkObject(cmd *cobra.Command, path string, f *objectFlags) (err error) {
+// checkObjects checks files, and says of all what is wrong.
+func checkObjects(cmd *cobra.Command, paths []string, f objectFlags) (err error) {
 	if !slices.Contains([]string{"", "packet", "flow", "slmp"}, f.format) {
 		return flags.Error("format", f.format, "want packet, flow or slmp")
 	}
@@ -221,55 +223,89 @@ func checkObject(cmd *cobra.Command, path string, f *objectFlags) (err error) {
 		if sameFile(f.pcap, f.write) {
 			return flags.Error("write", f.write, "want another file than that of --pcap")
 		}
+		if len(paths) > 1 {
+			return errors.New("--write goes with one FILE, whose handlers leave the frames")
+		}
 	}
+	out := bufio.NewWriter(cmd.OutOrStdout())
+	defer func() { err = errors.Join(err, out.Flush()) }()
+	all := []*objectReport{}
+	var errs []error
+	for _, path := range paths {
+		r, err := checkObject(cmd.ErrOrStderr(), out, path, len(all) > 0, f)
+		if r != nil {
+			all = append(all, r)
+		}
+		for _, err := range spin.Flatten(err) {
+			// What names no file is of the command.
+			if !slices.ContainsFunc(errs, func(e error) bool { return e.Error() == err.Error() }) {
+				errs = append(errs, err)
+			}
+		}
+	}
+	switch {
+	case !f.json:
+	case len(paths) > 1:
+		errs = append(errs, writeJSON(out, map[string]any{"schema": 1, "objects": all}))
+	case len(all) == 1:
+		all[0].Schema = 1
+		errs = append(errs, writeJSON(out, all[0]))
+	}
+	return errors.Join(errs...)
+}
+
+// checkObject checks a file, and returns nil for one that is refused. Each error about the file names it.
+func checkObject(warn, out io.Writer, path string, another bool, f objectFlags) (r *objectReport, err error) {
 	file, err := os.ReadFile(path)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	o, err := loader.ReadObject(path, file, checkLimit)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if f.format == "" {
 		f.format = map[bool]string{false: "packet", true: "slmp"}[o.Messages()]
 	}
 	cfg := loader.HandlersConfig{Format: matcher.FormatByName(f.format)}
 	if cfg.Parameters, err = parseParams(o, f.params); err != nil {
-		return err
+		var errs []error
+		for _, err := range spin.Flatten(err) {
+			errs = append(errs, fmt.Errorf("%s: %w", path, err))
+		}
+		return nil, errors.Join(errs...)
 	}
 	if err := loader.NeedVerifier(); err != nil {
-		return err
+		return nil, err
 	}
 	free, err := f.giveMemory(o, &cfg)
 	defer free()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	h, err := o.Load(cfg)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer func() { err = errors.Join(err, h.Close()) }()
 
-	r := objectReport{
-		Schema: 1, File: path, Handlers: o.Handlers(), Maps: append([]string{}, o.Maps()...), MapBytes: o.Memory(),
+	r = &objectReport{
+		File: path, Handlers: o.Handlers(), Maps: append([]string{}, o.Maps()...), MapBytes: o.Memory(),
 		Parameters: append([]loader.Parameter{}, o.Parameters()...),
 	}
 	if r.Instructions, r.Verified, err = h.Instructions(); err != nil {
-		return err
+		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	out := bufio.NewWriter(cmd.OutOrStdout())
-	defer func() { err = errors.Join(err, out.Flush()) }()
 	if !f.json {
+		if another {
+			fmt.Fprintln(out)
+		}
 		r.print(out)
 	}
 	if f.pcap != "" {
-		err = r.try(cmd.ErrOrStderr(), out, h, f)
+		err = r.try(warn, out, h, &f)
 	}
-	if f.json {
-		return errors.Join(err, writeJSON(out, r))
-	}
-	return err
+	return r, err
 }
 
 // sameFile tells whether two paths lead to one file.

@@ -233,6 +233,61 @@ func TestObjectCheckWritesTheFrames(t *testing.T) {
 	}
 }
 
+// All files are checked, whichever are refused, and each error names its file.
+func TestObjectCheckOfSeveralFiles(t *testing.T) {
+	netnstest.NeedRoot(t)
+	good := writeFile(t, "good.o", objecttest.Compile(t, objectSource))
+	other := writeFile(t, "other.o", objecttest.Compile(t, strings.ReplaceAll(objectSource, "port", "prot")))
+	late := writeFile(t, "late.o", objecttest.Compile(t, "#include \"xspin_handler.h\"\nXSPIN_PAYLOAD { return *(__u8 *)(long)ctx->data; }\nXSPIN_CONTEXT(PAYLOAD);\nXSPIN_LICENSE(\"GPL\");\n"))
+	for _, tc := range []struct {
+		name        string
+		args        []string
+		shown, errs []string // beginnings
+	}{
+		{"all are accepted", []string{good, other}, []string{good, other}, nil},
+		{"the first and the last are refused", []string{"object_test.go", good, late}, []string{good}, []string{"object_test.go: ", "load " + late + ": "}},
+		{"a file is missing", []string{good + "x", other}, []string{other}, []string{"open " + good + "x: "}},
+		{"one does not have a parameter", []string{good, other, "--param", "prot=1"}, []string{other}, []string{good + `: param "prot": `}},
+		{"each lacks a parameter, and one has a wrong value", []string{good, other, "--param", "prot=1", "--param", "port=x"}, nil,
+			[]string{good + `: param "prot": `, good + `: param "port": `, other + `: param "port": `}},
+		{"a flag is wrong", []string{good, other, "--memory", "lots"}, nil, []string{"--memory lots: "}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			out, _, err := object(t, append([]string{"check"}, tc.args...)...)
+			var shown []string
+			for _, text := range strings.Split(out, "\n\n") {
+				if file, _, ok := strings.Cut(text, "\n"); ok {
+					shown = append(shown, file)
+				}
+			}
+			if !slices.Equal(shown, tc.shown) {
+				t.Errorf("shows %q, want %q", shown, tc.shown)
+			}
+			errs := []string{}
+			if err != nil {
+				errs = strings.Split(strings.TrimPrefix(err.Error(), "object check: "), "\n")
+				if len(errs) > 1 {
+					errs = errs[1:] // the first says how many
+				}
+			}
+			if !slices.EqualFunc(errs, tc.errs, strings.HasPrefix) {
+				t.Errorf("%v\nwant errors that begin with %q", err, tc.errs)
+			}
+		})
+	}
+	out, _, err := object(t, "check", good, late, other, "--json")
+	var doc struct {
+		Schema  int
+		Objects []objectReport
+	}
+	if err == nil || json.Unmarshal([]byte(out), &doc) != nil || doc.Schema != 1 || len(doc.Objects) != 2 || doc.Objects[1].File != other {
+		t.Errorf("%s%v", out, err)
+	}
+	if _, _, err := object(t, "check", good, other, "-r", good, "-w", good+"w"); err == nil || !strings.Contains(err.Error(), "--write goes with one FILE") {
+		t.Errorf("--write of several: %v", err)
+	}
+}
+
 func TestObjectCheckRefuses(t *testing.T) {
 	netnstest.NeedRoot(t)
 	file := writeFile(t, "mine.o", objecttest.Compile(t, objectSource))
@@ -249,7 +304,7 @@ func TestObjectCheckRefuses(t *testing.T) {
 		{[]string{"check", file, "--memory", "lots"}, "memory"},
 		{[]string{"check", file, "--memory", "0"}, "--memory 0: want at least 1 byte"},
 		{[]string{"check", file, "--hpu-memory", "0"}, "--hpu-memory 0: want at least 1 byte"},
-		{[]string{"check", file, "--param", "prot=1", "--param", "port=70000"}, "prot\": no such parameter: there are port (whole number, 0 to 65535)\nparam \"port\": 70000"},
+		{[]string{"check", file, "--param", "prot=1", "--param", "port=70000"}, "prot\": no such parameter: there are port (whole number, 0 to 65535)\n" + file + ": param \"port\": 70000"},
 		{[]string{"check", file, "-r", file + "x"}, "no such file"},
 		{[]string{"check", file, "-r", file}, file + ": "},
 	} {
