@@ -301,7 +301,7 @@ func writeContext(out io.Writer, x *control.ContextInfo) error {
 	}
 	if p := x.Pair; p != nil {
 		row("events", "%d to the application, %d lost; %d events and requests that it has not taken", p.Events, p.EventsLost, p.Waiting)
-		row("requests", "%d to the application, %d found no room; %d answers, %d outstanding", p.Requests, p.Full, p.Responses, p.Outstanding)
+		row("requests", "%d to the application, %d found no room at first; %d answers, %d outstanding", p.Requests, p.Full, p.Responses, p.Outstanding)
 		if p.Broken {
 			row("queue", "BROKEN: the application has written where it must not")
 		}

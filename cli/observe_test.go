@@ -635,7 +635,7 @@ func TestTopAsksTheDaemon(t *testing.T) {
 	}
 	for _, want := range []string{
 		"lab/xs-nic: native XDP, zero-copy,", "eth9: generic XDP, copy,", "spilled 20 frames left to the Linux stack for lack of credit",
-		"spilled 20 their context had no credit left, and spills: to the Linux stack", "queue: full 2 requests that found no room", "queue: waiting 6 events and",
+		"spilled 20 their context had no credit left, and spills: to the Linux stack", "queue: full 2 requests that found no room at first, each counted once", "queue: waiting 6 events and",
 	} {
 		if !strings.Contains(rows, "\n"+want) {
 			t.Errorf("no %q in\n%s", want, rows)

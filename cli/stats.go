@@ -353,7 +353,7 @@ func writeQueue(row func(name string, value any, help string), q *hostq.PairStat
 	row("queue: events", q.Events, "given to the application")
 	row("queue: lost", q.EventsLost, "events that were dropped for lack of room")
 	row("queue: requests", q.Requests, "given to the application")
-	row("queue: full", q.Full, "requests that found no room")
+	row("queue: full", q.Full, "requests that found no room at first, each counted once")
 	row("queue: responses", q.Responses, "that answered a waiting request")
 	row("queue: late", q.Late, "responses to requests that were given up")
 	row("queue: bogus", q.Bogus, "responses to no request")

@@ -244,7 +244,7 @@ func newMetrics(source metricsSource) *metrics {
 			one("queue_events_total", "Events given to the application.", func(s *hostq.PairStats) uint64 { return s.Events }),
 			one("queue_events_lost_total", "Events that the application will never get.", func(s *hostq.PairStats) uint64 { return s.EventsLost }),
 			one("queue_requests_total", "Requests given to the application.", func(s *hostq.PairStats) uint64 { return s.Requests }),
-			one("queue_requests_refused_total", "Requests that found no room.", func(s *hostq.PairStats) uint64 { return s.Full }),
+			one("queue_requests_refused_total", "Requests that found no room at first, each counted once.", func(s *hostq.PairStats) uint64 { return s.Full }),
 			family[hostq.PairStats]{"queue_responses_total", "Responses of the application: taken, late ones for requests that were given up, and bogus ones for no request.", "result", map[string]func(*hostq.PairStats) uint64{
 				"taken": func(s *hostq.PairStats) uint64 { return s.Responses },
 				"late":  func(s *hostq.PairStats) uint64 { return s.Late },

@@ -120,6 +120,7 @@ type Request struct {
 	Words   [2]uint64 // and two words more
 	HPU     uint32    // that asks
 	Reply   bool      // a response is wanted
+	Again   bool      // it has found no room before, and is counted already
 	Payload []byte    // copied
 }
 

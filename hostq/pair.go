@@ -367,7 +367,7 @@ func (p *Pair) Request(lane int, r *Request, user any) (id uint64, err error) {
 	if r.Reply {
 		length |= requestReply
 		if id = p.register(lane, r.Tag, user); id == 0 {
-			p.full.Add(1)
+			p.countFull(r)
 			return 0, ErrFull
 		}
 	}
@@ -376,7 +376,7 @@ func (p *Pair) Request(lane int, r *Request, user any) (id uint64, err error) {
 		if err == ErrBroken {
 			p.failHead("requests", &p.requestRing)
 		} else {
-			p.full.Add(1)
+			p.countFull(r)
 		}
 		if id != 0 && !p.Cancel(id) {
 			// Somebody has guessed the id, and answered what was not asked yet.
@@ -395,6 +395,13 @@ func (p *Pair) Request(lane int, r *Request, user any) (id uint64, err error) {
 		return 0, p.ended()
 	}
 	return id, nil
+}
+
+// countFull counts a request that finds no room, once however often it is tried.
+func (p *Pair) countFull(r *Request) {
+	if !r.Again {
+		p.full.Add(1)
+	}
 }
 
 func (p *Pair) fillRequest(pos uint64, r *Request, length uint32, id uint64) {
@@ -735,10 +742,10 @@ func (p *Pair) Close() error {
 // PairStats are counters of a pair.
 type PairStats struct {
 	Events      uint64 `json:"events"`      // given to the application
-	EventsFull  uint64 `json:"events_full"` // found no room
+	EventsFull  uint64 `json:"events_full"` // times that one found no room; it may be tried again
 	EventsLost  uint64 `json:"events_lost"` // for good
 	Requests    uint64 `json:"requests"`
-	Full        uint64 `json:"full"`        // requests that found no room
+	Full        uint64 `json:"full"`        // requests that found no room, each once: some got it later
 	Responses   uint64 `json:"responses"`   // that somebody waited for
 	Late        uint64 `json:"late"`        // that nobody waited for any more
 	Bogus       uint64 `json:"bogus"`       // that answer nothing, or with impossible lengths

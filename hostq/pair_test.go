@@ -149,6 +149,12 @@ func TestRequestLimits(t *testing.T) {
 			t.Errorf("notification %d: %v, want %v", i, err, want)
 		}
 	}
+	// Who waits for room tries again, and is counted once.
+	for _, reply := range []bool{false, true} {
+		if _, err := p.Request(0, &Request{Reply: reply, Again: true}, nil); err != ErrFull {
+			t.Errorf("again, with an answer %v: %v", reply, err)
+		}
+	}
 	if n, err := p.Notify(make([]Request, 3)); n != 0 || err != ErrFull {
 		t.Errorf("batch into a full ring: %d, %v", n, err)
 	}

@@ -234,6 +234,7 @@ func (t *Task) request(tag uint64, payload []byte, reply bool, user any) (id uin
 // vain nobody does until there was room.
 func (t *Task) awaitRoom(user any) (id uint64, err error) {
 	r, host := t.r, t.ctx.res.Host
+	r.asks.request.Again = true
 	start := r.pool.scale.Ticks()
 	defer func() { r.batch.waited += r.pool.scale.Ticks() - start }()
 	for spins := 0; ; spins++ {

@@ -25,6 +25,7 @@ type fakeHost struct {
 	mu       sync.Mutex
 	next     uint64
 	room     int // for requests that nobody has taken
+	full     int // requests that found none
 	asked    []fakeRequest
 	live     map[uint64]fakeRequest // that want a response
 	replies  [][]hostq.Response     // by lane
@@ -64,6 +65,9 @@ func (h *fakeHost) Request(lane int, r *hostq.Request, user any) (uint64, error)
 	case h.detached:
 		return 0, hostq.ErrDetached
 	case len(h.asked) >= h.room:
+		if !r.Again {
+			h.full++
+		}
 		return 0, hostq.ErrFull
 	}
 	h.next++
@@ -489,6 +493,9 @@ func TestNoRoomForRequests(t *testing.T) {
 			r.settled()
 			if st := c.Stats(); st.Requests != 1 || st.Unasked != 1 || c.Stopped() {
 				t.Errorf("%+v", st)
+			}
+			if host.full != 1 {
+				t.Errorf("one request counts as %d that found no room", host.full)
 			}
 		})
 	}

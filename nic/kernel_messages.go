@@ -541,7 +541,8 @@ func (m *kernelMessages) note(n *loader.Note) {
 		ask := hostq.Request{Tag: n.Tag, Words: n.Words, HPU: uint32(n.HPU)}
 		if m.wait(func() bool { // one that wants no answer is of no lane
 			_, err = r.Host.Request(0, &ask, nil)
-			return !errors.Is(err, hostq.ErrFull)
+			ask.Again = errors.Is(err, hostq.ErrFull)
+			return !ask.Again
 		}, r.Full == hpu.FullWaits) && err == nil {
 			m.requests.Add(1)
 		} else {

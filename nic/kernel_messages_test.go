@@ -523,6 +523,17 @@ type lines struct {
 	all []string
 }
 
+// A triedPair counts how often a request was tried.
+type triedPair struct {
+	*hostq.Pair
+	requests atomic.Int64
+}
+
+func (p *triedPair) Request(lane int, r *hostq.Request, user any) (uint64, error) {
+	p.requests.Add(1)
+	return p.Pair.Request(lane, r, user)
+}
+
 // Log implements hpu.LogSink.
 func (l *lines) Log(now int64, _ int, text []byte) {
 	l.mu.Lock()
@@ -591,6 +602,28 @@ XSPIN_LICENSE("GPL");
 		t.Errorf("log %q, want %s", log.all, want)
 	}
 	log.mu.Unlock()
+	if err := n.Remove(c); err != nil {
+		t.Fatal(err)
+	}
+
+	// Who waits for room is counted once.
+	spec.Resources.Full = hpu.FullWaits
+	pair, app = application(t, hostq.Layout{Lanes: 1, Events: 8, Requests: 4})
+	tried := &triedPair{Pair: pair}
+	spec.Resources.Host = tried
+	c = run(t, n, spec)
+	if _, err := conn.SendBytes(patient(t), noise(6*first), slmp.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "one finds no room, and waits", func() bool { return tried.requests.Load() >= 4+3 })
+	for range 6 {
+		var call hostq.Call
+		eventually(t, "the application is told", func() bool { return app.Request(&call) })
+		app.Done(&call)
+	}
+	if n := pair.Stats().Full; n > 2 {
+		t.Errorf("%d requests have found no room, and two have waited", n)
+	}
 	if err := n.Remove(c); err != nil {
 		t.Fatal(err)
 	}
