@@ -278,11 +278,12 @@ func (in *inbox) event(ctx context.Context, e *hostq.Event) error {
 	m := Message{Source: e.Source, Number: e.Number, Bytes: e.Length}
 	mine := in.window != nil && e.User >= 1 && e.User <= uint64(in.cfg.Slots)
 	switch {
-	case e.Kind == hostq.MessageFailed && mine && e.Length > uint64(in.slot):
-		m.Error = fmt.Sprintf("longer than a slot of %d bytes: choose fewer slots, or a larger window", in.slot)
 	case e.Kind == hostq.MessageFailed:
 		// Missing stays 0: what had not arrived when it failed is of no use.
 		m.Error = e.Text
+		if mine && e.Length > uint64(in.slot) { // which may be why, or not: the handler has its own reasons
+			m.Error += fmt.Sprintf("; it is longer than a slot of %d bytes: choose fewer slots, or a larger window", in.slot)
+		}
 	case spin.Cause(e.Cause) != spin.Complete:
 		m.Error, m.Missing = spin.Cause(e.Cause).String(), e.Missing
 	case mine:
