@@ -608,20 +608,23 @@ func (h *managedContext) contextPlan() *contextPlan {
 
 func (h *managedContext) mayAttach(p control.Peer) bool { return h.contextPlan().attach.has(p) }
 
-// live says why nobody may take the context away without being asked, "" if there is
-// nothing.
+// live says why nobody may take the context away without being asked, and what somebody who wants to
+// can do. It returns "" if there is nothing.
 func (h *managedContext) live() string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	attached := func(a *attachment) string {
+		return fmt.Sprintf("%v is attached; stop it, or `xspin ctx rm %s`, which detaches it, and reload again", a, h.name)
+	}
 	if a := h.owner; a != nil {
-		return fmt.Sprintf("%v is attached", a)
+		return attached(a)
 	}
 	for a := range h.observers {
-		return fmt.Sprintf("%v is attached", a)
+		return attached(a)
 	}
 	if h.ctx != nil {
 		if m, ok := h.ctx.Messages(); ok && m.Open > 0 {
-			return fmt.Sprintf("%d messages are open", m.Open)
+			return fmt.Sprintf("%d messages are open; wait for their ends, or `xspin ctx rm %s`, which ends them, and reload again", m.Open, h.name)
 		}
 	}
 	return ""

@@ -1139,7 +1139,7 @@ func TestOpenMessagesEndWithTheirApplication(t *testing.T) {
 	// Nobody is attached, and still it is not to be taken away.
 	f.write(t, "")
 	_, err := f.Reload()
-	fails(t, "reload", err, errBusy, `context "inbox" would be changed or removed, and it is live: 1 messages are open`)
+	fails(t, "reload", err, errBusy, `context "inbox" would be changed or removed, and it is live: 1 messages are open; wait for their ends, or `+"`xspin ctx rm inbox`"+`, which ends them, and reload again`)
 	left(f.admitted(t, "inbox", root, false), "gone")
 	if !strings.Contains(f.logs.String(), "messages_ended=1") {
 		t.Error("the log does not say that a message was ended")

@@ -136,7 +136,7 @@ func TestReloadThatCannotBeChangesNothing(t *testing.T) {
 		{"what takes a restart", "log: {lines: 5}\nmetrics: :9999\nuser: nobody\n" + base, errInvalid,
 			[]string{"log has changed: that takes a restart", "metrics has changed", "user has changed"}},
 		{"a live context changes", "contexts:\n" + echoes("a", 17, "") + echoes("b", 18, ""), errBusy,
-			[]string{`context "a" would be changed or removed, and it is live: application (pid 1, uid 0) is attached`}},
+			[]string{`context "a" would be changed or removed, and it is live: application (pid 1, uid 0) is attached; stop it, or ` + "`xspin ctx rm a`" + `, which detaches it, and reload again`}},
 		{"a live context goes, and another's name is taken", "contexts:\n" + echoes("other", 18, ""), errBusy,
 			[]string{`context "other" was installed by other means than the file: remove it first`, `context "a" would be changed or removed`}},
 		{"a context cannot be installed", "windows: [{name: s, size: 1MiB}]\n" + base[:strings.Index(base, "- {name: b")] + echoes("c", 20, "") + echoes("b", 28, "") + bad, errBusy,
@@ -175,6 +175,33 @@ func TestReloadThatCannotBeChangesNothing(t *testing.T) {
 	left(a, "done")
 	if !strings.Contains(f.logs.String(), "reload failed, and nothing was changed") {
 		t.Error("the log does not say that a reload failed")
+	}
+}
+
+// Each way out that a refused reload names leads out.
+func TestWaysOutOfAReload(t *testing.T) {
+	base, changed := "contexts:\n"+echoes("a", 7, "queue: {}"), "contexts:\n"+echoes("a", 17, "queue: {}")
+	for name, tc := range map[string]struct {
+		leave func(t *testing.T, f *fixture, a *attachment)
+		told  string
+	}{
+		"the application stops": {func(_ *testing.T, _ *fixture, a *attachment) { left(a, "done") }, "context a changed: began anew"},
+		"the context is removed": {func(t *testing.T, f *fixture, a *attachment) {
+			must(t, f.remove("a"))
+			<-a.ended()
+			left(a, "done")
+		}, "context a added"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := launch(t, base)
+			a := f.admitted(t, "a", root, false)
+			f.write(t, changed)
+			_, err := f.Reload()
+			fails(t, "reload", err, errBusy, "and reload again")
+			tc.leave(t, f, a)
+			f.reloaded(t, changed, tc.told)
+			f.answers(t, 17)
+		})
 	}
 }
 
