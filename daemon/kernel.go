@@ -213,8 +213,12 @@ func (b *contextPlan) wantQueue() {
 	}
 }
 
-// hintWindows tells of messages that do not go where the order of the windows says.
+// hintWindows tells of messages that do not go where the order of the windows says, and of windows that are used and
+// are not there.
 func (b *contextPlan) hintWindows() {
+	if b.spec.Kernel.Object.UsesWindows() && len(b.windows) == 0 {
+		b.hints = append(b.hints, problem{path: "windows", msg: `the handlers use windows, and there is none, so that messages fail where they do: add one, such as "windows: [{name: in, size: 64MiB}]"`})
+	}
 	to := slices.IndexFunc(b.windows, func(w windowUse) bool { return w.rights&spin.Write != 0 })
 	if b.spec.Kernel.Object.Deposits() && to > 0 {
 		b.hints = append(b.hints, problem{path: "windows", msg: fmt.Sprintf(

@@ -275,12 +275,18 @@ func TestWindowsThatAreHardlyMeant(t *testing.T) {
 	dir := t.TempDir()
 	for name, source := range map[string]string{
 		"counts":   "XSPIN_PAYLOAD { xspin_count(0, her->payload_len); return XSPIN_SUCCESS; }\nXSPIN_MESSAGES(PAYLOAD);\n",
+		"calls":    "XSPIN_PAYLOAD { return xspin_deposit(ctx, her); }\nXSPIN_MESSAGES(PAYLOAD);\n",
+		"stores":   "static __noinline int store(__u64 n) { return xspin_window_store(0, 8, &n, 8); }\nXSPIN_PAYLOAD { return store(her->len); }\nXSPIN_MESSAGES(PAYLOAD);\n",
 		"deposits": "XSPIN_HEADER { return XSPIN_SUCCESS; }\nXSPIN_MESSAGES(HEADER);\n",
 	} {
 		writeFile(t, filepath.Join(dir, name+".o"), string(handlersOf(t, source)))
 	}
+	const none = `the handlers use windows, and there is none, so that messages fail where they do: add one, such as "windows: [{name: in, size: 64MiB}]"`
 	for _, tc := range []struct{ object, windows, want string }{
 		{"counts", "", ""},
+		{"calls", "", none},
+		{"calls", "{name: a, size: 1}", ""},
+		{"stores", "", none},
 		{"counts", "{name: a, size: 1, rights: r}, {name: b, size: 1}", ""},
 		{"deposits", "{name: a, size: 1}, {name: b, size: 1, rights: r}", ""},
 		{"deposits", "{name: a, size: 1, rights: r}, {name: b, size: 1}", `messages go to b, the first that handlers may write, and not to a: put it first, or give a "rights: rw"`},

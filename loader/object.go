@@ -14,7 +14,6 @@ import (
 	"strings"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/asm"
 
 	"github.com/xspin/xspin/bpf"
 )
@@ -32,6 +31,7 @@ type Object struct {
 	handlers []string
 	messages bool // its handlers are for messages: xspin_message.h
 	notes    bool // they tell the application of more than ends, or write to the log
+	windows  bool // they call what reaches windows
 	time     timeBound
 	params   []Parameter
 	memory   int64
@@ -109,9 +109,12 @@ func ReadObject(name string, file []byte, limit int64) (made *Object, err error)
 	if err := errors.Join(errs...); err != nil {
 		return fail(flatten(err)...)
 	}
-	o.notes = slices.ContainsFunc(slices.Collect(maps.Values(user)), func(f asm.Instructions) bool {
-		return slices.ContainsFunc(calls(f), func(fn string) bool { return fn == "xspin_notify" || fn == "xspin_log_line" })
-	})
+	for _, f := range user {
+		for _, fn := range calls(f) {
+			o.notes = o.notes || fn == "xspin_notify" || fn == "xspin_log_line"
+			o.windows = o.windows || fn == "xspin_deposit" || strings.HasPrefix(fn, "xspin_window_")
+		}
+	}
 	o.time = boundTime(user, spec)
 	o.spec = engine.link(user, spec, prog.License)
 	if err := checkPrograms(o.spec); err != nil {
@@ -190,6 +193,10 @@ func (o *Object) Notes() bool { return o.notes }
 // Deposits tells whether all payload of messages goes into their window, as there is no
 // payload handler.
 func (o *Object) Deposits() bool { return o.messages && !slices.Contains(o.handlers, "payload") }
+
+// UsesWindows tells whether handlers of messages reach windows, by what they call. Those that Deposits
+// tells of need not.
+func (o *Object) UsesWindows() bool { return o.windows }
 
 // Maps returns the names of the object's own maps, sorted.
 func (o *Object) Maps() (names []string) {
