@@ -347,8 +347,8 @@ func params(p map[string]any) string {
 // contextFlags describe a context without a file.
 type contextFlags struct {
 	control.Context
-	object, memory, hpuMemory string
-	params                    []string
+	object, memory, hpuMemory, attach string
+	params, windows                   []string
 }
 
 func newCtxInstallCmd() *cobra.Command {
@@ -369,7 +369,8 @@ or those of an object file: docs/kernel-handlers.md.`,
 		Example: `  xspin ctx install inbox.yaml
   echo '{name: ping, handler: echo-icmp}' | xspin ctx install -
   xspin ctx install --name ping --tier kernel --handler echo-icmp
-  xspin ctx install --name mine --object echo.bpf.o --rulesets 'echo: udp(7)'`,
+  xspin ctx install --name mine --object echo.bpf.o --rulesets 'echo: udp(7)'
+  xspin ctx install --name files --tier kernel --handler deposit --window 'name: in, size: 64MiB'`,
 		Args: wantArgs("[FILE]"),
 	}
 	cmd.Flags().StringVar(&f.Name, "name", "", "name of the context, instead of FILE")
@@ -381,6 +382,11 @@ or those of an object file: docs/kernel-handlers.md.`,
 	cmd.Flags().StringVar(&f.Rulesets, "rulesets", "", "rulesets in text form, see xspin rules; defaults to the handlers'")
 	cmd.Flags().StringVar(&f.Format, "format", "", "message format; defaults to the rulesets'")
 	cmd.Flags().StringArrayVar(&f.params, "param", nil, "set a parameter of the handlers, NAME=VALUE (repeatable)")
+	cmd.Flags().StringArrayVar(&f.windows, "window", nil, "give the context a window, with the keys of a configuration (repeatable): 'name: in, size: 64MiB'")
+	cmd.Flags().StringVar(&f.attach, "attach", "", "who may attach, beside root and the daemon's admins, with the keys of a configuration: 'users: [alice]'")
+	cmd.Flags().StringVar(&f.Activate, "activate", "", "when the context is armed: start, attach or manual (default attach if an application has its messages, else start)")
+	flags.OneOf(cmd.Flags(), "activate", []string{"start", "attach", "manual"})
+	cmd.Flags().IntVar(&f.Messages, "messages", 0, "messages that may be in flight (default 4096, or 256 in the kernel)")
 	cmd.Flags().StringVar(&f.memory, "memory", "", "HPU memory that all HPUs share, such as 64KiB (default: what the handlers need)")
 	cmd.Flags().StringVar(&f.hpuMemory, "hpu-memory", "", "HPU memory of each HPU, such as 4KiB (default: what the handlers need)")
 	dial := socketFlag(cmd)
@@ -457,6 +463,19 @@ func contextToInstall(cmd *cobra.Command, args []string, f *contextFlags) (doc *
 			return nil, nil, err
 		}
 		*m.into = control.Size(n)
+	}
+	var errs []error
+	for _, text := range f.windows {
+		var w control.Window
+		errs = append(errs, daemon.ParseFlag("window", text, &w))
+		f.Windows = append(f.Windows, w)
+	}
+	if cmd.Flags().Changed("attach") {
+		f.Attach = &control.Attach{}
+		errs = append(errs, daemon.ParseFlag("attach", f.attach, f.Attach))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, nil, err
 	}
 	if f.object != "" {
 		if f.Object, err = daemon.ReadObject(f.object); err != nil {

@@ -134,6 +134,9 @@ func TestCtxTellsAndAsks(t *testing.T) {
 		{"install with memory", "ctx install --name mine --handler count --memory 64KiB --hpu-memory 24", "", []string{
 			`POST /v1/contexts {"name":"mine","handler":"count","memory":"64KiB","hpu_memory":24}`,
 		}, []string{"context 3, inbox: active"}},
+		{"install with windows", `ctx install --name in --handler deposit --window {"name":"in","size":"64KiB"} --window "name":"all","rights":"r" --attach {"users":["alice"]} --activate attach --messages 8`, "", []string{
+			`POST /v1/contexts {"name":"in","handler":"deposit","messages":8,"windows":[{"name":"in","size":"64KiB"},{"name":"all","rights":"r"}],"attach":{"users":["alice"]},"activate":"attach"}`,
+		}, []string{"context 3, inbox: active"}},
 		{"install an object", "ctx install --name mine --object " + object + " --rulesets mine:udp(7)", "", []string{
 			`POST /v1/contexts {"name":"mine","rulesets":"mine:udp(7)","tier":"kernel","handler":"","object":{"name":"` + object + `","code":"Ynl0ZXM="}}`,
 		}, []string{"context 3, inbox: active"}},
@@ -348,6 +351,27 @@ func TestCtxErrors(t *testing.T) {
 	s := &standIn{socket: filepath.Join(t.TempDir(), "none.sock")}
 	if _, err := s.run("", "ctx", "ls"); err == nil || !strings.Contains(err.Error(), "xspin run") {
 		t.Error(err)
+	}
+}
+
+// Flags with keys of a configuration are read as one, and say what is wrong with each.
+func TestCtxInstallReadsKeysInFlags(t *testing.T) {
+	for _, tc := range []struct {
+		args []string
+		want string // "": it is asked of the daemon
+	}{
+		{[]string{"--window", "name: in, size: 64MiB"}, ""},
+		{[]string{"--window", "{name: in, size: 64MiB}"}, ""},
+		{[]string{"--window", "name: in, sise: 1"}, `--window "name: in, sise: 1": unknown key "sise": is it size?`},
+		{[]string{"--window", "name: in, size: lots", "--attach", "users: 7"}, "2 errors:\n--window \"name: in, size: lots\": size: size \"lots\": want a whole number of bytes, or one with KiB, MiB or GiB, such as \"64MiB\"\n--attach \"users: 7\": users: want a list, found a single value"},
+		{[]string{"--window", "in"}, `--window "in": unknown key "in": want app, name, rights, size`},
+		{[]string{"--window", ""}, `--window "": want keys with values`},
+		{[]string{"--window", "name: in}"}, `--window "name: in}": `},
+	} {
+		_, err := newStandIn(t).run("", append([]string{"ctx", "install", "--name", "a", "--handler", "deposit"}, tc.args...)...)
+		if tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.HasPrefix(err.Error(), "ctx install: "+tc.want)) {
+			t.Errorf("%q: %v\nwant %s", tc.args, err, tc.want)
+		}
 	}
 }
 

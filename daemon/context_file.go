@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"strings"
 
 	"github.com/xspin/xspin/control"
 )
@@ -38,6 +39,23 @@ func ParseContext(file string, text []byte) (*ContextFile, error) {
 		return nil, f.doc.err()
 	}
 	return f, nil
+}
+
+// ParseFlag reads the value of a flag, which has keys of a configuration, as Load reads these: it may be without the
+// braces of YAML. Errors name the flag.
+func ParseFlag(flag, text string, into any) error {
+	keys := text
+	if strings.TrimSpace(text) == "" {
+		return fmt.Errorf("--%s %q: want keys with values", flag, text)
+	}
+	if !strings.HasPrefix(strings.TrimSpace(text), "{") {
+		keys = "{" + text + "}"
+	}
+	doc := parseYAML(fmt.Sprintf("--%s %q", flag, text), []byte(keys), into)
+	for i := range doc.problems {
+		doc.problems[i].line = 0 // there is but one
+	}
+	return doc.err()
 }
 
 // Locate says where in the file the problems are of which an error of the daemon tells.
