@@ -256,6 +256,9 @@ func writeContext(out io.Writer, x *control.ContextInfo) error {
 	if x.Memory != 0 || x.HPUMemory != 0 {
 		row("HPU memory", "%v, and %v for each HPU", x.Memory, x.HPUMemory)
 	}
+	for i := range x.Maps {
+		row("map", "%s: %v", x.Maps[i].Name, &x.Maps[i])
+	}
 	var reserved []string
 	for _, what := range slices.Sorted(maps.Keys(x.Reserved)) {
 		if n := x.Reserved[what]; n > 0 {

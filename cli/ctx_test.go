@@ -392,13 +392,16 @@ func TestCtxInstallSaysWhereInTheFile(t *testing.T) {
 func TestContextsThatHandOverAreShown(t *testing.T) {
 	x := control.ContextInfo{
 		Context: control.Context{Name: "both", Tier: "kernel", Object: &control.Object{Name: "long.bpf.o"}, Handler: "deposit"},
+		Maps: []spin.OwnMap{{Name: ".bss", Type: "array", Key: 4, Value: 12, Entries: 1, ID: 8},
+			{Name: "seen", Type: "hash", Key: 4, Value: 8, Entries: 16, ID: 9, Used: new(int)}},
 	}
 	x.HandlerStats.HandedOver = 10
 	var out strings.Builder
 	if err := writeContext(&out, &x); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"long.bpf.o, in the kernel; what that hands over goes to deposit, on HPUs\n", "10 packets, to handlers on HPUs\n"} {
+	for _, want := range []string{"long.bpf.o, in the kernel; what that hands over goes to deposit, on HPUs\n", "10 packets, to handlers on HPUs\n",
+		".bss: global variables, 12 bytes, the kernel's map 8\n", "seen: hash, keys of 4 bytes, values of 8, 0 of 16 entries, the kernel's map 9\n"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("not %q in\n%s", want, &out)
 		}

@@ -121,7 +121,8 @@ type objectReport struct {
 	Schema       int                `json:"schema,omitempty"` // of a document with nothing else
 	File         string             `json:"file"`
 	Handlers     []string           `json:"handlers"`
-	Maps         []string           `json:"maps"` // of its own
+	Maps         []string           `json:"maps"`     // of its own
+	OwnMaps      []spin.OwnMap      `json:"own_maps"` // these, and sections of global variables
 	MapBytes     int64              `json:"map_bytes"`
 	Parameters   []loader.Parameter `json:"parameters"`
 	Instructions int                `json:"instructions"` // of the program in the kernel
@@ -290,7 +291,7 @@ func checkObject(warn, out io.Writer, path string, another bool, f objectFlags) 
 	defer func() { err = errors.Join(err, h.Close()) }()
 
 	r = &objectReport{
-		File: path, Handlers: o.Handlers(), Maps: append([]string{}, o.Maps()...), MapBytes: o.Memory(),
+		File: path, Handlers: o.Handlers(), Maps: append([]string{}, o.Maps()...), OwnMaps: append([]spin.OwnMap{}, o.OwnMaps()...), MapBytes: o.Memory(),
 		Parameters: append([]loader.Parameter{}, o.Parameters()...),
 	}
 	if r.Instructions, r.Verified, err = h.Instructions(); err != nil {
@@ -413,11 +414,14 @@ func (r *objectReport) print(w io.Writer) {
 	}
 	fmt.Fprintf(w, "%s\n", r.File)
 	fmt.Fprintf(w, "  handlers      %s\n", list(r.Handlers))
-	fmt.Fprintf(w, "  maps          %s", list(r.Maps))
-	if len(r.Maps) > 0 {
-		fmt.Fprintf(w, " (%v for each context)", control.Size(r.MapBytes))
+	if len(r.OwnMaps) == 0 {
+		fmt.Fprintln(w, "  maps          none")
+	} else {
+		fmt.Fprintf(w, "  maps          %v for each context\n", control.Size(r.MapBytes))
 	}
-	fmt.Fprintln(w)
+	for i := range r.OwnMaps {
+		fmt.Fprintf(w, "                %s: %v\n", r.OwnMaps[i].Name, &r.OwnMaps[i])
+	}
 	for i, p := range r.Parameters {
 		fmt.Fprintf(w, "  %-12s  %s = %s: %s\n", map[bool]string{true: "parameters"}[i == 0], p.Name, p.Default, p.Want)
 	}

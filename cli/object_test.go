@@ -233,6 +233,27 @@ func TestObjectCheckWritesTheFrames(t *testing.T) {
 	}
 }
 
+// What an object has of its own is listed, as it would be in a context.
+func TestObjectCheckListsMaps(t *testing.T) {
+	netnstest.NeedRoot(t)
+	file := writeFile(t, "mine.o", objecttest.Compile(t, `#include "xspin_handler.h"
+struct { __uint(type, BPF_MAP_TYPE_HASH); __uint(max_entries, 16); __type(key, __u32); __type(value, __u64); } seen SEC(".maps");
+static volatile __u32 last;
+XSPIN_PAYLOAD { __u32 k = last = her->len; return bpf_map_lookup_elem(&seen, &k) ? XSPIN_DROP : XSPIN_SUCCESS; }
+XSPIN_CONTEXT(PAYLOAD);
+XSPIN_LICENSE("GPL");
+`))
+	want := regexp.MustCompile("(?m)^  maps          \\d+ for each context\n                \\.bss: global variables, 4 bytes\n                seen: hash, keys of 4 bytes, values of 8, 16 entries\n  instructions")
+	if out, _, err := object(t, "check", file); err != nil || !want.MatchString(out) {
+		t.Errorf("%s%v", out, err)
+	}
+	out, _, err := object(t, "check", file, "--json")
+	var doc objectReport
+	if err != nil || json.Unmarshal([]byte(out), &doc) != nil || !slices.Equal(doc.Maps, []string{"seen"}) || len(doc.OwnMaps) != 2 || doc.OwnMaps[1].Entries != 16 {
+		t.Errorf("%s%v", out, err)
+	}
+}
+
 // All files are checked, whichever are refused, and each error names its file.
 func TestObjectCheckOfSeveralFiles(t *testing.T) {
 	netnstest.NeedRoot(t)

@@ -131,6 +131,7 @@ type ContextInfo struct {
 	MessageStats *spin.MessageStats `json:"message_stats,omitempty"`
 	HandlerStats spin.ContextStats  `json:"handler_stats"`
 	CPUs         []uint64           `json:"cpus,omitempty"`     // in the kernel: packets handled, by CPU
+	Maps         []spin.OwnMap      `json:"maps,omitempty"`     // in the kernel: of its handlers, if one context is asked for
 	Reserved     map[string]int64   `json:"reserved,omitempty"` // bytes that its handlers take of limits.memory, by purpose
 	Warnings     []string           `json:"warnings,omitempty"` // what keeps packets from it; when it is installed also what is hardly meant
 }

@@ -844,6 +844,14 @@ func (d *Daemon) info(name string) (*control.ContextInfo, error) {
 		return nil, err
 	}
 	i := h.info(h.device.stats())
+	h.mu.Lock()
+	ctx := h.ctx
+	h.mu.Unlock()
+	if ctx != nil { // it may end while its maps are looked at
+		if i.Maps, err = ctx.OwnMaps(); err != nil {
+			return nil, fmt.Errorf("context %q: %w", name, err)
+		}
+	}
 	return &i, nil
 }
 

@@ -264,6 +264,26 @@ func TestMessagesOfObjectsComeToAnApplication(t *testing.T) {
 	}
 }
 
+// Maps of an object's own are told with the context, also of one that hands messages over.
+func TestOwnMapsAreShown(t *testing.T) {
+	seen := "struct { __uint(type, BPF_MAP_TYPE_HASH); __uint(max_entries, 16); __type(key, __u32); __type(value, __u64); } seen SEC(\".maps\");\n"
+	source := seen + "XSPIN_HEADER\n{\n\t__u32 k = her->payload_len;\n\t__u64 v = 1;\n\tbpf_map_update_elem(&seen, &k, &v, 0);\n\treturn XSPIN_PROCEED;\n}\n"
+	f := launchBeside(t, inKernel+`contexts:
+- {name: mine, tier: kernel, object: mine.o, windows: [{name: in, size: 64KiB}]}
+- {name: both, tier: kernel, object: both.o, handler: test-made, windows: [{name: in, size: 64KiB}]}
+- {name: ping, tier: kernel, handler: echo-icmp}
+`, map[string][]byte{"mine.o": handlersOf(t, source+"XSPIN_MESSAGES(HEADER);\n"), "both.o": handlersOf(t, source+"XSPIN_MESSAGES(HEADER | HAND_OVER);\n")})
+	for _, name := range []string{"mine", "both"} {
+		all := f.shown(t, name).Maps
+		if len(all) != 1 || all[0].Name != "seen" || all[0].ID == 0 || all[0].Used == nil || *all[0].Used != 0 || all[0].Entries != 16 {
+			t.Errorf("%s: %+v", name, all)
+		}
+	}
+	if all := f.shown(t, "ping").Maps; all != nil {
+		t.Errorf("ping: %+v", all)
+	}
+}
+
 // handlersOf compiles handlers of messages.
 func handlersOf(t *testing.T, source string) []byte {
 	t.Helper()

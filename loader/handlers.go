@@ -46,6 +46,7 @@ type Handlers struct {
 	user *ebpf.Map // of the program that takes messages to HPUs; nil: they hand nothing over
 
 	messages *messages // nil: the handlers are for packets
+	own      []spin.OwnMap
 
 	mu    sync.Mutex     // guards what follows, and rows
 	base  []HandlerStats // what was cleared, of each CPU
@@ -113,7 +114,7 @@ func (o *Object) Load(cfg HandlersConfig) (_ *Handlers, err error) {
 	if err != nil {
 		return fail(err)
 	}
-	h := &Handlers{coll: coll, prog: coll.Programs[bpf.HandlersProgram], base: make([]HandlerStats, cpus)}
+	h := &Handlers{own: o.OwnMaps(), coll: coll, prog: coll.Programs[bpf.HandlersProgram], base: make([]HandlerStats, cpus)}
 	h.user = coll.Maps[bpf.MessagesUser]
 	h.rows, err = unix.Mmap(coll.Maps[bpf.HandlersCPU].FD(), 0, cpus*rowSize, unix.PROT_READ, unix.MAP_SHARED)
 	if err != nil {

@@ -82,6 +82,15 @@ func (c *Context) Stats() spin.ContextStats {
 // Messages returns what became of the context's messages, and false if it has none.
 func (c *Context) Messages() (spin.MessageStats, bool) { return c.tier.Messages() }
 
+// OwnMaps returns the maps of handlers in eBPF that are theirs alone, and sections of their global variables. It
+// counts the entries of hashes, which takes a system call for each. It returns nil if the context has none, or is removed.
+func (c *Context) OwnMaps() ([]spin.OwnMap, error) {
+	if t, ok := c.tier.(mapped); ok {
+		return t.ownMaps()
+	}
+	return nil, nil
+}
+
 // ClearCounters zeroes the context's user counters and returns what they were.
 func (c *Context) ClearCounters() [spin.UserCounters]spin.UserCounter {
 	c.counting.Lock()

@@ -72,7 +72,11 @@ func (t handOverTier) hpuTime() time.Duration { return t.user.hpuTime() }
 func (t handOverTier) Stopped() bool          { return t.user.Stopped() }
 func (t handOverTier) Stuck() int             { return t.user.Stuck() }
 func (t handOverTier) Packets() []uint64      { return t.kernel.Packets() }
-func (t handOverTier) SetTap(tap hpu.Tap)     { t.user.SetTap(tap) }
+
+// ownMaps implements mapped.
+func (t handOverTier) ownMaps() ([]spin.OwnMap, error) { return t.kernel.ownMaps() }
+
+func (t handOverTier) SetTap(tap hpu.Tap) { t.user.SetTap(tap) }
 
 // kernelBinder has messages that were handed over take the receives of those that are not.
 type kernelBinder struct {

@@ -434,6 +434,9 @@ func (t *kernelTier) Packets() (n []uint64) {
 	return n
 }
 
+// ownMaps implements mapped.
+func (t *kernelTier) ownMaps() ([]spin.OwnMap, error) { return t.handlers.OwnMaps() }
+
 // Messages tells what became of messages.
 func (t *kernelTier) Messages() (spin.MessageStats, bool) {
 	return t.handlers.Tally().MessageStats, t.messages != nil

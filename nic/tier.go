@@ -48,4 +48,7 @@ type (
 	triggerable interface{ trigger(hpu.Trigger) error }
 	tappable    interface{ SetTap(hpu.Tap) }
 	perCPU      interface{ Packets() []uint64 } // handled, by CPU that received them
+	mapped      interface {                     // its handlers may have maps of their own
+		ownMaps() ([]spin.OwnMap, error)
+	}
 )
