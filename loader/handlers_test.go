@@ -23,6 +23,7 @@ import (
 	"github.com/xspin/xspin/handlers"
 	"github.com/xspin/xspin/handlers/handlerstest"
 	"github.com/xspin/xspin/hostq"
+	"github.com/xspin/xspin/internal/testenv"
 	"github.com/xspin/xspin/loader/objecttest"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/netns/netnstest"
@@ -299,6 +300,8 @@ func fuzz(t *testing.T, one func(*rand.Rand) (answered bool)) {
 		t.Errorf("%d of %d frames are answered: the generator has drifted", answered, all)
 	}
 }
+
+func init() { loadTime *= testenv.Slowness() }
 
 func TestCountIsItsTwin(t *testing.T) {
 	for _, to := range []string{"stack", "drop"} {
