@@ -81,8 +81,12 @@ type (
 	MessagePast     = EngineMessagesXspinPast
 )
 
-// HandlersVersion is the version of xspin_handler.h that an object must be made with.
-const HandlersVersion = 2
+// HandlersVersion is the version of xspin_handler.h, and HandlersOldest the oldest that an object may be made with.
+// Objects of version 2 read and write the frame themselves, not by functions of the engine.
+const (
+	HandlersVersion = 3
+	HandlersOldest  = 2
+)
 
 // Names in an object with handlers.
 const (

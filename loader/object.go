@@ -226,7 +226,7 @@ func declared(f *elf.File, spec *ebpf.CollectionSpec) (d bpf.HandlersDeclared, e
 	if v == nil || len(v.Value) != 4 {
 		return d, errors.New("it was not made with xspin_handler.h: `xspin object new` writes it")
 	}
-	if n := binary.LittleEndian.Uint32(v.Value); n != bpf.HandlersVersion {
+	if n := binary.LittleEndian.Uint32(v.Value); n < bpf.HandlersOldest || n > bpf.HandlersVersion {
 		return d, fmt.Errorf("it was made with version %d of xspin_handler.h, and this is version %d: `xspin object new` writes that; compile again", n, bpf.HandlersVersion)
 	}
 	symbols, err := f.Symbols()

@@ -126,6 +126,12 @@ func callTimes(object *ebpf.CollectionSpec) func(*asm.Instruction) cost {
 				return cost{ref, 500, 1 + 3}
 			case "xspin_csum_diff":
 				return cost{"bpf_csum_diff", 150, 1 + 5}
+			case "xspin_load", "xspin_store": // a frame is in one piece: some 3,500 bytes at most
+				return cost{ref, 200, 1 + 4}
+			case "xspin_deposit", "xspin_window_frame":
+				return cost{ref, 200, 1 + 2}
+			case "xspin_reply_udp", "xspin_reply_icmp_echo": // all of the frame is summed up
+				return cost{ref, 2500, 1 + 2}
 			}
 			// The function's instructions are counted.
 		case ins.IsBuiltinCall():

@@ -229,7 +229,7 @@ func TestFilesThatAreNoObjects(t *testing.T) {
 		{"for this machine", host, "want what clang -target bpf -g has compiled"},
 		{"big endian", objecttest.Compile(t, include+payload+named+licence, "-target", "bpfeb"), "big endian"},
 		{"without -g", objecttest.Compile(t, include+payload+named+licence, "-g0"), "no BTF: compile with -g"},
-		{"another version", version, "made with version 9 of xspin_handler.h, and this is version 2"},
+		{"another version", version, "made with version 9 of xspin_handler.h, and this is version 3"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			if _, err := ReadObject("test.o", tc.file, 1<<20); !errors.Is(err, ErrObject) || !strings.Contains(err.Error(), tc.want) {

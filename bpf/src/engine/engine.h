@@ -170,6 +170,8 @@ __weak long xspin_csum_diff(const __u32 *from, __u32 from_size, const __u32 *to,
 	return bpf_csum_diff(from, from_size, to, to_size, seed);
 }
 
+#include "frame.h"
+
 /* In the place of handlers that an object does not have. */
 XSPIN_HEADER { return XSPIN_SUCCESS; }
 XSPIN_PAYLOAD { return XSPIN_SUCCESS; }

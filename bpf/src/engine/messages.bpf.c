@@ -2196,6 +2196,7 @@ SEC("xdp.frags")
 int xspin_api(struct xdp_md *ctx)
 {
 	struct xspin_her her = { .len = ctx->data };
+	struct xspin_headers h;
 	struct xspin_info info;
 	__u64 was;
 	__u8 *p;
@@ -2204,6 +2205,8 @@ int xspin_api(struct xdp_md *ctx)
 	p = p ?: xspin_hpu_memory(&her, her.len, 1);
 	p = p ?: xspin_state(&her);
 	return xspin_count(0, 1) + xspin_csum_diff(her.key, 4, 0, 0, 0) + xspin_deposit(ctx, &her) +
+	       xspin_load(ctx, 0, &was, 8) + xspin_store(ctx, 0, &was, 8) + xspin_headers(ctx, &her, &h) +
+	       xspin_reply_udp(ctx, &her) + xspin_reply_icmp_echo(ctx, &her) +
 	       xspin_about(&her, &info) + xspin_window_frame(ctx, 0, 0, 0, 1) + xspin_window_move(0, 0, &was, 8) +
 	       xspin_window_add(0, 0, 1, &was) + xspin_window_cas(0, 0, 1, 2, &was) + xspin_notify(0, 0, 0) +
 	       xspin_log_line(&info, 0, 0) + !!p;

@@ -71,7 +71,10 @@ int xspin_api(struct xdp_md *ctx)
 	struct xspin_her her = { .len = ctx->data };
 	__u8 *shared = xspin_memory(her.len, 1), *own = xspin_hpu_memory(&her, her.len, 1);
 
-	xspin_count(0, 1);
+	struct xspin_headers h;
+
+	xspin_count(xspin_headers(ctx, &her, &h), xspin_load(ctx, 0, &h, 1) + xspin_store(ctx, 0, &h, 1) +
+							  xspin_reply_udp(ctx, &her) + xspin_reply_icmp_echo(ctx, &her));
 	return shared && own ? *shared + *own + xspin_csum_diff(her.key, 4, 0, 0, 0) : 0;
 }
 
