@@ -453,13 +453,19 @@ func handlerName(bit uint32) string {
 // seem never to end, a pair is returned that may not belong together.
 func readPair(p *bpf.HandlerPair) (c spin.UserCounter) {
 	for range 1000 {
-		end := atomic.LoadUint64(&p.End)
-		c = spin.UserCounter{Sum: atomic.LoadUint64(&p.Sum), Count: atomic.LoadUint64(&p.Count)}
-		if atomic.LoadUint64(&p.Begin) == end {
+		var whole bool
+		if c, whole = tryPair(p); whole {
 			break
 		}
 	}
 	return c
+}
+
+// tryPair reads a sum and its count once, and tells whether they belong together.
+func tryPair(p *bpf.HandlerPair) (c spin.UserCounter, whole bool) {
+	end := atomic.LoadUint64(&p.End)
+	c = spin.UserCounter{Sum: atomic.LoadUint64(&p.Sum), Count: atomic.LoadUint64(&p.Count)}
+	return c, atomic.LoadUint64(&p.Begin) == end
 }
 
 // An Action is what becomes of a frame.

@@ -99,7 +99,7 @@ func Run(ctx context.Context, cfg Config, d time.Duration) (_ []Done, err error)
 	if err := process(ctx, pool, c, &f.state, d, begun, over); err != nil {
 		return nil, err
 	}
-	stats, _ := pool.Stats()
+	stats := f.counted(pool)
 	if err := f.complete(c.Stats().Handled); err != nil {
 		return nil, fmt.Errorf("replay: %w", err)
 	}
@@ -108,6 +108,21 @@ func Run(ctx context.Context, cfg Config, d time.Duration) (_ []Done, err error)
 		done[i] = Done{stats[i], s.packets(), s.last - s.first, s.begin, s.end}
 	}
 	return done, nil
+}
+
+// counted returns what each HPU has counted, with its last batch: that is counted when all its packets have been
+// returned, which is what Drain waits for.
+func (f *feed) counted(pool *hpu.Pool) []hpu.Stats {
+	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		stats, _ := pool.Stats()
+		late := false
+		for i, s := range f.sources {
+			late = late || stats[i].Handled < s.packets()
+		}
+		if !late || time.Now().After(deadline) {
+			return stats
+		}
+	}
 }
 
 // engine returns a pool that has installed a context for the messages. With shared, an
