@@ -238,7 +238,7 @@ func checkObjects(cmd *cobra.Command, paths []string, f objectFlags) (err error)
 			all = append(all, r)
 		}
 		for _, err := range spin.Flatten(err) {
-			// What names no file is of the command.
+			// An error that names no file is the command's own.
 			if !slices.ContainsFunc(errs, func(e error) bool { return e.Error() == err.Error() }) {
 				errs = append(errs, err)
 			}

@@ -233,7 +233,7 @@ func TestObjectCheckWritesTheFrames(t *testing.T) {
 	}
 }
 
-// What an object has of its own is listed, as it would be in a context.
+// object check lists an object's own maps as they would be in a context.
 func TestObjectCheckListsMaps(t *testing.T) {
 	netnstest.NeedRoot(t)
 	file := writeFile(t, "mine.o", objecttest.Compile(t, `#include "xspin_handler.h"

@@ -149,7 +149,7 @@ func TestRequestLimits(t *testing.T) {
 			t.Errorf("notification %d: %v, want %v", i, err, want)
 		}
 	}
-	// Who waits for room tries again, and is counted once.
+	// A request that waits for room is tried again, and counted once.
 	for _, reply := range []bool{false, true} {
 		if _, err := p.Request(0, &Request{Reply: reply, Again: true}, nil); err != ErrFull {
 			t.Errorf("again, with an answer %v: %v", reply, err)

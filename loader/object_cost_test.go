@@ -136,7 +136,7 @@ XSPIN_LICENSE("GPL");
 	load(t, object(t, source), HandlersConfig{})
 }
 
-// Who is refused hears which handler and which line of it take longest.
+// A refusal names the handler, and the line of it that takes longest.
 func TestWhatTakesLongIsNamed(t *testing.T) {
 	netnstest.NeedRoot(t)
 	const dear, cheap = "for (int i = 0; i < 16000; i++) bpf_map_update_elem(&mine, k, v, 0);", "bpf_map_lookup_elem(&mine, k);"

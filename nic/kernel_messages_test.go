@@ -606,7 +606,7 @@ XSPIN_LICENSE("GPL");
 		t.Fatal(err)
 	}
 
-	// Who waits for room is counted once.
+	// A request that waits for room is counted once.
 	spec.Resources.Full = hpu.FullWaits
 	pair, app = application(t, hostq.Layout{Lanes: 1, Events: 8, Requests: 4})
 	tried := &triedPair{Pair: pair}
