@@ -15,6 +15,7 @@ typedef long long __s64;
 
 enum xdp_action { XDP_ABORTED, XDP_DROP, XDP_PASS, XDP_TX, XDP_REDIRECT };
 
+#ifndef XSPIN_TC /* else it is XsPIN itself, and has another name for it */
 struct xdp_md {
 	__u32 data;
 	__u32 data_end;
@@ -23,6 +24,7 @@ struct xdp_md {
 	__u32 rx_queue_index;
 	__u32 egress_ifindex;
 };
+#endif
 
 enum {
 	BPF_MAP_TYPE_HASH = 1,

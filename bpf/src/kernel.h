@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* What XsPIN's own programs use of the kernel's BPF interface beyond what handlers may. */
 #pragma once
-#include "../include/xspin_kernel.h"
+#include "hook.h"
 
 enum {
 	BPF_MAP_TYPE_PROG_ARRAY = 3,
