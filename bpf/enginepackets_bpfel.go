@@ -31,7 +31,8 @@ type EnginePacketsXspinConstants struct {
 	OffsetShift uint8
 	LengthShift uint8
 	Whole       uint8
-	_           [4]byte
+	Writes      uint8
+	Pad         [3]uint8
 }
 
 type EnginePacketsXspinCounters struct {
@@ -42,9 +43,12 @@ type EnginePacketsXspinCounters struct {
 	Sent     uint64
 	ToStack  uint64
 	Fault    uint64
+	Uncut    uint64
+	Mixed    uint64
 	Timed    uint64
 	Time     uint64
 	TimeLog2 [32]uint64
+	Pad      [6]uint64
 	User     [16]EnginePacketsXspinPair
 }
 

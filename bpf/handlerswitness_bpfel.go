@@ -55,6 +55,7 @@ const (
 	HandlersWitnessXspinHasXSPIN_HAS_COMPLETION HandlersWitnessXspinHas = 4
 	HandlersWitnessXspinHasXSPIN_HAS_HAND_OVER  HandlersWitnessXspinHas = 8
 	HandlersWitnessXspinHasXSPIN_HAS_DEPOSIT    HandlersWitnessXspinHas = 16
+	HandlersWitnessXspinHasXSPIN_HAS_TRAINS     HandlersWitnessXspinHas = 32
 )
 
 // Names of all BPF objects in the ELF.

@@ -23,6 +23,7 @@ import (
 
 // HandlersConfig is what one life of a context sets in its object.
 type HandlersConfig struct {
+	Hook       Hook            // that the program is for
 	Format     *matcher.Format // whose messages end if the handlers are for messages, else not: "packet", "flow"
 	EOM        *matcher.Rule   // of the context's rulesets. Defaults to the format's
 	Parameters map[string]any  // values as decoded from YAML or JSON
@@ -40,6 +41,7 @@ type HandlersConfig struct {
 // Handlers are an object in the kernel, for one life of a context: a program, which
 // somebody calls, and its maps. Safe for concurrent use, except for Run.
 type Handlers struct {
+	hook Hook
 	coll *ebpf.Collection
 	prog *ebpf.Program
 	rows []byte    // mapped
@@ -76,7 +78,11 @@ func (o *Object) Load(cfg HandlersConfig) (_ *Handlers, err error) {
 	if err != nil {
 		return fail(err)
 	}
-	spec := o.spec.Copy()
+	spec, err := o.specOf(cfg.Hook)
+	if err != nil {
+		return fail(err)
+	}
+	spec = spec.Copy()
 	if err := spec.Variables[bpf.HandlersConstants].Set(*constants); err != nil {
 		return fail(err)
 	}
@@ -114,7 +120,7 @@ func (o *Object) Load(cfg HandlersConfig) (_ *Handlers, err error) {
 	if err != nil {
 		return fail(err)
 	}
-	h := &Handlers{own: o.OwnMaps(), coll: coll, prog: coll.Programs[bpf.HandlersProgram], base: make([]HandlerStats, cpus)}
+	h := &Handlers{hook: cfg.Hook, own: o.OwnMaps(), coll: coll, prog: coll.Programs[bpf.HandlersProgram], base: make([]HandlerStats, cpus)}
 	h.user = coll.Maps[bpf.MessagesUser]
 	h.rows, err = unix.Mmap(coll.Maps[bpf.HandlersCPU].FD(), 0, cpus*rowSize, unix.PROT_READ, unix.MAP_SHARED)
 	if err != nil {
@@ -239,6 +245,9 @@ func (o *Object) constants(cfg *HandlersConfig, cpus int) (*bpf.HandlerConstants
 		Nkey:     uint8(len(f.Key)),
 		Hpus:     uint32(cpus),
 	}
+	if o.writes {
+		c.Writes = 1
+	}
 	for i, k := range f.Key {
 		c.Key[i] = handlerWord(k)
 	}
@@ -290,6 +299,9 @@ func memorySize(what string, m *ebpf.Map, size int64, n int) (uint64, error) {
 	return uint64(size), nil
 }
 
+// Hook returns which hook the program is for.
+func (h *Handlers) Hook() Hook { return h.hook }
+
 // Program is what runs the handlers, for a program array. It lives until Close, and as
 // long as it is in an array.
 func (h *Handlers) Program() *ebpf.Program { return h.prog }
@@ -334,6 +346,8 @@ type HandlerStats struct {
 	Failed  uint64 // of these: neither Success nor Drop
 	Sent    uint64 // of these: sent back
 	ToStack uint64 // of these: left to Linux
+	Uncut   uint64 // trains that went to Linux, as handlers would write to their packets
+	Mixed   uint64 // trains that were dropped, as handlers wanted different things of their packets
 	Fault   Fault  // the last of Failed
 
 	// A clock costs as much as a short handler, so one packet in 64 is timed.
@@ -358,6 +372,8 @@ func (s *HandlerStats) add(a *HandlerStats, sign uint64) {
 	s.Failed += sign * a.Failed
 	s.Sent += sign * a.Sent
 	s.ToStack += sign * a.ToStack
+	s.Uncut += sign * a.Uncut
+	s.Mixed += sign * a.Mixed
 	s.Timed += sign * a.Timed
 	s.HandlerSum += time.Duration(sign) * a.HandlerSum
 	for i, n := range a.HandlerTime {
@@ -415,6 +431,8 @@ func (h *Handlers) read() []HandlerStats {
 		s.Failed = atomic.LoadUint64(&row.Failed)
 		s.Sent = atomic.LoadUint64(&row.Sent)
 		s.ToStack = atomic.LoadUint64(&row.ToStack)
+		s.Uncut = atomic.LoadUint64(&row.Uncut)
+		s.Mixed = atomic.LoadUint64(&row.Mixed)
 		s.Timed = atomic.LoadUint64(&row.Timed)
 		s.HandlerSum = time.Duration(atomic.LoadUint64(&row.Time))
 		for k := range s.HandlerTime {
@@ -500,10 +518,22 @@ type HandlersVerdict struct {
 	Frame  []byte    // as they left it; valid until the next Run
 }
 
+// skBuff is struct __sk_buff of include/uapi/linux/bpf.h.
+type skBuff struct {
+	_       [176]byte
+	GSOSize uint32
+	_       [12]byte
+}
+
 // Run runs the handlers over a frame, attached to nothing. The kernel takes frames of 14
-// bytes to some 70 KiB; for any other length the error wraps ErrFrame. The verdict
+// bytes to some 70 KiB, and at tc those of some 3,500 bytes, with the whole of an IP header; for any
+// other the error wraps ErrFrame. The verdict
 // assumes that nobody else runs them.
-func (h *Handlers) Run(frame []byte) (v HandlersVerdict, err error) {
+func (h *Handlers) Run(frame []byte) (HandlersVerdict, error) { return h.RunTrain(frame, 0) }
+
+// RunTrain is Run for a frame as Linux's stack has it at tc, which it cuts every gso bytes of payload. One of 0 is
+// none.
+func (h *Handlers) RunTrain(frame []byte, gso int) (v HandlersVerdict, err error) {
 	if len(frame) < 14 {
 		return v, fmt.Errorf("%w: %d bytes, an Ethernet header has 14", ErrFrame, len(frame))
 	}
@@ -517,11 +547,14 @@ func (h *Handlers) Run(frame []byte) (v HandlersVerdict, err error) {
 	// Repeat stays 1: for more, the kernel patches a function that all XDP programs run
 	// through, which takes a grace period, and has stopped emulated machines.
 	opts := &ebpf.RunOptions{Data: frame, DataOut: h.out, Repeat: 1}
+	if gso != 0 {
+		opts.Context = &skBuff{GSOSize: uint32(gso)}
+	}
 	ret, err := h.prog.Run(opts)
 	if err != nil {
 		return v, fmt.Errorf("%w: %d bytes: %w", ErrFrame, len(frame), err)
 	}
-	v.Action, v.Frame = Action(ret), opts.DataOut
+	v.Action, v.Frame = h.hook.verdict(ret), opts.DataOut
 	now := h.read()
 	for i := range now {
 		s, before := &now[i], &h.last[i]

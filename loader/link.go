@@ -46,10 +46,10 @@ func split(insns asm.Instructions) (functions, error) {
 	return all, nil
 }
 
-// calls returns the functions that a function calls, once for each place.
+// calls returns the functions that a function calls, or has the kernel call, once for each place.
 func calls(insns asm.Instructions) (all []string) {
 	for i := range insns {
-		if insns[i].IsFunctionCall() {
+		if insns[i].IsFunctionCall() || insns[i].IsLoadOfFunctionPointer() {
 			all = append(all, insns[i].Reference())
 		}
 	}
@@ -64,15 +64,20 @@ type engine struct {
 }
 
 var (
-	packetsEngine  = sync.OnceValues(func() (*engine, error) { return readEngine(bpf.EnginePackets()) })
-	messagesEngine = sync.OnceValues(func() (*engine, error) { return readEngine(bpf.EngineMessages()) })
+	packetsEngine   = sync.OnceValues(func() (*engine, error) { return readEngine(bpf.EnginePackets()) })
+	packetsEngineTC = sync.OnceValues(func() (*engine, error) { return readEngine(bpf.EnginePacketsTC()) })
+	messagesEngine  = sync.OnceValues(func() (*engine, error) { return readEngine(bpf.EngineMessages()) })
 )
 
-func engineOf(messages bool) (*engine, error) {
-	if messages {
+// engineOf returns the engine of a hook.
+func engineOf(messages bool, hook Hook) (*engine, error) {
+	switch {
+	case messages:
 		return messagesEngine()
+	case hook == XDP:
+		return packetsEngine()
 	}
-	return packetsEngine()
+	return packetsEngineTC()
 }
 
 func readEngine(file []byte) (*engine, error) {
@@ -146,6 +151,9 @@ func (e *engine) link(user functions, object *ebpf.CollectionSpec, license strin
 			f := user[fn]
 			if f == nil {
 				f = e.funcs[fn]
+			} else if handlerFuncs[fn] != "" { // its first argument is the hook's, whatever the object says
+				f = slices.Clone(f)
+				f[0] = btf.WithFuncMetadata(f[0], btf.FuncMetadata(&e.funcs[fn][0]))
 			}
 			p.Instructions = append(p.Instructions, f...)
 			todo = append(todo, calls(f)...)

@@ -26,12 +26,15 @@ var ErrObject = errors.New("not an object that XsPIN takes")
 // may share it.
 type Object struct {
 	name     string
-	spec     *ebpf.CollectionSpec // linked to the engine
+	spec     *ebpf.CollectionSpec // linked to the engine of XDP
+	tc       *ebpf.CollectionSpec // linked to that of tc; nil: it does not run there
+	notTC    error                // why
 	declared bpf.HandlersDeclared
 	handlers []string
 	messages bool // its handlers are for messages: xspin_message.h
 	notes    bool // they tell the application of more than ends, or write to the log
 	windows  bool // they call what reaches windows
+	writes   bool // they call what writes to the frame
 	time     timeBound
 	params   []Parameter
 	memory   int64
@@ -92,7 +95,7 @@ func ReadObject(name string, file []byte, limit int64) (made *Object, err error)
 	if err != nil {
 		return fail(err)
 	}
-	engine, err := engineOf(o.messages)
+	engine, err := engineOf(o.messages, XDP)
 	if err != nil {
 		return fail(err)
 	}
@@ -113,23 +116,55 @@ func ReadObject(name string, file []byte, limit int64) (made *Object, err error)
 		for _, fn := range calls(f) {
 			o.notes = o.notes || fn == "xspin_notify" || fn == "xspin_log_line"
 			o.windows = o.windows || fn == "xspin_deposit" || strings.HasPrefix(fn, "xspin_window_")
+			o.writes = o.writes || fn == "xspin_store" || strings.HasPrefix(fn, "xspin_reply_")
 		}
 	}
 	o.time = boundTime(user, spec)
-	o.spec = engine.link(user, spec, prog.License)
-	if err := checkPrograms(o.spec); err != nil {
+	if o.spec, o.memory, err = engine.complete(user, spec, prog.License, limit); o.spec == nil {
 		return fail(err)
 	}
-	for _, p := range o.spec.Programs {
-		errs = append(errs, checkCalls(p.Instructions))
-	}
-	o.memory, err = keepMaps(o.spec, engine, limit)
 	errs = append(errs, err)
 	o.params, err = parameters(o.spec)
 	if err := errors.Join(append(errs, err)...); err != nil {
 		return fail(flatten(err)...)
 	}
+	if o.messages {
+		o.notTC = errors.New("handlers of messages run at xdp only")
+		return o, nil
+	}
+	if engine, err = engineOf(o.messages, TC); err != nil {
+		return fail(err)
+	}
+	if o.tc, _, err = engine.complete(user, spec, prog.License, limit); err != nil {
+		o.tc, o.notTC = nil, err
+	}
 	return o, nil
+}
+
+// complete links an object to the engine, and checks what only the whole shows. It also returns how many bytes
+// the object's own maps take. With some errors it returns what it has linked, for whoever looks for others.
+func (e *engine) complete(user functions, object *ebpf.CollectionSpec, license string, limit int64) (*ebpf.CollectionSpec, int64, error) {
+	spec := e.link(user, object, license)
+	if err := checkPrograms(spec); err != nil {
+		return nil, 0, err
+	}
+	var errs []error
+	for _, p := range spec.Programs {
+		errs = append(errs, checkCalls(p.Instructions))
+	}
+	memory, err := keepMaps(spec, e, limit)
+	return spec, memory, errors.Join(append(errs, err)...)
+}
+
+// specOf returns what is loaded for a hook.
+func (o *Object) specOf(hook Hook) (*ebpf.CollectionSpec, error) {
+	switch {
+	case hook == XDP:
+		return o.spec, nil
+	case hook == TC && o.tc != nil:
+		return o.tc, nil
+	}
+	return nil, fmt.Errorf("its handlers do not run at %v: %w", hook, o.notTC)
 }
 
 // flatten undoes errors.Join.
@@ -218,6 +253,7 @@ const (
 	hasPayload    = 2
 	hasCompletion = 4
 	hasHandOver   = 8
+	hasTrains     = 32
 )
 
 // declared returns what xspin_handler.h has the object declare, of this version of it.
@@ -249,7 +285,7 @@ func declared(f *elf.File, spec *ebpf.CollectionSpec) (d bpf.HandlersDeclared, e
 	}
 	b = b[s.Value:][:size]
 	d = bpf.HandlersDeclared{Handlers: binary.LittleEndian.Uint32(b), Messages: binary.LittleEndian.Uint32(b[4:]), State: binary.LittleEndian.Uint32(b[8:])}
-	most := uint32(hasHeader | hasPayload | hasCompletion)
+	most := uint32(hasHeader | hasPayload | hasCompletion | hasTrains)
 	if d.Messages == 1 {
 		most |= hasHandOver
 	}

@@ -275,7 +275,7 @@ func returned(log []string) (fn string) {
 func isNobodys(place, source string) bool {
 	file, _, _ := strings.Cut(place, ":")
 	switch file {
-	case "xspin_handler.h", "xspin_message.h", "engine.h", "frame.h", "packets.bpf.c", "messages.bpf.c":
+	case "xspin_handler.h", "xspin_message.h", "hook.h", "engine.h", "frame.h", "train.h", "packets.bpf.c", "messages.bpf.c":
 		return true
 	}
 	return begins.MatchString(source)

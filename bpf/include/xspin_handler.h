@@ -112,18 +112,21 @@ enum xspin_has {
 	XSPIN_HAS_COMPLETION = 1 << 2,
 	XSPIN_HAS_HAND_OVER = 1 << 3, /* the header handler may return it */
 	XSPIN_HAS_DEPOSIT = 1 << 4, /* of a failure: no handler, but the engine's own deposit */
+	XSPIN_HAS_TRAINS = 1 << 5, /* at tc, handlers take a train as one frame */
 };
 
 /*
- * Names the handlers that there are, joined by |, of HEADER, PAYLOAD and COMPLETION. The
- * program never runs: it calls handlers so that they are in the object.
+ * Names the handlers that there are, joined by |, of HEADER, PAYLOAD and COMPLETION. With TRAINS, too,
+ * handlers at the tc hook get a train (docs/kernel-handlers.md) as the one frame that it is there, and not
+ * each packet of it. The program never runs: it calls handlers so that they are in the object.
  */
 #define XSPIN_CONTEXT(names)                                                \
 	SEC("xdp.frags") int xspin_context(struct xdp_md *ctx)              \
 	{                                                                   \
 		enum { HEADER = XSPIN_HAS_HEADER,                           \
 		       PAYLOAD = XSPIN_HAS_PAYLOAD,                         \
-		       COMPLETION = XSPIN_HAS_COMPLETION };                 \
+		       COMPLETION = XSPIN_HAS_COMPLETION,                   \
+		       TRAINS = XSPIN_HAS_TRAINS };                         \
 		static const volatile struct xspin_declared declared        \
 			XSPIN_DECLARED = { .handlers = (names) };           \
 		return xspin_names(ctx, names);                             \

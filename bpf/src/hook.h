@@ -9,6 +9,7 @@
 #pragma once
 #ifdef XSPIN_TC
 #define xdp_md __sk_buff
+struct __sk_buff;
 #define HOOK_SECTION "tcx/ingress"
 #else
 #define HOOK_SECTION "xdp.frags"

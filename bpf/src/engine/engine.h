@@ -10,7 +10,7 @@
  */
 #pragma once
 #define XSPIN_ENGINE
-#include "xspin_kernel.h"
+#include "../hook.h"
 
 static long (*const bpf_csum_diff)(const __u32 *from, __u32 from_size, const __u32 *to, __u32 to_size, __u32 seed) = (void *)28;
 
@@ -43,6 +43,8 @@ struct xspin_constants {
 	__u8 offset_shift; /* to the lowest bit of the mask */
 	__u8 length_shift;
 	__u8 whole; /* every packet is a message: all three handlers run */
+	__u8 writes; /* handlers write to the frame, or turn it round */
+	__u8 pad[3];
 };
 
 const volatile struct xspin_constants xspin XSPIN_DECLARED = {};
@@ -68,9 +70,12 @@ struct xspin_counters {
 	__u64 sent;	/* of these: left by XDP_TX */
 	__u64 to_stack; /* of these: went to Linux */
 	__u64 fault;	/* the last failure: code, and in the upper half which handler (xspin_has) */
+	__u64 uncut;	/* trains that handlers got nothing of, as they would write to them: went to Linux */
+	__u64 mixed;	/* trains that were dropped, as handlers wanted different things of their segments */
 	__u64 timed;	/* packets whose time was taken, one in XSPIN_TIMED */
 	__u64 time;	/* of these: ns in handlers */
 	__u64 time_log2[32]; /* of these: how many in 2^(i-1) to 2^i - 1 ns; the last: all longer */
+	__u64 pad[6];
 	struct xspin_pair user[16];
 };
 _Static_assert(sizeof(struct xspin_counters) % 64 == 0, "CPUs share no cache line");
@@ -188,24 +193,24 @@ static __noinline __u32 xspin_word_slow(struct xdp_md *ctx, __u32 off, __u32 len
 	__u32 word = 0;
 
 	if (off + 4 <= len) {
-		bpf_xdp_load_bytes(ctx, off, &word, 4);
+		xspin_load(ctx, off, &word, 4);
 	} else {
 		for (__u32 i = 0; i < 3 && off + i < len; i++)
-			bpf_xdp_load_bytes(ctx, off + i, (__u8 *)&word + i, 1);
+			xspin_load(ctx, off + i, (__u8 *)&word + i, 1);
 	}
 	return word;
 }
 
 /* False when a byte that the mask selects is not in the frame. */
-static __always_inline int xspin_word(struct xdp_md *ctx, const volatile struct xspin_word *w,
+static __always_inline int xspin_word(struct xdp_md *ctx, const struct xspin_frame *f, const volatile struct xspin_word *w,
 				      __u32 len, __u32 *value)
 {
 	__u32 off = w->off & 508, word;
-	void *p = (void *)(long)ctx->data + off;
+	void *p = xspin_at_frame(f, off, 4);
 
 	if (w->need > len)
 		return 0;
-	if (likely(p + 4 <= (void *)(long)ctx->data_end))
+	if (likely(p))
 		word = *(__u32 *)p;
 	else
 		word = xspin_word_slow(ctx, off, len);
@@ -217,23 +222,24 @@ static __always_inline int xspin_word(struct xdp_md *ctx, const volatile struct 
 static __always_inline int xspin_read(struct xdp_md *ctx, struct xspin_her *her)
 {
 	const volatile struct xspin_constants *s = &xspin;
+	const struct xspin_frame f = xspin_frame(ctx);
 	__u32 end = her->len, v = 0;
 
 	for (int i = 0; i < 8; i++) {
 		if (i >= (int)s->nkey)
 			break;
-		if (!xspin_word(ctx, &s->key[i], her->len, &her->key[i]))
+		if (!xspin_word(ctx, &f, &s->key[i], her->len, &her->key[i]))
 			return 0;
 	}
 	if (s->offset.mask) {
-		if (!xspin_word(ctx, &s->offset, her->len, &v))
+		if (!xspin_word(ctx, &f, &s->offset, her->len, &v))
 			return 0;
 		her->offset = v >> (s->offset_shift & 31);
 	}
 	if (s->length.mask) {
 		__u64 to;
 
-		if (!xspin_word(ctx, &s->length, her->len, &v))
+		if (!xspin_word(ctx, &f, &s->length, her->len, &v))
 			return 0;
 		to = (__u64)(v >> (s->length_shift & 31)) + s->length_from;
 		if (to > end)
@@ -245,7 +251,7 @@ static __always_inline int xspin_read(struct xdp_md *ctx, struct xspin_her *her)
 	her->payload = s->header;
 	her->payload_len = end - s->header;
 	v = 0;
-	if ((!s->eom.mask || xspin_word(ctx, &s->eom, her->len, &v)) && s->eom_start <= v && v <= s->eom_end)
+	if ((!s->eom.mask || xspin_word(ctx, &f, &s->eom, her->len, &v)) && s->eom_start <= v && v <= s->eom_end)
 		her->flags = XSPIN_EOM;
 	return 1;
 }

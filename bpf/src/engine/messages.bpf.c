@@ -490,19 +490,6 @@ struct {
 
 /* --- windows --- */
 
-/*
- * A length that the verifier knows to be 1 to max, a power of two. It was checked before:
- * this tells the verifier, which does not believe a comparison of two registers.
- */
-#define XSPIN_LENGTH(n, max)                             \
-	({                                               \
-		__u64 n_ = (n);                          \
-		asm volatile("%0 += -1; %0 &= %1; %0 += 1" \
-			     : "+r"(n_)                  \
-			     : "i"((max) - 1));          \
-		n_;                                      \
-	})
-
 static __always_inline __u8 *xspin_element(__u32 window, __u64 k)
 {
 	/* k has 64 bits of stack: of two numbers of 32 that clang keeps in one word of it, the

@@ -1,17 +1,19 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* The engine of handlers for packets. */
 #include "engine.h"
+#ifdef XSPIN_TC
+#include "train.h"
+#endif
 
 /*
- * Calls the handlers, each at one place and in no loop: so the instructions that the
- * verifier has counted for each of them bound a packet's run.
+ * Calls the handlers for the packet at hand, each at one place and in no loop: so the instructions that the
+ * verifier has counted for each of them bound a packet's run. Returns an xdp_action.
  */
-SEC("xdp.frags")
-int xspin_context(struct xdp_md *ctx)
+static __always_inline int xspin_packet(struct xdp_md *ctx)
 {
+	const struct xspin_frame f = xspin_frame(ctx);
 	const __u32 has = xspin.has;
-	/* In one piece, or the NIC would not have called; no helper is asked for the length. */
-	struct xspin_her her = { .len = ctx->data_end - ctx->data, .action = XDP_DROP };
+	struct xspin_her her = { .len = xspin_length(&f), .action = XDP_DROP };
 	const int whole = xspin.whole;
 	int header = XSPIN_SUCCESS, payload = XSPIN_SUCCESS, completion = XSPIN_SUCCESS;
 	struct xspin_counters *cpu = xspin_this_cpu();
@@ -64,8 +66,77 @@ int xspin_context(struct xdp_md *ctx)
 	return her.action;
 }
 
+#ifdef XSPIN_TC
+
+/* Of a train. */
+struct xspin_verdict {
+	struct xdp_md *ctx;
+	int action; /* of each segment so far */
+	int mixed;
+};
+
+static long xspin_each(__u32 i, struct xspin_verdict *v)
+{
+	struct xspin_segment *g = xspin_segment();
+	int action;
+
+	if (!g || !xspin_segment_at(v->ctx, g, i)) {
+		v->mixed = 1;
+		return 1;
+	}
+	action = xspin_packet(v->ctx);
+	if (!i)
+		v->action = action;
+	else if (action != v->action)
+		v->mixed = 1;
+	if (xspin.writes && action != XDP_DROP && !xspin_same_headers(g, i))
+		v->mixed = 1;
+	return 0;
+}
+
+static __always_inline int xspin_frames(struct xdp_md *ctx)
+{
+	struct xspin_counters *cpu = xspin_this_cpu();
+	struct xspin_segment *g = xspin_segment();
+	struct xspin_verdict v = { .ctx = ctx, .action = XDP_DROP };
+	int segments;
+
+	if (!cpu || !g)
+		return XDP_PASS;
+	segments = xspin_arrive(ctx, g);
+	if (segments == XSPIN_UNCUT) {
+		cpu->uncut++;
+		return XDP_PASS;
+	}
+	if (likely(segments == XSPIN_WHOLE))
+		return xspin_packet(ctx);
+	bpf_loop(segments, xspin_each, &v, 0);
+	if (v.mixed) {
+		cpu->mixed++;
+		return XDP_DROP;
+	}
+	if (v.action != XDP_DROP && xspin.writes && xspin_share_headers(ctx, g))
+		return XDP_DROP;
+	return v.action;
+}
+
+#else
+
+static __always_inline int xspin_frames(struct xdp_md *ctx)
+{
+	return xspin_packet(ctx);
+}
+
+#endif
+
+SEC(HOOK_SECTION)
+int xspin_context(struct xdp_md *ctx)
+{
+	return hook_verdict(ctx, xspin_frames(ctx));
+}
+
 /* Has the functions that handlers call be in the object. */
-SEC("xdp.frags")
+SEC(HOOK_SECTION)
 int xspin_api(struct xdp_md *ctx)
 {
 	struct xspin_her her = { .len = ctx->data };

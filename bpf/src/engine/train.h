@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * What comes to the tc hook, packet by packet. A train there is what Linux's stack has not cut yet
+ * (UDP_SEGMENT) or has joined (GRO): the payloads of several datagrams of one sender behind the headers
+ * of one, whose lengths count all of them. The kernel cuts it every gso_size bytes.
+ */
+#pragma once
+#include "engine.h"
+
+enum {
+	XSPIN_SEGMENTS = 128, /* of a train; UDP_MAX_SEGMENTS of the kernel */
+	XSPIN_WHOLE = 0,      /* a packet that came alone, or that is looked at as a whole */
+	XSPIN_UNCUT = -1,     /* a train that nobody here can cut */
+};
+
+/* include/linux/skbuff.h */
+enum { CHECKSUM_PARTIAL = 3 };
+
+struct sk_buff {
+	__u8 ip_summed : 2;
+} __attribute__((preserve_access_index));
+
+extern void *bpf_cast_to_kern_ctx(void *ctx) __attribute__((section(".ksyms")));
+static long (*const bpf_loop)(__u32 n, void *fn, void *arg, __u64 flags) = (void *)181;
+
+/* Whether the checksum is left to a device: a bit field, whose place the kernel's BTF tells. */
+static __always_inline int xspin_sum_is_left(struct xdp_md *ctx)
+{
+	const struct sk_buff *skb = bpf_cast_to_kern_ctx(ctx);
+	__u64 v = *((const __u8 *)skb + __builtin_preserve_field_info(skb->ip_summed, 0 /* its byte */));
+
+	v <<= __builtin_preserve_field_info(skb->ip_summed, 4) & 63;
+	v >>= __builtin_preserve_field_info(skb->ip_summed, 5) & 63;
+	return v == CHECKSUM_PARTIAL;
+}
+
+/* Segments of a train, and where its headers end. */
+struct xspin_cut {
+	__u32 segments;
+	__u32 head;
+};
+
+static __always_inline struct xspin_cut xspin_cut(const struct xspin_frame *f, __u32 len, __u32 gso)
+{
+	struct xspin_cut none = {}, cut = {};
+	const __u8 *eth = xspin_at_frame(f, 0, 14), *p = xspin_at_frame(f, 14, 20);
+	__u32 hlen, n;
+
+	if (!eth || !p)
+		return none;
+	if (*(__u16 *)(eth + 12) == bswap16(0x0800)) {
+		hlen = (p[0] & 15) * 4;
+		if (p[0] >> 4 != 4 || hlen < 20 || p[9] != 17 || *(__u16 *)(p + 6) & bswap16(0x3fff) ||
+		    bswap16(*(__u16 *)(p + 2)) != len - 14)
+			return none;
+	} else if (*(__u16 *)(eth + 12) == bswap16(0x86dd)) {
+		hlen = 40;
+		if (!xspin_at_frame(f, 14, 40) || p[0] >> 4 != 6 || p[6] != 17 || bswap16(*(__u16 *)(p + 4)) != len - 54)
+			return none;
+	} else {
+		return none;
+	}
+	p = xspin_at_frame(f, 14 + hlen, 8);
+	if (!p || bswap16(*(__u16 *)(p + 4)) != len - 14 - hlen)
+		return none;
+	cut.head = 14 + hlen + 8;
+	n = len - cut.head;
+	if (!gso || n / gso > XSPIN_SEGMENTS)
+		return none;
+	cut.segments = (n + gso - 1) / gso;
+	return cut.segments > XSPIN_SEGMENTS ? none : cut;
+}
+
+/*
+ * A packet has come. Returns how many segments it has that are to be looked at one by one, by
+ * xspin_segment_at(); or XSPIN_WHOLE: it is the one at hand; or XSPIN_UNCUT.
+ */
+static __always_inline int xspin_arrive(struct xdp_md *ctx, struct xspin_segment *g)
+{
+	const struct xspin_frame f = { ctx, g };
+	__u32 len = ctx->len, gso = ctx->gso_size;
+	struct xspin_cut cut;
+
+	g->len = len;
+	g->seen = len < XSPIN_SEEN ? len : XSPIN_SEEN;
+	g->head = 0;
+	g->base = 0;
+	g->partial = xspin_sum_is_left(ctx);
+	if (xspin_look(ctx, g, 0))
+		return XSPIN_UNCUT;
+	if (likely(!gso) || xspin.has & XSPIN_HAS_TRAINS)
+		return XSPIN_WHOLE;
+	cut = xspin_cut(&f, len, gso);
+	if (cut.segments == 1)
+		return XSPIN_WHOLE;
+	if (!cut.segments) /* TCP, or what else there may be */
+		return xspin.writes ? XSPIN_UNCUT : XSPIN_WHOLE;
+	__builtin_memcpy(g->shared, g->image, XSPIN_SEEN);
+	g->head = cut.head;
+	g->partial = 1; /* or it could not be cut */
+	return cut.segments;
+}
+
+/* Gives the headers in image the lengths of a packet of len bytes, of n bytes more than they tell of, as they are
+ * where the kernel cuts a train. The id of IPv4 grows by i. A checksum of UDP is partial. */
+static __always_inline void xspin_resize(struct xspin_segment *g, __u32 len, __u32 i)
+{
+	__u16 *udp = (void *)(g->image + ((g->head - 8) & (XSPIN_SEEN - 1))), *h, was;
+
+	if (*(__u16 *)(g->shared + 12) == bswap16(0x0800)) {
+		h = (__u16 *)g->image + 7;
+		was = h[1];
+		h[1] = bswap16(len - 14);
+		h[5] = xspin_update(h[5], was, h[1]);
+		was = h[2];
+		h[2] = bswap16(bswap16(was) + i);
+		h[5] = xspin_update(h[5], was, h[2]);
+	} else {
+		h = (__u16 *)g->image + 9;
+		*h = bswap16(len - 54);
+	}
+	was = udp[2];
+	udp[2] = bswap16(len - g->head + 8);
+	if (udp[3]) /* else there is none */
+		udp[3] = xspin_fold(udp[3] + (__u16)~was + udp[2]);
+}
+
+/* Has the i-th segment of a train be the packet at hand. False: there is none. */
+static __always_inline int xspin_segment_at(struct xdp_md *ctx, struct xspin_segment *g, __u32 i)
+{
+	__u32 base = i * ctx->gso_size, left = ctx->len - g->head - base, n = ctx->gso_size;
+
+	if (base >= ctx->len - g->head)
+		return 0;
+	if (n > left)
+		n = left;
+	__builtin_memcpy(g->image, g->shared, XSPIN_SEEN);
+	g->base = base;
+	g->len = g->head + n;
+	g->seen = g->len < XSPIN_SEEN ? g->len : XSPIN_SEEN;
+	xspin_resize(g, g->len, i);
+	return !xspin_look(ctx, g, g->head);
+}
+
+/* Keeps the headers of the first segment. Whether those of another one are the same, but for what lengths are in: it
+ * takes these over, so that image then has those of the first. */
+static __always_inline int xspin_same_headers(struct xspin_segment *g, __u32 i)
+{
+	const __u32 udp = (g->head - 8) & (XSPIN_SEEN - 1);
+	__u64 other = 0;
+
+	if (!i) {
+		__builtin_memcpy(g->first, g->image, XSPIN_SEEN);
+		return 1;
+	}
+	if (*(__u16 *)(g->shared + 12) == bswap16(0x0800)) {
+		*(__u32 *)(g->image + 16) = *(__u32 *)(g->first + 16);
+		*(__u16 *)(g->image + 24) = *(__u16 *)(g->first + 24);
+	} else {
+		*(__u16 *)(g->image + 18) = *(__u16 *)(g->first + 18);
+	}
+	*(__u32 *)(g->image + udp + 4) = *(__u32 *)(g->first + udp + 4);
+	for (int k = 0; k < XSPIN_SEEN / 8; k++) {
+		__u64 differ = ((__u64 *)g->image)[k] ^ ((__u64 *)g->first)[k];
+		int bytes = (int)g->head - 8 * k;
+
+		if (bytes <= 0)
+			break;
+		other |= bytes < 8 ? differ & ((1ULL << (8 * bytes & 63)) - 1) : differ;
+	}
+	return !other;
+}
+
+/* Gives the train the headers that handlers have given each segment. */
+static __always_inline long xspin_share_headers(struct xdp_md *ctx, struct xspin_segment *g)
+{
+	__builtin_memcpy(g->image, g->first, XSPIN_SEEN);
+	xspin_resize(g, ctx->len, 0);
+	return hook_store(ctx, 0, g->image, XSPIN_LENGTH(g->head, XSPIN_SEEN));
+}
