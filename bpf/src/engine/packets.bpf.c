@@ -1,15 +1,13 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* The engine of handlers for packets. */
 #include "engine.h"
-#ifdef XSPIN_TC
 #include "train.h"
-#endif
 
 /*
- * Calls the handlers for the packet at hand, each at one place and in no loop: so the instructions that the
- * verifier has counted for each of them bound a packet's run. Returns an xdp_action.
+ * Calls the handlers, each at one place and in no loop: so the instructions that the
+ * verifier has counted for each of them bound a packet's run.
  */
-static __always_inline int xspin_packet(struct xdp_md *ctx)
+XSPIN_PACKET
 {
 	const struct xspin_frame f = xspin_frame(ctx);
 	const __u32 has = xspin.has;
@@ -66,73 +64,10 @@ static __always_inline int xspin_packet(struct xdp_md *ctx)
 	return her.action;
 }
 
-#ifdef XSPIN_TC
-
-/* Of a train. */
-struct xspin_verdict {
-	struct xdp_md *ctx;
-	int action; /* of each segment so far */
-	int mixed;
-};
-
-static long xspin_each(__u32 i, struct xspin_verdict *v)
-{
-	struct xspin_segment *g = xspin_segment();
-	int action;
-
-	if (!g || !xspin_segment_at(v->ctx, g, i)) {
-		v->mixed = 1;
-		return 1;
-	}
-	action = xspin_packet(v->ctx);
-	if (!i)
-		v->action = action;
-	else if (action != v->action)
-		v->mixed = 1;
-	if (xspin.writes && action != XDP_DROP && !xspin_same_headers(g, i))
-		v->mixed = 1;
-	return 0;
-}
-
-static __always_inline int xspin_frames(struct xdp_md *ctx)
-{
-	struct xspin_counters *cpu = xspin_this_cpu();
-	struct xspin_segment *g = xspin_segment();
-	struct xspin_verdict v = { .ctx = ctx, .action = XDP_DROP };
-	int segments;
-
-	if (!cpu || !g)
-		return XDP_PASS;
-	segments = xspin_arrive(ctx, g);
-	if (segments == XSPIN_UNCUT) {
-		cpu->uncut++;
-		return XDP_PASS;
-	}
-	if (likely(segments == XSPIN_WHOLE))
-		return xspin_packet(ctx);
-	bpf_loop(segments, xspin_each, &v, 0);
-	if (v.mixed) {
-		cpu->mixed++;
-		return XDP_DROP;
-	}
-	if (v.action != XDP_DROP && xspin.writes && xspin_share_headers(ctx, g))
-		return XDP_DROP;
-	return v.action;
-}
-
-#else
-
-static __always_inline int xspin_frames(struct xdp_md *ctx)
-{
-	return xspin_packet(ctx);
-}
-
-#endif
-
 SEC(HOOK_SECTION)
 int xspin_context(struct xdp_md *ctx)
 {
-	return hook_verdict(ctx, xspin_frames(ctx));
+	return hook_verdict(ctx, xspin_packets(ctx));
 }
 
 /* Has the functions that handlers call be in the object. */

@@ -1,11 +1,30 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * What comes to the tc hook, packet by packet. A train there is what Linux's stack has not cut yet
+ * What comes, packet by packet. At xdp that is a frame. A train at tc is what Linux's stack has not cut yet
  * (UDP_SEGMENT) or has joined (GRO): the payloads of several datagrams of one sender behind the headers
  * of one, whose lengths count all of them. The kernel cuts it every gso_size bytes.
  */
 #pragma once
 #include "engine.h"
+
+#ifndef XSPIN_TC
+
+/* An engine's answer to a packet: an xdp_action. */
+#define XSPIN_PACKET static __always_inline int xspin_packet(struct xdp_md *ctx)
+
+XSPIN_PACKET;
+
+/* What becomes of a frame. */
+static __always_inline int xspin_packets(struct xdp_md *ctx)
+{
+	return xspin_packet(ctx);
+}
+
+#else
+
+#define XSPIN_PACKET static __noinline int xspin_packet(struct xdp_md *ctx)
+
+XSPIN_PACKET;
 
 enum {
 	XSPIN_SEGMENTS = 128, /* of a train; UDP_MAX_SEGMENTS of the kernel */
@@ -85,7 +104,8 @@ static __always_inline int xspin_arrive(struct xdp_md *ctx, struct xspin_segment
 	g->seen = len < XSPIN_SEEN ? len : XSPIN_SEEN;
 	g->head = 0;
 	g->base = 0;
-	g->partial = xspin_sum_is_left(ctx);
+	g->left = xspin_sum_is_left(ctx);
+	g->partial = g->left;
 	if (xspin_look(ctx, g, 0))
 		return XSPIN_UNCUT;
 	if (likely(!gso) || xspin.has & XSPIN_HAS_TRAINS)
@@ -178,3 +198,58 @@ static __always_inline long xspin_share_headers(struct xdp_md *ctx, struct xspin
 	xspin_resize(g, ctx->len, 0);
 	return hook_store(ctx, 0, g->image, XSPIN_LENGTH(g->head, XSPIN_SEEN));
 }
+
+/* Of a train. */
+struct xspin_verdict {
+	struct xdp_md *ctx;
+	int action; /* of each segment so far */
+	int mixed;
+};
+
+static long xspin_each(__u32 i, struct xspin_verdict *v)
+{
+	struct xspin_segment *g = xspin_segment();
+	int action;
+
+	if (!g || !xspin_segment_at(v->ctx, g, i)) {
+		v->mixed = 1;
+		return 1;
+	}
+	action = xspin_packet(v->ctx);
+	if (!i)
+		v->action = action;
+	else if (action != v->action)
+		v->mixed = 1;
+	if (xspin.writes && action != XDP_DROP && !xspin_same_headers(g, i))
+		v->mixed = 1;
+	return 0;
+}
+
+/* What becomes of a frame: what becomes of each of its packets, if that is the same for all of them. */
+static __always_inline int xspin_packets(struct xdp_md *ctx)
+{
+	struct xspin_counters *cpu = xspin_this_cpu();
+	struct xspin_segment *g = xspin_segment();
+	struct xspin_verdict v = { .ctx = ctx, .action = XDP_DROP };
+	int segments;
+
+	if (!cpu || !g)
+		return XDP_PASS;
+	segments = xspin_arrive(ctx, g);
+	if (segments == XSPIN_UNCUT) {
+		cpu->uncut++;
+		return XDP_PASS;
+	}
+	if (likely(segments == XSPIN_WHOLE))
+		return xspin_packet(ctx);
+	bpf_loop(segments, xspin_each, &v, 0);
+	if (v.mixed) {
+		cpu->mixed++;
+		return XDP_DROP;
+	}
+	if (v.action != XDP_DROP && xspin.writes && xspin_share_headers(ctx, g))
+		return XDP_DROP;
+	return v.action;
+}
+
+#endif
