@@ -23,6 +23,7 @@ import "unsafe"
 //go:generate go tool bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -cflags "-O2 -g -mcpu=v3 -Wall -Wextra -Werror -Wno-unused-parameter -Iinclude -DXSPIN_TC" -no-global-types EnginePacketsTC src/engine/packets.bpf.c
 //go:generate go tool bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -cflags "-O2 -g -mcpu=v3 -Wall -Wextra -Werror -Wno-unused-parameter -Iinclude" -no-global-types HandlersDeposit src/handlers/deposit.bpf.c
 //go:generate go tool bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -cflags "-O2 -g -mcpu=v3 -Wall -Wextra -Werror -Wno-unused-parameter -Iinclude" -no-global-types -type xspin_settings -type xspin_range -type xspin_message -type xspin_claims -type xspin_tally -type xspin_event -type xspin_order -type xspin_receive -type xspin_ring -type xspin_note -type xspin_scratch -type xspin_slip -type xspin_owed -type xspin_room -type xspin_past EngineMessages src/engine/messages.bpf.c
+//go:generate go tool bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -cflags "-O2 -g -mcpu=v3 -Wall -Wextra -Werror -Wno-unused-parameter -Iinclude -DXSPIN_TC" -no-global-types EngineMessagesTC src/engine/messages.bpf.c
 
 // The shared types under their short names.
 type (

@@ -48,9 +48,10 @@ const (
 
 // EnginePackets and EngineMessages are the objects of the engines, to one of which the handlers
 // of an object are linked; those with TC are for the tc hook.
-func EnginePackets() []byte   { return _EnginePacketsBytes }
-func EnginePacketsTC() []byte { return _EnginePacketsTCBytes }
-func EngineMessages() []byte  { return _EngineMessagesBytes }
+func EnginePackets() []byte    { return _EnginePacketsBytes }
+func EnginePacketsTC() []byte  { return _EnginePacketsTCBytes }
+func EngineMessages() []byte   { return _EngineMessagesBytes }
+func EngineMessagesTC() []byte { return _EngineMessagesTCBytes }
 
 // HandlersDeclared is what include/xspin_handler.h has an object declare.
 type HandlersDeclared = HandlersNoopXspinDeclared

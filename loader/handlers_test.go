@@ -48,6 +48,9 @@ func load(t *testing.T, o *Object, cfg HandlersConfig) *Handlers {
 	if cfg.Format == nil {
 		cfg.Format = matcher.FormatByName("packet")
 	}
+	if strings.Contains(t.Name()+"/", "/tc/") { // see atHooks
+		cfg.Hook = TC
+	}
 	h, err := o.Load(cfg)
 	if err != nil {
 		var r *Rejection
@@ -84,11 +87,11 @@ func builtinAt(t *testing.T, hook Hook, name string, params map[string]any) *Han
 	return load(t, o, HandlersConfig{Hook: hook, Parameters: params})
 }
 
-// atHooks runs a test at each hook.
-func atHooks(t *testing.T, test func(t *testing.T, hook Hook)) {
+// atHooks runs a test at each hook: what it loads is for that.
+func atHooks(t *testing.T, test func(t *testing.T)) {
 	t.Helper()
 	for _, hook := range []Hook{XDP, TC} {
-		t.Run(hook.String(), func(t *testing.T) { test(t, hook) })
+		t.Run(hook.String(), test)
 	}
 }
 
@@ -247,8 +250,8 @@ func damage(t *testing.T, one func(frame []byte) (answered bool), frame []byte) 
 
 func TestEchoUDPIsItsTwin(t *testing.T) { atHooks(t, testEchoUDPIsItsTwin) }
 
-func testEchoUDPIsItsTwin(t *testing.T, hook Hook) {
-	h := builtinAt(t, hook, "echo-udp", nil)
+func testEchoUDPIsItsTwin(t *testing.T) {
+	h := builtin(t, "echo-udp", nil)
 	n := twin(t, "echo-udp", nil)
 	one := func(frame []byte) bool { return same(t, h, n, frame) }
 	for _, size := range echoed {
@@ -273,8 +276,8 @@ func testEchoUDPIsItsTwin(t *testing.T, hook Hook) {
 
 func TestEchoICMPIsItsTwin(t *testing.T) { atHooks(t, testEchoICMPIsItsTwin) }
 
-func testEchoICMPIsItsTwin(t *testing.T, hook Hook) {
-	h := builtinAt(t, hook, "echo-icmp", nil)
+func testEchoICMPIsItsTwin(t *testing.T) {
+	h := builtin(t, "echo-icmp", nil)
 	n := twin(t, "echo-icmp", nil)
 	one := func(frame []byte) bool { return same(t, h, n, frame) }
 	zeros := handlerstest.ICMPEcho(handlerstest.PeerAddr, handlerstest.HereAddr, 0, 0, make([]byte, 56))
@@ -325,10 +328,10 @@ func init() { loadTime *= testenv.Slowness() }
 
 func TestCountIsItsTwin(t *testing.T) { atHooks(t, testCountIsItsTwin) }
 
-func testCountIsItsTwin(t *testing.T, hook Hook) {
+func testCountIsItsTwin(t *testing.T) {
 	for _, to := range []string{"stack", "drop"} {
 		t.Run(to, func(t *testing.T) {
-			h := builtinAt(t, hook, "count", map[string]any{"to": to})
+			h := builtin(t, "count", map[string]any{"to": to})
 			n := twin(t, "count", handlers.Params{"to": to})
 			for _, frame := range [][]byte{datagramOf(0), ping(300), datagramOf(1400)} {
 				same(t, h, n, frame)
@@ -342,8 +345,8 @@ func testCountIsItsTwin(t *testing.T, hook Hook) {
 
 func TestNoopDrops(t *testing.T) { atHooks(t, testNoopDrops) }
 
-func testNoopDrops(t *testing.T, hook Hook) {
-	h := builtinAt(t, hook, "noop", nil)
+func testNoopDrops(t *testing.T) {
+	h := builtin(t, "noop", nil)
 	frame := datagramOf(10)
 	v := run(t, h, frame)
 	if v.Action != ActionDrop || !v.Ran || v.Code != spin.Success || !bytes.Equal(v.Frame, frame) {

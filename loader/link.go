@@ -64,20 +64,23 @@ type engine struct {
 }
 
 var (
-	packetsEngine   = sync.OnceValues(func() (*engine, error) { return readEngine(bpf.EnginePackets()) })
-	packetsEngineTC = sync.OnceValues(func() (*engine, error) { return readEngine(bpf.EnginePacketsTC()) })
-	messagesEngine  = sync.OnceValues(func() (*engine, error) { return readEngine(bpf.EngineMessages()) })
+	packetsEngine    = sync.OnceValues(func() (*engine, error) { return readEngine(bpf.EnginePackets()) })
+	packetsEngineTC  = sync.OnceValues(func() (*engine, error) { return readEngine(bpf.EnginePacketsTC()) })
+	messagesEngine   = sync.OnceValues(func() (*engine, error) { return readEngine(bpf.EngineMessages()) })
+	messagesEngineTC = sync.OnceValues(func() (*engine, error) { return readEngine(bpf.EngineMessagesTC()) })
 )
 
 // engineOf returns the engine of a hook.
 func engineOf(messages bool, hook Hook) (*engine, error) {
 	switch {
+	case messages && hook == TC:
+		return messagesEngineTC()
 	case messages:
 		return messagesEngine()
-	case hook == XDP:
-		return packetsEngine()
+	case hook == TC:
+		return packetsEngineTC()
 	}
-	return packetsEngineTC()
+	return packetsEngine()
 }
 
 func readEngine(file []byte) (*engine, error) {

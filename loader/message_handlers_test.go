@@ -149,7 +149,9 @@ func word(v ...uint64) (b []byte) {
 
 // Handlers have memory of each message, which begins at 0, know their message, and say what
 // they like; also when a message ends by its timeout.
-func TestStateAndNotesOfMessages(t *testing.T) {
+func TestStateAndNotesOfMessages(t *testing.T) { atHooks(t, testStateAndNotesOfMessages) }
+
+func testStateAndNotesOfMessages(t *testing.T) {
 	h, _, _ := telling(t)
 	ten := make([]byte, 10)
 	const syn, eom = slmp.SYN, slmp.EOM
@@ -187,7 +189,9 @@ func TestStateAndNotesOfMessages(t *testing.T) {
 
 // What handlers do with windows is what package hostq does with the same: within bounds and
 // rights, and nowhere else.
-func TestWindowsOfMessages(t *testing.T) {
+func TestWindowsOfMessages(t *testing.T) { atHooks(t, testWindowsOfMessages) }
+
+func testWindowsOfMessages(t *testing.T) {
 	h, first, second := telling(t)
 	if _, err := first.WriteAt(word(5), 64); err != nil {
 		t.Fatal(err)

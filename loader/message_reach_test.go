@@ -23,6 +23,10 @@ import (
 // The request is the handler's own copy: what a handler writes to it changes nothing but what
 // becomes of the frame, and functions of the header are about the segment that came.
 func TestHandlersCannotChangeTheirMessage(t *testing.T) {
+	atHooks(t, testHandlersCannotChangeTheirMessage)
+}
+
+func testHandlersCannotChangeTheirMessage(t *testing.T) {
 	const all = "her->payload += 8; her->payload_len -= 8; her->offset ^= 64; her->slot ^= 1; her->flags ^= 1; her->len = 0; her->hpu = 99; for (int i = 0; i < 8; i++) her->key[i] = ~her->key[i]; "
 	for name, body := range map[string]string{
 		"a header handler":     "XSPIN_HEADER { " + all + "return XSPIN_SUCCESS; }\nXSPIN_PAYLOAD { return xspin_deposit(ctx, her); }\nXSPIN_MESSAGES(HEADER | PAYLOAD);",
@@ -55,7 +59,9 @@ func TestHandlersCannotChangeTheirMessage(t *testing.T) {
 }
 
 // An action that a handler sets itself to what there is not is a failure, told with the handler.
-func TestWrongActionsOfMessages(t *testing.T) {
+func TestWrongActionsOfMessages(t *testing.T) { atHooks(t, testWrongActionsOfMessages) }
+
+func testWrongActionsOfMessages(t *testing.T) {
 	for _, tc := range []struct {
 		handler string
 		action  int
@@ -84,7 +90,9 @@ func TestWrongActionsOfMessages(t *testing.T) {
 
 // Handlers reach a window from its first to its last byte, and with the rights that they have, however
 // they ask: the memory around it is somebody else's.
-func TestHandlersStayInTheirWindow(t *testing.T) {
+func TestHandlersStayInTheirWindow(t *testing.T) { atHooks(t, testHandlersStayInTheirWindow) }
+
+func testHandlersStayInTheirWindow(t *testing.T) {
 	for name, tc := range map[string]struct {
 		call   string
 		rights spin.Rights

@@ -142,7 +142,9 @@ func (s *segment) key() mpq.Key { return mpq.Key{0x0a00, 2 << 16, uint32(10000 +
 
 // What a program makes of segments in any order, more than once, is what the engine on HPUs
 // makes of them: the same answers, byte for byte, and the same bytes in the window.
-func TestMessagesAsInGo(t *testing.T) {
+func TestMessagesAsInGo(t *testing.T) { atHooks(t, testMessagesAsInGo) }
+
+func testMessagesAsInGo(t *testing.T) {
 	const window = 3 << 20
 	o := depositObject(t)
 	for _, size := range []int{1, 12, 100, 1000, 1462} {
@@ -250,7 +252,9 @@ func runs(t *testing.T, h *Handlers, all ...segment) (answers []*slmp.Ack) {
 }
 
 // What is wrong with a segment is counted, and harms no other message.
-func TestWrongSegmentsOfMessages(t *testing.T) {
+func TestWrongSegmentsOfMessages(t *testing.T) { atHooks(t, testWrongSegmentsOfMessages) }
+
+func testWrongSegmentsOfMessages(t *testing.T) {
 	o := depositObject(t)
 	const syn, eom = slmp.SYN, slmp.EOM
 	ten := make([]byte, 10)
@@ -334,7 +338,9 @@ func TestMessageWithoutRoom(t *testing.T) {
 
 // A message that stays incomplete is stopped; its sender, should he come again, is not
 // answered, and its slot is another's.
-func TestMessageExpires(t *testing.T) {
+func TestMessageExpires(t *testing.T) { atHooks(t, testMessageExpires) }
+
+func testMessageExpires(t *testing.T) {
 	cfg, _ := messagesConfig(t, 1<<20, MessagesConfig{Messages: 1, Segments: 4096, Events: 1 << 16})
 	h := load(t, depositObject(t), cfg)
 	ten := make([]byte, 10)
@@ -629,7 +635,9 @@ XSPIN_LICENSE("GPL");
 // Two CPUs get all segments, each in an order of its own and several times: the header
 // handler runs once and first, the payload handler once for each segment, the completion
 // handler once and last; nothing is acknowledged before it has run.
-func TestMessagesOnTwoCPUs(t *testing.T) {
+func TestMessagesOnTwoCPUs(t *testing.T) { atHooks(t, testMessagesOnTwoCPUs) }
+
+func testMessagesOnTwoCPUs(t *testing.T) {
 	const messages, size = 300, 10
 	mem, err := hostq.NewMemory("test", messages<<13)
 	if err != nil {
@@ -677,7 +685,7 @@ func TestMessagesOnTwoCPUs(t *testing.T) {
 					if err != nil {
 						return err
 					}
-					if Action(ret) != ActionSend {
+					if h.hook.verdict(ret) != ActionSend {
 						continue
 					}
 					a, err := slmp.ParseAck(opts.DataOut[42:52])
@@ -1044,7 +1052,9 @@ func TestManyStarts(t *testing.T) {
 }
 
 // Segments of few kinds, one after the other: answers are those of the engine on HPUs.
-func TestMessagesAsInGoAtTheEdges(t *testing.T) {
+func TestMessagesAsInGoAtTheEdges(t *testing.T) { atHooks(t, testMessagesAsInGoAtTheEdges) }
+
+func testMessagesAsInGoAtTheEdges(t *testing.T) {
 	const syn, eom = slmp.SYN, slmp.EOM
 	ten := make([]byte, 10)
 	for _, tt := range []struct {
@@ -1086,7 +1096,9 @@ func TestMessagesAsInGoAtTheEdges(t *testing.T) {
 }
 
 // Nobody is answered who may not be (RFC 1122, 3.2.1.3).
-func TestUnanswerableSegments(t *testing.T) {
+func TestUnanswerableSegments(t *testing.T) { atHooks(t, testUnanswerableSegments) }
+
+func testUnanswerableSegments(t *testing.T) {
 	for name, spoil := range map[string]func(b []byte){
 		"from a multicast address":   func(b []byte) { b[26] = 224 },
 		"from the broadcast address": func(b []byte) { copy(b[26:], []byte{255, 255, 255, 255}) },

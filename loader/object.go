@@ -128,8 +128,8 @@ func ReadObject(name string, file []byte, limit int64) (made *Object, err error)
 	if err := errors.Join(append(errs, err)...); err != nil {
 		return fail(flatten(err)...)
 	}
-	if o.messages {
-		o.notTC = errors.New("handlers of messages run at xdp only")
+	if o.HandsOver() {
+		o.notTC = errors.New("it hands messages over to HPUs, which get their packets by XDP: leave HAND_OVER out")
 		return o, nil
 	}
 	if engine, err = engineOf(o.messages, TC); err != nil {

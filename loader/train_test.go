@@ -364,11 +364,11 @@ XSPIN_PAYLOAD
 }
 XSPIN_CONTEXT(PAYLOAD);
 `
-	atHooks(t, func(t *testing.T, hook Hook) {
-		h := handlersOf(t, source, HandlersConfig{Hook: hook})
+	atHooks(t, func(t *testing.T) {
+		h := handlersOf(t, source, HandlersConfig{})
 		frame := datagramOf(100)
 		sizes := []int{0}
-		if hook == TC {
+		if h.Hook() == TC {
 			sizes = append(sizes, 30)
 		}
 		for _, gso := range sizes {

@@ -58,7 +58,10 @@ enum { TCX_NEXT = -1, TC_ACT_SHOT = 2 };
 
 static long (*const bpf_skb_store_bytes)(struct __sk_buff *skb, __u32 off, const void *from, __u32 len, __u64 flags) = (void *)9;
 static long (*const hook_redirect)(__u32 ifindex, __u64 flags) = (void *)23;
+static long (*const bpf_clone_redirect)(struct __sk_buff *skb, __u32 ifindex, __u64 flags) = (void *)13;
 static long (*const bpf_skb_load_bytes)(const struct __sk_buff *skb, __u32 off, void *to, __u32 len) = (void *)26;
+
+static long (*const bpf_skb_change_tail)(struct __sk_buff *skb, __u32 len, __u64 flags) = (void *)38;
 
 enum { BPF_F_RECOMPUTE_CSUM = 1 }; /* where a device has summed all of the packet: keeps that true */
 
@@ -76,6 +79,12 @@ static __always_inline long hook_load(struct __sk_buff *ctx, __u32 off, void *to
 static __always_inline long hook_store(struct __sk_buff *ctx, __u32 off, const void *from, __u32 n)
 {
 	return bpf_skb_store_bytes(ctx, off, from, n, BPF_F_RECOMPUTE_CSUM);
+}
+
+/* Changes how long the frame is. A train is none any more. Pointers into the frame have to be made again. */
+static __always_inline long hook_resize(struct __sk_buff *ctx, __u32 len __attribute__((unused)), __u32 to)
+{
+	return bpf_skb_change_tail(ctx, to, 0);
 }
 
 /* What the kernel is told of an xdp_action. */
@@ -105,6 +114,13 @@ static __always_inline long hook_load(struct xdp_md *ctx, __u32 off, void *to, _
 static __always_inline long hook_store(struct xdp_md *ctx, __u32 off, const void *from, __u32 n)
 {
 	return bpf_xdp_store_bytes(ctx, off, from, n);
+}
+
+static long (*const bpf_xdp_adjust_tail)(struct xdp_md *ctx, int delta) = (void *)65;
+
+static __always_inline long hook_resize(struct xdp_md *ctx, __u32 len, __u32 to)
+{
+	return bpf_xdp_adjust_tail(ctx, (int)to - (int)len);
 }
 
 static __always_inline int hook_verdict(struct xdp_md *ctx __attribute__((unused)), int action)

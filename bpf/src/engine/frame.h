@@ -137,6 +137,9 @@ __weak long xspin_store(struct xdp_md *ctx, __u32 off, const void *from, __u32 n
 	return bpf_dynptr_from_mem(g->image, XSPIN_IMAGE, 0, &image) ?: bpf_dynptr_write(&image, off, (void *)from, n, 0) ?: xspin_store_image(ctx, g, off + n);
 }
 
+/* xspin_load(), where one call of the kernel does at xdp. */
+#define xspin_fetch xspin_load
+
 struct xspin_frame {
 	struct xdp_md *ctx;
 	struct xspin_segment *segment; /* null: nothing can be reached */
@@ -170,6 +173,18 @@ static __always_inline int xspin_partial(const struct xspin_frame *f)
 	return f->segment && f->segment->partial;
 }
 
+/* Whether the device is to complete the checksum of whatever becomes of the frame, too. */
+static __always_inline int xspin_sums_later(const struct xspin_frame *f)
+{
+	return f->segment && f->segment->left;
+}
+
+/* Whether an answer has its checksum where the device would complete it, at 40. */
+static __always_inline int xspin_fits_sum(const struct xspin_frame *f)
+{
+	return f->segment && (!f->segment->left || f->segment->image[14] == 0x45);
+}
+
 static __always_inline __u32 xspin_length(const struct xspin_frame *f)
 {
 	return f->segment ? f->segment->len : 0;
@@ -186,6 +201,8 @@ __weak long xspin_store(struct xdp_md *ctx, __u32 off, const void *from, __u32 n
 {
 	return hook_store(ctx, off, from, n);
 }
+
+#define xspin_fetch hook_load
 
 struct xspin_frame {
 	void *data;
@@ -211,6 +228,16 @@ static __always_inline void xspin_wrote(const struct xspin_frame *f __attribute_
 static __always_inline int xspin_partial(const struct xspin_frame *f __attribute__((unused)))
 {
 	return 0; /* nothing tells but the checksum itself */
+}
+
+static __always_inline int xspin_sums_later(const struct xspin_frame *f __attribute__((unused)))
+{
+	return 0;
+}
+
+static __always_inline int xspin_fits_sum(const struct xspin_frame *f __attribute__((unused)))
+{
+	return 1;
 }
 
 /* In one piece, or the NIC would not have called; no helper is asked. */

@@ -4,6 +4,7 @@
  * on several CPUs at a time. The contract is in bpf/include/xspin_message.h.
  */
 #include "engine.h"
+#include "train.h"
 #include "xspin_message.h"
 
 /* Of the kernel's interface, what the engine uses and handlers may not. */
@@ -13,8 +14,9 @@ enum {
 	BPF_MAP_TYPE_RINGBUF = 27,
 };
 
+#ifndef XSPIN_TC
 static long (*const bpf_tail_call)(void *ctx, void *map, __u32 index) = (void *)12;
-static long (*const bpf_xdp_adjust_tail)(struct xdp_md *ctx, int delta) = (void *)65;
+#endif
 static long (*const bpf_map_push_elem)(void *map, const void *value, __u64 flags) = (void *)87;
 static long (*const bpf_map_pop_elem)(void *map, void *value) = (void *)88;
 static long (*const bpf_ringbuf_output)(void *ringbuf, const void *data, __u64 size, __u64 flags) = (void *)130;
@@ -455,6 +457,10 @@ struct xspin_scratch {
 	struct xspin_owed owed;
 	struct xspin_order order;
 	struct xspin_past past;
+#ifdef XSPIN_TC
+	__u32 ndue;
+	struct xspin_reply due[XSPIN_SEGMENTS]; /* to the packets of a frame */
+#endif
 };
 
 struct {
@@ -531,7 +537,7 @@ __weak int xspin_copy(struct xdp_md *ctx, __u32 off, __u32 window, __u64 at, __u
 		return XSPIN_SEGV;
 	if (likely(o <= XSPIN_ELEMENT - XSPIN_PIECE)) {
 		l = XSPIN_LENGTH(n, XSPIN_PIECE);
-		return bpf_xdp_load_bytes(ctx, off, p + o, l) ? XSPIN_SEGV : XSPIN_SUCCESS;
+		return xspin_fetch(ctx, off, p + o, l) ? XSPIN_SEGV : XSPIN_SUCCESS;
 	}
 
 	/*
@@ -549,7 +555,7 @@ __weak int xspin_copy(struct xdp_md *ctx, __u32 off, __u32 window, __u64 at, __u
                                                                                        \
 		asm volatile("" : "+r"(to));                                           \
 		if (to > XSPIN_ELEMENT - (1u << (bit)) ||                              \
-		    bpf_xdp_load_bytes(ctx, off + before, p + to, 1u << (bit)))        \
+		    xspin_fetch(ctx, off + before, p + to, 1u << (bit)))               \
 			return XSPIN_SEGV;                                             \
 	}
 	XSPIN_PIECE_OF(14) XSPIN_PIECE_OF(13) XSPIN_PIECE_OF(12) XSPIN_PIECE_OF(11)
@@ -563,7 +569,7 @@ __weak int xspin_copy(struct xdp_md *ctx, __u32 off, __u32 window, __u64 at, __u
 	if (!p)
 		return XSPIN_SEGV;
 	l = XSPIN_LENGTH(n, XSPIN_PIECE);
-	return bpf_xdp_load_bytes(ctx, off + first, p, l) ? XSPIN_SEGV : XSPIN_SUCCESS;
+	return xspin_fetch(ctx, off + first, p, l) ? XSPIN_SEGV : XSPIN_SUCCESS;
 }
 
 /* --- what handlers of messages call: see engine.h --- */
@@ -698,8 +704,11 @@ __weak int xspin_window_frame(struct xdp_md *ctx, __u32 window, __u64 at, __u32 
 		return xspin_slipped(XSPIN_SLIPPED(XSPIN_SLIP_WRITE, XSPIN_SLIP_FRAME, window), off, n, XSPIN_PIECE);
 	if (!xspin_may(XSPIN_SLIP_WRITE, window, XSPIN_WINDOW_WRITE, at, n, 1))
 		return XSPIN_SEGV;
-	if (xspin_copy(ctx, off, window, xspin_setup.window[window & (XSPIN_WINDOWS - 1)].off + at, n))
-		return xspin_slipped(XSPIN_SLIPPED(XSPIN_SLIP_WRITE, XSPIN_SLIP_FRAME, window), off, n, bpf_xdp_get_buff_len(ctx));
+	if (xspin_copy(ctx, off, window, xspin_setup.window[window & (XSPIN_WINDOWS - 1)].off + at, n)) {
+		const struct xspin_frame f = xspin_frame(ctx);
+
+		return xspin_slipped(XSPIN_SLIPPED(XSPIN_SLIP_WRITE, XSPIN_SLIP_FRAME, window), off, n, xspin_length(&f));
+	}
 	return XSPIN_SUCCESS;
 }
 
@@ -850,13 +859,14 @@ enum xspin_verdict_of { XSPIN_SUM_NONE, XSPIN_SUM_PARTIAL, XSPIN_SUM_RIGHT, XSPI
  * closer. */
 __weak int xspin_verify(struct xdp_md *ctx, __u32 len)
 {
-	const __u8 *frame = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+	const struct xspin_frame f = xspin_frame(ctx);
+	const __u8 *frame = xspin_at_frame(&f, 0, 42);
 	struct xspin_scratch *s = xspin_scratch();
 	__u32 n, sum, partial;
 	__u64 l;
 	__u16 have;
 
-	if (!s || frame + 42 > end || *(__u16 *)(frame + 12) != bswap16(0x0800) ||
+	if (!s || !frame || *(__u16 *)(frame + 12) != bswap16(0x0800) ||
 	    frame[14] != 0x45 || frame[23] != 17)
 		return XSPIN_SUM_NONE;
 	have = *(__u16 *)(frame + 40);
@@ -868,24 +878,24 @@ __weak int xspin_verify(struct xdp_md *ctx, __u32 len)
 	sum = *(__u16 *)(frame + 26) + *(__u16 *)(frame + 28) + *(__u16 *)(frame + 30) +
 	      *(__u16 *)(frame + 32) + bswap16(17) + *(__u16 *)(frame + 38);
 	sum = xspin_fold(sum);
-	partial = sum == have;
+	partial = sum == have || xspin_partial(&f);
 	if (partial && xspin_setup.checksums != XSPIN_VERIFY_ALL)
 		return XSPIN_SUM_PARTIAL;
 	l = n;
 	asm volatile("" : "+r"(l));
-	if (l < 1 || l > XSPIN_PIECE || bpf_xdp_load_bytes(ctx, 34, s->datagram, l))
+	if (l < 1 || l > XSPIN_PIECE || xspin_fetch(ctx, 34, s->datagram, l))
 		return XSPIN_SUM_WRONG;
 	if (xspin_fold(sum + xspin_sum(s, n)) == 0xffff)
 		return XSPIN_SUM_RIGHT;
 	return partial ? XSPIN_SUM_PARTIAL : XSPIN_SUM_WRONG;
 }
 
-static __always_inline int xspin_sum_is(struct xdp_md *ctx, __u32 len)
+static __always_inline int xspin_sum_is(struct xdp_md *ctx, const struct xspin_frame *f, __u32 len)
 {
-	const __u16 *sum = (void *)(long)ctx->data + 40;
+	const __u16 *sum = xspin_at_frame(f, 40, 2);
 
 	/* Without a call: no checksum, or no UDP. */
-	if ((void *)(sum + 1) > (void *)(long)ctx->data_end || !*sum)
+	if (!sum || !*sum)
 		return XSPIN_SUM_NONE;
 	return xspin_verify(ctx, len);
 }
@@ -1004,22 +1014,23 @@ static __always_inline void xspin_tell(struct xspin_scratch *s)
  */
 __weak int xspin_answer(struct xdp_md *ctx)
 {
-	const __u16 *f = (void *)(long)ctx->data;
+	struct xspin_frame frame = xspin_frame(ctx);
+	const __u16 *f = xspin_at_frame(&frame, 0, XSPIN_SLMP_AT);
 	struct xspin_scratch *s = xspin_scratch();
 	struct xspin_reply *r;
 	__u32 words = 0, n = XSPIN_SLMP_HEADER, flags = XSPIN_SLMP_ACK, len, want, sum;
 	__u16 *o;
 
-	if (!s || f + 26 > (__u16 *)(long)ctx->data_end || !xspin_answerable((void *)f, (void *)(f + 7)))
+	if (!s || !f || !xspin_answerable((void *)f, (void *)(f + 7)) || !xspin_fits_sum(&frame))
 		return 0;
 	r = &s->reply;
 	o = (__u16 *)s->answer;
-	len = bpf_xdp_get_buff_len(ctx);
+	len = hook_len(ctx);
 	if (r->flags & XSPIN_SLMP_CUMULATIVE) {
 		xspin_tell(s);
 		words = READ_ONCE(r->words);
 		want = XSPIN_SLMP_AT + 14 + 8 * words;
-		if (want > len && bpf_xdp_adjust_tail(ctx, want - len))
+		if (want > len && hook_resize(ctx, len, want))
 			words = len < XSPIN_SLMP_AT + 14 + 8 ? 0 : (len - XSPIN_SLMP_AT - 14) / 8;
 		if (words > XSPIN_SLMP_WORDS)
 			return 0;
@@ -1034,8 +1045,9 @@ __weak int xspin_answer(struct xdp_md *ctx)
 	}
 
 	/* What may have been moved. */
-	f = (void *)(long)ctx->data;
-	if (f + 26 > (__u16 *)(long)ctx->data_end)
+	frame = xspin_frame(ctx);
+	f = xspin_at_frame(&frame, 0, XSPIN_SLMP_AT);
+	if (!f)
 		return 0;
 	for (int i = 0; i < 3; i++) {
 		o[i] = f[3 + i];
@@ -1064,7 +1076,9 @@ __weak int xspin_answer(struct xdp_md *ctx)
 	sum = bpf_csum_diff(0, 0, (void *)(o + 7), 20, 0);
 	o[12] = ~xspin_fold(xspin_fold(sum));
 	sum = xspin_fold(o[13] + o[14] + o[15] + o[16] + bswap16(17) + o[19]);
-	if (words) {
+	if (xspin_sums_later(&frame)) {
+		sum = (__u16)~sum; /* of the pseudo-header, not inverted */
+	} else if (words) {
 		sum = xspin_fold(sum + o[27]);
 		sum = bpf_csum_diff(0, 0, (void *)(o + 17), 20, sum);
 		sum = bpf_csum_diff(0, 0, (void *)(o + 28), XSPIN_LENGTH(8 * words, 128), sum);
@@ -1075,16 +1089,16 @@ __weak int xspin_answer(struct xdp_md *ctx)
 	sum = (__u16)~xspin_fold(xspin_fold(sum));
 	o[20] = sum ?: 0xffff;
 
-	len = bpf_xdp_get_buff_len(ctx);
+	len = hook_len(ctx);
 	want = XSPIN_SLMP_AT + n;
-	if (want < 60 && (len >= 60 || !bpf_xdp_adjust_tail(ctx, 60 - len))) {
+	if (want < 60 && (len >= 60 || !hook_resize(ctx, len, 60))) {
 		want = 60;
 		if (len < 60)
 			len = 60;
 	}
-	if (want != len && bpf_xdp_adjust_tail(ctx, (int)want - (int)len))
+	if (want != len && hook_resize(ctx, len, want))
 		return 0;
-	if (bpf_xdp_store_bytes(ctx, 0, s->answer, XSPIN_LENGTH(want, 256)))
+	if (hook_store(ctx, 0, s->answer, XSPIN_LENGTH(want, 256)))
 		return 0;
 	if (r->open) {
 		__u32 slot = r->slot;
@@ -1097,6 +1111,90 @@ __weak int xspin_answer(struct xdp_md *ctx)
 	}
 	return 1;
 }
+
+#ifdef XSPIN_TC
+
+/*
+ * Answers wait until all packets of a frame were looked at: each is made of the frame, which is then no train any
+ * more. Of those that tell all that has come, a message has one at a time: the last says what the others would.
+ */
+static __always_inline int xspin_answer_to(struct xdp_md *ctx __attribute__((unused)), struct xspin_scratch *s, struct xspin_tally *t)
+{
+	__u32 n = s->ndue;
+
+	if (n - 1 < XSPIN_SEGMENTS && s->reply.flags & XSPIN_SLMP_CUMULATIVE && s->due[n - 1].flags & XSPIN_SLMP_CUMULATIVE &&
+	    s->due[n - 1].id == s->reply.id)
+		n--;
+	if (n >= XSPIN_SEGMENTS) {
+		t->mute++;
+		return XDP_DROP;
+	}
+	__builtin_memcpy(&s->due[n], &s->reply, sizeof(s->reply));
+	s->ndue = n + 1;
+	return XDP_DROP;
+}
+
+struct xspin_answering {
+	struct xdp_md *ctx;
+	__u32 n;
+	int action;
+};
+
+static long xspin_answer_each(__u32 i, struct xspin_answering *a)
+{
+	__u32 me = bpf_get_smp_processor_id();
+	struct xspin_tally *t = bpf_map_lookup_elem(&xspin_tallies, &me);
+	struct xspin_scratch *s = xspin_scratch();
+
+	if (!t || !s || i >= XSPIN_SEGMENTS)
+		return 1;
+	__builtin_memcpy(&s->reply, &s->due[i], sizeof(s->reply));
+	a->action = XDP_DROP;
+	if (!xspin_answer(a->ctx)) {
+		t->mute++;
+		return 0;
+	}
+	t->acks++;
+	if (i + 1 < a->n)
+		bpf_clone_redirect(a->ctx, a->ctx->ifindex, 0);
+	else
+		a->action = XDP_TX;
+	return 0;
+}
+
+static __always_inline int xspin_answers(struct xdp_md *ctx, int action)
+{
+	struct xspin_scratch *s = xspin_scratch();
+	struct xspin_answering a = { .ctx = ctx, .n = s ? s->ndue : 0 };
+
+	if (!s || !a.n)
+		return action;
+	s->ndue = 0;
+	if (a.n == 1)
+		xspin_answer_each(0, &a);
+	else
+		bpf_loop(a.n, xspin_answer_each, &a, 0);
+	return a.action;
+}
+
+#else
+
+static __always_inline int xspin_answer_to(struct xdp_md *ctx, struct xspin_scratch *s __attribute__((unused)), struct xspin_tally *t)
+{
+	if (!xspin_answer(ctx)) {
+		t->mute++;
+		return XDP_DROP;
+	}
+	t->acks++;
+	return XDP_TX;
+}
+
+static __always_inline int xspin_answers(struct xdp_md *ctx __attribute__((unused)), int action)
+{
+	return action;
+}
+
+#endif
 
 enum {
 	XSPIN_LATE = -1,      /* the slot has another message now */
@@ -1724,11 +1822,11 @@ static __always_inline int xspin_called(struct xspin_scratch *s, struct xspin_he
  * A packet. Calls the handlers, each at one place and in no loop: so the instructions that
  * the verifier has counted for each of them bound a packet's run.
  */
-SEC("xdp.frags")
-int xspin_context(struct xdp_md *ctx)
+XSPIN_PACKET
 {
+	const struct xspin_frame f = xspin_frame(ctx);
 	const __u32 has = xspin.has;
-	struct xspin_her her = { .len = ctx->data_end - ctx->data, .action = XDP_DROP };
+	struct xspin_her her = { .len = xspin_length(&f), .action = XDP_DROP };
 	struct xspin_scratch *s = xspin_scratch();
 	struct xspin_counters *cpu = xspin_this_cpu();
 	__u32 me = bpf_get_smp_processor_id(), k = 0, n, size = 0, processed = 0, open = 0;
@@ -1748,7 +1846,7 @@ int xspin_context(struct xdp_md *ctx)
 	to = (__u64)her.offset + her.payload_len;
 
 	if (xspin_setup.checksums != XSPIN_VERIFY_NONE) {
-		int sum = xspin_sum_is(ctx, her.len);
+		int sum = xspin_sum_is(ctx, &f, her.len);
 
 		if (sum == XSPIN_SUM_WRONG ||
 		    (sum != XSPIN_SUM_RIGHT && xspin_setup.checksums == XSPIN_VERIFY_ALL)) {
@@ -1759,10 +1857,11 @@ int xspin_context(struct xdp_md *ctx)
 			t->unverified++;
 	}
 	if (xspin_setup.protocol == XSPIN_SLMP) {
-		const __u8 *p = (void *)(long)ctx->data + XSPIN_SLMP_AT;
+		const __u8 *p = xspin_at_frame(&f, 0, XSPIN_SLMP_AT + XSPIN_SLMP_HEADER);
 
-		if (p + XSPIN_SLMP_HEADER > (__u8 *)(long)ctx->data_end)
+		if (!p)
 			return XDP_PASS;
+		p += XSPIN_SLMP_AT;
 		s->reply.source = *(__u32 *)(p - 16);
 		s->reply.port = *(__u16 *)(p - 8);
 		s->reply.flags = bswap16(*(__u16 *)p);
@@ -1829,10 +1928,10 @@ int xspin_context(struct xdp_md *ctx)
 		m->source = s->reply.source;
 		m->port = s->reply.port;
 		if (xspin_setup.protocol == XSPIN_SLMP) {
-			const __u8 *p = (void *)(long)ctx->data;
+			const __u8 *p = xspin_at_frame(&f, 0, XSPIN_SLMP_AT);
 
 			m->answerable = 0;
-			if (p + XSPIN_SLMP_AT <= (__u8 *)(long)ctx->data_end) {
+			if (p) {
 				m->answerable = xspin_answerable(p, p + 14);
 				__builtin_memcpy(m->ethernet, p, sizeof(m->ethernet));
 				m->dest = *(__u32 *)(p + 30);
@@ -2052,12 +2151,7 @@ answer:
 		s->reply.open = open;
 		s->reply.end = open ? 0 : high;
 		s->reply.high = high;
-		if (!xspin_answer(ctx)) {
-			t->mute++;
-			return XDP_DROP;
-		}
-		t->acks++;
-		return XDP_TX;
+		return xspin_answer_to(ctx, s, t);
 	}
 	switch (her.action) {
 	case XDP_TX:
@@ -2081,18 +2175,26 @@ late:
 	return XDP_DROP;
 
 handed:
+#ifndef XSPIN_TC /* no HPU gets packets from there: the loader knows */
 	if (has & XSPIN_HAS_HAND_OVER) {
 		t->handed++;
 		bpf_tail_call(ctx, &xspin_user, 0);
 	}
+#endif
 	return XDP_DROP; /* there is no program: it comes again */
+}
+
+SEC(HOOK_SECTION)
+int xspin_context(struct xdp_md *ctx)
+{
+	return hook_verdict(ctx, xspin_answers(ctx, xspin_packets(ctx)));
 }
 
 /*
  * Ends a message that user space has stopped, or that has failed, when it has made sure
  * that nothing runs for it any more. The return value says whether it did.
  */
-SEC("xdp.frags")
+SEC(HOOK_SECTION)
 int xspin_expire(struct xdp_md *ctx)
 {
 	const __u32 has = xspin.has;
@@ -2106,7 +2208,7 @@ int xspin_expire(struct xdp_md *ctx)
 	__u64 word;
 	int code;
 
-	if (!cpu || !t || !s || bpf_xdp_load_bytes(ctx, 0, &s->order, sizeof(s->order)))
+	if (!cpu || !t || !s || hook_load(ctx, 0, &s->order, sizeof(s->order)))
 		return 0;
 	o = s->order;
 	m = bpf_map_lookup_elem(&xspin_messages, &o.slot);
@@ -2179,7 +2281,7 @@ int xspin_expire(struct xdp_md *ctx)
 }
 
 /* Has the functions that handlers call be in the object. */
-SEC("xdp.frags")
+SEC(HOOK_SECTION)
 int xspin_api(struct xdp_md *ctx)
 {
 	struct xspin_her her = { .len = ctx->data };

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package loader
+
+import (
+	"bytes"
+	"encoding/binary"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/xspin/xspin/internal/testenv"
+	"github.com/xspin/xspin/slmp"
+)
+
+// asTrain is the train of segments, which are of one sender and, but for the last, as long as the first.
+func asTrain(all []segment) (train []byte, gso int) {
+	train = all[0].frame()
+	for i := range all[1:] {
+		train = append(train, all[i+1].frame()[42:]...)
+	}
+	headers(train, clientIP, nicIP, uint16(10000+all[0].from), slmp.Port, 7, 2, 1)
+	partial(train)
+	return train, slmp.HeaderLen + len(all[0].payload)
+}
+
+// answerIn parses the answer that a verdict has.
+func answerIn(t *testing.T, v HandlersVerdict) (a slmp.Ack, ok bool) {
+	t.Helper()
+	if v.Action != ActionSend {
+		return a, false
+	}
+	n := 34 + int(binary.BigEndian.Uint16(v.Frame[38:]))
+	a, err := slmp.ParseAck(v.Frame[42:n])
+	if err != nil {
+		t.Fatalf("%v: %x", err, v.Frame)
+	}
+	if n := int(binary.BigEndian.Uint16(v.Frame[16:])); max(n+14, 60) != len(v.Frame) {
+		t.Fatalf("an answer of %d bytes whose IPv4 header says %d: %x", len(v.Frame), n, v.Frame)
+	}
+	return a, true
+}
+
+// A train of segments does to messages what its segments do one by one: the same bytes, events and counters; and
+// one answer says what has come of the message that the last one was for.
+func TestTrainsOfSegments(t *testing.T) {
+	const window, most = 2 << 20, 3000
+	o := depositObject(t)
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 1))
+	cfg, w := messagesConfig(t, window, MessagesConfig{Messages: 8, Segments: 4096, Events: 1 << 16})
+	cfg.Hook = TC
+	trains := load(t, o, cfg)
+	cfg, w1 := messagesConfig(t, window, MessagesConfig{Messages: 8, Segments: 4096, Events: 1 << 16})
+	alone := load(t, o, cfg)
+	ended, unasked, ran := 0, 0, 0
+	for round := 0; ran < 20000*testenv.Soak(); round++ {
+		size := []int{1, 12, 40, 200, 700, 1400}[rng.IntN(6)]
+		n := 1 + rng.IntN([]int{3, 40, 400, 1000}[rng.IntN(4)])
+		last := 1 + rng.IntN(size)
+		all := make([]byte, (n-1)*size+last)
+		for i := range all {
+			all[i] = byte(rng.Uint32())
+		}
+		of := func(k int) segment {
+			from, to := k*size, min((k+1)*size, len(all))
+			s := segment{from: round, id: uint32(round), offset: uint32(from), payload: all[from:to], flags: slmp.Cumulative, sum: partialSum}
+			if rng.IntN(4) == 0 {
+				s.flags |= slmp.SYN
+			}
+			if k == n-1 {
+				s.flags |= slmp.EOM | slmp.SYN
+			}
+			return s
+		}
+		// The segments in an order that is not quite theirs, some of them twice or of another message, and all of
+		// them once more in the end.
+		var list []segment
+		order := rng.Perm(n)
+		if rng.IntN(2) == 0 {
+			for i := range order {
+				order[i] = i
+			}
+		}
+		for _, k := range order {
+			if rng.IntN(20) == 0 {
+				list = append(list, of(rng.IntN(n)))
+			}
+			if rng.IntN(40) == 0 { // has no header
+				s := of(k)
+				s.id += 1 << 20
+				s.offset += uint32(size)
+				list = append(list, s)
+			}
+			if rng.IntN(30) != 0 {
+				list = append(list, of(k))
+			}
+		}
+		list = append([]segment{of(0)}, list...)
+		for k := range n {
+			list = append(list, of(k))
+		}
+		for len(list) > 0 {
+			k := 1
+			for most := 1 + rng.IntN(min(128, most/(size+slmp.HeaderLen))); k < len(list) && k < most && len(list[k-1].payload) == len(list[0].payload) && len(list[k].payload) <= len(list[0].payload); {
+				k++
+			}
+			train, gso := asTrain(list[:k])
+			if k == 1 {
+				gso = 0
+			}
+			ran++
+			got, sent := answerIn(t, runTrain(t, trains, train, gso))
+			var want slmp.Ack
+			var wanted bool
+			for i := range list[:k] {
+				v := run(t, alone, list[i].frame())
+				if a, ok := answerIn(t, v); ok {
+					want, wanted = a, true
+				}
+			}
+			if sent != wanted {
+				t.Fatalf("round %d: %d segments of %d bytes: answered is %v, want %v", round, k, size, sent, wanted)
+			}
+			if s := &list[k-1]; sent && s.flags&slmp.SYN != 0 && s.id == uint32(round) {
+				if string(got.Append(nil)) != string(want.Append(nil)) {
+					t.Fatalf("round %d: %d segments of %d bytes: %+v, want %+v", round, k, size, got, want)
+				}
+			} else if sent && got.End < want.End {
+				t.Fatalf("round %d: %d segments of %d bytes: %+v, less than %+v", round, k, size, got, want)
+			}
+			list = list[k:]
+		}
+		got, want := make([]byte, len(all)), make([]byte, len(all))
+		if _, err := w.ReadAt(got, 0); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w1.ReadAt(want, 0); err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(got, want) || !bytes.Equal(got, all) {
+			t.Fatalf("round %d: other bytes in the window", round)
+		}
+		a, b := trains.Tally(), alone.Tally()
+		unasked += int(b.Acks - a.Acks)
+		a.Acks, b.Acks = 0, 0
+		a.Memory, b.Memory = 0, 0
+		if a != b {
+			t.Fatalf("round %d:\n%+v\nsegments one by one:\n%+v", round, a, b)
+		}
+		one, other := event(t, trains), event(t, alone)
+		one.Time, other.Time = 0, 0
+		if one != other {
+			t.Fatalf("round %d: %+v is told, of segments one by one %+v", round, one, other)
+		}
+		ended++
+	}
+	if s := trains.Stats(); s.Mixed != 0 || s.Uncut != 0 || s.Failed != 0 {
+		t.Errorf("%+v", s)
+	}
+	if unasked < ended {
+		t.Errorf("trains of %d messages have %d answers fewer than their segments: the generator has drifted", ended, unasked)
+	}
+}
