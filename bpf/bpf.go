@@ -11,6 +11,7 @@ import "unsafe"
 // rebuilds them with the pinned one, and CI fails when they differ.
 
 //go:generate go tool bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -cflags "-O2 -g -mcpu=v3 -Wall -Wextra -Werror -Wno-unused-parameter" -no-global-types -type xspin_meta -type xspin_table -type xspin_queue -type xspin_share -type xspin_stats -type xspin_config -type xspin_context -type xspin_field -type xspin_rule -type xspin_ruleset -type xspin_index_field -type xspin_limits -type xspin_policy -type xspin_context_flags -type xspin_meta_flags Ingress src/ingress.bpf.c
+//go:generate go tool bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -cflags "-O2 -g -mcpu=v3 -Wall -Wextra -Werror -Wno-unused-parameter -DXSPIN_TC" -no-global-types IngressTC src/ingress_tc.bpf.c
 //go:generate go tool bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -cflags "-O2 -g -mcpu=v3 -Wall -Wextra -Werror -Wno-unused-parameter" Bench src/bench.bpf.c
 //go:generate go tool bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -cflags "-O2 -g -mcpu=v3 -Wall -Wextra -Werror -Wno-unused-parameter" -no-global-types -type xspin_path Impair src/impair.bpf.c
 //go:generate go tool bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -cflags "-O2 -g -mcpu=v3 -Wall -Wextra -Werror -Wno-unused-parameter -Iinclude" -no-global-types HandlersEchoICMP src/handlers/echo_icmp.bpf.c
@@ -62,6 +63,7 @@ const (
 	ContextSpill     = uint8(IngressXspinContextFlagsXSPIN_CONTEXT_SPILL)
 	ContextKernel    = uint8(IngressXspinContextFlagsXSPIN_CONTEXT_KERNEL)
 	ContextHands     = uint8(IngressXspinContextFlagsXSPIN_CONTEXT_HANDS)
+	ContextTC        = uint8(IngressXspinContextFlagsXSPIN_CONTEXT_TC)
 	MetaEOM          = uint8(IngressXspinMetaFlagsXSPIN_META_EOM)
 )
 

@@ -53,6 +53,7 @@ const (
 	IngressXspinContextFlagsXSPIN_CONTEXT_SPILL     IngressXspinContextFlags = 2
 	IngressXspinContextFlagsXSPIN_CONTEXT_KERNEL    IngressXspinContextFlags = 4
 	IngressXspinContextFlagsXSPIN_CONTEXT_HANDS     IngressXspinContextFlags = 8
+	IngressXspinContextFlagsXSPIN_CONTEXT_TC        IngressXspinContextFlags = 16
 )
 
 type IngressXspinField struct {
@@ -208,6 +209,7 @@ const (
 	IngressVarActive             = "active"
 	IngressVarBuckets            = "buckets"
 	IngressVarConfig             = "config"
+	IngressVarCounting           = "counting"
 	IngressVarQueues             = "queues"
 	IngressVarShare              = "share"
 	IngressVarTables             = "tables"
@@ -285,6 +287,7 @@ type IngressVariableSpecs struct {
 	Active             *ebpf.VariableSpec `ebpf:"active"`
 	Buckets            *ebpf.VariableSpec `ebpf:"buckets"`
 	Config             *ebpf.VariableSpec `ebpf:"config"`
+	Counting           *ebpf.VariableSpec `ebpf:"counting"`
 	Queues             *ebpf.VariableSpec `ebpf:"queues"`
 	Share              *ebpf.VariableSpec `ebpf:"share"`
 	Tables             *ebpf.VariableSpec `ebpf:"tables"`
@@ -338,6 +341,7 @@ type IngressVariables struct {
 	Active             *ebpf.Variable `ebpf:"active"`
 	Buckets            *ebpf.Variable `ebpf:"buckets"`
 	Config             *ebpf.Variable `ebpf:"config"`
+	Counting           *ebpf.Variable `ebpf:"counting"`
 	Queues             *ebpf.Variable `ebpf:"queues"`
 	Share              *ebpf.Variable `ebpf:"share"`
 	Tables             *ebpf.Variable `ebpf:"tables"`

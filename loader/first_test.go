@@ -97,7 +97,7 @@ func inKernel(t *testing.T, in *Ingress) {
 	table := &matcher.Table{Generation: 1, Entries: map[int]matcher.Entry{
 		9: {Ruleset: matcher.UDPPort(7), Context: handled, Format: matcher.FormatByName("packet")},
 	}}
-	if err := in.Publish(table, map[uint16]Delivery{handled: {Kernel: true}}); err != nil {
+	if err := in.Publish(table, map[uint16]Delivery{handled: {Kernel: true, Hook: hookOf(t)}}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -108,7 +108,15 @@ func onLab(t *testing.T) (lab *netns.Lab, in *Ingress) {
 	lab = netnstest.Temp(t, netns.LabConfig{})
 	inside(t, lab.NIC, func(nic *net.Interface) {
 		var err error
-		if in, err = Attach(config(nic, Native)); err != nil {
+		if in, err = Load(config(nic, Native)); err != nil {
+			t.Fatal(err)
+		}
+		if hookOf(t) == TC {
+			err = in.AttachTC(Last)
+		} else {
+			err = in.AttachXDP()
+		}
+		if err != nil {
 			t.Fatal(err)
 		}
 	})
@@ -157,7 +165,9 @@ func soon(t *testing.T, what string, ok func() bool) {
 }
 
 // The ingress program has subprograms, and both take frames in fragments.
-func TestIngressCallsHandlers(t *testing.T) {
+func TestIngressCallsHandlers(t *testing.T) { atHooks(t, testIngressCallsHandlers) }
+
+func testIngressCallsHandlers(t *testing.T) {
 	risky(t)
 	_, in, client := withClient(t)
 	sendTo(t, client, 10)
@@ -186,7 +196,9 @@ func TestIngressCallsHandlers(t *testing.T) {
 }
 
 // Each frame meets one of the programs, or none, and is counted there.
-func TestHandlersAreReplacedUnderLoad(t *testing.T) {
+func TestHandlersAreReplacedUnderLoad(t *testing.T) { atHooks(t, testHandlersAreReplacedUnderLoad) }
+
+func testHandlersAreReplacedUnderLoad(t *testing.T) {
 	risky(t)
 	_, in, client := withClient(t)
 	a, b := builtin(t, "noop", nil), builtin(t, "count", nil)

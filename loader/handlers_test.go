@@ -48,7 +48,7 @@ func load(t *testing.T, o *Object, cfg HandlersConfig) *Handlers {
 	if cfg.Format == nil {
 		cfg.Format = matcher.FormatByName("packet")
 	}
-	if strings.Contains(t.Name()+"/", "/tc/") { // see atHooks
+	if hookOf(t) == TC {
 		cfg.Hook = TC
 	}
 	h, err := o.Load(cfg)
@@ -87,7 +87,15 @@ func builtinAt(t *testing.T, hook Hook, name string, params map[string]any) *Han
 	return load(t, o, HandlersConfig{Hook: hook, Parameters: params})
 }
 
-// atHooks runs a test at each hook: what it loads is for that.
+// hookOf is the hook that a test is for: see atHooks.
+func hookOf(t *testing.T) Hook {
+	if strings.Contains(t.Name()+"/", "/tc/") {
+		return TC
+	}
+	return XDP
+}
+
+// atHooks runs a test at each hook: what it loads and attaches is for that.
 func atHooks(t *testing.T, test func(t *testing.T)) {
 	t.Helper()
 	for _, hook := range []Hook{XDP, TC} {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package loader loads the ingress program, sets its tables, attaches it, and
+// Package loader loads the ingress programs, sets their tables, attaches them, and
 // reads back what the kernel granted. It changes nothing else: no ethtool
 // setting, no address, no other program.
 package loader
@@ -61,14 +61,17 @@ type Config struct {
 	MaxBuffers int // of one frame; 1 without multi-buffer support
 }
 
-// An Ingress is the ingress program on an interface. Its table starts empty, so
-// all frames pass. Safe for concurrent use, except for Close.
+// An Ingress is the ingress programs of an interface, one for each hook: each is loaded, attached, and detached
+// again by itself. They go by one table, which starts empty, so all frames pass. Safe for concurrent use, except for
+// Close.
 type Ingress struct {
 	cfg     Config
-	mode    Mode
+	mode    Mode // Auto until a program was attached
 	tap     bool // the interface is one
 	objs    bpf.IngressObjects
-	link    link.Link
+	tc      bpf.IngressTCObjects
+	attach  sync.Mutex   // guards links, and what is loaded for them
+	links   [2]link.Link // by hook; nil: not attached
 	loading sync.Mutex
 	user    *ebpf.Program // see LoadUser; nil: nobody has needed it
 	globals *ebpf.Map     // .bss
@@ -76,12 +79,13 @@ type Ingress struct {
 	inner   *ebpf.Map     // its only element
 
 	// The program's global variables, mapped.
-	bss     []byte
-	tables  *[2]bpf.Table
-	active  *uint32
-	queues  *[bpf.MaxQueues]bpf.Queue
-	share   *bpf.Share
-	buckets *[bpf.MaxBuckets]uint64
+	bss      []byte
+	tables   *[2]bpf.Table
+	active   *uint32
+	counting *uint32
+	queues   *[bpf.MaxQueues]bpf.Queue
+	share    *bpf.Share
+	buckets  *[bpf.MaxBuckets]uint64
 
 	publish sync.Mutex
 	table   *matcher.Table // in force
@@ -131,73 +135,6 @@ func occupied(op string, x *netlink.LinkXdp) error {
 }
 
 const attachedSKB = 2 // XDP_ATTACHED_SKB of linux/if_link.h
-
-// Attach loads the program and attaches it to the interface. The link dies
-// with the process, whichever way that ends.
-func Attach(cfg Config) (*Ingress, error) {
-	if cfg.HPUs < 1 || cfg.HPUs > bpf.MaxHPUs {
-		return nil, fmt.Errorf("%d HPUs: want 1 to %d", cfg.HPUs, bpf.MaxHPUs)
-	}
-	if cfg.Queues < 1 || cfg.Queues > bpf.MaxQueues {
-		return nil, fmt.Errorf("interface %s has %d receive queues: want 1 to %d", cfg.Interface.Name, cfg.Queues, bpf.MaxQueues)
-	}
-	if cfg.BufferSize < 1 || cfg.MaxBuffers < 1 {
-		return nil, fmt.Errorf("buffers of %d bytes, %d for a frame: both must be at least 1", cfg.BufferSize, cfg.MaxBuffers)
-	}
-	if err := Check(cfg.Interface); err != nil {
-		return nil, err
-	}
-	mode := cfg.Mode
-	if mode == Auto {
-		mode = Native
-	}
-	in, err := attach(cfg, mode)
-	if errors.Is(err, ErrNoNative) && cfg.Mode == Auto {
-		in, err = attach(cfg, Generic)
-	}
-	return in, err
-}
-
-func attach(cfg Config, mode Mode) (_ *Ingress, err error) {
-	in := &Ingress{cfg: cfg, mode: mode}
-	defer func() {
-		if err != nil {
-			in.Close()
-		}
-	}()
-	l, err := netlink.LinkByIndex(cfg.Interface.Index)
-	if err != nil {
-		return nil, fmt.Errorf("attach to %s: %w", cfg.Interface.Name, err)
-	}
-	in.tap = l.Type() == (&netlink.Tuntap{}).Type()
-	program, flags := bpf.IngressProgXspinIngress, link.XDPDriverMode
-	if in.Trains() {
-		program = bpf.IngressProgXspinTrains
-	}
-	if mode == Generic {
-		flags = link.XDPGenericMode
-	}
-	if err := in.load(program); err != nil {
-		return nil, err
-	}
-	in.link, err = link.AttachXDP(link.XDPOptions{
-		Program:   in.objs.XspinIngress,
-		Interface: cfg.Interface.Index,
-		Flags:     flags,
-	})
-	op := fmt.Sprintf("attach to %s (%s mode)", cfg.Interface.Name, mode)
-	switch {
-	case err == nil:
-		return in, nil
-	case mode == Native && (errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, ebpf.ErrNotSupported)):
-		return nil, fmt.Errorf("%s: %w: the driver has none, generic mode works", op, ErrNoNative)
-	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EEXIST):
-		return nil, fmt.Errorf("%s: %w: %w", op, ErrOccupied, err)
-	case errors.Is(err, unix.ERANGE):
-		return nil, fmt.Errorf("%s: the MTU is too large for XDP on this driver, lower it: %w", op, err)
-	}
-	return nil, fmt.Errorf("%s: %w", op, err)
-}
 
 // An ingressObject is what load loads.
 type ingressObject struct {
@@ -257,6 +194,13 @@ func (in *Ingress) spec(program string) (*ebpf.CollectionSpec, error) {
 	return spec, nil
 }
 
+// shared are the maps of the program at xdp that others have, too.
+func (in *Ingress) shared() map[string]*ebpf.Map {
+	return map[string]*ebpf.Map{
+		bss: in.globals, bpf.IngressMapCounters: in.objs.Counters, bpf.IngressMapSockets: in.objs.Sockets, bpf.IngressMapPrograms: in.objs.Programs, bpf.IngressMapHanding: in.objs.Handing,
+	}
+}
+
 // LoadUser loads the program to which handlers in eBPF hand messages over, if it is not
 // loaded. It shares all maps with the one that is attached. SetHandlers would do so as well.
 func (in *Ingress) LoadUser() error {
@@ -275,9 +219,7 @@ func (in *Ingress) userProgram() (*ebpf.Program, error) {
 	if err != nil {
 		return nil, err
 	}
-	coll, err := bpf.LoadWith(spec, map[string]*ebpf.Map{
-		bss: in.globals, bpf.IngressMapCounters: in.objs.Counters, bpf.IngressMapSockets: in.objs.Sockets, bpf.IngressMapPrograms: in.objs.Programs, bpf.IngressMapHanding: in.objs.Handing,
-	})
+	coll, err := bpf.LoadWith(spec, in.shared())
 	if err != nil {
 		return nil, fmt.Errorf("load %s: %w", name, loadError(err))
 	}
@@ -286,18 +228,41 @@ func (in *Ingress) userProgram() (*ebpf.Program, error) {
 	return in.user, nil
 }
 
-// load loads one program of the object and maps the shared memory.
+// load makes the maps, maps the shared memory, and loads a program for xdp.
 func (in *Ingress) load(program string) error {
+	if err := in.makeMaps(); err != nil {
+		return err
+	}
+	return in.loadXDP(program)
+}
+
+// loadXDP loads the program for xdp in the place of the one that may be loaded.
+func (in *Ingress) loadXDP(program string) error {
 	spec, err := in.spec(program)
+	if err != nil {
+		return err
+	}
+	coll, err := bpf.LoadWith(spec, in.shared())
+	if err != nil {
+		return fmt.Errorf("load %s: %w", program, loadError(err))
+	}
+	defer coll.Close()
+	in.objs.XspinIngress.Close()
+	in.objs.XspinIngress = coll.DetachProgram(program)
+	return nil
+}
+
+// makeMaps makes the maps, and maps the shared memory.
+func (in *Ingress) makeMaps() error {
+	spec, err := in.spec("")
 	if err != nil {
 		return err
 	}
 	coll, err := bpf.Load(spec)
 	if err != nil {
-		return fmt.Errorf("load %s: %w", program, loadError(err))
+		return fmt.Errorf("make the maps of the ingress program: %w", loadError(err))
 	}
 	defer coll.Close()
-	in.objs.XspinIngress = coll.DetachProgram(program)
 	in.objs.Counters = coll.DetachMap(bpf.IngressMapCounters)
 	in.objs.Sockets = coll.DetachMap(bpf.IngressMapSockets)
 	in.objs.Programs = coll.DetachMap(bpf.IngressMapPrograms) // empty as soon as nobody has it open
@@ -312,13 +277,14 @@ func (in *Ingress) load(program string) error {
 	if err != nil {
 		return err
 	}
-	for _, name := range []string{bpf.IngressVarTables, bpf.IngressVarActive, bpf.IngressVarQueues, bpf.IngressVarShare, bpf.IngressVarBuckets} {
+	for _, name := range []string{bpf.IngressVarTables, bpf.IngressVarActive, bpf.IngressVarCounting, bpf.IngressVarQueues, bpf.IngressVarShare, bpf.IngressVarBuckets} {
 		if _, ok := object.shared[name]; !ok {
 			return fmt.Errorf("the ingress object has no %s in .bss", name)
 		}
 	}
 	in.tables = global[[2]bpf.Table](in.bss, object.shared[bpf.IngressVarTables])
 	in.active = global[uint32](in.bss, object.shared[bpf.IngressVarActive])
+	in.counting = global[uint32](in.bss, object.shared[bpf.IngressVarCounting])
 	in.queues = global[[bpf.MaxQueues]bpf.Queue](in.bss, object.shared[bpf.IngressVarQueues])
 	in.share = global[bpf.Share](in.bss, object.shared[bpf.IngressVarShare])
 	in.buckets = global[[bpf.MaxBuckets]uint64](in.bss, object.shared[bpf.IngressVarBuckets])
@@ -348,14 +314,6 @@ func loadError(err error) error {
 	}
 	return err
 }
-
-// Mode returns how the program is attached: Native or Generic.
-func (in *Ingress) Mode() Mode { return in.mode }
-
-// Trains tells whether what comes may be several packets in one, as it is before Linux's
-// stack has cut it, or after it has joined it: in generic mode, and from the process behind a tap.
-// They pass to the stack.
-func (in *Ingress) Trains() bool { return in.mode == Generic || in.tap }
 
 // Publish replaces the table, and the contexts that it names. Every frame sees the
 // old ones or the new ones, and when Publish returns no frame is being matched or
@@ -430,7 +388,14 @@ func (in *Ingress) SetHandlers(context uint16, h *Handlers) error {
 			return fmt.Errorf("hand over messages of context %d: %w", context, err)
 		}
 	}
-	if err := in.objs.Programs.Put(uint32(context), h.prog); err != nil {
+	programs := in.objs.Programs
+	if h.hook == TC {
+		if err := in.loadTC(); err != nil {
+			return fmt.Errorf("call the handlers of context %d: %w", context, err)
+		}
+		programs = in.tc.Programs
+	}
+	if err := programs.Put(uint32(context), h.prog); err != nil {
 		return fmt.Errorf("call the handlers of context %d: %w", context, err)
 	}
 	return nil
@@ -439,8 +404,13 @@ func (in *Ingress) SetHandlers(context uint16, h *Handlers) error {
 // ClearHandlers takes the handlers of a context away. None runs from then on if a table
 // without the context has been published before. Idempotent.
 func (in *Ingress) ClearHandlers(context uint16) error {
-	if err := in.objs.Programs.Delete(uint32(context)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("call no handlers of context %d: %w", context, err)
+	for _, programs := range []*ebpf.Map{in.objs.Programs, in.tcPrograms()} {
+		if programs == nil {
+			continue
+		}
+		if err := programs.Delete(uint32(context)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("call no handlers of context %d: %w", context, err)
+		}
 	}
 	return nil
 }
@@ -464,21 +434,7 @@ func (in *Ingress) Buckets() []uint64 {
 	return in.buckets[:]
 }
 
-// Detach takes the program off the interface, and leaves its memory. Frames pass
-// again as if nothing had been there. Idempotent.
-func (in *Ingress) Detach() error {
-	if in.link == nil {
-		return nil
-	}
-	err := in.link.Close()
-	in.link = nil
-	if err != nil {
-		return fmt.Errorf("detach from %s: %w", in.cfg.Interface.Name, err)
-	}
-	return nil
-}
-
-// Close detaches the program and frees everything. Frames pass again as if
+// Close detaches the programs and frees everything. Frames pass again as if
 // nothing had been there. Idempotent.
 func (in *Ingress) Close() error {
 	errs := []error{in.Detach()}
@@ -486,9 +442,10 @@ func (in *Ingress) Close() error {
 		errs = append(errs, unix.Munmap(in.bss))
 		in.bss = nil
 	}
-	errs = append(errs, in.user.Close(), in.globals.Close(), in.objs.Counters.Close(), in.objs.Sockets.Close(), in.objs.Programs.Close(), in.objs.Handing.Close(), in.barrier.Close(), in.inner.Close(), in.objs.XspinIngress.Close())
+	errs = append(errs, in.user.Close(), in.globals.Close(), in.objs.Counters.Close(), in.objs.Sockets.Close(), in.objs.Programs.Close(), in.objs.Handing.Close(), in.barrier.Close(), in.inner.Close(), in.objs.XspinIngress.Close(),
+		in.tc.Counters.Close(), in.tc.Programs.Close(), in.tc.XspinIngressTc.Close())
 	in.user, in.globals, in.barrier, in.inner = nil, nil, nil, nil
-	in.objs = bpf.IngressObjects{}
+	in.objs, in.tc = bpf.IngressObjects{}, bpf.IngressTCObjects{}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("close the ingress program: %w", err)
 	}

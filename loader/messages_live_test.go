@@ -22,14 +22,16 @@ func onWire(t *testing.T, h *Handlers) *netns.Lab {
 	t.Helper()
 	lab, in := onLab(t)
 	// Without a program there, XDP_TX arrives nowhere.
-	inside(t, lab.Host, func(host *net.Interface) { foreign(t, host, Native) })
+	if hookOf(t) == XDP {
+		inside(t, lab.Host, func(host *net.Interface) { foreign(t, host, Native) })
+	}
 	if err := in.SetHandlers(handled, h); err != nil {
 		t.Fatal(err)
 	}
 	table := &matcher.Table{Generation: 1, Entries: map[int]matcher.Entry{
 		9: {Ruleset: matcher.SLMP(), Context: handled, Format: matcher.FormatByName("slmp")},
 	}}
-	if err := in.Publish(table, map[uint16]Delivery{handled: {Kernel: true}}); err != nil {
+	if err := in.Publish(table, map[uint16]Delivery{handled: {Kernel: true, Hook: hookOf(t)}}); err != nil {
 		t.Fatal(err)
 	}
 	return lab
@@ -37,7 +39,9 @@ func onWire(t *testing.T, h *Handlers) *netns.Lab {
 
 // A sender that knows nothing of this sends messages of all sizes: from XDP they are
 // answered, told, and put where they belong.
-func TestMessagesFromTheWire(t *testing.T) {
+func TestMessagesFromTheWire(t *testing.T) { atHooks(t, testMessagesFromTheWire) }
+
+func testMessagesFromTheWire(t *testing.T) {
 	risky(t)
 	const window = 8 << 20
 	cfg, w := messagesConfig(t, window, MessagesConfig{Messages: 16, Events: 1 << 16})
@@ -84,7 +88,9 @@ func TestMessagesFromTheWire(t *testing.T) {
 
 // A frame of a socket has little room behind it: an answer that does not fit has fewer words,
 // or is a plain one, and its checksum is right, or the socket would not get it.
-func TestAnswersToShortSegments(t *testing.T) {
+func TestAnswersToShortSegments(t *testing.T) { atHooks(t, testAnswersToShortSegments) }
+
+func testAnswersToShortSegments(t *testing.T) {
 	risky(t)
 	cfg, _ := messagesConfig(t, 1<<20, MessagesConfig{Messages: 4, Segments: 4096})
 	h := load(t, depositObject(t), cfg)

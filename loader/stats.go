@@ -8,8 +8,8 @@ import (
 	"github.com/xspin/xspin/bpf"
 )
 
-// Stats are the program's counters, in frames, summed over CPUs since it was
-// attached: Seen is the sum of Passed, Redirected, Failed, Malformed, Oversize,
+// Stats are the programs' counters, in frames, summed over hooks and CPUs since they were
+// attached. A train is one frame. What the program at xdp leaves to the one at tc is counted there. Seen is the sum of Passed, Redirected, Failed, Malformed, Oversize,
 // Trains and all of Refused, of Spilled and of Kernel.
 type Stats struct {
 	Seen       uint64
@@ -18,7 +18,7 @@ type Stats struct {
 	Failed     uint64                  // matched, could not be redirected, passed on
 	Malformed  uint64                  // matched, against their message format, passed on
 	Oversize   uint64                  // matched, more buffers than handlers get, passed on
-	Trains     uint64                  // matched, several packets in one, passed on: see Ingress.Trains
+	Trains     uint64                  // matched, several packets in one that nobody here cuts, passed on: see Ingress.Trains
 	Matched    [bpf.MaxRulesets]uint64 // by ruleset
 	Refused    [bpf.MaxContexts]uint64 // by context: dropped for lack of credit
 	Spilled    [bpf.MaxContexts]uint64 // by context: passed on for lack of credit
@@ -30,6 +30,16 @@ func (in *Ingress) Stats() (Stats, error) {
 	var cpus []bpf.Stats
 	if err := in.objs.Counters.Lookup(uint32(0), &cpus); err != nil {
 		return Stats{}, fmt.Errorf("read the program's counters: %w", err)
+	}
+	in.loading.Lock()
+	tc := in.tc.Counters
+	in.loading.Unlock()
+	if tc != nil {
+		var more []bpf.Stats
+		if err := tc.Lookup(uint32(0), &more); err != nil {
+			return Stats{}, fmt.Errorf("read the counters of the program at tc: %w", err)
+		}
+		cpus = append(cpus, more...)
 	}
 	var sum Stats
 	for i := range cpus {

@@ -62,6 +62,7 @@ type Delivery struct {
 	// it has a meaning, and any value, if they hand messages over.
 	Kernel    bool
 	HandsOver bool
+	Hook      Hook // that these are at
 
 	Policy    Policy
 	CoreMask  uint64    // HPUs it may use, bit h for HPU h
@@ -179,12 +180,17 @@ func field(f matcher.Field) bpf.Field {
 func (d *Delivery) fill(out *bpf.Context, f *matcher.Format) error {
 	if d.Kernel {
 		out.Flags |= bpf.ContextKernel
+		if d.Hook == TC {
+			out.Flags |= bpf.ContextTC
+		}
 	}
 	onHPUs := !d.Kernel || d.HandsOver
 	if !onHPUs {
-		if *d != (Delivery{Kernel: true}) {
-			return errors.New("handlers in eBPF are not on HPUs: want nothing but Kernel")
+		if *d != (Delivery{Kernel: true, Hook: d.Hook}) {
+			return errors.New("handlers in eBPF are not on HPUs: want nothing but Kernel and Hook")
 		}
+	} else if d.Hook != XDP {
+		return errors.New("HPUs get frames by XDP: want it for Hook")
 	} else if err := CheckPolicy(d.Policy, d.Sequence, d.VHPUs, f).Err(); err != nil {
 		return err
 	}

@@ -16,6 +16,19 @@ struct __sk_buff;
 #endif
 #include "../include/xspin_kernel.h"
 
+/* The end of a packet of Linux's stack. */
+struct skb_shared_info {
+	__u16 gso_size;
+	__u32 gso_type;
+} __attribute__((preserve_access_index));
+
+extern void *bpf_cast_to_kern_ctx(void *ctx) __attribute__((section(".ksyms")));
+extern void *bpf_rdonly_cast(const void *p, __u32 type) __attribute__((section(".ksyms")));
+
+#define kernel_size_of(type) __builtin_preserve_type_info(*(type *)0, 1)
+#define kernel_offset_of(type, field) __builtin_preserve_field_info(((type *)0)->field, 0)
+#define kernel_type_id(type) __builtin_btf_type_id(*(type *)0, 1)
+
 #ifdef XSPIN_TC
 
 /* include/uapi/linux/bpf.h. */
@@ -85,6 +98,42 @@ static __always_inline long hook_store(struct __sk_buff *ctx, __u32 off, const v
 static __always_inline long hook_resize(struct __sk_buff *ctx, __u32 len __attribute__((unused)), __u32 to)
 {
 	return bpf_skb_change_tail(ctx, to, 0);
+}
+
+/* The kernel's side of the packet. The BTF of the kernel that a program is loaded into says where fields are. */
+struct sk_buff {
+	__u8 ip_summed : 2;
+	__u32 end;
+	unsigned char *head;
+} __attribute__((preserve_access_index));
+
+enum { CHECKSUM_PARTIAL = 3 };
+
+/* Bits of gso_type: include/linux/skbuff.h. */
+enum {
+	SKB_GSO_TCP = 1 << 0 | 1 << 2 | 1 << 3 | 1 << 4 | 1 << 19, /* IPv4 and IPv6, with ECN, with one id */
+	SKB_GSO_DODGY = 1 << 1,					    /* nobody has checked what it says */
+	SKB_GSO_UDP_L4 = 1 << 17,
+};
+
+/* What is said of how to cut a train: SKB_GSO bits. PROG_RUN says nothing, whatever gso_size there is. */
+static __always_inline __u32 hook_gso_type(struct __sk_buff *ctx)
+{
+	const struct sk_buff *skb = bpf_cast_to_kern_ctx(ctx);
+	const struct skb_shared_info *s = bpf_rdonly_cast(skb->head + skb->end, kernel_type_id(struct skb_shared_info));
+
+	return s->gso_type;
+}
+
+/* Whether the checksum is left to a device: a bit field, whose place the kernel's BTF tells. */
+static __always_inline int hook_sum_is_left(struct __sk_buff *ctx)
+{
+	const struct sk_buff *skb = bpf_cast_to_kern_ctx(ctx);
+	__u64 v = *((const __u8 *)skb + __builtin_preserve_field_info(skb->ip_summed, 0 /* its byte */));
+
+	v <<= __builtin_preserve_field_info(skb->ip_summed, 4) & 63;
+	v >>= __builtin_preserve_field_info(skb->ip_summed, 5) & 63;
+	return v == CHECKSUM_PARTIAL;
 }
 
 /* What the kernel is told of an xdp_action. */

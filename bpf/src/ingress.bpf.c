@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * The ingress program: matching engine and scheduler of the NIC.
+ * The ingress program at xdp: matching engine and scheduler of the NIC.
  *
  *   frame -> match -> message key, offset, EOM -> HPU -> metadata -> XSKMAP
  *                  -> the context's handlers in eBPF
+ *                  -> Linux, where the program at tc (ingress_tc.bpf.c) has it
  *
  * Whatever is not matched, or cannot be delivered, goes to the Linux stack as it
  * came. Only a frame whose context has no credit left is dropped, and counted,
  * unless the context has such frames spilled to the stack.
  */
-#include "kernel.h"
-#include "xspin.h"
-#include "match.h"
+#include "ingress.h"
 
 const volatile struct xspin_config config = {
 	.hpus = 1,
@@ -19,33 +18,6 @@ const volatile struct xspin_config config = {
 	.buffer_size = 2048 - 256,
 	.max_buffers = 1,
 };
-
-/*
- * Globals, and not maps to be looked up in: their addresses are constants of the
- * program, which saves some 10 ns a packet. User space maps their section.
- */
-
-/*
- * The table in force is tables[active], for a whole run of the program. User
- * space writes the other one, switches, and waits for an RCU grace period, after
- * which no run of the program (and no frame it redirected) is in the old one.
- */
-struct xspin_table tables[2] __aligned;
-__u32 active __aligned;
-
-struct xspin_queue queues[XSPIN_MAX_QUEUES] __aligned;
-
-struct xspin_share share __aligned;
-
-/*
- * Where the messages of a context go: HPU + 1 in the low byte, and in the high
- * word how many packets in flight and open messages hold it there. A context
- * has a range of buckets and a message, or each of its virtual HPUs, the one that
- * the hash names: those that collide share an HPU and nothing else. At zero users the next packet
- * may choose again. Unlike a hash map of messages this never fills up, evicts
- * or allocates.
- */
-__u64 buckets[XSPIN_MAX_BUCKETS] __aligned;
 
 /* Socket of HPU h on receive queue q: element q * config.hpus + h. */
 struct {
@@ -55,22 +27,6 @@ struct {
 	__uint(value_size, 4);
 } sockets SEC(".maps");
 
-/* The handlers in eBPF of context c: element c. They say what becomes of the frame. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
-	__uint(max_entries, XSPIN_MAX_CONTEXTS);
-	__uint(key_size, 4);
-	__uint(value_size, 4);
-} programs SEC(".maps");
-
-/* Plain increments are safe: the program does not nest on a CPU. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct xspin_stats);
-} counters SEC(".maps");
-
 /* The frame that is with handlers in eBPF: they have no way to this map, and the program
  * does not nest on a CPU. */
 struct {
@@ -79,15 +35,6 @@ struct {
 	__type(key, __u32);
 	__type(value, struct xspin_handing);
 } handing SEC(".maps");
-
-/* Makes clang describe, and so bpf2go generate, types that no map names. */
-const struct xspin_meta *unused_meta __attribute__((unused));
-const struct xspin_context *unused_context __attribute__((unused));
-_Static_assert(sizeof(struct xspin_meta) == 64, "one cache line, magic last");
-const enum xspin_limits *unused_limits __attribute__((unused));
-const enum xspin_policy *unused_policy __attribute__((unused));
-const enum xspin_context_flags *unused_context_flags __attribute__((unused));
-const enum xspin_meta_flags *unused_meta_flags __attribute__((unused));
 
 #define BUCKET_TRIES 8
 
@@ -201,25 +148,6 @@ static __always_inline __u32 blocked(const struct xspin_context *c, __u32 hash, 
 	return hash + offset / c->sequence % c->vhpus * 0x9e3779b1;
 }
 
-/* A frame that a ruleset has matched, and that is what its context's format says. */
-struct classified {
-	const struct xspin_ruleset *ruleset;
-	const struct xspin_context *context;
-	__u32 at;    /* position of the ruleset */
-	__u32 queue; /* that it came on */
-	__u32 id;    /* of the context */
-	__u32 len;   /* of the frame */
-};
-
-/* The ruleset at a position says whose frame it is. */
-static __always_inline void belongs(struct classified *m, const struct xspin_table *t, __u32 at)
-{
-	m->at = at & (XSPIN_MAX_RULESETS - 1);
-	m->ruleset = &t->rulesets[m->at];
-	m->id = m->ruleset->context & (XSPIN_MAX_CONTEXTS - 1);
-	m->context = &t->contexts[m->id];
-}
-
 /*
  * Is it several packets in one, a train? A sender on this machine leaves the cutting of a long
  * TCP segment, or of one buffer with many datagrams (UDP_SEGMENT), to the device, and a receiver
@@ -256,41 +184,23 @@ static __always_inline int is_train(struct xdp_md *ctx)
 static __always_inline int classify(const struct frame *f, const struct xspin_table *t,
 				    struct xspin_stats *stats, struct classified *m, int trains)
 {
-	const struct xspin_context *c;
-	__u32 len, v;
-	int bit;
+	int bit = match(f, t);
 
-	bit = match(f, t);
 	if (bit < 0) {
 		stats->passed++;
 		return 0;
 	}
 	belongs(m, t, bit);
-	c = m->context;
+	if (m->context->flags & XSPIN_CONTEXT_TC) {
+		stats->seen--; /* the program at tc sees it, and counts it */
+		return 0;
+	}
 	stats->matched[m->ruleset->slot]++;
 	if (trains && is_train(f->ctx)) {
 		stats->trains++;
 		return 0;
 	}
-
-	/* Is it what the context's message format says? */
-	m->len = len = bpf_xdp_get_buff_len(f->ctx);
-	if (len < c->need)
-		goto malformed;
-	if (c->has_length) {
-		__u64 end;
-
-		if (!load_field(f, &c->length, &v))
-			goto malformed;
-		end = (__u64)(v >> (c->length_shift & 31)) + c->length_from;
-		if (end > len || end < c->header)
-			goto malformed;
-	}
-	return 1;
-
-malformed:
-	stats->malformed++;
-	return 0;
+	return well_formed(f, stats, m);
 }
 
 /* A length that is 1 to XSPIN_MAX_KEPT, and that the verifier knows to be. */

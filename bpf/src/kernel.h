@@ -38,15 +38,4 @@ struct net_device {
 	struct netdev_rx_queue *_rx;
 } __attribute__((preserve_access_index));
 
-struct skb_shared_info {
-	__u16 gso_size;
-} __attribute__((preserve_access_index));
-
-extern void *bpf_cast_to_kern_ctx(void *ctx) __attribute__((section(".ksyms")));
-extern void *bpf_rdonly_cast(const void *p, __u32 type) __attribute__((section(".ksyms")));
-
-#define kernel_size_of(type) __builtin_preserve_type_info(*(type *)0, 1)
-#define kernel_offset_of(type, field) __builtin_preserve_field_info(((type *)0)->field, 0)
-#define kernel_type_id(type) __builtin_btf_type_id(*(type *)0, 1)
-
 static long (*const bpf_loop)(__u32 n, void *fn, void *arg, __u64 flags) = (void *)181;

@@ -38,7 +38,7 @@ static __always_inline struct frame frame_of(struct xdp_md *ctx)
  */
 __noinline __u64 load_word_slow(struct xdp_md *ctx, __u32 off, __u32 need)
 {
-	__u32 len = bpf_xdp_get_buff_len(ctx);
+	__u32 len = hook_len(ctx);
 	__u32 word = 0;
 
 	if (need > len || off >= len)
@@ -48,10 +48,10 @@ __noinline __u64 load_word_slow(struct xdp_md *ctx, __u32 off, __u32 need)
 	 * the verifier of Linux 6.12 does not: "R4 invalid zero-sized read".
 	 */
 	if (off + 4 <= len) {
-		bpf_xdp_load_bytes(ctx, off, &word, 4);
+		hook_load(ctx, off, &word, 4);
 	} else {
 		for (__u32 i = 0; i < 3 && off + i < len; i++)
-			bpf_xdp_load_bytes(ctx, off + i, (__u8 *)&word + i, 1);
+			hook_load(ctx, off + i, (__u8 *)&word + i, 1);
 	}
 	return 1ULL << 32 | bswap32(word);
 }
@@ -202,7 +202,7 @@ __noinline int is_local(struct xdp_md *ctx, const struct xspin_table *t)
 	if (!t)
 		return 0;
 	if (unlikely(data + 14 > end)) {
-		if (bpf_xdp_load_bytes(ctx, 0, copy, 14))
+		if (hook_load(ctx, 0, copy, 14))
 			return 0;
 		eth = copy;
 	}
@@ -213,10 +213,10 @@ __noinline int is_local(struct xdp_md *ctx, const struct xspin_table *t)
 
 		if (likely(data + 34 <= end))
 			to[3] = dst[0] | (__u32)dst[1] << 16;
-		else if (bpf_xdp_load_bytes(ctx, 30, &to[3], 4))
+		else if (hook_load(ctx, 30, &to[3], 4))
 			return 0;
 	} else if (eth[6] == bswap16(0x86dd)) {
-		if (bpf_xdp_load_bytes(ctx, 38, to, 16))
+		if (hook_load(ctx, 38, to, 16))
 			return 0;
 	} else {
 		return 1;

@@ -36,6 +36,7 @@ enum xspin_context_flags {
 	XSPIN_CONTEXT_SPILL = 1 << 1,	  /* out of credit: to the stack, instead of dropped */
 	XSPIN_CONTEXT_KERNEL = 1 << 2,	  /* its handlers are in eBPF: programs[context] */
 	XSPIN_CONTEXT_HANDS = 1 << 3,	  /* these hand messages over to HPUs: see xspin_handing */
+	XSPIN_CONTEXT_TC = 1 << 4,	  /* they are at tc, not at xdp */
 };
 
 enum xspin_meta_flags {

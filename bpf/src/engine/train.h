@@ -32,26 +32,7 @@ enum {
 	XSPIN_UNCUT = -1,     /* a train that nobody here can cut */
 };
 
-/* include/linux/skbuff.h */
-enum { CHECKSUM_PARTIAL = 3 };
-
-struct sk_buff {
-	__u8 ip_summed : 2;
-} __attribute__((preserve_access_index));
-
-extern void *bpf_cast_to_kern_ctx(void *ctx) __attribute__((section(".ksyms")));
 static long (*const bpf_loop)(__u32 n, void *fn, void *arg, __u64 flags) = (void *)181;
-
-/* Whether the checksum is left to a device: a bit field, whose place the kernel's BTF tells. */
-static __always_inline int xspin_sum_is_left(struct xdp_md *ctx)
-{
-	const struct sk_buff *skb = bpf_cast_to_kern_ctx(ctx);
-	__u64 v = *((const __u8 *)skb + __builtin_preserve_field_info(skb->ip_summed, 0 /* its byte */));
-
-	v <<= __builtin_preserve_field_info(skb->ip_summed, 4) & 63;
-	v >>= __builtin_preserve_field_info(skb->ip_summed, 5) & 63;
-	return v == CHECKSUM_PARTIAL;
-}
 
 /* Segments of a train, and where its headers end. */
 struct xspin_cut {
@@ -104,7 +85,7 @@ static __always_inline int xspin_arrive(struct xdp_md *ctx, struct xspin_segment
 	g->seen = len < XSPIN_SEEN ? len : XSPIN_SEEN;
 	g->head = 0;
 	g->base = 0;
-	g->left = xspin_sum_is_left(ctx);
+	g->left = hook_sum_is_left(ctx);
 	g->partial = g->left;
 	if (xspin_look(ctx, g, 0))
 		return XSPIN_UNCUT;

@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package loader
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/xspin/xspin/bpf"
+	"github.com/xspin/xspin/internal/capability"
+)
+
+// An Order is where the program at tc stands among those of others.
+type Order int
+
+// Orders. A program that returns a verdict of its own keeps a packet from those behind it.
+const (
+	Last Order = iota
+	First
+)
+
+// Attach is Load and AttachXDP.
+func Attach(cfg Config) (*Ingress, error) {
+	if err := cfg.check(); err != nil { // before what only the kernel knows
+		return nil, err
+	}
+	if err := Check(cfg.Interface); err != nil {
+		return nil, err
+	}
+	in, err := Load(cfg)
+	if err != nil {
+		return nil, err
+	}
+	if err := in.AttachXDP(); err != nil {
+		return nil, errors.Join(err, in.Close())
+	}
+	return in, nil
+}
+
+func (c *Config) check() error {
+	if c.HPUs < 1 || c.HPUs > bpf.MaxHPUs {
+		return fmt.Errorf("%d HPUs: want 1 to %d", c.HPUs, bpf.MaxHPUs)
+	}
+	if c.Queues < 1 || c.Queues > bpf.MaxQueues {
+		return fmt.Errorf("interface %s has %d receive queues: want 1 to %d", c.Interface.Name, c.Queues, bpf.MaxQueues)
+	}
+	if c.BufferSize < 1 || c.MaxBuffers < 1 {
+		return fmt.Errorf("buffers of %d bytes, %d for a frame: both must be at least 1", c.BufferSize, c.MaxBuffers)
+	}
+	return nil
+}
+
+// Load makes what the programs of an interface share. None is attached.
+func Load(cfg Config) (_ *Ingress, err error) {
+	if err := cfg.check(); err != nil {
+		return nil, err
+	}
+	op := "load the ingress programs for " + cfg.Interface.Name
+	if err := capability.Need(op, capability.NetAdmin, capability.NetRaw, capability.BPF, capability.Perfmon); err != nil {
+		return nil, err
+	}
+	if err := checkKernel(); err != nil {
+		return nil, fmt.Errorf("%s: %w", op, err)
+	}
+	l, err := netlink.LinkByIndex(cfg.Interface.Index)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", op, err)
+	}
+	in := &Ingress{cfg: cfg, tap: l.Type() == (&netlink.Tuntap{}).Type()}
+	if err := in.makeMaps(); err != nil {
+		return nil, errors.Join(err, in.Close())
+	}
+	return in, nil
+}
+
+// AttachXDP attaches the program for xdp. The link dies with the process, whichever way that ends. Idempotent.
+func (in *Ingress) AttachXDP() error {
+	in.attach.Lock()
+	defer in.attach.Unlock()
+	if in.links[XDP] != nil {
+		return nil
+	}
+	if err := Check(in.cfg.Interface); err != nil {
+		return err
+	}
+	if in.mode != Auto { // as it was before
+		return in.attachXDP(in.mode)
+	}
+	mode := in.cfg.Mode
+	if mode == Auto {
+		mode = Native
+	}
+	err := in.attachXDP(mode)
+	if errors.Is(err, ErrNoNative) && in.cfg.Mode == Auto {
+		err = in.attachXDP(Generic)
+	}
+	return err
+}
+
+func (in *Ingress) attachXDP(mode Mode) (err error) {
+	if in.mode != mode || in.objs.XspinIngress == nil {
+		in.mode = mode
+		program := bpf.IngressProgXspinIngress
+		if in.trains() {
+			program = bpf.IngressProgXspinTrains
+		}
+		if err := in.loadXDP(program); err != nil {
+			return err
+		}
+	}
+	flags := link.XDPDriverMode
+	if mode == Generic {
+		flags = link.XDPGenericMode
+	}
+	l, err := link.AttachXDP(link.XDPOptions{
+		Program:   in.objs.XspinIngress,
+		Interface: in.cfg.Interface.Index,
+		Flags:     flags,
+	})
+	op := fmt.Sprintf("attach to %s (%s mode)", in.cfg.Interface.Name, mode)
+	switch {
+	case err == nil:
+		in.links[XDP] = l
+		atomic.StoreUint32(in.counting, 1)
+		return nil
+	case mode == Native && (errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, ebpf.ErrNotSupported)):
+		return fmt.Errorf("%s: %w: the driver has none, generic mode works", op, ErrNoNative)
+	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EEXIST):
+		return fmt.Errorf("%s: %w: %w", op, ErrOccupied, err)
+	case errors.Is(err, unix.ERANGE):
+		return fmt.Errorf("%s: the MTU is too large for XDP on this driver, lower it: %w", op, err)
+	}
+	return fmt.Errorf("%s: %w", op, err)
+}
+
+// loadTC loads the program for tc, if it is not loaded.
+func (in *Ingress) loadTC() error {
+	in.loading.Lock()
+	defer in.loading.Unlock()
+	if in.tc.XspinIngressTc != nil {
+		return nil
+	}
+	spec, err := bpf.LoadIngressTC()
+	if err != nil {
+		return fmt.Errorf("read ingress object: %w", err)
+	}
+	object, err := ingress()
+	if err != nil {
+		return fmt.Errorf("read ingress object: %w", err)
+	}
+	for name, v := range spec.Variables {
+		if at, ok := object.shared[name]; !ok || at != v.Offset {
+			return fmt.Errorf("load %s: variable %s is elsewhere in the memory that the programs share", bpf.IngressTCProgXspinIngressTc, name)
+		}
+	}
+	clear(spec.Variables)
+	coll, err := bpf.LoadWith(spec, map[string]*ebpf.Map{bss: in.globals})
+	if err != nil {
+		return fmt.Errorf("load %s: %w", bpf.IngressTCProgXspinIngressTc, loadError(err))
+	}
+	defer coll.Close()
+	in.tc.Counters = coll.DetachMap(bpf.IngressTCMapCounters)
+	in.tc.Programs = coll.DetachMap(bpf.IngressTCMapPrograms)
+	in.tc.XspinIngressTc = coll.DetachProgram(bpf.IngressTCProgXspinIngressTc)
+	return nil
+}
+
+// tcPrograms returns the handlers' programs at tc; nil: there are none.
+func (in *Ingress) tcPrograms() *ebpf.Map {
+	in.loading.Lock()
+	defer in.loading.Unlock()
+	return in.tc.Programs
+}
+
+// AttachTC attaches the program for tc. The link dies with the process, whichever way that ends. Idempotent.
+func (in *Ingress) AttachTC(order Order) error {
+	in.attach.Lock()
+	defer in.attach.Unlock()
+	if in.links[TC] != nil {
+		return nil
+	}
+	if err := in.loadTC(); err != nil {
+		return err
+	}
+	anchor := link.Tail()
+	if order == First {
+		anchor = link.Head()
+	}
+	l, err := link.AttachTCX(link.TCXOptions{
+		Program:   in.tc.XspinIngressTc,
+		Interface: in.cfg.Interface.Index,
+		Attach:    ebpf.AttachTCXIngress,
+		Anchor:    anchor,
+	})
+	op := fmt.Sprintf("attach to %s (tc)", in.cfg.Interface.Name)
+	switch {
+	case err == nil:
+		in.links[TC] = l
+		return nil
+	case errors.Is(err, ebpf.ErrNotSupported):
+		return fmt.Errorf("%s: %w: tcx links; Linux 6.6 and later have them: %w", op, ErrKernel, err)
+	}
+	return fmt.Errorf("%s: %w", op, err)
+}
+
+// Attached tells whether the program of a hook is attached.
+func (in *Ingress) Attached(hook Hook) bool {
+	in.attach.Lock()
+	defer in.attach.Unlock()
+	return in.links[hook] != nil
+}
+
+// DetachHook takes the program of a hook off the interface. Idempotent.
+func (in *Ingress) DetachHook(hook Hook) error {
+	in.attach.Lock()
+	defer in.attach.Unlock()
+	l := in.links[hook]
+	if l == nil {
+		return nil
+	}
+	in.links[hook] = nil
+	if hook == XDP {
+		atomic.StoreUint32(in.counting, 0)
+	}
+	if err := l.Close(); err != nil {
+		return fmt.Errorf("detach from %s (%v): %w", in.cfg.Interface.Name, hook, err)
+	}
+	return nil
+}
+
+// Detach takes the programs off the interface, and leaves their memory. Frames pass
+// again as if nothing had been there. Idempotent.
+func (in *Ingress) Detach() error {
+	return errors.Join(in.DetachHook(XDP), in.DetachHook(TC))
+}
+
+// Mode returns how the program for xdp is attached, or was: Native or Generic. Auto: it never was.
+func (in *Ingress) Mode() Mode {
+	in.attach.Lock()
+	defer in.attach.Unlock()
+	return in.mode
+}
+
+// Trains tells whether what comes to the program at xdp may be several packets in one, as it is before Linux's
+// stack has cut it, or after it has joined it: in generic mode, and from the process behind a tap.
+// They pass to the stack.
+func (in *Ingress) Trains() bool {
+	in.attach.Lock()
+	defer in.attach.Unlock()
+	return in.trains()
+}
+
+func (in *Ingress) trains() bool { return in.mode == Generic || in.tap }
