@@ -56,7 +56,8 @@ func (c *Config) check() error {
 	return nil
 }
 
-// Load makes what the programs of an interface share. None is attached.
+// Load makes what the programs of an interface share, which is in the network namespace of the calling thread. None
+// is attached.
 func Load(cfg Config) (_ *Ingress, err error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
@@ -72,7 +73,11 @@ func Load(cfg Config) (_ *Ingress, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", op, err)
 	}
-	in := &Ingress{cfg: cfg, tap: l.Type() == (&netlink.Tuntap{}).Type()}
+	home, err := homeHere()
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", op, err)
+	}
+	in := &Ingress{cfg: cfg, home: home, tap: l.Type() == (&netlink.Tuntap{}).Type()}
 	if err := in.makeMaps(); err != nil {
 		return nil, errors.Join(err, in.Close())
 	}
@@ -86,6 +91,10 @@ func (in *Ingress) AttachXDP() error {
 	if in.links[XDP] != nil {
 		return nil
 	}
+	return in.home.do(in.attachXDPHere)
+}
+
+func (in *Ingress) attachXDPHere() error {
 	if err := Check(in.cfg.Interface); err != nil {
 		return err
 	}
@@ -192,11 +201,15 @@ func (in *Ingress) AttachTC(order Order) error {
 	if order == First {
 		anchor = link.Head()
 	}
-	l, err := link.AttachTCX(link.TCXOptions{
-		Program:   in.tc.XspinIngressTc,
-		Interface: in.cfg.Interface.Index,
-		Attach:    ebpf.AttachTCXIngress,
-		Anchor:    anchor,
+	var l link.Link
+	err := in.home.do(func() (err error) {
+		l, err = link.AttachTCX(link.TCXOptions{
+			Program:   in.tc.XspinIngressTc,
+			Interface: in.cfg.Interface.Index,
+			Attach:    ebpf.AttachTCXIngress,
+			Anchor:    anchor,
+		})
+		return err
 	})
 	op := fmt.Sprintf("attach to %s (tc)", in.cfg.Interface.Name)
 	switch {

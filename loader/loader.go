@@ -66,8 +66,9 @@ type Config struct {
 // Close.
 type Ingress struct {
 	cfg     Config
-	mode    Mode // Auto until a program was attached
-	tap     bool // the interface is one
+	mode    Mode  // Auto until a program was attached
+	home    *home // of the interface; nil: it has none
+	tap     bool  // the interface is one
 	objs    bpf.IngressObjects
 	tc      bpf.IngressTCObjects
 	attach  sync.Mutex   // guards links, and what is loaded for them
@@ -443,7 +444,7 @@ func (in *Ingress) Close() error {
 		in.bss = nil
 	}
 	errs = append(errs, in.user.Close(), in.globals.Close(), in.objs.Counters.Close(), in.objs.Sockets.Close(), in.objs.Programs.Close(), in.objs.Handing.Close(), in.barrier.Close(), in.inner.Close(), in.objs.XspinIngress.Close(),
-		in.tc.Counters.Close(), in.tc.Programs.Close(), in.tc.XspinIngressTc.Close())
+		in.tc.Counters.Close(), in.tc.Programs.Close(), in.tc.XspinIngressTc.Close(), in.home.close())
 	in.user, in.globals, in.barrier, in.inner = nil, nil, nil, nil
 	in.objs, in.tc = bpf.IngressObjects{}, bpf.IngressTCObjects{}
 	if err := errors.Join(errs...); err != nil {

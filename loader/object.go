@@ -156,15 +156,20 @@ func (e *engine) complete(user functions, object *ebpf.CollectionSpec, license s
 	return spec, memory, errors.Join(append(errs, err)...)
 }
 
+// CheckHook tells why the handlers do not run at a hook.
+func (o *Object) CheckHook(hook Hook) error {
+	if hook == TC && o.tc == nil {
+		return fmt.Errorf("its handlers do not run at %v: %w", hook, o.notTC)
+	}
+	return nil
+}
+
 // specOf returns what is loaded for a hook.
 func (o *Object) specOf(hook Hook) (*ebpf.CollectionSpec, error) {
-	switch {
-	case hook == XDP:
-		return o.spec, nil
-	case hook == TC && o.tc != nil:
-		return o.tc, nil
+	if hook == TC {
+		return o.tc, o.CheckHook(hook)
 	}
-	return nil, fmt.Errorf("its handlers do not run at %v: %w", hook, o.notTC)
+	return o.spec, nil
 }
 
 // flatten undoes errors.Join.

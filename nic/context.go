@@ -28,6 +28,7 @@ type Context struct {
 	n      *NIC
 	spec   ContextSpec      // as completed, and nobody's to change after Install
 	loaded *loader.Handlers // in the kernel, nil for handlers in Go
+	hook   loader.Hook      // that its packets come from
 	tier   tier
 	queue  eventQueue // where ends of messages go; nil: nowhere
 	letGo  func()     // of queue

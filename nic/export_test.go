@@ -157,3 +157,10 @@ func SetExpireTick(d time.Duration) (undo func()) {
 	expireTick = d
 	return func() { expireTick = was }
 }
+
+// SetHookPatience sets for how long a program stays attached that no context needs.
+func (n *NIC) SetHookPatience(d time.Duration) {
+	n.hooks.mu.Lock()
+	defer n.hooks.mu.Unlock()
+	n.hooks.patience = d
+}

@@ -23,7 +23,7 @@ import (
 )
 
 // A Kernel has a context's packets processed in the kernel, by handlers in eBPF: where a
-// packet arrives, on the CPU that received it, and answered from there.
+// packet arrives, see Hook, on the CPU that received it, and answered from there.
 //
 // Each life of a context has a program and maps of its own. Its HPUs are the CPUs of the
 // machine, so Resources.PerHPU is cut in as many parts as there can be CPUs.
@@ -238,7 +238,7 @@ const (
 // warnings returns what keeps packets from a context as its interface is now.
 func (n *NIC) warnings(c *Context) (all []string) {
 	mtu, most := n.neigh.MTU(), os.Getpagesize()-frameOverhead
-	if c.spec.Kernel != nil && mtu+ethernetLen > most {
+	if c.spec.Kernel != nil && c.hook == loader.XDP && mtu+ethernetLen > most {
 		all = append(all, fmt.Sprintf("the MTU of %d lets frames come in several buffers: handlers in eBPF get those in one, of up to some %d bytes, and the others go to Linux, counted as oversize, where nobody may listen: lower the MTU to %d, or use handlers in Go", mtu, most, most-ethernetLen))
 	}
 	return all
@@ -272,8 +272,8 @@ type kernelTier struct {
 type loadFunc func(*Object, loader.HandlersConfig) (*loader.Handlers, error)
 
 // loadKernel shows a context's object to the kernel.
-func (n *NIC) loadKernel(s *ContextSpec) (*loader.Handlers, error) {
-	k, cfg := s.Kernel, loader.HandlersConfig{Format: s.Format, EOM: s.eom(), Parameters: s.Kernel.Parameters}
+func (n *NIC) loadKernel(s *ContextSpec, hook loader.Hook) (*loader.Handlers, error) {
+	k, cfg := s.Kernel, loader.HandlersConfig{Hook: hook, Format: s.Format, EOM: s.eom(), Parameters: s.Kernel.Parameters}
 	shared, each := k.Object.UsesMemory()
 	if w := s.Resources.Memory; w != nil {
 		mem, _ := w.Memory()

@@ -91,14 +91,22 @@ func ask(t testing.TB, conn *net.UDPConn, msg []byte) []byte {
 	return buf[:n]
 }
 
-// Ping and a UDP client are answered by XDP, in either mode: Linux's own responder sees
+// Ping and a UDP client are answered at xdp, in either mode, and at tc: Linux's own responder sees
 // nothing, and no HPU runs.
 func TestHandlersInEBPFAnswer(t *testing.T) {
-	for _, mode := range []nic.Mode{nic.Native, nic.Generic} {
-		t.Run(mode.String(), func(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		cfg  nic.Config
+		mode string // of XDP
+	}{
+		{"native", nic.Config{Mode: nic.Native}, "native"},
+		{"generic", nic.Config{Mode: nic.Generic}, "generic"},
+		{"tc", nic.Config{Hook: nic.HookTC}, "off"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
 			lab := netnstest.Temp(t, netns.LabConfig{})
-			n := open(t, lab, nic.Config{Mode: mode})
-			if mode == nic.Native {
+			n := open(t, lab, tc.cfg)
+			if tc.cfg.Mode == nic.Native {
 				wire(t, lab)
 			}
 			pings := run(t, n, builtin(t, "echo-icmp", matcher.ICMPEcho()))
@@ -130,6 +138,9 @@ func TestHandlersInEBPFAnswer(t *testing.T) {
 				}
 			}
 			s := stats(t, n)
+			if s.Mode != tc.mode {
+				t.Errorf("XDP is %s, want %s", s.Mode, tc.mode)
+			}
 			if p := s.Program; p.Kernel != count+100 || p.Redirected != 0 || p.Seen != p.Kernel+p.Passed+p.Malformed+p.Oversize+p.Failed {
 				t.Errorf("the program counts %+v, want %d to the kernel", p, count+100)
 			}

@@ -26,10 +26,22 @@ func (n *NIC) Install(spec ContextSpec) (_ *Context, err error) {
 	if spec, err = spec.Resolve(n.cfg.HPUs); err != nil {
 		return nil, err
 	}
+	hook, err := n.resolveHook(&spec)
+	if err != nil {
+		return nil, err
+	}
+	// Without the lock, as what follows: a verifier takes seconds for some objects, and may crash.
+	if err := n.useHook(hook); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			n.leaveHook(hook)
+		}
+	}()
 	var loaded *loader.Handlers
 	if spec.Kernel != nil {
-		// Without the lock: a verifier takes seconds for some objects, and may crash.
-		if loaded, err = n.loadKernel(&spec); err != nil {
+		if loaded, err = n.loadKernel(&spec, hook); err != nil {
 			return nil, err
 		}
 		defer func() {
@@ -48,7 +60,7 @@ func (n *NIC) Install(spec ContextSpec) (_ *Context, err error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Context{n: n, spec: spec, id: id, loaded: loaded, rules: rules{numbers: spec.Numbers}}
+	c := &Context{n: n, spec: spec, id: id, loaded: loaded, hook: hook, rules: rules{numbers: spec.Numbers}}
 	c.queue, c.letGo = spec.queue()
 	defer func() {
 		if err != nil {
@@ -273,6 +285,7 @@ func (n *NIC) remove(c *Context, keep bool) error {
 	defer n.mu.Unlock()
 	id := c.id
 	delete(n.contexts, id)
+	n.leaveHook(c.hook)
 	atomic.StoreUint32(&n.ingress.Share().Credit[id], 0)
 	if keep {
 		n.places[c] = true

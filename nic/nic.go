@@ -53,6 +53,15 @@ const (
 	Generic = loader.Generic // in the stack: slower, on every interface
 )
 
+// An Order is where the program at tc stands among those of others.
+type Order = loader.Order
+
+// Orders. A program that returns a verdict of its own keeps a packet from those behind it.
+const (
+	Last  = loader.Last
+	First = loader.First
+)
+
 // MaxHPUs is how many HPUs a NIC can have.
 const MaxHPUs = bpf.MaxHPUs
 
@@ -70,7 +79,9 @@ const (
 // Config of a NIC. The zero value of a field is its default.
 type Config struct {
 	Interface string        // name, in the network namespace of the calling thread. Required
-	Mode      Mode          // Defaults to Auto
+	Mode      Mode          // how the program at xdp is attached. Defaults to Auto
+	Hook      Hook          // of contexts that name none. Defaults to HookXDP
+	Order     Order         // of the program at tc among those of others. Defaults to Last
 	HPUs      int           // 1 to 64. Defaults to DefaultHPUs
 	Workers   int           // threads that serve the HPUs. Defaults to GOMAXPROCS, at most one per HPU
 	CPUs      []int         // that these threads run on, in turn. Defaults to any
@@ -87,6 +98,7 @@ type NIC struct {
 	cfg      Config
 	iface    *net.Interface
 	ingress  *loader.Ingress
+	hooks    hooks
 	umem     *xsk.UMEM
 	queues   []*xsk.Queue
 	sockets  []*xsk.Socket // queue by queue, HPU by HPU
@@ -132,8 +144,9 @@ type NIC struct {
 }
 
 // Open makes a NIC of an interface. Until a context is activated all its traffic
-// goes to Linux as before. Nothing of the interface is changed but the XDP program,
-// which the kernel detaches when the process ends, whichever way that is.
+// goes to Linux as before. Nothing of the interface is changed but the programs at its hooks,
+// which the kernel detaches when the process ends, whichever way that is. With HookTC there
+// is one at xdp only while a context needs it.
 func Open(cfg Config) (_ *NIC, err error) {
 	if err := cfg.complete(); err != nil {
 		return nil, fmt.Errorf("open NIC: %w", err)
@@ -142,8 +155,10 @@ func Open(cfg Config) (_ *NIC, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("open NIC: interface %q in this network namespace: %w", cfg.Interface, err)
 	}
-	if err := loader.Check(iface); err != nil {
-		return nil, fmt.Errorf("open NIC: %w", err)
+	if cfg.Hook != HookTC {
+		if err := loader.Check(iface); err != nil {
+			return nil, fmt.Errorf("open NIC: %w", err)
+		}
 	}
 	n := &NIC{
 		cfg:      cfg,
@@ -153,6 +168,7 @@ func Open(cfg Config) (_ *NIC, err error) {
 		buckets:  newBucketRanges(),
 		places:   map[*Context]bool{},
 		drain:    removeTime,
+		hooks:    hooks{patience: hookPatience},
 		stirred:  make(chan struct{}, 1),
 		done:     make(chan struct{}),
 		events:   make(chan spin.Fault, 64),
@@ -177,7 +193,7 @@ func Open(cfg Config) (_ *NIC, err error) {
 	if n.queues[0].Granted().MultiBuffer {
 		most = maxBuffers
 	}
-	n.ingress, err = loader.Attach(loader.Config{
+	n.ingress, err = loader.Load(loader.Config{
 		Interface:  iface,
 		Mode:       cfg.Mode,
 		HPUs:       cfg.HPUs,
@@ -188,7 +204,18 @@ func Open(cfg Config) (_ *NIC, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("open NIC: %w", err)
 	}
-	if cfg.Mode == Auto && n.ingress.Mode() == Generic {
+	native := cfg.Mode == Native || cfg.Mode == Auto && n.isVeth()
+	if cfg.Hook != HookTC || cfg.Mode == Auto && !native {
+		// For as long as the NIC is there; or to see which mode there is, while contexts may be on their way.
+		if err := n.useHook(loader.XDP); err != nil {
+			return nil, fmt.Errorf("open NIC: %w", err)
+		}
+		native = n.ingress.Mode() == Native
+		if cfg.Hook == HookTC {
+			n.leaveHook(loader.XDP)
+		}
+	}
+	if cfg.Mode == Auto && !native {
 		cfg.Logger.Warn("the driver has no native XDP: generic mode, slower, without hand-over to the stack", "interface", iface.Name)
 	}
 	pool := hpu.Config{
@@ -214,7 +241,7 @@ func Open(cfg Config) (_ *NIC, err error) {
 		}
 		pool.Queues = append(pool.Queues, hq)
 	}
-	if n.ingress.Mode() == Native {
+	if native {
 		if n.injector, err = loader.NewInjector(iface); err != nil {
 			return nil, fmt.Errorf("open NIC: %w", err)
 		}
@@ -250,6 +277,12 @@ func (c *Config) complete() error {
 	}
 	if c.Mode != Auto && c.Mode != Native && c.Mode != Generic {
 		return fmt.Errorf("XDP mode %d: want Auto, Native or Generic", int(c.Mode))
+	}
+	if c.Hook < HookAuto || c.Hook > HookTC {
+		return fmt.Errorf("hook %d: want HookAuto, HookXDP or HookTC", int(c.Hook))
+	}
+	if c.Order != Last && c.Order != First {
+		return fmt.Errorf("order %d: want Last or First", int(c.Order))
 	}
 	if c.HPUs == 0 {
 		c.HPUs = DefaultHPUs
@@ -383,7 +416,7 @@ func (n *NIC) Close() error {
 	defer n.mu.Unlock()
 	// Frames stop coming first; then the workers end; then the memory goes.
 	if n.ingress != nil {
-		errs = append(errs, n.ingress.Detach(), n.ingress.ClearSockets())
+		errs = append(errs, n.leaveHooks(), n.ingress.ClearSockets())
 	}
 	stuck, kept := 0, 0
 	if n.pool != nil {

@@ -40,6 +40,8 @@ type ContextSpec struct {
 	// (XSPIN_HAND_OVER), Handlers have those, and what is said here is about them, too.
 	Kernel *Kernel
 
+	Hook Hook // where handlers in eBPF are called. Defaults to HookAuto
+
 	Policy   Policy // Defaults to ByMessage, which for `packet` is ByPacket
 	CoreMask uint64 // bit h: HPU h may be used. 0 for all
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/internal/nicsock"
+	"github.com/xspin/xspin/loader"
 	"github.com/xspin/xspin/spin"
 )
 
@@ -20,7 +21,7 @@ import (
 type Stats struct {
 	Interface   string `json:"interface"`
 	Link        string `json:"link"`      // up, down, no carrier, or gone
-	Mode        string `json:"mode"`      // of XDP: native or generic
+	Mode        string `json:"mode"`      // of XDP: native, generic, or off while no context needs it
 	ZeroCopy    bool   `json:"zero_copy"` // as granted
 	MultiBuffer bool   `json:"multi_buffer"`
 	Queues      int    `json:"queues"`
@@ -56,6 +57,7 @@ type ContextStats struct {
 	Name     string         `json:"name"`
 	Rulesets []RulesetStats `json:"rulesets"`
 	Tier     string         `json:"tier"`    // that its handlers run in: user or kernel
+	Hook     string         `json:"hook"`    // that its packets come from: xdp or tc
 	Active   bool           `json:"active"`  // it gets packets, or may be triggered
 	Refused  uint64         `json:"refused"` // frames dropped for lack of credit
 	Spilled  uint64         `json:"spilled"` // frames left to the Linux stack for lack of credit
@@ -107,6 +109,14 @@ type SocketStats struct {
 	KicksAgain     uint64 `json:"kicks_again"` // of these: more calls were needed
 }
 
+// xdpMode says how the program at xdp is attached, "off" if none is.
+func (n *NIC) xdpMode() string {
+	if !n.ingress.Attached(loader.XDP) {
+		return "off"
+	}
+	return n.ingress.Mode().String()
+}
+
 // Stats reads all counters.
 func (n *NIC) Stats() (*Stats, error) {
 	n.mu.Lock()
@@ -122,7 +132,7 @@ func (n *NIC) Stats() (*Stats, error) {
 	s := &Stats{
 		Interface:   n.iface.Name,
 		Link:        n.Link(),
-		Mode:        n.ingress.Mode().String(),
+		Mode:        n.xdpMode(),
 		ZeroCopy:    granted.ZeroCopy,
 		MultiBuffer: granted.MultiBuffer,
 		Queues:      len(n.queues),
@@ -151,6 +161,7 @@ func (n *NIC) Stats() (*Stats, error) {
 			Name:         c.spec.Name,
 			Rulesets:     []RulesetStats{},
 			Tier:         c.spec.Tier(),
+			Hook:         c.hook.String(),
 			Active:       c.active,
 			Refused:      prog.Refused[id] - c.refused,
 			Spilled:      prog.Spilled[id] - c.spilled,

@@ -253,7 +253,7 @@ func (n *NIC) publish() error {
 		if len(c.rules.slots) == 0 { // not active, or without any
 			continue
 		}
-		contexts[id] = c.spec.delivery(c.buckets)
+		contexts[id] = c.spec.delivery(c.buckets, c.hook)
 		for i, s := range c.rules.slots {
 			t.Entries[s] = matcher.Entry{Ruleset: c.spec.Rulesets[i], Context: id, Format: c.spec.Format}
 		}
@@ -262,9 +262,9 @@ func (n *NIC) publish() error {
 }
 
 // delivery says how the program delivers the context's packets.
-func (s *ContextSpec) delivery(buckets bpf.Range) loader.Delivery {
+func (s *ContextSpec) delivery(buckets bpf.Range, hook loader.Hook) loader.Delivery {
 	if !s.onHPUs() {
-		return loader.Delivery{Kernel: true}
+		return loader.Delivery{Kernel: true, Hook: hook}
 	}
 	return loader.Delivery{
 		Kernel:    s.Kernel != nil,

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nic_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/xspin/xspin/internal/ethtool"
+	"github.com/xspin/xspin/matcher"
+	"github.com/xspin/xspin/netns"
+	"github.com/xspin/xspin/netns/netnstest"
+	"github.com/xspin/xspin/nic"
+	"github.com/xspin/xspin/slmp"
+	"github.com/xspin/xspin/spin"
+)
+
+// cuts tells whether senders at the other end of a lab have to cut their TCP.
+func cuts(t testing.TB, lab *netns.Lab) bool {
+	t.Helper()
+	var on bool
+	if err := lab.Host.NS.Do(func() (err error) {
+		on, err = ethtool.TSO.Enabled(lab.Host.Device)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return !on
+}
+
+// A NIC at tc has a program at xdp for as long as a context needs one, and so long only the other end's offloads are gone.
+func TestXDPIsThereForWhoNeedsIt(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	if cuts(t, lab) {
+		t.Fatal("the other end has no TSO to begin with")
+	}
+	n := open(t, lab, nic.Config{Hook: nic.HookTC})
+	n.SetHookPatience(10 * time.Millisecond)
+	kernel := run(t, n, builtin(t, "echo-udp", matcher.UDPPort(7)))
+	conn := dialUDP(t, lab, 7)
+	answers := func() {
+		t.Helper()
+		if got := ask(t, conn, []byte("hello")); string(got) != "hello" {
+			t.Errorf("%q", got)
+		}
+	}
+	answers()
+	if s := statsOf(t, n, kernel); cuts(t, lab) || stats(t, n).Mode != "off" || s.Hook != "tc" {
+		t.Errorf("TSO is gone: %v; XDP is %s, the context at %s", cuts(t, lab), stats(t, n).Mode, s.Hook)
+	}
+	for range 2 {
+		user := run(t, n, nic.ContextSpec{Name: "user", Rulesets: sets(matcher.UDPPort(8)), Handlers: handle(echo)})
+		if s := statsOf(t, n, user); !cuts(t, lab) || stats(t, n).Mode != "native" || s.Hook != "xdp" {
+			t.Errorf("TSO is gone: %v; XDP is %s, the context at %s", cuts(t, lab), stats(t, n).Mode, s.Hook)
+		}
+		answers()
+		if got := ask(t, dialUDP(t, lab, 8), []byte("user")); string(got) != "user" {
+			t.Errorf("%q", got)
+		}
+		p := stats(t, n).Program
+		if p.Seen != p.Passed+p.Redirected+p.Kernel+p.Failed+p.Malformed+p.Oversize+p.Trains+p.Refused+p.Spilled {
+			t.Errorf("%+v", p)
+		}
+		if err := n.Remove(user); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "TSO is back", func() bool { return !cuts(t, lab) })
+		answers()
+	}
+	explicit := builtin(t, "echo-udp", matcher.UDPPort(9))
+	explicit.Name, explicit.Hook = "explicit", nic.HookXDP
+	c := run(t, n, explicit)
+	wire(t, lab)
+	if s := statsOf(t, n, c); s.Hook != "xdp" || string(ask(t, dialUDP(t, lab, 9), []byte("x"))) != "x" {
+		t.Errorf("%+v", s)
+	}
+	wrong := nic.ContextSpec{Name: "user", Hook: nic.HookTC, Rulesets: sets(matcher.UDPPort(10)), Handlers: handle(echo)}
+	if _, err := n.Install(wrong); err == nil || !strings.Contains(err.Error(), "hook tc: its handlers are on HPUs") {
+		t.Error(err)
+	}
+}
+
+// The lowest-numbered ruleset decides, whichever hook its context is at.
+func TestRulesetsOfBothHooks(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	n := open(t, lab, nic.Config{Hook: nic.HookTC})
+	wire(t, lab)
+	at := func(hook nic.Hook, name string, first int) *nic.Context {
+		spec := builtin(t, name, matcher.UDPPort(7))
+		spec.Name, spec.Hook, spec.First = fmt.Sprint(name, hook, first), hook, first
+		return run(t, n, spec)
+	}
+	conn := dialUDP(t, lab, 7)
+	var last *nic.Context
+	for i, hook := range []nic.Hook{nic.HookXDP, nic.HookTC, nic.HookXDP, nic.HookTC} {
+		last = at(hook, "echo-udp", 20-i)
+		for k := range 10 {
+			if got := ask(t, conn, []byte{byte(k)}); got[0] != byte(k) {
+				t.Error(got)
+			}
+		}
+		if s := last.Stats(); s.Handled != 10 {
+			t.Errorf("ruleset %d, at %v: %d handled, want 10", 20-i, hook, s.Handled)
+		}
+	}
+	if s := statsOf(t, n, last); s.Rulesets[0].Matched != 10 {
+		t.Errorf("%+v", s.Rulesets)
+	}
+	if p := stats(t, n).Program; p.Kernel != 40 || p.Seen != p.Kernel+p.Passed+p.Malformed {
+		t.Errorf("%+v", p)
+	}
+}
+
+// Messages come to tc in trains.
+func TestMessagesInTrains(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	n := open(t, lab, nic.Config{Hook: nic.HookTC})
+	const size = 4 << 20
+	spec, w, events := depositing(t, size)
+	c := run(t, n, spec)
+	msg := make([]byte, size)
+	rng := rand.New(rand.NewPCG(1, 1))
+	for i := range msg {
+		msg[i] = byte(rng.Uint32())
+	}
+	for _, plain := range []bool{false, true} {
+		var conn *slmp.Conn
+		if err := lab.Host.NS.Do(func() (err error) {
+			conn, err = slmp.Dial(context.Background(), netip.AddrPortFrom(lab.NIC.Addr.Addr(), slmp.Port).String(), slmp.Config{Plain: plain})
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		for range 3 {
+			if _, err := w.WriteAt(make([]byte, size), 0); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := conn.SendBytes(t.Context(), msg, slmp.Options{}); err != nil {
+				t.Fatal(err)
+			}
+			got := make([]byte, size)
+			e := <-events
+			if _, err := w.ReadAt(got, 0); err != nil || e.Cause != spin.Complete || e.Length != size || !bytes.Equal(got, msg) {
+				t.Errorf("%v, %+v", err, e)
+			}
+		}
+		conn.Close()
+	}
+	if s := statsOf(t, n, c); s.Hook != "tc" || s.Failed != 0 || s.AckFull != 0 {
+		t.Errorf("%+v", s)
+	}
+	p := stats(t, n).Program
+	if segments := c.Stats().Handled; p.Kernel >= segments/4 {
+		t.Errorf("%d segments came in %d frames: the sender's trains are cut before", segments, p.Kernel)
+	}
+}
