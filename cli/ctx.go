@@ -226,6 +226,9 @@ func writeContext(out io.Writer, x *control.ContextInfo) error {
 	where := ""
 	if x.Tier == "kernel" {
 		where = ", in the kernel"
+		if x.At != "" {
+			where += " at " + x.At
+		}
 	}
 	if x.Object != nil && x.Handler != "" {
 		row("handler", "%s%s%s; what that hands over goes to %s, on HPUs", x.Object.Name, params(x.Params), where, x.Handler)
@@ -380,6 +383,8 @@ or those of an object file: docs/kernel-handlers.md.`,
 	cmd.Flags().StringVar(&f.Interface, "interface", "", "interface, if the daemon has several")
 	cmd.Flags().StringVar(&f.Tier, "tier", "", "where the handlers run: user or kernel (default user, or kernel with --object)")
 	flags.OneOf(cmd.Flags(), "tier", []string{"user", "kernel"})
+	cmd.Flags().StringVar(&f.Hook, "hook", "", "where handlers in eBPF are called: xdp or tc (default that of the interface)")
+	flags.OneOf(cmd.Flags(), "hook", []string{"xdp", "tc"})
 	cmd.Flags().StringVar(&f.Handler, "handler", "", "handlers by name")
 	cmd.Flags().StringVar(&f.object, "object", "", "file with handlers in eBPF")
 	cmd.Flags().StringVar(&f.Rulesets, "rulesets", "", "rulesets in text form, see xspin rules; defaults to the handlers'")

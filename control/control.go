@@ -26,6 +26,7 @@ type Context struct {
 	Rulesets  string         `json:"rulesets,omitempty"`  // text form, see xspin rules; defaults to the handlers'
 	First     int            `json:"first,omitempty"`     // number of the first ruleset
 	Tier      string         `json:"tier,omitempty"`      // that its handlers run in: user (default), or kernel
+	Hook      string         `json:"hook,omitempty"`      // of handlers in eBPF: xdp or tc; the interface's if left out
 	Handler   string         `json:"handler"`             // a name of handlers.All; in the kernel, of built-in handlers in eBPF
 	Object    *Object        `json:"object,omitempty"`    // in the kernel, instead of Handler
 	Params    map[string]any `json:"params,omitempty"`
@@ -130,6 +131,7 @@ type ContextInfo struct {
 	Pair         *hostq.PairStats   `json:"pair,omitempty"` // if it has a queue
 	MessageStats *spin.MessageStats `json:"message_stats,omitempty"`
 	HandlerStats spin.ContextStats  `json:"handler_stats"`
+	At           string             `json:"at,omitempty"`       // the hook that its packets come from: xdp or tc
 	CPUs         []uint64           `json:"cpus,omitempty"`     // in the kernel: packets handled, by CPU
 	Maps         []spin.OwnMap      `json:"maps,omitempty"`     // in the kernel: of its handlers, if one context is asked for
 	Reserved     map[string]int64   `json:"reserved,omitempty"` // bytes that its handlers take of limits.memory, by purpose

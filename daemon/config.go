@@ -35,6 +35,8 @@ type Interface struct {
 	Name    string           `json:"name"`
 	Netns   string           `json:"netns,omitempty"` // name of a network namespace, as ip netns has them
 	Mode    string           `json:"mode,omitempty"`  // auto, native, generic
+	Hook    string           `json:"hook,omitempty"`  // of handlers in eBPF: auto, xdp, tc
+	Order   string           `json:"order,omitempty"` // at tc, among the programs of others: last, first
 	HPUs    int              `json:"hpus,omitempty"`
 	Workers int              `json:"workers,omitempty"`
 	CPUs    []int            `json:"cpus,omitempty"`

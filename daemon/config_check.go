@@ -29,6 +29,8 @@ import (
 
 // What words of a configuration mean.
 var (
+	hooks     = map[string]nic.Hook{"auto": nic.HookAuto, "xdp": nic.HookXDP, "tc": nic.HookTC}
+	orders    = map[string]nic.Order{"last": nic.Last, "first": nic.First}
 	modes     = map[string]nic.Mode{"auto": nic.Auto, "native": nic.Native, "generic": nic.Generic}
 	waits     = map[string]hpu.Wait{"adaptive": hpu.Adaptive, "spin": hpu.Spin, "sleep": hpu.Sleep}
 	policies  = map[string]nic.Policy{"message": nic.ByMessage, "packet": nic.ByPacket, "blocked-rr": nic.BlockedRR}
@@ -234,6 +236,8 @@ func checkInterfaces(c *checker, all []Interface) {
 		}
 		taken[f.key()] = true
 		word(c, path+".mode", f.Mode, modes)
+		word(c, path+".hook", f.Hook, hooks)
+		word(c, path+".order", f.Order, orders)
 		word(c, path+".wait", f.Wait, waits)
 		if strings.ContainsAny(f.Netns, "/ \t\n") || f.Netns == "." || f.Netns == ".." {
 			c.fail(path+".netns", "%q is not the name of a network namespace: see ip netns list", f.Netns)
@@ -649,6 +653,7 @@ func (b *contextPlan) readScheduling(c *checker, at func(string) string, set *ha
 		}
 	}
 	s.Overload = word(c, at("overload"), doc.Overload, overloads)
+	s.Hook = word(c, at("hook"), doc.Hook, hooks)
 	if doc.HPUs != "" && b.onHPUs() { // else it is refused, whatever it says
 		mask, err := nic.ParseHPUs(doc.HPUs, b.hpus)
 		if err != nil {

@@ -81,6 +81,7 @@ func TestErrorsOfConfigurationsAreToldWithTheirPlaces(t *testing.T) {
 			`F:2:68: interfaces[0].cpus[0]: -1 is not a CPU number`,
 			`F:2:80: interfaces[0].netns: ".." is not the name of a network namespace: see ip netns list`,
 		}, "\n")},
+		{"hook", "interfaces: [{name: eth1, hook: bpf, order: middle}]\n", "F:1:33: interfaces[0].hook: \"bpf\": want auto, tc, xdp\nF:1:45: interfaces[0].order: \"middle\": want first, last"},
 		{"more workers than HPUs", "interfaces: [{name: eth1, hpus: 2, workers: 3}]\n", "F:1:45: interfaces[0].workers: 3: want 1 to 2"},
 		{"interface twice", "interfaces: [{name: eth1}, {name: eth1}]\n", "F:1:35: interfaces[1].name: interface eth1 is there already"},
 

@@ -214,6 +214,8 @@ func (d *Daemon) open(f *Interface) error {
 	cfg := nic.Config{
 		Interface: f.Name,
 		Mode:      modes[f.Mode],
+		Hook:      hooks[f.Hook],
+		Order:     orders[f.Order],
 		HPUs:      f.HPUs,
 		Workers:   f.Workers,
 		CPUs:      f.CPUs,

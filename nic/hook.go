@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/xspin/xspin/loader"
+	"github.com/xspin/xspin/spin"
 )
 
 // A Hook is where handlers in eBPF are called.
@@ -44,38 +45,43 @@ type hooks struct {
 	gone  bool // no program is attached any more
 }
 
-// atHook returns the hook that a context of the NIC is at, and why it is not that of the NIC.
-func (n *NIC) atHook(s *ContextSpec) (h loader.Hook, why error) {
+// notTC tells why a context cannot be at tc.
+func (s *ContextSpec) notTC() error {
+	switch {
+	case s.Kernel == nil:
+		return errors.New("its handlers are on HPUs, which get their packets by XDP")
+	case s.Kernel.Object == nil:
+		return nil // is told
+	}
+	return s.Kernel.Object.CheckHook(loader.TC)
+}
+
+func (s *ContextSpec) resolveHook(wrong *spin.Problems) {
+	if s.Hook < HookAuto || s.Hook > HookTC {
+		wrong.Add("hook", "%d: want HookAuto, HookXDP or HookTC", int(s.Hook))
+	}
+	if s.Hook == HookTC {
+		if err := s.notTC(); err != nil {
+			wrong.Add("hook", "tc: %w", err)
+		}
+	}
+}
+
+// hookOf chooses the hook of a context that was resolved. It tells of one that is not where the NIC would have it.
+func (n *NIC) hookOf(s *ContextSpec) loader.Hook {
 	want := s.Hook
 	if want == HookAuto {
 		want = n.cfg.Hook
 	}
 	if want != HookTC {
-		return loader.XDP, nil
+		return loader.XDP
 	}
-	switch {
-	case s.onHPUs() && s.Kernel == nil:
-		return loader.XDP, errors.New("its handlers are on HPUs, which get their packets by XDP")
-	default:
-		if err := s.Kernel.Object.CheckHook(loader.TC); err != nil {
-			return loader.XDP, err
-		}
+	if err := s.notTC(); err != nil {
+		n.cfg.Logger.Info(fmt.Sprintf("the context needs the program at xdp, before which all senders at the other end of a veth cut their packets themselves: %v", err),
+			"interface", n.iface.Name, "context", s.Name)
+		return loader.XDP
 	}
-	return loader.TC, nil
-}
-
-// resolveHook chooses the hook of a context. It tells of contexts that are not where their NIC would have them.
-func (n *NIC) resolveHook(s *ContextSpec) (loader.Hook, error) {
-	h, why := n.atHook(s)
-	if why == nil {
-		return h, nil
-	}
-	if s.Hook == HookTC {
-		return h, fmt.Errorf("hook tc: %w", why)
-	}
-	n.cfg.Logger.Info(fmt.Sprintf("the context needs the program at xdp, before which senders on this machine cut their packets, for whomever they are: %v", why),
-		"interface", n.iface.Name, "context", s.Name)
-	return h, nil
+	return loader.TC
 }
 
 // useHook has the program of a hook attached until as many call leaveHook.

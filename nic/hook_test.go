@@ -81,7 +81,7 @@ func TestXDPIsThereForWhoNeedsIt(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 	wrong := nic.ContextSpec{Name: "user", Hook: nic.HookTC, Rulesets: sets(matcher.UDPPort(10)), Handlers: handle(echo)}
-	if _, err := n.Install(wrong); err == nil || !strings.Contains(err.Error(), "hook tc: its handlers are on HPUs") {
+	if _, err := n.Install(wrong); err == nil || !strings.Contains(err.Error(), "tc: its handlers are on HPUs") {
 		t.Error(err)
 	}
 }

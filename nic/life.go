@@ -26,19 +26,18 @@ func (n *NIC) Install(spec ContextSpec) (_ *Context, err error) {
 	if spec, err = spec.Resolve(n.cfg.HPUs); err != nil {
 		return nil, err
 	}
-	hook, err := n.resolveHook(&spec)
-	if err != nil {
-		return nil, err
-	}
-	// Without the lock, as what follows: a verifier takes seconds for some objects, and may crash.
-	if err := n.useHook(hook); err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err != nil {
-			n.leaveHook(hook)
+	hook := n.hookOf(&spec)
+	if !spec.HostActivated { // these have no packets
+		// Without the lock, as what follows: a verifier takes seconds for some objects, and may crash.
+		if err := n.useHook(hook); err != nil {
+			return nil, err
 		}
-	}()
+		defer func() {
+			if err != nil {
+				n.leaveHook(hook)
+			}
+		}()
+	}
 	var loaded *loader.Handlers
 	if spec.Kernel != nil {
 		if loaded, err = n.loadKernel(&spec, hook); err != nil {
@@ -285,7 +284,9 @@ func (n *NIC) remove(c *Context, keep bool) error {
 	defer n.mu.Unlock()
 	id := c.id
 	delete(n.contexts, id)
-	n.leaveHook(c.hook)
+	if !c.spec.HostActivated {
+		n.leaveHook(c.hook)
+	}
 	atomic.StoreUint32(&n.ingress.Share().Credit[id], 0)
 	if keep {
 		n.places[c] = true

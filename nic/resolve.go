@@ -28,6 +28,7 @@ func (s ContextSpec) Resolve(hpus int) (ContextSpec, error) {
 	s.resolveName(&wrong)
 	s.resolveRulesets(&wrong)
 	s.resolveFormat(&wrong)
+	s.resolveHook(&wrong)
 	if s.Kernel != nil {
 		s.resolveKernel(&wrong)
 		if !s.handsOver() {
