@@ -32,7 +32,8 @@ type EnginePacketsXspinConstants struct {
 	LengthShift uint8
 	Whole       uint8
 	Writes      uint8
-	Pad         [3]uint8
+	Reads       uint8
+	Pad         [2]uint8
 }
 
 type EnginePacketsXspinCounters struct {

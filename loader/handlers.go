@@ -248,6 +248,9 @@ func (o *Object) constants(cfg *HandlersConfig, cpus int) (*bpf.HandlerConstants
 	if o.writes {
 		c.Writes = 1
 	}
+	if o.reads {
+		c.Reads = 1
+	}
 	for i, k := range f.Key {
 		c.Key[i] = handlerWord(k)
 	}

@@ -35,6 +35,7 @@ type Object struct {
 	notes    bool // they tell the application of more than ends, or write to the log
 	windows  bool // they call what reaches windows
 	writes   bool // they call what writes to the frame
+	reads    bool // they call what reads it
 	time     timeBound
 	params   []Parameter
 	memory   int64
@@ -116,6 +117,7 @@ func ReadObject(name string, file []byte, limit int64) (made *Object, err error)
 		for _, fn := range calls(f) {
 			o.notes = o.notes || fn == "xspin_notify" || fn == "xspin_log_line"
 			o.windows = o.windows || fn == "xspin_deposit" || strings.HasPrefix(fn, "xspin_window_")
+			o.reads = o.reads || slices.Contains([]string{"xspin_load", "xspin_headers", "xspin_window_frame"}, fn)
 			o.writes = o.writes || fn == "xspin_store" || strings.HasPrefix(fn, "xspin_reply_")
 		}
 	}

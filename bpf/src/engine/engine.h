@@ -44,7 +44,8 @@ struct xspin_constants {
 	__u8 length_shift;
 	__u8 whole; /* every packet is a message: all three handlers run */
 	__u8 writes; /* handlers write to the frame, or turn it round */
-	__u8 pad[3];
+	__u8 reads;  /* they look at it, beyond what her has */
+	__u8 pad[2];
 };
 
 const volatile struct xspin_constants xspin XSPIN_DECLARED = {};

@@ -897,6 +897,8 @@ static __always_inline int xspin_sum_is(struct xdp_md *ctx, const struct xspin_f
 	/* Without a call: no checksum, or no UDP. */
 	if (!sum || !*sum)
 		return XSPIN_SUM_NONE;
+	if (xspin_partial(f) && xspin_setup.checksums != XSPIN_VERIFY_ALL)
+		return XSPIN_SUM_PARTIAL;
 	return xspin_verify(ctx, len);
 }
 
