@@ -93,66 +93,44 @@ const mostErrors = 20
 // to a helper: -1 if there is none. With the rights that handlers are loaded with the verifier lets programs read the
 // kernel's structure behind it, and follow the pointers there.
 func leaksMap(insns asm.Instructions) int {
-	next := successors(insns)
-	has := make([]uint16, len(insns)) // before each instruction: registers that may have a map's address
-	seen := make([]bool, len(insns))
-	seen[0] = true
-	const arguments, clobbered = 0x3e, 0x3f // r1 to r5; r0 to r5. Of helpers the verifier knows which are maps
-	for todo := []int{0}; len(todo) > 0; {
-		i := todo[len(todo)-1]
-		todo = todo[:len(todo)-1]
-		ins, h := &insns[i], has[i]
-		op, dst, src := ins.OpCode, uint16(1)<<ins.Dst, uint16(1)<<ins.Src
+	f := newFlow[registers](insns) // those that may have a map's address
+	f.reach(0, 0)
+	return f.follow(func(ins *asm.Instruction, has registers) (registers, bool) {
+		op, dst, src := ins.OpCode, registers(1)<<ins.Dst, registers(1)<<ins.Src
 		byRegister := op.Source() == asm.RegSource
+		leaks := false
 		switch class := op.Class(); {
 		case class == asm.LdClass:
-			if h &^= dst; ins.Src == asm.PseudoMapFD {
-				h |= dst
+			if has &^= dst; ins.Src == asm.PseudoMapFD {
+				has |= dst
 			}
 		case class == asm.LdXClass:
-			if h&src != 0 {
-				return i
-			}
-			h &^= dst
+			leaks = has&src != 0
+			has &^= dst
 		case class.IsStore():
-			if h&dst != 0 || class == asm.StXClass && h&src != 0 {
-				return i
-			}
+			leaks = has&dst != 0 || class == asm.StXClass && has&src != 0
 		case class.IsALU():
 			byRegister = byRegister && op.ALUOp() != asm.Swap
 			switch mov := op.ALUOp() == asm.Mov; {
-			case mov && byRegister && h&src != 0 && class == asm.ALU64Class:
-				h |= dst
-			case mov && (!byRegister || h&src == 0):
-				h &^= dst
-			case h&dst != 0, byRegister && h&src != 0:
-				return i
+			case mov && byRegister && has&src != 0 && class == asm.ALU64Class:
+				has |= dst
+			case mov && (!byRegister || has&src == 0):
+				has &^= dst
+			default:
+				leaks = has&dst != 0 || byRegister && has&src != 0
 			}
 		case ins.IsFunctionCall():
-			if h&arguments != 0 {
-				return i
-			}
-			h &^= clobbered
-		case op.JumpOp() == asm.Call:
-			h &^= clobbered
+			leaks = has&arguments != 0
+			has &^= clobbered
+		case op.JumpOp() == asm.Call: // of a helper: the verifier knows which arguments are maps
+			has &^= clobbered
 		case op.JumpOp() == asm.Exit:
-			if h&(1<<asm.R0) != 0 {
-				return i
-			}
+			leaks = has&(1<<asm.R0) != 0
 		case op.JumpOp() != asm.Ja:
-			if h&dst != 0 || byRegister && h&src != 0 {
-				return i
-			}
+			leaks = has&dst != 0 || byRegister && has&src != 0
 		}
-		for _, k := range next[i] {
-			if !seen[k] || has[k]|h != has[k] {
-				seen[k] = true
-				has[k] |= h
-				todo = append(todo, k)
-			}
-		}
-	}
-	return -1
+		return has, !leaks
+	})
 }
 
 // wrong says what an instruction does that handlers may not, "" if they may.
