@@ -20,6 +20,16 @@ func (h Hook) String() string {
 	return [...]string{"xdp", "tc"}[h]
 }
 
+// ParseHook reads what String writes.
+func ParseHook(s string) (Hook, error) {
+	for h := XDP; h <= TC; h++ {
+		if s == h.String() {
+			return h, nil
+		}
+	}
+	return 0, fmt.Errorf("hook %q: want xdp or tc", s)
+}
+
 // verdict returns what becomes of a frame by what a program at the hook has returned.
 func (h Hook) verdict(returned uint32) Action {
 	if h == XDP {
