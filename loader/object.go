@@ -30,6 +30,7 @@ type Object struct {
 	tc       *ebpf.CollectionSpec // linked to that of tc; nil: it does not run there
 	notTC    error                // why
 	declared bpf.HandlersDeclared
+	version  uint32 // of xspin_handler.h
 	handlers []string
 	messages bool // its handlers are for messages: xspin_message.h
 	notes    bool // they tell the application of more than ends, or write to the log
@@ -88,7 +89,7 @@ func ReadObject(name string, file []byte, limit int64) (made *Object, err error)
 		return fail(fmt.Errorf("it cannot be read: %w", err))
 	}
 	// The rest knows the header, so its version comes first.
-	if o.declared, err = declared(f, spec); err != nil {
+	if o.declared, o.version, err = declared(f, spec); err != nil {
 		return fail(err)
 	}
 	o.messages = o.declared.Messages != 0
@@ -130,8 +131,7 @@ func ReadObject(name string, file []byte, limit int64) (made *Object, err error)
 	if err := errors.Join(append(errs, err)...); err != nil {
 		return fail(flatten(err)...)
 	}
-	if o.HandsOver() {
-		o.notTC = errors.New("it hands messages over to HPUs, which get their packets by XDP: leave HAND_OVER out")
+	if o.notTC = o.againstTC(user); o.notTC != nil {
 		return o, nil
 	}
 	if engine, err = engineOf(o.messages, TC); err != nil {
@@ -156,22 +156,6 @@ func (e *engine) complete(user functions, object *ebpf.CollectionSpec, license s
 	}
 	memory, err := keepMaps(spec, e, limit)
 	return spec, memory, errors.Join(append(errs, err)...)
-}
-
-// CheckHook tells why the handlers do not run at a hook.
-func (o *Object) CheckHook(hook Hook) error {
-	if hook == TC && o.tc == nil {
-		return fmt.Errorf("its handlers do not run at %v: %w", hook, o.notTC)
-	}
-	return nil
-}
-
-// specOf returns what is loaded for a hook.
-func (o *Object) specOf(hook Hook) (*ebpf.CollectionSpec, error) {
-	if hook == TC {
-		return o.tc, o.CheckHook(hook)
-	}
-	return o.spec, nil
 }
 
 // flatten undoes errors.Join.
@@ -263,32 +247,32 @@ const (
 	hasTrains     = 32
 )
 
-// declared returns what xspin_handler.h has the object declare, of this version of it.
-func declared(f *elf.File, spec *ebpf.CollectionSpec) (d bpf.HandlersDeclared, err error) {
+// declared returns what xspin_handler.h has the object declare, and the version of it.
+func declared(f *elf.File, spec *ebpf.CollectionSpec) (d bpf.HandlersDeclared, version uint32, err error) {
 	v := spec.Variables[bpf.HandlersVersionOf]
 	if v == nil || len(v.Value) != 4 {
-		return d, errors.New("it was not made with xspin_handler.h: `xspin object new` writes it")
+		return d, 0, errors.New("it was not made with xspin_handler.h: `xspin object new` writes it")
 	}
-	if n := binary.LittleEndian.Uint32(v.Value); n < bpf.HandlersOldest || n > bpf.HandlersVersion {
-		return d, fmt.Errorf("it was made with version %d of xspin_handler.h, and this is version %d: `xspin object new` writes that; compile again", n, bpf.HandlersVersion)
+	if version = binary.LittleEndian.Uint32(v.Value); version < bpf.HandlersOldest || version > bpf.HandlersVersion {
+		return d, 0, fmt.Errorf("it was made with version %d of xspin_handler.h, and this is version %d: `xspin object new` writes that; compile again", version, bpf.HandlersVersion)
 	}
 	symbols, err := f.Symbols()
 	if err != nil {
-		return d, err
+		return d, 0, err
 	}
 	i := slices.IndexFunc(symbols, func(s elf.Symbol) bool { return s.Name == bpf.HandlersDeclares })
 	if i < 0 {
-		return d, errors.New("it has no program: want one, that of XSPIN_CONTEXT(...), or of XSPIN_MESSAGES(...) if its handlers are for messages")
+		return d, 0, errors.New("it has no program: want one, that of XSPIN_CONTEXT(...), or of XSPIN_MESSAGES(...) if its handlers are for messages")
 	}
 	changed := errors.New("its xspin_handler.h was changed: `xspin object new` writes the original")
 	size := uint64(binary.Size(d))
 	s := symbols[i]
 	if int(s.Section) >= len(f.Sections) || s.Size != size {
-		return d, changed
+		return d, 0, changed
 	}
 	b, err := f.Sections[s.Section].Data()
 	if err != nil || uint64(len(b)) < size || s.Value > uint64(len(b))-size {
-		return d, changed
+		return d, 0, changed
 	}
 	b = b[s.Value:][:size]
 	d = bpf.HandlersDeclared{Handlers: binary.LittleEndian.Uint32(b), Messages: binary.LittleEndian.Uint32(b[4:]), State: binary.LittleEndian.Uint32(b[8:])}
@@ -297,9 +281,9 @@ func declared(f *elf.File, spec *ebpf.CollectionSpec) (d bpf.HandlersDeclared, e
 		most |= hasHandOver
 	}
 	if d.Handlers&^most != 0 || d.Messages > 1 || d.State > mostState*d.Messages || d.State%8 != 0 {
-		return d, changed
+		return d, 0, changed
 	}
-	return d, nil
+	return d, version, nil
 }
 
 // program returns the program that names the handlers: the one that a macro makes. It is not
