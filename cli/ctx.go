@@ -290,6 +290,9 @@ func writeContext(out io.Writer, x *control.ContextInfo) error {
 	}
 	if x.Tier == "kernel" {
 		row("frames", "%d sent back, %d to the stack", h.Sent, h.ToStack)
+		if h.Uncut > 0 || h.Mixed > 0 {
+			row("trains", "%d to the stack, as handlers would write to packets that nobody cuts; %d dropped, as handlers wanted different things of their packets", h.Uncut, h.Mixed)
+		}
 		if x.Object != nil && x.Handler != "" {
 			row("handed over", "%d packets, to handlers on HPUs", h.HandedOver)
 		}

@@ -214,8 +214,12 @@ func writeStats(out io.Writer, s *nicStats) error {
 	if s.Link != "up" && s.Link != "" {
 		link = "LINK " + strings.ToUpper(s.Link) + ", "
 	}
-	fmt.Fprintf(w, "%s: %s%s XDP, %s, multi-buffer %s, %s, table generation %d\n\n", s.Interface, link, s.Mode, copied, yesNo(s.MultiBuffer), count(s.Queues, "receive queue"), s.Generation)
-	fmt.Fprintln(w, "Frames, counted by the XDP program")
+	xdp := s.Mode + " XDP"
+	if s.Mode == "off" {
+		xdp = "no XDP"
+	}
+	fmt.Fprintf(w, "%s: %s%s, %s, multi-buffer %s, %s, table generation %d\n\n", s.Interface, link, xdp, copied, yesNo(s.MultiBuffer), count(s.Queues, "receive queue"), s.Generation)
+	fmt.Fprintln(w, "Frames, counted by the programs at xdp and tc")
 	row("seen", s.Program.Seen, "all that arrived")
 	row("passed", s.Program.Passed, "no ruleset matched: to the Linux stack")
 	row("redirected", s.Program.Redirected, "to an HPU")
@@ -230,7 +234,7 @@ func writeStats(out io.Writer, s *nicStats) error {
 	for _, c := range s.Contexts {
 		state, user := "", c.Tier != "kernel"
 		if !user {
-			state = ", in the kernel"
+			state = ", in the kernel at " + orElse(c.Hook, "xdp")
 		}
 		if c.Stopped {
 			state = ", STOPPED: a handler ran past its time limit"
@@ -267,11 +271,17 @@ func writeStats(out io.Writer, s *nicStats) error {
 			row("sent", c.Sent, "frames of handlers given to a tx ring")
 			row("send full", c.SendFull, "sends refused: ring full, or no frame left")
 		} else {
-			row("sent", c.Sent, "frames that XDP sent back")
+			row("sent", c.Sent, "frames that the kernel sent back")
 		}
 		row("to stack", c.ToStack, "packets handed to the Linux stack")
 		if c.HandedOver > 0 {
 			row("handed over", c.HandedOver, "packets that handlers in eBPF left to those on HPUs")
+		}
+		if c.Uncut > 0 {
+			row("uncut", c.Uncut, "trains left to the Linux stack: nobody here cuts their kind, and handlers would write to their packets")
+		}
+		if c.Mixed > 0 {
+			row("mixed", c.Mixed, "trains dropped: handlers wanted different things of their packets")
 		}
 		if c.Timers > 0 {
 			row("timers", c.Timers, "timer handlers that returned")

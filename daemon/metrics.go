@@ -214,6 +214,8 @@ func newMetrics(source metricsSource) *metrics {
 			}},
 			one("context_packets_spilled_total", "Packets left to the Linux stack for lack of credit.", func(s *nic.ContextStats) uint64 { return s.Spilled }),
 			one("context_packets_to_stack_total", "Packets that handlers handed to the Linux stack.", func(s *nic.ContextStats) uint64 { return s.ToStack }),
+			one("context_trains_uncut_total", "Trains at tc that went to the stack, as handlers would write to their packets.", func(s *nic.ContextStats) uint64 { return s.Uncut }),
+			one("context_trains_mixed_total", "Trains at tc that were dropped, as handlers wanted different things of their packets.", func(s *nic.ContextStats) uint64 { return s.Mixed }),
 			one("context_packets_handed_over_total", "Packets that handlers in eBPF left to those on HPUs.", func(s *nic.ContextStats) uint64 { return s.HandedOver }),
 			one("context_packets_unverified_total", "Packets accepted without a complete checksum.", func(s *nic.ContextStats) uint64 { return s.Unverified }),
 			one("context_frames_sent_total", "Frames of handlers given to a tx ring.", func(s *nic.ContextStats) uint64 { return s.Sent }),

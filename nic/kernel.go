@@ -414,7 +414,7 @@ func (t *kernelTier) Stats() spin.ContextStats {
 	}
 	c := spin.ContextStats{
 		Handled: s.Handled, Dropped: s.Dropped, Failed: s.Failed, Sent: s.Sent, ToStack: s.ToStack,
-		HandlerTime: s.HandlerTime, HandlerSum: s.HandlerSum, User: s.User,
+		HandlerTime: s.HandlerTime, HandlerSum: s.HandlerSum, User: s.User, Uncut: s.Uncut, Mixed: s.Mixed,
 	}
 	if t.messages != nil {
 		m := t.handlers.Tally()

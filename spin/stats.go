@@ -50,6 +50,8 @@ type ContextStats struct {
 	ToStack  uint64 `json:"to_stack"`  // packets handed to the Linux stack
 
 	HandedOver uint64 `json:"handed_over,omitempty"` // packets that handlers in eBPF left to those on HPUs
+	Uncut      uint64 `json:"uncut,omitempty"`       // trains at tc that went to Linux, as handlers would write to their packets
+	Mixed      uint64 `json:"mixed,omitempty"`       // trains at tc that were dropped, as handlers wanted different things of their packets
 
 	// In contexts with messages; see also MessageStats.
 	Headers     uint64 `json:"headers"`     // header handlers that returned
@@ -92,6 +94,8 @@ func (s *ContextStats) Add(a *ContextStats) {
 	s.Completions += a.Completions
 	s.Acks += a.Acks
 	s.AckFull += a.AckFull
+	s.Uncut += a.Uncut
+	s.Mixed += a.Mixed
 	s.Stray += a.Stray
 	s.Malformed += a.Malformed
 	s.Corrupt += a.Corrupt
