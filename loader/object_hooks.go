@@ -23,25 +23,29 @@ const opaqueSince = 3
 
 // CheckHook tells whether an object runs at a hook: nil, or all that is against it, joined.
 func (o *Object) CheckHook(h Hook) error {
-	_, err := o.specOf(h)
-	return show(err)
+	switch {
+	case h == XDP, h == TC && o.tc != nil:
+		return nil
+	case h != TC:
+		return fmt.Errorf("there is no hook %v", h)
+	}
+	errs := flatten(o.notTC)
+	for i, err := range errs {
+		errs[i] = show(err)
+	}
+	return errors.Join(errs...)
 }
 
 // specOf returns what is loaded for a hook.
 func (o *Object) specOf(h Hook) (*ebpf.CollectionSpec, error) {
+	err := o.CheckHook(h)
 	switch {
-	case h == XDP:
-		return o.spec, nil
-	case h == TC && o.tc != nil:
+	case err != nil:
+		return nil, fmt.Errorf("its handlers do not run at %v: %w", h, err)
+	case h == TC:
 		return o.tc, nil
-	case h != TC:
-		return nil, fmt.Errorf("there is no hook %v", h)
 	}
-	errs := flatten(o.notTC)
-	for i, err := range errs {
-		errs[i] = fmt.Errorf("its handlers do not run at %v: %w", h, err)
-	}
-	return nil, errors.Join(errs...)
+	return o.spec, nil
 }
 
 // againstTC returns why an object does not run at tc, as far as its own code says.
