@@ -125,11 +125,21 @@ type objectReport struct {
 	OwnMaps      []spin.OwnMap      `json:"own_maps"` // these, and sections of global variables
 	MapBytes     int64              `json:"map_bytes"`
 	Parameters   []loader.Parameter `json:"parameters"`
-	Instructions int                `json:"instructions"` // of the program in the kernel
-	Verified     int                `json:"verified"`     // steps of the verifier; 0: the kernel does not tell
+	Trains       bool               `json:"trains"`       // they get trains whole, at tc
+	Instructions int                `json:"instructions"` // of the program at xdp
+	Verified     int                `json:"verified"`     // steps of the verifier for it; 0: the kernel does not tell
+	Hooks        []objectHook       `json:"hooks"`
 	Frames       []objectVerdict    `json:"frames,omitempty"`
 	Open         []openMessage      `json:"open,omitempty"` // when the capture ends
 	User         []userCounter      `json:"user,omitempty"` // counters that are not 0
+}
+
+// objectHook is what it says about a hook.
+type objectHook struct {
+	Hook         string   `json:"hook"`
+	Instructions int      `json:"instructions,omitempty"` // of the program in the kernel
+	Verified     int      `json:"verified,omitempty"`     // steps of the verifier; 0: the kernel does not tell
+	Why          []string `json:"why,omitempty"`          // it does not run there
 }
 
 // objectVerdict is what it says about a frame.
@@ -166,8 +176,9 @@ func newObjectCheckCmd() *cobra.Command {
 		Use:   "check FILE...",
 		Short: "Check object files, and try their handlers on a capture",
 		Long: `Check object files as a context would that has them, up to and including the kernel's
-verifier, and show what they have. It needs root, and changes nothing: what was loaded
-is gone when the command ends. All files are checked, and the command fails if one is refused.
+verifier, at each hook where they run, and show what they have. It needs root, and changes nothing: what was loaded
+is gone when the command ends. All files are checked, and the command fails if one is refused at xdp. What is
+against one at tc is shown.
 
 With --pcap each frame of an Ethernet capture (pcap or pcapng) is given to the
 handlers, whatever rulesets would say of it, and the verdict is printed: send (back
@@ -292,11 +303,12 @@ func checkObject(warn, out io.Writer, path string, another bool, f objectFlags) 
 
 	r = &objectReport{
 		File: path, Handlers: o.Handlers(), Maps: append([]string{}, o.Maps()...), OwnMaps: append([]spin.OwnMap{}, o.OwnMaps()...), MapBytes: o.Memory(),
-		Parameters: append([]loader.Parameter{}, o.Parameters()...),
+		Parameters: append([]loader.Parameter{}, o.Parameters()...), Trains: o.Trains(),
 	}
 	if r.Instructions, r.Verified, err = h.Instructions(); err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
+	r.Hooks = []objectHook{{Hook: h.Hook().String(), Instructions: r.Instructions, Verified: r.Verified}, checkAtTC(o, cfg)}
 	if !f.json {
 		if another {
 			fmt.Fprintln(out)
@@ -307,6 +319,24 @@ func checkObject(warn, out io.Writer, path string, another bool, f objectFlags) 
 		err = r.try(warn, out, h, &f)
 	}
 	return r, err
+}
+
+// checkAtTC loads an object for tc, too. It is good without: it runs at xdp.
+func checkAtTC(o *loader.Object, cfg loader.HandlersConfig) objectHook {
+	cfg.Hook = loader.TC
+	at := objectHook{Hook: cfg.Hook.String()}
+	err := o.CheckHook(cfg.Hook)
+	if err == nil {
+		var h *loader.Handlers
+		if h, err = o.Load(cfg); err == nil {
+			at.Instructions, at.Verified, err = h.Instructions()
+			err = errors.Join(err, h.Close())
+		}
+	}
+	for _, err := range spin.Flatten(err) {
+		at.Why = append(at.Why, err.Error())
+	}
+	return at
 }
 
 // sameFile tells whether two paths lead to one file.
@@ -414,6 +444,7 @@ func (r *objectReport) print(w io.Writer) {
 	}
 	fmt.Fprintf(w, "%s\n", r.File)
 	fmt.Fprintf(w, "  handlers      %s\n", list(r.Handlers))
+	r.printHooks(w)
 	if len(r.OwnMaps) == 0 {
 		fmt.Fprintln(w, "  maps          none")
 	} else {
@@ -425,11 +456,37 @@ func (r *objectReport) print(w io.Writer) {
 	for i, p := range r.Parameters {
 		fmt.Fprintf(w, "  %-12s  %s = %s: %s\n", map[bool]string{true: "parameters"}[i == 0], p.Name, p.Default, p.Want)
 	}
-	fmt.Fprintf(w, "  instructions  %d", r.Instructions)
-	if r.Verified > 0 {
-		fmt.Fprintf(w, ", which took the verifier %d steps", r.Verified)
+	var sizes, steps []string
+	for _, at := range r.Hooks {
+		if at.Why == nil {
+			sizes = append(sizes, fmt.Sprintf("%d at %s", at.Instructions, at.Hook))
+		}
+		if at.Verified > 0 {
+			steps = append(steps, fmt.Sprint(at.Verified))
+		}
+	}
+	fmt.Fprintf(w, "  instructions  %s", strings.Join(sizes, ", "))
+	if len(steps) > 0 {
+		fmt.Fprintf(w, ", which took the verifier %s steps", strings.Join(steps, " and "))
 	}
 	fmt.Fprintln(w)
+}
+
+// printHooks shows where an object runs, and what is against the others.
+func (r *objectReport) printHooks(w io.Writer) {
+	var runs, not []string
+	for _, at := range r.Hooks {
+		if at.Why == nil {
+			runs = append(runs, at.Hook)
+		}
+		for _, why := range at.Why {
+			not = append(not, fmt.Sprintf("not %s: %s", at.Hook, why))
+		}
+	}
+	fmt.Fprintf(w, "  hooks         %s\n", strings.Join(append([]string{strings.Join(runs, ", ")}, not...), "\n                "))
+	if r.Trains {
+		fmt.Fprintln(w, "  trains        whole, as the frame that each is at tc")
+	}
 }
 
 // try gives the frames of a capture to the handlers.

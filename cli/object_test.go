@@ -56,9 +56,10 @@ func TestNewObject(t *testing.T) {
 	out, _, err = object(t, "check", file)
 	want := regexp.MustCompile(`^\Q` + file + `\E
   handlers      payload
+  hooks         xdp, tc
   maps          none
   parameters    port = 7: whole number, 0 to 65535
-  instructions  \d+, which took the verifier \d+ steps
+  instructions  \d+ at xdp, \d+ at tc, which took the verifier \d+ and \d+ steps
 $`)
 	if err != nil || !want.MatchString(out) {
 		t.Errorf("prints\n%s%v", out, err)
@@ -251,6 +252,46 @@ XSPIN_LICENSE("GPL");
 	var doc objectReport
 	if err != nil || json.Unmarshal([]byte(out), &doc) != nil || !slices.Equal(doc.Maps, []string{"seen"}) || len(doc.OwnMaps) != 2 || doc.OwnMaps[1].Entries != 16 {
 		t.Errorf("%s%v", out, err)
+	}
+}
+
+// object check says at which hooks an object runs, and what is against the others.
+func TestObjectCheckShowsHooks(t *testing.T) {
+	netnstest.NeedRoot(t)
+	const licence = "XSPIN_LICENSE(\"GPL\");\n"
+	for _, tc := range []struct {
+		name, source, want string
+		hooks              []objectHook
+	}{
+		{"both", "#include \"xspin_handler.h\"\nXSPIN_PAYLOAD { return XSPIN_DROP; }\nXSPIN_CONTEXT(PAYLOAD);\n",
+			"  hooks         xdp, tc\n  maps ", []objectHook{{Hook: "xdp"}, {Hook: "tc"}}},
+		{"both, and trains", "#include \"xspin_handler.h\"\nXSPIN_PAYLOAD { return XSPIN_DROP; }\nXSPIN_CONTEXT(PAYLOAD | TRAINS);\n",
+			"  hooks         xdp, tc\n  trains        whole, as the frame that each is at tc\n  maps ", []objectHook{{Hook: "xdp"}, {Hook: "tc"}}},
+		{"both, of messages", "#include \"xspin_message.h\"\nXSPIN_HEADER { return XSPIN_PROCEED; }\nXSPIN_MESSAGES(HEADER);\n",
+			"  hooks         xdp, tc\n  maps ", []objectHook{{Hook: "xdp"}, {Hook: "tc"}}},
+		{"xdp alone", "#include \"xspin_handler.h\"\nXSPIN_HEADER { return ctx->ingress_ifindex & 1; }\nXSPIN_PAYLOAD { return ctx->rx_queue_index & 1; }\nXSPIN_CONTEXT(HEADER | PAYLOAD);\n",
+			"  hooks         xdp\n                not tc: xspin_header, line 2: reads ctx->ingress_ifindex, and at tc it is another structure: it is for functions of xspin_handler.h alone\n" +
+				"                not tc: xspin_payload, line 3: reads ctx->rx_queue_index, and at tc it is another structure: it is for functions of xspin_handler.h alone\n  maps ",
+			[]objectHook{{Hook: "xdp"}, {Hook: "tc", Why: []string{
+				"xspin_header, line 2: reads ctx->ingress_ifindex, and at tc it is another structure: it is for functions of xspin_handler.h alone",
+				"xspin_payload, line 3: reads ctx->rx_queue_index, and at tc it is another structure: it is for functions of xspin_handler.h alone"}}}},
+	} {
+		file := writeFile(t, "hooks.o", objecttest.Compile(t, tc.source+licence))
+		out, _, err := object(t, "check", file)
+		if err != nil || !strings.Contains(out, tc.want) {
+			t.Errorf("%s: %s%v\nwant\n%s", tc.name, out, err, tc.want)
+		}
+		out, _, err = object(t, "check", file, "--json")
+		var doc objectReport
+		if err != nil || json.Unmarshal([]byte(out), &doc) != nil || len(doc.Hooks) != len(tc.hooks) || doc.Trains != strings.Contains(tc.want, "trains") {
+			t.Errorf("%s: %s%v", tc.name, out, err)
+			continue
+		}
+		for i, at := range doc.Hooks {
+			if want := tc.hooks[i]; at.Hook != want.Hook || !slices.Equal(at.Why, want.Why) || (at.Verified > 0) != (want.Why == nil) || (at.Instructions > 0) != (want.Why == nil) {
+				t.Errorf("%s: %+v, want %+v", tc.name, at, want)
+			}
+		}
 	}
 }
 

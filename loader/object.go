@@ -212,6 +212,9 @@ func (o *Object) UsesMemory() (shared, each bool) {
 // HandsOver tells whether handlers of messages leave some to handlers on HPUs.
 func (o *Object) HandsOver() bool { return o.declared.Handlers&hasHandOver != 0 }
 
+// Trains tells whether handlers of packets get a train whole at tc, and not each packet of it.
+func (o *Object) Trains() bool { return o.declared.Handlers&hasTrains != 0 }
+
 // Notes tells whether handlers of messages tell the application of more than ends, or write
 // to the log.
 func (o *Object) Notes() bool { return o.notes }
