@@ -616,7 +616,7 @@ func killing(t *testing.T, f *fixture) {
 	for round, step := range []string{
 		"traffic",
 		"connect", "half-of-the-request", "request", "101", "descriptors", "mapped", "half-of-an-ask", "ask", "detach",
-		"traffic", "traffic", "traffic",
+		"traffic",
 	} {
 		app := f.start(nobody, "step", f.socket, "inbox", step)
 		if step == "traffic" {
@@ -641,19 +641,16 @@ func killing(t *testing.T, f *fixture) {
 			app.expect("^here$")
 			app.kill()
 		}
+		// The context works for the next one, who finds nothing of the last.
+		works := f.start(nobody, "app", f.socket, "inbox", "again")
+		works.expect("^attached, memory is zero: true$")
+		f.message(f.dial(), works, 1000)
+		works.kill()
 		next := attachSoon(t, f, "inbox")
 		if b := next.Window("in").Bytes(); bytes.Count(b, []byte{0}) != len(b) {
 			t.Errorf("%s: the next application finds something of the last", step)
 		}
 		if err := next.Close(); err != nil {
-			t.Error(err)
-		}
-		// The context works.
-		works := f.start(nobody, "app", f.socket, "inbox")
-		works.expect("^attached, memory is zero: true$")
-		f.message(f.dial(), works, 1000)
-		works.kill()
-		if err := attachSoon(t, f, "inbox").Close(); err != nil {
 			t.Error(err)
 		}
 		// Whoever attaches waits until the context has started over, and observers change nothing.
