@@ -123,8 +123,8 @@ vmtest: go vm-tools ## the tests that need a kernel under Debian's, emulated (KE
 	CGO_ENABLED=0 go build -o bin/vmtest/tap ./scripts/tap
 	@set -e; for p in $(VM_PACKAGES); do d=$${p%%=*}; CGO_ENABLED=0 go test -c -o "bin/vmtest/$$(echo $$d | tr / -).test" "./$$d"; done
 	@bad=; for k in $(KERNELS); do \
-		scripts/vm fetch $$k || exit; echo "# $$k: Linux $$(scripts/vm run $$k uname -r)"; \
-		XSPIN_EMULATED=1 scripts/vm run -t 10800 $$k bin/vmtest/tap bin/vmtest/test2json \
+		scripts/vm fetch $$k || exit; \
+		XSPIN_EMULATED=1 scripts/vm run -t 10800 $$k sh -c 'echo "# $$0: Linux $$(uname -r)"; exec "$$@"' $$k bin/vmtest/tap bin/vmtest/test2json \
 			$$(for p in $(VM_PACKAGES); do d=$${p%%=*}; echo "$$d=bin/vmtest/$$(echo $$d | tr / -).test$${p#$$d}"; done) -- -test.short -test.timeout 3h $(if $(VM_RUN),-test.run '$(VM_RUN)') || bad="$$bad $$k"; \
 	done; rm -rf bin/vmtest; [ -z "$$bad" ] || { echo "make vmtest: failed on$$bad" >&2; exit 1; }
 
