@@ -93,13 +93,15 @@ demo: root build ## ping-pong, a file transfer and datatypes, next to Linux and 
 RACE = GORACE=atexit_sleep_ms=10 XSPIN_NO_SKIP=1 CGO_ENABLED=1 go test -race -vet=off -ldflags=-w -count=1 -timeout 25m
 FAST = XSPIN_NO_SKIP=1 CGO_ENABLED=0 go test -vet=off -ldflags=-w -count=1
 
-# What a single goroutine computes, of slmp: without the race detector, which would find
-# nothing and take minutes.
-UNRACED := ^Test(Model|Auto)
+# What a single goroutine computes, in these packages: without the race detector, which would find
+# nothing and take minutes. And packages without a second goroutine, in them or in their tests.
+UNRACED    := ^Test(Model|Auto|ProgramAgrees|MessagesAsInGo|DamagedObjects|LateRejections|PlacementRefuses|MemoryIsBounded|ParseIsBounded|StringIsBounded)
+UNRACED_IN := slmp loader ddt mpq
+SINGLE     := ddt/ddttest matcher packet spin internal/quantile eval/bench eval/chart eval/report
 
 # Beside the others: the linter, which has to be built first; thousands of bad networks, of damaged
 # objects, and millions of entries; what counts memory; and what else only computes. All of it, whatever fails.
-test-beside = bad=0; ($(lint)) || bad=1; $(FAST) -run "$(UNRACED)" ./slmp || bad=1; $(FAST) -run IsBounded ./ddt || bad=1; $(FAST) -run "DamagedObjects|LateRejections" ./loader || bad=1; $(RACE) -p 1 $(addprefix ./,$(PURE)) || bad=1; exit $$bad
+test-beside = bad=0; ($(lint)) || bad=1; $(FAST) -p 1 -run "$(UNRACED)" $(addprefix ./,$(UNRACED_IN)) || bad=1; $(FAST) -p 1 $(addprefix ./,$(SINGLE)) || bad=1; $(RACE) -skip "$(UNRACED)" -p 1 $(addprefix ./,$(filter-out $(SINGLE),$(PURE))) || bad=1; exit $$bad
 
 test: root go test-tools generate-check vmtest-quick ## every test, none skipped; installs Debian packages they need (root)
 	$(FAST) -run TestLitmus ./hostq # the race detector orders what this wants to see unordered
