@@ -490,7 +490,7 @@ func TestDamagedRequestsAreNotAnswered(t *testing.T) {
 			}
 			for _, proto := range c.Protos {
 				r, err := rtt.Ping(t.Context(), lab.Host.NS, rtt.Options{
-					Proto: proto, Remote: netip.AddrPortFrom(lab.NIC.Addr.Addr(), Port), Size: 64, Count: 60, Timeout: 50 * time.Millisecond, CPU: -1,
+					Proto: proto, Remote: netip.AddrPortFrom(lab.NIC.Addr.Addr(), Port), Size: 64, Count: 30, Timeout: 50 * time.Millisecond, CPU: -1,
 				})
 				if err != nil {
 					t.Fatal(err)
