@@ -1492,10 +1492,7 @@ func twoWindows(r *rig) {
 // removals removes contexts with messages open, while more come: 10,000 times in a soak of
 // SOAK=500, otherwise 20 times.
 func removals(r *rig) {
-	rounds := 8 * testenv.Soak()
-	if testing.Short() {
-		rounds = 4
-	}
+	rounds := 4 * testenv.Soak()
 	const open = 8
 	conn := dialUDP(r.t, r.lab, slmp.Port)
 	stop := make(chan struct{})

@@ -41,7 +41,7 @@ func TestKilledProcessLeavesTheInterfaceAsItWas(t *testing.T) {
 	wire(t, lab)
 	here, there := offloads(t, lab.NIC), offloads(t, lab.Host)
 	floodPing(t, lab)
-	for round := range 9 {
+	for round := range 6 {
 		p := spawn(t, lab, []string{"serve", "serve", "kernel"}[round%3])
 		if round%2 == 0 { // while it serves, else while it starts
 			p.expect(t, "ready")

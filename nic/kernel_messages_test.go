@@ -278,7 +278,7 @@ XSPIN_LICENSE("GPL");
 			}
 			c := run(t, n, spec)
 			conn := connect(t, lab, slmp.Port, slmp.Config{})
-			for round := range 10 {
+			for round := range 4 {
 				acked := make(chan error, all)
 				for range all {
 					if err := conn.Post(noise(100), func(err error) { acked <- err }); err != nil {
