@@ -630,7 +630,7 @@ func TestReloadsOfContextsInTheKernelLoseNothing(t *testing.T) {
 	t.Cleanup(func() { w.Close() })
 	used := f.inUse()
 	l := f.lockstep(t, 5*time.Second)
-	const rounds = 50
+	const rounds = 24
 	start := time.Now()
 	for i := range rounds {
 		f.write(t, fmt.Sprintf(text, more[i/4%3], (i+1)%2))
