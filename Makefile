@@ -3,10 +3,11 @@
 GOLANGCI := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 CLANG    := 19.1.7
 
-# How often `make demo` pings per protocol, mode and size, and how long a file it
-# sends.
+# How often `make demo` pings per protocol, mode and size, how long a file it sends, and
+# how often it measures datatypes, and their overlap next to MPICH's.
 COUNT := 2000
 SIZE  := 256MiB
+RUNS  := 7 3
 # What `make bench` runs.
 BENCH := rx match rtt kernel bystander slmp hostq ddt
 
@@ -82,11 +83,11 @@ uninstall: ## what make install put there, and the configuration if it is still 
 # Client and server on different CPUs, for all modes: left to themselves they
 # change places, and the figures jump by a factor of ten. The client spins, so
 # that its own wakeup is not in the figures.
-demo: root build ## ping-pong, a file transfer and datatypes, next to Linux and MPICH, as tables (root; COUNT=n SIZE=n)
+demo: root build ## ping-pong, a file transfer and datatypes, next to Linux and MPICH, as tables (root; COUNT=n SIZE=n RUNS=n)
 	bin/xspin demo pingpong --proto both --mode host,nic,host+nic --size 16,516,1016,1416 --count $(COUNT) --pin --client-wait spin
 	bin/xspin demo file --size $(SIZE) --pin
-	bin/xspin demo datatypes --type simple --type complex --overlap --pin --verify
-	bin/xspin bench ddt --only overlap --runs 3
+	bin/xspin demo datatypes --type simple --type complex --overlap --pin --verify --runs $(firstword $(RUNS))
+	bin/xspin bench ddt --only overlap --runs $(lastword $(RUNS))
 
 # Without the vet of go test: lint has run it. Without DWARF: sixty programs are linked. GORACE:
 # or each process sleeps for a second when it ends.
