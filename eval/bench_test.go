@@ -98,9 +98,9 @@ func TestBenchesMeasureEveryRow(t *testing.T) {
 	}{
 		{"rx", 2, 20 * time.Millisecond, "", "rx/noop_over_bare_64B rx/busy_ns_over_bare rx/bare_over_c rx/c_64B rx/noop_64B rx/bare_64B rx/ns_over_bare rx/allocs_per_packet idle/cpu_percent idle/rss_mib", ""},
 		{"rx", 1, 10 * time.Millisecond, "/nonexistent", "rx/noop_over_bare_64B rx/busy_ns_over_bare rx/noop_64B rx/bare_64B rx/ns_over_bare rx/allocs_per_packet idle/cpu_percent idle/rss_mib", "no row rx/bare_over_c: no C compiler"},
-		{"match", 2, 10 * time.Millisecond, "", "match/drop4x4_over_drop match/drop4x4_64B match/drop_64B match/miss256_ns match/miss256_first_ns match/hit256_ns match/hit4x4_ns match/miss256_hard_ns", ""},
-		{"rtt", 1, 100 * time.Millisecond, "", "rtt/udp_cross_core rtt/udp_same_core rtt/udp_unpinned rtt/udp_5ms_cross_core rtt/udp_5ms_same_core rtt/udp_spin_over_spin rtt/icmp_sleeping_16 rtt/icmp_awake_16 rtt/icmp_awake_516 rtt/icmp_awake_1016 rtt/icmp_awake_1416", ""},
-		{"kernel", 1, 100 * time.Millisecond, "", "kernel/noop_over_drop_64B kernel/udp_echo_over_bare_tx kernel/udp_echo_cross_core kernel/udp_echo_same_core kernel/icmp_16 kernel/icmp_516 kernel/icmp_1016 kernel/icmp_1416 kernel/slmp_noop3_over_drop kernel/slmp_deposit_over_drop_1514B kernel/file_over_user_tier kernel/file kernel/file_loss1_over_loss0 kernel/messages_ended_loss1_reorder3", ""},
+		{"match", 1, 10 * time.Millisecond, "", "match/drop4x4_over_drop match/drop4x4_64B match/drop_64B match/miss256_ns match/miss256_first_ns match/hit256_ns match/hit4x4_ns match/miss256_hard_ns", ""},
+		{"rtt", 1, 20 * time.Millisecond, "", "rtt/udp_cross_core rtt/udp_same_core rtt/udp_unpinned rtt/udp_5ms_cross_core rtt/udp_5ms_same_core rtt/udp_spin_over_spin rtt/icmp_sleeping_16 rtt/icmp_awake_16 rtt/icmp_awake_516 rtt/icmp_awake_1016 rtt/icmp_awake_1416", ""},
+		{"kernel", 1, 20 * time.Millisecond, "", "kernel/noop_over_drop_64B kernel/udp_echo_over_bare_tx kernel/udp_echo_cross_core kernel/udp_echo_same_core kernel/icmp_16 kernel/icmp_516 kernel/icmp_1016 kernel/icmp_1416 kernel/slmp_noop3_over_drop kernel/slmp_deposit_over_drop_1514B kernel/file_over_user_tier kernel/file kernel/file_loss1_over_loss0 kernel/messages_ended_loss1_reorder3", ""},
 		{"bystander", 1, time.Second, "", "bystander/tcp_over_pass bystander/tcp_over_none bystander/tcp_out_over_pass bystander/tcp_out_over_none", ""},
 		{"bystander", 1, time.Second, "/nonexistent", "", "no rows bystander/*: iperf3 is needed"},
 	} {
