@@ -64,11 +64,12 @@ func TestOwnXspin(t *testing.T) {
 	write("go.mod", own+"\nrequire github.com/xspin/xspin v0.0.0\n")
 	write("go.sum", string(sum))
 
+	workspace := []string{"GOWORK=off", "GOFLAGS=-mod=mod -trimpath"}
 	run := func(fail bool, name string, args ...string) string {
 		t.Helper()
 		cmd := exec.Command(name, args...)
 		cmd.Dir = dir
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-mod=mod -trimpath", "GOPROXY=off", "GOWORK=off")
+		cmd.Env = append(append(os.Environ(), "CGO_ENABLED=0", "GOPROXY=off"), workspace...)
 		out, err := cmd.CombinedOutput()
 		if (err != nil) != fail {
 			t.Fatalf("%s %v: %v\n%s", name, args, err, out)
@@ -80,6 +81,12 @@ func TestOwnXspin(t *testing.T) {
 		t.Fatal("docs/handlers.md does not say how to use a clone")
 	}
 	run(false, "go", "mod", "edit", "-replace", string(clone[1])+"="+repo)
+	if out := run(false, "go", "list", "-deps", "-f", "{{with .Module}}{{with .Replace}}{{.Dir}}{{end}}{{end}}", "./..."); !strings.Contains(out, repo+"\n") {
+		t.Errorf("nothing comes from the clone, but from %q", out)
+	}
+	// In a workspace the clone's packages are those that are compiled already.
+	write("go.work", regexp.MustCompile(`(?m)^go .*$`).FindString(string(mod))+"\nuse (\n\t.\n\t"+repo+"\n)\n")
+	workspace = []string{"GOWORK=" + filepath.Join(dir, "go.work"), "GOFLAGS=-trimpath"}
 	run(false, "go", "test", "./...") // which vets, too
 	run(false, "go", "build", "-o", "ownxspin")
 	if out := run(false, "./ownxspin", "run", "--check", "xspin.yaml"); out != "xspin.yaml: 1 interface, 1 context\n" {
