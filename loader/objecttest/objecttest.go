@@ -4,9 +4,12 @@
 package objecttest
 
 import (
+	"bytes"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
+	"sync"
 	"testing"
 
 	"github.com/xspin/xspin/bpf"
@@ -16,12 +19,21 @@ import (
 // Flags are further ones. Without clang it skips the test; with XSPIN_NO_SKIP=1 it fails.
 func Compile(t testing.TB, source string, flags ...string) []byte {
 	t.Helper()
+	key := strings.Join(append([]string{source}, flags...), "\x00")
+	if object, ok := compiled.Load(key); ok {
+		return bytes.Clone(object.([]byte))
+	}
 	object, out, err := compile(t, source, flags)
 	if err != nil {
 		t.Fatalf("clang-19: %v\n%s", err, out)
 	}
+	compiled.Store(key, bytes.Clone(object))
 	return object
 }
+
+// compiled has the objects of sources and flags that this process has compiled: tests run
+// them at several hooks, or in several rounds.
+var compiled sync.Map
 
 // Refusal is what clang says of a source file that it does not compile.
 func Refusal(t testing.TB, source string) string {
