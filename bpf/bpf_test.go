@@ -103,19 +103,33 @@ func TestMapsHoldTheSharedStructures(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	tc, err := LoadIngressTC()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := tc.Maps[IngressTCMapCounters].ValueSize, reflect.TypeOf(Stats{}).Size(); uintptr(got) != want {
+		t.Errorf("counters of %d bytes at tc, want %d", got, want)
+	}
+	if got, want := tc.Maps[".bss"].ValueSize, spec.Maps[".bss"].ValueSize; got != want {
+		t.Errorf("%d bytes of variables at tc, %d at xdp: neither program could have the other's", got, want)
+	}
 	if got, want := spec.Maps[IngressMapCounters].ValueSize, reflect.TypeOf(Stats{}).Size(); uintptr(got) != want {
 		t.Errorf("counters of %d bytes, want %d", got, want)
 	}
 	for name, want := range map[string]uintptr{
-		IngressVarTables:  reflect.TypeOf([2]Table{}).Size(),
-		IngressVarActive:  4,
-		IngressVarQueues:  reflect.TypeOf([MaxQueues]Queue{}).Size(),
-		IngressVarShare:   reflect.TypeOf(Share{}).Size(),
-		IngressVarBuckets: reflect.TypeOf([MaxBuckets]uint64{}).Size(),
+		IngressVarTables:   reflect.TypeOf([2]Table{}).Size(),
+		IngressVarActive:   4,
+		IngressVarCounting: 4,
+		IngressVarQueues:   reflect.TypeOf([MaxQueues]Queue{}).Size(),
+		IngressVarShare:    reflect.TypeOf(Share{}).Size(),
+		IngressVarBuckets:  reflect.TypeOf([MaxBuckets]uint64{}).Size(),
 	} {
 		v := spec.Variables[name]
 		if got := v.Size(); uintptr(got) != want || v.SectionName != ".bss" {
 			t.Errorf("%s: %d bytes in %s, want %d in .bss", name, got, v.SectionName, want)
+		}
+		if there := tc.Variables[name]; there == nil || there.Offset != v.Offset || there.Size() != v.Size() {
+			t.Errorf("%s is elsewhere at tc: %v", name, there)
 		}
 		if v.Offset%64 != 0 {
 			t.Errorf("%s is at %d, not at the start of a cache line", name, v.Offset)

@@ -106,7 +106,7 @@ func TestRefusedProgram(t *testing.T) {
 // loader, which links them.
 func TestEveryProgramLoads(t *testing.T) {
 	needBPF(t)
-	for name, load := range map[string]func() (*ebpf.CollectionSpec, error){"ingress": LoadIngress, "bench": LoadBench, "impair": LoadImpair} {
+	for name, load := range map[string]func() (*ebpf.CollectionSpec, error){"ingress": LoadIngress, "ingress at tc": LoadIngressTC, "bench": LoadBench, "impair": LoadImpair} {
 		spec, err := load()
 		if err != nil {
 			t.Fatal(err)
