@@ -5,6 +5,7 @@ package loader
 import (
 	"errors"
 	"fmt"
+	"net"
 	"sync/atomic"
 
 	"github.com/cilium/ebpf"
@@ -98,28 +99,27 @@ func (in *Ingress) attachXDPHere() error {
 	if err := Check(in.cfg.Interface); err != nil {
 		return err
 	}
-	if in.mode != Auto { // as it was before
-		return in.attachXDP(in.mode)
-	}
-	mode := in.cfg.Mode
+	mode := in.mode // as it was before
 	if mode == Auto {
-		mode = Native
+		mode = in.cfg.Mode
 	}
-	err := in.attachXDP(mode)
-	if errors.Is(err, ErrNoNative) && in.cfg.Mode == Auto {
+	if mode != Auto {
+		return in.attachXDP(mode)
+	}
+	err := in.attachXDP(Native)
+	if errors.Is(err, ErrNoNative) {
 		err = in.attachXDP(Generic)
 	}
 	return err
 }
 
-func (in *Ingress) attachXDP(mode Mode) (err error) {
-	if in.mode != mode || in.objs.XspinIngress == nil {
-		in.mode = mode
+func (in *Ingress) attachXDP(mode Mode) error {
+	if in.objs.XspinIngress == nil || in.loaded != mode {
 		program := bpf.IngressProgXspinIngress
-		if in.trains() {
+		if in.trains(mode) {
 			program = bpf.IngressProgXspinTrains
 		}
-		if err := in.loadXDP(program); err != nil {
+		if err := in.loadXDP(program, mode); err != nil {
 			return err
 		}
 	}
@@ -127,16 +127,21 @@ func (in *Ingress) attachXDP(mode Mode) (err error) {
 	if mode == Generic {
 		flags = link.XDPGenericMode
 	}
+	// Before it runs, and until it runs no more: no frame is counted by both programs. What comes in these
+	// milliseconds and has no context at tc is counted by none.
+	atomic.StoreUint32(in.counting, 1)
 	l, err := link.AttachXDP(link.XDPOptions{
 		Program:   in.objs.XspinIngress,
 		Interface: in.cfg.Interface.Index,
 		Flags:     flags,
 	})
+	if err != nil {
+		atomic.StoreUint32(in.counting, 0)
+	}
 	op := fmt.Sprintf("attach to %s (%s mode)", in.cfg.Interface.Name, mode)
 	switch {
 	case err == nil:
-		in.links[XDP] = l
-		atomic.StoreUint32(in.counting, 1)
+		in.links[XDP], in.mode = l, mode
 		return nil
 	case mode == Native && (errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, ebpf.ErrNotSupported)):
 		return fmt.Errorf("%s: %w: the driver has none, generic mode works", op, ErrNoNative)
@@ -187,6 +192,25 @@ func (in *Ingress) tcPrograms() *ebpf.Map {
 	return in.tc.Programs
 }
 
+// CheckTC is [Check] for the program at tc. The interface may be down, and have programs of others.
+func CheckTC(iface *net.Interface) error {
+	op := fmt.Sprintf("attach to %s (tc)", iface.Name)
+	if err := capability.Need(op, capability.NetAdmin, capability.BPF, capability.Perfmon); err != nil {
+		return err
+	}
+	l, err := netlink.LinkByIndex(iface.Index)
+	if err != nil {
+		return fmt.Errorf("%s: %w", op, err)
+	}
+	if kind := l.Attrs().EncapType; kind != "ether" && kind != "loopback" {
+		return fmt.Errorf("%s: its packets have no Ethernet headers (link/%s), which rules are about: name the interface below it", op, kind)
+	}
+	if _, err := link.QueryPrograms(link.QueryOptions{Target: iface.Index, Attach: ebpf.AttachTCXIngress}); err != nil {
+		return fmt.Errorf("%s: %w: tcx links: %w; Linux 6.6 and later have them", op, ErrKernel, err)
+	}
+	return nil
+}
+
 // AttachTC attaches the program for tc. The link dies with the process, whichever way that ends. Idempotent.
 func (in *Ingress) AttachTC(order Order) error {
 	in.attach.Lock()
@@ -201,25 +225,28 @@ func (in *Ingress) AttachTC(order Order) error {
 	if order == First {
 		anchor = link.Head()
 	}
+	op := fmt.Sprintf("attach to %s (tc)", in.cfg.Interface.Name)
 	var l link.Link
 	err := in.home.do(func() (err error) {
+		if err := CheckTC(in.cfg.Interface); err != nil {
+			return err
+		}
 		l, err = link.AttachTCX(link.TCXOptions{
 			Program:   in.tc.XspinIngressTc,
 			Interface: in.cfg.Interface.Index,
 			Attach:    ebpf.AttachTCXIngress,
 			Anchor:    anchor,
 		})
-		return err
-	})
-	op := fmt.Sprintf("attach to %s (tc)", in.cfg.Interface.Name)
-	switch {
-	case err == nil:
-		in.links[TC] = l
+		if err != nil {
+			return fmt.Errorf("%s: %w", op, err)
+		}
 		return nil
-	case errors.Is(err, ebpf.ErrNotSupported):
-		return fmt.Errorf("%s: %w: tcx links; Linux 6.6 and later have them: %w", op, ErrKernel, err)
+	})
+	if err != nil {
+		return err
 	}
-	return fmt.Errorf("%s: %w", op, err)
+	in.links[TC] = l
+	return nil
 }
 
 // Attached tells whether the program of a hook is attached.
@@ -238,10 +265,12 @@ func (in *Ingress) DetachHook(hook Hook) error {
 		return nil
 	}
 	in.links[hook] = nil
+	err := l.Close()
 	if hook == XDP {
+		err = errors.Join(err, in.Synchronize()) // what it has passed is still on its way
 		atomic.StoreUint32(in.counting, 0)
 	}
-	if err := l.Close(); err != nil {
+	if err != nil {
 		return fmt.Errorf("detach from %s (%v): %w", in.cfg.Interface.Name, hook, err)
 	}
 	return nil
@@ -266,7 +295,7 @@ func (in *Ingress) Mode() Mode {
 func (in *Ingress) Trains() bool {
 	in.attach.Lock()
 	defer in.attach.Unlock()
-	return in.trains()
+	return in.trains(in.mode)
 }
 
-func (in *Ingress) trains() bool { return in.mode == Generic || in.tap }
+func (in *Ingress) trains(mode Mode) bool { return mode == Generic || in.tap }

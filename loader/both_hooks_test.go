@@ -14,6 +14,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 
 	"github.com/xspin/xspin/bpf"
+	"github.com/xspin/xspin/handlers/handlerstest"
 	"github.com/xspin/xspin/internal/testenv"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/matcher/matchertest"
@@ -264,7 +265,12 @@ func TestProgramAtTCCountsWhatNobodyElseDoes(t *testing.T) {
 	p := newPair(t)
 	p.use(&matcher.Table{Entries: map[int]matcher.Entry{
 		2: {Ruleset: matcher.UDPPort(7), Format: matcher.FormatByName("flow")},
+		3: {Ruleset: matcher.ICMPEcho(), Format: matcher.FormatByName("flow")},
 	}}, TC)
+	p.at[3] = Delivery{Policy: ByPacket, CoreMask: 1}
+	if err := p.in.Publish(p.ref, p.at); err != nil {
+		t.Fatal(err)
+	}
 	for _, tt := range []struct {
 		name     string
 		frame    []byte
@@ -273,6 +279,7 @@ func TestProgramAtTCCountsWhatNobodyElseDoes(t *testing.T) {
 		alone    string
 	}{
 		{"of a context at tc", datagramOf(10), tcHandled + 2, " seen+1 matched[2]+1 kernel[2]+1", " seen+1 matched[2]+1 kernel[2]+1"},
+		{"of a context at xdp", handlerstest.ICMPEcho(handlerstest.PeerAddr, handlerstest.HereAddr, 1, 1, make([]byte, 20)), tcxNext, "", " seen+1 failed+1 matched[3]+1"},
 		{"of nobody", make([]byte, 60), tcxNext, "", " seen+1 passed+1"},
 	} {
 		for i, count := range []string{tt.alone, tt.counting} {

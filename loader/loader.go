@@ -66,7 +66,8 @@ type Config struct {
 // Close.
 type Ingress struct {
 	cfg     Config
-	mode    Mode  // Auto until a program was attached
+	mode    Mode  // of the program at xdp; Auto until it was attached
+	loaded  Mode  // that the program at xdp was loaded for
 	home    *home // of the interface; nil: it has none
 	tap     bool  // the interface is one
 	objs    bpf.IngressObjects
@@ -164,8 +165,8 @@ var ingress = sync.OnceValues(func() (ingressObject, error) {
 
 const bss = ".bss" // the section of variables that begin as zeros
 
-// spec is the object with one of its programs, configured.
-func (in *Ingress) spec(program string) (*ebpf.CollectionSpec, error) {
+// spec is the object with one of its programs, configured for a mode, or for any: Auto.
+func (in *Ingress) spec(program string, mode Mode) (*ebpf.CollectionSpec, error) {
 	object, err := ingress()
 	if err != nil {
 		return nil, fmt.Errorf("read ingress object: %w", err)
@@ -183,10 +184,10 @@ func (in *Ingress) spec(program string) (*ebpf.CollectionSpec, error) {
 		BufferSize: uint32(in.cfg.BufferSize),
 		MaxBuffers: uint32(in.cfg.MaxBuffers),
 	}
-	if in.mode == Generic || in.tap {
+	if mode != Native || in.tap {
 		config.Atomic = 1
 	}
-	if in.mode == Generic {
+	if mode == Generic {
 		config.Generic = 1
 	}
 	if err := spec.Variables[bpf.IngressVarConfig].Set(config); err != nil {
@@ -210,13 +211,14 @@ func (in *Ingress) LoadUser() error {
 }
 
 func (in *Ingress) userProgram() (*ebpf.Program, error) {
+	mode := in.Mode()
 	in.loading.Lock()
 	defer in.loading.Unlock()
 	if in.user != nil {
 		return in.user, nil
 	}
 	const name = bpf.IngressProgXspinUser
-	spec, err := in.spec(name)
+	spec, err := in.spec(name, mode)
 	if err != nil {
 		return nil, err
 	}
@@ -234,12 +236,12 @@ func (in *Ingress) load(program string) error {
 	if err := in.makeMaps(); err != nil {
 		return err
 	}
-	return in.loadXDP(program)
+	return in.loadXDP(program, in.mode)
 }
 
 // loadXDP loads the program for xdp in the place of the one that may be loaded.
-func (in *Ingress) loadXDP(program string) error {
-	spec, err := in.spec(program)
+func (in *Ingress) loadXDP(program string, mode Mode) error {
+	spec, err := in.spec(program, mode)
 	if err != nil {
 		return err
 	}
@@ -249,13 +251,13 @@ func (in *Ingress) loadXDP(program string) error {
 	}
 	defer coll.Close()
 	in.objs.XspinIngress.Close()
-	in.objs.XspinIngress = coll.DetachProgram(program)
+	in.objs.XspinIngress, in.loaded = coll.DetachProgram(program), mode
 	return nil
 }
 
 // makeMaps makes the maps, and maps the shared memory.
 func (in *Ingress) makeMaps() error {
-	spec, err := in.spec("")
+	spec, err := in.spec("", Auto)
 	if err != nil {
 		return err
 	}
@@ -339,7 +341,7 @@ func (in *Ingress) Publish(t *matcher.Table, contexts map[uint16]Delivery) error
 	return nil
 }
 
-// synchronize waits for an RCU grace period: until no run of any XDP program
+// synchronize waits for an RCU grace period: until no run of any program at either hook
 // that is under way now is under way any more. The kernel has no call for that,
 // but it does so after each update of a map of maps. It takes no memory and no
 // descriptor that could be missing.

@@ -155,10 +155,12 @@ func Open(cfg Config) (_ *NIC, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("open NIC: interface %q in this network namespace: %w", cfg.Interface, err)
 	}
-	if cfg.Hook != HookTC {
-		if err := loader.Check(iface); err != nil {
-			return nil, fmt.Errorf("open NIC: %w", err)
-		}
+	check := loader.Check
+	if cfg.Hook == HookTC {
+		check = loader.CheckTC
+	}
+	if err := check(iface); err != nil {
+		return nil, fmt.Errorf("open NIC: %w", err)
 	}
 	n := &NIC{
 		cfg:      cfg,

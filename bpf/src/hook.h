@@ -111,7 +111,7 @@ enum { CHECKSUM_PARTIAL = 3 };
 
 /* Bits of gso_type: include/linux/skbuff.h. */
 enum {
-	SKB_GSO_TCP = 1 << 0 | 1 << 2 | 1 << 3 | 1 << 4 | 1 << 19, /* IPv4 and IPv6, with ECN, with one id */
+	SKB_GSO_TCP = 1 << 0 | 1 << 2 | 1 << 3 | 1 << 4 | 1 << 19 | 1 << 30, /* IPv4 and IPv6, with ECN, with one id (1 << 30 from Linux 6.18 on) */
 	SKB_GSO_DODGY = 1 << 1,					    /* nobody has checked what it says */
 	SKB_GSO_UDP_L4 = 1 << 17,
 };

@@ -53,7 +53,11 @@ struct {
 	__uint(value_size, 4);
 } programs SEC(".maps");
 
-/* Plain increments are safe: the program does not nest on a CPU. */
+/*
+ * Plain increments are safe: the program does not nest on a CPU. At either hook it runs with softirqs off, and
+ * what it sends, or handlers do, is received by a later one: devices that hand a packet back to the stack queue it
+ * (netif_rx).
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);

@@ -22,7 +22,7 @@ int xspin_ingress_tc(struct __sk_buff *ctx)
 	struct classified m = {};
 	struct xspin_stats *stats;
 	__u32 zero = 0;
-	int bit;
+	int bit, here;
 
 	stats = bpf_map_lookup_elem(&counters, &zero);
 	if (!stats)
@@ -31,15 +31,19 @@ int xspin_ingress_tc(struct __sk_buff *ctx)
 	bit = ctx->vlan_present ? -1 : match(&f, t);
 	if (bit >= 0)
 		belongs(&m, t, bit);
-	if (bit < 0 || !(m.context->flags & XSPIN_CONTEXT_TC)) {
-		if (!READ_ONCE(counting)) {
-			stats->seen++;
-			stats->passed++;
-		}
+	here = bit >= 0 && m.context->flags & XSPIN_CONTEXT_TC;
+	if (!here && READ_ONCE(counting))
+		return TCX_NEXT;
+	stats->seen++;
+	if (bit < 0) {
+		stats->passed++;
 		return TCX_NEXT;
 	}
-	stats->seen++;
 	stats->matched[m.ruleset->slot]++;
+	if (!here) { /* the program at xdp is not there yet, or no more: the stack takes over */
+		stats->failed++;
+		return TCX_NEXT;
+	}
 	if (is_strange(ctx)) {
 		stats->trains++;
 		return TCX_NEXT;
