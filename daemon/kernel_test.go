@@ -395,7 +395,7 @@ func TestErrorsOfContextsInTheKernel(t *testing.T) {
 		{"another word", "kernel: everybody\n" + eth, `F:1:9: kernel: "everybody": want off or administrators`},
 		{"no tier", eth + "contexts:\n- {name: a, tier: hardware, handler: echo-icmp}\n", `F:3:19: contexts[0].tier: "hardware": want user or kernel`},
 		{"tc, of the user tier", eth + "contexts:\n- {name: a, hook: tc, handler: echo-udp}\n", "F:3:19: contexts[0].hook: tc: its handlers are on HPUs, which get their packets by XDP"},
-		{"tc, and messages are handed over", inKernel + eth + "contexts:\n- {name: a, tier: kernel, hook: tc, object: " + hands + ", handler: deposit, windows: [{name: in, size: 1MiB}]}\n", "F:4:33: contexts[0].hook: tc: its handlers do not run at tc: it hands messages over to HPUs"},
+		{"tc, and messages are handed over", inKernel + eth + "contexts:\n- {name: a, tier: kernel, hook: tc, object: " + hands + ", handler: deposit, windows: [{name: in, size: 1MiB}]}\n", "F:4:33: contexts[0].hook: tc: it hands messages over to HPUs"},
 		{"object without a tier", inKernel + eth + "contexts:\n- {name: a, object: " + file + ", rulesets: 'a: udp(7)'}\n", "F:4:21: contexts[0].object: needs tier: kernel"},
 		{"object of the user tier", eth + "contexts:\n- {name: a, object: /dev/null, handler: echo-icmp}\n", "F:3:21: contexts[0].object: /dev/null is not a file\n"},
 		{"no file", inKernel + eth + "contexts:\n- {name: a, tier: kernel, object: /nowhere.o}\n", "F:4:35: contexts[0].object: open /nowhere.o: no such file or directory"},
