@@ -899,6 +899,22 @@ func soon(t *testing.T, what string, there func() bool) {
 	}
 }
 
+// standsStill tells whether each thread of a process has stopped: a signal that stops it returns before.
+func standsStill(t *testing.T, pid int) bool {
+	t.Helper()
+	all, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	if err != nil || len(all) == 0 {
+		t.Fatal(err, all)
+	}
+	for _, name := range all {
+		b, err := os.ReadFile(name)
+		if err == nil && !strings.Contains(string(b), ") T ") { // else it has ended
+			return false
+		}
+	}
+	return true
+}
+
 // One that is killed with clients waiting for its answer leaves none of them waiting.
 func TestKillingTheDaemonInHandshakes(t *testing.T) {
 	f := newFixture(t, inbox)
@@ -906,6 +922,7 @@ func TestKillingTheDaemonInHandshakes(t *testing.T) {
 	if err := d.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
+	soon(t, "all threads stand still", func() bool { return standsStill(t, d.cmd.Process.Pid) })
 	before := f.connections()
 	const many = 10
 	told := make(chan error, many)
