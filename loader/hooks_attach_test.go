@@ -227,7 +227,7 @@ func TestCloseDetachesBothHooks(t *testing.T) {
 	})
 }
 
-// What a program at xdp takes from the far end of a veth pair, one at tc does not; and it comes back.
+// A program at xdp takes TSO from the far end of a veth pair until it is gone; one at tc takes nothing.
 func TestFarEndKeepsItsOffloadsWithoutXDP(t *testing.T) {
 	lab := netnstest.Temp(t, netns.LabConfig{})
 	var in *Ingress
@@ -304,7 +304,7 @@ func TestNoFrameIsCountedTwice(t *testing.T) {
 	lab, in, client := withClient(t)
 	must(t, in.SetHandlers(handled, builtin(t, "count", map[string]any{"to": "stack"})))
 	must(t, in.AttachTC(Last))
-	// What the program at xdp passes, and what comes while there is none, is counted before ours at tc.
+	// A program before ours at tc counts frames that the one at xdp passes, and those that come while there is none.
 	count, ins := counting(t, sentSize, tcxNext)
 	inside(t, lab.NIC, func(nic *net.Interface) { foreignTC(t, nic, link.Head(), ins...) })
 	var stop atomic.Bool

@@ -146,7 +146,7 @@ func TestForeignProgramsAtTC(t *testing.T) {
 		}
 		detach()
 	}
-	// What we leave to Linux, they get.
+	// They get the frames that ours leaves to Linux.
 	must(t, in.ClearHandlers(handled))
 	inside(t, lab.NIC, func(nic *net.Interface) {
 		count, ins := counting(t, sentSize, shot)

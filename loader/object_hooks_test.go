@@ -171,7 +171,7 @@ func TestHooksOfOtherObjects(t *testing.T) {
 	}
 }
 
-// What is not for a hook is not loaded there, and whoever tries hears why.
+// Load refuses an object at a hook that it is not for, and says why.
 func TestObjectsAreLoadedWhereTheyRun(t *testing.T) {
 	netnstest.NeedRoot(t)
 	o := object(t, around("", "\treturn ctx->ingress_ifindex & 1;"))

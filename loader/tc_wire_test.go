@@ -21,7 +21,7 @@ import (
 	"github.com/xspin/xspin/netns/netnstest"
 )
 
-// What PROG_RUN does not make: packets as Linux's stack has them at tc.
+// The tests here send packets that PROG_RUN cannot make, as Linux's stack has them at tc.
 
 // onTC attaches the program at tc to the NIC's end of a lab, with handlers that drop what the ruleset matches.
 func onTC(t *testing.T, rs matcher.Ruleset) (*netns.Lab, *Ingress) {
@@ -131,7 +131,7 @@ func TestTaggedFramesOfTheWireAreNotMatched(t *testing.T) {
 	}
 }
 
-// Of a train in a tunnel the segments have headers of their own behind those of the tunnel, which nobody here
+// The segments of a train in a tunnel have headers of their own behind those of the tunnel, which nobody here
 // would give the right lengths.
 func TestTrainsInTunnelsGoToLinux(t *testing.T) {
 	const port = 4789

@@ -284,7 +284,7 @@ func TestTrainsOfWhichPacketsWantDifferentThings(t *testing.T) {
 	}
 }
 
-// What nobody can cut comes whole to handlers that only look, and goes to Linux before those that write.
+// A train that nobody can cut comes whole to handlers that only look. It goes to Linux if handlers would write to it.
 func TestTrainsThatAreNotCut(t *testing.T) {
 	count, echo := builtinAt(t, TC, "count", map[string]any{"to": "drop"}), builtinAt(t, TC, "echo-udp", nil)
 	whole := handlersOf(t, `XSPIN_PAYLOAD { return xspin_reply_udp(ctx, her) ? xspin_send(her) : XSPIN_DROP; } XSPIN_CONTEXT(PAYLOAD | TRAINS);`, HandlersConfig{Hook: TC})

@@ -24,7 +24,7 @@
  *
  * The segments of a train have one set of headers, those of a frame with all of them. Here
  * they are those of the segment at hand, and what handlers write to them stays here until all
- * segments were looked at: see packets.bpf.c.
+ * segments were looked at: see train.h.
  *
  * A row for each CPU: a tc program does not nest on one.
  */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * What comes, packet by packet. At xdp that is a frame. A train at tc is what Linux's stack has not cut yet
- * (UDP_SEGMENT) or has joined (GRO): the payloads of several datagrams of one sender behind the headers
- * of one, whose lengths count all of them. The kernel cuts it every gso_size bytes.
+ * The engine's view of what arrives: one packet after another. At xdp a frame is one packet. At tc it may be a train:
+ * the payloads of several datagrams of one sender behind the headers of one, whose lengths count all of them. Linux's
+ * stack has not cut it yet (UDP_SEGMENT), or has joined it (GRO). It cuts a train every gso_size bytes.
  */
 #pragma once
 #include "engine.h"
@@ -102,40 +102,40 @@ static __always_inline int xspin_arrive(struct xdp_md *ctx, struct xspin_segment
 	return cut.segments;
 }
 
-/* Gives the headers in image the lengths of a packet of len bytes, of n bytes more than they tell of, as they are
- * where the kernel cuts a train. The id of IPv4 grows by i. A checksum of UDP is partial. */
-static __always_inline void xspin_resize(struct xspin_segment *g, __u32 len, __u32 i)
+static __always_inline int xspin_is_ipv4(const struct xspin_segment *g)
 {
-	__u16 *udp = (void *)(g->image + ((g->head - 8) & (XSPIN_SEEN - 1))), *h, was;
-
-	if (*(__u16 *)(g->shared + 12) == bswap16(0x0800)) {
-		h = (__u16 *)g->image + 7;
-		was = h[1];
-		h[1] = bswap16(len - 14);
-		h[5] = xspin_update(h[5], was, h[1]);
-		was = h[2];
-		h[2] = bswap16(bswap16(was) + i);
-		h[5] = xspin_update(h[5], was, h[2]);
-	} else {
-		h = (__u16 *)g->image + 9;
-		*h = bswap16(len - 54);
-	}
-	was = udp[2];
-	udp[2] = bswap16(len - g->head + 8);
-	if (udp[3]) /* else there is none */
-		udp[3] = xspin_fold(udp[3] + (__u16)~was + udp[2]);
+	return *(__u16 *)(g->shared + 12) == bswap16(0x0800);
 }
 
-/* xspin_resize() of lengths alone. */
+/* Writes the lengths of a packet of len bytes to the headers in image. */
 static __always_inline void xspin_measure(struct xspin_segment *g, __u32 len)
 {
 	__u16 *udp = (void *)(g->image + ((g->head - 8) & (XSPIN_SEEN - 1)));
 
-	if (*(__u16 *)(g->shared + 12) == bswap16(0x0800))
+	if (xspin_is_ipv4(g))
 		*(__u16 *)(g->image + 16) = bswap16(len - 14);
 	else
 		*(__u16 *)(g->image + 18) = bswap16(len - 54);
 	udp[2] = bswap16(len - g->head + 8);
+}
+
+/*
+ * Makes the headers in image those of a packet of len bytes, as the kernel does when it cuts a train: lengths,
+ * checksums, and an id of IPv4 that grows by i. The checksum of UDP is partial.
+ */
+static __always_inline void xspin_resize(struct xspin_segment *g, __u32 len, __u32 i)
+{
+	__u16 *udp = (void *)(g->image + ((g->head - 8) & (XSPIN_SEEN - 1))), *ip = (__u16 *)g->image + 7;
+	const __u16 total = ip[1], id = ip[2], datagram = udp[2];
+
+	xspin_measure(g, len);
+	if (xspin_is_ipv4(g)) {
+		ip[5] = xspin_update(ip[5], total, ip[1]);
+		ip[2] = bswap16(bswap16(id) + i);
+		ip[5] = xspin_update(ip[5], id, ip[2]);
+	}
+	if (udp[3]) /* else there is none */
+		udp[3] = xspin_fold(udp[3] + (__u16)~datagram + udp[2]);
 }
 
 /* Has the i-th segment of a train be the packet at hand. False: there is none. */
@@ -159,8 +159,8 @@ static __always_inline int xspin_segment_at(struct xdp_md *ctx, struct xspin_seg
 	return !xspin_look(ctx, g, g->head);
 }
 
-/* Keeps the headers of the first segment. Whether those of another one are the same, but for what lengths are in: it
- * takes these over, so that image then has those of the first. */
+/* Keeps the headers of the first segment, and tells whether those of another are the same. Lengths, checksums and ids
+ * differ anyway: image takes them over from the first. */
 static __always_inline int xspin_same_headers(struct xspin_segment *g, __u32 i)
 {
 	const __u32 udp = (g->head - 8) & (XSPIN_SEEN - 1);
@@ -170,7 +170,7 @@ static __always_inline int xspin_same_headers(struct xspin_segment *g, __u32 i)
 		__builtin_memcpy(g->first, g->image, XSPIN_SEEN);
 		return 1;
 	}
-	if (*(__u16 *)(g->shared + 12) == bswap16(0x0800)) {
+	if (xspin_is_ipv4(g)) {
 		*(__u32 *)(g->image + 16) = *(__u32 *)(g->first + 16);
 		*(__u16 *)(g->image + 24) = *(__u16 *)(g->first + 24);
 	} else {
@@ -196,7 +196,7 @@ static __always_inline long xspin_share_headers(struct xdp_md *ctx, struct xspin
 	return hook_store(ctx, 0, g->image, XSPIN_LENGTH(g->head, XSPIN_SEEN));
 }
 
-/* Of a train. */
+/* The verdict of a train. */
 struct xspin_verdict {
 	struct xdp_md *ctx;
 	int action; /* of each segment so far */
