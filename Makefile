@@ -12,7 +12,7 @@ RUNS  := 7 3
 BENCH := rx match rtt kernel bystander slmp hostq ddt
 
 # Commands that tests and benches run, and the Debian packages they are in.
-TEST_TOOLS  := chromium-headless-shell:chromium-headless-shell curl:curl git:git gcc:gcc,libc6-dev ip:iproute2 tc:iproute2 mpichversion:mpich,libmpich-dev mpicc.openmpi:openmpi-bin,libopenmpi-dev ping:iputils-ping iperf3:iperf3 python3:python3 tshark:tshark clang-19:clang-19 llvm-strip-19:llvm-19
+TEST_TOOLS  := chromium-headless-shell:chromium-headless-shell curl:curl git:git gcc:gcc,libc6-dev ip:iproute2 mpichversion:mpich,libmpich-dev mpicc.openmpi:openmpi-bin,libopenmpi-dev ping:iputils-ping iperf3:iperf3 python3:python3 tshark:tshark clang-19:clang-19 llvm-strip-19:llvm-19
 BENCH_TOOLS := gcc:gcc,libc6-dev iperf3:iperf3 mpichversion:mpich,libmpich-dev mpicc.openmpi:openmpi-bin,libopenmpi-dev
 VM_TOOLS    := busybox:busybox-static ip:iproute2 ping:iputils-ping python3:python3 qemu-system-x86_64:qemu-system-x86 xz:xz-utils zstd:zstd
 FRESH_TOOLS := debootstrap:debootstrap git:git
