@@ -79,9 +79,11 @@ const (
 	// fullLimit is for how long a queue that takes nothing is a full one: some frames
 	// leave within it even at 1 Mbit/s. After that the device loses what it is given.
 	fullLimit = 20 * time.Millisecond
-	// refusedLimit times in a row end the messages of a peer that has answered
-	// before: one may be a stray, or a receiver that is starting again.
+	// refusedLimit times in a row, refusedGap apart, end the messages of a peer that has answered
+	// before: one may be a stray, or a receiver that is starting again, and many messages
+	// are refused at once.
 	refusedLimit = 3
+	refusedGap   = 50 * time.Millisecond
 )
 
 // Conn sends messages to one peer over one UDP socket. All methods may be called
@@ -128,7 +130,8 @@ type Conn struct {
 	blocked   bool        // until there is room in the socket
 	blockedAt int64       // since when
 	heard     int64       // when the last acknowledgement came
-	refused   int         // ICMP port unreachable since the last acknowledgement
+	refused   int         // ICMP port unreachable since the last acknowledgement, refusedGap apart
+	refusedAt int64       // when the last of these came
 	passing   unix.Errno  // the last error that was no reason to stop
 	stats     ConnStats
 	pollFds   [2]unix.PollFd

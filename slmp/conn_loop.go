@@ -412,7 +412,9 @@ func (c *Conn) trouble(errno unix.Errno) bool {
 func (c *Conn) judge(errno unix.Errno) bool {
 	switch errno {
 	case unix.ECONNREFUSED:
-		c.refused++
+		if now := clock.Monotonic(); c.refused == 0 || now-c.refusedAt >= int64(refusedGap) {
+			c.refused, c.refusedAt = c.refused+1, now
+		}
 		if c.refused < refusedLimit && c.sender.Stats().Acks > 0 {
 			return false
 		}

@@ -213,8 +213,15 @@ func (s *socket) empty() bool { return s.out == s.count }
 // clear begins a new stage.
 func (s *socket) clear() { s.used, s.count, s.sealed, s.out = 0, 0, false, 0 }
 
-// room tells how many segments of n bytes still fit the stage.
-func (s *socket) room(n int) int { return min(txSegments-s.count, (len(s.buf)-s.used)/n) }
+// room tells how many segments of n bytes an empty stage takes: whole trains, as long as
+// a datagram may be.
+func (s *socket) room(n int) int {
+	fit := min(txSegments, len(s.buf)/n)
+	if train := min(maxCut, maxDatagram/n); s.offload == OffloadSegments && fit > train {
+		return fit - fit%train
+	}
+	return fit
+}
 
 // stage returns the place of the next segment of n bytes, header included.
 func (s *socket) stage(n int) []byte {

@@ -362,17 +362,17 @@ func TestConnSegmentsTravelTogether(t *testing.T) {
 		t.Errorf("datagrams of %s short segments, want %s", got, want)
 	}
 	s.clear()
-	for s.room(1472) > 0 {
+	for range s.room(1472) {
 		s.stage(1472)
 	}
 	s.seal()
-	if got, want := fmt.Sprint(s.holds[:s.made]), "[44 44 1]"; got != want {
+	if got, want := fmt.Sprint(s.holds[:s.made]), "[44 44]"; got != want {
 		t.Errorf("datagrams of %s long segments, want %s", got, want)
 	}
 	s.offload, s.out = OffloadCalls, 44
 	s.seal()
-	if s.made != 45 || s.iovs[0].Base != &s.buf[44*1472] {
-		t.Errorf("after a fall back %d datagrams are left of 45", s.made)
+	if s.made != 44 || s.iovs[0].Base != &s.buf[44*1472] {
+		t.Errorf("after a fall back %d datagrams are left of 44", s.made)
 	}
 }
 
@@ -1172,16 +1172,17 @@ func TestConnWaitsForRoomInTheDevice(t *testing.T) {
 // its context ends, or when the peer has been silent for Patience, and does not spin.
 func TestConnThatCannotSend(t *testing.T) {
 	for _, tt := range []struct {
-		name string
-		stop func(t *testing.T, lab *netns.Lab, c *Conn)
+		name   string
+		trains bool // can be sent
+		stop   func(t *testing.T, lab *netns.Lab, c *Conn)
 	}{
-		{"the other end of the link has a smaller MTU", func(t *testing.T, lab *netns.Lab, _ *Conn) {
-			run(t, lab.NIC.NS, "ip", "link", "set", lab.NIC.Device, "mtu", "700") // frames are ENOBUFS
+		{"the other end of the link has a smaller MTU", true, func(t *testing.T, lab *netns.Lab, _ *Conn) {
+			run(t, lab.NIC.NS, "ip", "link", "set", lab.NIC.Device, "mtu", "700") // frames are ENOBUFS; trains pass
 		}},
-		{"the device's queue never empties", func(t *testing.T, lab *netns.Lab, _ *Conn) {
+		{"the device's queue never empties", false, func(t *testing.T, lab *netns.Lab, _ *Conn) {
 			run(t, lab.Host.NS, "tc", "qdisc", "add", "dev", lab.Host.Device, "root", "tbf", "rate", "8bit", "burst", "1600", "limit", "1600")
 		}},
-		{"the socket's buffer never empties", func(t *testing.T, lab *netns.Lab, c *Conn) {
+		{"the socket's buffer never empties", false, func(t *testing.T, lab *netns.Lab, c *Conn) {
 			run(t, lab.Host.NS, "tc", "qdisc", "add", "dev", lab.Host.Device, "root", "tbf", "rate", "8bit", "burst", "1600", "limit", "100m")
 			if err := unix.SetsockoptInt(c.sock.fd, unix.SOL_SOCKET, unix.SO_SNDBUF, 50_000); err != nil {
 				t.Fatal(err)
@@ -1190,6 +1191,9 @@ func TestConnThatCannotSend(t *testing.T) {
 	} {
 		for _, mode := range []Mode{EverySegment, FirstLast, Unacknowledged} {
 			for _, off := range []Offload{OffloadSegments, OffloadNone} {
+				if tt.trains && mode == Unacknowledged && off == OffloadSegments {
+					continue
+				}
 				t.Run(fmt.Sprintf("%s, %v, %v", tt.name, mode, off), func(t *testing.T) {
 					lab, _, dial := labPeer(t)
 					c := dial(Config{Mode: mode, Offload: off, Window: 512, Retries: 3, Patience: 400 * time.Millisecond, MinRTO: 5 * time.Millisecond, MaxRTO: 50 * time.Millisecond})

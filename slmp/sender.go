@@ -171,9 +171,12 @@ const (
 
 const (
 	quantum    = 32 // segments of a message before it is another's turn
-	catchUp    = 16 // segments after a Gap that took longer
-	restarts   = 4  // timeouts with contradicting answers only, until the peer is believed to have restarted
-	patience   = 4  // times Retries, for a message that was never answered while others are
+	askEvery   = 32 // segments, of which a cumulative peer is asked to acknowledge the last. More when askTime has more,
+	askMost    = 176
+	askTime    = 100 * time.Microsecond // as an acknowledgement costs either end as much as ten segments
+	catchUp    = 16                     // segments after a Gap that took longer
+	restarts   = 4                      // timeouts with contradicting answers only, until the peer is believed to have restarted
+	patience   = 4                      // times Retries, for a message that was never answered while others are
 	reorderMin = int64(50 * time.Microsecond)
 )
 
@@ -469,8 +472,12 @@ func (s *Sender) asks(o *Outgoing, k int, eom, again bool) bool {
 		// its own acknowledgement tells about it.
 		return true
 	}
-	return o.unasked+1 >= min(max(w/4, 1), 32) ||
-		o.turn+1 >= quantum || o.next == o.end || !o.roomAhead()
+	every := askEvery
+	if s.auto {
+		every = min(max(every, int(s.win.rate*float64(askTime))), askMost)
+	}
+	return o.unasked+1 >= min(max(w/4, 1), every) ||
+		o.turn+1 >= quantum && s.queues[ready].first != s.queues[ready].tail || o.next == o.end || !o.roomAhead()
 }
 
 // record notes that segment k is on its way.
