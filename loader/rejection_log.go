@@ -14,6 +14,7 @@ import (
 	"unsafe"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/btf"
 	"golang.org/x/sys/unix"
 
@@ -78,6 +79,9 @@ func verify(spec *ebpf.ProgramSpec, all map[string]*ebpf.Map, log []byte) error 
 		}
 	}
 	var types btf.Builder
+	if err := relocate(insns, &types); err != nil {
+		return err
+	}
 	funcs, lines, err := btf.MarshalExtInfos(insns, &types)
 	if err != nil {
 		return err
@@ -129,4 +133,51 @@ func verify(spec *ebpf.ProgramSpec, all map[string]*ebpf.Map, log []byte) error 
 		}
 	}
 	return err
+}
+
+// relocate resolves what instructions say of the running kernel: its functions that they call, and where the fields of
+// its structures are. Types of the program are added to types.
+func relocate(insns asm.Instructions, types *btf.Builder) error {
+	var at []*asm.Instruction
+	var relocations []*btf.CORERelocation
+	var kernel *btf.Spec
+	for i := range insns {
+		ins := &insns[i]
+		relocation := btf.CORERelocationMetadata(ins)
+		if relocation == nil && !ins.IsKfuncCall() {
+			continue
+		}
+		if kernel == nil {
+			var err error
+			if kernel, err = btf.LoadKernelSpec(); err != nil {
+				return err
+			}
+		}
+		if relocation != nil {
+			at, relocations = append(at, ins), append(relocations, relocation)
+			continue
+		}
+		var function *btf.Func
+		if err := kernel.TypeByName(ins.Reference(), &function); err != nil {
+			return err
+		}
+		id, err := kernel.TypeID(function)
+		if err != nil {
+			return err
+		}
+		ins.Constant = int64(id)
+	}
+	if len(at) == 0 {
+		return nil
+	}
+	fixups, err := btf.CORERelocate(relocations, []*btf.Spec{kernel}, binary.LittleEndian, types.Add)
+	if err != nil {
+		return err
+	}
+	for i := range fixups {
+		if err := fixups[i].Apply(at[i]); err != nil {
+			return err
+		}
+	}
+	return nil
 }
