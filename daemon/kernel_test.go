@@ -80,6 +80,7 @@ func TestContextsInTheKernel(t *testing.T) {
 - {name: echo, tier: kernel, hook: tc, handler: echo-udp, params: {port: 9}}
 - name: mine
   tier: kernel
+  hook: xdp
   object: mine.o
   params: {twice: 1}
   rulesets: "mine: udp(7)"
@@ -101,7 +102,7 @@ func TestContextsInTheKernel(t *testing.T) {
 		for _, n := range i.CPUs {
 			sum += n
 		}
-		if i.State != active || i.Tier != tierKernel || i.At != map[string]string{"ping": "xdp", "echo": "tc", "mine": "xdp"}[name] || i.HandlerStats.Handled < want || sum != i.HandlerStats.Handled || i.HandlerStats.Failed != 0 {
+		if i.State != active || i.Tier != tierKernel || i.At != map[string]string{"ping": "tc", "echo": "tc", "mine": "xdp"}[name] || i.HandlerStats.Handled < want || sum != i.HandlerStats.Handled || i.HandlerStats.Failed != 0 {
 			t.Errorf("%s: %+v", name, i)
 		}
 	}

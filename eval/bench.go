@@ -334,6 +334,9 @@ func (l *benchLab) openContext(cfg nic.Config, spec nic.ContextSpec) (n *nic.NIC
 // openEmpty opens a NIC on the NIC's end, without a context.
 func (l *benchLab) openEmpty(cfg nic.Config) (n *nic.NIC, err error) {
 	cfg.Interface = l.NIC.Device
+	if cfg.Hook == nic.HookAuto {
+		cfg.Hook = nic.HookXDP // as long as nothing else is said: rows are compared with those of before
+	}
 	l.waits.ours = len(cfg.CPUs) == 0 || slices.Contains(cfg.CPUs, l.sender)
 	err = l.NIC.NS.Do(func() error {
 		n, err = nic.Open(cfg)

@@ -5,6 +5,7 @@ package nic
 import (
 	"errors"
 	"fmt"
+	"net"
 	"sync"
 	"time"
 
@@ -19,7 +20,7 @@ type Hook int
 
 // Hooks.
 const (
-	HookAuto Hook = iota // of a context: that of its NIC, if it can be there. Of a NIC: xdp
+	HookAuto Hook = iota // of a context: that of its NIC, if it can be there. Of a NIC: tc on a veth, and where the driver has no XDP; else xdp
 	HookXDP              // in the driver, frame by frame. Packets for HPUs come from there
 	HookTC               // at the entry of Linux's stack: what a local sender has not cut comes whole
 )
@@ -52,6 +53,11 @@ func (s *ContextSpec) notTC() error {
 		return errors.New("its handlers are on HPUs, which get their packets by XDP")
 	case s.Kernel.Object == nil:
 		return nil // is told
+	}
+	for i := range s.Rulesets {
+		if err := s.Rulesets[i].CheckTrain(); err != nil {
+			return fmt.Errorf("ruleset %q: %w", s.Rulesets[i].Name, err)
+		}
 	}
 	return s.Kernel.Object.CheckHook(loader.TC)
 }
@@ -140,7 +146,7 @@ func (n *NIC) leaveHooks() error {
 }
 
 // isVeth tells whether the interface is one end of a pair, whose driver has XDP.
-func (n *NIC) isVeth() bool {
-	l, err := netlink.LinkByIndex(n.iface.Index)
+func isVeth(i *net.Interface) bool {
+	l, err := netlink.LinkByIndex(i.Index)
 	return err == nil && l.Type() == (&netlink.Veth{}).Type()
 }

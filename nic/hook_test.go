@@ -5,12 +5,15 @@ package nic_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/vishvananda/netlink"
 
 	"github.com/xspin/xspin/internal/ethtool"
 	"github.com/xspin/xspin/matcher"
@@ -158,5 +161,51 @@ func TestMessagesInTrains(t *testing.T) {
 	p := stats(t, n).Program
 	if segments := c.Stats().Handled; p.Kernel >= segments/4 {
 		t.Errorf("%d segments came in %d frames: the sender's trains are cut before", segments, p.Kernel)
+	}
+}
+
+// Where nothing is said, handlers in eBPF are at tc on a veth and where the driver has no XDP, and at xdp elsewhere.
+func TestHooksThatNobodyHasChosen(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	if err := lab.NIC.NS.Do(func() error {
+		tap := &netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: "t0"}, Mode: netlink.TUNTAP_MODE_TAP}
+		return errors.Join(netlink.LinkAdd(tap), netlink.LinkSetUp(tap))
+	}); err != nil {
+		t.Fatal(err)
+	}
+	tag := matcher.Ruleset{Name: "tag", Rules: []matcher.Rule{{Index: 3, Mask: 0xffff0000, Start: 0x81000000, End: 0x81000000}}}
+	for _, tt := range []struct {
+		device string
+		mode   nic.Mode
+		rules  matcher.Ruleset
+		want   string
+	}{
+		{lab.NIC.Device, nic.Auto, matcher.UDPPort(7), "tc"},
+		{lab.NIC.Device, nic.Native, matcher.UDPPort(7), "tc"},
+		{lab.NIC.Device, nic.Auto, tag, "xdp"},
+		{"lo", nic.Auto, matcher.UDPPort(7), "tc"},
+		{"lo", nic.Generic, matcher.UDPPort(7), "tc"},
+		{"t0", nic.Auto, matcher.UDPPort(7), "xdp"},
+		{"t0", nic.Generic, matcher.UDPPort(7), "tc"},
+	} {
+		var n *nic.NIC
+		if err := lab.NIC.NS.Do(func() (err error) {
+			n, err = nic.Open(nic.Config{Interface: tt.device, Mode: tt.mode})
+			return err
+		}); err != nil {
+			t.Fatal(tt.device, err)
+		}
+		s := statsOf(t, n, run(t, n, builtin(t, "echo-udp", tt.rules)))
+		if s.Hook != tt.want {
+			t.Errorf("%s, mode %v, %s: at %s, want %s", tt.device, tt.mode, tt.rules.Name, s.Hook, tt.want)
+		}
+		spec := builtin(t, "echo-udp", tag)
+		spec.Name, spec.Hook = "tagged", nic.HookTC
+		if _, err := n.Install(spec); err == nil || !strings.Contains(err.Error(), `ruleset "tag": it asks for a VLAN tag`) {
+			t.Error(err)
+		}
+		if err := n.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 }

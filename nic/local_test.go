@@ -89,7 +89,7 @@ func TestRulesetsWithoutAnAddressAreTold(t *testing.T) {
 		t.Fatal(err)
 	}
 	var log bytes.Buffer
-	n := open(t, lab, nic.Config{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	n := open(t, lab, nic.Config{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))})
 	any := matcher.ICMPEcho()
 	any.Local = false
 	run(t, n, nic.ContextSpec{Name: "any", Rulesets: sets(any), Handlers: handle(echo)})

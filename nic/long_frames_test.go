@@ -31,7 +31,7 @@ func TestLongFramesAreToldOf(t *testing.T) {
 	lab := netnstest.Temp(t, netns.LabConfig{MTU: 9000})
 	wire(t, lab)
 	var log bytes.Buffer // written by Activate only
-	n := open(t, lab, nic.Config{HPUs: 1, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	n := open(t, lab, nic.Config{HPUs: 1, Hook: nic.HookXDP, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	spec, _, events := depositing(t, 1<<20)
 	c := run(t, n, spec)
 	said := func() (all string) { return strings.Join(statsOf(t, n, c).Warnings, "\n") }

@@ -80,7 +80,7 @@ const (
 type Config struct {
 	Interface string        // name, in the network namespace of the calling thread. Required
 	Mode      Mode          // how the program at xdp is attached. Defaults to Auto
-	Hook      Hook          // of contexts that name none. Defaults to HookXDP
+	Hook      Hook          // of contexts that name none. Defaults to HookAuto
 	Order     Order         // of the program at tc among those of others. Defaults to Last
 	HPUs      int           // 1 to 64. Defaults to DefaultHPUs
 	Workers   int           // threads that serve the HPUs. Defaults to GOMAXPROCS, at most one per HPU
@@ -145,8 +145,8 @@ type NIC struct {
 
 // Open makes a NIC of an interface. Until a context is activated all its traffic
 // goes to Linux as before. Nothing of the interface is changed but the programs at its hooks,
-// which the kernel detaches when the process ends, whichever way that is. With HookTC there
-// is one at xdp only while a context needs it.
+// which the kernel detaches when the process ends, whichever way that is. A NIC at tc has
+// one at xdp only while a context needs it.
 func Open(cfg Config) (_ *NIC, err error) {
 	if err := cfg.complete(); err != nil {
 		return nil, fmt.Errorf("open NIC: %w", err)
@@ -154,6 +154,10 @@ func Open(cfg Config) (_ *NIC, err error) {
 	iface, err := net.InterfaceByName(cfg.Interface)
 	if err != nil {
 		return nil, fmt.Errorf("open NIC: interface %q in this network namespace: %w", cfg.Interface, err)
+	}
+	veth := isVeth(iface)
+	if cfg.Hook == HookAuto && (veth || cfg.Mode == Generic) {
+		cfg.Hook = HookTC
 	}
 	check := loader.Check
 	if cfg.Hook == HookTC {
@@ -189,7 +193,7 @@ func Open(cfg Config) (_ *NIC, err error) {
 		err = errors.Join(err, capability.Need("lock more memory than RLIMIT_MEMLOCK allows", capability.IPCLock))
 	}
 	if err != nil {
-		return nil, fmt.Errorf("open NIC: %w", err)
+		return nil, fmt.Errorf("open NIC: %s: %w", iface.Name, err)
 	}
 	most := 1
 	if n.queues[0].Granted().MultiBuffer {
@@ -206,18 +210,28 @@ func Open(cfg Config) (_ *NIC, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("open NIC: %w", err)
 	}
-	native := cfg.Mode == Native || cfg.Mode == Auto && n.isVeth()
+	native := cfg.Mode == Native || cfg.Mode == Auto && veth
 	if cfg.Hook != HookTC || cfg.Mode == Auto && !native {
 		// For as long as the NIC is there; or to see which mode there is, while contexts may be on their way.
-		if err := n.useHook(loader.XDP); err != nil {
+		err := n.useHook(loader.XDP)
+		switch {
+		case cfg.Hook == HookTC && errors.Is(err, loader.ErrOccupied):
+			cfg.Logger.Warn("contexts on HPUs cannot be installed: the interface has an XDP program of others", "interface", iface.Name)
+		case err != nil:
 			return nil, fmt.Errorf("open NIC: %w", err)
 		}
 		native = n.ingress.Mode() == Native
-		if cfg.Hook == HookTC {
+		if cfg.Hook == HookAuto {
+			n.cfg.Hook = HookXDP
+			if !native {
+				n.cfg.Hook = HookTC // generic XDP is never better
+			}
+		}
+		if n.cfg.Hook == HookTC && err == nil {
 			n.leaveHook(loader.XDP)
 		}
 	}
-	if cfg.Mode == Auto && !native {
+	if n.ingress.Mode() == Generic && cfg.Mode == Auto {
 		cfg.Logger.Warn("the driver has no native XDP: generic mode, slower, without hand-over to the stack", "interface", iface.Name)
 	}
 	pool := hpu.Config{

@@ -127,7 +127,7 @@ func TestOpenRefusesInterfaceThatIsDown(t *testing.T) {
 		}
 	}
 	set(netlink.LinkSetDown)
-	refused(t, tryOpen(t, lab, nic.Config{}), lab.NIC.Device, "down", "ip link set")
+	refused(t, tryOpen(t, lab, nic.Config{Hook: nic.HookXDP}), lab.NIC.Device, "down", "ip link set")
 	set(netlink.LinkSetUp)
 	if err := tryOpen(t, lab, nic.Config{}); err != nil {
 		t.Error(err)
@@ -162,7 +162,7 @@ func TestOpenNeverEvictsAnotherProgram(t *testing.T) {
 			defer l.Close()
 			id := attached(t, lab)
 			for _, mode := range []loader.Mode{loader.Auto, loader.Native, loader.Generic} {
-				err := tryOpen(t, lab, nic.Config{Mode: mode})
+				err := tryOpen(t, lab, nic.Config{Hook: nic.HookXDP, Mode: mode})
 				refused(t, err, lab.NIC.Device, bpf.BenchProgXspinPass, fmt.Sprintf("id %d", id), foreign.name)
 				if !errors.Is(err, loader.ErrOccupied) {
 					t.Errorf("%v mode: %v is no %v", mode, err, loader.ErrOccupied)
@@ -184,9 +184,9 @@ func TestSecondNICOnAnInterfaceIsRefused(t *testing.T) {
 	n := open(t, lab, nic.Config{})
 	c := run(t, n, nic.ContextSpec{Name: "icmp", Rulesets: sets(matcher.ICMPEcho()), Handlers: handle(echo)})
 	err := tryOpen(t, lab, nic.Config{})
-	refused(t, err, "xspin_ingress", lab.NIC.Device)
-	if !errors.Is(err, loader.ErrOccupied) {
-		t.Errorf("%v is no %v", err, loader.ErrOccupied)
+	refused(t, err, "another XsPIN runs here", lab.NIC.Device)
+	if !errors.Is(err, unix.EBUSY) {
+		t.Errorf("%v is no %v", err, unix.EBUSY)
 	}
 	ping(t, lab, "-c", "10", "-i", "0.002")
 	eventually(t, "the first one goes on", func() bool { return c.Stats().Handled == 10 })

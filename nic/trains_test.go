@@ -39,7 +39,7 @@ func TestTrainsAreLeftToLinux(t *testing.T) {
 		t.Run(tier, func(t *testing.T) {
 			lab := netnstest.Temp(t, netns.LabConfig{})
 			lines := make(chan string, 100)
-			n := open(t, lab, nic.Config{HPUs: 1, Mode: nic.Generic, Logger: slog.New(slog.NewTextHandler(lineWriter(lines), nil))})
+			n := open(t, lab, nic.Config{HPUs: 1, Hook: nic.HookXDP, Mode: nic.Generic, Logger: slog.New(slog.NewTextHandler(lineWriter(lines), nil))})
 			spec, _, events := depositing(t, 1<<20)
 			if tier == "user" {
 				spec.Kernel, spec.Handlers = nil, hpu.Handlers{}
@@ -133,7 +133,7 @@ func TestSendersAndApplicationsAgreeInGenericMode(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, the device cuts: %v", tier, cut), func(t *testing.T) {
 				lab := netnstest.Temp(t, netns.LabConfig{})
 				wire(t, lab)
-				n := open(t, lab, nic.Config{HPUs: 1, Mode: nic.Generic})
+				n := open(t, lab, nic.Config{HPUs: 1, Hook: nic.HookXDP, Mode: nic.Generic})
 				if err := lab.Host.NS.Do(func() error { return ethtool.UDPSegment.Enable(lab.Host.Device, !cut) }); err != nil {
 					t.Fatal(err)
 				}

@@ -44,7 +44,7 @@ func (e *OpError) Error() string {
 		case errors.Is(e.Err, unix.ENODEV):
 			hint = " (no such interface in this network namespace)"
 		case errors.Is(e.Err, unix.EBUSY):
-			hint = " (the queue belongs to another UMEM; close its sockets first)"
+			hint = " (the queue belongs to another UMEM: another XsPIN runs here, or another AF_XDP program: end it first)"
 		case errors.Is(e.Err, unix.EOPNOTSUPP):
 			hint = " (the driver has no zero-copy; ask for Copy or Auto)"
 		}

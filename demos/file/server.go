@@ -110,7 +110,7 @@ func Start(lab *netns.Lab, c ServerConfig) (_ *Server, err error) {
 		}
 	}()
 	if err := lab.NIC.NS.Do(func() (err error) {
-		s.nic, err = nic.Open(nic.Config{Interface: lab.NIC.Device, HPUs: c.HPUs, Wait: wait, CPUs: c.CPUs, Limit: limit})
+		s.nic, err = nic.Open(nic.Config{Interface: lab.NIC.Device, Hook: nic.HookXDP, HPUs: c.HPUs, Wait: wait, CPUs: c.CPUs, Limit: limit})
 		return err
 	}); err != nil {
 		return nil, err

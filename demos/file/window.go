@@ -75,7 +75,7 @@ func startWindow(ctx context.Context, lab *netns.Lab, c ServerConfig) (*windowSe
 	}
 	s := &windowServer{slots: o.Places, heard: make(chan struct{})}
 	if c.Into == IntoKernel {
-		receiver.Tier, receiver.Messages = "kernel", kernelMessages
+		receiver.Tier, receiver.Hook, receiver.Messages = "kernel", "xdp", kernelMessages
 		receiver.Segments = int(max(o.Size/shortest, kernelSegments))
 		if s.wire, err = lab.Host.Wire(); err != nil { // or the answers arrive nowhere
 			return nil, err

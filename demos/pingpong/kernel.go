@@ -28,7 +28,7 @@ func startKernel(lab *netns.Lab, c ServerConfig) (_ NICServer, err error) {
 		}
 	}()
 	err = lab.NIC.NS.Do(func() (err error) {
-		s.NIC, err = nic.Open(nic.Config{Interface: lab.NIC.Device, HPUs: c.HPUs, CPUs: c.CPUs})
+		s.NIC, err = nic.Open(nic.Config{Interface: lab.NIC.Device, Hook: nic.HookXDP, HPUs: c.HPUs, CPUs: c.CPUs})
 		return err
 	})
 	if err != nil {
