@@ -86,6 +86,17 @@ var experiments = []experiment{
 	},
 	{
 		report.Experiment{
+			Name: "tc", Title: "Handlers in eBPF at tc",
+			Shows: "Files, messages and round trips by handlers in eBPF at tc, which take what a sender on the same machine has not cut, next to TCP, MPICH, Linux and XDP.",
+			Method: "At the entry of Linux's stack a file's segments come up to 44 in one, as the sender's socket made them, and handlers mark, place and acknowledge each of them on the sender's CPU. No XDP program is on either end, so TCP has TSO and GSO. " +
+				"Files are of 1 GiB, in memory, sent by a process to the window of a NIC, with nothing pinned; iperf3 has its own memory. CPU time is that of the whole machine, from the start of the processes to their end. A file is stored when the receiver has written the window to a file in memory; iperf3 does so with -F. " +
+				"A message of 4 MiB is sent when the one before is acknowledged. A bystander is one TCP stream through the interface. Round trips are those of a client that spins.",
+		},
+		pace{11, 440 * time.Second}, pace{3, 50 * time.Second},
+		[]benchRows{{"kernel", "tc", "tc --size 16MiB"}}, []step{tcPlot},
+	},
+	{
+		report.Experiment{
 			Name: "loss", Title: "Loss",
 			Shows: "Goodput of SLMP and of TCP when packets are lost, and the time for a small file.",
 			Method: "A third namespace between sender and receiver drops frames at random, as many each way. Goodput of SLMP is that of a file, goodput of TCP that of one second of iperf3 through the same path. TCP has TSO off, as the NIC stays attached to the receiver's end. " +

@@ -21,7 +21,7 @@ import (
 // kernelFlags adds the flags of `xspin bench kernel`.
 func kernelFlags(fl *pflag.FlagSet) func() (measureFunc, error) {
 	size := "256MiB"
-	fl.StringVar(&size, "size", size, "of the files that part messages sends: 1MiB to 256MiB")
+	fl.StringVar(&size, "size", size, "of the files that part messages sends: 1MiB to 256MiB; those of part tc are four times as long")
 	var file int64
 	parts := []struct {
 		name    string
@@ -31,6 +31,9 @@ func kernelFlags(fl *pflag.FlagSet) func() (measureFunc, error) {
 		{"echo", (*benchLab).kernelEchoes},
 		{"messages", func(l *benchLab, ctx context.Context, cfg benchConfig, doc *bench.Document) error {
 			return l.messageRows(ctx, cfg, doc, file)
+		}},
+		{"tc", func(l *benchLab, ctx context.Context, cfg benchConfig, doc *bench.Document) error {
+			return l.tcRows(ctx, cfg, doc, file)
 		}},
 	}
 	var names []string
@@ -161,9 +164,13 @@ func (l *benchLab) kernelTrips(ctx context.Context, cfg benchConfig, doc *bench.
 	if !bare {
 		side = side.Of("Linux")
 	}
-	row, err := bench.Ratio(c.name, c.goal, a.side(fmt.Sprintf("nic, handler %s in eBPF, XDP_TX", echoName(c.proto))), side)
+	what, how := "XDP_TX", "; where XDP does, the client's end has a program that lets all pass, as a veth needs one to take its frames"
+	if c.hook == nic.HookTC {
+		what, how = "at tc", ""
+	}
+	row, err := bench.Ratio(c.name, c.goal, a.side(fmt.Sprintf("nic, handler %s in eBPF, %s", echoName(c.proto), what)), side)
 	return doc.Add(fmt.Sprintf("%s echo, %d bytes of payload, median of a run's round trips; client in a process of its own, %s, %s; back to back; "+
-		"XDP answers on the CPU that the request comes from; where it does, the client's end has a program that lets all pass, as a veth needs one to take its frames",
+		"the kernel answers on the CPU that the request comes from"+how,
 		c.proto, c.size, waiting(string(c.client)), where(c.cpus[0])), row, err)
 }
 
@@ -189,12 +196,16 @@ func (l *benchLab) pingKernel(ctx context.Context, cfg benchConfig, c rttCase, r
 	if err != nil {
 		return err
 	}
-	n, k, err := l.openContext(nic.Config{HPUs: 1, Workers: 1, CPUs: []int{l.receiver}}, spec)
+	n, k, err := l.openContext(nic.Config{Hook: c.hook, HPUs: 1, Workers: 1, CPUs: []int{l.receiver}}, spec)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, n.Close()) }()
-	if err := l.wired(ctx, cfg, c, runs); err != nil {
+	ping := l.wired
+	if c.hook == nic.HookTC {
+		ping = l.ping
+	}
+	if err := ping(ctx, cfg, c, runs); err != nil {
 		return err
 	}
 	s := k.Stats()

@@ -271,9 +271,9 @@ func (b *slmpBench) transferOn(ctx context.Context, n *nic.NIC, runs *sendRuns, 
 }
 
 // wireFor has the sender take what handlers in eBPF send, if a context has them, until what it
-// returns is called. Behind a third namespace that needs nothing.
+// returns is called. Behind a third namespace that needs nothing, nor does tc.
 func (b *slmpBench) wireFor(spec nic.ContextSpec) (unwire func() error, err error) {
-	if spec.Kernel == nil || b.Path != nil {
+	if spec.Kernel == nil || b.Path != nil || b.hook == nic.HookTC {
 		return func() error { return nil }, nil
 	}
 	w, err := b.Host.Wire()

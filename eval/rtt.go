@@ -31,6 +31,7 @@ type rttCase struct {
 	cpus     [2]int // of the client and of who answers, -1 for any
 	nic      hpu.Wait
 	host     rtt.Wait // of the UDP echo server
+	hook     nic.Hook // of handlers in eBPF
 }
 
 // warmups are the pings of a run that nothing is reported of.
@@ -42,16 +43,16 @@ func benchRTT(ctx context.Context, lab *benchLab, cfg benchConfig, doc *bench.Do
 	loose := [2]int{-1, -1}
 	const size = 16
 	cases := []rttCase{
-		{"rtt/udp_cross_core", bench.AtMost(0.60), rtt.UDP, size, rtt.Block, 0, cross, hpu.Adaptive, rtt.Block},
-		{"rtt/udp_same_core", bench.AtMost(1.4), rtt.UDP, size, rtt.Block, 0, same, hpu.Adaptive, rtt.Block},
-		{"rtt/udp_unpinned", bench.Lower, rtt.UDP, size, rtt.Block, 0, loose, hpu.Adaptive, rtt.Block},
-		{"rtt/udp_5ms_cross_core", bench.Lower, rtt.UDP, size, rtt.Block, 5 * time.Millisecond, cross, hpu.Adaptive, rtt.Block},
-		{"rtt/udp_5ms_same_core", bench.Lower, rtt.UDP, size, rtt.Block, 5 * time.Millisecond, same, hpu.Adaptive, rtt.Block},
-		{"rtt/udp_spin_over_spin", bench.AtMost(1.1), rtt.UDP, size, rtt.Spin, 0, cross, hpu.Spin, rtt.Spin},
-		{"rtt/icmp_sleeping_16", bench.Lower, rtt.ICMP, size, rtt.Spin, 0, cross, hpu.Sleep, ""},
+		{"rtt/udp_cross_core", bench.AtMost(0.60), rtt.UDP, size, rtt.Block, 0, cross, hpu.Adaptive, rtt.Block, 0},
+		{"rtt/udp_same_core", bench.AtMost(1.4), rtt.UDP, size, rtt.Block, 0, same, hpu.Adaptive, rtt.Block, 0},
+		{"rtt/udp_unpinned", bench.Lower, rtt.UDP, size, rtt.Block, 0, loose, hpu.Adaptive, rtt.Block, 0},
+		{"rtt/udp_5ms_cross_core", bench.Lower, rtt.UDP, size, rtt.Block, 5 * time.Millisecond, cross, hpu.Adaptive, rtt.Block, 0},
+		{"rtt/udp_5ms_same_core", bench.Lower, rtt.UDP, size, rtt.Block, 5 * time.Millisecond, same, hpu.Adaptive, rtt.Block, 0},
+		{"rtt/udp_spin_over_spin", bench.AtMost(1.1), rtt.UDP, size, rtt.Spin, 0, cross, hpu.Spin, rtt.Spin, 0},
+		{"rtt/icmp_sleeping_16", bench.Lower, rtt.ICMP, size, rtt.Spin, 0, cross, hpu.Sleep, "", 0},
 	}
 	for _, size := range []int{16, 516, 1016, 1416} {
-		cases = append(cases, rttCase{fmt.Sprintf("rtt/icmp_awake_%d", size), bench.AtMost(2.0), rtt.ICMP, size, rtt.Spin, 0, cross, hpu.Spin, ""})
+		cases = append(cases, rttCase{fmt.Sprintf("rtt/icmp_awake_%d", size), bench.AtMost(2.0), rtt.ICMP, size, rtt.Spin, 0, cross, hpu.Spin, "", 0})
 	}
 	if lab.sender == lab.receiver {
 		// Two that spin on one CPU wait for the scheduler's tick.

@@ -169,6 +169,7 @@ type slmpBench struct {
 	o     slmpOptions
 	doc   *bench.Document
 	self  string           // our executable
+	hook  nic.Hook         // of oneHPU
 	tcp   bool             // iperf3 is there
 	dir   string           // in memory
 	files map[int64]string // by size
@@ -272,7 +273,11 @@ func (s *sendRuns) side(what string) bench.Side {
 
 // oneHPU is the NIC of most rows.
 func (b *slmpBench) oneHPU() nic.Config {
-	return nic.Config{HPUs: 1, Workers: 1, CPUs: []int{b.receiver}}
+	cfg := nic.Config{Hook: b.hook, HPUs: 1, Workers: 1}
+	if b.receiver >= 0 {
+		cfg.CPUs = []int{b.receiver}
+	}
+	return cfg
 }
 
 // depositSpec is a context that puts messages into memory, all at its start.

@@ -76,12 +76,21 @@ type Flow struct {
 // IPerf runs iperf3 from the host's end of a lab to the NIC's. client and server are
 // CPUs, -1 for any. args are more arguments of the client, such as how much to send, or
 // -R to reverse the direction.
-func IPerf(ctx context.Context, lab *netns.Lab, client, server int, args ...string) (f Flow, err error) {
+func IPerf(ctx context.Context, lab *netns.Lab, client, server int, args ...string) (Flow, error) {
+	return iperf(ctx, lab, client, server, nil, args)
+}
+
+// IPerfStored is IPerf with a server that writes what it receives to a file.
+func IPerfStored(ctx context.Context, lab *netns.Lab, client, server int, path string, args ...string) (Flow, error) {
+	return iperf(ctx, lab, client, server, []string{"-F", path}, args)
+}
+
+func iperf(ctx context.Context, lab *netns.Lab, client, server int, serve, args []string) (f Flow, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	addr := lab.NIC.Addr.Addr().String()
 	// It ends after one client or with ctx; if this process is killed, when it is idle.
-	s := exec.CommandContext(ctx, "iperf3", "-s", "-1", "-B", addr, "--forceflush", "--idle-timeout", "30")
+	s := exec.CommandContext(ctx, "iperf3", append([]string{"-s", "-1", "-B", addr, "--forceflush", "--idle-timeout", "30"}, serve...)...)
 	log, err := s.StdoutPipe()
 	if err != nil {
 		return f, err
