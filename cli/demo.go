@@ -34,6 +34,23 @@ var waits = []string{hpu.Adaptive.String(), hpu.Sleep.String(), hpu.Spin.String(
 // tiers are those that handlers run in: what --tier takes.
 var tiers = []string{"user", "kernel"}
 
+// hooks are those that handlers of tier kernel are called at: what --hook takes.
+var hooks = []string{"xdp", "tc"}
+
+// kernelHooks judges --hook. What is served is at one hook.
+func kernelHooks(chosen []string, serve, changed bool) ([]string, error) {
+	if serve && !changed {
+		chosen = hooks[1:]
+	}
+	if !distinct(chosen, hooks) {
+		return nil, flags.Error("hook", strings.Join(chosen, ","), "want xdp, tc or both as xdp,tc")
+	}
+	if serve && len(chosen) > 1 {
+		return nil, flags.Error("hook", strings.Join(chosen, ","), "with --serve xdp or tc, not both")
+	}
+	return chosen, nil
+}
+
 // distinct tells whether there is at least one word, all of them known, and none twice.
 func distinct(words, known []string) bool {
 	for i, w := range words {

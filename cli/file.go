@@ -84,7 +84,7 @@ type fileFlags struct {
 	demoFlags
 	size, maxSize, window, dir string
 	runs, parallel             int
-	into, tiers                []string
+	into, tiers, hooks         []string
 	keep, sync                 bool
 }
 
@@ -94,8 +94,10 @@ func (f *fileFlags) bind(fl *pflag.FlagSet) {
 	fl.IntVar(&f.parallel, "parallel", 1, "how many copies of the file are sent at once, each as a message of its own")
 	fl.StringSliceVar(&f.into, "into", []string{"file", "window"}, "where handlers put messages: file, or the window of an application that writes the files; one after the other (with --serve: file)")
 	flags.ListOf(fl, "into", fileIntos)
-	fl.StringSliceVar(&f.tiers, "tier", tiers, "where the handlers run that put messages into a window: user (on HPUs), kernel (in XDP) or both; kernel alone implies --into window (with --serve: user)")
+	fl.StringSliceVar(&f.tiers, "tier", tiers, "where the handlers run that put messages into a window: user (on HPUs), kernel (eBPF) or both; kernel alone implies --into window (with --serve: user)")
 	flags.ListOf(fl, "tier", tiers)
+	fl.StringSliceVar(&f.hooks, "hook", hooks, "where handlers of tier kernel are called: xdp, tc or both (with --serve: tc)")
+	flags.ListOf(fl, "hook", hooks)
 	fl.StringVar(&f.window, "window", "auto", "segments in flight per message, or auto to find out")
 	fl.StringVar(&f.dir, "dir", "", "directory for received files (default one in memory; with --serve the current one)")
 	fl.StringVar(&f.maxSize, "max-size", "1GiB", "refuse longer files; the default is --size without --serve, and 64MiB for a window")
@@ -173,13 +175,24 @@ func (f *fileFlags) intos(changed func(string) bool) (all []file.Into, err error
 	if !distinct(in, tiers) {
 		return nil, flags.Error("tier", strings.Join(in, ","), wantTier)
 	}
+	at, err := kernelHooks(f.hooks, f.serve, changed("hook"))
+	if err != nil {
+		return nil, err
+	}
 	for _, s := range into {
 		if s == "file" && slices.Contains(in, "user") {
 			all = append(all, file.IntoFile)
 		}
+		if s != "window" {
+			continue
+		}
 		for _, t := range in {
-			if s == "window" {
-				all = append(all, map[string]file.Into{"user": file.IntoWindow, "kernel": file.IntoKernel}[t])
+			if t == "user" {
+				all = append(all, file.IntoWindow)
+				continue
+			}
+			for _, h := range at {
+				all = append(all, map[string]file.Into{"xdp": file.IntoXDP, "tc": file.IntoTC}[h])
 			}
 		}
 	}
@@ -235,7 +248,8 @@ func servingFiles(lab *netns.Lab, c file.ServerConfig, places int, socket string
 	by := map[file.Into]string{
 		file.IntoFile:   "handlers on HPUs write them",
 		file.IntoWindow: "handlers on HPUs put them into the window of an application, which writes them",
-		file.IntoKernel: "handlers in eBPF put them into the window of an application, which writes them",
+		file.IntoXDP:    "handlers in eBPF at xdp put them into the window of an application, which writes them",
+		file.IntoTC:     "handlers in eBPF at tc put them into the window of an application, which writes them",
 	}[c.Into]
 	s := fmt.Sprintf("XsPIN receives files on %s (%s in namespace %s) into %s until interrupted:\n%s. In another terminal:\n  %s xspin send --to %s FILE\n",
 		addr, lab.NIC.Device, lab.NIC.Namespace, c.Store.Dir, by, hint("lab exec host --"), addr)

@@ -113,18 +113,20 @@ func TestFileFlags(t *testing.T) {
 	for line, into := range map[string][]file.Into{
 		"":                                 file.Intos,
 		"--tier user":                      {file.IntoFile, file.IntoWindow},
-		"--tier kernel":                    {file.IntoKernel},
-		"--into window":                    {file.IntoWindow, file.IntoKernel},
+		"--tier kernel":                    {file.IntoXDP, file.IntoTC},
+		"--hook tc":                        {file.IntoFile, file.IntoWindow, file.IntoTC},
+		"--tier kernel --hook tc,xdp":      {file.IntoTC, file.IntoXDP},
+		"--into window":                    {file.IntoWindow, file.IntoXDP, file.IntoTC},
 		"--into file":                      {file.IntoFile},
-		"--into window,file":               {file.IntoWindow, file.IntoKernel, file.IntoFile},
-		"--into window --tier kernel":      {file.IntoKernel},
-		"--into file,window --tier kernel": {file.IntoKernel},
+		"--into window,file":               {file.IntoWindow, file.IntoXDP, file.IntoTC, file.IntoFile},
+		"--into window --tier kernel":      {file.IntoXDP, file.IntoTC},
+		"--into file,window --tier kernel": {file.IntoXDP, file.IntoTC},
 	} {
 		if got, err := parse(line); err != nil || !slices.Equal(got.Into, into) {
 			t.Errorf("%s: into %v, error %v, want %v", line, got.Into, err, into)
 		}
 	}
-	for line, into := range map[string]file.Into{"--serve": file.IntoFile, "--serve --into window": file.IntoWindow, "--serve --tier kernel": file.IntoKernel} {
+	for line, into := range map[string]file.Into{"--serve": file.IntoFile, "--serve --into window": file.IntoWindow, "--serve --tier kernel": file.IntoTC, "--serve --tier kernel --hook xdp": file.IntoXDP} {
 		if got, err := parse(line); err != nil || got.Server.Into != into || got.Server.Places < 1 {
 			t.Errorf("%s: into %q, %d places, error %v", line, got.Server.Into, got.Server.Places, err)
 		}

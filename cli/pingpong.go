@@ -32,8 +32,8 @@ func newPingpongCmd() *cobra.Command {
 		Short: "Pings answered by handlers on the NIC, alone or with an application, and by Linux",
 		Long: `Measure round trips of ICMP echo and UDP echo in the lab, which is brought up
 if necessary. In mode nic, handlers on XsPIN's HPUs answer, and then, as tier
-kernel, handlers in eBPF, from XDP. In mode
-host, Linux does: its own ICMP responder, and for UDP a blocking socket in a
+kernel, handlers in eBPF, from XDP (nic/xdp) and at the entry of Linux's stack
+(nic/tc). In mode host, Linux does: its own ICMP responder, and for UDP a blocking socket in a
 process of its own, without any XDP program on either end. In mode host+nic,
 handlers swap the addresses, and an unprivileged application, attached to the NIC
 in a process of its own, computes the checksums. The same client, also in a
@@ -92,6 +92,7 @@ type pingpongFlags struct {
 	proto, clientWait string
 	modes, sizes      []string
 	tiers             []string // of mode nic
+	hooks             []string // of tier kernel
 	count, warmup     int
 	interval, timeout time.Duration
 	appSpin           time.Duration
@@ -111,8 +112,10 @@ func (f *pingpongFlags) bind(fl *pflag.FlagSet) {
 	flags.OneOf(fl, "proto", pingProtos)
 	fl.StringSliceVar(&f.modes, "mode", []string{"host", "nic", "host+nic"}, "who answers: host, nic, host+nic or several, in this order")
 	flags.ListOf(fl, "mode", pingModes)
-	fl.StringSliceVar(&f.tiers, "tier", tiers, "where the handlers of mode nic run: user (on HPUs), kernel (in XDP) or both")
+	fl.StringSliceVar(&f.tiers, "tier", tiers, "where the handlers of mode nic run: user (on HPUs), kernel (eBPF) or both")
 	flags.ListOf(fl, "tier", tiers)
+	fl.StringSliceVar(&f.hooks, "hook", hooks, "where handlers of tier kernel are called: xdp, tc or both (with --serve: tc)")
+	flags.ListOf(fl, "hook", hooks)
 	fl.StringSliceVar(&f.sizes, "size", []string{"16", "516", "1016", "1416"}, fmt.Sprintf("payload bytes, %d to %d", rtt.MinSize, maxPing))
 	fl.IntVar(&f.count, "count", 10000, "pings measured per protocol, mode and size")
 	fl.IntVar(&f.warmup, "warmup", 1000, "pings before those")
@@ -148,6 +151,10 @@ func (f pingpongFlags) config(changed func(string) bool) (c pingpong.Config, err
 	if !distinct(in, tiers) {
 		return c, flags.Error("tier", strings.Join(in, ","), "want user, kernel or both")
 	}
+	at, err := kernelHooks(f.hooks, f.serve, changed("hook"))
+	if err != nil {
+		return c, err
+	}
 	for i, m := range modes {
 		switch {
 		case !slices.Contains(pingModes, pingpong.Mode(m)):
@@ -162,7 +169,13 @@ func (f pingpongFlags) config(changed func(string) bool) (c pingpong.Config, err
 			continue
 		}
 		for _, t := range in {
-			c.Modes = append(c.Modes, map[string]pingpong.Mode{"user": pingpong.NIC, "kernel": pingpong.Kernel}[t])
+			if t == "user" {
+				c.Modes = append(c.Modes, pingpong.NIC)
+				continue
+			}
+			for _, h := range at {
+				c.Modes = append(c.Modes, map[string]pingpong.Mode{"xdp": pingpong.XDP, "tc": pingpong.TC}[h])
+			}
 		}
 	}
 	if c.Sizes, err = numbers("size", f.sizes, rtt.MinSize, maxPing, "bytes of payload"); err != nil {

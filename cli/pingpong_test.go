@@ -28,7 +28,7 @@ func TestPingpongFlags(t *testing.T) {
 		got, err := parse("")
 		both := []rtt.Proto{rtt.ICMP, rtt.UDP}
 		want := pingpong.Config{
-			Protos: both, Modes: []pingpong.Mode{pingpong.Host, pingpong.NIC, pingpong.Kernel, pingpong.HostNIC}, Sizes: []int{16, 516, 1016, 1416},
+			Protos: both, Modes: []pingpong.Mode{pingpong.Host, pingpong.NIC, pingpong.XDP, pingpong.TC, pingpong.HostNIC}, Sizes: []int{16, 516, 1016, 1416},
 			Count: 10000, Warmup: 1000, Timeout: time.Second, ClientWait: rtt.Block, ClientCPU: -1,
 			Server: pingpong.ServerConfig{Protos: both, HPUs: 16, Wait: "adaptive", AppSpin: 100 * time.Microsecond},
 		}
@@ -37,7 +37,7 @@ func TestPingpongFlags(t *testing.T) {
 		}
 	})
 	t.Run("--serve alone is about the NIC", func(t *testing.T) {
-		for line, want := range map[string]pingpong.Mode{"--serve": pingpong.NIC, "--serve --tier kernel": pingpong.Kernel, "--serve --mode host+nic": pingpong.HostNIC} {
+		for line, want := range map[string]pingpong.Mode{"--serve": pingpong.NIC, "--serve --tier kernel": pingpong.TC, "--serve --tier kernel --hook xdp": pingpong.XDP, "--serve --mode host+nic": pingpong.HostNIC} {
 			if got, err := parse(line); err != nil || !reflect.DeepEqual(got.Modes, []pingpong.Mode{want}) || got.Server.Mode != want {
 				t.Errorf("%s: modes %v, served by %s, error %v", line, got.Modes, got.Server.Mode, err)
 			}
@@ -69,6 +69,8 @@ func TestPingpongFlags(t *testing.T) {
 		{"--mode nic --serve", "--mode host --serve", "--mode host: with --serve nic or host+nic"},
 		{"--mode host+nic --serve", "--mode nic,host+nic --serve", "--mode nic,host+nic: with --serve nic or host+nic, not both"},
 		{"--tier kernel,user", "--tier fpga", "--tier fpga: want user, kernel or both"},
+		{"--hook tc,xdp", "--hook fpga", "--hook fpga: want xdp, tc or both"},
+		{"--tier kernel --serve", "--tier kernel --hook xdp,tc --serve", "--hook xdp,tc: with --serve xdp or tc, not both"},
 		{"--tier user", "--tier user,user", "--tier user,user: want user, kernel or both"},
 		{"--tier user --serve", "--tier user,kernel --serve", "--tier user,kernel: with --serve user or kernel, not both"},
 		{"--app-spin 0", "--app-spin -1us", "--app-spin -1µs: want 0 or more"},

@@ -256,7 +256,7 @@ func TestPingpongMeasuresEveryRow(t *testing.T) {
 	if !measures(t) {
 		return
 	}
-	const modes = "Linux 4, handlers 4, handlers in eBPF 4, handlers and an application 4"
+	const modes = "Linux 4, handlers 4, handlers in eBPF 4, handlers in eBPF at tc 4, handlers and an application 4"
 	const nic, both = "wire and client 4, dispatch 4, handler 4", "wire and client 4, dispatch 4, handler 4, application 4"
 	dir := t.TempDir()
 	x := experiments[0]
@@ -301,7 +301,7 @@ pingpong-udp-parts-host-nic: `+both)
 			}
 		}
 	}
-	pagetest.Look(t, dir, x.Title, x.Shows, x.Method, "UDP echo: round trip by payload size", "Linux: ", "A quick run", "FPsPIN (D4.7, figure 24)")
+	pagetest.Look(t, dir, x.Title, x.Shows, x.Method, "UDP echo: round trip by payload size", "Linux; handlers in eBPF at tc: ", "A quick run", "FPsPIN (D4.7, figure 24)")
 }
 
 func TestPacketsMeasureEveryRow(t *testing.T) {

@@ -40,7 +40,7 @@ var fpspinRTT = map[rtt.Proto]map[pingpong.Mode]map[int]float64{
 
 // pingpongNames are the modes, as the legend has them.
 var pingpongNames = map[pingpong.Mode]string{
-	pingpong.Host: "Linux", pingpong.NIC: "handlers", pingpong.Kernel: "handlers in eBPF", pingpong.HostNIC: "handlers and an application",
+	pingpong.Host: "Linux", pingpong.NIC: "handlers", pingpong.XDP: "handlers in eBPF", pingpong.TC: "handlers in eBPF at tc", pingpong.HostNIC: "handlers and an application",
 }
 
 // pingpongParts are the parts of a round trip, bottom up.
@@ -76,7 +76,7 @@ func pingpongPlots(ctx context.Context, t *trial) error {
 	protos := []rtt.Proto{rtt.ICMP, rtt.UDP}
 	for _, p := range protos {
 		for _, m := range pingpong.Modes {
-			tier := map[pingpong.Mode]string{pingpong.NIC: "user", pingpong.Kernel: "kernel", pingpong.HostNIC: "user"}[m]
+			tier := map[pingpong.Mode]string{pingpong.NIC: "user", pingpong.XDP: "kernel", pingpong.TC: "kernel", pingpong.HostNIC: "user"}[m]
 			k := key{p, m}
 			medians[k], spread[k] = newLine(pingpongNames[m], tier), newLine(pingpongNames[m], tier)
 			for _, part := range pingpongParts {

@@ -51,8 +51,8 @@ var experiments = []experiment{
 		report.Experiment{
 			Name: "pingpong", Title: "Round trips",
 			Shows: "How long a ping takes that is answered by Linux, by handlers on the NIC, in Go or in eBPF, or by handlers that ask an application.",
-			Method: "ICMP and UDP echo between two namespaces. The client, in a process of its own, spins; it is on one CPU, and who answers is on another. Handlers in eBPF answer from XDP, on the client's CPU; then the client's end has an XDP program, too, which lets all pass. " +
-				"A point is the median of the medians of all runs, of 100 pings each after 20 that do not count. Runs of the four take turns. " +
+			Method: "ICMP and UDP echo between two namespaces. The client, in a process of its own, spins; it is on one CPU, and who answers is on another. Handlers in eBPF answer from XDP, on the client's CPU; then the client's end has an XDP program, too, which lets all pass. At tc there is none on either end. " +
+				"A point is the median of the medians of all runs, of 100 pings each after 20 that do not count. Runs of the five take turns. " +
 				"Linux answers UDP by a socket in a process of its own that blocks, and ICMP in the kernel, on the client's CPU. HPUs spin, then sleep. The application shares the CPU of the HPUs, so they wait for each other. " +
 				"The parts are means over the pings between the first and the third quartile of a run; dispatch is from the frame's arrival in the XDP program to the start of the handler.",
 		},

@@ -195,7 +195,7 @@ func (in *Ingress) tcPrograms() *ebpf.Map {
 // CheckTC is [Check] for the program at tc. The interface may be down, and have programs of others.
 func CheckTC(iface *net.Interface) error {
 	op := fmt.Sprintf("attach to %s (tc)", iface.Name)
-	if err := capability.Need(op, capability.NetAdmin, capability.NetRaw, capability.BPF, capability.Perfmon); err != nil {
+	if err := capability.Need(op, capability.NetAdmin, capability.BPF, capability.Perfmon); err != nil {
 		return err
 	}
 	l, err := netlink.LinkByIndex(iface.Index)

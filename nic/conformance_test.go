@@ -114,41 +114,46 @@ var scenarios = []struct {
 }
 
 func TestConformance(t *testing.T) {
-	for i := range tiers {
-		for _, mode := range []nic.Mode{nic.Native, nic.Generic} {
-			name := tiers[i].name
-			if mode == nic.Generic {
-				name += ", generic XDP"
+	user, kernel := &tiers[0], &tiers[1]
+	for _, tt := range []struct {
+		name string
+		tier *tier
+		cfg  nic.Config
+	}{
+		{"user", user, nic.Config{Mode: nic.Native}},
+		{"user, generic XDP", user, nic.Config{Mode: nic.Generic}},
+		{"kernel, at xdp", kernel, nic.Config{Hook: nic.HookXDP}},
+		{"kernel, at tc", kernel, nic.Config{Hook: nic.HookTC}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			lab, n := conformant(t, tt.cfg, netns.LabConfig{})
+			for _, s := range scenarios {
+				t.Run(s.name, func(t *testing.T) {
+					r := &rig{t: t, tier: tt.tier, lab: lab, n: n, port: slmp.Port}
+					if s.path != nil {
+						r.lab, r.n = conformant(t, tt.cfg, netns.LabConfig{Path: s.path})
+					}
+					s.run(r)
+				})
 			}
-			t.Run(name, func(t *testing.T) {
-				lab, n := conformant(t, mode, netns.LabConfig{})
-				for _, s := range scenarios {
-					t.Run(s.name, func(t *testing.T) {
-						r := &rig{t: t, tier: &tiers[i], lab: lab, n: n, port: slmp.Port}
-						if s.path != nil {
-							r.lab, r.n = conformant(t, mode, netns.LabConfig{Path: s.path})
-						}
-						s.run(r)
-					})
-				}
-			})
-		}
+		})
 	}
 }
 
 // conformant makes a lab with a NIC. In generic mode the sender's device cuts datagrams: see
 // TestTrainsAreLeftToLinux.
-func conformant(t *testing.T, mode nic.Mode, cfg netns.LabConfig) (*netns.Lab, *nic.NIC) {
+func conformant(t *testing.T, nc nic.Config, cfg netns.LabConfig) (*netns.Lab, *nic.NIC) {
 	lab := netnstest.Temp(t, cfg)
-	if cfg.Path == nil {
+	if cfg.Path == nil && nc.Hook != nic.HookTC {
 		wire(t, lab)
 	}
-	if mode == nic.Generic {
+	if nc.Mode == nic.Generic {
 		if err := lab.Host.NS.Do(func() error { return ethtool.UDPSegment.Enable(lab.Host.Device, false) }); err != nil {
 			t.Fatal(err)
 		}
 	}
-	return lab, open(t, lab, nic.Config{HPUs: 2, Workers: 2, Mode: mode})
+	nc.HPUs, nc.Workers = 2, 2
+	return lab, open(t, lab, nc)
 }
 
 // A rig is a NIC with a context whose handlers are the witness.

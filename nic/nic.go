@@ -163,7 +163,7 @@ func Open(cfg Config) (_ *NIC, err error) {
 	if cfg.Hook == HookTC {
 		check = loader.CheckTC
 	}
-	if err := check(iface); err != nil {
+	if err := errors.Join(check(iface), capability.Need("open sockets on "+iface.Name, capability.NetRaw)); err != nil {
 		return nil, fmt.Errorf("open NIC: %w", err)
 	}
 	n := &NIC{

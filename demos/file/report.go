@@ -97,7 +97,8 @@ func (m Mode) describe() string {
 		SLMP:      "SLMP, aggregated acknowledgements",
 		Plain:     "SLMP, one acknowledgement per segment",
 		Window:    "SLMP, into an application's window",
-		Kernel:    "SLMP, into an application's window, by XDP",
+		XDP:       "SLMP, into an application's window, by XDP",
+		TC:        "SLMP, into an application's window, at tc",
 		TCPFrames: "TCP (iperf3), the same frames: NIC attached",
 		TCP:       "TCP (iperf3), no XDP program on either end",
 	}[m]
@@ -118,7 +119,7 @@ func (r *Report) WriteText(out io.Writer) error {
 		what += fmt.Sprintf(", %d times at once", r.Parallel)
 	}
 	fmt.Fprintf(&b, "%s, from a process to handlers on a NIC, into\n%s\n", what, r.Env.Dir)
-	if r.find(Window) != nil || r.find(Kernel) != nil {
+	if r.find(Window) != nil || r.find(XDP) != nil || r.find(TC) != nil {
 		b.WriteString("(an application writes what is in its window there: that time is not in the figures)\n")
 	}
 	fmt.Fprintf(&b, "%s, %d CPUs, MTU %d; HPUs wait: %s; window: %s\n\n", r.Env.Kernel, r.Env.CPUs, r.Env.MTU, r.Env.NICWait, r.Env.Window)
@@ -154,21 +155,23 @@ func (r *Report) writeNotes(out io.Writer) error {
 	var b strings.Builder
 	b.WriteString("\n")
 	fmt.Fprintf(&b, "Gbit/s and seconds: the median of %d runs, and the least and most of them; sent again: in all runs together\n", r.runs())
-	kernel, user := r.find(Kernel), r.find(Window)
-	if kernel != nil && user != nil {
-		fmt.Fprintf(&b, "into a window, handlers in eBPF / in Go: %.2f\n", kernel.Gbps.Median/user.Gbps.Median)
+	user := r.find(Window)
+	for _, hook := range []Mode{XDP, TC} {
+		if kernel := r.find(hook); kernel != nil && user != nil {
+			fmt.Fprintf(&b, "into a window, handlers in eBPF %s / in Go: %.2f\n", map[Mode]string{XDP: "at xdp", TC: "at tc"}[hook], kernel.Gbps.Median/user.Gbps.Median)
+		}
 	}
 	frames, plain := r.find(TCPFrames), r.find(TCP)
 	for _, mine := range []struct {
 		mode Mode
 		name string
-	}{{SLMP, "SLMP"}, {Window, "SLMP into a window"}, {Kernel, "SLMP into a window by XDP"}} {
+	}{{SLMP, "SLMP"}, {Window, "SLMP into a window"}, {XDP, "SLMP into a window by XDP"}, {TC, "SLMP into a window at tc"}} {
 		s := r.find(mine.mode)
 		if s == nil || frames == nil && plain == nil {
 			continue
 		}
 		var ratios []string
-		if frames != nil {
+		if frames != nil && mine.mode != TC { // whose frames are TCP's
 			ratios = append(ratios, fmt.Sprintf("/ TCP with the same frames: %.2f", s.Gbps.Median/frames.Gbps.Median))
 		}
 		if plain != nil {

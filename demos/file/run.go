@@ -37,13 +37,14 @@ const (
 	SLMP      Mode = "slmp"            // aggregated acknowledgements
 	Plain     Mode = "slmp_plain"      // one acknowledgement for each segment, as in FPsPIN
 	Window    Mode = "slmp_window"     // as SLMP, into the window of an application
-	Kernel    Mode = "slmp_kernel"     // as Window, by handlers in eBPF
+	XDP       Mode = "slmp_xdp"        // as Window, by handlers in eBPF at xdp
+	TC        Mode = "slmp_tc"         // as Window, by handlers in eBPF at tc
 	TCPFrames Mode = "tcp_same_frames" // with the NIC attached: no segmentation offload, so one frame for each segment
 	TCP       Mode = "tcp"             // as usual, no XDP program on either end
 )
 
 // modes are all modes, in the order of the report.
-var modes = []Mode{SLMP, Plain, Window, Kernel, TCPFrames, TCP}
+var modes = []Mode{SLMP, Plain, Window, XDP, TC, TCPFrames, TCP}
 
 var (
 	// ErrConfig is returned, wrapped, for an invalid Config.
@@ -168,8 +169,10 @@ func (t *transfers) slmp(ctx context.Context, into Into, progress func(string)) 
 	switch into {
 	case IntoWindow:
 		list = []Mode{Window}
-	case IntoKernel:
-		list = []Mode{Kernel}
+	case IntoXDP:
+		list = []Mode{XDP}
+	case IntoTC:
+		list = []Mode{TC}
 	}
 	for run := range t.c.Runs {
 		for i, m := range list {
@@ -180,8 +183,8 @@ func (t *transfers) slmp(ctx context.Context, into Into, progress func(string)) 
 		}
 	}
 	// For answers from XDP there is a program on the sender's end, too: TCP is measured with
-	// a receiver that needs none, if there is one.
-	if t.report.find(TCPFrames) != nil || into == IntoKernel && len(t.c.Into) > 1 {
+	// a receiver that needs none, if there is one. At tc nothing cuts its frames.
+	if t.report.find(TCPFrames) != nil || into == IntoTC || into == IntoXDP && len(t.c.Into) > 1 {
 		return nil
 	}
 	return t.tcp(ctx, TCPFrames, progress)

@@ -363,8 +363,8 @@ func TestRunComparesWhatHasArrivedAndMeasures(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(told) != 12 {
-		t.Errorf("progress told %d times, want 12: %q", len(told), told)
+	if len(told) != 14 {
+		t.Errorf("progress told %d times, want 14: %q", len(told), told)
 	}
 	if left := names(t, c.Server.Store.Dir); len(left) != 2 || len(r.Files) != 2 {
 		t.Errorf("kept %v, the directory has %v", r.Files, left)
@@ -383,7 +383,7 @@ func TestRunComparesWhatHasArrivedAndMeasures(t *testing.T) {
 	if err := json.Unmarshal(b.Bytes(), &doc); err != nil {
 		t.Fatal(err)
 	}
-	if doc.Schema != 1 || doc.Size != c.Size || len(doc.SHA256) != 64 || len(doc.Results) != 6 {
+	if doc.Schema != 1 || doc.Size != c.Size || len(doc.SHA256) != 64 || len(doc.Results) != 7 {
 		t.Fatalf("document %+v", doc)
 	}
 	for _, key := range []string{"kernel", "cpus", "go", "mtu", "queues", "hpus", "nic_wait", "nic_cpus", "sender_cpu", "window", "dir"} {
@@ -400,8 +400,8 @@ func TestRunComparesWhatHasArrivedAndMeasures(t *testing.T) {
 		}
 		nicEnd := res["links"].([]any)[0].(map[string]any)
 		hostEnd := res["links"].([]any)[1].(map[string]any)
-		attached := mode != TCP
-		if (nicEnd["xdp"] == "native") != attached || hostEnd["tso"] == attached || (hostEnd["xdp"] == "native") != (mode == Kernel) {
+		attached := mode != TCP && mode != TC
+		if (nicEnd["xdp"] == "native") != attached || hostEnd["tso"] == attached || (hostEnd["xdp"] == "native") != (mode == XDP) {
 			t.Errorf("result %d: ends %v, %v", i, nicEnd, hostEnd)
 		}
 		// 3 MiB take 2152 segments of 1462 bytes, twice in two runs.
@@ -421,7 +421,7 @@ func TestRunComparesWhatHasArrivedAndMeasures(t *testing.T) {
 			t.Errorf("%d columns: %q", n, line)
 		}
 	}
-	for _, want := range []string{"3 MiB, 2 times at once", "SLMP, aggregated", "SLMP, one", "same frames", "no XDP", "SLMP / TCP", "into a window / TCP", "handlers in eBPF / in Go", "by XDP / TCP", "SLMP, into an application's window, by XDP ", "/ TCP with the same frames: ", ", / TCP without XDP: ", "XDP takes TSO from", "median of 2 runs, and the least and most of them; sent again: in all runs together", "that time is not in the figures)\n", "checksums partial", doc.SHA256, "kept: "} {
+	for _, want := range []string{"3 MiB, 2 times at once", "SLMP, aggregated", "SLMP, one", "same frames", "no XDP", "SLMP / TCP", "into a window / TCP", "handlers in eBPF at xdp / in Go", "handlers in eBPF at tc / in Go", "into an application's window, at tc ", "at tc / TCP without XDP: ", "by XDP / TCP", "SLMP, into an application's window, by XDP ", "/ TCP with the same frames: ", ", / TCP without XDP: ", "XDP takes TSO from", "median of 2 runs, and the least and most of them; sent again: in all runs together", "that time is not in the figures)\n", "checksums partial", doc.SHA256, "kept: "} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("no %q in\n%s", want, text.String())
 		}

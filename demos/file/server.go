@@ -76,11 +76,12 @@ type Into string
 const (
 	IntoFile   Into = "file"   // a file for each
 	IntoWindow Into = "window" // the window of an unprivileged application in another process, which writes the files
-	IntoKernel Into = "kernel" // the same, by handlers in eBPF
+	IntoXDP    Into = "xdp"    // the same, by handlers in eBPF at xdp
+	IntoTC     Into = "tc"     // the same, at tc
 )
 
 // Intos are all receivers.
-var Intos = []Into{IntoFile, IntoWindow, IntoKernel}
+var Intos = []Into{IntoFile, IntoWindow, IntoXDP, IntoTC}
 
 // limit is how long a handler may take. Handlers make system calls on files, so a disk
 // that stalls also stalls a handler. Beyond the limit, whose default is a second, the
@@ -148,7 +149,7 @@ type server interface {
 }
 
 func start(ctx context.Context, lab *netns.Lab, c ServerConfig) (server, error) {
-	if c.Into == IntoWindow || c.Into == IntoKernel {
+	if c.Into != IntoFile && c.Into != "" {
 		return startWindow(ctx, lab, c)
 	}
 	return Start(lab, c)

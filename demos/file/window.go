@@ -74,9 +74,11 @@ func startWindow(ctx context.Context, lab *netns.Lab, c ServerConfig) (*windowSe
 		Activate: "manual", // by the application, when it has posted receives
 	}
 	s := &windowServer{slots: o.Places, heard: make(chan struct{})}
-	if c.Into == IntoKernel {
-		receiver.Tier, receiver.Hook, receiver.Messages = "kernel", "xdp", kernelMessages
+	if c.Into == IntoXDP || c.Into == IntoTC {
+		receiver.Tier, receiver.Hook, receiver.Messages = "kernel", string(c.Into), kernelMessages
 		receiver.Segments = int(max(o.Size/shortest, kernelSegments))
+	}
+	if c.Into == IntoXDP {
 		if s.wire, err = lab.Host.Wire(); err != nil { // or the answers arrive nowhere
 			return nil, err
 		}

@@ -45,7 +45,7 @@ func theirs(t *testing.T) string {
 
 // inBothTiers runs a test with handlers in Go, and with those in eBPF.
 func inBothTiers(t *testing.T, test func(t *testing.T, into Into)) {
-	for _, into := range []Into{IntoWindow, IntoKernel} {
+	for _, into := range []Into{IntoWindow, IntoXDP} {
 		t.Run(string(into), func(t *testing.T) { test(t, into) })
 	}
 }
@@ -176,7 +176,7 @@ func TestApplicationThatFailsIsTold(t *testing.T) {
 		}
 	})
 	t.Run("later", func(t *testing.T) {
-		s, _ := windowed(t, lab, IntoKernel, StoreConfig{Dir: theirs(t), MaxSize: 1000}, 1)
+		s, _ := windowed(t, lab, IntoXDP, StoreConfig{Dir: theirs(t), MaxSize: 1000}, 1)
 		if err := s.Kill(); err != nil {
 			t.Fatal(err)
 		}

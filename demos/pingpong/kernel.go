@@ -11,16 +11,19 @@ import (
 	"github.com/xspin/xspin/nic"
 )
 
-// inKernel is a NIC whose handlers, in eBPF, answer from XDP.
+// inKernel is a NIC whose handlers, in eBPF, answer.
 type inKernel struct {
 	*nic.NIC
-	wire io.Closer
+	wire io.Closer // nil at tc
 }
 
 func startKernel(lab *netns.Lab, c ServerConfig) (_ NICServer, err error) {
-	s := &inKernel{}
-	if s.wire, err = lab.Host.Wire(); err != nil { // or the answers arrive nowhere
-		return nil, err
+	s, hook := &inKernel{}, nic.HookTC
+	if c.Mode == XDP {
+		hook = nic.HookXDP
+		if s.wire, err = lab.Host.Wire(); err != nil { // or the answers arrive nowhere
+			return nil, err
+		}
 	}
 	defer func() {
 		if err != nil {
@@ -28,7 +31,7 @@ func startKernel(lab *netns.Lab, c ServerConfig) (_ NICServer, err error) {
 		}
 	}()
 	err = lab.NIC.NS.Do(func() (err error) {
-		s.NIC, err = nic.Open(nic.Config{Interface: lab.NIC.Device, Hook: nic.HookXDP, HPUs: c.HPUs, CPUs: c.CPUs})
+		s.NIC, err = nic.Open(nic.Config{Interface: lab.NIC.Device, Hook: hook, HPUs: c.HPUs, CPUs: c.CPUs})
 		return err
 	})
 	if err != nil {
@@ -53,5 +56,8 @@ func (s *inKernel) Close() error {
 	if s.NIC != nil {
 		err = s.NIC.Close()
 	}
-	return errors.Join(err, s.wire.Close())
+	if s.wire != nil {
+		err = errors.Join(err, s.wire.Close())
+	}
+	return err
 }

@@ -57,7 +57,7 @@ func start(ctx context.Context, lab *netns.Lab, c ServerConfig) (_ NICServer, er
 	switch c.Mode {
 	case HostNIC:
 		return startShared(ctx, lab, c)
-	case Kernel:
+	case XDP, TC:
 		return startKernel(lab, c)
 	}
 	wait, err := hpu.ParseWait(c.Wait)
@@ -66,7 +66,7 @@ func start(ctx context.Context, lab *netns.Lab, c ServerConfig) (_ NICServer, er
 	}
 	s := &server{samples: map[rtt.Proto]*samples{}}
 	err = lab.NIC.NS.Do(func() (err error) {
-		s.NIC, err = nic.Open(nic.Config{Interface: lab.NIC.Device, HPUs: c.HPUs, Wait: wait, CPUs: c.CPUs})
+		s.NIC, err = nic.Open(nic.Config{Interface: lab.NIC.Device, Hook: nic.HookXDP, HPUs: c.HPUs, Wait: wait, CPUs: c.CPUs})
 		return err
 	})
 	if err != nil {

@@ -203,11 +203,13 @@ func checkText(t *testing.T, r *Report, rows int) {
 			t.Errorf("%d columns: %q", n, line)
 		}
 	}
-	compared := regexp.MustCompile(`(?m)^ +(icmp|udp) +\d+( +(-|none|[\d.]+ +\[[\d.]+,[\d.]+\]))+( +(-|[\d.]+))* *$`)
-	if got := len(compared.FindAllString(b.String(), -1)); got != rows {
+	medians, _, _ := strings.Cut(b.String(), "\nAll round trips")
+	medians, _, _ = strings.Cut(medians, "\nMedians, over")
+	compared := regexp.MustCompile(`(?m)^ +(icmp|udp) +\d+( +(-|none|[\d.]+( +\[[\d.]+,[\d.]+\])?))+( +(-|[\d.]+))* *$`)
+	if got := len(compared.FindAllString(medians, -1)); got != rows {
 		t.Errorf("%d rows compared, want %d", got, rows)
 	}
-	listed := regexp.MustCompile(`(?m)^ +(icmp|udp) +(host|nic|nic/kernel|host\+nic)( +\d+){4}( +(-|[\d.]+)){8}$`)
+	listed := regexp.MustCompile(`(?m)^ +(icmp|udp) +(host|nic|nic/xdp|nic/tc|host\+nic)( +\d+){4}( +(-|[\d.]+)){8}$`)
 	if got := len(listed.FindAllString(b.String(), -1)); got != len(r.Results) {
 		t.Errorf("%d results listed, want %d", got, len(r.Results))
 	}
@@ -418,7 +420,7 @@ func TestTextComparesAllModesWithHost(t *testing.T) {
 // tells them apart.
 func TestHandlersInEBPFAnswer(t *testing.T) {
 	lab := netnstest.Temp(t, netns.LabConfig{})
-	c := config(Host, Kernel, NIC)
+	c := config(Host, XDP, TC, NIC)
 	c.Server.HPUs = 2
 	c.Count, c.Warmup = 20, 2
 	r, err := Run(t.Context(), lab, c, nil)
@@ -427,17 +429,17 @@ func TestHandlersInEBPFAnswer(t *testing.T) {
 	}
 	tiers := ""
 	for _, res := range r.Results {
-		tiers += fmt.Sprintf("%s %s, ", res.Mode, res.Tier)
+		tiers += fmt.Sprintf("%s %s %s, ", res.Mode, res.Tier, res.Hook)
 		if res.Lost != 0 || res.Bad != 0 || res.RTT == nil || (res.Breakdown == nil) != (res.Mode == Host || res.Tier == "kernel") {
 			t.Errorf("%+v, %+v, %+v", res, res.RTT, res.Breakdown)
 		}
 	}
-	if want := strings.Repeat("host , ", 4) + strings.Repeat("nic kernel, ", 4) + strings.Repeat("nic user, ", 4); tiers != want {
+	if want := strings.Repeat("host  , ", 4) + strings.Repeat("nic kernel xdp, ", 4) + strings.Repeat("nic kernel tc, ", 4) + strings.Repeat("nic user , ", 4); tiers != want {
 		t.Errorf("results of %s\nwant %s", tiers, want)
 	}
-	for i, l := range r.Env.Links[Kernel] {
-		if l.XDP != "native" {
-			t.Errorf("end %d is %+v", i, l)
+	for i, l := range slices.Concat(r.Env.Links[XDP], r.Env.Links[TC]) {
+		if want := map[bool]string{true: "native", false: "none"}[i < 2]; l.XDP != want {
+			t.Errorf("end %d is %+v, want XDP %s", i, l, want)
 		}
 	}
 	if l, err := rtt.ReadLinks(lab); err != nil || l[0].XDP != "none" || l[1].XDP != "none" {
@@ -497,7 +499,7 @@ func TestDamagedRequestsAreNotAnswered(t *testing.T) {
 				}
 				// A raw socket takes pings whose checksum is wrong, and handlers in eBPF leave the
 				// damage in the reply, with a checksum that says so.
-				passesOn := mode == Kernel && proto == rtt.ICMP
+				passesOn := mode == XDP && proto == rtt.ICMP
 				if r.Bad != 0 && !passesOn || r.Lost == 0 || len(r.Samples) == 0 {
 					t.Errorf("%v: %d right answers, %d wrong ones, %d none", proto, len(r.Samples), r.Bad, r.Lost)
 				}

@@ -53,6 +53,7 @@ type Result struct {
 	Proto rtt.Proto `json:"proto"`
 	Mode  Mode      `json:"mode"`
 	Tier  string    `json:"tier,omitempty"` // where the handlers ran: user or kernel; mode host has none
+	Hook  string    `json:"hook,omitempty"` // of tier kernel: xdp or tc
 	Size  int       `json:"size"`           // payload, bytes
 	Count int       `json:"count"`
 	Lost  int       `json:"lost"`
@@ -84,14 +85,16 @@ type Micros struct {
 }
 
 func newResult(p rtt.Proto, m Mode, size int, pings rtt.Result) Result {
-	tier := "user"
+	tier, hook := "user", ""
 	switch m {
 	case Host:
 		tier = ""
-	case Kernel:
-		m, tier = NIC, "kernel"
+	case XDP:
+		m, tier, hook = NIC, "kernel", "xdp"
+	case TC:
+		m, tier, hook = NIC, "kernel", "tc"
 	}
-	r := Result{Proto: p, Mode: m, Tier: tier, Size: size, Count: pings.Sent, Lost: pings.Lost, Bad: pings.Bad}
+	r := Result{Proto: p, Mode: m, Tier: tier, Hook: hook, Size: size, Count: pings.Sent, Lost: pings.Lost, Bad: pings.Bad}
 	if len(pings.Samples) > 0 {
 		us := make([]float64, len(pings.Samples))
 		for i, ns := range pings.Samples {
@@ -105,8 +108,11 @@ func newResult(p rtt.Proto, m Mode, size int, pings rtt.Result) Result {
 
 // Measured is the Mode that the result was measured in.
 func (r *Result) Measured() Mode {
-	if r.Tier == "kernel" {
-		return Kernel
+	switch r.Hook {
+	case "xdp":
+		return XDP
+	case "tc":
+		return TC
 	}
 	return r.Mode
 }
@@ -184,8 +190,8 @@ func (r *Report) WriteText(w io.Writer) error {
 			fmt.Fprintf(&b, "host: Linux's ICMP responder; UDP socket, waits by %s, %s\n", e.HostWait, cpuList(first))
 		case NIC:
 			fmt.Fprintf(&b, "nic: %s\n", hpus)
-		case Kernel:
-			fmt.Fprintf(&b, "%s: handlers in eBPF, on the CPU that the request comes from\n", Kernel)
+		case XDP, TC:
+			fmt.Fprintf(&b, "%s: handlers in eBPF, on the CPU that the request comes from\n", m)
 		case HostNIC:
 			fmt.Fprintf(&b, "host+nic: %s;\n  application, user %d, spins %g us before it sleeps, %s\n", hpus, rtt.Nobody, e.AppSpinUS, cpuList(first))
 		}
@@ -216,8 +222,8 @@ type pinged struct {
 	size  int
 }
 
-// compare is one row per protocol and size, with the modes side by side. Of more than
-// three, the ratios need a table of their own.
+// compare is one row per protocol and size, with the modes side by side. With more than
+// three the ratios need a table of their own; with more than four there is no room for intervals.
 func (r *Report) compare(w io.Writer) {
 	rows := map[pinged]map[Mode]*Result{}
 	var order []pinged
@@ -237,8 +243,12 @@ func (r *Report) compare(w io.Writer) {
 			ratios = append(ratios, m)
 		}
 	}
-	const wide = 3
-	fmt.Fprint(w, "\nMedian round trip [95 % interval], us\n\n")
+	const wide, wider = 3, 4
+	if len(modes) <= wider {
+		fmt.Fprint(w, "\nMedian round trip [95 % interval], us\n\n")
+	} else {
+		fmt.Fprint(w, "\nMedian round trip, us (--json has the 95 % intervals)\n\n")
+	}
 	t := newTable(w)
 	fmt.Fprint(t, "proto\tsize\t")
 	for _, m := range modes {
@@ -256,6 +266,8 @@ func (r *Report) compare(w io.Writer) {
 				fmt.Fprint(t, "-\t")
 			case res.RTT == nil:
 				fmt.Fprint(t, "none\t")
+			case len(modes) > wider:
+				fmt.Fprintf(t, "%s\t", digits(res.RTT.P50))
 			default:
 				fmt.Fprintf(t, "%s [%s,%s]\t", digits(res.RTT.P50), digits(res.RTT.CI95[0]), digits(res.RTT.CI95[1]))
 			}
@@ -287,7 +299,7 @@ func (r *Report) compare(w io.Writer) {
 
 func writeRatioNames(t io.Writer, modes []Mode) {
 	for _, m := range modes {
-		fmt.Fprint(t, map[Mode]string{NIC: "nic/host\t", Kernel: "kernel/host\t", HostNIC: "h+n/host\t"}[m])
+		fmt.Fprint(t, map[Mode]string{NIC: "nic/host\t", XDP: "xdp/host\t", TC: "tc/host\t", HostNIC: "h+n/host\t"}[m])
 	}
 }
 

@@ -26,16 +26,17 @@ const (
 	Host Mode = "host"
 	// NIC is handlers on the HPUs.
 	NIC Mode = "nic"
-	// Kernel is mode NIC with handlers in eBPF. In a Result it is mode NIC, of tier
-	// kernel.
-	Kernel Mode = "nic/kernel"
+	// XDP and TC are mode NIC with handlers in eBPF, at that hook. In a Result they are mode
+	// NIC, of tier kernel.
+	XDP Mode = "nic/xdp"
+	TC  Mode = "nic/tc"
 	// HostNIC is both: handlers swap the addresses, and an unprivileged
 	// application in a process of its own computes the checksums.
 	HostNIC Mode = "host+nic"
 )
 
 // Modes are all modes.
-var Modes = []Mode{Host, NIC, Kernel, HostNIC}
+var Modes = []Mode{Host, NIC, XDP, TC, HostNIC}
 
 // Port is where UDP echo listens, in all modes; FPsPIN's udp_ping has the same.
 const Port = 15000
@@ -177,7 +178,7 @@ func (r *Report) measure(ctx context.Context, lab *netns.Lab, c Config, m Mode, 
 				return err
 			}
 			res := newResult(p, m, size, pings)
-			if nic != nil && m != Kernel && res.RTT != nil {
+			if nic != nil && res.Tier != "kernel" && res.RTT != nil {
 				res.Breakdown = newMicros(nic.Breakdown(p, c.Warmup+len(pings.Samples)), pings.Samples, c.Warmup)
 			}
 			r.Results = append(r.Results, res)
