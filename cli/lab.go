@@ -50,7 +50,7 @@ lets bursts of 1 ms pass. Delayed frames wait in order, in a process of their ow
 which ends with the lab. A reordered frame is not delayed. An impairment of 0%, or
 a rate or delay of 0, builds the same path and lets frames pass.
 
-With --wire handlers in eBPF (tier: kernel) can answer: a veth takes what XDP sends
+With --wire handlers in eBPF (tier: kernel) at the hook xdp can answer: a veth takes what XDP sends
 only if it has an XDP program itself. Without it lab up takes that program off.`,
 		Example: `  sudo xspin lab up
   sudo xspin lab up --mtu 9000 --queues 4
@@ -88,7 +88,7 @@ only if it has an XDP program itself. Without it lab up takes that program off.`
 				return fmt.Errorf("lab up: %w", err)
 			}
 			if before && !after {
-				cfg.Warn("the XDP program of the host's end was taken off: handlers in eBPF cannot answer; --wire keeps it")
+				cfg.Warn("the XDP program of the host's end was taken off: handlers in eBPF at xdp cannot answer; --wire keeps it")
 			}
 			if asJSON {
 				return writeLabJSON(cmd.OutOrStdout(), l, after)
