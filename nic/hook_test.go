@@ -8,14 +8,19 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"net/netip"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 
 	"github.com/xspin/xspin/internal/ethtool"
+	"github.com/xspin/xspin/internal/testenv"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/netnstest"
@@ -207,5 +212,89 @@ func TestHooksThatNobodyHasChosen(t *testing.T) {
 		if err := n.Close(); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// A NIC that is killed in the middle of a transfer leaves nothing at either hook, and the other end as it was.
+func TestKilledNICsLeaveNothingAtTC(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	here, err := lab.NIC.NS.Command(t.Context(), "ip", "link", "show", lab.NIC.Device).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	atTC := func() (n int) {
+		t.Helper()
+		if err := lab.NIC.NS.Do(func() error {
+			i, err := net.InterfaceByName(lab.NIC.Device)
+			if err != nil {
+				return err
+			}
+			q, err := link.QueryPrograms(link.QueryOptions{Target: i.Index, Attach: ebpf.AttachTCXIngress})
+			if err == nil {
+				n = len(q.Programs)
+			}
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	for range 5 * testenv.Soak() {
+		p := spawn(t, lab, "deposit")
+		p.expect(t, "ready")
+		conn := connect(t, lab, slmp.Port, slmp.Config{})
+		var acked atomic.Int64
+		var again func(error)
+		again = func(err error) {
+			if err == nil {
+				acked.Add(1)
+				_ = conn.Post(make([]byte, transferred), again)
+			}
+		}
+		for range 4 {
+			if err := conn.Post(make([]byte, transferred), again); err != nil {
+				t.Fatal(err)
+			}
+		}
+		eventually(t, "messages arrive", func() bool { return acked.Load() > 8 })
+		if n := atTC(); n != 1 {
+			t.Errorf("%d programs are at tc while it runs", n)
+		}
+		p.kill()
+		conn.Close()
+		if n, id := atTC(), attached(t, lab); n != 0 || id != 0 || cuts(t, lab) {
+			t.Fatalf("it was killed: %d programs at tc, program %d at xdp, TSO is gone: %v", n, id, cuts(t, lab))
+		}
+		ping(t, lab, "-c", "1")
+	}
+	if now, err := lab.NIC.NS.Command(t.Context(), "ip", "link", "show", lab.NIC.Device).Output(); err != nil || string(now) != string(here) {
+		t.Errorf("%v; the interface is\n%s, and was\n%s", err, now, here)
+	}
+}
+
+// Fragments match no ruleset of a protocol: Linux puts them together and answers.
+func TestFragmentsAtTCGoToLinux(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	n := open(t, lab, nic.Config{Hook: nic.HookTC})
+	pings := run(t, n, builtin(t, "echo-icmp", matcher.ICMPEcho()))
+	udp := run(t, n, builtin(t, "echo-udp", matcher.UDPPort(7)))
+	linux := listenUDP(t, lab.NIC, 7)
+	before := snmp(t, lab.NIC.NS, "Icmp", "InEchos")
+	ping(t, lab, "-c", "5", "-i", "0.01", "-s", "4000")
+	if got := snmp(t, lab.NIC.NS, "Icmp", "InEchos") - before; got != 5 {
+		t.Errorf("Linux has got %d echo requests, want 5", got)
+	}
+	conn, msg := dialUDP(t, lab, 7), noise(4000)
+	write(t, conn, msg)
+	got := make([]byte, 5000)
+	linux.SetReadDeadline(time.Now().Add(testenv.Slowness() * 5 * time.Second))
+	if k, err := linux.Read(got); err != nil || !bytes.Equal(got[:k], msg) {
+		t.Errorf("Linux has got %d bytes: %v", k, err)
+	}
+	if p, u := pings.Stats(), udp.Stats(); p.Handled+u.Handled != 0 {
+		t.Errorf("handlers have got %d and %d packets", p.Handled, u.Handled)
+	}
+	if got := ask(t, conn, msg[:1000]); !bytes.Equal(got, msg[:1000]) {
+		t.Error("a datagram that is whole is not answered")
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
 	"github.com/xspin/xspin/internal/testenv"
 	"github.com/xspin/xspin/matcher"
@@ -19,6 +20,9 @@ import (
 	"github.com/xspin/xspin/nic"
 	"github.com/xspin/xspin/spin"
 )
+
+// transferred are the bytes of a message to the child that deposits.
+const transferred = 4 << 20
 
 // childEnv makes the test binary something else: see child.
 const childEnv = "XSPIN_NIC_TEST_CHILD"
@@ -54,6 +58,17 @@ func child(role, device string) error {
 			return err
 		}
 		specs[0].Handlers, specs[0].Kernel = hpu.Handlers{}, &nic.Kernel{Object: o}
+	}
+	if role == "deposit" {
+		mem, err := hostq.NewMemory("child", transferred)
+		if err != nil {
+			return err
+		}
+		o, err := nic.BuiltinObject("deposit")
+		if err != nil {
+			return err
+		}
+		specs = []nic.ContextSpec{{Name: "deposit", Hook: nic.HookTC, Rulesets: []matcher.Ruleset{matcher.SLMP()}, Kernel: &nic.Kernel{Object: o}, Window: mem.Whole()}}
 	}
 	if role == "forever" {
 		forever := func(*hpu.HER) spin.Code {
