@@ -156,9 +156,13 @@ static __always_inline struct xspin_frame xspin_frame(struct xdp_md *ctx)
  * they are not all among its first, which are those that are in one piece. */
 static __always_inline void *xspin_at_frame(const struct xspin_frame *f, __u32 off, __u32 n)
 {
-	if (!f->segment || off > XSPIN_SEEN - n || off + n > f->segment->seen)
+	struct xspin_segment *g = f->segment;
+
+	if (!g || off > XSPIN_SEEN - n || off + n > g->seen)
 		return 0;
-	return f->segment->image + off;
+	/* Or clang calculates with it before it is compared with null, which Linux 6.12 refuses. */
+	asm volatile("" : "+r"(g));
+	return g->image + off;
 }
 
 /* The first n bytes were written to; up to XSPIN_SEEN. */
