@@ -337,7 +337,11 @@ func TestEveryProgramLoads(t *testing.T) {
 		if o.Messages() {
 			format = "slmp"
 		}
-		load(t, o, HandlersConfig{Format: matcher.FormatByName(format), Memory: memory, MemorySize: 4096})
+		for _, hook := range []Hook{XDP, TC} {
+			if o.CheckHook(hook) == nil {
+				load(t, o, HandlersConfig{Hook: hook, Format: matcher.FormatByName(format), Memory: memory, MemorySize: 4096})
+			}
+		}
 	}
 }
 
