@@ -118,7 +118,7 @@ func TestBenchesMeasureEveryRow(t *testing.T) {
 			if benches[i].flags != nil {
 				fl := pflag.NewFlagSet("", pflag.ContinueOnError)
 				judge := benches[i].flags(fl)
-				err := fl.Set("size", "16MiB")
+				err := fl.Set("size", "4MiB")
 				if err == nil {
 					measure, err = judge()
 				}

@@ -239,7 +239,7 @@ func TestKilledNICsLeaveNothingAtTC(t *testing.T) {
 		}
 		return n
 	}
-	for range 5 * testenv.Soak() {
+	for range 3 * testenv.Soak() {
 		p := spawn(t, lab, "deposit")
 		p.expect(t, "ready")
 		conn := connect(t, lab, slmp.Port, slmp.Config{})

@@ -663,7 +663,7 @@ func TestContextsInTheKernelLeakNothing(t *testing.T) {
 	round(active) // the NIC's own program for tc is loaded, and stays
 	before, lived := objects(t), map[object]bool{}
 	fds, goroutines := len(descriptors(t)), runtime.NumGoroutine()
-	rounds := 200 * testenv.Soak()
+	rounds := 40 * testenv.Soak()
 	for i := range rounds {
 		round(func(c *nic.Context) {
 			if i%20 == 0 { // the table waits for a grace period
