@@ -24,7 +24,7 @@ func (rs *Ruleset) CheckTrain() error {
 			continue
 		}
 		if v4 && r.Mask&ownIPv4(r.Index) != 0 || v6 && r.Mask&ownIPv6(r.Index) != 0 {
-			return fmt.Errorf("its rule %d looks at what each packet of a train has for itself, in word %d, and of a train Linux shows the first packet only", i, r.Index)
+			return fmt.Errorf("its rule %d looks at bytes in word %d that differ from packet to packet of a train, and a train is matched by its first packet", i, r.Index)
 		}
 	}
 	return nil

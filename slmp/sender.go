@@ -170,13 +170,15 @@ const (
 )
 
 const (
-	quantum    = 32 // segments of a message before it is another's turn
-	askEvery   = 32 // segments, of which a cumulative peer is asked to acknowledge the last. More when askTime has more,
-	askMost    = 176
-	askTime    = 100 * time.Microsecond // as an acknowledgement costs either end as much as ten segments
-	catchUp    = 16                     // segments after a Gap that took longer
-	restarts   = 4                      // timeouts with contradicting answers only, until the peer is believed to have restarted
-	patience   = 4                      // times Retries, for a message that was never answered while others are
+	quantum = 32 // segments of a message before it is another's turn
+	// A cumulative peer is asked once for as many segments as the path delivers in askTime, within these bounds.
+	askEvery = 32
+	askMost  = 176
+	askTime  = 100 * time.Microsecond
+
+	catchUp    = 16 // segments after a Gap that took longer
+	restarts   = 4  // timeouts with contradicting answers only, until the peer is believed to have restarted
+	patience   = 4  // times Retries, for a message that was never answered while others are
 	reorderMin = int64(50 * time.Microsecond)
 )
 
