@@ -26,7 +26,8 @@ type ImpairXspinPath struct {
 		Rate      uint64
 		Seed      uint64
 		Out       uint32
-		On        uint32
+		On        uint16
+		Trains    uint16
 	}
 	_   [56]byte
 	Did struct {
@@ -55,6 +56,7 @@ type ImpairXspinPath struct {
 const (
 	ImpairMapXspinPaths           = "xspin_paths"
 	ImpairMapXspinRelays          = "xspin_relays"
+	ImpairMapXspinSegment         = "xspin_segment"
 	ImpairProgXspinImpairFromHost = "xspin_impair_from_host"
 	ImpairProgXspinImpairToHost   = "xspin_impair_to_host"
 	ImpairProgXspinWaitFromHost   = "xspin_wait_from_host"
@@ -115,8 +117,9 @@ type ImpairProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type ImpairMapSpecs struct {
-	XspinPaths  *ebpf.MapSpec `ebpf:"xspin_paths"`
-	XspinRelays *ebpf.MapSpec `ebpf:"xspin_relays"`
+	XspinPaths   *ebpf.MapSpec `ebpf:"xspin_paths"`
+	XspinRelays  *ebpf.MapSpec `ebpf:"xspin_relays"`
+	XspinSegment *ebpf.MapSpec `ebpf:"xspin_segment"`
 }
 
 // ImpairVariableSpecs contains global variables before they are loaded into the kernel.
@@ -145,14 +148,16 @@ func (o *ImpairObjects) Close() error {
 //
 // It can be passed to LoadImpairObjects or ebpf.CollectionSpec.LoadAndAssign.
 type ImpairMaps struct {
-	XspinPaths  *ebpf.Map `ebpf:"xspin_paths"`
-	XspinRelays *ebpf.Map `ebpf:"xspin_relays"`
+	XspinPaths   *ebpf.Map `ebpf:"xspin_paths"`
+	XspinRelays  *ebpf.Map `ebpf:"xspin_relays"`
+	XspinSegment *ebpf.Map `ebpf:"xspin_segment"`
 }
 
 func (m *ImpairMaps) Close() error {
 	return _ImpairClose(
 		m.XspinPaths,
 		m.XspinRelays,
+		m.XspinSegment,
 	)
 }
 

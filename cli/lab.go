@@ -50,11 +50,16 @@ lets bursts of 1 ms pass. Delayed frames wait in order, in a process of their ow
 which ends with the lab. A reordered frame is not delayed. An impairment of 0%, or
 a rate or delay of 0, builds the same path and lets frames pass.
 
+With --trains what a sender leaves to its device to cut (UDP_SEGMENT) passes whole, for
+handlers in eBPF at the hook tc, and segments are lost out of it. A copy of another
+segment is in the place of a lost one. XDP cannot answer through such a path.
+
 With --wire handlers in eBPF (tier: kernel) at the hook xdp can answer: a veth takes what XDP sends
 only if it has an XDP program itself. Without it lab up takes that program off.`,
 		Example: `  sudo xspin lab up
   sudo xspin lab up --mtu 9000 --queues 4
   sudo xspin lab up --wire
+  sudo xspin lab up --loss 1% --trains
   sudo xspin lab up --loss 5% --dup 1% --reorder 3% --corrupt 0.1% --delay 2ms --rate 1gbit --seed 7`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -67,7 +72,11 @@ only if it has an XDP program itself. Without it lab up takes that program off.`
 					return fmt.Errorf("lab up: %w: --%s 0", netns.ErrConfig, f.name)
 				}
 			}
-			if cfg.Path = path(); cfg.Path != nil && cfg.Path.Seed == 0 {
+			cfg.Path = path()
+			if wire && cfg.Path != nil && cfg.Path.Trains {
+				return fmt.Errorf("lab up: %w: --wire has senders cut the packets that --trains lets pass whole", netns.ErrConfig)
+			}
+			if cfg.Path != nil && cfg.Path.Seed == 0 {
 				return fmt.Errorf("lab up: %w: --seed 0: want 1 to 18446744073709551615", impair.ErrConfig)
 			}
 			cfg.Warn = warnTo(cmd.ErrOrStderr())

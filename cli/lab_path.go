@@ -79,6 +79,8 @@ func addPathFlags(fs *pflag.FlagSet) (path func() *impair.Config) {
 		c.Direction, err = impair.ParseDirection(s)
 		return err
 	})
+	names = append(names, "trains")
+	fs.BoolVar(&c.Trains, "trains", false, "let trains (UDP_SEGMENT) pass whole, and lose segments out of them; with --loss and --dup only")
 	names = append(names, "seed")
 	fs.Uint64Var(&c.Seed, "seed", 1, "seed of the random numbers, not 0: the same seed treats the same frames alike")
 	return func() *impair.Config {
@@ -172,11 +174,12 @@ func pathJSON(l *netns.Lab) (any, error) {
 		RateBPS   uint64          `json:"rate_bit_s"`
 		Seed      uint64          `json:"seed"`
 		Direction string          `json:"direction"`
+		Trains    bool            `json:"trains"`
 		FromHost  impair.Counters `json:"from_host"`
 		ToHost    impair.Counters `json:"to_host"`
 	}{
 		l.PathNS.Name(), st.Config.Loss, st.Config.Duplicate, st.Config.Reorder, st.Config.Corrupt, st.Config.Delay.Nanoseconds(),
-		st.Config.Rate, st.Config.Seed, st.Config.Direction.String(), st.FromHost, st.ToHost,
+		st.Config.Rate, st.Config.Seed, st.Config.Direction.String(), st.Config.Trains, st.FromHost, st.ToHost,
 	}, nil
 }
 

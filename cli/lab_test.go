@@ -189,6 +189,15 @@ next: bin/xspin lab exec host -- ping -c 3 10.0.0.1
 	}
 }
 
+func TestLabUpWithTrains(t *testing.T) {
+	out, errs, status := runLab(t, "up --loss 1% --trains", "show", "up --loss 1% --trains --json", "up --loss 1%", "down")
+	for _, want := range []string{"between: loss 1%, trains, seed 1", `"trains": true`, "between: loss 1%, seed 1"} {
+		if !strings.Contains(out, want) || errs != "" || status != 0 {
+			t.Errorf("got\n%s%s, status %d, want %q", out, errs, status, want)
+		}
+	}
+}
+
 // The relay is a process of this binary, which is there for the commands after
 // `lab up` and goes with `lab down`.
 func TestLabShowCountsWhatHappened(t *testing.T) {
@@ -308,6 +317,8 @@ func TestLabErrorsSayTheWayOut(t *testing.T) {
 		{"a rate that is too low", "up --rate 1kbit", "8kbit to 100gbit"},
 		{"a direction that is none", "up --direction up", `"up" for "--direction" flag: want both, from-host, to-host`},
 		{"reordering without delay", "up --reorder 1%", "reorder 1% needs a delay"},
+		{"trains that wait", "up --trains --delay 1ms", "trains go with loss and dup alone"},
+		{"trains over a wire", "up --trains --wire", "--wire has senders cut the packets that --trains lets pass whole"},
 		{"seed 0", "up --loss 1% --seed 0", "--seed 0: want 1 to"},
 		{"show without a lab", "show", "xspin lab up"},
 	} {

@@ -474,11 +474,11 @@ func (b *tcBench) lossRow(ctx context.Context) (err error) {
 			return b.transferTo(ctx, runs, spec, b.mem.Bytes()[:size], source)
 		}
 	}
-	if err := bench.Rounds(ctx, b.cfg.runs, through(&bad, impair.Config{Loss: 0.01}), through(&good, impair.Config{})); err != nil {
+	if err := bench.Rounds(ctx, b.cfg.runs, through(&bad, impair.Config{Loss: 0.01, Trains: true}), through(&good, impair.Config{Trains: true})); err != nil {
 		return err
 	}
 	row, err := bench.Ratio("tc/file_loss1_over_loss0", bench.AtLeast(0.6), bad.side("SLMP, handlers in eBPF at tc, 1 % loss"), good.side("SLMP, handlers in eBPF at tc, 0 % loss"))
-	return b.doc.Add(fmt.Sprintf("through the impairment stage, a third namespace with programs at tc ingress, at 1 %% loss of frames each way, and at 0 %%; a file of %d bytes in memory (tmpfs), as one message, into a window; %s", size, b.pinning()), row, err)
+	return b.doc.Add(fmt.Sprintf("through the impairment stage, a third namespace with programs at tc ingress, which lets trains pass whole, at 1 %% loss of segments each way, and at 0 %%; a file of %d bytes in memory (tmpfs), as one message, into a window; %s", size, b.pinning()), row, err)
 }
 
 // tcPlot draws the rows of files.

@@ -68,7 +68,7 @@ type LabConfig struct {
 	Queues int
 	// Path, if not nil, puts a namespace between the ends that impairs frames.
 	// The ends then compute checksums and cut segments themselves, without
-	// offloads. Nil is a plain veth pair; Open takes what it finds.
+	// offloads, but see its Trains. Nil is a plain veth pair; Open takes what it finds.
 	Path *impair.Config
 	// PathNamespace is the name of that namespace. Defaults to the name of the
 	// NIC's namespace with its suffix nic replaced by path, or else with -path
@@ -547,9 +547,6 @@ func compare(cfg LabConfig, nic, host, path *Namespace) (l *Lab, diff string, er
 		}
 		err := e.ns.Do(func() (err error) {
 			attrs[i], diff, err = compareEnd(l, e.end, e.other)
-			if path != nil && diff == "" && err == nil {
-				diff, err = compareChecksums(e.end)
-			}
 			return err
 		})
 		if err != nil {
@@ -576,6 +573,19 @@ func compare(cfg LabConfig, nic, host, path *Namespace) (l *Lab, diff string, er
 			return nil, diff, nil
 		}
 		l.PathNS = path
+		for _, p := range []Port{l.NIC, l.Host} {
+			var on string
+			err := p.NS.Do(func() (err error) {
+				on, err = l.Path.Unprepared(p.Device)
+				return err
+			})
+			if err != nil {
+				return nil, "", fmt.Errorf("inspect %s in namespace %q: %w", p.Device, p.Namespace, err)
+			}
+			if on != "" {
+				return nil, fmt.Sprintf("%s of %s is on", on, p.Device), nil
+			}
+		}
 	}
 	l.cfg = cfg
 	l.cfg.MTU, l.cfg.Queues, l.cfg.Path = l.MTU, l.Queues, l.Path
@@ -634,15 +644,6 @@ func comparePath(l *Lab, cfg LabConfig, ends [2]*netlink.LinkAttrs) (diff string
 	}
 	l.Path = &st.Config
 	return "", nil
-}
-
-// compareChecksums compares the end whose namespace the thread is in.
-func compareChecksums(e End) (diff string, err error) {
-	ok, err := impair.HasRealChecksums(e.Device)
-	if err != nil || ok {
-		return "", err
-	}
-	return fmt.Sprintf("transmit checksum offload of %s is on", e.Device), nil
 }
 
 // compareEnd compares the end whose namespace the thread is in. The first end
@@ -746,7 +747,7 @@ func build(cfg LabConfig) (l *Lab, err error) {
 	}
 	if cfg.Path != nil {
 		for _, p := range places[:2] {
-			if err := p.ns.Do(func() error { return impair.RealChecksums(p.end.Device) }); err != nil {
+			if err := p.ns.Do(func() error { return cfg.Path.Prepare(p.end.Device) }); err != nil {
 				return nil, fmt.Errorf("namespace %q: %w", p.end.Namespace, err)
 			}
 		}

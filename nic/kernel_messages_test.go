@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/netip"
 	"regexp"
 	"slices"
 	"strings"
@@ -14,6 +15,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/vishvananda/netlink"
 
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
@@ -59,6 +62,7 @@ func TestMessagesInTheKernelThroughABadNetwork(t *testing.T) {
 		{"a wire", nil},
 		{"everything", &impair.Config{Loss: 0.02, Duplicate: 0.02, Corrupt: 0.01, Reorder: 0.03, Delay: time.Millisecond, Seed: 3}},
 		{"loss", &impair.Config{Loss: 0.03, Seed: 4}},
+		{"loss out of trains", &impair.Config{Loss: 0.03, Duplicate: 0.05, Seed: 4, Trains: true}},
 	} {
 		for _, plain := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, plain=%v", tt.name, plain), func(t *testing.T) {
@@ -68,7 +72,7 @@ func TestMessagesInTheKernelThroughABadNetwork(t *testing.T) {
 				}
 				n := open(t, lab, nic.Config{HPUs: 1})
 				spec, w, events := depositing(t, size)
-				if tt.path != nil {
+				if tt.path != nil && !tt.path.Trains { // whose checksums are partial
 					spec.Checksums = hpu.VerifyAll
 				}
 				c := run(t, n, spec)
@@ -127,6 +131,80 @@ func TestManyMessagesInTheKernel(t *testing.T) {
 	if st := messages(t, c); st.Ended != senders*each || st.Open != 0 {
 		t.Errorf("%+v", st)
 	}
+}
+
+// Eight senders' trains, with segments lost out of them and trains that come twice: each message is where
+// its receive says.
+func TestSendersThroughANetworkThatLosesFromTrains(t *testing.T) {
+	const senders, size, rounds = 8, 1 << 20, 4
+	lab := netnstest.Temp(t, netns.LabConfig{Path: &impair.Config{Loss: 0.01, Duplicate: 0.05, Seed: 9, Trains: true}})
+	n := open(t, lab, nic.Config{HPUs: 1, Hook: nic.HookTC})
+	spec, w, events := depositing(t, senders*size)
+	spec.Messages = 2 * senders
+	c := run(t, n, spec)
+	var conns [senders]*slmp.Conn
+	for i := range conns {
+		conns[i] = connect(t, lab, slmp.Port, slmp.Config{})
+	}
+	for round := range rounds {
+		for i := range senders {
+			if err := c.Post(spin.Receive{Ignore: ^uint32(0), Binding: spin.Binding{Window: w, Place: int64(i) * size, Size: size, User: uint64(i + 1)}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		data := map[netip.AddrPort][]byte{}
+		var wg sync.WaitGroup
+		for i, conn := range conns {
+			b := noise(size - 1000*i - round)
+			data[conn.LocalAddr()] = b
+			wg.Go(func() {
+				if _, err := conn.SendBytes(patient(t), b, slmp.Options{}); err != nil {
+					t.Errorf("sender %d, round %d: %v", i, round, err)
+				}
+			})
+		}
+		wg.Wait()
+		for range senders {
+			e := nextEvent(t, events)
+			want := data[e.Source]
+			got := make([]byte, len(want))
+			if e.Cause != spin.Complete || e.Length != uint64(len(want)) {
+				t.Fatalf("event %+v", e)
+			}
+			if _, err := w.ReadAt(got, int64(e.User.(uint64)-1)*size); err != nil || !bytes.Equal(got, want) {
+				t.Errorf("round %d: others than %v's bytes are in the window, %v", round, e.Source, err)
+			}
+		}
+	}
+	// Each frame that the path counts is a segment, and a device counts a train once.
+	var packets uint64
+	err := lab.Host.NS.Do(func() error {
+		l, err := netlink.LinkByName(lab.Host.Device)
+		if err == nil {
+			packets = l.Attrs().Statistics.TxPackets
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	st, path := messages(t, c), pathOf(t, lab)
+	if packets*5 > path.Frames {
+		t.Errorf("the host sent %d packets of %d segments: no trains", packets, path.Frames)
+	}
+	if st.Ended != senders*rounds || st.Open != 0 || st.Duplicates == 0 || path.Lost == 0 {
+		t.Errorf("%+v\n%+v", st, path)
+	}
+}
+
+// pathOf returns what happened to what the host sent.
+func pathOf(t *testing.T, lab *netns.Lab) impair.Counters {
+	t.Helper()
+	st, err := lab.PathState()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return st.FromHost
 }
 
 // A message that stays incomplete ends, by its timeout or with its context, and what is

@@ -13,15 +13,17 @@
 #include "kernel.h"
 
 enum { TC_ACT_SHOT = 2 };
-enum { ETH_HEADER = 14, ETH_P_IP = 0x0800, ETH_P_IPV6 = 0x86dd };
+enum { ETH_HEADER = 14, ETH_P_IP = 0x0800, ETH_P_IPV6 = 0x86dd, IPPROTO_UDP = 17 };
 
-/* The front of the kernel's struct, which is longer. */
+/* include/uapi/linux/bpf.h. */
 struct __sk_buff {
 	__u32 len;
 	__u32 pkt_type;
 	__u32 mark;
 	__u32 queue_mapping;
 	__u32 protocol;
+	__u32 other[39];
+	__u32 gso_size;
 };
 
 static long (*const bpf_skb_store_bytes)(struct __sk_buff *skb, __u32 off, const void *from, __u32 len, __u64 flags) = (void *)9;
@@ -40,7 +42,8 @@ struct xspin_impairment {
 	__u64 rate;    /* bit/s, of the queueing discipline on `out`; 0: none */
 	__u64 seed;    /* that key was made of */
 	__u32 out;     /* interface index */
-	__u32 on;      /* 0: frames of this direction are only counted */
+	__u16 on;      /* 0: frames of this direction are only counted */
+	__u16 trains;  /* 1: trains pass whole */
 };
 
 /* What happened. */
@@ -126,13 +129,118 @@ static __always_inline long corrupt(struct __sk_buff *skb, __u32 random)
 	return bpf_skb_store_bytes(skb, off, &byte, 1, 0);
 }
 
+/*
+ * A train: UDP datagrams over IPv4 that their sender has left to a device to cut, behind the headers of one. Linux has no
+ * way of taking one out of the middle, so in the place of a lost segment goes a copy of another.
+ */
+struct train {
+	struct __sk_buff *skb;
+	struct xspin_path *path;
+	__u64 first; /* number of the first segment */
+	__u32 at;    /* where that begins */
+	__u32 size;  /* of a segment; the last may be shorter */
+	__u32 n;
+	__u32 lost;
+	__u32 kept; /* a segment of that size which is not lost; n: none */
+	__u32 whole; /* the last is as long as the others */
+	__u64 gone[2]; /* bits: a segment is lost */
+};
+
+enum { UDP_MAX_SEGMENTS = 128, SEGMENT = 16384 };
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__uint(key_size, 4);
+	__uint(value_size, SEGMENT);
+} xspin_segment SEC(".maps");
+
+/* Fills in what a train is. False: the frame is none. */
+static __always_inline int is_train(struct __sk_buff *skb, struct train *t)
+{
+	__u8 ip[10];
+	__u32 bytes;
+
+	if (!skb->gso_size || skb->gso_size > SEGMENT || skb->protocol != __builtin_bswap16(ETH_P_IP) ||
+	    bpf_skb_load_bytes(skb, ETH_HEADER, ip, sizeof(ip)) || ip[0] != 0x45 || ip[9] != IPPROTO_UDP)
+		return 0;
+	t->at = ETH_HEADER + 20 + 8;
+	if (skb->len <= t->at)
+		return 0;
+	bytes = skb->len - t->at;
+	t->size = skb->gso_size;
+	t->n = (bytes + t->size - 1) / t->size;
+	t->whole = bytes == t->n * t->size;
+	t->kept = t->n;
+	return t->n <= UDP_MAX_SEGMENTS;
+}
+
+static long lose(__u32 i, struct train *t)
+{
+	if ((__u32)draw(t->path->set.key, 2 * (t->first + i)) < t->path->set.loss) {
+		t->gone[i >> 6 & 1] |= 1ULL << (i & 63);
+		t->lost++;
+	} else if (i + 1 < t->n || t->whole) {
+		t->kept = i;
+	}
+	return 0;
+}
+
+/* `size` bytes between the buffer and a segment. */
+static __always_inline long move(struct train *t, __u32 i, int out)
+{
+	__u32 zero = 0, n = t->size - 1;
+	__u8 *b = bpf_map_lookup_elem(&xspin_segment, &zero);
+
+	asm volatile("" : "+r"(n));
+	if (!b || n >= SEGMENT)
+		return -1;
+	if (out)
+		return bpf_skb_store_bytes(t->skb, t->at + i * t->size, b, n + 1, 0);
+	return bpf_skb_load_bytes(t->skb, t->at + i * t->size, b, n + 1);
+}
+
+static long replace(__u32 i, struct train *t)
+{
+	if (t->gone[i >> 6 & 1] >> (i & 63) & 1 && move(t, i, 1))
+		t->lost = t->n;
+	return 0;
+}
+
+/* Does to a train what happens to its segments. False: nothing of it is left. */
+static __always_inline int impair_train(struct train *t)
+{
+	__sync_fetch_and_add(&t->path->did.bytes, (__u64)(t->n - 1) * t->at);
+	if (t->path->set.loss)
+		bpf_loop(t->n, lose, t, 0);
+	if (t->lost) {
+		const __u32 last = t->n - 1;
+
+		/* No other has the length of a last one that is shorter. */
+		if (t->kept == t->n || (!t->whole && t->gone[last >> 6 & 1] >> (last & 63) & 1) || move(t, t->kept, 0))
+			t->lost = t->n;
+		else
+			bpf_loop(t->n, replace, t, 0);
+	}
+	__sync_fetch_and_add(&t->path->did.lost, t->lost);
+	return t->lost < t->n;
+}
+
 static __always_inline int impair(struct __sk_buff *skb, __u32 direction)
 {
 	struct xspin_path *p = bpf_map_lookup_elem(&xspin_paths, &direction);
+	struct train t = { .skb = skb, .path = p };
 	__u64 n, x;
 
 	if (!p)
 		return TC_ACT_SHOT;
+	if (p->set.trains && is_train(skb, &t)) {
+		t.first = __sync_fetch_and_add(&p->did.frames, t.n);
+		__sync_fetch_and_add(&p->did.bytes, skb->len);
+		if (draw(p->set.key, 2 * t.first) >> 32 < p->set.duplicate && bpf_clone_redirect(skb, p->set.out, 0) >= 0)
+			__sync_fetch_and_add(&p->did.duplicated, t.n);
+		return impair_train(&t) ? bpf_redirect(p->set.out, 0) : TC_ACT_SHOT;
+	}
 	n = __sync_fetch_and_add(&p->did.frames, 1);
 	__sync_fetch_and_add(&p->did.bytes, skb->len);
 

@@ -85,6 +85,13 @@ type Config struct {
 	Seed uint64
 	// Direction defaults to Both.
 	Direction Direction
+	// Trains lets trains pass in one piece, as they do over a plain veth pair: UDP datagrams over
+	// IPv4 that their sender leaves to a device to cut (UDP_SEGMENT). Each segment is lost or not,
+	// as a frame is. Linux cannot take a segment out of a train, so a copy of another one is in
+	// the place of one that is lost. If the last is shorter than the others, and lost, all are.
+	// A train is duplicated as a whole. Trains goes with Loss and Duplicate alone, and what XDP at
+	// an end sends does not arrive.
+	Trains bool
 }
 
 // WithDefaults fills in the seed.
@@ -115,6 +122,8 @@ func (c Config) Check() error {
 	case c.Reorder > 0 && c.Delay == 0:
 		return fmt.Errorf("%w: reorder %s needs a delay: a reordered frame overtakes those that wait",
 			ErrConfig, FormatFraction(c.Reorder))
+	case c.Trains && (c.Corrupt > 0 || c.Delay > 0 || c.Rate > 0):
+		return fmt.Errorf("%w: trains go with loss and dup alone: corrupt, delay and rate cut them", ErrConfig)
 	}
 	return nil
 }
@@ -135,6 +144,9 @@ func (c Config) String() string {
 	}
 	if c.Rate != 0 {
 		parts = append(parts, "rate "+FormatRate(c.Rate))
+	}
+	if c.Trains {
+		parts = append(parts, "trains")
 	}
 	if parts == nil {
 		return "nothing impaired"

@@ -36,6 +36,10 @@ func TestConfigIsChecked(t *testing.T) {
 		{"less is too slow", cfg{Rate: 7999}, "rate 7.999kbit, want 8kbit to 100gbit"},
 		{"100 Gbit/s is fine", cfg{Rate: 1e11}, ""},
 		{"more is too fast", cfg{Rate: 1e11 + 1}, "want 8kbit to 100gbit"},
+		{"trains go with loss", cfg{Loss: 0.1, Duplicate: 0.1, Trains: true, Direction: impair.ToHost}, ""},
+		{"trains do not wait", cfg{Trains: true, Delay: 1}, "corrupt, delay and rate cut them"},
+		{"trains have no limit", cfg{Trains: true, Rate: 8000}, "corrupt, delay and rate cut them"},
+		{"trains have no checksums", cfg{Trains: true, Corrupt: 0.1}, "corrupt, delay and rate cut them"},
 		{"there are three directions", cfg{Direction: 3}, "direction 3, want 0 to 2"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -130,7 +134,7 @@ func TestConfigComesBackFromThePrograms(t *testing.T) {
 		for name, change := range map[string]func(*impair.Config){
 			"loss": func(c *impair.Config) { c.Loss /= 2; c.Loss += 1e-6 }, "seed": func(c *impair.Config) { c.Seed++ },
 			"delay": func(c *impair.Config) { c.Delay++ }, "rate": func(c *impair.Config) { c.Rate++ },
-			"direction": func(c *impair.Config) { c.Direction = (c.Direction + 1) % 3 },
+			"direction": func(c *impair.Config) { c.Direction = (c.Direction + 1) % 3 }, "trains": func(c *impair.Config) { c.Trains = !c.Trains },
 		} {
 			other := c
 			if change(&other); other.Equal(c) {

@@ -59,6 +59,9 @@ type settings = bpf.ImpairXspinPath
 
 // setting returns the programs' settings for a direction.
 func (c Config) setting(w way) (s settings) {
+	if c.Trains {
+		s.Set.Trains = 1
+	}
 	if !c.Direction.covers(w.direction) {
 		return s
 	}
@@ -86,7 +89,7 @@ func (c Config) Equal(o Config) bool {
 
 // configOf is the inverse of setting.
 func configOf(entries [2]settings) Config {
-	c := Config{Direction: ToHost}
+	c := Config{Direction: ToHost, Trains: entries[1].Set.Trains != 0}
 	s := entries[1].Set
 	if entries[0].Set.On != 0 {
 		s = entries[0].Set
@@ -134,6 +137,9 @@ func Install(cfg Config, mtu int, alias string) error {
 		waitNIC: obj.XspinWaitFromHost, waitHost: obj.XspinWaitToHost,
 	}
 	for name, l := range links {
+		if cfg.Trains {
+			break // a program would have the ends cut them
+		}
 		if err := netlink.LinkSetXdpFdWithFlags(l, programs[name].FD(), nl.XDP_FLAGS_DRV_MODE); err != nil {
 			return fmt.Errorf("impair: attach XDP program to %s: %w", name, err)
 		}
@@ -415,10 +421,13 @@ func entriesOf(m *ebpf.Map) (entries [2]settings, err error) {
 	return entries, nil
 }
 
-// RealChecksums makes the kernel compute checksums and cut segments before frames leave a
-// device in the thread's namespace. With offload, veth passes frames on without checksums,
-// and a flipped bit would not be noticed.
-func RealChecksums(device string) error {
+// Prepare makes a device at an end, in the thread's namespace, send what the stage can impair. The
+// kernel computes checksums and cuts segments before frames leave it: with offload, veth passes
+// frames on without checksums, and a flipped bit would not be noticed. With Trains it cuts TCP alone.
+func (c Config) Prepare(device string) error {
+	if c.Trains {
+		return ethtool.TSO.Enable(device, false)
+	}
 	if err := ethtool.TxChecksum.Enable(device, false); err != nil {
 		return err
 	}
@@ -431,9 +440,15 @@ func RealChecksums(device string) error {
 	return nil
 }
 
-// HasRealChecksums reports whether RealChecksums was applied to a device in the thread's
-// namespace.
-func HasRealChecksums(device string) (bool, error) {
-	on, err := ethtool.TxChecksum.Enabled(device)
-	return !on, err
+// Unprepared returns the feature that Prepare has turned off and that is on again, or "".
+func (c Config) Unprepared(device string) (feature string, err error) {
+	f := ethtool.TxChecksum
+	if c.Trains {
+		f = ethtool.TSO
+	}
+	on, err := f.Enabled(device)
+	if err != nil || !on {
+		return "", err
+	}
+	return f.String(), nil
 }

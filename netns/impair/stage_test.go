@@ -12,6 +12,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -19,6 +20,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/internal/clock"
@@ -362,6 +364,108 @@ func TestBrokenDatagramsAreNotDelivered(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Trains pass in one piece. Which of their segments are lost is foretold, and so is which copy is in the
+// place of one. Linux, which cuts them at the receiving socket, finds their checksums right.
+func TestTrainsLoseSegments(t *testing.T) {
+	cfg := impair.Config{Loss: 0.03, Duplicate: 0.1, Seed: 5, Trains: true}
+	l := netnstest.Temp(t, netns.LabConfig{Path: &cfg})
+	for _, way := range []impair.Direction{impair.FromHost, impair.ToHost} {
+		from, to := ends(l, way)
+		for _, e := range [][2]netns.Port{{from, to}, {to, from}} { // or ARP would be impaired as well
+			err := e[0].NS.Do(func() error {
+				return netlink.NeighSet(&netlink.Neigh{LinkIndex: e[0].Index, State: netlink.NUD_PERMANENT, IP: e[1].Addr.Addr().AsSlice(), HardwareAddr: e[1].MAC})
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		tx, rx, raw := udp(t, from), udp(t, to), rawSocket(t, to)
+		fd, err := tx.SyscallConn()
+		if err != nil {
+			t.Fatal(err)
+		}
+		rnd, n := rand.New(rand.NewPCG(1, uint64(way))), counters(t, l, way).Frames
+		var lost, copies, kept, whole, longest int
+		got, buf := make([]byte, 1<<12), make([]byte, 1<<16)
+		for i := range 400 {
+			size, segments := 100+rnd.IntN(900), 1+rnd.IntN(60)
+			train := make([]byte, segments*size)
+			for k := range train {
+				train[k] = byte(rnd.Uint32())
+			}
+			train = train[:len(train)-i%2*(1+rnd.IntN(size-1))]
+			pieces := slices.Collect(slices.Chunk(train, size))
+
+			var want [][]byte
+			if segments > 1 {
+				keep, gone := -1, make([]bool, segments)
+				for k := range pieces {
+					if gone[k] = impair.FateOf(cfg, way, n+uint64(k), 100).Lost; !gone[k] && len(pieces[k]) == size {
+						keep = k
+					}
+				}
+				if impair.FateOf(cfg, way, n, 100).Duplicated {
+					want, copies = append(want, pieces...), copies+segments
+				}
+				switch short := len(pieces[segments-1]) < size; {
+				case keep < 0 || short && gone[segments-1]:
+					lost, whole = lost+segments, whole+1
+				default:
+					for k, p := range pieces {
+						if gone[k] {
+							p, lost = pieces[keep], lost+1
+						} else {
+							kept++
+						}
+						want = append(want, p)
+					}
+				}
+			} else if f := impair.FateOf(cfg, way, n, 100); f.Lost {
+				lost++
+			} else {
+				if want = pieces; f.Duplicated {
+					want, copies = append(want, pieces...), copies+1
+				}
+			}
+			n += uint64(segments)
+
+			cerr := fd.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.IPPROTO_UDP, unix.UDP_SEGMENT, size) })
+			if err := errors.Join(cerr, err); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := tx.WriteToUDPAddrPort(train, netip.AddrPortFrom(to.Addr.Addr(), 5000)); err != nil {
+				t.Fatal(err)
+			}
+			for k, w := range want {
+				_ = rx.SetReadDeadline(time.Now().Add(5 * time.Second))
+				m, _, err := rx.ReadFromUDPAddrPort(got)
+				if err != nil || !bytes.Equal(got[:m], w) {
+					t.Fatalf("%v, train %d of %d segments: datagram %d of %d: %v\n%x, want\n%x", way, i, segments, k, len(want), err, got[:m], w)
+				}
+			}
+			if len(want) > 0 {
+				longest = max(longest, len(receive(t, raw, buf)))
+			}
+		}
+		c := counters(t, l, way)
+		if c.Frames != n || int(c.Lost) != lost || int(c.Duplicated) != copies {
+			t.Errorf("%v: %+v, want %d frames, %d lost and %d duplicated", way, c, n, lost, copies)
+		}
+		if lost < 100 || copies < 100 || whole == 0 || kept < 5000 {
+			t.Errorf("%v: %d lost, %d copies, %d trains lost whole and %d segments kept: the seed tries too little", way, lost, copies, whole, kept)
+		}
+		if longest < 20_000 {
+			t.Errorf("%v: no frame was longer than %d bytes: trains were cut", way, longest)
+		}
+		_ = rx.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
+		if m, _, err := rx.ReadFromUDPAddrPort(got); err == nil {
+			t.Errorf("%v: one more datagram came: %x", way, got[:m])
+		}
+		tx.Close()
+		rx.Close()
 	}
 }
 
