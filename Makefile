@@ -112,7 +112,7 @@ test: root go test-tools vm-tools generate-check ## every test, none skipped; in
 	$(FAST) -run TestLitmus ./hostq # the race detector orders what this wants to see unordered
 	@log=$$(mktemp); setsid nice -n 19 sh -c '$(test-beside)' >"$$log" 2>&1 & beside=$$!; \
 	longest=; trap 'kill -- -$$beside 2>/dev/null; kill $$longest 2>/dev/null; rm -f "$$log"' EXIT; trap 'exit 130' INT TERM; ok=0; \
-	$(MAKE) --no-print-directory vmtest-quick || exit 1; \
+	make --no-print-directory vmtest-quick || exit 1; \
 	echo '$(FAST) -run EveryRow ./eval # and is what benches would measure; benches and experiments at once, whose figures do not matter here'; \
 	$(FAST) -run EveryRow -skip 'Bench.*EveryRow' ./eval & experiments=$$!; \
 	$(FAST) -run 'Bench.*EveryRow' ./eval || ok=1; wait $$experiments || ok=1; [ $$ok = 0 ] || exit 1; \
