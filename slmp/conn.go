@@ -294,6 +294,8 @@ func (c *Conn) Send(ctx context.Context, r io.Reader, o Options) (Result, error)
 		return Result{}, c.explain(err)
 	}
 	m := &message{source: src, size: size}
+	m.open(r)
+	defer m.close() // the loop is done with it
 	return c.send(ctx, m, r, o)
 }
 

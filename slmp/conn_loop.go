@@ -207,13 +207,6 @@ func (c *Conn) transmit(now int64) bool {
 		case unix.EAGAIN:
 			c.blocked, c.blockedAt = true, now
 			return false
-		case unix.EFAULT:
-			// A mapped file was cut short. Which one, reading will tell.
-			for _, o := range c.sender.messages {
-				o.Data.(*message).pages = nil
-			}
-			c.sock.clear() // lost, as far as the Sender can see
-			return true
 		case unix.ENOBUFS, unix.ENOMEM:
 			c.noBuffers(errno)
 			return false
@@ -280,6 +273,12 @@ func (c *Conn) load(outs []Outbound) {
 		}
 		run := outs[:n]
 		outs = outs[n:]
+		if m.isFile() {
+			if err := c.loadFile(m, run, total); err != nil {
+				m.out.Abandon(err)
+			}
+			continue
+		}
 		var data []byte
 		var err error
 		if n > 1 {
@@ -306,6 +305,25 @@ func (c *Conn) load(outs []Outbound) {
 			m.out.Abandon(err)
 		}
 	}
+}
+
+// loadFile stages a run of segments of a message that is a file, by one call.
+func (c *Conn) loadFile(m *message, run []Outbound, total int) error {
+	iovs := c.sock.iovs[:0] // seal fills them in
+	for _, o := range run {
+		b := c.sock.stage(HeaderLen + o.Len)
+		o.Header.Put(b)
+		if o.Len > 0 {
+			v := unix.Iovec{Base: &b[HeaderLen]}
+			v.SetLen(o.Len)
+			iovs = append(iovs, v)
+		}
+	}
+	err := m.scatter(iovs, uint64(run[0].Header.Offset), total)
+	for i := len(run) - 1; err != nil && i >= 0; i-- {
+		c.sock.unstage(HeaderLen + run[i].Len)
+	}
+	return err
 }
 
 // collect gives ended messages back to those who submitted them. Without
@@ -339,10 +357,6 @@ func (c *Conn) finish(m *message, err error) {
 	defer c.sender.Recycle(o)
 	if !c.sock.empty() {
 		c.sock.remove(o.ID())
-	}
-	cut := m.unmap()
-	if err == nil {
-		err = cut
 	}
 	if err != nil {
 		if errors.Is(err, ErrSilent) && c.passing != 0 {

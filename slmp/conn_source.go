@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"sync/atomic"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -17,12 +18,9 @@ import (
 type source struct {
 	bytes []byte
 	at    io.ReaderAt
-	base  int64  // of the message in at
-	pages []byte // the message in a mapped file: the kernel reads it, we never do
-
-	mapped []byte // pages, and what comes before on the same page
-	file   *os.File
-	spool  *spool
+	base  int64 // of the message in at
+	fd    int   // of at, if that is a file; or -1
+	spool *spool
 }
 
 // newSource chooses how to read r, and tells how long the message is; false if
@@ -34,9 +32,7 @@ func newSource(r io.Reader, buffer int) (s source, size uint64, known bool, err 
 			return s, 0, false, err
 		}
 		if n > 0 {
-			s = source{at: at, base: base}
-			s.mapFile(r, n)
-			return s, uint64(n), true, nil
+			return source{at: at, base: base, fd: -1}, uint64(n), true, nil
 		}
 	}
 	return source{spool: &spool{buf: make([]byte, buffer), room: make(chan struct{}, 1)}}, 0, false, nil
@@ -73,40 +69,54 @@ func extent(r io.Reader) (base, n int64, err error) {
 	return base, max(size-base, 0), nil
 }
 
-// mapFile maps the message, if it is a file of some length. We never look at the
-// mapping ourselves: where a file is cut short meanwhile, we would fault, but the
-// kernel says EFAULT, and the message is read from then on, which tells more.
-func (s *source) mapFile(r io.Reader, n int64) {
+// open takes a descriptor of its own of r, if that is a file: its bytes go straight to where segments are
+// staged then. To map the file costs more than that copy, by page faults and by what ends the mapping.
+func (s *source) open(r io.Reader) {
 	f, ok := r.(*os.File)
-	if !ok || n < mapFrom || n > MaxMessage {
+	if !ok {
 		return
 	}
 	raw, err := f.SyscallConn()
 	if err != nil {
 		return
 	}
-	page := int64(os.Getpagesize())
-	first := s.base &^ (page - 1)
 	_ = raw.Control(func(fd uintptr) {
-		b, err := unix.Mmap(int(fd), first, int(s.base-first+n), unix.PROT_READ, unix.MAP_SHARED)
-		if err == nil { // else it is read
-			_ = unix.Madvise(b, unix.MADV_SEQUENTIAL)
-			s.mapped, s.pages, s.file = b, b[s.base-first:], f
+		if d, err := unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0); err == nil { // else it is read by way of f
+			s.fd = d
 		}
 	})
 }
 
-// unmap ends the mapping. It is an error if the file has been cut short: the last
-// page is then full of zeros, which the kernel does not tell.
-func (s *source) unmap() error {
-	if s.mapped == nil {
-		return nil
+func (s *source) close() {
+	if s.isFile() {
+		unix.Close(s.fd)
+		s.fd = -1
 	}
-	end := s.base + int64(len(s.mapped)) - s.base%int64(os.Getpagesize())
-	_ = unix.Munmap(s.mapped)
-	s.mapped, s.pages = nil, nil
-	if info, err := s.file.Stat(); err == nil && info.Size() < end {
-		return fmt.Errorf("%s has been cut to %d bytes while %d were sent: %w", s.file.Name(), info.Size(), end-s.base, io.ErrUnexpectedEOF)
+}
+
+// isFile tells whether there is a descriptor, for scatter.
+func (s *source) isFile() bool { return s.at != nil && s.fd >= 0 }
+
+// scatter reads the message's bytes from off on, n of them, to iovs, which it changes.
+func (s *source) scatter(iovs []unix.Iovec, off uint64, n int) error {
+	for at := s.base + int64(off); n > 0; {
+		got, _, errno := unix.Syscall6(unix.SYS_PREADV, uintptr(s.fd), uintptr(unsafe.Pointer(&iovs[0])), uintptr(len(iovs)), uintptr(at), 0, 0)
+		switch {
+		case errno == unix.EINTR:
+			continue
+		case errno != 0:
+			return fmt.Errorf("read %d bytes at %d: %w", n, at, errno)
+		case got == 0:
+			return fmt.Errorf("read %d bytes at %d, got none: %w", n, at, io.ErrUnexpectedEOF)
+		}
+		at, n = at+int64(got), n-int(got)
+		for ; len(iovs) > 0 && uint64(got) >= iovs[0].Len; iovs = iovs[1:] {
+			got -= uintptr(iovs[0].Len)
+		}
+		if len(iovs) > 0 {
+			iovs[0].Base = (*byte)(unsafe.Add(unsafe.Pointer(iovs[0].Base), got))
+			iovs[0].SetLen(int(uint64(iovs[0].Len) - uint64(got)))
+		}
 	}
 	return nil
 }
@@ -114,22 +124,13 @@ func (s *source) unmap() error {
 // inPlace returns the message's bytes where the kernel can fetch them, nil if they
 // have to be read.
 func (s *source) inPlace(off uint64, n int) []byte {
-	if n < copyBelow {
+	if n < copyBelow || s.bytes == nil {
 		return nil
 	}
-	switch {
-	case s.pages != nil:
-		return s.pages[off : off+uint64(n)]
-	case s.bytes != nil:
-		return s.bytes[off : off+uint64(n)]
-	}
-	return nil
+	return s.bytes[off : off+uint64(n)]
 }
 
-const (
-	mapFrom   = 1 << 20 // files shorter than this are read
-	copyBelow = 256     // bytes that are cheaper to copy than to describe
-)
+const copyBelow = 256 // bytes that are cheaper to copy than to describe
 
 // read fills p with the message's bytes from off on.
 func (s *source) read(p []byte, off uint64) error {

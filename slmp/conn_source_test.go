@@ -7,54 +7,58 @@ import (
 	"errors"
 	"io"
 	"math/rand/v2"
-	"os"
-	"path/filepath"
+	"slices"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
-// TestSourceMapsFiles looks at where the kernel is told to find the bytes of a
-// message, from the start of a file and from within a page.
-func TestSourceMapsFiles(t *testing.T) {
-	data := make([]byte, 2*mapFrom+4321)
+// TestSourceScattersFiles reads a message in pieces, from the start of a file and from elsewhere, to its
+// end and beyond it.
+func TestSourceScattersFiles(t *testing.T) {
+	data := make([]byte, 1<<20+4321)
 	rand.NewChaCha8([32]byte{1}).Read(data)
-	path := filepath.Join(t.TempDir(), "data")
-	if err := os.WriteFile(path, data, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	f := tempFile(t, data)
 	for _, base := range []int64{0, 1, 4096, 5000} {
-		f, err := os.Open(path)
-		if err != nil {
-			t.Fatal(err)
-		}
 		if _, err := f.Seek(base, io.SeekStart); err != nil {
 			t.Fatal(err)
 		}
 		s, size, known, err := newSource(f, 1<<16)
-		if err != nil || !known || size != uint64(len(data))-uint64(base) || s.pages == nil {
-			t.Fatalf("from %d: %d bytes, known %v, mapped %v, %v", base, size, known, s.pages != nil, err)
+		if err != nil || !known || size != uint64(len(data))-uint64(base) {
+			t.Fatalf("from %d: %d bytes, known %v, %v", base, size, known, err)
 		}
-		for _, off := range []uint64{0, 1, 4095, 1 << 20, size - 1000} {
-			if got := s.inPlace(off, 1000); !bytes.Equal(got, data[uint64(base)+off:][:1000]) {
-				t.Errorf("from %d: bytes at %d differ", base, off)
+		s.open(f)
+		if !s.isFile() {
+			t.Fatalf("from %d: it has no descriptor", base)
+		}
+		for _, off := range []uint64{0, 1, 4095, size - 1000} {
+			got, iovs := make([]byte, 1000), []unix.Iovec(nil)
+			for p := got; len(p) > 0; p = p[min(len(p), 300):] {
+				v := unix.Iovec{Base: &p[0]}
+				v.SetLen(min(len(p), 300))
+				iovs = append(iovs, v)
+			}
+			if err := s.scatter(slices.Clone(iovs), off, len(got)); err != nil || !bytes.Equal(got, data[uint64(base)+off:][:len(got)]) {
+				t.Errorf("from %d: bytes at %d differ, %v", base, off, err)
+			}
+			if err := s.scatter(iovs, size-999, len(got)); !errors.Is(err, io.ErrUnexpectedEOF) {
+				t.Errorf("from %d: a byte more than there is: %v", base, err)
 			}
 		}
-		if got := s.inPlace(0, copyBelow-1); got != nil {
-			t.Errorf("%d bytes are not copied", len(got))
+		s.close()
+		if s.isFile() {
+			t.Errorf("from %d: it is open", base)
 		}
-		if err := s.unmap(); err != nil {
-			t.Error(err)
-		}
-		f.Close()
 	}
 }
 
-// TestConnFileCutShort cuts a file short while it is on its way: by pages, which
-// the kernel notices, and within its last page, which it does not.
+// TestConnFileCutShort cuts a file short while it is on its way, much and little.
 func TestConnFileCutShort(t *testing.T) {
-	for _, to := range []int64{mapFrom / 2, 2*mapFrom + 1} {
+	const size = 2<<20 + 100
+	for _, to := range []int64{size / 4, size - 99} {
 		p := newConnPeer(t, "127.0.0.1:0")
-		f := tempFile(t, noise(2*mapFrom+100))
+		f := tempFile(t, noise(size))
 		c := mustDial(t, p.addr, fast(Config{Gap: 100 * time.Microsecond}))
 		sent := make(chan error)
 		go func() {
