@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/xspin/xspin/internal/testenv"
@@ -62,10 +63,11 @@ func TestTrainsOfSegments(t *testing.T) {
 		for i := range all {
 			all[i] = byte(rng.Uint32())
 		}
+		asks := []int{4, 300}[rng.IntN(2)]
 		of := func(k int) segment {
 			from, to := k*size, min((k+1)*size, len(all))
 			s := segment{from: round, id: uint32(round), offset: uint32(from), payload: all[from:to], flags: slmp.Cumulative, sum: partialSum}
-			if rng.IntN(4) == 0 {
+			if rng.IntN(asks) == 0 {
 				s.flags |= slmp.SYN
 			}
 			if k == n-1 {
@@ -76,10 +78,17 @@ func TestTrainsOfSegments(t *testing.T) {
 		// The segments in an order that is not quite theirs, some of them twice or of another message, and all of
 		// them once more in the end.
 		var list []segment
+		apart := 0 // a train begins there, counted with the first segment
 		order := rng.Perm(n)
-		if rng.IntN(2) == 0 {
+		way := rng.IntN(4)
+		if way > 0 {
 			for i := range order {
 				order[i] = i
+			}
+			if way == 1 { // EOM early, so that others complete the message
+				at := rng.IntN(n)
+				copy(order[at+1:], order[at:n-1])
+				order[at] = n - 1
 			}
 		}
 		for _, k := range order {
@@ -92,8 +101,23 @@ func TestTrainsOfSegments(t *testing.T) {
 				s.offset += uint32(size)
 				list = append(list, s)
 			}
-			if rng.IntN(30) != 0 {
+			if way > 1 && k > 1 && rng.IntN(100) == 0 { // an end that is too early, behind some that lie beyond
+				s := of(k / 2)
+				s.flags = slmp.Cumulative | slmp.EOM // nobody answers it
+				list = append(list, of(k), s)
+			}
+			liar := k == n-2 && order[n-1] == k && rng.IntN(2) == 0
+			if liar { // in a train that comes behind EOM: of one that has both, the end may be refused
+				apart = len(list) + 1
+			}
+			if liar || rng.IntN(30) != 0 || k == n-1 && order[n-1] != k {
 				list = append(list, of(k))
+			}
+			if liar { // beyond the end, which is known
+				for j := range rng.IntN(40) {
+					list = append(list, segment{from: round, id: uint32(round), offset: uint32((n - 1 + j) * size),
+						payload: bytes.Repeat([]byte{0xee}, size), flags: slmp.Cumulative, sum: partialSum})
+				}
 			}
 		}
 		list = append([]segment{of(0)}, list...)
@@ -102,12 +126,25 @@ func TestTrainsOfSegments(t *testing.T) {
 		}
 		for len(list) > 0 {
 			k := 1
-			for most := 1 + rng.IntN(min(128, most/(size+slmp.HeaderLen))); k < len(list) && k < most && len(list[k-1].payload) == len(list[0].payload) && len(list[k].payload) <= len(list[0].payload); {
+			for most := 1 + rng.IntN(min(128, most/(size+slmp.HeaderLen))); k < len(list) && k < most && k != apart && len(list[k-1].payload) == len(list[0].payload) && len(list[k].payload) <= len(list[0].payload); {
 				k++
 			}
 			train, gso := asTrain(list[:k])
 			if k == 1 {
 				gso = 0
+			}
+			if list[0].offset > 0 && !slices.ContainsFunc(list[:k], func(s segment) bool { return s.offset == 0 }) && rng.IntN(10) == 0 {
+				// What follows another sender's train is no message that has begun.
+				foreign := slices.Clone(list[:k])
+				for i := range foreign {
+					foreign[i].from = round + 30000
+					run(t, alone, foreign[i].frame())
+				}
+				train, gso := asTrain(foreign)
+				if k == 1 {
+					gso = 0
+				}
+				runTrain(t, trains, train, gso)
 			}
 			ran++
 			got, sent := answerIn(t, runTrain(t, trains, train, gso))
@@ -129,7 +166,7 @@ func TestTrainsOfSegments(t *testing.T) {
 			} else if sent && got.End < want.End {
 				t.Fatalf("round %d: %d segments of %d bytes: %+v, less than %+v", round, k, size, got, want)
 			}
-			list = list[k:]
+			list, apart = list[k:], apart-k
 		}
 		got, want := make([]byte, len(all)), make([]byte, len(all))
 		if _, err := w.ReadAt(got, 0); err != nil {

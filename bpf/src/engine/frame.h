@@ -37,7 +37,8 @@ struct xspin_segment {
 	__u32 base;	/* what lies behind them lies so many bytes further back in the train */
 	__u32 partial;	/* its UDP checksum is: the device is to complete it */
 	__u32 left;	/* Linux says so */
-	__u32 pad[2];
+	__u32 followed; /* the last segment that xspin_follow() has dealt with */
+	__u32 pad;
 	__u8 shared[XSPIN_SEEN]; /* the headers as they came */
 	__u8 first[XSPIN_SEEN + 8]; /* those of the first segment, as handlers left them */
 	__u8 piece[512 + 8];	 /* what is summed up */

@@ -442,6 +442,24 @@ struct xspin_order {
 	__u32 pad;
 };
 
+/*
+ * Segments of one message in a train, one after the other, that go to their places without more ado: of those in one
+ * element of xspin_bits, the bits are claimed together, and what they come to is added up together. A run follows a
+ * segment that xspin_packet() has put into its place.
+ */
+struct xspin_run {
+	__u64 at;    /* slot << 32 | lap of the message; 0: there is none */
+	__u64 start; /* of the run, in ns; 0: it is not timed */
+	__u32 id;    /* of the message, as in the header */
+	__u32 next;  /* where the next segment begins, bytes */
+	__u32 size;
+	__u32 word; /* element of xspin_bits */
+	__u32 bit;  /* there, of the first segment */
+	__u32 got;  /* segments that are in their places */
+	__u32 left; /* that are claimed, and may come */
+	__u32 pad;
+};
+
 /* What does not fit on the stack: a datagram that is summed up (512 spare, see xspin_sum()),
  * and an answer with its frame. */
 enum { XSPIN_PIECE = 16384 };
@@ -458,6 +476,7 @@ struct xspin_scratch {
 	struct xspin_order order;
 	struct xspin_past past;
 #ifdef XSPIN_TC
+	struct xspin_run run;
 	__u32 ndue;
 	struct xspin_reply due[XSPIN_SEGMENTS]; /* to the packets of a frame */
 #endif
@@ -1244,8 +1263,8 @@ static __always_inline int xspin_reach(struct xspin_message *m, __u32 lap, __u64
 	return XSPIN_CONTENDED;
 }
 
-/* Claims a segment. 0, 1 if it was claimed before, or one of the above. */
-static __always_inline int xspin_claim(struct xspin_claims *b, __u32 lap, __u32 bit)
+/* Claims segments, by their bits. 0, 1 if one of them was claimed before, or one of the above. */
+static __always_inline int xspin_claim(struct xspin_claims *b, __u32 lap, __u64 bits)
 {
 	__u64 v = READ_ONCE(b->done), fresh = (__u64)lap << 32, is;
 
@@ -1264,9 +1283,9 @@ static __always_inline int xspin_claim(struct xspin_claims *b, __u32 lap, __u32 
 
 		if ((__s32)((__u32)(v >> 32) - lap) > 0)
 			return XSPIN_LATE;
-		if (old & 1ULL << bit)
+		if (old & bits)
 			return 1;
-		is = __sync_val_compare_and_swap(&b->claimed, v, old | 1ULL << bit);
+		is = __sync_val_compare_and_swap(&b->claimed, v, old | bits);
 		if (is == v)
 			return 0;
 		v = is;
@@ -1276,12 +1295,12 @@ static __always_inline int xspin_claim(struct xspin_claims *b, __u32 lap, __u32 
 
 /* Gives back what was claimed. By compare-and-swap, as another message may have the word: the
  * claim of a segment beyond the end holds up none. */
-static __always_inline void xspin_unclaim(struct xspin_claims *b, __u32 lap, __u32 bit)
+static __always_inline void xspin_unclaim(struct xspin_claims *b, __u32 lap, __u64 bits)
 {
 	for (int i = 0; i < 4; i++) {
 		__u64 v = READ_ONCE(b->claimed);
 
-		if (v >> 32 != lap || __sync_val_compare_and_swap(&b->claimed, v, v & ~(1ULL << bit)) == v)
+		if (v >> 32 != lap || __sync_val_compare_and_swap(&b->claimed, v, v & ~bits) == v)
 			return;
 	}
 }
@@ -1820,6 +1839,151 @@ static __always_inline int xspin_called(struct xspin_scratch *s, struct xspin_he
 		xspin_called(s, &her, handler(ctx, &her));        \
 	})
 
+#ifdef XSPIN_TC
+
+/* Whether segments have SLMP's header where docs/slmp.md says, so that a run can go by it. */
+static __always_inline int xspin_runs(void)
+{
+	return xspin_setup.protocol == XSPIN_SLMP && xspin_setup.checksums != XSPIN_VERIFY_ALL &&
+	       xspin.header == XSPIN_SLMP_AT + XSPIN_SLMP_HEADER && xspin.nkey == 4 &&
+	       xspin.key[3].off == XSPIN_SLMP_AT + 2 && xspin.key[3].mask == ~0u &&
+	       xspin.offset.off == XSPIN_SLMP_AT + 6 && xspin.offset.mask == ~0u &&
+	       xspin.eom.off == XSPIN_SLMP_AT - 2 && xspin.eom.mask == XSPIN_SLMP_EOM && xspin.eom_start == XSPIN_SLMP_EOM &&
+	       xspin.eom_end == XSPIN_SLMP_EOM;
+}
+
+/* SLMP's header, in the frame's order. */
+struct xspin_slmp {
+	__u16 flags;
+	__u16 id[2];
+	__u16 offset[2];
+};
+
+/* Whether the i-th segment of a train is one of the message at `offset`, with none of these flags. */
+static __always_inline int xspin_comes(struct xdp_md *ctx, const struct xspin_segment *g, const struct xspin_run *r, __u32 i, __u32 offset, __u32 flags)
+{
+	struct xspin_slmp h;
+
+	if (hook_load(ctx, g->head + i * ctx->gso_size, &h, sizeof(h)))
+		return 0;
+	return !(bswap16(h.flags) & flags) && ((__u32)h.id[1] << 16 | h.id[0]) == bswap32(r->id) &&
+	       ((__u32)h.offset[1] << 16 | h.offset[0]) == bswap32(offset);
+}
+
+/*
+ * What has come of a run is processed, what has not is given back. False: it completes its message, so the last
+ * segment is given back, too, for xspin_packet() to find.
+ */
+static __always_inline int xspin_run_ends(struct xspin_run *r, struct xspin_message *m, struct xspin_claims *b)
+{
+	__u32 me = bpf_get_smp_processor_id(), lap = r->at, got = r->got, first = r->bit & 31, left = r->left;
+	struct xspin_tally *t = bpf_map_lookup_elem(&xspin_tallies, &me);
+	struct xspin_counters *cpu = xspin_this_cpu();
+	__u64 extent, done, last;
+
+	r->got = r->left = 0;
+	if (left)
+		xspin_unclaim(b, lap, ((1ULL << (left & 63)) - 1) << ((first + got) & 31));
+	if (!got || !t || !cpu)
+		return 1;
+	if (r->start)
+		xspin_took(cpu, (xspin_now() - r->start) / got);
+	__sync_fetch_and_or(&b->done, ((1ULL << (got & 63)) - 1) << first);
+	WRITE_ONCE(m->seen, xspin_clock());
+	done = __sync_fetch_and_add(&m->done, (__u64)got * r->size) + (__u64)got * r->size;
+	extent = READ_ONCE(m->extent);
+	cpu->handled += got;
+	if (xspin_setup.checksums != XSPIN_VERIFY_NONE)
+		t->unverified += got;
+	if (!(extent & XSPIN_EXTENT_KNOWN) || done != (extent & XSPIN_EXTENT_BYTES) + 1)
+		return 1;
+	last = 1ULL << ((first + got - 1) & 31);
+	cpu->handled--;
+	if (xspin_setup.checksums != XSPIN_VERIFY_NONE)
+		t->unverified--;
+	__sync_fetch_and_add(&m->done, -(__u64)r->size);
+	__sync_fetch_and_and(&b->done, ~last);
+	xspin_unclaim(b, lap, last);
+	r->at = 0;
+	return 0;
+}
+
+static __noinline enum xspin_followed xspin_follow(struct xdp_md *ctx, struct xspin_segment *g, __u32 at)
+{
+	struct xspin_scratch *s = xspin_scratch();
+	struct xspin_counters *cpu = xspin_this_cpu();
+	struct xspin_message *m;
+	struct xspin_claims *b;
+	struct xspin_run *r;
+	__u32 slot, n, k, whole;
+	__u64 o, to, l;
+	__u8 *p;
+
+	/* What the first comes behind was of another train, and may be of another sender. */
+	if (!xspin_runs() || !at || !s || !cpu || !s->run.at)
+		return XSPIN_ALONE;
+	r = &s->run;
+	slot = r->at >> 32;
+	m = bpf_map_lookup_elem(&xspin_messages, &slot);
+	if (!m || !r->size)
+		return XSPIN_ALONE;
+	if (!r->left) {
+		k = r->next / r->size;
+		n = 32 - (k & 31);
+		whole = (ctx->len - g->head) / ctx->gso_size;
+		r->word = slot * xspin_setup.words + (k >> 5);
+		r->bit = k & 31;
+		b = bpf_map_lookup_elem(&xspin_bits, &r->word);
+		if (!b || k >> 5 >= xspin_setup.words || at >= whole || ctx->gso_size != r->size + XSPIN_SLMP_HEADER)
+			goto none;
+		if (n > whole - at)
+			n = whole - at;
+		to = (__u64)r->next + (__u64)n * r->size;
+		/*
+		 * The last is there, so it may say how far the message goes: before EOM does, if that is in between.
+		 * No message has both.
+		 */
+		if (n < 2 || to > 1ULL << 32 || to > m->room || m->window >= XSPIN_WINDOWS ||
+		    !xspin_comes(ctx, g, r, at + n - 1, to - r->size, XSPIN_SLMP_EOM | XSPIN_SLMP_ACK) ||
+		    xspin_reach(m, r->at, to - r->size, to, 0) || xspin_claim(b, r->at, ((1ULL << n) - 1) << r->bit))
+			goto none;
+		r->left = n;
+		r->got = 0;
+		r->start = cpu->handled / XSPIN_TIMED != (cpu->handled + n) / XSPIN_TIMED ? xspin_now() : 0;
+		/* What was read of the slot was its message's: the message is still there. */
+		if (READ_ONCE(m->word) != ((r->at & ~0U) << 32 | XSPIN_OPEN)) {
+			xspin_run_ends(r, m, b);
+			goto none;
+		}
+	} else {
+		b = bpf_map_lookup_elem(&xspin_bits, &r->word);
+		if (!b)
+			goto none;
+	}
+	o = m->place + r->next;
+	p = xspin_element(m->window, o >> 20);
+	o &= XSPIN_ELEMENT - 1;
+	l = r->size;
+	asm volatile("" : "+r"(o));
+	if (!p || o > XSPIN_ELEMENT - XSPIN_PIECE || !l || l > XSPIN_PIECE ||
+	    !xspin_comes(ctx, g, r, at, r->next, XSPIN_SLMP_EOM | XSPIN_SLMP_ACK | XSPIN_SLMP_SYN) ||
+	    hook_load(ctx, g->head + at * ctx->gso_size + XSPIN_SLMP_HEADER, p + o, XSPIN_LENGTH(l, XSPIN_PIECE))) {
+		if (!xspin_run_ends(r, m, b))
+			return XSPIN_AGAIN;
+		goto none;
+	}
+	g->followed = at;
+	r->next += r->size;
+	r->got++;
+	r->left--;
+	return r->left || xspin_run_ends(r, m, b) ? XSPIN_BEHIND : XSPIN_AGAIN;
+none:
+	r->at = 0;
+	return XSPIN_ALONE;
+}
+
+#endif
+
 /*
  * A packet. Calls the handlers, each at one place and in no loop: so the instructions that
  * the verifier has counted for each of them bound a packet's run.
@@ -1840,6 +2004,9 @@ XSPIN_PACKET
 
 	if (!cpu || !t || !s || !xspin_read(ctx, &her))
 		return XDP_PASS; /* as if no ruleset had matched */
+#ifdef XSPIN_TC
+	s->run.at = 0;
+#endif
 	t->slip.what = XSPIN_SLIP_NONE;
 	her.hpu = me;
 	her.hpus = xspin.hpus;
@@ -2024,12 +2191,12 @@ known:
 	if (!b)
 		return XDP_DROP;
 	open = 1;
-	switch (xspin_claim(b, at, k & 31)) {
+	switch (xspin_claim(b, at, 1ULL << (k & 31))) {
 	case 0:
 		if (eom) {
 			code = xspin_reach(m, at, her.offset, to, 1);
 			if (code) {
-				xspin_unclaim(b, at, k & 31);
+				xspin_unclaim(b, at, 1ULL << (k & 31));
 				goto refused;
 			}
 		}
@@ -2097,6 +2264,14 @@ ours:
 		__sync_fetch_and_add(&m->dropped, her.payload_len);
 	}
 	__sync_fetch_and_or(&b->done, 1ULL << (k & 31));
+#ifdef XSPIN_TC
+	if (xspin_runs() && m->mode == XSPIN_MODE_DEPOSIT && !eom) {
+		s->run.at = at;
+		s->run.id = s->reply.id;
+		s->run.next = to;
+		s->run.size = size;
+	}
+#endif
 	if (eom) {
 		m->eom_flags = s->reply.flags;
 		m->eom_offset = s->reply.offset;

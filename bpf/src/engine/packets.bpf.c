@@ -64,6 +64,14 @@ XSPIN_PACKET
 	return her.action;
 }
 
+#ifdef XSPIN_TC
+static __noinline enum xspin_followed xspin_follow(struct xdp_md *ctx __attribute__((unused)), struct xspin_segment *g __attribute__((unused)),
+						   __u32 at __attribute__((unused)))
+{
+	return XSPIN_ALONE; /* handlers see every packet */
+}
+#endif
+
 SEC(HOOK_SECTION)
 int xspin_context(struct xdp_md *ctx)
 {
