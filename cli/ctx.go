@@ -106,10 +106,10 @@ func newListCmd[T any](name, short, key, head string, ask func(*control.Client, 
 }
 
 func newCtxLsCmd() *cobra.Command {
-	const head = "NAME\tID\tSTATE\tTIER\tHANDLER\tINTERFACE\tATTACHED\tHANDLED\tDROPPED\tFAILED\tRULESETS"
+	const head = "NAME\tID\tSTATE\tTIER\tHOOK\tHANDLER\tINTERFACE\tATTACHED\tHANDLED\tDROPPED\tFAILED\tRULESETS"
 	return newListCmd("ctx ls", "List the contexts", "contexts", head, (*control.Client).Contexts, func(x *control.ContextInfo) string {
 		h := &x.HandlerStats
-		return fmt.Sprintf("%s\t%d\t%s\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%s", x.Name, x.ID, stateAndLink(x), orElse(x.Tier, "user"), handlerName(x), orDash(x.Interface), attached(x.Attached),
+		return fmt.Sprintf("%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%s", x.Name, x.ID, stateAndLink(x), orElse(x.Tier, "user"), orElse(x.At, "-"), handlerName(x), orDash(x.Interface), attached(x.Attached),
 			h.Handled, h.Dropped, h.Failed+h.Panics+h.Overruns, ruleNumbers(x))
 	})
 }

@@ -41,7 +41,7 @@ func newStandIn(t *testing.T) *standIn {
 			Name: "inbox", Handler: "deposit", Interface: "eth1", Params: map[string]any{"port": 7},
 			Windows: []control.Window{{Name: "in", Size: 64 << 20}, {Name: "all", Rights: "r", App: "none"}},
 		},
-		ID: 3, State: "active", Since: time.Unix(0, 0),
+		ID: 3, State: "active", At: "xdp", Since: time.Unix(0, 0),
 		Rules:        []control.Rule{{Number: 5, Text: "slmp: slmp", Matched: 70}, {Number: -1, Text: "more: udp(7)"}},
 		Attached:     []control.Peer{{PID: 77, UID: 1000, GID: 1001}, {PID: 78, Observer: true}},
 		HandlerStats: spin.ContextStats{Handled: 12, Dropped: 2, Failed: 1, Panics: 3},
@@ -109,8 +109,8 @@ func TestCtxTellsAndAsks(t *testing.T) {
 		out   []string // on lines of the output, columns by single spaces
 	}{
 		{"ls", "ctx ls", "", []string{"GET /v1/contexts"}, []string{
-			"NAME ID STATE TIER HANDLER INTERFACE ATTACHED HANDLED DROPPED FAILED RULESETS",
-			"inbox 3 active user deposit eth1 pid 77, pid 78 (observer) 12 2 4 5:slmp, more",
+			"NAME ID STATE TIER HOOK HANDLER INTERFACE ATTACHED HANDLED DROPPED FAILED RULESETS",
+			"inbox 3 active user xdp deposit eth1 pid 77, pid 78 (observer) 12 2 4 5:slmp, more",
 		}},
 		{"show", "ctx show inbox", "", []string{"GET /v1/contexts/inbox"}, []string{
 			"context 3, inbox: active since",

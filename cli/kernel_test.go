@@ -28,13 +28,13 @@ contexts:
 	if err := run("ctx", "ls", "--socket", d.socket); err != nil {
 		t.Fatal(err)
 	}
-	tiers := map[string]string{}
+	tiers, hooks := map[string]string{}, map[string]string{}
 	for line := range strings.Lines(out.String()) {
 		f := strings.Fields(line)
-		tiers[f[0]] = f[3]
+		tiers[f[0]], hooks[f[0]] = f[3], f[4]
 	}
-	if tiers["NAME"] != "TIER" || tiers["ping"] != "kernel" || tiers["echo"] != "user" {
-		t.Errorf("the tiers are %v in\n%s", tiers, &out)
+	if tiers["NAME"] != "TIER" || tiers["ping"] != "kernel" || tiers["echo"] != "user" || hooks["NAME"] != "HOOK" || hooks["ping"] != "tc" || hooks["echo"] != "xdp" {
+		t.Errorf("the tiers are %v, the hooks %v in\n%s", tiers, hooks, &out)
 	}
 
 	if err := run("stats", "--json", "--socket", d.socket); err != nil {

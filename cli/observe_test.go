@@ -364,7 +364,7 @@ func twoSamples() (before, now *sample) {
 		s := &sample{at: at.Add(time.Duration(k) * 2 * time.Second), status: &control.Status{PID: 42, Started: at.Add(-time.Hour)}}
 		s.contexts = []control.ContextInfo{
 			mk(control.ContextInfo{
-				Context: control.Context{Name: "inbox", Interface: "lab/xs-nic"}, ID: 3, State: "active",
+				Context: control.Context{Name: "inbox", Interface: "lab/xs-nic"}, ID: 3, State: "active", At: "tc",
 				HandlerStats: spin.ContextStats{Handled: 1000 + k*2_400_000, HandlerSum: time.Duration(k) * 1500 * time.Millisecond, Dropped: 5 + k*3, Failed: k, Panics: k, Sent: k * 10, Acks: k * 30},
 				MessageStats: &spin.MessageStats{Ended: k * 20, Open: 17},
 				Pair:         &hostq.PairStats{Requests: k * 8, Full: k * 2, Waiting: 6},
@@ -402,9 +402,9 @@ INTERFACE MODE COPY SEEN TO LINUX TO HPUS REFUSED SPILL MALFORMED STUCK
 lab/xs-nic native zero-copy 1000 500 450 35 10 5.0 1
 eth9 generic copy 0 0 0 0 0 0 0
 
-CONTEXT STATE PACKETS MESSAGES OPEN HPU% DROP FAIL REFUSED SPILL SENT ACKS REQUESTS FULL WAIT IN FLIGHT ATTACHED
-echo installed 20 - - 0.0 0 0 0 0 0 0 - - - 0 -
-inbox active 1.20M 10 17 75.0 1.5 1.0 35 10 5.0 15 4.0 1.0 6 9 pid 77
+CONTEXT STATE HOOK PACKETS MESSAGES OPEN HPU% DROP FAIL REFUSED SPILL SENT ACKS REQUESTS FULL WAIT IN FLIGHT ATTACHED
+echo installed - 20 - - 0.0 0 0 0 0 0 0 - - - 0 -
+inbox active tc 1.20M 10 17 75.0 1.5 1.0 35 10 5.0 15 4.0 1.0 6 9 pid 77
 
 INTERFACE HPU PACKETS BUSY% BATCH DEPTH
 lab/xs-nic 0 320 50.0 10.0 4
@@ -415,7 +415,7 @@ eth9 1
 	if got != strings.TrimSuffix(want, "eth9 1\n") {
 		t.Errorf("shows\n%swant\n%s", got, want)
 	}
-	if got := columnsOf(page(now, now, 0)); !strings.Contains(got, "inbox active 0 0 17 0.0 0 0 0 0 0 0 0 0 6 9 pid 77\n") {
+	if got := columnsOf(page(now, now, 0)); !strings.Contains(got, "inbox active tc 0 0 17 0.0 0 0 0 0 0 0 0 0 6 9 pid 77\n") {
 		t.Errorf("at the start, without a time to divide by:\n%s", got)
 	}
 	// A narrow screen gets the columns that matter most.

@@ -347,9 +347,9 @@ func (r *topReport) interfaceLines(width int) []pageLine {
 }
 
 func (r *topReport) contextLines(width int) []pageLine {
-	t := columns{left: make([]bool, 17), drop: []string{"ACKS", "SENT", "SPILL", "FULL", "REQUESTS", "IN FLIGHT", "MESSAGES", "WAIT", "FAIL", "STATE"}}
-	t.left[0], t.left[1], t.left[16] = true, true, true
-	t.row("CONTEXT", "STATE", "PACKETS", "MESSAGES", "OPEN", "HPU%", "DROP", "FAIL", "REFUSED", "SPILL", "SENT", "ACKS", "REQUESTS", "FULL", "WAIT", "IN FLIGHT", "ATTACHED")
+	t := columns{left: make([]bool, 18), drop: []string{"ACKS", "SENT", "SPILL", "FULL", "REQUESTS", "IN FLIGHT", "MESSAGES", "HOOK", "WAIT", "FAIL", "STATE"}}
+	t.left[0], t.left[1], t.left[2], t.left[17] = true, true, true, true
+	t.row("CONTEXT", "STATE", "HOOK", "PACKETS", "MESSAGES", "OPEN", "HPU%", "DROP", "FAIL", "REFUSED", "SPILL", "SENT", "ACKS", "REQUESTS", "FULL", "WAIT", "IN FLIGHT", "ATTACHED")
 	for i := range r.Contexts {
 		c := &r.Contexts[i]
 		messages, open := any("-"), any("-")
@@ -360,7 +360,7 @@ func (r *topReport) contextLines(width int) []pageLine {
 		if q := c.Queue; q != nil {
 			requests, full, waiting = q.Requests, q.Full, q.Waiting
 		}
-		t.row(c.Name, c.State, c.Packets, messages, open, fmt.Sprintf("%.1f", c.HPU), c.Dropped, c.Failed, c.Refused, c.Spilled, c.Sent, c.Acks,
+		t.row(c.Name, c.State, orElse(c.Hook, "-"), c.Packets, messages, open, fmt.Sprintf("%.1f", c.HPU), c.Dropped, c.Failed, c.Refused, c.Spilled, c.Sent, c.Acks,
 			requests, full, waiting, c.InFlight, attached(c.Attached))
 	}
 	return t.lines(width)

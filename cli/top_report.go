@@ -43,6 +43,7 @@ type interfaceReport struct {
 type contextReport struct {
 	Name     string         `json:"name"`
 	State    string         `json:"state"`
+	Hook     string         `json:"hook,omitempty"` // that its packets come from: xdp or tc
 	Packets  float64        `json:"packets"`
 	Messages *messageReport `json:"messages,omitempty"` // if the context has messages that end
 	HPU      float64        `json:"hpu_percent"`        // handler time
@@ -145,7 +146,7 @@ func (p period) nic(old, n *nic.Stats) interfaceReport {
 func (p period) context(was, is *control.ContextInfo, c1, c2 *nic.ContextStats) contextReport {
 	a, b := &was.HandlerStats, &is.HandlerStats
 	r := contextReport{
-		Name: is.Name, State: is.State, Packets: p.rate(a.Handled, b.Handled), HPU: p.percent(a.HandlerSum, b.HandlerSum),
+		Name: is.Name, State: is.State, Hook: is.At, Packets: p.rate(a.Handled, b.Handled), HPU: p.percent(a.HandlerSum, b.HandlerSum),
 		Dropped: p.rate(a.Dropped, b.Dropped), Failed: p.rate(a.Failed+a.Panics+a.Overruns, b.Failed+b.Panics+b.Overruns),
 		Refused: p.rate(c1.Refused, c2.Refused), Spilled: p.rate(c1.Spilled, c2.Spilled), Sent: p.rate(a.Sent, b.Sent), Acks: p.rate(a.Acks, b.Acks),
 		InFlight: c2.InFlight, Attached: append([]control.Peer{}, is.Attached...),

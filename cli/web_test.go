@@ -94,7 +94,7 @@ contexts:
 	for _, c := range infos {
 		state, handler := c.State, c.Handler
 		if c.Tier == "kernel" {
-			handler += ", in the kernel"
+			handler += ", in the kernel at " + c.At
 		}
 		page.Until(fmt.Sprintf("%s === %q && %s === %q", cell(c.Name, 1), state, cell(c.Name, 2), handler), "document.body.innerText")
 	}

@@ -232,6 +232,9 @@ func (s *State) context(c *control.ContextInfo, n *nic.ContextStats) {
 	tier := cmp.Or(c.Tier, "user")
 	if tier == "kernel" {
 		handler += ", in the kernel"
+		if c.At != "" {
+			handler += " at " + c.At
+		}
 	}
 	x := Context{
 		Name: c.Name, Interface: c.Interface, State: c.State, Error: c.Error, Tier: tier, Handler: handler, Policy: c.Policy,

@@ -46,7 +46,7 @@ func some(n uint64) Source {
 				Context: control.Context{Name: "box", Interface: "lab/nic", Handler: "deposit", Params: map[string]any{"key": "secret"}}, ID: 1, State: "active",
 				HandlerStats: spin.ContextStats{Handled: 20 * n, Dropped: 5 * n, HandlerTime: spin.Histogram{10: 15 * n, 20: 5 * n}},
 				MessageStats: &spin.MessageStats{Open: 6, Ended: 2 * n, Dropped: spin.Drops{spin.DropDead: n}},
-			}, {Context: control.Context{Name: "idle", Interface: "lab/nic", Tier: "kernel", Object: &control.Object{Name: "mine.o"}}, State: "installed"}}
+			}, {Context: control.Context{Name: "idle", Interface: "lab/nic", Tier: "kernel", Object: &control.Object{Name: "mine.o"}}, State: "installed", At: "tc"}}
 		},
 		Log: &Tail{},
 	}
@@ -74,7 +74,7 @@ func TestSamplesAreDifferences(t *testing.T) {
 	var r recorder
 	start := time.Unix(1000, 0)
 	r.record(some(1), start)
-	if d := r.get(t, 0); len(d.Samples) != 0 || d.Contexts[0].Name != "box" || d.Contexts[0].Open != 6 || d.Contexts[0].InFlight != 4 || d.Interfaces[0].Frames.Redirected != 15 || d.Contexts[1].Handler != "mine.o, in the kernel" || d.Contexts[0].Tier != "user" || d.Contexts[1].Tier != "kernel" {
+	if d := r.get(t, 0); len(d.Samples) != 0 || d.Contexts[0].Name != "box" || d.Contexts[0].Open != 6 || d.Contexts[0].InFlight != 4 || d.Interfaces[0].Frames.Redirected != 15 || d.Contexts[1].Handler != "mine.o, in the kernel at tc" || d.Contexts[0].Tier != "user" || d.Contexts[1].Tier != "kernel" {
 		t.Errorf("%+v", d)
 	}
 	r.record(some(3), start.Add(2*time.Second))
