@@ -10,14 +10,17 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"os/exec"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/xspin/xspin/internal/ethtool"
 	"github.com/xspin/xspin/internal/testenv"
@@ -166,6 +169,110 @@ func TestMessagesInTrains(t *testing.T) {
 	p := stats(t, n).Program
 	if segments := c.Stats().Handled; p.Kernel >= segments/4 {
 		t.Errorf("%d segments came in %d frames: the sender's trains are cut before", segments, p.Kernel)
+	}
+}
+
+// Linux joins datagrams that came alone, and a context at tc takes them apart.
+func TestTrainsThatLinuxHasJoined(t *testing.T) {
+	testenv.NeedTime(t) // datagrams have to come while GRO waits
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	if err := lab.NIC.NS.Do(func() error {
+		return errors.Join(ethtool.GRO.Enable(lab.NIC.Device, true), ethtool.UDPForwarding.Enable(lab.NIC.Device, true))
+	}); err != nil {
+		t.Fatal(err)
+	}
+	// Each datagram is a poll of its own here: GRO has to wait for the next.
+	class := "/sys/class/net/" + lab.NIC.Device
+	if out, err := exec.Command("ip", "netns", "exec", lab.NIC.NS.Name(), "sh", "-c",
+		"echo 2000000 > "+class+"/gro_flush_timeout; echo 1 > "+class+"/napi_defer_hard_irqs").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	n := open(t, lab, nic.Config{Hook: nic.HookTC})
+	const size = 1 << 20
+	spec, w, events := depositing(t, size)
+	c := run(t, n, spec)
+	conn := connect(t, lab, slmp.Port, slmp.Config{Offload: slmp.OffloadCalls})
+	for i := range 3 {
+		msg := noise(size - i)
+		if _, err := conn.SendBytes(patient(t), msg, slmp.Options{}); err != nil {
+			t.Fatalf("%v\n%+v\n%+v", err, messages(t, c), stats(t, n).Program)
+		}
+		got := make([]byte, len(msg))
+		if e := nextEvent(t, events); e.Cause != spin.Complete || e.Length != uint64(len(msg)) {
+			t.Errorf("event %+v", e)
+		}
+		if _, err := w.ReadAt(got, 0); err != nil || !bytes.Equal(got, msg) {
+			t.Errorf("other bytes are in the window, %v", err)
+		}
+	}
+	if s := statsOf(t, n, c); s.Mixed != 0 || s.Uncut != 0 || s.Failed != 0 {
+		t.Errorf("%+v", s)
+	}
+	if p, segments := stats(t, n).Program, c.Stats().Handled; p.Kernel >= segments/2 {
+		t.Errorf("%d segments came in %d frames: nothing was joined", segments, p.Kernel)
+	}
+}
+
+// A filter of somebody else's, of the older kind, gets what XsPIN passes on, and nothing else.
+func TestFiltersBesideTC(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	drop, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "drop", Type: ebpf.SchedCLS, License: "Apache-2.0",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2 /* TC_ACT_SHOT */), asm.Return()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer drop.Close()
+	n := open(t, lab, nic.Config{Hook: nic.HookTC})
+	run(t, n, builtin(t, "echo-udp", matcher.UDPPort(7)))
+	var linux *net.UDPConn
+	if err := lab.NIC.NS.Do(func() (err error) {
+		linux, err = net.ListenUDP("udp4", &net.UDPAddr{Port: 8})
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer linux.Close()
+	ours, theirs := dialUDP(t, lab, 7), dialUDP(t, lab, 8)
+	comes := func(from, at *net.UDPConn) bool {
+		t.Helper()
+		if _, err := from.Write([]byte("hello")); err != nil {
+			t.Fatal(err)
+		}
+		b := make([]byte, 100)
+		at.SetReadDeadline(time.Now().Add(testenv.Slowness() * 300 * time.Millisecond))
+		k, err := at.Read(b)
+		return err == nil && string(b[:k]) == "hello"
+	}
+	if !comes(ours, ours) || !comes(theirs, linux) {
+		t.Fatal("no echo, or no datagram, before there is a filter")
+	}
+	filter := &netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{LinkIndex: lab.NIC.Index, Parent: netlink.HANDLE_MIN_INGRESS, Handle: netlink.MakeHandle(0, 1), Priority: 1, Protocol: unix.ETH_P_ALL},
+		Fd:          drop.FD(), Name: "drop", DirectAction: true,
+	}
+	if err := lab.NIC.NS.Do(func() error {
+		return errors.Join(netlink.QdiscAdd(&netlink.GenericQdisc{QdiscType: "clsact", QdiscAttrs: netlink.QdiscAttrs{LinkIndex: lab.NIC.Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}),
+			netlink.FilterAdd(filter))
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if !comes(ours, ours) {
+		t.Error("the filter has what was for a context")
+	}
+	if comes(theirs, linux) {
+		t.Error("the filter does not have what was for Linux")
+	}
+	if err := n.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := lab.NIC.NS.Do(func() error {
+		list, err := netlink.FilterList(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Index: lab.NIC.Index}}, netlink.HANDLE_MIN_INGRESS)
+		if err == nil && len(list) != 1 {
+			err = fmt.Errorf("%d filters are left", len(list))
+		}
+		return err
+	}); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -28,6 +28,8 @@ var (
 	GSO        = Feature{"generic-segmentation-offload", unix.ETHTOOL_GGSO, unix.ETHTOOL_SGSO}
 	GRO        = Feature{"generic-receive-offload", unix.ETHTOOL_GGRO, unix.ETHTOOL_SGRO}
 	UDPSegment = Feature{name: "tx-udp-segmentation"}
+	// UDPForwarding has GRO join datagrams, whoever they are for.
+	UDPForwarding = Feature{name: "rx-udp-gro-forwarding"}
 )
 
 func (f Feature) String() string { return f.name }
