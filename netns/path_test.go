@@ -139,7 +139,10 @@ func TestPathIsKeptOrBuiltAnew(t *testing.T) {
 		{"the relay's pair removed", impair.Config{Delay: time.Millisecond}, inPath(device("d-nic", netlink.LinkDel)), "impairment stage is gone"},
 		{"a checksum offload turned on", impair.Config{}, func(l *netns.Lab, _ *netns.LabConfig) error {
 			return l.Host.NS.Do(func() error { return ethtool.TxChecksum.Enable(l.Host.Device, true) })
-		}, "transmit checksum offload of xs-host is on"},
+		}, "tx-checksumming of xs-host is on"},
+		{"a segmentation offload turned on", impair.Config{Trains: true}, func(l *netns.Lab, _ *netns.LabConfig) error {
+			return l.Host.NS.Do(func() error { return ethtool.TSO.Enable(l.Host.Device, true) })
+		}, "tcp-segmentation-offload of xs-host is on"},
 		{"the name of the namespace between removed", impair.Config{}, func(l *netns.Lab, _ *netns.LabConfig) error {
 			return errors.Join(unix.Unmount(l.PathNS.Path(), unix.MNT_DETACH), os.Remove(l.PathNS.Path()))
 		}, "no namespace"},

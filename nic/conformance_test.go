@@ -1595,6 +1595,7 @@ func lost(t *testing.T, before, lived map[object]bool) {
 		t.Error("no map and no program has lived")
 	}
 	eventually(t, fmt.Sprintf("none of %d maps and programs is left", len(lived)), func() bool {
+		runtime.GC() // package ebpf leaves its own mappings to it, and nothing else may need it for minutes
 		for what := range lived {
 			if !what.gone() {
 				return false
@@ -1603,6 +1604,11 @@ func lost(t *testing.T, before, lived map[object]bool) {
 		}
 		return true
 	})
+	for what := range lived {
+		if !what.gone() {
+			t.Errorf("left: %v", what)
+		}
+	}
 }
 
 // An object is a program or a map in the kernel.
@@ -1655,6 +1661,22 @@ func objects(t *testing.T) map[object]bool {
 }
 
 // gone tells whether the kernel has an object no more.
+// String names what is there.
+func (o object) String() string {
+	if o.program {
+		if p, err := ebpf.NewProgramFromID(ebpf.ProgramID(o.id)); err == nil {
+			defer p.Close()
+			return p.String()
+		}
+		return fmt.Sprintf("program %d", o.id)
+	}
+	if m, err := ebpf.NewMapFromID(ebpf.MapID(o.id)); err == nil {
+		defer m.Close()
+		return m.String()
+	}
+	return fmt.Sprintf("map %d", o.id)
+}
+
 func (o object) gone() bool {
 	var err error
 	var c io.Closer

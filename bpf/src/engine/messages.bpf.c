@@ -1841,12 +1841,17 @@ static __always_inline int xspin_called(struct xspin_scratch *s, struct xspin_he
 
 #ifdef XSPIN_TC
 
-/* Whether segments have SLMP's header where docs/slmp.md says, so that a run can go by it. */
+/*
+ * Whether segments have SLMP's header where docs/slmp.md says, and nothing else tells them apart, so that a run can go
+ * by it.
+ */
 static __always_inline int xspin_runs(void)
 {
 	return xspin_setup.protocol == XSPIN_SLMP && xspin_setup.checksums != XSPIN_VERIFY_ALL &&
 	       xspin.header == XSPIN_SLMP_AT + XSPIN_SLMP_HEADER && xspin.nkey == 4 &&
-	       xspin.key[3].off == XSPIN_SLMP_AT + 2 && xspin.key[3].mask == ~0u &&
+	       xspin.key[0].need <= XSPIN_SLMP_AT && xspin.key[1].need <= XSPIN_SLMP_AT && xspin.key[2].need <= XSPIN_SLMP_AT &&
+	       xspin.key[3].off == XSPIN_SLMP_AT + 2 && xspin.key[3].mask == ~0u && !xspin.offset_shift &&
+	       xspin.length.off == XSPIN_SLMP_AT - 6 && xspin.length.mask == 0xffff && !xspin.length_shift && xspin.length_from == XSPIN_SLMP_AT - 8 &&
 	       xspin.offset.off == XSPIN_SLMP_AT + 6 && xspin.offset.mask == ~0u &&
 	       xspin.eom.off == XSPIN_SLMP_AT - 2 && xspin.eom.mask == XSPIN_SLMP_EOM && xspin.eom_start == XSPIN_SLMP_EOM &&
 	       xspin.eom_end == XSPIN_SLMP_EOM;
@@ -1882,8 +1887,9 @@ static __always_inline int xspin_run_ends(struct xspin_run *r, struct xspin_mess
 	__u64 extent, done, last;
 
 	r->got = r->left = 0;
+	/* The word is the message's as long as bits of it are claimed and not done. */
 	if (left)
-		xspin_unclaim(b, lap, ((1ULL << (left & 63)) - 1) << ((first + got) & 31));
+		__sync_fetch_and_and(&b->claimed, ~(((1ULL << (left & 63)) - 1) << ((first + got) & 31)));
 	if (!got || !t || !cpu)
 		return 1;
 	if (r->start)
@@ -1895,7 +1901,9 @@ static __always_inline int xspin_run_ends(struct xspin_run *r, struct xspin_mess
 	cpu->handled += got;
 	if (xspin_setup.checksums != XSPIN_VERIFY_NONE)
 		t->unverified += got;
-	if (!(extent & XSPIN_EXTENT_KNOWN) || done != (extent & XSPIN_EXTENT_BYTES) + 1)
+	/* Another CPU may have completed the message meanwhile, and the slot may have the next. */
+	if (extent >> 35 != (lap & ((1 << 29) - 1)) || !(extent & XSPIN_EXTENT_KNOWN) ||
+	    done != (extent & XSPIN_EXTENT_BYTES) + 1)
 		return 1;
 	last = 1ULL << ((first + got - 1) & 31);
 	cpu->handled--;
@@ -1903,7 +1911,7 @@ static __always_inline int xspin_run_ends(struct xspin_run *r, struct xspin_mess
 		t->unverified--;
 	__sync_fetch_and_add(&m->done, -(__u64)r->size);
 	__sync_fetch_and_and(&b->done, ~last);
-	xspin_unclaim(b, lap, last);
+	__sync_fetch_and_and(&b->claimed, ~last);
 	r->at = 0;
 	return 0;
 }
@@ -1949,10 +1957,11 @@ static __noinline enum xspin_followed xspin_follow(struct xdp_md *ctx, struct xs
 			goto none;
 		r->left = n;
 		r->got = 0;
-		r->start = cpu->handled / XSPIN_TIMED != (cpu->handled + n) / XSPIN_TIMED ? xspin_now() : 0;
+		r->start = (cpu->handled - 1) / XSPIN_TIMED != (cpu->handled + n - 1) / XSPIN_TIMED ? xspin_now() : 0;
 		/* What was read of the slot was its message's: the message is still there. */
 		if (READ_ONCE(m->word) != ((r->at & ~0U) << 32 | XSPIN_OPEN)) {
-			xspin_run_ends(r, m, b);
+			r->left = 0;
+			xspin_unclaim(b, r->at, ((1ULL << n) - 1) << r->bit); /* which another message may have now */
 			goto none;
 		}
 	} else {
@@ -2002,11 +2011,12 @@ XSPIN_PACKET
 	__u64 at, word, extent, done, to, high = 0, start = 0, *found;
 	int code = XSPIN_SUCCESS, eom, hollow, both;
 
+#ifdef XSPIN_TC
+	if (s)
+		s->run.at = s->run.left = 0;
+#endif
 	if (!cpu || !t || !s || !xspin_read(ctx, &her))
 		return XDP_PASS; /* as if no ruleset had matched */
-#ifdef XSPIN_TC
-	s->run.at = 0;
-#endif
 	t->slip.what = XSPIN_SLIP_NONE;
 	her.hpu = me;
 	her.hpus = xspin.hpus;
