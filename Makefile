@@ -26,9 +26,9 @@ SOAK_PACKAGES := slmp ddt loader nic eval/mpich client scripts
 # runs them beside the others, when these leave a CPU idle.
 PURE := loader ddt ddt/ddttest mpq matcher packet spin internal/quantile internal/clock internal/pcapng eval/bench eval/chart eval/ddtloops eval/report
 
-# Packages whose tests take longest, and have the kernel's verifier compute for most of it: make test
-# runs them one by one, as it does the others, and at the same time. Both wait often enough.
-LONGEST := nic client daemon
+# Packages whose tests take long, and have the kernel's verifier compute for most of it: make test
+# runs them one by one, as it does the others, and at the same time. Both wait often enough. Those of nic come last, without.
+LONG := client daemon
 
 # The Debian of make fresh.
 SUITE       := trixie
@@ -111,16 +111,18 @@ test-beside = bad=0; ($(lint)) || bad=1; $(FAST) -p 1 -run "$(UNRACED)" $(addpre
 test: root go test-tools vm-tools generate-check ## every test, none skipped; installs Debian packages they need (root)
 	$(FAST) -run TestLitmus ./hostq # the race detector orders what this wants to see unordered
 	@log=$$(mktemp); setsid nice -n 19 sh -c '$(test-beside)' >"$$log" 2>&1 & beside=$$!; \
-	longest=; trap 'kill -- -$$beside 2>/dev/null; kill $$longest 2>/dev/null; rm -f "$$log"' EXIT; trap 'exit 130' INT TERM; ok=0; \
+	long=; trap 'kill -- -$$beside 2>/dev/null; kill $$long 2>/dev/null; rm -f "$$log"' EXIT; trap 'exit 130' INT TERM; ok=0; \
 	make --no-print-directory vmtest-quick || exit 1; \
 	echo '$(FAST) -run EveryRow ./eval # and is what benches would measure; benches and experiments at once, whose figures do not matter here'; \
 	$(FAST) -run EveryRow -skip 'Bench.*EveryRow' ./eval & experiments=$$!; \
 	$(FAST) -run 'Bench.*EveryRow' ./eval || ok=1; wait $$experiments || ok=1; [ $$ok = 0 ] || exit 1; \
 	echo 'CGO_ENABLED=1 go build -race ./... # on all CPUs. Below, the tests of two packages run, and those of the next are linked, so the times include waiting'; \
 	CGO_ENABLED=1 go build -race ./... || exit 1; \
-	$(RACE) -skip "$(UNRACED)" -p 2 -exec "flock -o '$(CURDIR)/nic'" $(addprefix ./,$(LONGEST)) & longest=$$!; \
-	$(RACE) -skip "$(UNRACED)" -p 2 -exec "flock -o '$(CURDIR)'" $$(go list ./... | grep -vxE "$$(go list $(addprefix ./,$(PURE) $(LONGEST)) | paste -sd '|')") || ok=1; \
-	wait $$longest || ok=1; longest=; wait $$beside || ok=1; beside=; cat "$$log"; exit $$ok
+	$(RACE) -skip "$(UNRACED)" -p 2 -exec "flock -o '$(CURDIR)/nic'" $(addprefix ./,$(LONG)) & long=$$!; \
+	$(RACE) -skip "$(UNRACED)" -p 2 -exec "flock -o '$(CURDIR)'" $$(go list ./... | grep -vxE "$$(go list $(addprefix ./,$(PURE) $(LONG) nic) | paste -sd '|')") || ok=1; \
+	wait $$long || ok=1; long=; \
+	$(RACE) -skip "$(UNRACED)" ./nic || ok=1; \
+	wait $$beside || ok=1; beside=; cat "$$log"; exit $$ok
 
 soak: root go test-tools ## random searches for hours rather than seconds (root; SOAK=times as long)
 	XSPIN_SOAK=$(SOAK) CGO_ENABLED=0 go test -count=1 -p 1 -timeout 0 $(addprefix ./,$(SOAK_PACKAGES))
