@@ -263,6 +263,11 @@ func (m *kernelMessages) adopt() {
 		return
 	}
 	m.scanned = n
+	m.scan()
+}
+
+// scan looks through all slots for deferred messages. The caller has mu.
+func (m *kernelMessages) scan() {
 	all, last := m.t.handlers.Deferred()
 	for _, d := range m.deferred {
 		if d.Turn > last {
@@ -340,6 +345,9 @@ func (m *kernelMessages) take(sample []byte) {
 		}
 	} else if d, ok := loader.ReadDeferred(sample); ok {
 		m.mu.Lock()
+		if d.Turn > m.turn+1 {
+			m.scan() // of those before it the ring had no room to tell, and they go first
+		}
 		m.deferred, m.turn = enqueue(m.deferred, d), max(m.turn, d.Turn)
 		m.mu.Unlock()
 	} else if ack, ok := loader.ReadOwed(sample); ok {
