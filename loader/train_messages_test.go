@@ -134,7 +134,7 @@ func TestTrainsOfSegments(t *testing.T) {
 				gso = 0
 			}
 			if list[0].offset > 0 && !slices.ContainsFunc(list[:k], func(s segment) bool { return s.offset == 0 }) && rng.IntN(10) == 0 {
-				// What follows another sender's train is no message that has begun.
+				// Segments of another sender follow, which has begun no message.
 				foreign := slices.Clone(list[:k])
 				for i := range foreign {
 					foreign[i].from = round + 30000

@@ -346,7 +346,7 @@ func (m *kernelMessages) take(sample []byte) {
 	} else if d, ok := loader.ReadDeferred(sample); ok {
 		m.mu.Lock()
 		if d.Turn > m.turn+1 {
-			m.scan() // of those before it the ring had no room to tell, and they go first
+			m.scan() // those before it go first: the ring had no room for their notes
 		}
 		m.deferred, m.turn = enqueue(m.deferred, d), max(m.turn, d.Turn)
 		m.mu.Unlock()

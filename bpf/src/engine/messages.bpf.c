@@ -1876,8 +1876,8 @@ static __always_inline int xspin_comes(struct xdp_md *ctx, const struct xspin_se
 }
 
 /*
- * What has come of a run is processed, what has not is given back. False: it completes its message, so the last
- * segment is given back, too, for xspin_packet() to find.
+ * Ends a run: segments that have come are processed, and the others are given back. False: the run completes its
+ * message, so the last segment is given back, too, for xspin_packet() to find.
  */
 static __always_inline int xspin_run_ends(struct xspin_run *r, struct xspin_message *m, struct xspin_claims *b)
 {
@@ -1927,7 +1927,7 @@ static __noinline enum xspin_followed xspin_follow(struct xdp_md *ctx, struct xs
 	__u64 o, to, l;
 	__u8 *p;
 
-	/* What the first comes behind was of another train, and may be of another sender. */
+	/* The packet before the first segment was of another train, and may be of another sender. */
 	if (!xspin_runs() || !at || !s || !cpu || !s->run.at)
 		return XSPIN_ALONE;
 	r = &s->run;
@@ -1961,7 +1961,7 @@ static __noinline enum xspin_followed xspin_follow(struct xdp_md *ctx, struct xs
 		/* What was read of the slot was its message's: the message is still there. */
 		if (READ_ONCE(m->word) != ((r->at & ~0U) << 32 | XSPIN_OPEN)) {
 			r->left = 0;
-			xspin_unclaim(b, r->at, ((1ULL << n) - 1) << r->bit); /* which another message may have now */
+			xspin_unclaim(b, r->at, ((1ULL << n) - 1) << r->bit); /* another message may have them now */
 			goto none;
 		}
 	} else {
