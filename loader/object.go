@@ -279,9 +279,11 @@ func declared(f *elf.File, spec *ebpf.CollectionSpec) (d bpf.HandlersDeclared, v
 	}
 	b = b[s.Value:][:size]
 	d = bpf.HandlersDeclared{Handlers: binary.LittleEndian.Uint32(b), Messages: binary.LittleEndian.Uint32(b[4:]), State: binary.LittleEndian.Uint32(b[8:])}
-	most := uint32(hasHeader | hasPayload | hasCompletion | hasTrains)
+	most := uint32(hasHeader | hasPayload | hasCompletion)
 	if d.Messages == 1 {
 		most |= hasHandOver
+	} else {
+		most |= hasTrains // each segment of a message has a header of its own
 	}
 	if d.Handlers&^most != 0 || d.Messages > 1 || d.State > mostState*d.Messages || d.State%8 != 0 {
 		return d, 0, changed

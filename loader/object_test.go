@@ -105,6 +105,7 @@ func TestObjectsThatAreRefused(t *testing.T) {
 		{"two programs", include + payload + named + licence + `SEC("xdp.frags") int more(struct xdp_md *ctx) { return ctx->data ? XDP_PASS : XDP_DROP; }`, `other programs: more in section "xdp.frags"`},
 		{"wrong section", include + payload + strings.ReplaceAll(byHand, "xdp.frags", "xdp") + licence, `xspin_context is in section "xdp", want "xdp.frags"`},
 		{"no such handler", include + payload + strings.ReplaceAll(byHand, ".handlers = 2", ".handlers = 18") + licence, "its xspin_handler.h was changed"},
+		{"trains of messages", include + payload + strings.ReplaceAll(byHand, ".handlers = 2", ".handlers = 34, .messages = 1") + licence, "its xspin_handler.h was changed"},
 		{"state of packets", include + payload + strings.ReplaceAll(byHand, ".handlers = 2", ".handlers = 2, .state = 8") + licence, "its xspin_handler.h was changed"},
 		{"no handlers", include + "XSPIN_CONTEXT(0);\n" + licence, "it has no handlers"},
 		{"a handler that is not there", include + "XSPIN_CONTEXT(HEADER | PAYLOAD);\n" + payload + licence, "XSPIN_CONTEXT names HEADER, and there is no XSPIN_HEADER"},

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/xspin/xspin/internal/testenv"
+	"github.com/xspin/xspin/packet"
 	"github.com/xspin/xspin/slmp"
 )
 
@@ -150,16 +151,22 @@ func TestTrainsOfSegments(t *testing.T) {
 			got, sent := answerIn(t, runTrain(t, trains, train, gso))
 			var want slmp.Ack
 			var wanted bool
+			complete := false // EOM is acknowledged
 			for i := range list[:k] {
 				v := run(t, alone, list[i].frame())
 				if a, ok := answerIn(t, v); ok {
 					want, wanted = a, true
+					complete = complete || a.ID == uint32(round) && !a.Wait && int(a.Offset) == (n-1)*size
 				}
 			}
 			if sent != wanted {
 				t.Fatalf("round %d: %d segments of %d bytes: answered is %v, want %v", round, k, size, sent, wanted)
 			}
-			if s := &list[k-1]; sent && s.flags&slmp.SYN != 0 && s.id == uint32(round) {
+			if s := &list[k-1]; complete && got.ID == uint32(round) {
+				if got.Wait || int(got.Offset) != (n-1)*size || int(got.End) < len(all) { // no other answer says so
+					t.Fatalf("round %d: %d segments of %d bytes: %+v does not acknowledge EOM", round, k, size, got)
+				}
+			} else if sent && s.flags&slmp.SYN != 0 && s.id == uint32(round) {
 				if string(got.Append(nil)) != string(want.Append(nil)) {
 					t.Fatalf("round %d: %d segments of %d bytes: %+v, want %+v", round, k, size, got, want)
 				}
@@ -197,5 +204,76 @@ func TestTrainsOfSegments(t *testing.T) {
 	}
 	if unasked < ended {
 		t.Errorf("trains of %d messages have %d answers fewer than their segments: the generator has drifted", ended, unasked)
+	}
+}
+
+// A train that nobody can cut is no segment of a message, whatever its first bytes say: it goes to Linux.
+func TestTrainsThatAreNoSegments(t *testing.T) {
+	const size = 100
+	cfg, w := messagesConfig(t, 1<<20, MessagesConfig{Messages: 8, Segments: 4096, Events: 1 << 16})
+	cfg.Hook = TC
+	h := load(t, depositObject(t), cfg)
+	all := bytes.Repeat([]byte("segments"), 200*size/8)
+	of := func(id, n int) (list []segment) {
+		for k := range n {
+			list = append(list, segment{id: uint32(id), offset: uint32(k * size), payload: all[:size], flags: slmp.Cumulative | slmp.SYN, sum: partialSum})
+		}
+		return list
+	}
+	train, gso := asTrain(of(1, 8))
+	change := func(change func(f []byte)) []byte {
+		f := bytes.Clone(train)
+		change(f)
+		return f
+	}
+	hollow := of(1, 1)
+	for range 128 {
+		hollow = append(hollow, segment{id: 1, flags: slmp.Cumulative, sum: partialSum})
+	}
+	short, _ := asTrain(hollow)
+	for name, tc := range map[string]struct {
+		frame []byte
+		gso   int
+	}{
+		"of a byte each":                      {train, 1},
+		"of 5 bytes each":                     {train, 5},
+		"129 headers":                         {short, slmp.HeaderLen},
+		"a UDP length that is too short":      {change(func(f []byte) { f[39]-- }), gso},
+		"a UDP length that is too long":       {change(func(f []byte) { f[38]++ }), gso},
+		"an IPv4 length that is too short":    {change(func(f []byte) { packet.IPv4(f[14:]).SetTotalLen(500) }), gso},
+		"the UDP length of its first segment": {change(func(f []byte) { binary.BigEndian.PutUint16(f[38:], uint16(8+gso)) }), gso},
+	} {
+		was, before := h.Tally(), h.Stats()
+		v := runTrain(t, h, tc.frame, tc.gso)
+		if s := h.Stats(); v.Action != ActionToStack || !bytes.Equal(v.Frame, tc.frame) || s.Uncut != before.Uncut+1 || h.Tally() != was {
+			t.Errorf("%s: %v, %d uncut, %+v, want %+v", name, v.Action, s.Uncut-before.Uncut, h.Tally(), was)
+		}
+	}
+	got := make([]byte, 1<<20)
+	if _, err := w.ReadAt(got, 0); err != nil {
+		t.Fatal(err)
+	}
+	if i := slices.IndexFunc(got, func(b byte) bool { return b != 0 }); i >= 0 {
+		t.Errorf("byte %d of the window was written", i)
+	}
+
+	// As many segments as a train may have, of headers alone behind the first, are each judged: all but it say nothing.
+	list := append(of(2, 1), make([]segment, 127)...)
+	for i := range list[1:] {
+		list[1+i] = segment{id: 2, flags: slmp.Cumulative, sum: partialSum}
+	}
+	before := h.Tally()
+	for i := range list {
+		run(t, h, list[i].frame())
+	}
+	alone := h.Tally()
+	for i := range list {
+		list[i].id = 3
+	}
+	list[0].payload = nil // all are as long as the first
+	frame, gso := asTrain(list)
+	runTrain(t, h, frame, gso)
+	if s, now := h.Stats(), h.Tally(); now.Duplicates-alone.Duplicates != 127 || alone.Duplicates-before.Duplicates != 127 || s.Failed != 0 {
+		t.Errorf("of 127 headers %d were judged alone, and %d in a train", alone.Duplicates-before.Duplicates, now.Duplicates-alone.Duplicates)
 	}
 }

@@ -4,6 +4,7 @@
  * on several CPUs at a time. The contract is in bpf/include/xspin_message.h.
  */
 #include "engine.h"
+#define XSPIN_ONE_BY_ONE 1 /* each segment has a header of its own */
 #include "train.h"
 #include "xspin_message.h"
 
@@ -1137,15 +1138,19 @@ __weak int xspin_answer(struct xdp_md *ctx)
 
 /*
  * Answers wait until all packets of a frame were looked at: each is made of the frame, which is then no train any
- * more. Of those that tell all that has come, a message has one at a time: the last says what the others would.
+ * more. Of those that tell all that has come, a message has one at a time: the last says what the others would, unless
+ * an earlier one acknowledges EOM, which no other can.
  */
 static __always_inline int xspin_answer_to(struct xdp_md *ctx __attribute__((unused)), struct xspin_scratch *s, struct xspin_tally *t)
 {
 	__u32 n = s->ndue;
 
 	if (n - 1 < XSPIN_SEGMENTS && s->reply.flags & XSPIN_SLMP_CUMULATIVE && s->due[n - 1].flags & XSPIN_SLMP_CUMULATIVE &&
-	    s->due[n - 1].id == s->reply.id)
+	    s->due[n - 1].id == s->reply.id) {
+		if (s->due[n - 1].processed && s->due[n - 1].flags & XSPIN_SLMP_EOM)
+			return XDP_DROP;
 		n--;
+	}
 	if (n >= XSPIN_SEGMENTS) {
 		t->mute++;
 		return XDP_DROP;

@@ -32,6 +32,11 @@ enum {
 	XSPIN_UNCUT = -1,     /* a train that nobody here can cut */
 };
 
+/* An engine that cannot take a train for one packet, even one that nobody here can cut, says so before it includes this. */
+#ifndef XSPIN_ONE_BY_ONE
+#define XSPIN_ONE_BY_ONE 0
+#endif
+
 static long (*const bpf_loop)(__u32 n, void *fn, void *arg, __u64 flags) = (void *)181;
 
 /* Segments of a train, and where its headers end. */
@@ -95,7 +100,7 @@ static __always_inline int xspin_arrive(struct xdp_md *ctx, struct xspin_segment
 	if (cut.segments == 1)
 		return XSPIN_WHOLE;
 	if (!cut.segments) /* TCP, or what else there may be */
-		return xspin.writes ? XSPIN_UNCUT : XSPIN_WHOLE;
+		return xspin.writes || XSPIN_ONE_BY_ONE ? XSPIN_UNCUT : XSPIN_WHOLE;
 	__builtin_memcpy(g->shared, g->image, XSPIN_SEEN);
 	g->head = cut.head;
 	g->partial = 1; /* or it could not be cut */
