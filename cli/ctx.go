@@ -203,6 +203,11 @@ func newCtxShowCmd() *cobra.Command {
 	return cmd
 }
 
+// costOfXDP says why a context is at xdp on an interface at tc, and what that costs others.
+func costOfXDP(why string) string {
+	return why + ". While a context is at xdp, senders at the other end of a veth pair have no TSO and no GSO"
+}
+
 // writeContext describes a context.
 func writeContext(out io.Writer, x *control.ContextInfo) error {
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
@@ -226,14 +231,17 @@ func writeContext(out io.Writer, x *control.ContextInfo) error {
 	where := ""
 	if x.Tier == "kernel" {
 		where = ", in the kernel"
-		if x.At != "" {
-			where += " at " + x.At
-		}
 	}
 	if x.Object != nil && x.Handler != "" {
 		row("handler", "%s%s%s; what that hands over goes to %s, on HPUs", x.Object.Name, params(x.Params), where, x.Handler)
 	} else {
 		row("handler", "%s%s%s", handlerName(x), params(x.Params), where)
+	}
+	switch {
+	case x.AtWhy != "":
+		row("hook", "%s: %s", x.At, costOfXDP(x.AtWhy))
+	case x.At != "":
+		row("hook", "%s", x.At)
 	}
 	row("interface", "%s", orDash(x.Interface))
 	for _, r := range x.Rules {
@@ -386,8 +394,8 @@ or those of an object file: docs/kernel-handlers.md.`,
 	cmd.Flags().StringVar(&f.Interface, "interface", "", "interface, if the daemon has several")
 	cmd.Flags().StringVar(&f.Tier, "tier", "", "where the handlers run: user or kernel (default user, or kernel with --object)")
 	flags.OneOf(cmd.Flags(), "tier", []string{"user", "kernel"})
-	cmd.Flags().StringVar(&f.Hook, "hook", "", "where handlers in eBPF are called: xdp or tc (default that of the interface)")
-	flags.OneOf(cmd.Flags(), "hook", []string{"xdp", "tc"})
+	cmd.Flags().StringVar(&f.Hook, "hook", "", "where handlers in eBPF are called: auto, xdp or tc; auto is the hook of the interface (default auto)")
+	flags.OneOf(cmd.Flags(), "hook", []string{"auto", "xdp", "tc"})
 	cmd.Flags().StringVar(&f.Handler, "handler", "", "handlers by name")
 	cmd.Flags().StringVar(&f.object, "object", "", "file with handlers in eBPF")
 	cmd.Flags().StringVar(&f.Rulesets, "rulesets", "", "rulesets in text form, see xspin rules; defaults to the handlers'")

@@ -234,7 +234,7 @@ func writeStats(out io.Writer, s *nicStats) error {
 	for _, c := range s.Contexts {
 		state, user := "", c.Tier != "kernel"
 		if !user {
-			state = ", in the kernel at " + orElse(c.Hook, "xdp")
+			state = ", in the kernel"
 		}
 		if c.Stopped {
 			state = ", STOPPED: a handler ran past its time limit"
@@ -247,6 +247,12 @@ func writeStats(out io.Writer, s *nicStats) error {
 			row(fmt.Sprintf("ruleset %d", r.Number), r.Matched, "frames matched by "+r.Name)
 		}
 		row("active", yesNo(c.Active), "it gets packets, or can be triggered")
+		switch {
+		case c.HookWhy != "":
+			row("hook", c.Hook, costOfXDP(c.HookWhy))
+		case c.Hook != "":
+			row("hook", c.Hook, "where its packets come from")
+		}
 		if user {
 			row("share", c.Share, "weight of its HPU time")
 			row("credits", c.Credits, "buffers it may have in flight on a receive queue")

@@ -132,6 +132,7 @@ type ContextInfo struct {
 	MessageStats *spin.MessageStats `json:"message_stats,omitempty"`
 	HandlerStats spin.ContextStats  `json:"handler_stats"`
 	At           string             `json:"at,omitempty"`       // the hook that its packets come from: xdp or tc
+	AtWhy        string             `json:"at_why,omitempty"`   // why that is xdp, on an interface at tc
 	CPUs         []uint64           `json:"cpus,omitempty"`     // in the kernel: packets handled, by CPU
 	Maps         []spin.OwnMap      `json:"maps,omitempty"`     // in the kernel: of its handlers, if one context is asked for
 	Reserved     map[string]int64   `json:"reserved,omitempty"` // bytes that its handlers take of limits.memory, by purpose

@@ -902,7 +902,7 @@ func (h *managedContext) info(stats map[int]*nic.ContextStats) control.ContextIn
 		}
 	}
 	if s != nil && s.Name == h.name {
-		i.At, i.CPUs, i.Warnings = s.Hook, s.CPUs, s.Warnings
+		i.At, i.AtWhy, i.CPUs, i.Warnings = s.Hook, s.HookWhy, s.CPUs, s.Warnings
 	}
 	for k, r := range h.b.spec.Rulesets {
 		rule := control.Rule{Number: -1, Text: r.String()}

@@ -471,12 +471,12 @@ func notOurs(t *testing.T) []byte {
 	return b
 }
 
-// Without privileges, but for those that it needs, the daemon installs such contexts, and
-// has them start over.
+// Without privileges, but for those that it needs, the daemon installs such contexts, at both hooks, and
+// has them start over. None was there before.
 func TestPrivilegesOfTheKernelTier(t *testing.T) {
 	lab := netnstest.Temp(t, netns.LabConfig{})
 	dir := openDir(t)
-	text := fmt.Sprintf("user: nobody\nsocket: %s/s\n%sinterfaces:\n- {name: %s, netns: %s}\ncontexts:\n- {name: first, tier: kernel, handler: count, rulesets: 'a: udp(9)'}\n", dir, inKernel, lab.NIC.Device, lab.NIC.Namespace)
+	text := fmt.Sprintf("user: nobody\nsocket: %s/s\n%sinterfaces:\n- {name: %s, netns: %s}\n", dir, inKernel, lab.NIC.Device, lab.NIC.Namespace)
 	p := run(t, exec.Command(build(t), writeFile(t, filepath.Join(dir, "xspin.yaml"), text)))
 	p.ask(t, "", "ready")
 	want := fmt.Sprintf("CapPrm:%016x CapEff:%016[1]x", keptMask()|1<<capability.Perfmon)
@@ -486,10 +486,13 @@ func TestPrivilegesOfTheKernelTier(t *testing.T) {
 	c, err := control.Dial(filepath.Join(dir, "s"))
 	must(t, err)
 	ctx := context.Background()
-	_, err = c.Install(ctx, &control.Context{Name: "second", Tier: tierKernel, Rulesets: "b: udp(10)", Object: &control.Object{Name: "count.o", Code: bpf.Handlers["count"]}})
+	first := &control.Context{Name: "first", Tier: tierKernel, Handler: "count", Rulesets: "a: udp(9)"}
+	_, err = c.Install(ctx, first)
+	must(t, err)
+	_, err = c.Install(ctx, &control.Context{Name: "second", Tier: tierKernel, Hook: "xdp", Rulesets: "b: udp(10)", Object: &control.Object{Name: "count.o", Code: bpf.Handlers["count"]}})
 	must(t, err)
 	must(t, c.Remove(ctx, "first"))
-	_, err = c.Install(ctx, &control.Context{Name: "first", Tier: tierKernel, Handler: "count", Rulesets: "a: udp(9)"})
+	_, err = c.Install(ctx, first)
 	must(t, err)
 	for _, port := range []int{9, 10} {
 		linuxGets(t, lab, port, func(got string) {
@@ -501,8 +504,8 @@ func TestPrivilegesOfTheKernelTier(t *testing.T) {
 	for _, name := range []string{"first", "second"} {
 		i, err := c.Context(ctx, name)
 		must(t, err)
-		if i.HandlerStats.ToStack == 0 {
-			t.Errorf("%s: %+v", name, i.HandlerStats)
+		if hook := map[string]string{"first": "tc", "second": "xdp"}[name]; i.HandlerStats.ToStack == 0 || i.At != hook {
+			t.Errorf("%s: at %s, %+v", name, i.At, i.HandlerStats)
 		}
 	}
 	p.stdin.Close()

@@ -15,11 +15,12 @@ import (
 )
 
 // needed are the capabilities that a daemon needs when it has opened its NICs. Network
-// namespaces (CAP_SYS_ADMIN), programs (CAP_PERFMON), AF_XDP sockets (CAP_NET_RAW) and
-// frame memory (CAP_IPC_LOCK) are of the start; what has been opened then stays open.
+// namespaces (CAP_SYS_ADMIN), the programs of both hooks (CAP_PERFMON), AF_XDP sockets
+// (CAP_NET_RAW) and frame memory (CAP_IPC_LOCK) are of the start; what has been opened then
+// stays open.
 var needed = []capability.Cap{
 	capability.BPF,      // to make memory that is shared, and matching tables
-	capability.NetAdmin, // to have the kernel ask for neighbours
+	capability.NetAdmin, // to have the kernel ask for neighbours, and to attach programs
 }
 
 // neededInKernel is needed, too, if contexts may have handlers in eBPF: they begin anew,
@@ -30,6 +31,11 @@ const neededInKernel = capability.Perfmon
 func (d *Daemon) dropPrivileges() error {
 	if d.opts.KeepPrivileges {
 		return nil
+	}
+	for _, c := range d.devices {
+		if err := c.nic.PrepareHooks(); err != nil {
+			return err
+		}
 	}
 	uid, gid := -1, -1
 	if name := d.cfg.User; name != "" {

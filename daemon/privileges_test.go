@@ -176,10 +176,6 @@ interfaces:
 - {name: DEVICE, netns: NETNS, hpus: 2, limit: 300ms}
 windows:
 - {name: common, size: 1MiB}
-contexts:
-- name: first
-  handler: echo-udp
-  params: {port: 7}
 `
 			if user == "" {
 				text = strings.Replace(text, "user: USER\n", "", 1)
@@ -208,6 +204,9 @@ contexts:
 				t.Fatal(err)
 			}
 			ctx := context.Background()
+			if _, err := c.Install(ctx, &control.Context{Name: "first", Handler: "echo-udp", Params: map[string]any{"port": 7}}); err != nil {
+				t.Fatal(err) // no program was attached until then
+			}
 			if _, err := c.Install(ctx, &control.Context{
 				Name: "second", Handler: "echo-udp", Params: map[string]any{"port": 8}, HPUMemory: 4096, Memory: 4096,
 				Windows: []control.Window{{Name: "own", Size: 1 << 20}, {Name: "common"}}, Queue: &control.Queue{},

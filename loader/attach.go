@@ -85,6 +85,33 @@ func Load(cfg Config) (_ *Ingress, err error) {
 	return in, nil
 }
 
+// Prepare loads the programs for both hooks, if they are not loaded: to attach one is left to do, which takes
+// CAP_NET_ADMIN and CAP_BPF, and no more.
+func (in *Ingress) Prepare() error {
+	in.attach.Lock()
+	defer in.attach.Unlock()
+	mode := in.mode
+	if mode == Auto {
+		mode = in.cfg.Mode
+	}
+	if mode == Auto {
+		mode = Native // most likely
+	}
+	return errors.Join(in.prepareXDP(mode), in.loadTC())
+}
+
+// prepareXDP loads the program for xdp, if it is not loaded for the mode.
+func (in *Ingress) prepareXDP(mode Mode) error {
+	if in.objs.XspinIngress != nil && in.loaded == mode {
+		return nil
+	}
+	program := bpf.IngressProgXspinIngress
+	if in.trains(mode) {
+		program = bpf.IngressProgXspinTrains
+	}
+	return in.loadXDP(program, mode)
+}
+
 // AttachXDP attaches the program for xdp. The link dies with the process, whichever way that ends. Idempotent.
 func (in *Ingress) AttachXDP() error {
 	in.attach.Lock()
@@ -96,7 +123,7 @@ func (in *Ingress) AttachXDP() error {
 }
 
 func (in *Ingress) attachXDPHere() error {
-	if err := Check(in.cfg.Interface); err != nil {
+	if err := checkXDP(in.cfg.Interface); err != nil {
 		return err
 	}
 	mode := in.mode // as it was before
@@ -114,14 +141,8 @@ func (in *Ingress) attachXDPHere() error {
 }
 
 func (in *Ingress) attachXDP(mode Mode) error {
-	if in.objs.XspinIngress == nil || in.loaded != mode {
-		program := bpf.IngressProgXspinIngress
-		if in.trains(mode) {
-			program = bpf.IngressProgXspinTrains
-		}
-		if err := in.loadXDP(program, mode); err != nil {
-			return err
-		}
+	if err := in.prepareXDP(mode); err != nil {
+		return err
 	}
 	flags := link.XDPDriverMode
 	if mode == Generic {
@@ -192,10 +213,18 @@ func (in *Ingress) tcPrograms() *ebpf.Map {
 	return in.tc.Programs
 }
 
-// CheckTC is [Check] for the program at tc. The interface may be down, and have programs of others.
+// CheckTC is [Check] for the program at tc. The interface may be down, and have programs of others, but of no other XsPIN.
 func CheckTC(iface *net.Interface) error {
+	if err := capability.Need(fmt.Sprintf("attach to %s (tc)", iface.Name), capability.NetAdmin, capability.BPF, capability.Perfmon); err != nil {
+		return err
+	}
+	return checkTC(iface)
+}
+
+// checkTC is [CheckTC] for a program that is loaded.
+func checkTC(iface *net.Interface) error {
 	op := fmt.Sprintf("attach to %s (tc)", iface.Name)
-	if err := capability.Need(op, capability.NetAdmin, capability.BPF, capability.Perfmon); err != nil {
+	if err := capability.Need(op, capability.NetAdmin, capability.BPF); err != nil {
 		return err
 	}
 	l, err := netlink.LinkByIndex(iface.Index)
@@ -205,10 +234,32 @@ func CheckTC(iface *net.Interface) error {
 	if kind := l.Attrs().EncapType; kind != "ether" && kind != "loopback" {
 		return fmt.Errorf("%s: its packets have no Ethernet headers (link/%s), which rules are about: name the interface below it", op, kind)
 	}
-	if _, err := link.QueryPrograms(link.QueryOptions{Target: iface.Index, Attach: ebpf.AttachTCXIngress}); err != nil {
+	there, err := link.QueryPrograms(link.QueryOptions{Target: iface.Index, Attach: ebpf.AttachTCXIngress})
+	if err != nil {
 		return fmt.Errorf("%s: %w: tcx links: %w; Linux 6.6 and later have them", op, ErrKernel, err)
 	}
+	for _, p := range there.Programs {
+		// Whoever may not look at programs of others (CAP_SYS_ADMIN) shares the interface with them.
+		const ours = bpf.IngressTCProgXspinIngressTc
+		if name := programName(p.ID); name == ours || name == ours[:15] {
+			return fmt.Errorf("%s: %w: %q (id %d); another XsPIN runs here: end it first", op, ErrOccupied, name, p.ID)
+		}
+	}
 	return nil
+}
+
+// programName returns a program's name, of which old kernels keep 15 bytes; "" if it has none, or may not be looked at.
+func programName(id ebpf.ProgramID) string {
+	p, err := ebpf.NewProgramFromID(id)
+	if err != nil {
+		return ""
+	}
+	defer p.Close()
+	info, err := p.Info()
+	if err != nil {
+		return ""
+	}
+	return info.Name
 }
 
 // AttachTC attaches the program for tc. The link dies with the process, whichever way that ends. Idempotent.
@@ -228,7 +279,7 @@ func (in *Ingress) AttachTC(order Order) error {
 	op := fmt.Sprintf("attach to %s (tc)", in.cfg.Interface.Name)
 	var l link.Link
 	err := in.home.do(func() (err error) {
-		if err := CheckTC(in.cfg.Interface); err != nil {
+		if err := checkTC(in.cfg.Interface); err != nil {
 			return err
 		}
 		l, err = link.AttachTCX(link.TCXOptions{

@@ -3,59 +3,84 @@
 package loader
 
 import (
+	"errors"
 	"fmt"
 	"runtime"
 
 	"github.com/vishvananda/netns"
 )
 
-// A home is the network namespace that an interface is in: the kernel looks for interfaces in that of the thread that asks.
-type home struct{ ns netns.NsHandle }
+// A home is a thread in the network namespace of an interface: the kernel looks for interfaces in that of the thread
+// that asks. The thread stays, as the process may give up the right to go there.
+type home struct {
+	calls chan func()
+	left  chan struct{}
+}
 
-// homeHere is that of the calling thread.
+var errHomeLeft = errors.New("the interface was left")
+
+// homeHere is in the namespace of the calling thread. The caller leaves it.
 func homeHere() (*home, error) {
 	ns, err := netns.Get()
 	if err != nil {
 		return nil, fmt.Errorf("open the thread's network namespace: %w", err)
 	}
-	return &home{ns}, nil
-}
-
-func (h *home) close() error {
-	if h == nil || !h.ns.IsOpen() {
-		return nil
+	defer ns.Close()
+	h := &home{calls: make(chan func()), left: make(chan struct{})}
+	entered := make(chan error)
+	go h.stay(ns, entered)
+	if err := <-entered; err != nil {
+		return nil, err
 	}
-	return h.ns.Close()
+	return h, nil
 }
 
-// do runs fn on a thread that is in the namespace. Whoever is there asks for no right to go there.
-func (h *home) do(fn func() error) error {
-	result := make(chan error, 1)
-	go func() { result <- h.here(fn) }()
-	return <-result
-}
-
-func (h *home) here(fn func() error) error {
+// stay is the thread. It was not moved if it was there already. Else it ends with its goroutine, which has it locked.
+func (h *home) stay(ns netns.NsHandle, entered chan<- error) {
 	runtime.LockOSThread()
 	now, err := netns.Get()
 	if err != nil {
 		runtime.UnlockOSThread()
-		return fmt.Errorf("open the thread's network namespace: %w", err)
+		entered <- fmt.Errorf("open the thread's network namespace: %w", err)
+		return
 	}
-	defer now.Close()
-	if now.Equal(h.ns) {
+	there := now.Equal(ns)
+	_ = now.Close()
+	if there {
 		defer runtime.UnlockOSThread()
-		return fn()
-	}
-	if err := netns.Set(h.ns); err != nil {
+	} else if err := netns.Set(ns); err != nil {
 		runtime.UnlockOSThread()
-		return fmt.Errorf("enter the interface's network namespace: %w", err)
+		entered <- fmt.Errorf("enter the interface's network namespace: %w", err)
+		return
 	}
-	defer func() {
-		// A thread that cannot be moved back stays locked: the runtime ends it with this goroutine.
-		if netns.Set(now) == nil {
-			runtime.UnlockOSThread()
+	entered <- nil
+	for {
+		select {
+		case call := <-h.calls:
+			call()
+		case <-h.left:
+			return
 		}
-	}()
-	return fn()
+	}
+}
+
+// leave ends the thread. It is called once, or with no home.
+func (h *home) leave() {
+	if h != nil {
+		close(h.left)
+	}
+}
+
+// do runs fn on the thread.
+func (h *home) do(fn func() error) error {
+	if h == nil {
+		return errHomeLeft
+	}
+	result := make(chan error, 1)
+	select {
+	case h.calls <- func() { result <- fn() }:
+		return <-result
+	case <-h.left:
+		return errHomeLeft
+	}
 }

@@ -209,21 +209,27 @@ func TestOrderAtTC(t *testing.T) {
 	})
 }
 
-// Two programs of XsPIN may be at tc; Close takes away one's own.
+// Close takes away the programs at both hooks. There is no second XsPIN at tc.
 func TestCloseDetachesBothHooks(t *testing.T) {
 	lab := netnstest.Temp(t, netns.LabConfig{})
 	inside(t, lab.NIC, func(nic *net.Interface) {
 		in, other := loaded(t, nic, Native), loaded(t, nic, Native)
-		must(t, errors.Join(in.AttachXDP(), in.AttachTC(Last), other.AttachTC(Last)))
-		if id, _ := attached(t, nic); id == 0 || len(atTC(t, nic)) != 2 {
+		must(t, errors.Join(in.AttachXDP(), in.AttachTC(Last)))
+		for _, err := range []error{other.AttachTC(First), CheckTC(nic)} {
+			if !errors.Is(err, ErrOccupied) || !strings.Contains(err.Error(), "another XsPIN") {
+				t.Errorf("a second program of XsPIN at tc: %v", err)
+			}
+		}
+		if id, _ := attached(t, nic); id == 0 || len(atTC(t, nic)) != 1 {
 			t.Errorf("program %d at xdp, %d at tc", id, atTC(t, nic))
 		}
 		for range 2 {
 			must(t, in.Close())
-			if id, _ := attached(t, nic); id != 0 || !slices.Equal(atTC(t, nic), []ebpf.ProgramID{programID(t, other.tc.XspinIngressTc)}) {
+			if id, _ := attached(t, nic); id != 0 || len(atTC(t, nic)) != 0 {
 				t.Errorf("closed: program %d at xdp, %d at tc", id, atTC(t, nic))
 			}
 		}
+		must(t, other.AttachTC(First))
 	})
 }
 

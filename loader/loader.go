@@ -68,7 +68,7 @@ type Ingress struct {
 	cfg     Config
 	mode    Mode  // of the program at xdp; Auto until it was attached
 	loaded  Mode  // that the program at xdp was loaded for
-	home    *home // of the interface; nil: it has none
+	home    *home // of the interface; nil: it has none, or was left
 	tap     bool  // the interface is one
 	objs    bpf.IngressObjects
 	tc      bpf.IngressTCObjects
@@ -103,6 +103,15 @@ func Check(iface *net.Interface) error {
 	if err := checkKernel(); err != nil {
 		return fmt.Errorf("%s: %w", op, err)
 	}
+	return checkXDP(iface)
+}
+
+// checkXDP is [Check] for a program that is loaded.
+func checkXDP(iface *net.Interface) error {
+	op := "attach to " + iface.Name
+	if err := capability.Need(op, capability.NetAdmin, capability.BPF); err != nil {
+		return err
+	}
 	l, err := netlink.LinkByIndex(iface.Index)
 	if err != nil {
 		return fmt.Errorf("%s: %w", op, err)
@@ -118,12 +127,9 @@ func Check(iface *net.Interface) error {
 
 // occupied names the program that is in the way.
 func occupied(op string, x *netlink.LinkXdp) error {
-	name := "unnamed"
-	if p, err := ebpf.NewProgramFromID(ebpf.ProgramID(x.ProgId)); err == nil {
-		if info, err := p.Info(); err == nil && info.Name != "" {
-			name = info.Name
-		}
-		p.Close()
+	name := programName(ebpf.ProgramID(x.ProgId))
+	if name == "" {
+		name = "unnamed"
 	}
 	mode := Native
 	if x.AttachMode == attachedSKB {
@@ -446,8 +452,9 @@ func (in *Ingress) Close() error {
 		in.bss = nil
 	}
 	errs = append(errs, in.user.Close(), in.globals.Close(), in.objs.Counters.Close(), in.objs.Sockets.Close(), in.objs.Programs.Close(), in.objs.Handing.Close(), in.barrier.Close(), in.inner.Close(), in.objs.XspinIngress.Close(),
-		in.tc.Counters.Close(), in.tc.Programs.Close(), in.tc.XspinIngressTc.Close(), in.home.close())
-	in.user, in.globals, in.barrier, in.inner = nil, nil, nil, nil
+		in.tc.Counters.Close(), in.tc.Programs.Close(), in.tc.XspinIngressTc.Close())
+	in.home.leave()
+	in.home, in.user, in.globals, in.barrier, in.inner = nil, nil, nil, nil, nil
 	in.objs, in.tc = bpf.IngressObjects{}, bpf.IngressTCObjects{}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("close the ingress program: %w", err)

@@ -29,6 +29,7 @@ type Context struct {
 	spec   ContextSpec      // as completed, and nobody's to change after Install
 	loaded *loader.Handlers // in the kernel, nil for handlers in Go
 	hook   loader.Hook      // that its packets come from
+	why    error            // that is not the NIC's own hook; nil: it is
 	tier   tier
 	queue  eventQueue // where ends of messages go; nil: nowhere
 	letGo  func()     // of queue

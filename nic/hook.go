@@ -73,21 +73,36 @@ func (s *ContextSpec) resolveHook(wrong *spin.Problems) {
 	}
 }
 
-// hookOf chooses the hook of a context that was resolved. It tells of one that is not where the NIC would have it.
-func (n *NIC) hookOf(s *ContextSpec) loader.Hook {
+// hookOf chooses the hook of a context that was resolved, and tells why that is not the NIC's own.
+func (n *NIC) hookOf(s *ContextSpec) (h loader.Hook, why error) {
 	want := s.Hook
 	if want == HookAuto {
 		want = n.cfg.Hook
 	}
-	if want != HookTC {
-		return loader.XDP
+	switch {
+	case s.HostActivated: // it has no packets
+		return loader.XDP, nil
+	case want == HookTC:
+		if why = s.notTC(); why == nil {
+			return loader.TC, nil
+		}
+	case n.cfg.Hook == HookTC:
+		why = errors.New("it asks for that")
 	}
-	if err := s.notTC(); err != nil {
-		n.cfg.Logger.Info(fmt.Sprintf("the context needs the program at xdp, before which all senders at the other end of a veth cut their packets themselves: %v", err),
+	if why != nil {
+		n.cfg.Logger.Info(fmt.Sprintf("the context is at xdp: %v. While one is there, senders at the other end of a veth pair cut their packets themselves", why),
 			"interface", n.iface.Name, "context", s.Name)
-		return loader.XDP
 	}
-	return loader.TC
+	return loader.XDP, why
+}
+
+// PrepareHooks loads the programs for both hooks. Without it each is loaded when a context needs it, which takes
+// CAP_PERFMON; with it a process may give that up, and install contexts at either hook later.
+func (n *NIC) PrepareHooks() error {
+	if err := n.ingress.Prepare(); err != nil {
+		return fmt.Errorf("prepare both hooks of %s: %w", n.iface.Name, err)
+	}
+	return nil
 }
 
 // useHook has the program of a hook attached until as many call leaveHook.

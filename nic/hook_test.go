@@ -62,13 +62,17 @@ func TestXDPIsThereForWhoNeedsIt(t *testing.T) {
 		}
 	}
 	answers()
-	if s := statsOf(t, n, kernel); cuts(t, lab) || stats(t, n).Mode != "off" || s.Hook != "tc" {
+	triggered := run(t, n, nic.ContextSpec{Name: "triggered", HostActivated: true, Handlers: handle(echo)})
+	if s := statsOf(t, n, triggered); s.Hook != "" || s.HookWhy != "" {
+		t.Errorf("a context without packets is at %q: %s", s.Hook, s.HookWhy)
+	}
+	if s := statsOf(t, n, kernel); cuts(t, lab) || stats(t, n).Mode != "off" || s.Hook != "tc" || s.HookWhy != "" {
 		t.Errorf("TSO is gone: %v; XDP is %s, the context at %s", cuts(t, lab), stats(t, n).Mode, s.Hook)
 	}
 	for range 2 {
 		user := run(t, n, nic.ContextSpec{Name: "user", Rulesets: sets(matcher.UDPPort(8)), Handlers: handle(echo)})
-		if s := statsOf(t, n, user); !cuts(t, lab) || stats(t, n).Mode != "native" || s.Hook != "xdp" {
-			t.Errorf("TSO is gone: %v; XDP is %s, the context at %s", cuts(t, lab), stats(t, n).Mode, s.Hook)
+		if s := statsOf(t, n, user); !cuts(t, lab) || stats(t, n).Mode != "native" || s.Hook != "xdp" || !strings.Contains(s.HookWhy, "handlers are on HPUs") {
+			t.Errorf("TSO is gone: %v; XDP is %s, the context at %s: %s", cuts(t, lab), stats(t, n).Mode, s.Hook, s.HookWhy)
 		}
 		answers()
 		if got := ask(t, dialUDP(t, lab, 8), []byte("user")); string(got) != "user" {
@@ -88,7 +92,7 @@ func TestXDPIsThereForWhoNeedsIt(t *testing.T) {
 	explicit.Name, explicit.Hook = "explicit", nic.HookXDP
 	c := run(t, n, explicit)
 	wire(t, lab)
-	if s := statsOf(t, n, c); s.Hook != "xdp" || string(ask(t, dialUDP(t, lab, 9), []byte("x"))) != "x" {
+	if s := statsOf(t, n, c); s.Hook != "xdp" || s.HookWhy != "it asks for that" || string(ask(t, dialUDP(t, lab, 9), []byte("x"))) != "x" {
 		t.Errorf("%+v", s)
 	}
 	wrong := nic.ContextSpec{Name: "user", Hook: nic.HookTC, Rulesets: sets(matcher.UDPPort(10)), Handlers: handle(echo)}
@@ -317,6 +321,21 @@ func TestHooksThatNobodyHasChosen(t *testing.T) {
 			t.Error(err)
 		}
 		if err := n.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	// A program at xdp would have a driver begin anew.
+	for _, device := range []string{"lo", "t0"} {
+		if err := lab.NIC.NS.Do(func() error {
+			n, err := nic.Open(nic.Config{Interface: device, Hook: nic.HookTC})
+			if err != nil {
+				return err
+			}
+			if mode := stats(t, n).Mode; mode != "off" {
+				t.Errorf("%s: the program at xdp of a NIC at tc is attached: %s", device, mode)
+			}
+			return n.Close()
+		}); err != nil {
 			t.Error(err)
 		}
 	}

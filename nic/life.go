@@ -26,7 +26,7 @@ func (n *NIC) Install(spec ContextSpec) (_ *Context, err error) {
 	if spec, err = spec.Resolve(n.cfg.HPUs); err != nil {
 		return nil, err
 	}
-	hook := n.hookOf(&spec)
+	hook, why := n.hookOf(&spec)
 	if !spec.HostActivated { // these have no packets
 		// Without the lock, as what follows: a verifier takes seconds for some objects, and may crash.
 		if err := n.useHook(hook); err != nil {
@@ -59,7 +59,7 @@ func (n *NIC) Install(spec ContextSpec) (_ *Context, err error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Context{n: n, spec: spec, id: id, loaded: loaded, hook: hook, rules: rules{numbers: spec.Numbers}}
+	c := &Context{n: n, spec: spec, id: id, loaded: loaded, hook: hook, why: why, rules: rules{numbers: spec.Numbers}}
 	c.queue, c.letGo = spec.queue()
 	defer func() {
 		if err != nil {

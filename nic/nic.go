@@ -145,8 +145,8 @@ type NIC struct {
 
 // Open makes a NIC of an interface. Until a context is activated all its traffic
 // goes to Linux as before. Nothing of the interface is changed but the programs at its hooks,
-// which the kernel detaches when the process ends, whichever way that is. A NIC at tc has
-// one at xdp only while a context needs it.
+// which the kernel detaches when the process ends, whichever way that is. A NIC at xdp has one
+// there, and each has one at a hook while a context needs it.
 func Open(cfg Config) (_ *NIC, err error) {
 	if err := cfg.complete(); err != nil {
 		return nil, fmt.Errorf("open NIC: %w", err)
@@ -155,9 +155,17 @@ func Open(cfg Config) (_ *NIC, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("open NIC: interface %q in this network namespace: %w", cfg.Interface, err)
 	}
-	veth := isVeth(iface)
-	if cfg.Hook == HookAuto && (veth || cfg.Mode == Generic) {
-		cfg.Hook = HookTC
+	mode := cfg.Mode
+	if mode == Auto {
+		if mode, err = loader.DriverMode(iface); err != nil {
+			return nil, fmt.Errorf("open NIC: %w", err)
+		}
+	}
+	if cfg.Hook == HookAuto {
+		cfg.Hook = HookXDP
+		if mode == Generic || isVeth(iface) { // generic XDP is never better
+			cfg.Hook = HookTC
+		}
 	}
 	check := loader.Check
 	if cfg.Hook == HookTC {
@@ -201,7 +209,7 @@ func Open(cfg Config) (_ *NIC, err error) {
 	}
 	n.ingress, err = loader.Load(loader.Config{
 		Interface:  iface,
-		Mode:       cfg.Mode,
+		Mode:       mode,
 		HPUs:       cfg.HPUs,
 		Queues:     queues,
 		BufferSize: n.umem.Config().FrameSize - headroom,
@@ -210,29 +218,13 @@ func Open(cfg Config) (_ *NIC, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("open NIC: %w", err)
 	}
-	native := cfg.Mode == Native || cfg.Mode == Auto && veth
-	if cfg.Hook != HookTC || cfg.Mode == Auto && !native {
-		// For as long as the NIC is there; or to see which mode there is, while contexts may be on their way.
-		err := n.useHook(loader.XDP)
-		switch {
-		case cfg.Hook == HookTC && errors.Is(err, loader.ErrOccupied):
-			cfg.Logger.Warn("contexts on HPUs cannot be installed: the interface has an XDP program of others", "interface", iface.Name)
-		case err != nil:
+	if cfg.Hook == HookXDP {
+		if err := n.useHook(loader.XDP); err != nil { // for as long as the NIC is there
 			return nil, fmt.Errorf("open NIC: %w", err)
 		}
-		native = n.ingress.Mode() == Native
-		if cfg.Hook == HookAuto {
-			n.cfg.Hook = HookXDP
-			if !native {
-				n.cfg.Hook = HookTC // generic XDP is never better
-			}
-		}
-		if n.cfg.Hook == HookTC && err == nil {
-			n.leaveHook(loader.XDP)
-		}
 	}
-	if n.ingress.Mode() == Generic && cfg.Mode == Auto {
-		cfg.Logger.Warn("the driver has no native XDP: generic mode, slower, without hand-over to the stack", "interface", iface.Name)
+	if mode == Generic && cfg.Mode == Auto {
+		cfg.Logger.Warn("the driver has no native XDP: handlers on HPUs are slower, in generic mode, and hand nothing over to the stack", "interface", iface.Name)
 	}
 	pool := hpu.Config{
 		Memory:  n.umem,
@@ -257,7 +249,7 @@ func Open(cfg Config) (_ *NIC, err error) {
 		}
 		pool.Queues = append(pool.Queues, hq)
 	}
-	if native {
+	if mode == Native {
 		if n.injector, err = loader.NewInjector(iface); err != nil {
 			return nil, fmt.Errorf("open NIC: %w", err)
 		}

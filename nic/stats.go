@@ -56,14 +56,15 @@ type ContextStats struct {
 	ID       int            `json:"id"`
 	Name     string         `json:"name"`
 	Rulesets []RulesetStats `json:"rulesets"`
-	Tier     string         `json:"tier"`    // that its handlers run in: user or kernel
-	Hook     string         `json:"hook"`    // that its packets come from: xdp or tc
-	Active   bool           `json:"active"`  // it gets packets, or may be triggered
-	Refused  uint64         `json:"refused"` // frames dropped for lack of credit
-	Spilled  uint64         `json:"spilled"` // frames left to the Linux stack for lack of credit
-	Share    int            `json:"share"`   // weight of its HPU time
-	Credits  uint32         `json:"credits"` // buffers it may have in flight on a queue, now
-	Granted  uint32         `json:"granted"` // the same, while contexts do not compete for HPUs
+	Tier     string         `json:"tier"`               // that its handlers run in: user or kernel
+	Hook     string         `json:"hook,omitempty"`     // that its packets come from: xdp or tc; none for one that is triggered
+	HookWhy  string         `json:"hook_why,omitempty"` // why that is xdp, on a NIC at tc
+	Active   bool           `json:"active"`             // it gets packets, or may be triggered
+	Refused  uint64         `json:"refused"`            // frames dropped for lack of credit
+	Spilled  uint64         `json:"spilled"`            // frames left to the Linux stack for lack of credit
+	Share    int            `json:"share"`              // weight of its HPU time
+	Credits  uint32         `json:"credits"`            // buffers it may have in flight on a queue, now
+	Granted  uint32         `json:"granted"`            // the same, while contexts do not compete for HPUs
 	InFlight int            `json:"in_flight"`
 	Stopped  bool           `json:"stopped"`            // a handler ran past its limit
 	CPUs     []uint64       `json:"cpus,omitempty"`     // in the kernel: packets handled, by CPU
@@ -161,7 +162,6 @@ func (n *NIC) Stats() (*Stats, error) {
 			Name:         c.spec.Name,
 			Rulesets:     []RulesetStats{},
 			Tier:         c.spec.Tier(),
-			Hook:         c.hook.String(),
 			Active:       c.active,
 			Refused:      prog.Refused[id] - c.refused,
 			Spilled:      prog.Spilled[id] - c.spilled,
@@ -172,6 +172,12 @@ func (n *NIC) Stats() (*Stats, error) {
 			Stopped:      c.tier.Stopped(),
 			Warnings:     n.warnings(c),
 			ContextStats: c.Stats(),
+		}
+		if !c.spec.HostActivated {
+			cs.Hook = c.hook.String()
+		}
+		if c.why != nil {
+			cs.HookWhy = c.why.Error()
 		}
 		if m, ok := c.Messages(); ok {
 			cs.Messages, cs.Checksums = &m, &c.spec.Checksums
