@@ -1070,9 +1070,9 @@ func fpspinSender(r *rig) {
 	r.start(windows[0], nil)
 	want := map[messageID][]byte{}
 	id := uint32(100)
-	for _, window := range []int{1, 16, 64} {
+	for _, by := range []struct{ window, threads int }{{1, 1}, {16, 1}, {64, 1}, {64, 4}} {
 		for _, align := range []int{64, 4} { // 1408 and 1460 bytes in a packet
-			s := fpspintest.Sender{Window: window, Align: align}
+			s := fpspintest.Sender{Window: by.window, Align: align, Threads: by.threads}
 			for _, size := range []int{0, 1, s.Payload() - 1, s.Payload(), s.Payload() + 1, 2 * s.Payload(), 20*s.Payload() + 5} {
 				id++
 				data := noise(size)
@@ -1082,7 +1082,7 @@ func fpspinSender(r *rig) {
 					return err
 				})
 				if err != nil || sent.ACKs != sent.Sent || sent.Other != 0 {
-					r.t.Errorf("window %d, align %d, %d bytes: %v, %+v", window, align, size, err, sent)
+					r.t.Errorf("window %d, %d threads, align %d, %d bytes: %v, %+v", by.window, by.threads, align, size, err, sent)
 					continue
 				}
 				want[messageID{netip.AddrPortFrom(r.lab.Host.Addr.Addr(), sent.Port), id}] = data

@@ -50,6 +50,9 @@ func TestKilledProcessLeavesTheInterfaceAsItWas(t *testing.T) {
 			if now := snmp(t, lab.NIC.NS, "Icmp", "InEchos"); now != kernel {
 				t.Errorf("round %d: the kernel answered %d pings", round, now-kernel)
 			}
+			if attached(t, lab) == 0 && atTC(t, lab) == 0 {
+				t.Errorf("round %d: no program is attached while it serves", round)
+			}
 			time.Sleep(rand.N(20 * time.Millisecond))
 		} else {
 			time.Sleep(rand.N(300 * time.Millisecond))
@@ -58,6 +61,9 @@ func TestKilledProcessLeavesTheInterfaceAsItWas(t *testing.T) {
 
 		if id := attached(t, lab); id != 0 {
 			t.Fatalf("round %d: program %d is attached", round, id)
+		}
+		if n := atTC(t, lab); n != 0 {
+			t.Fatalf("round %d: %d programs are at tc", round, n)
 		}
 		kernel := snmp(t, lab.NIC.NS, "Icmp", "InEchos")
 		ping(t, lab, "-c", "3", "-i", "0.002", "-W", "2")

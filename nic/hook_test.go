@@ -341,29 +341,31 @@ func TestHooksThatNobodyHasChosen(t *testing.T) {
 	}
 }
 
+// atTC returns how many programs are at tc of the NIC's end.
+func atTC(t *testing.T, lab *netns.Lab) (n int) {
+	t.Helper()
+	if err := lab.NIC.NS.Do(func() error {
+		i, err := net.InterfaceByName(lab.NIC.Device)
+		if err != nil {
+			return err
+		}
+		q, err := link.QueryPrograms(link.QueryOptions{Target: i.Index, Attach: ebpf.AttachTCXIngress})
+		if err == nil {
+			n = len(q.Programs)
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
 // A NIC that is killed in the middle of a transfer leaves nothing at either hook, and the other end as it was.
 func TestKilledNICsLeaveNothingAtTC(t *testing.T) {
 	lab := netnstest.Temp(t, netns.LabConfig{})
 	here, err := lab.NIC.NS.Command(t.Context(), "ip", "link", "show", lab.NIC.Device).Output()
 	if err != nil {
 		t.Fatal(err)
-	}
-	atTC := func() (n int) {
-		t.Helper()
-		if err := lab.NIC.NS.Do(func() error {
-			i, err := net.InterfaceByName(lab.NIC.Device)
-			if err != nil {
-				return err
-			}
-			q, err := link.QueryPrograms(link.QueryOptions{Target: i.Index, Attach: ebpf.AttachTCXIngress})
-			if err == nil {
-				n = len(q.Programs)
-			}
-			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
-		return n
 	}
 	for range 3 * testenv.Soak() {
 		p := spawn(t, lab, "deposit")
@@ -383,12 +385,12 @@ func TestKilledNICsLeaveNothingAtTC(t *testing.T) {
 			}
 		}
 		eventually(t, "messages arrive", func() bool { return acked.Load() > 8 })
-		if n := atTC(); n != 1 {
+		if n := atTC(t, lab); n != 1 {
 			t.Errorf("%d programs are at tc while it runs", n)
 		}
 		p.kill()
 		conn.Close()
-		if n, id := atTC(), attached(t, lab); n != 0 || id != 0 || cuts(t, lab) {
+		if n, id := atTC(t, lab), attached(t, lab); n != 0 || id != 0 || cuts(t, lab) {
 			t.Fatalf("it was killed: %d programs at tc, program %d at xdp, TSO is gone: %v", n, id, cuts(t, lab))
 		}
 		ping(t, lab, "-c", "1")

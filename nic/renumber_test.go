@@ -104,11 +104,18 @@ func TestNumbersSayWhichOfTwoRulesetsMatches(t *testing.T) {
 }
 
 // A context in the kernel takes the place of another, and more get other numbers, in one
-// step: a client in lock step notices nothing. What cannot be changes nothing.
+// step: a client in lock step notices nothing, whether it sends packets or trains. What cannot
+// be changes nothing.
 func TestReplace(t *testing.T) {
+	t.Run("xdp", func(t *testing.T) { replaceContexts(t, nic.HookXDP, 1) })
+	t.Run("tc", func(t *testing.T) { replaceContexts(t, nic.HookTC, 8) })
+}
+
+// replaceContexts has a client that sends so many datagrams at a time.
+func replaceContexts(t *testing.T, hook nic.Hook, train int) {
 	lab := netnstest.Temp(t, netns.LabConfig{})
 	wire(t, lab)
-	n := open(t, lab, nic.Config{HPUs: 1})
+	n := open(t, lab, nic.Config{HPUs: 1, Hook: hook})
 	install := func(name string, numbers ...int) *nic.Context {
 		t.Helper()
 		spec := builtin(t, "echo-udp", matcher.UDPPort(7))
@@ -119,12 +126,20 @@ func TestReplace(t *testing.T) {
 		}
 		return c
 	}
-	user := run(t, n, nic.ContextSpec{Name: "user", Rulesets: sets(matcher.UDPPort(8)), Numbers: []int{9}, Handlers: handle(echo)})
+	spec := nic.ContextSpec{Name: "user", Rulesets: sets(matcher.UDPPort(8)), Numbers: []int{9}, Handlers: handle(echo)}
+	if hook == nic.HookTC { // HPUs need the program at xdp, before which trains are cut
+		spec = builtin(t, "echo-udp", matcher.UDPPort(8))
+		spec.Name, spec.Numbers = "user", []int{9}
+	}
+	user := run(t, n, spec)
 	now := install("round 0", 4)
 	if err := n.Activate(now); err != nil {
 		t.Fatal(err)
 	}
 	conn, stop, ended := dialUDP(t, lab, 7), make(chan bool), make(chan error, 1)
+	if err := segments(conn, train/8); err != nil { // to a byte each, or not at all
+		t.Fatal(err)
+	}
 	var asked atomic.Uint64
 	go func() {
 		defer close(ended)
@@ -135,9 +150,9 @@ func TestReplace(t *testing.T) {
 				return
 			default:
 			}
-			_, err := conn.Write([]byte{42})
+			_, err := conn.Write(make([]byte, train))
 			_ = conn.SetReadDeadline(time.Now().Add(testenv.Slowness() * 5 * time.Second))
-			if err == nil {
+			for i := 0; i < train && err == nil; i++ {
 				_, err = conn.Read(buf)
 			}
 			if err != nil {
@@ -172,6 +187,18 @@ func TestReplace(t *testing.T) {
 	}
 	roundTrip(t, dialUDP(t, lab, 8), []byte("hello"))
 
+	if hook == nic.HookTC {
+		close(stop)
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		handled += now.Stats().Handled
+		if p := stats(t, n).Program; handled != uint64(train)*asked.Load() || p.Kernel != asked.Load()+1 {
+			t.Errorf("%d trains were answered; %d of their datagrams were handled, in %d frames", asked.Load(), handled, p.Kernel-1)
+		}
+		t.Logf("%d trains during %d replacements", asked.Load(), rounds)
+		return
+	}
 	idle := install("idle")
 	was := fmt.Sprint(now.Rulesets(), user.Rulesets())
 	for _, tc := range []struct {
