@@ -103,7 +103,7 @@ type metrics struct {
 	msg    []metric[spin.MessageStats]
 	pair   []metric[hostq.PairStats]
 
-	ruleset, time, user, userCount, state, attached *prometheus.Desc
+	ruleset, time, user, userCount, state, hook, attached *prometheus.Desc
 }
 
 // A metric is a number in a T. Several may share a name and differ in a label.
@@ -171,7 +171,7 @@ func newMetrics(source metricsSource) *metrics {
 		build:  desc("build_info", "Which XsPIN this is; always 1.", "version", "goversion"),
 
 		iface: counters(ofInterface,
-			family[nic.Stats]{"frames_total", "Frames by what the XDP program did with them: redirected ones went to an HPU, kernel ones to handlers in eBPF; passed and malformed ones, and those that failed, were oversize, trains of packets or spilled, went to the Linux stack; refused ones were dropped because their context had no credit.", "verdict", map[string]ifaceValue{
+			family[nic.Stats]{"frames_total", "Frames by what the programs at xdp and tc did with them: redirected ones went to an HPU, kernel ones to handlers in eBPF; passed and malformed ones, and those that failed, were oversize, trains of packets or spilled, went to the Linux stack; refused ones were dropped because their context had no credit.", "verdict", map[string]ifaceValue{
 				"passed":     func(s *nic.Stats) uint64 { return s.Program.Passed },
 				"redirected": func(s *nic.Stats) uint64 { return s.Program.Redirected },
 				"kernel":     func(s *nic.Stats) uint64 { return s.Program.Kernel },
@@ -260,6 +260,7 @@ func newMetrics(source metricsSource) *metrics {
 		user:      desc("context_user_value_total", "What handlers have added to a user counter.", "interface", "context", "counter"),
 		userCount: desc("context_user_counts_total", "How often handlers have added to a user counter.", "interface", "context", "counter"),
 		state:     desc("context_state", "1 for the state that the context is in.", "interface", "context", "state"),
+		hook:      desc("context_hook", "1 for the hook that the context's packets come from.", "interface", "context", "hook"),
 		attached:  desc("context_attached_processes", "Processes attached to the context.", "interface", "context", "role"),
 	}
 	m.iface = append(m.iface,
@@ -309,7 +310,7 @@ func (m *metrics) Describe(to chan<- *prometheus.Desc) {
 			to <- d
 		}
 	}
-	for _, d := range []*prometheus.Desc{m.build, m.ruleset, m.time, m.user, m.userCount, m.state, m.attached} {
+	for _, d := range []*prometheus.Desc{m.build, m.ruleset, m.time, m.user, m.userCount, m.state, m.hook, m.attached} {
 		describe(d)
 	}
 	for _, x := range m.iface {
@@ -374,6 +375,9 @@ func (m *metrics) info(to chan<- prometheus.Metric, i *control.ContextInfo) {
 			v = 1
 		}
 		gauge(m.state, v, s)
+	}
+	if i.At != "" {
+		gauge(m.hook, 1, i.At)
 	}
 	observers := 0
 	for _, p := range i.Attached {

@@ -73,7 +73,7 @@ func someSource() *fakeSource {
 	s.Contexts = []nic.ContextStats{old, full, {ID: 2, Name: "echo"}, old, {ID: 0, Name: "removed"}}
 	return &fakeSource{nics: []nic.Stats{s, {Interface: "eth9", Contexts: []nic.ContextStats{{ID: 1, Name: "files"}}}}, all: []control.ContextInfo{
 		{Context: control.Context{Name: "echo", Interface: "lab/xs-nic"}, ID: 2, State: active},
-		{Context: control.Context{Name: "files", Interface: "lab/xs-nic"}, ID: 1, State: installed, Pair: pair,
+		{Context: control.Context{Name: "files", Interface: "lab/xs-nic"}, ID: 1, State: installed, At: "tc", Pair: pair,
 			Attached: []control.Peer{{PID: 1}, {PID: 2, Observer: true}, {PID: 3, Observer: true}}},
 		{Context: control.Context{Name: "broken", Interface: "eth9"}, ID: -1, State: failed},
 	}}
@@ -126,6 +126,7 @@ func TestMetricsValues(t *testing.T) {
 		`xspin_context_state` + f + `,state="installed"} 1`,
 		`xspin_context_state` + f + `,state="active"} 0`,
 		`xspin_context_state{context="broken",interface="eth9",state="failed"} 1`,
+		`xspin_context_hook{context="files",hook="tc",interface="lab/xs-nic"} 1`,
 		`xspin_context_attached_processes` + f + `,role="application"} 1`,
 		`xspin_context_attached_processes` + f + `,role="observer"} 2`,
 		`xspin_queue_broken` + f + `} 1`,

@@ -42,7 +42,7 @@ func TestLongFramesAreToldOf(t *testing.T) {
 	}
 	conn := connect(t, lab, slmp.Port, slmp.Config{Offload: slmp.OffloadNone})
 	_, err := conn.SendBytes(t.Context(), noise(20000), slmp.Options{})
-	if !errors.Is(err, slmp.ErrRefused) || !strings.Contains(err.Error(), "its NIC has left the segments to Linux: their frames have 9014 bytes") {
+	if !errors.Is(err, slmp.ErrRefused) || !strings.Contains(err.Error(), "If one does at hook xdp, its NIC has left the segments to Linux: their frames have 9014 bytes") {
 		t.Errorf("the sender says: %v", err)
 	}
 	if s := stats(t, n); s.Program.Oversize == 0 {

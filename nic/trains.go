@@ -37,7 +37,7 @@ func (n *NIC) toldOfTrains() bool {
 	if err != nil || prog.Trains == 0 {
 		return false
 	}
-	n.cfg.Logger.Warn(fmt.Sprintf("several packets came in one, and went to Linux: have the sender's device cut them, `ethtool -K DEVICE tx-udp-segmentation off`, or this one not join them, `ethtool -K %s gro off`", n.iface.Name),
+	n.cfg.Logger.Warn(fmt.Sprintf("several packets came in one, and went to Linux: have handlers in eBPF at hook tc, or the sender's device cut them, `ethtool -K DEVICE tx-udp-segmentation off`, or this one not join them, `ethtool -K %s gro off`", n.iface.Name),
 		"interface", n.iface.Name, "trains", prog.Trains)
 	return true
 }

@@ -449,7 +449,7 @@ func (c *Conn) judge(errno unix.Errno) bool {
 }
 
 // pageFrame is about how many bytes of a frame a driver puts into one buffer, a page with
-// what Linux keeps in it. Handlers in eBPF get no longer ones.
+// what Linux keeps in it. Handlers in eBPF at xdp get no longer ones.
 const pageFrame = 3520
 
 // refusal says what it may mean that nobody listens.
@@ -457,7 +457,7 @@ func (c *Conn) refusal() string {
 	s := "check port and address, and that a receiver runs there"
 	const headers = 14 + 20 + 8 + HeaderLen // of IPv4: handlers in eBPF take no other
 	if frame := c.payload + headers; frame > pageFrame && c.sock.remote.Addr().Unmap().Is4() {
-		s += fmt.Sprintf(". If one does, its NIC has left the segments to Linux: their frames have %d bytes, and handlers in eBPF get those of up to some %d. Send segments with a payload of at most %d, or lower the MTU", frame, pageFrame, pageFrame-headers)
+		s += fmt.Sprintf(". If one does at hook xdp, its NIC has left the segments to Linux: their frames have %d bytes, and handlers in eBPF get those of up to some %d there. Send segments with a payload of at most %d, or lower the MTU", frame, pageFrame, pageFrame-headers)
 	}
 	return s
 }

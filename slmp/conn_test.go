@@ -705,7 +705,7 @@ func TestConnNobodyListensToLongSegments(t *testing.T) {
 		if !errors.Is(err, ErrRefused) {
 			t.Fatalf("%s, payload %d: error %v, want ErrRefused", tt.host, tt.payload, err)
 		}
-		way := fmt.Sprintf("their frames have %d bytes, and handlers in eBPF get those of up to some 3520. Send segments with a payload of at most 3468, or lower the MTU", tt.payload+headers)
+		way := fmt.Sprintf("their frames have %d bytes, and handlers in eBPF get those of up to some 3520 there. Send segments with a payload of at most 3468, or lower the MTU", tt.payload+headers)
 		if text := err.Error(); !strings.Contains(text, "that a receiver runs there") || strings.Contains(text, way) != tt.long {
 			t.Errorf("%s, payload %d: %v", tt.host, tt.payload, err)
 		}
