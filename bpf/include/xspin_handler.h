@@ -18,7 +18,9 @@
  * by XSPIN_API. So all that an object says of the engine are calls, and handlers reach
  * nothing of the engine's but what these return.
  *
- * Costs were measured in loops of 200 on Linux 6.18 on a virtual CPU: good for comparing.
+ * Costs were measured in loops of 200 on Linux 6.18 on a virtual CPU, at xdp: good for comparing.
+ * At tc, functions that change a packet take twice as long (xspin_store, xspin_reply_udp,
+ * xspin_reply_icmp_echo), and all others as long.
  */
 #pragma once
 #include "xspin_kernel.h"
@@ -213,7 +215,7 @@ struct xspin_headers {
 /*
  * Finds the headers, by the rules of packet.Parse in Go: one that is impossible, cut off
  * or in a fragment is not there, and what lies above it neither. Looks at the part of
- * the frame that is in one piece, and at no checksum. 3 ns.
+ * the frame that is in one piece (at tc its first 128 bytes), and at no checksum. 3 ns.
  */
 XSPIN_API(int, xspin_headers, struct xdp_md *ctx, const struct xspin_her *her, struct xspin_headers *h);
 
