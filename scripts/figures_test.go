@@ -38,35 +38,22 @@ func TestReadmeFigures(t *testing.T) {
 		}
 		return rows[i]
 	}
-	// point is the y of a plot's series.
-	point := func(plot, series string, x float64) float64 {
-		t.Helper()
-		for _, e := range r.Experiments {
-			for _, p := range e.Plots {
-				for _, s := range p.Series {
-					for _, at := range s.Points {
-						if p.Name == plot && s.Name == series && at.X == x {
-							return at.Y
-						}
-					}
-				}
-			}
-		}
-		t.Fatalf("no %s at %g in %s", series, x, plot)
-		return 0
+	var awake []float64
+	for _, size := range []string{"16", "516", "1016", "1416"} {
+		awake = append(awake, row("rtt/icmp_awake_"+size).Median)
 	}
 	unpinned := row("rtt/udp_unpinned")
 	both := slices.Concat(unpinned.A.Runs, unpinned.B.Runs)
 	for says, want := range map[string][]float64{
-		`a handler in eBPF answers UDP echo in # % of the time of a blocking socket on another CPU than the client's, in # % of one on the same, and a ping in # % of Linux's`: {
-			100 * row("kernel/udp_echo_cross_core").Median, 100 * row("kernel/udp_echo_same_core").Median, 100 * row("kernel/icmp_16").Median,
-		},
-		`takes # % \(blocking client\) or # % \(spinning client\) of a blocking socket's time, and # % of that of a socket that spins`: {
-			100 * row("rtt/udp_cross_core").Median, 100 * point("pingpong-udp", "handlers", 16) / point("pingpong-udp", "Linux", 16), 100 * row("rtt/udp_spin_over_spin").Median,
-		},
-		`leaves TCP from there # % of its`:                    {100 * row("bystander/tcp_over_none").Median},
-		`those of ` + "`nic`" + ` to Linux's ICMP are # to #`: {row("rtt/icmp_awake_16").Median, row("rtt/icmp_awake_1416").Median},
-		`take between # and # us`:                             {slices.Min(both), slices.Max(both)},
+		`UDP echo, handler in eBPF \| a blocking socket on another CPU \| # % of`:     {100 * row("kernel/udp_echo_cross_core").Median},
+		`UDP echo, handler in Go on a CPU of its own \| the same \| # % of`:           {100 * row("rtt/udp_cross_core").Median},
+		`ping, handler in eBPF \| Linux \| # % of`:                                    {100 * row("kernel/icmp_16").Median},
+		`into a window, handlers in eBPF at tc \| TCP \| # of the goodput`:            {row("tc/file_over_tcp").Median},
+		`CPU time of that file \| TCP \| # %`:                                         {100 * row("tc/cpu_per_gb_over_tcp").Median},
+		`other TCP traffic, with handlers in eBPF at tc \| without XsPIN \| # of the`: {row("tc/bystander_tcp").Median},
+		`other TCP traffic, with handlers in Go \| without XsPIN \| # of the`:         {row("bystander/tcp_over_none").Median},
+		`those of ` + "`nic`" + ` to Linux's ICMP are # to #`:                         {slices.Min(awake), slices.Max(awake)},
+		`take between # and # us`:                                                     {slices.Min(both), slices.Max(both)},
 	} {
 		// A # is a figure, and lines break anywhere.
 		says = strings.NewReplacer(" ", `\s+`, "#", `(\d+(?:\.\d+)?)`).Replace(says)

@@ -137,7 +137,14 @@ var findings = []finding{
 		instead:    []part{{"With 5 % of the frames lost, SLMP has {} of its goodput without loss", loss(5)}},
 		experiment: "loss", full: "Goodput with 10 % of the frames lost",
 	},
-	{parts: []part{{"Other TCP traffic into a veth interface has {} of its goodput once XsPIN is attached: any XDP program there turns TSO off, on a veth pair but not on a physical NIC", row("bystander/tcp_over_none")}}},
+	{parts: []part{
+		{"A file into a window, by handlers in eBPF at tc, has {} of the goodput of TCP with TSO", row("tc/file_over_tcp")},
+		{"a gigabyte takes {} of the CPU time", row("tc/cpu_per_gb_over_tcp")},
+	}},
+	{parts: []part{{"Two files at once, into windows, by handlers in eBPF at tc, have {} of the goodput of one TCP stream or two, whichever is faster", row("tc/two_files_over_tcp")}}},
+	{parts: []part{{"Messages of 4 MiB, one at a time, by handlers in eBPF at tc, have {} of the goodput of MPICH", row("tc/message_4MiB_one_at_a_time")}}},
+	{parts: []part{{"Other TCP traffic into a veth interface has {} of its goodput while a context is at tc", row("tc/bystander_tcp")}}},
+	{parts: []part{{"Other TCP traffic into a veth interface has {} of its goodput while a context is at xdp, as those on HPUs are: any XDP program there turns TSO off, on a veth pair but not on a physical NIC", row("bystander/tcp_over_none")}}},
 	{
 		parts:      []part{{"16 MPI messages (Simple) and what the receiver computes meanwhile take {} of the time with MPICH", row("ddt/overlap_simple_over_mpich")}},
 		experiment: "datatypes", full: "The time that MPI messages take and what the receiver computes meanwhile, next to MPICH",
