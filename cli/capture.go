@@ -28,8 +28,8 @@ func newCaptureCmd() *cobra.Command {
 		Use:   "capture CONTEXT [-w FILE]",
 		Short: "Write the frames of a context to a file, as pcapng",
 		Long: `Write the frames that a context takes, and those that it sends, to a file, or
-without -w to standard output, until Ctrl-C. tcpdump never sees these frames. The
-file is pcapng; each frame has its direction, and a comment for Wireshark to show
+without -w to standard output, until Ctrl-C. tcpdump never sees these frames, which
+XDP takes. The file is pcapng; each frame has its direction, and a comment for Wireshark to show
 and to filter by:
 
   context=inbox hpu=1 queue=0 ruleset=3 message=7 offset=1408 verdict=success
@@ -43,7 +43,8 @@ were dropped: messages, memory, no_header, overlap, two_ends, beyond, dead, see
 xspin stats.
 
 Of handlers in eBPF there is no capture, since their frames do not come to user
-space: look at the other end of the link. If they hand messages over, what comes to
+space. At hook tc, tcpdump shows what comes and what they send. At xdp it shows that
+at the other end of the link only. If they hand messages over, what comes to
 the handlers in Go is captured, and what these send.
 
 Handlers never wait for a capture. It has room for 16384 frames or 4 MiB, twice;

@@ -247,7 +247,7 @@ func (n *NIC) warnings(c *Context) (all []string) {
 // faultLook is how often a context in the kernel is asked whether handlers have failed.
 const faultLook = time.Second
 
-// kernelTier is the tier whose handlers are in eBPF. The XDP program calls them, and
+// kernelTier is the tier whose handlers are in eBPF. The program at their hook calls them, and
 // nothing of theirs comes to user space but counters and events. A packet is handled when the
 // program has run, so none is ever on its way.
 type kernelTier struct {

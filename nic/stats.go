@@ -37,7 +37,7 @@ type Stats struct {
 	Stuck         int    `json:"stuck"`          // handlers past their limit that have not returned
 }
 
-// ProgramStats are frames, counted by the XDP program. Seen is the sum of the others.
+// ProgramStats are frames, counted by the programs at xdp and tc. Seen is the sum of the others.
 type ProgramStats struct {
 	Seen       uint64 `json:"seen"`
 	Passed     uint64 `json:"passed"`     // no ruleset matched: to the Linux stack
