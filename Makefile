@@ -26,8 +26,8 @@ SOAK_PACKAGES := slmp ddt loader nic eval/mpich client scripts
 # runs them beside the others, when these leave a CPU idle.
 PURE := loader ddt ddt/ddttest mpq matcher packet spin internal/quantile internal/clock internal/pcapng eval/bench eval/chart eval/ddtloops eval/report
 
-# Packages whose tests take long, and have the kernel's verifier compute for most of it: make test
-# runs them one by one, as it does the others, and at the same time. Both wait often enough. Those of nic come last, without.
+# Packages whose tests take long, and wait for most of it: make test runs them beside the others, which run one
+# by one. Those of nic come last, without.
 LONG := client daemon
 
 # The Debian of make fresh.
@@ -118,7 +118,7 @@ test: root go test-tools vm-tools generate-check ## every test, none skipped; in
 	$(FAST) -run 'Bench.*EveryRow' ./eval || ok=1; wait $$experiments || ok=1; [ $$ok = 0 ] || exit 1; \
 	echo 'CGO_ENABLED=1 go build -race ./... # on all CPUs. Below, the tests of two packages run, and those of the next are linked, so the times include waiting'; \
 	CGO_ENABLED=1 go build -race ./... || exit 1; \
-	$(RACE) -skip "$(UNRACED)" -p 2 -exec "flock -o '$(CURDIR)/nic'" $(addprefix ./,$(LONG)) & long=$$!; \
+	$(RACE) -skip "$(UNRACED)" -p 2 $(addprefix ./,$(LONG)) & long=$$!; \
 	$(RACE) -skip "$(UNRACED)" -p 2 -exec "flock -o '$(CURDIR)'" $$(go list ./... | grep -vxE "$$(go list $(addprefix ./,$(PURE) $(LONG) nic) | paste -sd '|')") || ok=1; \
 	wait $$long || ok=1; long=; \
 	$(RACE) -skip "$(UNRACED)" ./nic || ok=1; \
