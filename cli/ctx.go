@@ -205,7 +205,7 @@ func newCtxShowCmd() *cobra.Command {
 
 // costOfXDP says why a context is at xdp on an interface at tc, and what that costs others.
 func costOfXDP(why string) string {
-	return why + ". While a context is at xdp, senders at the other end of a veth pair have no TSO and no GSO"
+	return why + ". While a context is at xdp, senders at the other end of a veth pair have no TSO"
 }
 
 // writeContext describes a context.

@@ -43,6 +43,9 @@ func TestMessagesOnCapture(t *testing.T) {
 		segment(8, 8, slmp.SYN, 5),                     // before its header packet
 		segment(9, 0, slmp.SYN|slmp.EOM, make([]uint32, 30)...),
 	))
+	if out, _, err := object(t, "check", filepath.Join(dir, "sum.bpf.o")); err != nil || !strings.Contains(out, "hooks         xdp, tc\n") {
+		t.Errorf("an example does not run at both hooks: %v\n%s", err, out)
+	}
 	out, diag, err := object(t, "check", filepath.Join(dir, "sum.bpf.o"), "-r", trace, "--param", "most=100")
 	_, table, _ := strings.Cut(out, "\n\n")
 	want := `

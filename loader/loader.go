@@ -27,7 +27,7 @@ import (
 // Errors that callers tell apart.
 var (
 	// ErrOccupied says that another XDP program is attached.
-	ErrOccupied = errors.New("another XDP program is attached")
+	ErrOccupied = errors.New("another program is attached")
 	// ErrKernel says that the kernel lacks something XsPIN cannot do without.
 	ErrKernel = errors.New("not supported by this kernel")
 	// ErrNoNative says that the driver has no XDP of its own.

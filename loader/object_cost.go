@@ -237,7 +237,7 @@ func engineSteps(cfg *HandlersConfig) int {
 	if err != nil {
 		return 0
 	}
-	idle := HandlersConfig{Format: cfg.Format, EOM: cfg.EOM, Messages: cfg.Messages}
+	idle := HandlersConfig{Hook: cfg.Hook, Format: cfg.Format, EOM: cfg.EOM, Messages: cfg.Messages}
 	idle.Messages.Messages, idle.Messages.Segments = 1, 0
 	h, err := noop.Load(idle)
 	if err != nil {

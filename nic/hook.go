@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 	"sync"
 	"time"
 
@@ -90,10 +91,44 @@ func (n *NIC) hookOf(s *ContextSpec) (h loader.Hook, why error) {
 		why = errors.New("it asks for that")
 	}
 	if why != nil {
-		n.cfg.Logger.Info(fmt.Sprintf("the context is at xdp: %v. While one is there, senders at the other end of a veth pair cut their packets themselves", why),
-			"interface", n.iface.Name, "context", s.Name)
+		n.tellXDP(s, why)
 	}
 	return loader.XDP, why
+}
+
+// tellXDP tells of a context that is at xdp on a NIC at tc.
+func (n *NIC) tellXDP(s *ContextSpec, why error) {
+	n.cfg.Logger.Info(fmt.Sprintf("the context is at xdp: %s. While one is there, senders at the other end of a veth pair have no TSO", oneLine(why)),
+		"interface", n.iface.Name, "context", s.Name)
+}
+
+// oneLine is an error, or what it joins, without what follows a first line.
+func oneLine(err error) string {
+	var all []string
+	for _, e := range spin.Flatten(err) {
+		line, _, _ := strings.Cut(e.Error(), "\n")
+		all = append(all, line)
+	}
+	return strings.Join(all, "; ")
+}
+
+// loadAnywhere is loadKernel at a hook, or at xdp if it fails there and the context may be at either. With an error
+// in why it is at xdp, which it uses then.
+func (n *NIC) loadAnywhere(s *ContextSpec, hook loader.Hook) (h *loader.Handlers, why, err error) {
+	h, err = n.loadKernel(s, hook)
+	if err == nil || hook != loader.TC || s.Hook != HookAuto {
+		return h, nil, err
+	}
+	h, other := n.loadKernel(s, loader.XDP)
+	if other != nil {
+		return nil, nil, err
+	}
+	if other := n.useHook(loader.XDP); other != nil {
+		return nil, nil, errors.Join(err, other, h.Close())
+	}
+	n.leaveHook(loader.TC)
+	n.tellXDP(s, err)
+	return h, err, nil
 }
 
 // PrepareHooks loads the programs for both hooks. Without it each is loaded when a context needs it, which takes
@@ -143,6 +178,8 @@ func (n *NIC) leaveHook(h loader.Hook) {
 		}
 		if err := n.ingress.DetachHook(h); err != nil {
 			n.cfg.Logger.Error("a program that nobody needs stays attached", "interface", n.iface.Name, "hook", h, "err", err)
+		} else if h == loader.XDP {
+			n.cfg.Logger.Info("no context needs the program at xdp any more: it is detached", "interface", n.iface.Name)
 		}
 	})
 }

@@ -24,6 +24,7 @@ import (
 
 	"github.com/xspin/xspin/internal/ethtool"
 	"github.com/xspin/xspin/internal/testenv"
+	"github.com/xspin/xspin/loader/objecttest"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/netns"
 	"github.com/xspin/xspin/netns/netnstest"
@@ -424,5 +425,50 @@ func TestFragmentsAtTCGoToLinux(t *testing.T) {
 	}
 	if got := ask(t, conn, msg[:1000]); !bytes.Equal(got, msg[:1000]) {
 		t.Error("a datagram that is whole is not answered")
+	}
+}
+
+// A context that may be at either hook is at xdp if the kernel takes its handlers there alone.
+func TestHandlersThatFailAtTCRunAtXDP(t *testing.T) {
+	lab := netnstest.Temp(t, netns.LabConfig{})
+	n := open(t, lab, nic.Config{})
+	spec := func(size int, hook nic.Hook) nic.ContextSpec {
+		code := objecttest.Compile(t, fmt.Sprintf(`#include "xspin_handler.h"
+XSPIN_PAYLOAD
+{
+	__u8 b[%d];
+
+	__builtin_memset(b, 0, sizeof(b));
+	if (xspin_load(ctx, 0, b, 42 + (her->len & 1)))
+		return XSPIN_DROP;
+	return b[41] == 255 ? XSPIN_FAIL : XSPIN_SUCCESS;
+}
+XSPIN_CONTEXT(PAYLOAD);
+XSPIN_LICENSE("GPL");
+`, size))
+		o, err := nic.ReadObject("test.o", code, nic.ObjectMemory)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return nic.ContextSpec{Name: fmt.Sprint(hook), Hook: hook, Rulesets: sets(matcher.UDPPort(7)), Kernel: &nic.Kernel{Object: o}}
+	}
+	for size := 440; ; size -= 24 { // at tc other functions lie between the kernel and the handler
+		if size < 100 {
+			t.Fatal("no size that one hook takes, and the other does not")
+		}
+		if _, err := n.Install(spec(size, nic.HookXDP)); err != nil {
+			continue
+		}
+		if _, err := n.Install(spec(size, nic.HookTC)); err == nil {
+			t.Fatalf("%d bytes of stack are taken at both hooks", size)
+		}
+		c, err := n.Install(spec(size, nic.HookAuto))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s := statsOf(t, n, c); s.Hook != "xdp" || !strings.Contains(s.HookWhy, "stack") || strings.Contains(s.HookWhy, "\n") {
+			t.Errorf("%d bytes of stack: at %s: %s", size, s.Hook, s.HookWhy)
+		}
+		return
 	}
 }

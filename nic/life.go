@@ -40,8 +40,12 @@ func (n *NIC) Install(spec ContextSpec) (_ *Context, err error) {
 	}
 	var loaded *loader.Handlers
 	if spec.Kernel != nil {
-		if loaded, err = n.loadKernel(&spec, hook); err != nil {
+		var failed error
+		if loaded, failed, err = n.loadAnywhere(&spec, hook); err != nil {
 			return nil, err
+		}
+		if failed != nil {
+			hook, why = loader.XDP, failed
 		}
 		defer func() {
 			if err != nil {

@@ -177,7 +177,7 @@ func (n *NIC) Stats() (*Stats, error) {
 			cs.Hook = c.hook.String()
 		}
 		if c.why != nil {
-			cs.HookWhy = c.why.Error()
+			cs.HookWhy = oneLine(c.why)
 		}
 		if m, ok := c.Messages(); ok {
 			cs.Messages, cs.Checksums = &m, &c.spec.Checksums

@@ -45,15 +45,15 @@ func TestReadmeFigures(t *testing.T) {
 	unpinned := row("rtt/udp_unpinned")
 	both := slices.Concat(unpinned.A.Runs, unpinned.B.Runs)
 	for says, want := range map[string][]float64{
-		`UDP echo, handler in eBPF \| a blocking socket on another CPU \| # % of`:     {100 * row("kernel/udp_echo_cross_core").Median},
-		`UDP echo, handler in Go on a CPU of its own \| the same \| # % of`:           {100 * row("rtt/udp_cross_core").Median},
-		`ping, handler in eBPF \| Linux \| # % of`:                                    {100 * row("kernel/icmp_16").Median},
-		`into a window, handlers in eBPF at tc \| TCP \| # of the goodput`:            {row("tc/file_over_tcp").Median},
-		`CPU time of that file \| TCP \| # %`:                                         {100 * row("tc/cpu_per_gb_over_tcp").Median},
-		`other TCP traffic, with handlers in eBPF at tc \| without XsPIN \| # of the`: {row("tc/bystander_tcp").Median},
-		`other TCP traffic, with handlers in Go \| without XsPIN \| # of the`:         {row("bystander/tcp_over_none").Median},
-		`those of ` + "`nic`" + ` to Linux's ICMP are # to #`:                         {slices.Min(awake), slices.Max(awake)},
-		`take between # and # us`:                                                     {slices.Min(both), slices.Max(both)},
+		`UDP echo of 16 bytes, handler in eBPF \| a blocking socket on another CPU \| # \[`:                {row("kernel/udp_echo_cross_core").Median},
+		`UDP echo of 16 bytes, handler in Go on a CPU of its own \| the same \| # \[`:                      {row("rtt/udp_cross_core").Median},
+		`ping of 16 bytes, handler in eBPF \| Linux \| # \[`:                                               {row("kernel/icmp_16").Median},
+		`CPU time of a file of 1 GiB into memory of an application, handlers in eBPF at tc \| TCP \| # \[`: {row("tc/cpu_per_gb_over_tcp").Median},
+		`that file \| TCP \| # \[`: {row("tc/file_over_tcp").Median},
+		`other TCP traffic, with handlers in eBPF at tc \| without XsPIN \| # \[`: {row("tc/bystander_tcp").Median},
+		`other TCP traffic, with handlers in Go \| without XsPIN \| # \[`:         {row("bystander/tcp_over_none").Median},
+		`those of ` + "`nic`" + ` to Linux's ICMP are # to #`:                     {slices.Min(awake), slices.Max(awake)},
+		`take between # and # us`: {slices.Min(both), slices.Max(both)},
 	} {
 		// A # is a figure, and lines break anywhere.
 		says = strings.NewReplacer(" ", `\s+`, "#", `(\d+(?:\.\d+)?)`).Replace(says)
