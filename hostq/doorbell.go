@@ -3,7 +3,6 @@
 package hostq
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"sync/atomic"
@@ -12,24 +11,59 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A doorbell is a pipe, and a word in shared memory. A side about to sleep sets the word,
-// looks whether there is something to do, and sleeps; a side that has published looks
-// at the word, and only if it is set writes a byte into the pipe. A full pipe is fine:
-// then there is a byte that nobody has read.
+// A doorbell is a descriptor, and a word in shared memory. A side about to sleep sets the
+// word, looks whether there is something to do, and sleeps; a side that has published looks
+// at the word, and only if it is set rings.
 //
-// It is no eventfd, because an eventfd is one open file for all who have it: the other
-// side could make it blocking, so that our write waits for ever, or read our wakeups.
-// Of a pipe each end is an open file of its own. An end that the other side has
-// as well (SCM_RIGHTS duplicates descriptors of the same open file) is used with care:
-// its O_NONBLOCK is whatever the other side wants.
+// Two processes that do not trust one another have the descriptors, so what counts is what
+// the kernel does on our side while the other one is in the middle of a call. The ends of a
+// pipe share a mutex that the kernel holds while it copies from or to user memory: whoever
+// reads or writes one with a buffer on a page that never comes (userfaultfd, FUSE) has the
+// other side wait for ever, in a state that no signal ends. There are two kinds of doorbells,
+// which share no lock of that sort:
+//
+//   - The application's is a pair of sockets, one for each side. The NIC sends a byte, and
+//     says with each call that it does not wait. Full is fine: then there is a byte that
+//     nobody has read. Its own socket is shut down for reading: nothing can be sent there.
+//   - A lane's is an eventfd, which the application adds to. It is one open file for both
+//     sides: the application can have it block, or take what it added itself. The NIC neither
+//     reads nor writes it, but has it in an epoll, edge-triggered, where each addition is an
+//     edge. An eventfd of the NIC's own is in the same epoll, by which it rings itself.
 
-// newPipe makes a doorbell.
-func newPipe() (r, w int, err error) {
-	var fds [2]int
-	if err := unix.Pipe2(fds[:], unix.O_NONBLOCK|unix.O_CLOEXEC); err != nil {
-		return -1, -1, fmt.Errorf("pipe2: %w", os.NewSyscallError("pipe2", err))
+// newSockets makes the doorbell of an application: the end that it reads, and the one that
+// rings it.
+func newSockets() (application, nic int, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, -1, os.NewSyscallError("socketpair", err)
+	}
+	if err := unix.Shutdown(fds[1], unix.SHUT_RD); err != nil {
+		unix.Close(fds[0])
+		unix.Close(fds[1])
+		return -1, -1, os.NewSyscallError("shutdown", err)
 	}
 	return fds[0], fds[1], nil
+}
+
+// newEvent makes an eventfd.
+func newEvent() (int, error) {
+	fd, err := unix.Eventfd(0, unix.EFD_NONBLOCK|unix.EFD_CLOEXEC)
+	return fd, os.NewSyscallError("eventfd", err)
+}
+
+// newEpoll makes what has an edge for each ring of several eventfds.
+func newEpoll(events ...int) (int, error) {
+	ep, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return -1, os.NewSyscallError("epoll_create1", err)
+	}
+	for _, fd := range events {
+		if err := unix.EpollCtl(ep, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET&0xffffffff}); err != nil {
+			unix.Close(ep)
+			return -1, os.NewSyscallError("epoll_ctl", err)
+		}
+	}
+	return ep, nil
 }
 
 // That no wakeup is lost hangs on two pairs of a store and a load, of which neither may
@@ -50,50 +84,47 @@ func needed(word *atomic.Uint32) bool {
 	return word.Load() != 0 && word.Swap(0) != 0
 }
 
-var one = [1]byte{1}
+var one = uint64(1)
 
-// strike writes to a pipe. RawSyscall: it is over in no time, so the scheduler need
-// not know. The end must not block.
-func strike(fd int) error {
-	_, _, e := unix.RawSyscall(unix.SYS_WRITE, uintptr(fd), uintptr(unsafe.Pointer(&one[0])), 1)
-	if e != 0 && e != unix.EAGAIN {
-		return e
+// strike rings the application. RawSyscall: it is over in no time, so the scheduler need
+// not know.
+func strike(socket int) {
+	_, _, _ = unix.RawSyscall6(unix.SYS_SENDTO, uintptr(socket), uintptr(unsafe.Pointer(&one)), 1, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0)
+}
+
+// add rings a lane. The eventfd does not block, or is the caller's to have block.
+func add(event int) {
+	_, _, _ = unix.RawSyscall(unix.SYS_WRITE, uintptr(event), uintptr(unsafe.Pointer(&one)), 8)
+}
+
+// drain empties the application's doorbell. It gives up after a while, lest a NIC that keeps
+// ringing keeps us.
+func drain(socket int) {
+	var buf [512]byte
+	for range 256 {
+		k, _, e := unix.RawSyscall(unix.SYS_READ, uintptr(socket), uintptr(unsafe.Pointer(&buf[0])), uintptr(len(buf)))
+		if e == unix.EINTR {
+			continue
+		}
+		if e != 0 || int(k) < len(buf) {
+			return
+		}
+	}
+}
+
+// isSocket tells whether a descriptor is a socket, as an application's doorbell is.
+func isSocket(fd int) error {
+	if _, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TYPE); err != nil {
+		return fmt.Errorf("not a socket: %w", err)
 	}
 	return nil
 }
 
-// drain empties a pipe of which we have the only reading end, or whose other holders
-// gain nothing from making it block. It gives up after a while, lest somebody who
-// keeps writing keeps us; then it returns more than 0 as well.
-func drain(fd int) (n int) {
-	var buf [512]byte
-	for range 256 {
-		k, _, e := unix.RawSyscall(unix.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(&buf[0])), uintptr(len(buf)))
-		if e == unix.EINTR {
-			continue
-		}
-		if e != 0 || int(k) <= 0 {
-			return n
-		}
-		if n += int(k); int(k) < len(buf) {
-			return n
-		}
-	}
-	return n
-}
-
-// isPipe tells whether a descriptor is an end of a pipe that can be read, or written.
-func isPipe(fd int, mode int) error {
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return os.NewSyscallError("fstat", err)
-	}
-	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
-	if err != nil {
-		return os.NewSyscallError("fcntl", err)
-	}
-	if st.Mode&unix.S_IFMT != unix.S_IFIFO || flags&unix.O_ACCMODE != mode {
-		return errors.New("not the right end of a pipe")
+// isEvent tells whether a descriptor is an eventfd, as a lane's doorbell is.
+func isEvent(fd int) error {
+	name, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
+	if err == nil && name != "anon_inode:[eventfd]" {
+		return fmt.Errorf("not an eventfd, but %s", name)
 	}
 	return nil
 }

@@ -89,11 +89,11 @@ func OpenHost(l Layout, memory, doorbell int, lanes []int) (*Host, error) {
 		return fail(err)
 	}
 	for i, fd := range fds {
-		mode, what := unix.O_WRONLY, fmt.Sprintf("doorbell of lane %d", i-1)
+		is, what := isEvent, fmt.Sprintf("doorbell of lane %d", i-1)
 		if i == 0 {
-			mode, what = unix.O_RDONLY, "doorbell"
+			is, what = isSocket, "doorbell"
 		}
-		if err := isPipe(fd, mode); err != nil {
+		if err := is(fd); err != nil {
 			_ = mem.Close()
 			return fail(fmt.Errorf("%s: descriptor %d: %w", what, fd, err))
 		}
@@ -253,7 +253,7 @@ func (h *Host) Respond(c *Call, status int32, payload []byte) error {
 	copy(b[responseHeader:], payload)
 	ring.publish(pos)
 	if needed(&h.shared.lanes[lane].waiting) {
-		_ = strike(h.doorbells[lane])
+		add(h.doorbells[lane])
 	}
 	c.id = 0
 	h.Done(c)
@@ -494,9 +494,8 @@ func (h *Host) sleep() (gone bool, err error) {
 	}
 	if fds[0].Revents&unix.POLLIN != 0 {
 		drain(h.doorbell)
-	} else if fds[0].Revents != 0 {
-		gone = true
 	}
+	gone = fds[0].Revents&^unix.POLLIN != 0
 	if fds[1].Revents != 0 {
 		var b [8]byte
 		_, _ = unix.Read(h.kick, b[:])

@@ -13,7 +13,7 @@ import (
 // of the responses of each lane. Numbers are in the byte order of the machine.
 
 // magic says that the memory is a pair's, and of which version.
-const magic = 'X'<<56 | 'h'<<48 | 'o'<<40 | 's'<<32 | 't'<<24 | 'q'<<16 | 2
+const magic = 'X'<<56 | 'h'<<48 | 'o'<<40 | 's'<<32 | 't'<<24 | 'q'<<16 | 3
 
 type shared struct {
 	magic  uint64 // the NIC writes it, and the layout, once

@@ -200,7 +200,7 @@ func (h *Host) litmusSide(who, weak int) side {
 			s.length, s.id, s.status = 0, c.id, 0
 			plainStore(ring.lap(pos), ring.unpublished(pos)+1)
 			if needed(&h.shared.lanes[0].waiting) {
-				_ = strike(h.doorbells[0])
+				add(h.doorbells[0])
 			}
 			h.Done(&c)
 		}

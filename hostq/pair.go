@@ -41,7 +41,8 @@ type Pair struct {
 	lanes       []lane
 	counters    [Counters]Counter
 
-	doorbell, doorbellWrite int // the application reads, the NIC writes
+	doorbell, ring int // sockets: the application's, and the one that rings it
+	self           int // an eventfd of the pair's own, which rings all lanes
 
 	places Ledger // of eventRing
 
@@ -64,11 +65,10 @@ type Pair struct {
 // the worker that polls it.
 type lane struct {
 	ring
-	head    *uint64 // shared: ours, never read
-	waiting *atomic.Uint32
-	read    int         // its doorbell: the NIC reads,
-	write   int         // and the application writes
-	owed    atomic.Bool // a byte is on its way into the doorbell
+	head     *uint64 // shared: ours, never read
+	waiting  *atomic.Uint32
+	doorbell int // an eventfd: the application rings
+	edges    int // an epoll that has it, and the pair's own
 
 	_ pad
 	// at is the next position to take <<1, and whether somebody is polling.
@@ -145,7 +145,7 @@ func (c *PairConfig) fill() error {
 
 // newPair makes a pair of a filled configuration in zeroed memory.
 func newPair(cfg PairConfig, mem []byte) (*Pair, error) {
-	p := &Pair{cfg: cfg, parts: cfg.cut(mem), doorbell: -1, doorbellWrite: -1}
+	p := &Pair{cfg: cfg, parts: cfg.cut(mem), doorbell: -1, ring: -1, self: -1}
 	p.eventRing = producer{ring: p.parts.events, head: &p.shared.events}
 	p.places.init(p.freeEvents)
 	p.requestRing = producer{ring: p.parts.requests, head: &p.shared.requests}
@@ -156,7 +156,7 @@ func newPair(cfg PairConfig, mem []byte) (*Pair, error) {
 	p.lanes = make([]lane, cfg.Lanes)
 	for i := range p.lanes {
 		l := &p.lanes[i]
-		l.read, l.write = -1, -1
+		l.doorbell, l.edges = -1, -1
 		l.ring = p.responses[i]
 		l.head = &p.shared.lanes[i].head
 		l.waiting = &p.shared.lanes[i].waiting
@@ -168,12 +168,19 @@ func newPair(cfg PairConfig, mem []byte) (*Pair, error) {
 	}
 
 	var err error
-	if p.doorbell, p.doorbellWrite, err = newPipe(); err != nil {
-		return nil, err
+	if p.doorbell, p.ring, err = newSockets(); err != nil {
+		return nil, fmt.Errorf("doorbell: %w", err)
+	}
+	if p.self, err = newEvent(); err != nil {
+		_ = p.Close()
+		return nil, fmt.Errorf("doorbell: %w", err)
 	}
 	for i := range p.lanes {
 		l := &p.lanes[i]
-		if l.read, l.write, err = newPipe(); err != nil {
+		if l.doorbell, err = newEvent(); err == nil {
+			l.edges, err = newEpoll(l.doorbell, p.self)
+		}
+		if err != nil {
 			_ = p.Close()
 			return nil, fmt.Errorf("doorbell of lane %d: %w", i, err)
 		}
@@ -187,25 +194,23 @@ func newPair(cfg PairConfig, mem []byte) (*Pair, error) {
 // Layout returns what the application's side needs to know.
 func (p *Pair) Layout() Layout { return p.cfg.Layout }
 
-// Descriptors returns what the application's side needs: the memory, the end of the
-// doorbell that it reads, and for each lane the end of a doorbell that it writes. They stay
-// the pair's.
+// Descriptors returns what the application's side needs: the memory, the socket that is its
+// doorbell, and for each lane the eventfd that is the NIC's. They stay the pair's.
 func (p *Pair) Descriptors() (memory, doorbell int, lanes []int) {
 	memory = -1
 	if p.mem != nil {
 		memory = p.mem.FD()
 	}
 	for i := range p.lanes {
-		lanes = append(lanes, p.lanes[i].write)
+		lanes = append(lanes, p.lanes[i].doorbell)
 	}
 	return memory, p.doorbell, lanes
 }
 
-// wakeApplication rings the application's doorbell. Nobody else has its writing end, so it
-// does not block.
+// wakeApplication rings the application's doorbell.
 func (p *Pair) wakeApplication() {
 	p.rung.Add(1)
-	_ = strike(p.doorbellWrite)
+	strike(p.ring)
 }
 
 // Event tells the application something. False: there is no room that nobody has set aside, or no application any more.
@@ -605,10 +610,10 @@ func (l *lane) outstanding() int {
 // Outstanding returns how many requests of a lane have no response yet.
 func (p *Pair) Outstanding(lane int) int { return p.lanes[lane].outstanding() }
 
-// Doorbell returns a descriptor that becomes readable when the application rings for a
-// lane that is armed, or when the pair ends. It is for epoll with EPOLLET, and never
-// to be read. It does not report a hang-up, as the pair has the other end as well.
-func (p *Pair) Doorbell(lane int) int { return p.lanes[lane].read }
+// Doorbell returns a descriptor that has an edge when the application rings for a lane that
+// is armed, or when the pair ends. It is for epoll with EPOLLET, and only that: it is always
+// readable once it has rung.
+func (p *Pair) Doorbell(lane int) int { return p.lanes[lane].edges }
 
 // Arm says that the poller of a lane is about to sleep. It returns false, and is not
 // armed, if there is something to poll.
@@ -626,30 +631,7 @@ func (p *Pair) Arm(lane int) bool {
 }
 
 // Disarm says that it is awake.
-func (p *Pair) Disarm(lane int) {
-	l := &p.lanes[lane]
-	rung := l.waiting.Swap(0) == 0
-	// The doorbell is emptied whenever somebody has rung, so that it cannot fill up: a
-	// full pipe takes no byte, and a kernel may well make no edge of that. The byte comes
-	// after the word, so it may be still to come; then it wakes us once too often.
-	if rung || l.owed.Load() {
-		l.owed.Store(drain(l.read) == 0)
-	}
-}
-
-// wake rings the lane's doorbell from this side. The writing end is the application's as
-// well, which may have made it blocking, and the pipe full.
-func (l *lane) wake() {
-	l.waiting.Store(0)
-	for range 16 {
-		n, err := unix.Pwritev2(l.write, [][]byte{one[:]}, -1, unix.RWF_NOWAIT)
-		if n == 1 || err != nil && err != unix.EAGAIN && err != unix.EINTR {
-			return
-		}
-		drain(l.read)
-	}
-	// Somebody keeps it full, and each byte is an edge.
-}
+func (p *Pair) Disarm(lane int) { p.lanes[lane].waiting.Swap(0) }
 
 // Counter returns counting event i, below Counters.
 func (p *Pair) Counter(i int) *Counter { return &p.counters[i] }
@@ -686,8 +668,9 @@ func (p *Pair) end(why int, reason error) {
 		p.wakeApplication()
 	}
 	for i := range p.lanes {
-		p.lanes[i].wake()
+		p.lanes[i].waiting.Store(0)
 	}
+	add(p.self)
 }
 
 // fail breaks the pair.
@@ -722,9 +705,9 @@ func (p *Pair) Close() error {
 		p.closed = true // what a timer calls does not touch the memory any more
 		p.lostMu.Unlock()
 		var errs []error
-		fds := []int{p.doorbell, p.doorbellWrite}
+		fds := []int{p.doorbell, p.ring, p.self}
 		for i := range p.lanes {
-			fds = append(fds, p.lanes[i].read, p.lanes[i].write)
+			fds = append(fds, p.lanes[i].edges, p.lanes[i].doorbell)
 		}
 		for _, fd := range fds {
 			if fd >= 0 {

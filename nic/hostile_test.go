@@ -453,7 +453,7 @@ func hostileApplication(t *testing.T, way int, r *rand.Rand) (p *hostq.Pair, end
 				atomic.AddUint64(at(int64(768+256*(i%2))/8), r.Uint64N(2))
 			}
 			if i%64 == 0 {
-				_, _ = unix.Write(lanes[0], make([]byte, r.IntN(8)))
+				_, _ = unix.Write(lanes[0], binary.NativeEndian.AppendUint64(nil, r.Uint64()>>r.IntN(64))[:8-r.IntN(2)])
 				time.Sleep(100 * time.Microsecond)
 			}
 		}
