@@ -18,6 +18,7 @@ import (
 	"github.com/xspin/xspin/daemon"
 	"github.com/xspin/xspin/internal/flags"
 	"github.com/xspin/xspin/internal/pcapng"
+	"github.com/xspin/xspin/internal/regular"
 )
 
 // newCaptureCmd returns `xspin capture`.
@@ -112,7 +113,7 @@ func filterText(filter string) (string, error) {
 	if filter == "" {
 		return "", nil
 	}
-	b, err := os.ReadFile(filter)
+	b, err := regular.Read(filter, maxDocument)
 	switch {
 	case err == nil:
 		return string(b), nil

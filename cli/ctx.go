@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -24,6 +23,7 @@ import (
 	"github.com/xspin/xspin/daemon"
 	"github.com/xspin/xspin/handlers"
 	"github.com/xspin/xspin/internal/flags"
+	"github.com/xspin/xspin/internal/regular"
 	"github.com/xspin/xspin/nic"
 )
 
@@ -514,7 +514,7 @@ const maxDocument = 4 << 20
 func readAll(cmd *cobra.Command, path string) ([]byte, error) {
 	in := cmd.InOrStdin()
 	if path != "-" {
-		f, err := os.Open(path)
+		f, err := regular.Open(path)
 		if err != nil {
 			return nil, err
 		}

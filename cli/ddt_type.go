@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"os"
 	"strconv"
 	"strings"
 	"unicode"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/xspin/xspin/ddt"
 	"github.com/xspin/xspin/internal/flags"
+	"github.com/xspin/xspin/internal/regular"
 )
 
 // datatypeHelp describes in the help of a command what datatypeArg takes.
@@ -62,7 +62,7 @@ func datatype(text string) (*ddt.Type, int64, error) {
 }
 
 func datatypeFile(path string) (*ddt.Type, int64, error) {
-	f, err := os.Open(path)
+	f, err := regular.Open(path)
 	if err != nil {
 		return nil, 0, err
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/internal/flags"
 	"github.com/xspin/xspin/internal/pcapng"
+	"github.com/xspin/xspin/internal/regular"
 	"github.com/xspin/xspin/loader"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/spin"
@@ -268,7 +269,7 @@ func checkObjects(cmd *cobra.Command, paths []string, f objectFlags) (err error)
 
 // checkObject checks a file, and returns nil for one that is refused. Each error about the file names it.
 func checkObject(warn, out io.Writer, path string, another bool, f objectFlags) (r *objectReport, err error) {
-	file, err := os.ReadFile(path)
+	file, err := regular.Read(path, loader.MaxObjectFile)
 	if err != nil {
 		return nil, err
 	}
@@ -491,7 +492,7 @@ func (r *objectReport) printHooks(w io.Writer) {
 
 // try gives the frames of a capture to the handlers.
 func (r *objectReport) try(warn, w io.Writer, h *loader.Handlers, f *objectFlags) (err error) {
-	file, err := os.Open(f.pcap)
+	file, err := regular.Open(f.pcap)
 	if err != nil {
 		return err
 	}
@@ -532,7 +533,7 @@ func (r *objectReport) try(warn, w io.Writer, h *loader.Handlers, f *objectFlags
 			return fmt.Errorf("%s: after frame %d: %w", f.pcap, len(r.Frames), err)
 		}
 		v, left := verdictOn(h, &frame)
-		v.Number = len(r.Frames) + 1
+		v.Number = frame.Number
 		v.Told = told.read()
 		if err := after.frame(&v, left); err != nil {
 			return err

@@ -16,6 +16,7 @@ import (
 
 	"github.com/xspin/xspin/internal/flags"
 	"github.com/xspin/xspin/internal/pcapng"
+	"github.com/xspin/xspin/internal/regular"
 	"github.com/xspin/xspin/loader"
 	"github.com/xspin/xspin/matcher"
 )
@@ -258,15 +259,11 @@ the addresses of the captured host: "dst local" holds for all frames.`,
 			if err != nil {
 				return fmt.Errorf("rules test: %w", err)
 			}
-			f, err := os.Open(path)
+			c, closeFile, err := openCapture(cmd, path)
 			if err != nil {
 				return fmt.Errorf("rules test: %w", err)
 			}
-			defer f.Close()
-			c, err := pcapng.NewReader(f)
-			if err != nil {
-				return fmt.Errorf("rules test: %s: %w", path, err)
-			}
+			defer closeFile()
 			eng, name, err := newEngine(engine, os.Geteuid() == 0, rulesTable(all), cmd.ErrOrStderr())
 			if err != nil {
 				return fmt.Errorf("rules test: %w", err)
@@ -292,7 +289,7 @@ the addresses of the captured host: "dst local" holds for all frames.`,
 			return nil
 		},
 	}
-	cmd.Flags().StringVar(&path, "pcap", "", "capture to read, pcap or pcapng (required)")
+	cmd.Flags().StringVar(&path, "pcap", "", "capture to read, pcap or pcapng, or - for standard input (required)")
 	cmd.Flags().StringVar(&engine, "engine", "auto", "reference, kernel, or auto: kernel for root")
 	flags.OneOf(cmd.Flags(), "engine", engines)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON document")
@@ -300,10 +297,34 @@ the addresses of the captured host: "dst local" holds for all frames.`,
 	return cmd
 }
 
+// openCapture opens a capture, or standard input for "-". Errors name the path.
+func openCapture(cmd *cobra.Command, path string) (c *pcapng.Reader, end func(), err error) {
+	in, end := cmd.InOrStdin(), func() {}
+	if path != "-" {
+		f, err := regular.Open(path)
+		if err != nil {
+			return nil, nil, err
+		}
+		in, end = f, func() { f.Close() }
+	}
+	if c, err = pcapng.NewReader(in); err != nil {
+		end()
+		return nil, nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return c, end, nil
+}
+
+// tellSkipped says how many frames of a capture were left out.
+func tellSkipped(warn io.Writer, c *pcapng.Reader) {
+	if n := c.Skipped(); n > 0 {
+		fmt.Fprintf(warn, "warning: %s skipped: not Ethernet\n", count(n, "frame"))
+	}
+}
+
 // testFrames gives each frame of the capture to the engine. A frame that the
 // engine cannot decide about is shown, and makes an error at the end.
 func testFrames(c *pcapng.Reader, eng verdictEngine, all []matcher.Ruleset, warn io.Writer, show func(frameVerdict)) error {
-	var failed, cut, n int
+	var failed, cut, n int // n: the last frame's number
 	var first error
 	for {
 		var f pcapng.Frame
@@ -312,7 +333,7 @@ func testFrames(c *pcapng.Reader, eng verdictEngine, all []matcher.Ruleset, warn
 		} else if err != nil {
 			return fmt.Errorf("after frame %d: %w", n, err)
 		}
-		n++
+		n = f.Number
 		if len(f.Data) < f.Length {
 			cut++
 		}
@@ -335,6 +356,7 @@ func testFrames(c *pcapng.Reader, eng verdictEngine, all []matcher.Ruleset, warn
 		}
 		show(fv)
 	}
+	tellSkipped(warn, c)
 	if cut > 0 {
 		fmt.Fprintf(warn, "warning: %d of %s cut short by the capture: the verdicts are about the bytes in the file; capture with -s 0\n", cut, count(n, "frame"))
 	}
@@ -434,7 +456,7 @@ func rulesName(path string) string {
 func parseRules(cmd *cobra.Command, path string) ([]matcher.Ruleset, []error) {
 	in := cmd.InOrStdin()
 	if path != "-" {
-		f, err := os.Open(path)
+		f, err := regular.Open(path)
 		if err != nil {
 			return nil, []error{err}
 		}

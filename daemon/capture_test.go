@@ -122,6 +122,7 @@ func TestCaptureWritesWhatTheTapSees(t *testing.T) {
 		{Data: frame, Length: 9000, Direction: pcapng.In, Comments: []string{"context=echo hpu=0 queue=0 ruleset=0 message=7 offset=1408 eom verdict=drop"}},
 		{Data: frame[:14], Length: 14, Direction: pcapng.Out, Comments: []string{"context=echo hpu=1 queue=0 verdict=sent"}},
 	} {
+		want.Number = i + 1
 		if got := frames[i]; fmt.Sprintf("%+v", got) != fmt.Sprintf("%+v", want) {
 			t.Errorf("frame %d is %+v\nwant %+v", i, got, want)
 		}

@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -14,6 +13,7 @@ import (
 	"github.com/spf13/viper"
 
 	"github.com/xspin/xspin/control"
+	"github.com/xspin/xspin/internal/regular"
 )
 
 // Config of a daemon, as its file has it.
@@ -92,14 +92,7 @@ const maxConfig = 4 << 20
 // Errors name file, line and column where there are; all of them are told.
 // Variables such as XSPIN_RUN_SOCKET, XSPIN_RUN_LIMITS_MEMORY override the file.
 func Load(file string) (*Config, error) {
-	st, err := os.Stat(file)
-	if err != nil {
-		return nil, fmt.Errorf("configuration: %w", err)
-	}
-	if !st.Mode().IsRegular() || st.Size() > maxConfig {
-		return nil, fmt.Errorf("configuration %s: not a file of up to %d bytes", file, maxConfig)
-	}
-	text, err := os.ReadFile(file)
+	text, err := regular.Read(file, maxConfig)
 	if err != nil {
 		return nil, fmt.Errorf("configuration: %w", err)
 	}

@@ -11,6 +11,7 @@ import (
 	"reflect"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -296,8 +297,14 @@ func TestEnvironmentOverridesTheFile(t *testing.T) {
 }
 
 func TestFilesThatAreNoConfiguration(t *testing.T) {
-	if _, err := Load(t.TempDir()); err == nil || !strings.Contains(err.Error(), "not a file") {
-		t.Errorf("a directory: %v", err)
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]string{filepath.Dir(pipe): "is a directory: want a file", pipe: "is a pipe: want a file", "/dev/zero": "is a device: want a file"} {
+		if _, err := Load(path); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", path, err)
+		}
 	}
 	if _, err := Load("/nowhere/x.yaml"); err == nil || !strings.Contains(err.Error(), "no such file") {
 		t.Errorf("no file: %v", err)

@@ -4,9 +4,7 @@ package daemon
 
 import (
 	"fmt"
-	"io"
 	"math"
-	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -17,6 +15,7 @@ import (
 	"github.com/xspin/xspin/handlers"
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/internal/regular"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/nic"
 	"github.com/xspin/xspin/spin"
@@ -38,22 +37,7 @@ const maxObject = nic.MaxObjectFile
 
 // ReadObject reads an object file, for a request.
 func ReadObject(path string) (*control.Object, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	st, err := f.Stat()
-	if err == nil && !st.Mode().IsRegular() {
-		err = fmt.Errorf("%s is not a file", path)
-	}
-	if err != nil {
-		return nil, err
-	}
-	b, err := io.ReadAll(io.LimitReader(f, maxObject+1))
-	if err == nil && len(b) > maxObject {
-		err = fmt.Errorf("%s has more than %v: no object with handlers has", path, control.Size(maxObject))
-	}
+	b, err := regular.Read(path, maxObject)
 	if err != nil {
 		return nil, err
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/xspin/xspin/bpf"
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/internal/regular"
 	"github.com/xspin/xspin/loader"
 	"github.com/xspin/xspin/matcher"
 	"github.com/xspin/xspin/mpq"
@@ -45,7 +46,7 @@ const MaxObjectFile = loader.MaxObjectFile
 // LoadObject reads an object file, and checks it. What the verifier has against it is
 // told when a context is installed.
 func LoadObject(file string) (*Object, error) {
-	b, err := os.ReadFile(file)
+	b, err := regular.Read(file, MaxObjectFile)
 	if err != nil {
 		return nil, fmt.Errorf("load object: %w", err)
 	}
