@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"math"
 	"slices"
 	"sort"
 	"strings"
@@ -126,14 +127,19 @@ func (b *logBook) follow(ctx context.Context, hpu int, follow bool, f func(contr
 		return failf(errInvalid, "HPU %d: want 0 to %d", hpu, len(b.hpus)-1)
 	}
 	r := b.reader(hpu)
+	if !follow {
+		r.limit()
+	}
 	for {
 		last := !follow || r.gone()
-		for _, l := range r.lines() {
-			if err := ctx.Err(); err != nil {
-				return err
-			}
-			if err := f(l); err != nil {
-				return err
+		for lines := r.lines(); len(lines) > 0; lines = r.lines() {
+			for _, l := range lines {
+				if err := ctx.Err(); err != nil {
+					return err
+				}
+				if err := f(l); err != nil {
+					return err
+				}
 			}
 		}
 		if last {
@@ -150,6 +156,7 @@ type logReader struct {
 	b     *logBook
 	hpu   int // only of this one; -1: of all
 	next  []uint64
+	until []uint64 // the last line of each HPU that is wanted; nil: all that come
 	batch []logEntry
 	text  []byte
 	found []logFound
@@ -176,9 +183,23 @@ func (r *logReader) gone() bool {
 	}
 }
 
-// lines returns what is new, oldest first, good until the next call.
+// limit has the reader end with what there is now.
+func (r *logReader) limit() {
+	r.until = make([]uint64, len(r.b.hpus))
+	for i := range r.until {
+		r.until[i] = r.b.hpus[i].newest()
+	}
+}
+
+// lines returns what is new, oldest first, good until the next call: a part of it, if it is
+// much. None: there is nothing.
 func (r *logReader) lines() []control.LogLine {
 	r.found = r.found[:0]
+	most := logBatch
+	if r.hpu < 0 {
+		most = max(logBatch/len(r.b.hpus), 16)
+	}
+	horizon := int64(math.MaxInt64) // lines after it may have others before them
 	for i := range r.b.hpus {
 		if r.hpu >= 0 && i != r.hpu {
 			continue
@@ -188,24 +209,34 @@ func (r *logReader) lines() []control.LogLine {
 			// What lies before the last lines is history, not a loss.
 			r.next[i] = ring.begin(r.b.lines)
 		}
-		for newest := ring.newest(); r.next[i] <= newest; {
-			r.batch, r.text = ring.since(r.next[i], r.batch[:0], r.text[:0])
-			for _, e := range r.batch {
-				text := printable(r.text[e.at : e.at+uint64(e.size)])
-				if e.cut {
-					text += "..."
-				}
-				r.found = append(r.found, logFound{e.time, control.LogLine{
-					Seq: e.seq, Time: time.Unix(0, e.wall), HPU: i, Text: text, Lost: e.seq - r.next[i],
-				}})
-				r.next[i] = e.seq + 1
+		r.batch, r.text = ring.since(r.next[i], most, r.batch[:0], r.text[:0])
+		next := r.next[i]
+		for _, e := range r.batch {
+			if r.until != nil && e.seq > r.until[i] {
+				break
 			}
+			text := printable(r.text[e.at : e.at+uint64(e.size)])
+			if e.cut {
+				text += "..."
+			}
+			r.found = append(r.found, logFound{e.time, control.LogLine{
+				Seq: e.seq, Time: time.Unix(0, e.wall), HPU: i, Text: text, Lost: e.seq - next,
+			}})
+			next = e.seq + 1
+		}
+		if n := len(r.batch); n == most && (r.until == nil || r.batch[n-1].seq < r.until[i]) {
+			horizon = min(horizon, r.batch[n-1].time)
 		}
 	}
 	slices.SortStableFunc(r.found, func(a, b logFound) int { return cmp.Compare(a.mono, b.mono) })
 	r.out = r.out[:0]
 	for i := range r.found {
-		r.out = append(r.out, r.found[i].line)
+		if r.found[i].mono > horizon {
+			break
+		}
+		l := r.found[i].line
+		r.out = append(r.out, l)
+		r.next[l.HPU] = l.Seq + 1
 	}
 	return r.out
 }
@@ -342,15 +373,15 @@ func (l *logRing) begin(n int) uint64 {
 
 func (l *logRing) at(i uint64) *logEntry { return &l.entries[i%uint64(l.room)] }
 
-// since appends lines from number seq on, some at a time, and their texts, to where
+// since appends lines from number seq on, at most so many, and their texts, to where
 // their places point.
-func (l *logRing) since(seq uint64, to []logEntry, text []byte) ([]logEntry, []byte) {
+func (l *logRing) since(seq uint64, most int, to []logEntry, text []byte) ([]logEntry, []byte) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	size := uint64(len(l.text))
 	first := l.kept - uint64(l.n)
 	first += uint64(sort.Search(l.n, func(i int) bool { return l.at(first+uint64(i)).seq >= seq }))
-	for i := first; i < min(l.kept, first+logBatch); i++ {
+	for i := first; i < min(l.kept, first+uint64(most)); i++ {
 		e := *l.at(i)
 		at := e.at % size
 		e.at = uint64(len(text))

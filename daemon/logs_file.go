@@ -58,7 +58,7 @@ func (f *logFile) run() {
 	defer close(f.done)
 	for {
 		last := f.r.gone()
-		lines := f.r.lines()
+		lines := f.r.lines() // a part
 		n, err := f.write(lines)
 		switch {
 		case err != nil:
@@ -69,6 +69,7 @@ func (f *logFile) run() {
 			f.log.Info("the log file can be written again", "file", f.path)
 		}
 		switch {
+		case err == nil && len(lines) > 0:
 		case last:
 			if err != nil {
 				f.log.Error("log lines were not written", "file", f.path, "lines", len(lines)-n)

@@ -13,6 +13,7 @@ import (
 	"reflect"
 	"regexp"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -465,5 +466,65 @@ func BenchmarkLog(b *testing.B) {
 				book.Log(now, 0, text)
 			}
 		})
+	}
+}
+
+// A reader holds a batch, however much there is, and has the lines of all HPUs in order.
+func TestLogReadersHoldABatch(t *testing.T) {
+	const hpus, each = 4, 3000
+	b := newLogBook("test", hpus, Log{Lines: each, Rate: each})
+	for i := range each {
+		for hpu := range hpus {
+			if hpu > 0 && i%7 == hpu { // they do not print alike
+				continue
+			}
+			b.Log(int64(i*hpus+hpu)*1000+1, hpu, fmt.Appendf(nil, "%d", i*hpus+hpu))
+		}
+	}
+	r := b.reader(-1)
+	n, last, seq := 0, -1, [hpus]uint64{}
+	for lines := r.lines(); len(lines) > 0; lines = r.lines() {
+		if len(lines) > logBatch || cap(r.found) > 2*logBatch {
+			t.Fatalf("%d lines at a time, and room for %d", len(lines), cap(r.found))
+		}
+		for _, l := range lines {
+			at, err := strconv.Atoi(l.Text)
+			if err != nil || at <= last || at%hpus != l.HPU || l.Seq != seq[l.HPU]+1 || l.Lost != 0 {
+				t.Fatalf("%+v after %d", l, last)
+			}
+			last, seq[l.HPU] = at, l.Seq
+			n++
+		}
+	}
+	want := 0
+	for i := range b.hpus {
+		want += b.hpus[i].n
+	}
+	if n != want {
+		t.Errorf("%d lines of %d", n, want)
+	}
+}
+
+// Without follow a reader ends, though each line that it gets has another one printed.
+func TestLogReadersEnd(t *testing.T) {
+	b := newLogBook("test", 2, Log{Lines: 500, Rate: 100_000})
+	now := int64(0)
+	say := func(hpu int) {
+		now += int64(time.Millisecond)
+		b.Log(now, hpu, []byte("x"))
+	}
+	for i := range 800 {
+		say(i % 2)
+	}
+	n := 0
+	err := b.follow(t.Context(), -1, false, func(control.LogLine) error {
+		say(n % 2)
+		if n++; n > 10_000 {
+			return errors.New("it does not end")
+		}
+		return nil
+	})
+	if err != nil || n != 800 {
+		t.Errorf("%d lines of 800: %v", n, err)
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/xspin/xspin/control"
 	"github.com/xspin/xspin/hostq"
 	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/internal/httpserver"
 	"github.com/xspin/xspin/nic"
 	"github.com/xspin/xspin/nic/neigh"
 	"github.com/xspin/xspin/spin"
@@ -35,7 +36,7 @@ type metricsSource interface {
 // A metricsServer answers Prometheus on /metrics of a TCP address.
 type metricsServer struct {
 	http     *http.Server
-	listener net.Listener
+	listener *httpserver.Listener
 	logger   *slog.Logger
 	serving  bool
 	done     chan struct{}
@@ -47,18 +48,20 @@ func listenMetrics(address string, source metricsSource, logger *slog.Logger) (*
 	if err != nil {
 		return nil, fmt.Errorf("address for metrics: %w: another one is metrics of the configuration, or leave it out", err)
 	}
-	errorLog := slog.NewLogLogger(logger.Handler(), slog.LevelWarn)
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(metricsRegistry(source), promhttp.HandlerOpts{
-		ErrorLog: errorLog, MaxRequestsInFlight: 4, Timeout: 10 * time.Second, EnableOpenMetrics: true,
+		ErrorLog: slog.NewLogLogger(logger.Handler(), slog.LevelWarn), MaxRequestsInFlight: 4, Timeout: stall, EnableOpenMetrics: true,
 	}))
-	return &metricsServer{
-		listener: l, logger: logger, done: make(chan struct{}),
-		http: &http.Server{
-			Handler: mux, ErrorLog: errorLog, MaxHeaderBytes: 16 << 10,
-			ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute,
-		},
-	}, nil
+	loopback := l.Addr().(*net.TCPAddr).IP.IsLoopback()
+	s := &metricsServer{logger: logger, done: make(chan struct{})}
+	s.http, s.listener = httpserver.New(l, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if loopback && !httpserver.Local(r.Host) {
+			http.Error(w, fmt.Sprintf("host %q: metrics are on http://%s/, or localhost with that port", r.Host, l.Addr()), http.StatusForbidden)
+			return
+		}
+		mux.ServeHTTP(w, r)
+	}), stall, logger)
+	return s, nil
 }
 
 // metricsRegistry has all that is told.

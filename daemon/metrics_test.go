@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"reflect"
 	"slices"
@@ -215,5 +216,38 @@ func TestMetricsErrors(t *testing.T) {
 	s.close(ctx)
 	if _, err := http.Get("http://" + s.listener.Addr().String() + "/metrics"); err == nil {
 		t.Error("answers when it is closed")
+	}
+}
+
+// Whoever asks at once is answered, however many connect and ask nothing; a page of somebody else's
+// that has its name mean this machine is not.
+func TestMetricsAreForWhoAsks(t *testing.T) {
+	s, err := listenMetrics("127.0.0.1:0", someSource(), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.close(t.Context())
+	s.serve()
+	for range 1000 {
+		c, err := net.Dial("tcp", s.listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+	}
+	for host, want := range map[string]int{s.listener.Addr().String(): 200, "localhost": 200, "metrics.example.com:9465": 403} {
+		r, err := http.NewRequest(http.MethodGet, "http://"+s.listener.Addr().String()+"/metrics", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Host = host
+		answer, err := http.DefaultClient.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer.Body.Close()
+		if answer.StatusCode != want {
+			t.Errorf("host %s: %s, want %d", host, answer.Status, want)
+		}
 	}
 }

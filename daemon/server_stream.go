@@ -68,7 +68,6 @@ func (s *server) capture(w http.ResponseWriter, r *http.Request) (any, error) {
 func (s *server) stream(w http.ResponseWriter, r *http.Request, kind string, f func(context.Context, io.Writer) error) (any, error) {
 	ctl := http.NewResponseController(w)
 	_ = ctl.SetReadDeadline(time.Time{}) // a silent peer is no reason to end
-	_ = ctl.SetWriteDeadline(time.Time{})
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	defer context.AfterFunc(s.ctx, func() {
@@ -76,7 +75,7 @@ func (s *server) stream(w http.ResponseWriter, r *http.Request, kind string, f f
 		_ = ctl.SetWriteDeadline(time.Now().Add(goodbye)) // of f, if the peer does not read
 	})()
 	w.Header().Set("Content-Type", kind)
-	b := &batcher{w: w, ctl: ctl}
+	b := &batcher{w: w, ctl: ctl, ctx: ctx}
 	b.mu.Lock()
 	b.timer = time.AfterFunc(flushTime, b.flush) // the header, if there is nothing to say
 	b.mu.Unlock()
@@ -95,6 +94,7 @@ func (s *server) stream(w http.ResponseWriter, r *http.Request, kind string, f f
 type batcher struct {
 	w   io.Writer
 	ctl *http.ResponseController
+	ctx context.Context // ended: somebody else sets deadlines
 
 	mu     sync.Mutex
 	timer  *time.Timer // nil: nothing waits
@@ -109,7 +109,15 @@ func (b *batcher) Write(p []byte) (int, error) {
 	if b.timer == nil {
 		b.timer = time.AfterFunc(flushTime, b.flush)
 	}
+	b.extend()
 	return b.w.Write(p)
+}
+
+// extend gives the peer time to read what comes now.
+func (b *batcher) extend() {
+	if b.ctx.Err() == nil {
+		_ = b.ctl.SetWriteDeadline(time.Now().Add(idle))
+	}
 }
 
 func (b *batcher) flush() {
@@ -118,6 +126,7 @@ func (b *batcher) flush() {
 	b.timer = nil
 	if !b.closed {
 		b.began = true
+		b.extend()
 		_ = b.ctl.Flush() // a peer that has gone ends the next Write
 	}
 }

@@ -14,22 +14,15 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"net/netip"
 	"path"
 	"strconv"
 	"strings"
 	"time"
 
-	"golang.org/x/net/netutil"
+	"github.com/xspin/xspin/internal/httpserver"
 )
 
-// Limits on what somebody who connects can make the server hold.
-const (
-	maxHeader = 16 << 10 // of a request
-	maxConns  = 64       // more wait
-	idle      = 30 * time.Second
-	goodbye   = time.Second // for answers under way at the end
-)
+const goodbye = time.Second // for answers under way at the end
 
 // patience is how long a request may take to come, and an answer to be read. Tests have less.
 var patience = 10 * time.Second
@@ -43,7 +36,7 @@ const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src
 
 // A Server answers browsers. Its methods are for one caller, in the order Serve, Close.
 type Server struct {
-	listener net.Listener
+	listener *httpserver.Listener
 	loopback bool
 	logger   *slog.Logger
 	http     *http.Server
@@ -63,19 +56,11 @@ func Listen(address string, logger *slog.Logger) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("address of the page: %w: name another one, or leave --web out", err)
 	}
-	s := &Server{
-		listener: netutil.LimitListener(l, maxConns),
-		loopback: l.Addr().(*net.TCPAddr).IP.IsLoopback(),
-		logger:   logger,
-	}
+	s := &Server{loopback: l.Addr().(*net.TCPAddr).IP.IsLoopback(), logger: logger}
 	if !s.loopback {
 		logger.Warn("whoever reaches the address of the page can read it: nobody is asked who they are", "address", l.Addr())
 	}
-	s.http = &http.Server{
-		Handler: s.handler(), MaxHeaderBytes: maxHeader,
-		ReadTimeout: patience, WriteTimeout: patience, IdleTimeout: idle,
-		ErrorLog: slog.NewLogLogger(logger.Handler(), slog.LevelWarn),
-	}
+	s.http, s.listener = httpserver.New(l, s.handler(), patience, logger)
 	return s, nil
 }
 
@@ -156,8 +141,7 @@ func (s *Server) handler() http.Handler {
 		h.Set("Referrer-Policy", "no-referrer")
 		h.Set("Cache-Control", "no-store")
 		switch {
-		case s.loopback && !local(r.Host):
-			// A name of somebody else's that has been made to mean this machine.
+		case s.loopback && !httpserver.Local(r.Host):
 			http.Error(w, fmt.Sprintf("host %q: this page is http://%s/, or localhost with that port", r.Host, s.listener.Addr()), http.StatusForbidden)
 		case r.Method != http.MethodGet && r.Method != http.MethodHead:
 			h.Set("Allow", "GET, HEAD")
@@ -191,16 +175,4 @@ func (s *Server) state(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	_, _ = w.Write(s.recorder.document(since)) // a client that does not read it does not want it
-}
-
-// local says if a Host header is of this machine, whatever the port.
-func local(host string) bool {
-	if h, _, err := net.SplitHostPort(host); err == nil {
-		host = h
-	}
-	if strings.EqualFold(host, "localhost") {
-		return true
-	}
-	a, err := netip.ParseAddr(strings.Trim(host, "[]"))
-	return err == nil && a.Unmap().IsLoopback()
 }

@@ -22,6 +22,7 @@ import (
 
 	"github.com/xspin/xspin/control"
 	"github.com/xspin/xspin/hpu"
+	"github.com/xspin/xspin/internal/httpserver"
 	"github.com/xspin/xspin/nic"
 	"github.com/xspin/xspin/spin"
 )
@@ -266,8 +267,8 @@ func TestNonsense(t *testing.T) {
 			}
 		})
 	}
-	// Who holds all connections holds them for a while only.
-	for range 2 * maxConns {
+	// Connections that ask nothing make room.
+	for range 2 * httpserver.MaxConns {
 		nc, err := net.Dial("tcp", s.listener.Addr().String())
 		if err != nil {
 			t.Fatal(err)
