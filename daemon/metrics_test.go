@@ -219,8 +219,8 @@ func TestMetricsErrors(t *testing.T) {
 	}
 }
 
-// Whoever asks at once is answered, however many connect and ask nothing; a page of somebody else's
-// that has its name mean this machine is not.
+// A request that comes at once is answered, however many connections ask nothing. A foreign host name,
+// which somebody has made to mean this machine, is refused.
 func TestMetricsAreForWhoAsks(t *testing.T) {
 	s, err := listenMetrics("127.0.0.1:0", someSource(), slog.New(slog.DiscardHandler))
 	if err != nil {

@@ -239,7 +239,7 @@ func checkTC(iface *net.Interface) error {
 		return fmt.Errorf("%s: %w: tcx links: %w; Linux 6.6 and later have them", op, ErrKernel, err)
 	}
 	for _, p := range there.Programs {
-		// Whoever may not look at programs of others (CAP_SYS_ADMIN) shares the interface with them.
+		// A process without CAP_SYS_ADMIN cannot look at programs of others, and shares the interface with them.
 		const ours = bpf.IngressTCProgXspinIngressTc
 		if name := programName(p.ID); name == ours || name == ours[:15] {
 			return fmt.Errorf("%s: %w: %q (id %d); another XsPIN runs here: end it first", op, ErrOccupied, name, p.ID)

@@ -116,7 +116,7 @@ func oneLine(err error) string {
 // in why it is at xdp, which it uses then.
 func (n *NIC) loadAnywhere(s *ContextSpec, hook loader.Hook) (h *loader.Handlers, why, err error) {
 	h, err = n.loadKernel(s, hook)
-	if err == nil || hook != loader.TC || s.Hook != HookAuto || errors.Is(err, loader.ErrNoAnswer) { // of which each leaves a thread
+	if err == nil || hook != loader.TC || s.Hook != HookAuto || errors.Is(err, loader.ErrNoAnswer) { // each load without an answer leaves a thread behind
 		return h, nil, err
 	}
 	h, other := n.loadKernel(s, loader.XDP)
